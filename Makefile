@@ -1,0 +1,74 @@
+# Every target works from a fresh clone: `make say` needs nothing but make, Python and its venv module.
+#   make say TEXT="Good morning." OUT=morning.wav
+#   make check PYTHON=python3.12 VENV=/tmp/venv
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+TEXT ?= hello
+OUT ?=
+
+# One stamp per set of packages; both are out of date when pyproject.toml changes.
+RUNTIME := $(VENV)/.runtime
+DEVELOPMENT := $(VENV)/.development
+PROTOS := $(wildcard proto/tts/v1/*.proto)
+PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
+
+.PHONY: say test test-gpu check stubs lint type format proto venv clean
+.DEFAULT_GOAL := say
+
+export TEXT
+say: $(RUNTIME)
+	@$(BIN)/python -m tts.say $(if $(OUT),-o "$(OUT)") -- "$$TEXT"
+
+test: $(DEVELOPMENT)
+	$(BIN)/python -m pytest
+
+test-gpu: $(DEVELOPMENT)
+	$(BIN)/python -m pytest tests/gpu
+
+check: $(DEVELOPMENT) stubs lint type
+	$(BIN)/python -m pytest
+
+# The committed stubs are what the protos say today.
+stubs: $(DEVELOPMENT)
+	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && \
+	$(PROTOC) --python_out="$$fresh" --pyi_out="$$fresh" --grpc_python_out="$$fresh" $(PROTOS) && \
+	diff -r -q -x __init__.py -x __pycache__ "$$fresh/tts/v1" tts/v1 || \
+	{ echo "tts/v1 is not what proto/ says: run 'make proto' and commit the result."; exit 1; }
+
+lint: $(DEVELOPMENT)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+type: $(DEVELOPMENT)
+	$(BIN)/mypy
+
+format: $(DEVELOPMENT)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: $(DEVELOPMENT)
+	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+
+venv: $(DEVELOPMENT)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	echo "Sonant needs Python 3.11 or newer, and '$(PYTHON)' is not. Name one: make PYTHON=python3.12 say"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	echo "'$(PYTHON)' has no venv module. On Debian and Ubuntu: sudo apt install python3-venv"; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(RUNTIME): pyproject.toml | $(BIN)/python
+	@echo "Installing Sonant into $(VENV) (the first time takes a few minutes) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(DEVELOPMENT): pyproject.toml | $(BIN)/python
+	@echo "Installing Sonant and its development tools into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $(RUNTIME) $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,119 @@
+"""Token ids in, token ids out: the KV-cached core. It knows no text, no audio, no gRPC.
+
+The public names are imported on first use, so that asking for a value such as `Request` costs
+neither torch nor pydantic.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llm.config import (
+        KVCacheConfig,
+        LoRAConfig,
+        ModelConfig,
+        PipelineConfig,
+        PipelineRole,
+        ProfilingConfig,
+        SamplingConfig,
+        SpeculativeConfig,
+        StrictModel,
+    )
+    from llm.engine import Engine, create_engine
+    from llm.engine_types import EngineStats, StepHook, TokenStream
+    from llm.errors import (
+        CapacityError,
+        CheckpointError,
+        ConfigError,
+        EngineStoppedError,
+        LLMError,
+        QueueFullError,
+        RequestError,
+    )
+    from llm.request import (
+        FinishReason,
+        Request,
+        RequestTimings,
+        SamplingParams,
+        TokenChunk,
+        TokenLogprob,
+    )
+
+__all__ = [
+    "CapacityError",
+    "CheckpointError",
+    "ConfigError",
+    "Engine",
+    "EngineStats",
+    "EngineStoppedError",
+    "FinishReason",
+    "KVCacheConfig",
+    "LLMError",
+    "LoRAConfig",
+    "ModelConfig",
+    "PipelineConfig",
+    "PipelineRole",
+    "ProfilingConfig",
+    "QueueFullError",
+    "Request",
+    "RequestError",
+    "RequestTimings",
+    "SamplingConfig",
+    "SamplingParams",
+    "SpeculativeConfig",
+    "StepHook",
+    "StrictModel",
+    "TokenChunk",
+    "TokenLogprob",
+    "TokenStream",
+    "create_engine",
+]
+
+_HOMES = {
+    "llm.config": (
+        "KVCacheConfig",
+        "LoRAConfig",
+        "ModelConfig",
+        "PipelineConfig",
+        "PipelineRole",
+        "ProfilingConfig",
+        "SamplingConfig",
+        "SpeculativeConfig",
+        "StrictModel",
+    ),
+    "llm.engine": ("Engine", "create_engine"),
+    "llm.engine_types": ("EngineStats", "StepHook", "TokenStream"),
+    "llm.errors": (
+        "CapacityError",
+        "CheckpointError",
+        "ConfigError",
+        "EngineStoppedError",
+        "LLMError",
+        "QueueFullError",
+        "RequestError",
+    ),
+    "llm.request": (
+        "FinishReason",
+        "Request",
+        "RequestTimings",
+        "SamplingParams",
+        "TokenChunk",
+        "TokenLogprob",
+    ),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,234 @@
+"""`SdpaBackend`: the readable reference, torch's own attention, on the CPU and on a GPU.
+
+Every query is attended by itself: a [G, D] × [D, L] problem for each KV head, where G query heads
+share the KV head and L is the query's context rounded up to a whole tile, the rest masked out.
+So a token's result does not depend on which batch or prompt chunk it was computed in, bit for
+bit: that is what makes a seed reproducible. Neighbouring queries of one tile share one call.
+
+Keys are read in place where a row's pages follow each other. Otherwise the row gets a
+`ContextCopy`, gathered once and then kept up token by token.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llm.attention.base import AttentionBackend
+from llm.batch import ForwardBatch
+from llm.kv_cache.kv_pool import TAIL_SLOTS, KVPool
+
+TILE = 64  # keys; a multiple of every vector length
+SPARE_SLOTS = 4 * TILE  # room for a copied context to grow in before it is copied again
+MAX_CACHED_VIEWS = 1024
+
+assert TAIL_SLOTS >= TILE
+
+LayerViews = list[tuple[Tensor, Tensor]]  # by layer: keys and values [1, Hkv, L, D]
+
+
+class ContextCopy:
+    """One row's keys and values in one piece: by layer [2 × Hkv, capacity, D]."""
+
+    __slots__ = ("_views", "buffers", "length", "pages")
+
+    def __init__(self, pool: KVPool, pages: list[int], length: int) -> None:
+        """Gather `length` tokens from `pages`, which also cover the tokens to come."""
+        size = pool.page_size
+        capacity = _round_up(len(pages) * size, TILE) + SPARE_SLOTS
+        shape = (2 * pool.num_kv_heads, capacity, pool.head_dim)
+        self.pages = pages
+        self.length = length
+        self.buffers = [
+            torch.zeros(shape, dtype=pool.dtype, device=pool.device) for _ in pool.storage
+        ]
+        self._views: dict[int, LayerViews] = {}
+        filled = pages[: -(-length // size)]
+        index = torch.tensor(filled, dtype=torch.int64, device=pool.device)
+        for layer, buffer in enumerate(self.buffers):
+            if filled:
+                pool.gather(layer, index, buffer[:, : len(filled) * size])
+
+    def can_extend(self, batch: ForwardBatch, row: int) -> bool:
+        """Whether this holds everything before the row's tokens, and has room for those."""
+        context, fed = batch.context_lens[row], batch.query_lens[row]
+        pages = batch.pages[row]
+        return (
+            fed == 1
+            and self.length == context - fed
+            and _round_up(context, TILE) <= self.buffers[0].shape[1]
+            and self.pages == list(pages[: len(self.pages)])
+        )
+
+    def views(self, num_keys: int) -> LayerViews:
+        """Keys and values of the first `num_keys` tokens."""
+        if num_keys not in self._views:
+            self._views = {num_keys: _views(self.buffers, 0, num_keys)}
+        return self._views[num_keys]
+
+    def store(self, layer: int, first: int, key_value: Tensor) -> None:
+        """Store [n, 2, Hkv, D] keys and values of the tokens from position `first`."""
+        target = self.buffers[layer][:, first : first + len(key_value)]
+        target.copy_(key_value.flatten(1, 2).transpose(0, 1))
+
+
+class Span:
+    """Queries of one row that share a tile: tokens [first, last) of the batch."""
+
+    __slots__ = ("mask", "num_queries", "views")
+
+    def __init__(self, num_queries: int, mask: Tensor, views: LayerViews) -> None:
+        self.num_queries = num_queries
+        self.mask = mask  # [n or 1, 1, 1, L]: 0 or −inf
+        self.views = views
+
+
+class SdpaPlan:
+    """What the layers of one forward share."""
+
+    __slots__ = ("copies", "slots", "spans")
+
+    def __init__(self, slots: Tensor) -> None:
+        self.slots = slots
+        self.spans: list[Span] = []
+        self.copies: list[tuple[ContextCopy, int, int, int]] = []  # copy, position, tokens [a, b)
+
+    @property
+    def span_sizes(self) -> list[int]:
+        return [span.num_queries for span in self.spans]
+
+
+class SdpaBackend(AttentionBackend[SdpaPlan]):
+    """`torch.nn.functional.scaled_dot_product_attention` over the pages of one row at a time."""
+
+    def __init__(self, pool: KVPool) -> None:
+        super().__init__(pool)
+        self._pool_views: dict[tuple[int, int], LayerViews] = {}
+        # Of this plan's rows and of the last one's: a row that misses two forwards starts anew.
+        self._copies: dict[str, ContextCopy] = {}
+        self._older_copies: dict[str, ContextCopy] = {}
+        self._mask_line = torch.zeros(0)
+        self._mask_reach = 0
+
+    def plan(self, batch: ForwardBatch) -> SdpaPlan:
+        """Cut each row's queries into tiles and find its keys."""
+        self._older_copies, self._copies = self._copies, {}
+        plan = SdpaPlan(batch.slot_mapping)
+        first = 0
+        for row, fed in enumerate(batch.query_lens):
+            context = batch.context_lens[row]
+            start = self._run_start(batch, row)
+            copy = None
+            if start is None:
+                copy = self._copy(batch, row)
+                plan.copies.append((copy, context - fed, first, first + fed))
+            self._add_spans(plan, context - fed, context, start, copy)
+            first += fed
+        return plan
+
+    def forward(self, plan: SdpaPlan, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
+        """See `AttentionBackend.forward`."""
+        self.pool.write(layer, plan.slots, key_value)
+        for copy, position, first, last in plan.copies:
+            copy.store(layer, position, key_value[first:last])
+        num_tokens, num_heads, head_dim = query.shape
+        num_kv_heads = key_value.shape[2]
+        grouped = query.view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
+        if len(plan.spans) == 1:
+            return _attend(plan.spans[0], layer, grouped)
+        parts = grouped.split(plan.span_sizes)
+        return torch.cat(
+            [_attend(span, layer, part) for span, part in zip(plan.spans, parts, strict=True)]
+        )
+
+    def _run_start(self, batch: ForwardBatch, row: int) -> int | None:
+        """First slot of a row whose pages follow each other; None when they do not."""
+        size = batch.page_size
+        pages = batch.pages[row]
+        first, num_pages = pages[0], -(-batch.context_lens[row] // size)
+        if pages[num_pages - 1] - first != num_pages - 1:
+            return None
+        if num_pages > 2 and list(pages[:num_pages]) != list(range(first, first + num_pages)):
+            return None
+        return first * size
+
+    def _copy(self, batch: ForwardBatch, row: int) -> ContextCopy:
+        request_id = batch.request_ids[row]
+        copy = self._older_copies.get(request_id)
+        context, fed = batch.context_lens[row], batch.query_lens[row]
+        if copy is None or not copy.can_extend(batch, row):
+            num_pages = -(-context // batch.page_size)
+            copy = ContextCopy(self.pool, list(batch.pages[row][:num_pages]), context - fed)
+        copy.length = context
+        self._copies[request_id] = copy
+        return copy
+
+    def _add_spans(
+        self, plan: SdpaPlan, position: int, end: int, start: int | None, copy: ContextCopy | None
+    ) -> None:
+        """Queries at positions [position, end) see one key more each."""
+        while position < end:
+            num_keys = _round_up(position + 1, TILE)
+            last = min(end, num_keys)
+            if copy is not None:
+                views = copy.views(num_keys)
+            else:
+                assert start is not None
+                views = self._views_of_run(start, num_keys)
+            mask = self._mask(position + 1, last - position, num_keys)
+            plan.spans.append(Span(last - position, mask, views))
+            position = last
+
+    def _views_of_run(self, start: int, num_keys: int) -> LayerViews:
+        key = (start, num_keys)
+        views = self._pool_views.get(key)
+        if views is None:
+            if len(self._pool_views) >= MAX_CACHED_VIEWS:
+                self._pool_views.clear()
+            views = _views(self.pool.storage, start, num_keys)
+            self._pool_views[key] = views
+        return views
+
+    def _mask(self, context: int, num_queries: int, num_keys: int) -> Tensor:
+        """[n, 1, 1, num_keys]: query i sees its first `context` + i keys."""
+        if num_queries == 1:
+            return self._line(context, num_keys).view(1, 1, 1, num_keys)
+        lines = [self._line(context + i, num_keys) for i in range(num_queries)]
+        return torch.stack(lines).view(num_queries, 1, 1, num_keys)
+
+    def _line(self, context: int, num_keys: int) -> Tensor:
+        """`context` zeros, then −inf: a piece of one long line of both."""
+        if context > self._mask_reach:
+            self._mask_reach = _round_up(2 * context, TILE)
+            zeros = torch.zeros(self._mask_reach)
+            line = torch.cat([zeros, torch.full((TILE,), float("-inf"))])
+            self._mask_line = line.to(self.pool.device, self.pool.dtype)
+        offset = self._mask_reach - context
+        return self._mask_line[offset : offset + num_keys]
+
+
+def _attend(span: Span, layer: int, query: Tensor) -> Tensor:
+    """Queries [n, Hkv, G, D] of one span; returns [n, Hkv × G × D]."""
+    keys, values = span.views[layer]
+    mask = span.mask
+    if keys.dtype != query.dtype:
+        keys, values, mask = keys.to(query.dtype), values.to(query.dtype), mask.to(query.dtype)
+    num_queries = span.num_queries
+    if num_queries > 1:
+        keys = keys.expand(num_queries, -1, -1, -1)
+        values = values.expand(num_queries, -1, -1, -1)
+    attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+    return attended.reshape(num_queries, -1)
+
+
+def _views(storage: list[Tensor], start: int, num_keys: int) -> LayerViews:
+    views = []
+    for heads in storage:
+        keys, values = heads[:, start : start + num_keys].unsqueeze(0).chunk(2, dim=1)
+        views.append((keys, values))
+    return views
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

@@ -1,0 +1,196 @@
+"""One step's values: what the scheduler decided (host), what the device is fed and answers.
+
+    Scheduler.schedule() -> ScheduledBatch -> pipeline.execute() -> StepOutput -> Scheduler.commit()
+                                  |                             ^
+                                  v                             |
+                   ForwardBatch -> ModelInputs -> ModelOutputs -> SampledTokens
+
+The lower row are the device's values; this module does not import torch for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from llm.request import SamplingParams, TokenLogprob
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ForwardMode(Enum):
+    """What kind of rows a batch holds."""
+
+    EXTEND = "extend"  # prompt tokens only (prefill, context encoding)
+    DECODE = "decode"  # one token per row
+    MIXED = "mixed"  # both
+    IDLE = "idle"  # no rows
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRow:
+    """One sequence's share of a step.
+
+    The sequences `pages` and `output_ids` are views of live scheduler state: read-only, and
+    valid until the step is committed.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]  # the tokens fed in this step
+    start: int  # position of token_ids[0] = tokens already in the KV cache
+    pages: Sequence[int]  # page ids that cover positions [0, start + len(token_ids) + steps - 1)
+    is_extend: bool  # prompt tokens (also when it is only one)
+    samples: bool  # False for a prompt chunk that is not the last
+    sampling: SamplingParams
+    output_ids: Sequence[int] = ()  # generated so far, for penalties and minimum lengths
+
+    @property
+    def context_len(self) -> int:
+        """Tokens in the cache once this step has run."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledBatch:
+    """The rows of one step, and how many decode forwards to run for them."""
+
+    rows: tuple[ScheduledRow, ...]
+    mode: ForwardMode
+    num_steps: int = 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens fed to the first forward."""
+        return sum(len(row.token_ids) for row in self.rows)
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """Sampled tokens by request id, one per decode forward; rows that did not sample are absent.
+
+    A stop id is still among them: the scheduler decides what ends a sequence.
+    """
+
+    token_ids: Mapping[str, tuple[int, ...]]
+    logprobs: Mapping[str, tuple[TokenLogprob, ...]] = field(default_factory=dict)
+
+
+class ReturnLogits(Enum):
+    """Which rows the language-model head is computed for."""
+
+    LAST_TOKEN = "last_token"  # one per sampling request
+    VARIABLE = "variable"  # the last n of each sampling request
+    ALL = "all"  # every token fed
+
+
+class ReturnHiddenStates(Enum):
+    """Which rows of the last layer's output are handed out."""
+
+    NONE = "none"
+    LAST = "last"  # one per request, before the final norm
+    ALL = "all"
+    ALL_NORMALIZED = "all_normalized"  # after the final norm
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """The rows of one forward, ragged: row b feeds `query_lens[b]` of the T tokens.
+
+    `context_lens` count the tokens in the cache once the forward has run, the fed ones included:
+    a decode row's position is its context length − 1.
+    """
+
+    mode: ForwardMode
+    request_ids: tuple[str, ...]  # [B]
+    query_lens: tuple[int, ...]  # [B]
+    context_lens: tuple[int, ...]  # [B]
+    pages: tuple[Sequence[int], ...]  # [B] page tables, as in `ScheduledRow`
+    page_size: int
+    input_ids: Tensor  # int64 [T]
+    positions: Tensor  # int64 [T]
+    slot_mapping: Tensor  # int64 [T] where each token's keys and values go
+
+    @property
+    def row_offsets(self) -> tuple[int, ...]:
+        """[B + 1] first token of each row, then T."""
+        offsets = [0]
+        for length in self.query_lens:
+            offsets.append(offsets[-1] + length)
+        return tuple(offsets)
+
+    def advanced(self, next_tokens: Tensor) -> ForwardBatch:
+        """The decode forward that feeds one sampled token [B] to each row."""
+        size = self.page_size
+        slots = [
+            pages[position // size] * size + position % size
+            for pages, position in zip(self.pages, self.context_lens, strict=True)
+        ]
+        return ForwardBatch(
+            mode=ForwardMode.DECODE,
+            request_ids=self.request_ids,
+            query_lens=(1,) * len(self.query_lens),
+            context_lens=tuple(length + 1 for length in self.context_lens),
+            pages=self.pages,
+            page_size=size,
+            input_ids=next_tokens.long(),
+            positions=self.positions.new_tensor(self.context_lens),
+            slot_mapping=self.slot_mapping.new_tensor(slots),
+        )
+
+
+class KVCacheInputs(Protocol):
+    """A model's way to its keys and values: one planned forward."""
+
+    @property
+    def forward_batch(self) -> ForwardBatch: ...
+
+    def attend(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
+        """Store [T, 2, Hkv, D] keys and values, answer queries [T, H, D] with [T, H × D]."""
+
+    def advanced(self, next_tokens: Tensor) -> KVCacheInputs:
+        """The same for the decode forward that feeds `next_tokens` [B]."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ModelInputs:
+    """What `PipelineModel.execute` is fed.
+
+    Logits are computed for the tokens `logit_rows` (None: for all T); those of batch row b are
+    rows `logit_offsets[b] : logit_offsets[b + 1]`. A row that does not sample may have none.
+    """
+
+    forward_batch: ForwardBatch
+    kv_cache_inputs: KVCacheInputs | None = None
+    sampling_rows: tuple[int, ...] = ()  # batch rows whose next token is wanted, ascending
+    logit_rows: Tensor | None = None  # int64 [R]
+    logit_offsets: tuple[int, ...] = (0,)  # [B + 1]
+
+    def update(self, **values: object) -> None:
+        """Set the fields that exist to the values that are not None."""
+        for item in fields(self):
+            if values.get(item.name) is not None:
+                setattr(self, item.name, values[item.name])
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutputs:
+    """One forward's results: raw float32 logits, no temperature and no penalties."""
+
+    logits: Tensor  # [R, V]
+    next_token_logits: Tensor  # [sampling rows, V], the last of each
+    logit_offsets: tuple[int, ...]  # [B + 1] as in `ModelInputs`
+    hidden_states: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """One token for each sampling row of a forward."""
+
+    token_ids: Tensor  # int32 [sampling rows]
+    logprobs: tuple[TokenLogprob | None, ...] = ()  # as many, or none at all

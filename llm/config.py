@@ -1,0 +1,398 @@
+"""`PipelineConfig`: everything that can be set about the core, with the seed's names and defaults.
+
+A configuration is built from keywords (and an optional file), validated field by field (pydantic's
+`ValidationError`), then resolved: checked as a whole (`ConfigError`), filled in, and frozen.
+Fields that exist but do nothing in this release are listed once, in `NOT_YET_AVAILABLE`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from pydantic import Field, PrivateAttr, field_validator
+
+from llm.config_sections import (
+    KVCacheConfig,
+    LoRAConfig,
+    ModelConfig,
+    PipelineRole,
+    ProfilingConfig,
+    QuantizationEncoding,
+    SamplingConfig,
+    SharedLimits,
+    SpeculativeConfig,
+    StrictModel,
+    switch,
+)
+from llm.errors import ConfigError
+
+__all__ = [
+    "NOT_YET_AVAILABLE",
+    "NOT_YET_AVAILABLE_VALUES",
+    "KVCacheConfig",
+    "LoRAConfig",
+    "ModelConfig",
+    "PipelineConfig",
+    "PipelineRole",
+    "ProfilingConfig",
+    "QuantizationEncoding",
+    "SamplingConfig",
+    "Session",
+    "SpeculativeConfig",
+    "StrictModel",
+]
+
+logger = logging.getLogger(__name__)
+
+MAX_IPC_PATH_BYTES = 107  # sun_path of AF_UNIX, without its final NUL
+LONGEST_ENDPOINT_SUFFIX = len("-response")
+
+NOT_YET_AVAILABLE: dict[str, str] = {
+    "pipeline_role": "prefill and decode run in one process",
+    "min_batch_size_tg": "decoding never waits for a minimum batch",
+    "ep_size": "there is no expert parallelism",
+    "ce_delay_ms": "a prefill starts as soon as it is scheduled",
+    "enable_prioritize_first_decode": "decode rows already run in every step",
+    "enable_echo": "prompt log-probabilities are not computed",
+    "pool_embeddings": "there are no embedding models",
+    "use_experimental_kernels": "there are no experimental kernels",
+    "use_vendor_blas": "matrix products always use torch's BLAS",
+    "pdl_level": "there are no kernels with dependent launch",
+    "custom_architectures": "architectures cannot be added from outside",
+    "zmq_endpoint_base": "front end and engine share one process",
+    "execute_empty_batches": "there is one replica, so nobody waits for an empty batch",
+    "force": "there are no architecture checks to skip",
+    "enable_overlap_scheduler": "each step's results are read before the next is scheduled",
+    "use_legacy_module": "torch.compile is not used",
+    "draft_model": "there is no speculative decoding",
+    "speculative": "there is no speculative decoding",
+    "lora": "there are no LoRA adapters",
+    "profiling.gpu_profiling": "there are no profiling ranges",
+    "model.data_parallel_degree": "there is one replica",
+    "model.trust_remote_code": "code from checkpoints is never run",
+    "model.huggingface_revision": "models are read from local folders only",
+    "model.rope_type": "the rotary type comes from the checkpoint's config.json",
+    "model.kv_cache.enable_kvcache_swapping_to_host": "pages are never swapped to the host",
+    "model.kv_cache.host_kvcache_swap_space_gb": "pages are never swapped to the host",
+    "sampling.in_dtype": "logits are sampled in float32",
+    "sampling.out_dtype": "logits are sampled in float32",
+    "sampling.enable_structured_output": "there is no structured output",
+    "sampling.enable_variable_logits": "logits are computed for sampled rows only",
+}
+"""Field (dotted path) -> why setting it to other than its default is an error in this release."""
+
+
+NOT_YET_AVAILABLE_VALUES: dict[str, dict[str, str]] = {
+    "model.quantization_encoding": dict.fromkeys(
+        ("float8_e4m3fn", "float4_e2m1fnx2", "gptq", "q4_k", "q4_0", "q6_k"),
+        "weights are held as float32, bfloat16 or int8",
+    ),
+    "model.kv_cache.kv_cache_format": {"float8_e4m3fn": "pages are float32 or bfloat16"},
+}
+"""Field (dotted path) -> value -> why this one value is an error in this release."""
+
+
+class Session(Protocol):
+    """What `PipelineConfig.configure_session` sets."""
+
+    gpu_profiling: str
+    use_experimental_kernels: bool
+    use_vendor_blas: bool
+    pdl_level: int
+
+
+class PipelineConfig(StrictModel):
+    """Configuration of the core. Keyword-only; frozen once resolved (which construction does).
+
+    Explicit keywords win over `config_file`. None that stay None after `resolve()`: `max_length`
+    (the model's limit), `max_batch_total_tokens` (no cap), `chat_template` (the tokenizer's own).
+    """
+
+    SECTION: ClassVar[str] = "pipeline_config"
+    UNAVAILABLE: ClassVar[Mapping[str, str]] = NOT_YET_AVAILABLE
+    UNAVAILABLE_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = NOT_YET_AVAILABLE_VALUES
+
+    config_file: str | None = Field(default=None, description="YAML, JSON or TOML file of values")
+    section_name: str | None = Field(default=None, description="which section of the file to read")
+    max_length: int | None = Field(
+        default=None, gt=0, description="most tokens of one sequence (default: the model's limit)"
+    )
+    pipeline_role: PipelineRole = Field(
+        default=PipelineRole.PrefillAndDecode, description="prefill, decode, or both"
+    )
+    max_batch_size: int | None = Field(
+        default=None, gt=0, description="most requests in one batch (default: by device)"
+    )
+    max_queue_size_tg: int | None = Field(
+        default=None, gt=0, description="most requests decoding at once (default: max_batch_size)"
+    )
+    min_batch_size_tg: int | None = Field(
+        default=None, gt=0, description="keep decoding while this many decode"
+    )
+    ep_size: int = Field(default=1, ge=1, description="expert-parallel degree")
+    ce_delay_ms: float = Field(default=0.0, ge=0, description="wait for more prompts to join")
+    enable_prioritize_first_decode: bool = Field(
+        default=False, description="decode new requests right after their prefill"
+    )
+    enable_chunked_prefill: bool = Field(
+        default=True, description="split prompts that do not fit the token budget"
+    )
+    enable_in_flight_batching: bool = Field(
+        default=False, description="put decode and prefill tokens into one batch"
+    )
+    max_num_steps: int = Field(
+        default=-1, ge=-1, description="decode forwards per turn (-1: 1 on CPU, 10 on GPU)"
+    )
+    max_batch_input_tokens: int = Field(
+        default=8192, gt=0, description="most not yet encoded tokens of one batch"
+    )
+    enable_echo: bool = Field(default=False, description="return prompt log-probabilities")
+    pool_embeddings: bool = Field(default=True, description="one embedding per input")
+    chat_template: Path | None = Field(
+        default=None, description="file that replaces the tokenizer's chat template"
+    )
+    use_experimental_kernels: str = Field(default="false", description="true or false")
+    use_vendor_blas: str = Field(default="false", description="true or false")
+    pdl_level: str = Field(default="0", description="programmatic dependent launch: 0, 1 or 2")
+    custom_architectures: list[str] = Field(
+        default_factory=list, description="modules that add architectures"
+    )
+    zmq_endpoint_base: str = Field(
+        default_factory=lambda: f"ipc://{tempfile.gettempdir()}/{secrets.token_hex(9)}",
+        description="base of the endpoints between front end and engine",
+    )
+    execute_empty_batches: bool = Field(default=False, description="run the model when idle")
+    max_batch_total_tokens: int | None = Field(
+        default=None, gt=0, description="most context tokens of one batch (default: no cap)"
+    )
+    force: bool = Field(default=False, description="skip checks against the architecture")
+    kvcache_ce_watermark: float = Field(
+        default=0.95, gt=0, le=1, description="share of KV pages up to which prompts are admitted"
+    )
+    enable_overlap_scheduler: bool = Field(
+        default=False, description="prepare the next batch while one runs"
+    )
+    use_legacy_module: bool = Field(default=True, description="run modules as written")
+    defer_resolve: bool = Field(default=False, description="leave resolving to a later call")
+    model: ModelConfig = Field(default_factory=ModelConfig, description="the model")
+    draft_model: ModelConfig | None = Field(default=None, description="model that drafts tokens")
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig, description="sampling")
+    profiling: ProfilingConfig = Field(default_factory=ProfilingConfig, description="profiling")
+    lora: LoRAConfig | None = Field(default=None, description="adapters")
+    speculative: SpeculativeConfig | None = Field(default=None, description="drafting")
+    _resolved: bool = PrivateAttr(default=False)
+    _chat_template_text: str | None = PrivateAttr(default=None)
+
+    def __init__(self, **values: Any) -> None:
+        if values.get("config_file") is not None:
+            from_file = self.values_from_file(values["config_file"], values.get("section_name"))
+            values = self.merged(from_file, values)
+        super().__init__(**values)
+        if not self.defer_resolve:
+            self.resolve()
+
+    @field_validator("max_num_steps")
+    @classmethod
+    def _steps(cls, steps: int) -> int:
+        if steps == 0:
+            raise ValueError("must be -1 (by device) or at least 1")
+        return steps
+
+    @field_validator("zmq_endpoint_base")
+    @classmethod
+    def _endpoint(cls, base: str) -> str:
+        scheme, found, path = base.partition("://")
+        if not found or scheme not in ("ipc", "tcp", "inproc"):
+            raise ValueError(f"'{base}' must start with ipc://, tcp:// or inproc://")
+        longest = len(path.encode()) + LONGEST_ENDPOINT_SUFFIX
+        if scheme == "ipc" and longest > MAX_IPC_PATH_BYTES:
+            raise ValueError(f"'{base}' is too long: a socket path has {MAX_IPC_PATH_BYTES} bytes")
+        return base
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in SharedLimits.model_fields or name == "model":
+            self._share_limits()
+
+    def model_post_init(self, context: Any, /) -> None:
+        super().model_post_init(context)
+        self._share_limits()
+
+    def _share_limits(self) -> None:
+        limits = SharedLimits(**{name: getattr(self, name) for name in SharedLimits.model_fields})
+        self.model.share(limits)
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether `resolve()` has checked, filled in and frozen this configuration."""
+        return self._resolved
+
+    def resolve(self) -> None:
+        """Check the configuration as a whole, fill in what is unset, freeze. Idempotent.
+
+        Raises `ConfigError`, one for each kind of failure, naming the field and its value.
+        """
+        if self._resolved:
+            return
+        self._refuse_unavailable()
+        self._chat_template_text = self._read_chat_template()
+        self._resolve_model()
+        self._resolve_limits()
+        self._resolved = True
+        self.freeze()
+
+    def _refuse_unavailable(self) -> None:
+        for name, value, default in _walk(self):
+            reason = self.UNAVAILABLE_VALUES.get(name, {}).get(str(value))
+            if name in self.UNAVAILABLE and value != default:
+                reason = self.UNAVAILABLE[name]
+            if reason is not None:
+                raise _unavailable(name, value, reason)
+
+    def _resolve_model(self) -> None:
+        model = self.model
+        if model.model_path and not Path(model.model_path).is_dir():
+            raise ConfigError(f"model.model_path={model.model_path} is not a folder")
+        for path in model.weight_path:
+            if not path.is_file():
+                raise ConfigError(f"model.weight_path: {path} is not a file")
+        if len(model.device_specs) > 1:
+            names = ",".join(model.device_specs)
+            raise _unavailable("model.device_specs", names, "a model runs on one device")
+        if model.quantization_encoding is QuantizationEncoding.INT8 and not model.on_cpu:
+            raise ConfigError("model.quantization_encoding=int8 runs on the CPU only")
+
+    def _resolve_limits(self) -> None:
+        on_cpu = self.model.on_cpu
+        if self.max_num_steps == -1:
+            self.max_num_steps = 1 if on_cpu else 10
+        if self.max_batch_size is None:
+            self.max_batch_size = min(32 if on_cpu else 256, self.max_batch_input_tokens)
+        if self.max_batch_size > self.max_batch_input_tokens:
+            raise ConfigError(
+                f"max_batch_input_tokens={self.max_batch_input_tokens} must be at least "
+                f"max_batch_size={self.max_batch_size}: every row of a batch is a token"
+            )
+        if self.max_queue_size_tg is None:
+            self.max_queue_size_tg = self.max_batch_size
+        total, length = self.max_batch_total_tokens, self.max_length
+        if total is not None and length is not None and total < length:
+            raise ConfigError(
+                f"max_batch_total_tokens={total} must be at least max_length={length}: "
+                "one sequence of that length could never run"
+            )
+
+    def retrieve_chat_template(self) -> str | None:
+        """Text of `chat_template`, None when the tokenizer's own is to be used."""
+        return self._chat_template_text if self._resolved else self._read_chat_template()
+
+    def _read_chat_template(self) -> str | None:
+        if self.chat_template is None:
+            return None
+        path = self.chat_template.expanduser().resolve()
+        if not path.is_file():
+            raise ConfigError(f"chat_template={path} is not a file")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read chat_template={path}: {error}") from error
+        return _template_in(text)
+
+    @property
+    def graph_quantization_encoding(self) -> QuantizationEncoding | None:
+        """The weight-only quantisation the model runs with; None for plain number formats."""
+        encoding = self.model.quantization_encoding
+        return None if encoding is None or encoding.is_plain else encoding
+
+    def configure_session(self, session: Session) -> None:
+        """Set a session's profiling, kernel, BLAS and dependent-launch switches from this."""
+        if self.pdl_level not in ("0", "1", "2"):
+            raise ConfigError(f"pdl_level={self.pdl_level} must be 0, 1 or 2")
+        session.gpu_profiling = self.profiling.gpu_profiling
+        session.use_experimental_kernels = switch(
+            "use_experimental_kernels", self.use_experimental_kernels
+        )
+        session.use_vendor_blas = switch("use_vendor_blas", self.use_vendor_blas)
+        session.pdl_level = int(self.pdl_level)
+
+    def log_basic_config(self, *, reserved_bytes: int | None = None) -> None:
+        """Log model, task, weights, limits, devices and the memory reserved for the KV cache.
+
+        Raises `ConfigError` when the checkpoint names no architecture.
+        """
+        architecture = self.model.read_architecture()
+        own_limit = architecture.get("max_position_embeddings", "unknown")
+        self._log(
+            ("model", self.model.served_model_name or Path(self.model.model_path).name),
+            ("architecture", ", ".join(architecture["architectures"])),
+            ("task", "text generation"),
+            ("weights", _abbreviated([str(path) for path in self.model.weight_path])),
+            ("devices", ", ".join(self.model.device_specs)),
+            ("max_batch_size", self.max_batch_size),
+            ("max_seq_len", self.max_length or own_limit),
+            ("reserved memory", "by device" if reserved_bytes is None else _mib(reserved_bytes)),
+        )
+
+    def log_pipeline_info(self, *, available_kv_bytes: int | None = None) -> None:
+        """Log everything of `log_basic_config`, the limits of a batch and the KV cache."""
+        self.log_basic_config(reserved_bytes=available_kv_bytes)
+        cache = self.model.kv_cache
+        self._log(
+            ("encoding", self.model.quantization_encoding or "by device"),
+            ("max_batch_input_tokens", self.max_batch_input_tokens),
+            ("max_batch_total_tokens", self.max_batch_total_tokens or "no cap"),
+            ("chunked prefill", self.enable_chunked_prefill),
+            ("in-flight batching", self.enable_in_flight_batching),
+            ("decode steps per turn", self.max_num_steps),
+            ("KV page size", cache.kv_cache_page_size),
+            ("KV pages", cache.num_pages or "from memory"),
+            ("prefix caching", cache.enable_prefix_caching),
+            ("memory utilization", f"{cache.device_memory_utilization:.0%}"),
+            ("KV watermark", f"{self.kvcache_ce_watermark:.0%}"),
+        )
+
+    def _log(self, *lines: tuple[str, object]) -> None:
+        for name, value in lines:
+            logger.info("%-24s %s", name, value)
+
+
+def _unavailable(name: str, value: object, reason: str) -> ConfigError:
+    return ConfigError(f"{name}={value} is not available in this release: {reason}")
+
+
+def _walk(section: StrictModel, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(dotted name, value, default) of every field that was set, sections taken apart."""
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, StrictModel) and field.default_factory is not None:
+            yield from _walk(value, f"{prefix}{name}.")
+        elif name in section.model_fields_set:
+            yield prefix + name, value, field.get_default(call_default_factory=True)
+
+
+def _template_in(text: str) -> str:
+    """The value of `chat_template` when the text is a JSON object with that key; else the text."""
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return text
+    template = values.get("chat_template") if isinstance(values, dict) else None
+    return template if isinstance(template, str) else text
+
+
+def _abbreviated(paths: list[str]) -> str:
+    """At most five paths, and how many more there are; the folder's own when there are none."""
+    if not paths:
+        return "those in the model's folder"
+    more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
+    return ", ".join(paths[:5]) + more
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.0f} MiB"

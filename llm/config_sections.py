@@ -1,0 +1,252 @@
+"""The sections of a configuration (model, KV cache, sampling, …) and their strict base.
+
+Every value is checked when it is set; an unknown key is an error that names the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+
+from llm.config_file import merged, read_section
+from llm.errors import ConfigError
+
+
+class PipelineRole(StrEnum):
+    """Which half of a disaggregated pair this process is."""
+
+    PrefillAndDecode = "prefill_and_decode"
+    PrefillOnly = "prefill_only"
+    DecodeOnly = "decode_only"
+
+
+class QuantizationEncoding(StrEnum):
+    """How weights are held while the model runs."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"  # weight-only, one scale per output row, CPU
+    FLOAT8_E4M3FN = "float8_e4m3fn"
+    FLOAT4_E2M1FNX2 = "float4_e2m1fnx2"
+    GPTQ = "gptq"
+    Q4_K = "q4_k"
+    Q4_0 = "q4_0"
+    Q6_K = "q6_k"
+
+    @property
+    def is_plain(self) -> bool:
+        """A number format of the hardware's, as opposed to a weight-only quantisation."""
+        return self in (self.FLOAT32, self.BFLOAT16, self.FLOAT8_E4M3FN, self.FLOAT4_E2M1FNX2)
+
+
+def switch(name: str, text: str) -> bool:
+    """An on/off string in any case. Raises `ConfigError` naming the field."""
+    values = {"true": True, "on": True, "yes": True, "1": True}
+    values |= {"false": False, "off": False, "no": False, "0": False}
+    if text.lower() not in values:
+        raise ConfigError(f"{name}={text} must be true or false")
+    return values[text.lower()]
+
+
+class StrictModel(BaseModel):
+    """A configuration section: unknown keys are errors, values freeze with the root."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        validate_assignment=True,
+        validate_default=False,
+        revalidate_instances="always",
+        allow_inf_nan=False,
+    )
+    SECTION: ClassVar[str] = ""  # this class's own section in a configuration file
+    _frozen: bool = PrivateAttr(default=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys_only(cls, values: Any) -> Any:
+        if isinstance(values, Mapping):
+            for key in values:
+                if key not in cls.model_fields:
+                    raise ValueError(cls.unknown_key(str(key), cls.model_fields))
+        return values
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in type(self).model_fields and self._frozen:
+            raise ConfigError(f"{name} cannot change: the configuration is resolved")
+        super().__setattr__(name, value)
+
+    @classmethod
+    def values_from_file(cls, path: str, section_name: str | None = None) -> dict[str, Any]:
+        """The values of one section of a YAML, JSON or TOML file.
+
+        Without `section_name` it is this class's own section, or the whole file when the file
+        has no sections. Raises `FileNotFoundError`, or `ConfigError` naming file and sections.
+        """
+        return read_section(Path(path), section_name, cls.SECTION, cls.model_fields)
+
+    @staticmethod
+    def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
+        """Layers of values as one, section by section; the later layer wins."""
+        return functools.reduce(merged, layers, {})
+
+    @staticmethod
+    def unknown_key(key: str, known: Iterable[str]) -> str:
+        """The message for an unknown key: names the nearest of `known` if one is near."""
+        near = difflib.get_close_matches(key, list(known), n=1)
+        return f"unknown key '{key}'" + (f"; did you mean '{near[0]}'?" if near else "")
+
+    def freeze(self) -> None:
+        """Refuse assignments from now on, here and in every section below."""
+        self._frozen = True
+        for name in type(self).model_fields:
+            section = getattr(self, name)
+            if isinstance(section, StrictModel):
+                section.freeze()
+
+
+class KVCacheConfig(StrictModel):
+    """The paged key-value cache."""
+
+    kv_cache_page_size: int = Field(default=128, gt=0, description="tokens per page")
+    num_pages: int | None = Field(
+        default=None, gt=1, description="pages in the pool (default: from the memory there is)"
+    )
+    enable_prefix_caching: bool = Field(default=True, description="reuse prompts seen before")
+    enable_kvcache_swapping_to_host: bool = Field(
+        default=False, description="move cold pages to host memory"
+    )
+    host_kvcache_swap_space_gb: float = Field(default=50.0, ge=0, description="host swap in GiB")
+    device_memory_utilization: float = Field(
+        default=0.9, gt=0, le=1, description="share of the device's memory that may be used"
+    )
+    kv_cache_format: Literal["float32", "bfloat16", "float8_e4m3fn"] | None = Field(
+        default=None, description="number format of keys and values (default: the model's)"
+    )
+
+
+class SharedLimits(StrictModel):
+    """Values that live on `PipelineConfig` and can be read on its `model` too."""
+
+    max_length: int | None = None
+    enable_echo: bool = False
+    pool_embeddings: bool = True
+    chat_template: Path | None = None
+
+
+class ModelConfig(StrictModel):
+    """One model: where its files are, how its weights are held, where it runs."""
+
+    model_path: str = Field(default="", description="folder of the checkpoint")
+    served_model_name: str | None = Field(
+        default=None, description="name that clients use (default: the folder's name)"
+    )
+    weight_path: list[Path] = Field(
+        default_factory=list, description="weight files (default: those in model_path)"
+    )
+    quantization_encoding: QuantizationEncoding | None = Field(
+        default=None, description="how weights are held (default: best for the device)"
+    )
+    device_specs: list[str] = Field(
+        default_factory=lambda: ["cpu"], min_length=1, description="cpu, or cuda:0"
+    )
+    data_parallel_degree: int = Field(default=1, ge=1, description="replicas of the model")
+    trust_remote_code: bool = Field(default=False, description="run code from the checkpoint")
+    huggingface_revision: str = Field(default="main", description="revision to download")
+    rope_type: str | None = Field(default=None, description="rotary layout of foreign weights")
+    kv_cache: KVCacheConfig = Field(default_factory=KVCacheConfig, description="KV cache")
+    _shared: SharedLimits = PrivateAttr(default_factory=SharedLimits)
+
+    @field_validator("device_specs")
+    @classmethod
+    def _device_names(cls, specs: list[str]) -> list[str]:
+        for spec in specs:
+            if not re.fullmatch(r"cpu|cuda(:\d+)?", spec):
+                raise ValueError(f"'{spec}' is not a device; use cpu or cuda:N")
+        return ["cuda:0" if spec == "cuda" else spec for spec in specs]
+
+    @property
+    def max_length(self) -> int | None:
+        """`PipelineConfig.max_length`, which is the one to set."""
+        return self._shared.max_length
+
+    @property
+    def enable_echo(self) -> bool:
+        """`PipelineConfig.enable_echo`."""
+        return self._shared.enable_echo
+
+    @property
+    def pool_embeddings(self) -> bool:
+        """`PipelineConfig.pool_embeddings`."""
+        return self._shared.pool_embeddings
+
+    @property
+    def chat_template(self) -> Path | None:
+        """`PipelineConfig.chat_template`."""
+        return self._shared.chat_template
+
+    def share(self, limits: SharedLimits) -> None:
+        """Take the values that this section shows but does not own."""
+        self._shared = limits
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device_specs[0] == "cpu"
+
+    def read_architecture(self) -> dict[str, Any]:
+        """The checkpoint's config.json. Raises `ConfigError` when it names no architecture."""
+        path = Path(self.model_path) / "config.json"
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot read {path}: {error}") from error
+        if not isinstance(values, dict) or not values.get("architectures"):
+            raise ConfigError(f"{path} names no architecture")
+        return values
+
+
+class SamplingConfig(StrictModel):
+    """What the sampler is built for."""
+
+    in_dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of logits")
+    out_dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of results")
+    enable_structured_output: bool = Field(default=False, description="JSON schemas")
+    enable_variable_logits: bool = Field(default=False, description="logits of several positions")
+    enable_penalties: bool = Field(default=False, description="reserve penalty counters up front")
+    enable_min_tokens: bool = Field(default=False, description="reserve stop masks up front")
+
+
+class ProfilingConfig(StrictModel):
+    """What a profiler sees."""
+
+    gpu_profiling: Literal["off", "on", "detailed"] = Field(
+        default="off", description="name the phases of a step for a GPU profiler"
+    )
+
+
+class LoRAConfig(StrictModel):
+    """Low-rank adapters served beside the base model."""
+
+    enable_lora: bool = Field(default=False, description="serve adapters")
+    lora_paths: list[str] = Field(default_factory=list, description="adapters to load at start")
+    max_lora_rank: int = Field(default=16, gt=0, description="largest rank accepted")
+    max_num_loras: int = Field(default=1, gt=0, description="adapters resident at once")
+
+
+class SpeculativeConfig(StrictModel):
+    """Draft and verify."""
+
+    speculative_method: Literal["standalone", "eagle", "mtp"] = Field(
+        default="standalone", description="where drafts come from"
+    )
+    num_speculative_tokens: int = Field(default=5, gt=0, description="drafted tokens per step")
+    rejection_strategy: Literal["greedy", "residual", "typical-acceptance", "logit-comparison"] = (
+        Field(default="greedy", description="how drafts are accepted")
+    )

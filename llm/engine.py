@@ -1,0 +1,324 @@
+"""`Engine`: the loop on one thread that owns the scheduler and the pipeline.
+
+    inbox ──> schedule ──> execute ──> commit ──> deliver ──> hook.after_step ──┐
+      ^──────────────────── sleep when there was nothing to do <────────────────┘
+
+Other threads only put commands into the inbox and read streams.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeVar
+
+from llm.engine_types import EngineStats, Pipeline, Sink, StepHook, TokenStream
+from llm.errors import EngineStoppedError, QueueFullError, RequestError
+from llm.request import FinishReason, Request, TokenChunk
+from llm.scheduler import RequestRules, Scheduler
+from llm.sequence import Sequence
+
+if TYPE_CHECKING:
+    from llm.config import PipelineConfig
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_RAISED = object()  # what `_guard` returns for a call that raised
+
+
+class Engine:
+    """Runs requests until they end. All public methods are thread-safe.
+
+    `max_waiting` bounds the requests that have not started yet (None: no bound).
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        scheduler: Scheduler,
+        hook: StepHook | None = None,
+        *,
+        max_waiting: int | None = None,
+    ) -> None:
+        self._pipeline = pipeline
+        self._scheduler = scheduler
+        self._hook = hook
+        self._max_waiting = max_waiting
+        self._rules = RequestRules(
+            vocab_size=pipeline.vocab_size,
+            max_length=min(pipeline.max_seq_len, scheduler.max_length),
+            eos_token_ids=frozenset(pipeline.eos_token_ids),
+        )
+        # Guards what other threads touch of the fields below.
+        self._condition = threading.Condition()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._sinks: dict[str, Sink] = {}
+        self._is_accepting = True
+        self._is_stopping = False
+        self._is_idle = True
+        self._is_awake = False  # somebody called `wake` since the last cycle
+        self._thread: threading.Thread | None = None
+        self._num_steps = self._num_failed_steps = self._num_input_tokens = 0
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The model that runs the steps. Touch it on the engine thread only."""
+        return self._pipeline
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the loop is alive."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def set_hook(self, hook: StepHook | None) -> None:
+        """Set the hook, before `start`."""
+        if self._thread is not None:
+            raise RuntimeError("set the hook before the engine starts")
+        self._hook = hook
+
+    def start(self) -> None:
+        """Start the loop. Requests submitted before are run now."""
+        with self._condition:
+            if self._thread is not None:
+                raise RuntimeError("the engine was started already")
+            if self._is_stopping:
+                raise EngineStoppedError("the engine was shut down; create a new one")
+            self._is_idle = False
+            self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, sink: Sink | None = None) -> TokenStream:
+        """Queue a request; its chunks go to `sink` (on the engine thread) or into the stream.
+
+        Raises `RequestError` for a request that can never run here, `QueueFullError` when too
+        many wait, `EngineStoppedError` when draining or stopped.
+        """
+        sequence = Sequence(self._rules.apply(request), time.monotonic())
+        stream = TokenStream(request.request_id, self.cancel, buffered=sink is None)
+        with self._condition:
+            if not self._is_accepting:
+                raise EngineStoppedError("the engine is draining or has stopped")
+            if request.request_id in self._sinks:
+                raise RequestError(f"request_id {request.request_id} is alive already")
+            if self._max_waiting is not None and self._num_waiting() >= self._max_waiting:
+                raise QueueFullError(f"{self._max_waiting} requests wait already; try again later")
+            self._sinks[request.request_id] = sink or stream.put
+            self._post(lambda: self._scheduler.add(sequence))
+        return stream
+
+    def cancel(self, request_id: str) -> None:
+        """End a request within a step; unknown ids are ignored (it may just have ended)."""
+        self._command(lambda: self._deliver(self._scheduler.cancel(request_id)))
+
+    def pause(self, request_id: str) -> None:
+        """Stop generating for a request; it keeps its pages unless others need them."""
+        self._command(lambda: self._scheduler.pause(request_id))
+
+    def resume(self, request_id: str) -> None:
+        """Go on with a paused request."""
+        self._command(lambda: self._scheduler.resume(request_id))
+
+    def wake(self) -> None:
+        """Have the hook called soon, even when no request is running."""
+        with self._condition:
+            self._is_awake = True
+            self._condition.notify_all()
+
+    def run_on_engine(self, function: Callable[[], T]) -> Future[T]:
+        """Run `function` between two steps, on the engine thread."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+
+        with self._condition:
+            if self._is_stopping:
+                raise EngineStoppedError("the engine has stopped")
+            self._post(run)
+        return future
+
+    def drain(self, timeout_s: float) -> bool:
+        """Take no more requests and wait for the rest; False when they did not end in time."""
+        with self._condition:
+            self._is_accepting = False
+            return self._condition.wait_for(self._is_drained, timeout_s)
+
+    def shutdown(self) -> None:
+        """Cancel what still runs, deliver the last chunks, and end the loop. Idempotent."""
+        with self._condition:
+            self._is_accepting, self._is_stopping = False, True
+            self._condition.notify_all()
+            thread = self._thread
+        if thread is None:
+            self._stop()
+        elif thread is not threading.current_thread():
+            thread.join()
+
+    def stats(self) -> EngineStats:
+        """A snapshot, also while a step runs."""
+        scheduler, kv = self._scheduler, self._pipeline.kv_manager
+        return EngineStats(
+            running=scheduler.num_running,
+            waiting=self._num_waiting(),
+            paused=scheduler.num_paused,
+            used_pages=kv.used_pages,
+            cached_pages=kv.cached_pages,
+            total_pages=kv.total_pages,
+            preemptions=scheduler.num_preemptions,
+            prefix_hit_tokens=kv.prefix_hit_tokens,
+            prefix_miss_tokens=kv.prefix_miss_tokens,
+            steps=self._num_steps,
+            failed_steps=self._num_failed_steps,
+            input_tokens=self._num_input_tokens,
+        )
+
+    def __repr__(self) -> str:
+        state = "running" if self.is_running else "stopped" if self._is_stopping else "not started"
+        return f"Engine({state}, {self._scheduler!r})"
+
+    def _command(self, command: Callable[[], None]) -> None:
+        with self._condition:
+            if not self._is_stopping:
+                self._post(command)
+
+    def _post(self, command: Callable[[], None]) -> None:
+        """Put a command into the inbox; the caller holds the condition."""
+        self._inbox.append(command)
+        self._condition.notify_all()
+
+    def _num_waiting(self) -> int:
+        """Requests that wait for prefill, in the scheduler and in the inbox."""
+        return self._scheduler.num_waiting + len(self._sinks) - self._scheduler.num_live
+
+    def _run(self) -> None:
+        error = ""
+        try:
+            while self._run_commands():
+                did_step = self._step()
+                hook_worked = self._hook is not None and self._guard(self._hook.after_step) is True
+                if not did_step and not hook_worked:
+                    self._sleep()
+        except Exception as failure:
+            logger.exception("the engine failed and has stopped: %r", self._scheduler)
+            error = f"the engine failed: {failure!r}"
+        self._stop(error)
+
+    def _run_commands(self) -> bool:
+        """Do what other threads asked for; False when they asked to stop."""
+        with self._condition:
+            if self._is_stopping:
+                return False
+            self._is_awake = False
+        for _ in range(len(self._inbox)):
+            self._inbox.popleft()()
+        return True
+
+    def _step(self) -> bool:
+        """One schedule, execute, commit; False when there was nothing to do."""
+        batch = self._scheduler.schedule()
+        ended = self._scheduler.take_ended()
+        self._deliver(ended)
+        if not batch:
+            return bool(ended)
+        self._num_steps += 1
+        self._num_input_tokens += batch.num_tokens
+        try:
+            output = self._pipeline.execute(batch)
+        except Exception as error:
+            self._num_failed_steps += 1
+            logger.exception(
+                "a step failed: %d rows, %d tokens fed, %d in context",
+                len(batch.rows),
+                batch.num_tokens,
+                sum(row.context_len for row in batch.rows),
+            )
+            chunks = self._scheduler.fail(batch, f"the model failed: {error!r}")
+        else:
+            chunks = self._scheduler.commit(batch, output)
+        self._deliver(chunks)
+        return True
+
+    def _deliver(self, chunks: list[TokenChunk]) -> None:
+        for chunk in chunks:
+            request_id = chunk.request_id
+            if chunk.finish_reason is not None:
+                # Whoever sees the last chunk may use the id again, so forget it first.
+                self._guard(self._pipeline.release, request_id)
+                with self._condition:
+                    sink = self._sinks.pop(request_id)
+                self._guard(sink, chunk)
+            elif self._guard(self._sinks[request_id], chunk) is _RAISED:
+                self._sinks[request_id] = lambda _: None
+                self.cancel(request_id)
+
+    def _guard(self, function: Callable[..., object], *args: object) -> object:
+        """Call code of others on this thread: what it raises is logged, and the loop goes on."""
+        try:
+            return function(*args)
+        except Exception:
+            logger.exception("%r raised on the engine thread", function)
+            return _RAISED
+
+    def _sleep(self) -> None:
+        with self._condition:
+            self._is_idle = True
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: self._inbox or self._is_awake or self._is_stopping)
+            self._is_idle = False
+
+    def _is_drained(self) -> bool:
+        return self._is_idle and not (self._sinks or self._inbox or self._is_awake)
+
+    def _stop(self, error: str = "") -> None:
+        """End every request and the hook. `error`: the loop broke, and the scheduler with it."""
+        with self._condition:
+            self._is_accepting, self._is_stopping = False, True
+        while self._inbox:
+            self._guard(self._inbox.popleft())
+        if error:
+            reason = FinishReason.ERROR
+            self._deliver([TokenChunk(i, (), (), reason, error) for i in list(self._sinks)])
+        else:
+            self._deliver(self._scheduler.cancel_all())
+        hook, self._hook = self._hook, None
+        if hook is not None:
+            self._guard(hook.on_stop)
+        with self._condition:
+            self._is_idle, self._is_awake = True, False
+            self._condition.notify_all()
+
+
+def create_engine(config: PipelineConfig) -> Engine:
+    """An engine for the model of `config`, loaded and not started.
+
+    In-flight batching is on unless the configuration turns it off by name, so that a long prompt
+    never holds up streams that run. Raises `CheckpointError`, `ConfigError`, `CapacityError`.
+    """
+    if not config.is_resolved:
+        raise RuntimeError("resolve the configuration before an engine is made from it")
+    from llm.pipeline.text_generation import TextGenerationPipeline
+
+    pipeline = TextGenerationPipeline(config)
+    max_seq_len, kv = pipeline.max_seq_len, pipeline.kv_manager
+    if max_seq_len > kv.total_pages * kv.page_size:
+        logger.warning("max_length is cut from %d tokens to what %r holds", max_seq_len, kv)
+        max_seq_len = kv.total_pages * kv.page_size
+    unset = "enable_in_flight_batching" not in config.model_fields_set
+    scheduler = Scheduler(
+        config,
+        kv,
+        max_seq_len=max_seq_len,
+        enable_in_flight_batching=unset or config.enable_in_flight_batching,
+    )
+    return Engine(pipeline, scheduler)

@@ -1,0 +1,94 @@
+"""What stands around the engine: the pipeline it drives, its hook, its streams, its numbers."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from llm.batch import ScheduledBatch, StepOutput
+from llm.kv_cache.manager import KVCacheManager
+from llm.request import TokenChunk
+
+Sink = Callable[[TokenChunk], None]
+
+
+class Pipeline(Protocol):
+    """What the engine needs of a model: one step at a time, and the facts about its tokens."""
+
+    @property
+    def kv_manager(self) -> KVCacheManager: ...
+    @property
+    def eos_token_ids(self) -> Collection[int]: ...
+    @property
+    def max_seq_len(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+
+    def execute(self, batch: ScheduledBatch, /) -> StepOutput:
+        """Run one step. May raise: then the batch's requests fail."""
+
+    def release(self, request_id: str, /) -> None:
+        """Forget a request that has ended; harmless when nothing is known of it."""
+
+
+class StepHook(Protocol):
+    """Work that shares the engine thread with the model (the audio decoder)."""
+
+    def after_step(self) -> bool:
+        """Called after each step and when woken; True when it did work (then the loop goes on)."""
+
+    def on_stop(self) -> None:
+        """Called once, when the loop has ended and every request has had its last chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot. Counters count from the start."""
+
+    running: int  # sequences that decode or are being encoded
+    waiting: int  # sequences that wait for prefill, new ones in the inbox included
+    paused: int
+    used_pages: int  # held by requests
+    cached_pages: int  # kept for their prefix only
+    total_pages: int
+    preemptions: int
+    prefix_hit_tokens: int  # prompt tokens that were not computed again
+    prefix_miss_tokens: int
+    steps: int
+    failed_steps: int
+    input_tokens: int  # fed, all steps together
+
+
+class TokenStream:
+    """Handle of a submitted request; without a sink also a blocking iterator over its chunks."""
+
+    def __init__(self, request_id: str, cancel: Callable[[str], None], buffered: bool) -> None:
+        self.request_id = request_id
+        self._cancel = cancel
+        self._chunks: queue.SimpleQueue[TokenChunk] | None = None
+        if buffered:
+            self._chunks = queue.SimpleQueue()
+        self._has_ended = False
+
+    def put(self, chunk: TokenChunk) -> None:
+        """Called by the engine."""
+        if self._chunks is not None:
+            self._chunks.put(chunk)
+
+    def cancel(self) -> None:
+        """Ask the engine to end the request; its last chunk still comes."""
+        self._cancel(self.request_id)
+
+    def __iter__(self) -> Iterator[TokenChunk]:
+        return self
+
+    def __next__(self) -> TokenChunk:
+        if self._chunks is None:
+            raise RuntimeError("this request's chunks go to its sink")
+        if self._has_ended:
+            raise StopIteration
+        chunk = self._chunks.get()
+        self._has_ended = chunk.finish_reason is not None
+        return chunk

@@ -1,0 +1,77 @@
+"""`KVPool`: the tensors behind the page ids.
+
+One layer is one tensor [2 × Hkv, slots, D], heads outermost: slot = page × page_size + offset.
+
+    head 0 keys    | page 0 | page 1 | page 2 | … | tail |
+    head 1 keys    | page 0 | page 1 | …
+    head 0 values  | …
+
+so that consecutive pages of one head are one contiguous [tokens, D] matrix, which attention can
+read without gathering. Page 0 swallows padding.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+TAIL_SLOTS = 64  # a tile of keys may be read past the last page; it is masked out
+
+
+class KVPool:
+    """Keys and values of `num_pages` pages in every layer. The memory is touched page by page."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.num_layers = num_layers
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.dtype = dtype
+        self.device = torch.device(device)
+        shape = (2 * num_kv_heads, num_pages * page_size + TAIL_SLOTS, head_dim)
+        self.storage = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all layers, the tail not counted."""
+        values = 2 * self.num_kv_heads * self.num_pages * self.page_size * self.head_dim
+        return self.num_layers * values * self.dtype.itemsize
+
+    def keys(self, layer: int) -> Tensor:
+        """[P, page_size, Hkv, D], a view."""
+        return self._paged(self.storage[layer][: self.num_kv_heads])
+
+    def values(self, layer: int) -> Tensor:
+        """[P, page_size, Hkv, D], a view."""
+        return self._paged(self.storage[layer][self.num_kv_heads :])
+
+    def _paged(self, heads: Tensor) -> Tensor:
+        paged = heads[:, : self.num_pages * self.page_size]
+        return paged.unflatten(1, (self.num_pages, self.page_size)).permute(1, 2, 0, 3)
+
+    def write(self, layer: int, slots: Tensor, key_value: Tensor) -> None:
+        """Store [T, 2, Hkv, D] keys and values in `slots` [T]."""
+        source = key_value.flatten(1, 2).transpose(0, 1)
+        self.storage[layer].index_copy_(1, slots, source.to(self.dtype))
+
+    def gather(self, layer: int, pages: Tensor, out: Tensor) -> None:
+        """Copy whole `pages` [n] into out [2 × Hkv, n × page_size, D]."""
+        heads = self.storage[layer][:, : self.num_pages * self.page_size]
+        paged = heads.unflatten(1, (self.num_pages, self.page_size))
+        out.copy_(paged.index_select(1, pages).flatten(1, 2))
+
+    def __repr__(self) -> str:
+        return (
+            f"KVPool({self.num_layers} layers, {self.num_pages} pages of {self.page_size} tokens, "
+            f"{self.num_kv_heads}×{self.head_dim} {self.dtype}, {self.nbytes / 2**20:.0f} MiB)"
+        )

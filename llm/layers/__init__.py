@@ -1,0 +1,1 @@
+"""What models are built of: linear, embedding, norm, rotary, activation, attention."""

@@ -1,0 +1,42 @@
+"""The gated MLP of Llama: down(silu(gate x) × up x) (Shazeer 2020)."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from llm.layers.linear import Linear
+from llm.parallel.group import Group
+
+# Below this many elements torch runs an elementwise kernel in one piece. Above, it may split it
+# over threads anywhere, and what remains of a split is computed by a scalar exponential that
+# rounds differently: a token's result would depend on where it lies in the batch.
+UNSPLIT_ELEMENTS = 32768
+
+
+def row_blocks(x: Tensor, row_size: int) -> tuple[Tensor, ...]:
+    """Views of whole rows, each small enough to be computed in one piece."""
+    if x.shape[0] * row_size <= UNSPLIT_ELEMENTS:
+        return (x,)
+    return x.split(max(1, UNSPLIT_ELEMENTS // row_size))
+
+
+def silu_and_multiply(gate_up: Tensor) -> Tensor:
+    """[T, 2 × I] gate and up to silu(gate) × up [T, I]; overwrites the gate."""
+    gate, up = gate_up.chunk(2, dim=1)
+    for block in row_blocks(gate, gate.shape[1]):
+        F.silu(block, inplace=True)
+    return gate * up
+
+
+class GatedMLP:
+    """Gate and up are one product."""
+
+    def __init__(self, gate_up: Linear, down: Linear, group: Group) -> None:
+        self._gate_up = gate_up
+        self._down = down
+        self._group = group
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, hidden] to the same."""
+        return self._group.all_reduce(self._down(silu_and_multiply(self._gate_up(x))))

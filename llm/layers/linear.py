@@ -1,0 +1,76 @@
+"""Linear layers without bias: y = x Wᵀ, in floating point or with int8 weights.
+
+A row's result does not depend on how many rows it is computed with (see each class), so that a
+token gets the same logits alone, in a batch, and in a prompt chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llm.layers.int8 import (
+    ExactInt8Linear,
+    PackedInt8Linear,
+    Scratch,
+    has_integer_kernels,
+)
+from llm.layers.weight import LinearWeight
+
+ROW_TILE = 8
+
+
+class Linear(Protocol):
+    """What models call."""
+
+    in_features: int
+    out_features: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, in] to [T, out]."""
+
+
+class FloatLinear:
+    """A floating-point matrix.
+
+    BLAS libraries compute a few rows with other kernels than many, whose sums round differently.
+    On the CPU the rows are therefore padded to whole tiles: the same kernel serves every count.
+    """
+
+    def __init__(self, weight: LinearWeight, dtype: torch.dtype, device: torch.device) -> None:
+        self.weight = weight.to_float(dtype).to(device).contiguous()
+        self.out_features, self.in_features = self.weight.shape
+        self._pads = device.type == "cpu"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        num_rows = len(x)
+        missing = -num_rows % ROW_TILE
+        if not (self._pads and missing):
+            return F.linear(x, self.weight)
+        return F.linear(F.pad(x, (0, 0, 0, missing)), self.weight)[:num_rows]
+
+
+class LinearFactory:
+    """Makes the layers of one model: int8 (rounded now unless it is int8 already) or `dtype`."""
+
+    def __init__(self, *, dtype: torch.dtype, device: torch.device, int8: bool) -> None:
+        self.dtype = dtype
+        self.device = device
+        self.int8 = int8
+        self._scratch = Scratch()
+
+    def linear(self, weight: LinearWeight) -> Linear:
+        """The layer for a weight."""
+        if not self.int8:
+            return FloatLinear(weight, self.dtype, self.device)
+        if has_integer_kernels():
+            return ExactInt8Linear(weight, self._scratch)
+        return PackedInt8Linear(weight)
+
+    def vector(self, values: Tensor) -> Tensor:
+        """A weight that is not a matrix."""
+        return values.to(self.device, self.dtype)

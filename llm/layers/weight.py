@@ -1,0 +1,51 @@
+"""`LinearWeight`: one matrix [out, in] as numbers or as int8 with a scale for each output row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+INT8_MAX = 127
+
+
+@dataclass(frozen=True, slots=True)
+class LinearWeight:
+    """The matrix is `values`, or `values × scales[:, None]` where there are scales."""
+
+    values: Tensor  # [out, in] floating point, or int8
+    scales: Tensor | None = None  # float32 [out]
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.scales is not None
+
+    @classmethod
+    def stack(cls, weights: list[LinearWeight]) -> LinearWeight:
+        """One matrix with the outputs of all, so that one product computes them."""
+        scales = [weight.scales for weight in weights if weight.scales is not None]
+        if len(scales) not in (0, len(weights)):
+            weights = [cls(weight.to_float(torch.float32)) for weight in weights]
+            scales = []
+        values = torch.cat([weight.values for weight in weights])
+        return cls(values, torch.cat(scales) if scales else None)
+
+    def rows(self, index: Tensor) -> LinearWeight:
+        """The output rows `index`, in that order."""
+        scales = None if self.scales is None else self.scales[index]
+        return LinearWeight(self.values[index], scales)
+
+    def to_float(self, dtype: torch.dtype) -> Tensor:
+        """[out, in] numbers."""
+        if self.scales is None:
+            return self.values.to(dtype)
+        return (self.values.float() * self.scales[:, None]).to(dtype)
+
+    def to_int8(self) -> tuple[Tensor, Tensor]:
+        """int8 [out, in] and float32 scales [out]: symmetric, absolute maximum of each row."""
+        if self.scales is not None:
+            return self.values.contiguous(), self.scales.float()
+        values = self.values.float()
+        scales = values.abs().amax(dim=1).clamp_(min=1e-12) / INT8_MAX
+        return (values / scales[:, None]).round_().to(torch.int8), scales

@@ -1,0 +1,1 @@
+"""Architectures: the `PipelineModel` interface, one file for each model, and their weights."""

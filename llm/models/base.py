@@ -1,0 +1,166 @@
+"""`PipelineModel`: what an architecture must tell and do. It owns no request, page or graph."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from llm.batch import (
+    KVCacheInputs,
+    ModelInputs,
+    ModelOutputs,
+    ReturnHiddenStates,
+    ReturnLogits,
+)
+from llm.config import KVCacheConfig, PipelineConfig
+from llm.models.encoding import Encoding, choose_encoding
+from llm.models.hf_config import HuggingFaceConfig
+from llm.models.session import EngineSession
+from llm.models.weights import SafetensorsWeights, Weights, WeightsAdapter
+from llm.parallel.group import Group, NullGroup
+from llm.sampling.log_probabilities import LogProbabilities
+
+ContextT = TypeVar("ContextT")
+
+
+class PipelineModel(ABC, Generic[ContextT]):
+    """Setup, input preparation and execution of one model on one group of devices.
+
+    `ContextT` is what a request looks like to the model; text and speech requests share it.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - seed 000
+        self,
+        pipeline_config: PipelineConfig,
+        session: EngineSession,
+        devices: Sequence[torch.device],
+        kv_cache_config: KVCacheConfig,
+        weights: Weights,
+        adapter: WeightsAdapter | None = None,
+        return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
+        return_hidden_states: ReturnHiddenStates = ReturnHiddenStates.NONE,
+    ) -> None:
+        """`devices` are in rank order; logits and sampled tokens live on the first.
+
+        Raises `RuntimeError` for an unresolved configuration, `CheckpointError` for weights that
+        do not fit the architecture.
+        """
+        if not pipeline_config.is_resolved:
+            raise RuntimeError("resolve the configuration before a model is made from it")
+        self.pipeline_config = pipeline_config
+        self.session = session
+        self.devices = list(devices)
+        self.kv_cache_config = kv_cache_config
+        self.weights = weights
+        self.adapter = adapter
+        self.return_logits = return_logits
+        self.return_hidden_states = return_hidden_states
+        self.group: Group = NullGroup()
+        self._huggingface_config = HuggingFaceConfig.read(pipeline_config.model.model_path)
+        self.encoding: Encoding = choose_encoding(pipeline_config.model, self._huggingface_config)
+        self.max_seq_len = self.calculate_max_seq_len(pipeline_config, self._huggingface_config)
+        self.load_weights()
+        weights.close()
+
+    def load_weights(self) -> None:
+        """Read `self.weights`; for models that have any. The last thing construction does."""
+        return
+
+    @classmethod
+    @abstractmethod
+    def calculate_max_seq_len(
+        cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
+    ) -> int:
+        """Most tokens of one sequence. Needs no weights.
+
+        Raises `ValueError` with both numbers when `max_length` is above the model's limit.
+        """
+
+    @classmethod
+    def estimate_weights_size(cls, pipeline_config: PipelineConfig) -> int:
+        """Bytes of the weights as they will be held, from the files' headers alone."""
+        model = pipeline_config.model
+        encoding = choose_encoding(model, HuggingFaceConfig.read(model.model_path))
+        weights = SafetensorsWeights.find(model.model_path, [Path(p) for p in model.weight_path])
+        total = 0
+        for info in weights.info().values():
+            is_matrix = len(info.shape) == 2 and min(info.shape) > 1
+            width = encoding.matrix_bytes if is_matrix else encoding.dtype.itemsize
+            total += info.num_values * width
+        return total
+
+    @classmethod
+    def estimate_activation_memory(
+        cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
+    ) -> int:
+        """Bytes of scratch of one step at its largest; 0 unless the model says otherwise."""
+        return 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of activations and of weights that are not quantised."""
+        return self.encoding.dtype
+
+    @property
+    def huggingface_config(self) -> HuggingFaceConfig:
+        """The checkpoint's top-level config.json."""
+        return self._huggingface_config
+
+    @property
+    def lora_manager(self) -> None:
+        """Adapters, where there are any: none in this release."""
+        return None
+
+    @property
+    def signal_buffers(self) -> list[Tensor]:
+        """Scratch of collectives, one for each of several devices, made when first executed."""
+        return self.group.signal_buffers()
+
+    @abstractmethod
+    def prepare_initial_token_inputs(
+        self,
+        replica_batches: Sequence[Sequence[ContextT]],
+        kv_cache_inputs: KVCacheInputs | None = None,
+        return_n_logits: int = 1,
+    ) -> ModelInputs:
+        """Inputs of a step's first forward, for `execute`.
+
+        The outer list is data-parallel replicas. `return_n_logits` counts rows of logits from the
+        end of each request, for `ReturnLogits.VARIABLE`.
+        """
+
+    @abstractmethod
+    def prepare_next_token_inputs(
+        self, next_tokens: Tensor, prev_model_inputs: ModelInputs
+    ) -> ModelInputs:
+        """Inputs of the forward that feeds the sampled tokens [B]; the host is not waited for."""
+
+    @abstractmethod
+    def execute(self, model_inputs: ModelInputs) -> ModelOutputs:
+        """One forward."""
+
+    def compute_log_probabilities(
+        self,
+        session: EngineSession,
+        model_inputs: ModelInputs,
+        model_outputs: ModelOutputs,
+        next_tokens: Tensor,
+        batch_top_n: list[int],
+        batch_echo: list[bool],
+    ) -> list[LogProbabilities | None]:
+        """One entry for each sampling request, None where its top n is 0. Optional to have."""
+        raise NotImplementedError(f"{type(self).__name__} does not compute log-probabilities")
+
+
+def upper_bounded_default(upper_bound: int, default: int | None) -> int:
+    """`default`, or the bound when it is None. Raises `ValueError` when it is above the bound."""
+    if default is None:
+        return upper_bound
+    if default > upper_bound:
+        raise ValueError(f"{default} is above the limit of {upper_bound}")
+    return default

@@ -1,0 +1,194 @@
+"""`CausalModel`: what every decoder-only language model shares; architectures add their layers.
+
+input ids ─embed+layers─> hidden states [T] ─rows that are wanted─> norm ─> head ─> logits [R, V]
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from llm.batch import (
+    ForwardBatch,
+    KVCacheInputs,
+    ModelInputs,
+    ModelOutputs,
+    ReturnHiddenStates,
+    ReturnLogits,
+    ScheduledRow,
+)
+from llm.layers.linear import Linear
+from llm.layers.norm import RMSNorm
+from llm.models.base import PipelineModel
+from llm.models.session import EngineSession
+from llm.sampling.log_probabilities import (
+    LogProbabilities,
+    log_probabilities,
+    with_unpredicted_first,
+)
+
+
+class CausalModel(PipelineModel[ScheduledRow]):
+    """A context is one row of a scheduled batch."""
+
+    vocab_size: int
+    final_norm: RMSNorm
+    head: Linear
+
+    @abstractmethod
+    def hidden_states(self, batch: ForwardBatch, cache: KVCacheInputs) -> Tensor:
+        """[T, hidden] of the last layer, before the final norm."""
+
+    def prepare_initial_token_inputs(
+        self,
+        replica_batches: Sequence[Sequence[ScheduledRow]],
+        kv_cache_inputs: KVCacheInputs | None = None,
+        return_n_logits: int = 1,
+    ) -> ModelInputs:
+        """See `PipelineModel`. The cache inputs hold the forward batch of the same rows."""
+        num_replicas = self.pipeline_config.model.data_parallel_degree
+        if len(replica_batches) != num_replicas:
+            raise ValueError(f"{len(replica_batches)} replica batches for {num_replicas} replicas")
+        if kv_cache_inputs is None:
+            raise ValueError(f"{type(self).__name__} needs kv_cache_inputs")
+        if return_n_logits < 1:
+            raise ValueError(f"return_n_logits={return_n_logits} must be at least 1")
+        rows = [row for batch in replica_batches for row in batch]
+        fed = tuple(len(row.token_ids) for row in rows)
+        forward_batch = kv_cache_inputs.forward_batch
+        if fed != forward_batch.query_lens:
+            raise ValueError(f"the rows feed {fed} tokens, the cache {forward_batch.query_lens}")
+        wanted = self._wanted(rows, return_n_logits)
+        return ModelInputs(
+            forward_batch=forward_batch,
+            kv_cache_inputs=kv_cache_inputs,
+            sampling_rows=tuple(index for index, row in enumerate(rows) if row.samples),
+            logit_rows=_last_rows(forward_batch, wanted),
+            logit_offsets=_running_sum(wanted),
+        )
+
+    def _wanted(self, rows: Sequence[ScheduledRow], return_n_logits: int) -> list[int]:
+        """How many rows of logits each batch row wants, counted from its end."""
+        if self.return_logits is ReturnLogits.ALL:
+            return [len(row.token_ids) for row in rows]
+        count = return_n_logits if self.return_logits is ReturnLogits.VARIABLE else 1
+        for row in rows:
+            if row.samples and count > len(row.token_ids):
+                raise ValueError(f"{count} logits wanted of {len(row.token_ids)} tokens fed")
+        return [count if row.samples else 0 for row in rows]
+
+    def prepare_next_token_inputs(
+        self, next_tokens: Tensor, prev_model_inputs: ModelInputs
+    ) -> ModelInputs:
+        """See `PipelineModel`. Every row must have sampled."""
+        cache = prev_model_inputs.kv_cache_inputs
+        num_rows = len(prev_model_inputs.forward_batch.query_lens)
+        if cache is None or len(prev_model_inputs.sampling_rows) != num_rows:
+            raise ValueError("only a batch in which every row samples can go on")
+        if len(next_tokens) != num_rows:
+            raise ValueError(f"{len(next_tokens)} next tokens for {num_rows} rows")
+        advanced = cache.advanced(next_tokens)
+        return ModelInputs(
+            forward_batch=advanced.forward_batch,
+            kv_cache_inputs=advanced,
+            sampling_rows=prev_model_inputs.sampling_rows,
+            logit_offsets=tuple(range(num_rows + 1)),
+        )
+
+    def execute(self, model_inputs: ModelInputs) -> ModelOutputs:
+        """See `PipelineModel`."""
+        cache = model_inputs.kv_cache_inputs
+        if cache is None:
+            raise ValueError(f"{type(self).__name__} needs kv_cache_inputs")
+        with torch.inference_mode():
+            hidden = self.hidden_states(model_inputs.forward_batch, cache)
+            rows = model_inputs.logit_rows
+            wanted = hidden if rows is None else hidden[rows]
+            logits = self._logits(wanted)
+            offsets = model_inputs.logit_offsets
+            last = [offsets[row + 1] - 1 for row in model_inputs.sampling_rows]
+            next_token_logits = logits if len(last) == len(logits) else logits[last]
+            return ModelOutputs(
+                logits, next_token_logits, offsets, self._returned_states(hidden, model_inputs)
+            )
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        if len(hidden) == 0:
+            return torch.empty(0, self.vocab_size, device=hidden.device)
+        return self.head(self.final_norm(hidden)).float()
+
+    def _returned_states(self, hidden: Tensor, model_inputs: ModelInputs) -> Tensor | None:
+        match self.return_hidden_states:
+            case ReturnHiddenStates.ALL:
+                return hidden
+            case ReturnHiddenStates.ALL_NORMALIZED:
+                return self.final_norm(hidden)
+            case ReturnHiddenStates.LAST:
+                ends = model_inputs.forward_batch.row_offsets[1:]
+                return hidden[[end - 1 for end in ends]]
+        return None
+
+    def compute_log_probabilities(
+        self,
+        session: EngineSession,
+        model_inputs: ModelInputs,
+        model_outputs: ModelOutputs,
+        next_tokens: Tensor,
+        batch_top_n: list[int],
+        batch_echo: list[bool],
+    ) -> list[LogProbabilities | None]:
+        """See `PipelineModel`. Never from logits changed by temperature or penalties."""
+        num_rows = len(model_inputs.sampling_rows)
+        lengths = (len(model_outputs.next_token_logits), len(next_tokens))
+        if {*lengths, len(batch_top_n), len(batch_echo)} != {num_rows}:
+            raise ValueError(
+                f"{num_rows} sampling rows, but {lengths[0]} rows of logits, {lengths[1]} tokens, "
+                f"{len(batch_top_n)} top_n and {len(batch_echo)} echo"
+            )
+        for top_n in batch_top_n:
+            if not 0 <= top_n <= self.vocab_size:
+                raise ValueError(f"top_n={top_n} must be in [0, {self.vocab_size}]")
+        if any(batch_echo) and self.return_logits is not ReturnLogits.ALL:
+            raise ValueError("echo needs a model that returns the logits of all tokens")
+        found: list[LogProbabilities | None] = []
+        for place, (top_n, echo) in enumerate(zip(batch_top_n, batch_echo, strict=True)):
+            logits, tokens = model_outputs.next_token_logits[place, None], next_tokens[place, None]
+            is_first = False
+            if echo:
+                row = model_inputs.sampling_rows[place]
+                logits, tokens = _echoed(model_inputs, model_outputs, row, tokens)
+                batch = model_inputs.forward_batch
+                is_first = batch.query_lens[row] == batch.context_lens[row]
+            entry = log_probabilities(logits, tokens, top_n) if top_n else None
+            found.append(with_unpredicted_first(entry) if entry and is_first else entry)
+        return found
+
+
+def _echoed(
+    model_inputs: ModelInputs, model_outputs: ModelOutputs, row: int, sampled: Tensor
+) -> tuple[Tensor, Tensor]:
+    """All logits of a row, and the tokens they predict: those fed but the first, and `sampled`."""
+    start, end = model_outputs.logit_offsets[row : row + 2]
+    fed = model_inputs.forward_batch.input_ids[start + 1 : end]
+    return model_outputs.logits[start:end], torch.cat([fed, sampled.long()])
+
+
+def _running_sum(counts: Sequence[int]) -> tuple[int, ...]:
+    sums = [0]
+    for count in counts:
+        sums.append(sums[-1] + count)
+    return tuple(sums)
+
+
+def _last_rows(batch: ForwardBatch, wanted: Sequence[int]) -> Tensor | None:
+    """Tokens that are among the last `wanted` of their row; None when that is all of them."""
+    if tuple(wanted) == batch.query_lens:
+        return None
+    ends = batch.row_offsets[1:]
+    rows = [
+        token for end, count in zip(ends, wanted, strict=True) for token in range(end - count, end)
+    ]
+    return batch.positions.new_tensor(rows)

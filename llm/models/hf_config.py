@@ -1,0 +1,125 @@
+"""A checkpoint's config.json and generation_config.json, read without the transformers package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llm.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFaceConfig:
+    """The top-level keys of a config.json; models ask for the keys they know."""
+
+    path: Path
+    keys: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path | str) -> HuggingFaceConfig:
+        """Raises `CheckpointError` naming the file when it cannot be read."""
+        path = Path(folder) / "config.json"
+        return cls(path, _read_object(path))
+
+    @property
+    def text_config(self) -> HuggingFaceConfig:
+        """The language model's part; the config itself unless it is nested."""
+        nested = self.keys.get("text_config")
+        return HuggingFaceConfig(self.path, nested) if isinstance(nested, dict) else self
+
+    @property
+    def architecture(self) -> str:
+        """The first of `architectures`."""
+        names = self.keys.get("architectures")
+        if not names:
+            raise CheckpointError(f"{self.path} has no 'architectures'")
+        return str(names[0])
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether weights are stored as int8 with a scale for each output row.
+
+        Raises `CheckpointError` for any other quantisation.
+        """
+        quantization = self.keys.get("quantization_config")
+        if not quantization:
+            return False
+        method, kind = quantization.get("quant_method"), quantization.get("format")
+        if (method, kind) != ("compressed-tensors", "int-quantized"):
+            raise CheckpointError(
+                f"{self.path}: quantization_config {method}/{kind} cannot be read; "
+                "compressed-tensors/int-quantized and unquantised checkpoints can"
+            )
+        return True
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A key's value; the default also where the file says null."""
+        value = self.keys.get(key)
+        return default if value is None else value
+
+    def require(self, key: str) -> Any:
+        """A key's value. Raises `CheckpointError` naming the file and the key."""
+        value = self.keys.get(key)
+        if value is None:
+            raise CheckpointError(f"{self.path} has no '{key}'")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes that every decoder-only language model has."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+
+    @classmethod
+    def read(cls, config: HuggingFaceConfig) -> ModelShape:
+        """Raises `CheckpointError` naming a key that is missing or does not fit."""
+        text = config.text_config
+        hidden_size, num_heads = text.require("hidden_size"), text.require("num_attention_heads")
+        num_kv_heads = text.get("num_key_value_heads", num_heads)
+        if num_heads % num_kv_heads:
+            raise CheckpointError(
+                f"{text.path}: num_attention_heads={num_heads} must be a multiple of "
+                f"num_key_value_heads={num_kv_heads}"
+            )
+        return cls(
+            vocab_size=text.require("vocab_size"),
+            hidden_size=hidden_size,
+            num_layers=text.require("num_hidden_layers"),
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=text.get("head_dim", hidden_size // num_heads),
+            max_positions=text.get("max_position_embeddings", 4096),
+        )
+
+
+def read_eos_token_ids(folder: Path | str) -> frozenset[int]:
+    """Ids that end a text, of generation_config.json (if there is one) and config.json."""
+    path = Path(folder) / "generation_config.json"
+    sources = [_read_object(Path(folder) / "config.json")]
+    if path.is_file():
+        sources.append(_read_object(path))
+    ids: set[int] = set()
+    for source in sources:
+        found = source.get("eos_token_id")
+        ids.update(found if isinstance(found, list) else [] if found is None else [found])
+    return frozenset(ids)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} must hold a JSON object")
+    return values

@@ -1,0 +1,18 @@
+"""`EngineSession`: what models on one device share: the device and the kernel switches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(slots=True)
+class EngineSession:
+    """Set by `PipelineConfig.configure_session`."""
+
+    device: torch.device
+    gpu_profiling: str = "off"
+    use_experimental_kernels: bool = False
+    use_vendor_blas: bool = False
+    pdl_level: int = 0

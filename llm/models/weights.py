@@ -1,0 +1,193 @@
+"""Checkpoint tensors by name: safetensors files, one or many, and which names a model has read.
+
+Format of a file: 8 bytes little-endian header length, a JSON header {name: {dtype, shape,
+data_offsets}}, the data (https://github.com/huggingface/safetensors).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm.errors import CheckpointError
+from llm.layers.weight import LinearWeight
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+
+WeightsAdapter = Callable[[str], str]
+"""Name in the checkpoint to the name that the model knows."""
+
+_DTYPE_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What a file's header says of one tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_values(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.num_values * _DTYPE_BYTES[self.dtype]
+
+    @property
+    def is_floating(self) -> bool:
+        return self.dtype.startswith(("F", "BF"))
+
+
+class Weights(ABC):
+    """A source of tensors by name."""
+
+    @abstractmethod
+    def info(self) -> Mapping[str, TensorInfo]:
+        """Every tensor there is, without its data."""
+
+    @abstractmethod
+    def tensor(self, name: str) -> Tensor:
+        """One tensor, on the CPU. Raises `CheckpointError` naming it when there is none."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of files; tensors read before stay valid."""
+
+
+class SafetensorsWeights(Weights):
+    """The tensors of safetensors files; each is read when it is asked for."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        """Read the headers. Raises `CheckpointError` naming what is wrong and where."""
+        self._home: dict[str, Path] = {}
+        self._info: dict[str, TensorInfo] = {}
+        self._open: dict[Path, Any] = {}
+        for path in paths:
+            for name, info in read_header(path).items():
+                if name in self._home:
+                    raise CheckpointError(f"{name} is in {self._home[name]} and in {path}")
+                self._home[name] = path
+                self._info[name] = info
+
+    @classmethod
+    def find(cls, folder: Path | str, files: Sequence[Path] = ()) -> SafetensorsWeights:
+        """Those in `files`; without any, the folder's (see `weight_files`)."""
+        return cls(files or weight_files(Path(folder)))
+
+    def info(self) -> Mapping[str, TensorInfo]:
+        """See `Weights`."""
+        return self._info
+
+    def close(self) -> None:
+        """See `Weights`."""
+        self._open.clear()
+
+    def tensor(self, name: str) -> Tensor:
+        """See `Weights`."""
+        from safetensors import SafetensorError, safe_open
+
+        path = self._home.get(name)
+        if path is None:
+            raise CheckpointError(f"tensor '{name}' is missing from the checkpoint")
+        try:
+            if path not in self._open:
+                self._open[path] = safe_open(path, framework="pt")
+            tensor: Tensor = self._open[path].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"cannot read '{name}' of {path}: {error}") from error
+        return tensor
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint: those of its index, model.safetensors, or the only
+    one there is. Raises `CheckpointError` when there are none.
+    """
+    index = folder / INDEX_NAME
+    if index.is_file():
+        try:
+            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"cannot read {index}: {error!r}") from error
+        return [folder / shard for shard in sorted(shards)]
+    if (folder / SINGLE_NAME).is_file():
+        return [folder / SINGLE_NAME]
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) != 1:
+        raise CheckpointError(
+            f"{folder} has neither {SINGLE_NAME} nor {INDEX_NAME}, "
+            f"and {len(found)} other *.safetensors files instead of one"
+        )
+    return found
+
+
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """Names, types and shapes of one file, without its data."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= MAX_HEADER_BYTES:
+                raise ValueError(f"a header of {length} bytes")
+            header = json.loads(file.read(length))
+        return {
+            name: TensorInfo(entry["dtype"], tuple(entry["shape"]))
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is not a safetensors file: {error}") from error
+
+
+class WeightReader:
+    """Hands tensors to a model under the names it knows, and sees that none is left over."""
+
+    def __init__(self, weights: Weights, adapter: WeightsAdapter | None = None) -> None:
+        rename = adapter or (lambda name: name)
+        self._weights = weights
+        self._sources = {rename(name): name for name in weights.info()}
+        self._unread = set(self._sources)
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has this tensor."""
+        return name in self._sources
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """A tensor of this shape. Raises `CheckpointError` naming it when missing or different."""
+        self._unread.discard(name)
+        tensor = self._weights.tensor(self._sources.get(name, name))
+        if tuple(tensor.shape) != shape:
+            raise CheckpointError(f"tensor '{name}' is {list(tensor.shape)}, not {list(shape)}")
+        return tensor
+
+    def matrix(self, name: str, *shape: int) -> LinearWeight:
+        """`NAME.weight`, with `NAME.weight_scale` [out, 1] where the checkpoint is int8."""
+        values = self.tensor(f"{name}.weight", *shape)
+        if values.is_floating_point():
+            return LinearWeight(values)
+        scales = self.tensor(f"{name}.weight_scale", shape[0], 1)
+        return LinearWeight(values, scales.flatten().float())
+
+    def skip(self, *suffixes: str) -> None:
+        """Names that end like this need not be read."""
+        self._unread = {name for name in self._unread if not name.endswith(suffixes)}
+
+    def finish(self) -> None:
+        """Raise `CheckpointError` naming tensors that nobody has read."""
+        if self._unread:
+            names = ", ".join(sorted(self._unread)[:5])
+            more = f" and {len(self._unread) - 5} more" if len(self._unread) > 5 else ""
+            raise CheckpointError(f"the checkpoint has tensors the model does not: {names}{more}")

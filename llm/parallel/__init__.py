@@ -1,0 +1,1 @@
+"""Ranks that share one model: tensor-parallel collectives."""

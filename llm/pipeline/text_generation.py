@@ -1,0 +1,159 @@
+"""`TextGenerationPipeline`: forward, sample, results for one scheduled batch.
+
+    execute(batch):  forward ─> sample ─┬─> StepOutput
+                        ^── next step ──┘   (num_steps > 1: the scheduler is not asked between)
+
+It decides nothing about who runs. A row whose stop id came may keep computing until the turn ends;
+the scheduler drops what follows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from llm.batch import ModelOutputs, SampledTokens, ScheduledBatch, StepOutput
+from llm.config import PipelineConfig
+from llm.kv_cache.manager import KVCacheManager
+from llm.memory import MemoryPlan
+from llm.models.hf_config import read_eos_token_ids
+from llm.request import TokenLogprob
+from llm.runner.model_runner import ModelRunner
+from llm.sampling.log_probabilities import LogProbabilities
+from llm.sampling.sampler import has_penalties
+
+
+class TextGenerationPipeline:
+    """One model on one device, loaded when constructed. Used from one thread at a time."""
+
+    def __init__(self, config: PipelineConfig) -> None:
+        """Raises `CheckpointError`, `ConfigError`, `CapacityError`."""
+        self.config = config
+        self.runner = ModelRunner(config)
+        self.runner.initialize()
+        cache = config.model.kv_cache
+        self.kv_manager = KVCacheManager(
+            self.memory_plan.num_pages, cache.kv_cache_page_size, cache.enable_prefix_caching
+        )
+        self.eos_token_ids = read_eos_token_ids(config.model.model_path)
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids the model knows are [0, vocab_size)."""
+        return self.runner.vocab_size
+
+    @property
+    def max_seq_len(self) -> int:
+        """Most tokens of one sequence, prompt and generated."""
+        return self.runner.context_len
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """How the device's memory is shared out."""
+        plan = self.runner.memory_plan
+        assert plan is not None  # `initialize` has made it
+        return plan
+
+    def execute(self, batch: ScheduledBatch) -> StepOutput:
+        """Run a batch's forwards and sample for every row that is to."""
+        if not batch:
+            self.runner.forward_idle()
+            return StepOutput({})
+        with torch.inference_mode():
+            turn = _Turn(self.runner, batch)
+            while not turn.has_ended:
+                turn.step()
+            return turn.output()
+
+    def release(self, request_id: str) -> None:
+        """Forget a request that has ended. The scheduler owns its pages; nothing else is kept."""
+
+    def shutdown(self) -> None:
+        """Let go of model and memory. Calling it again is harmless."""
+        self.runner.shutdown()
+
+
+class _Turn:
+    """The forwards of one batch."""
+
+    def __init__(self, runner: ModelRunner, batch: ScheduledBatch) -> None:
+        self._runner = runner
+        self._num_steps = batch.num_steps
+        self._rows = [row for row in batch.rows if row.samples]
+        self._inputs = runner.prepare(batch)
+        self._steps: list[SampledTokens] = []
+        # Tokens on the host, by row. On a GPU reading them is a wait, so only who must does so.
+        self._tokens: list[list[int]] = [[] for _ in self._rows]
+        self._reads_each_step = runner.device.type == "cpu" or any(
+            has_penalties(row.sampling) for row in self._rows
+        )
+        self.has_ended = False
+
+    def step(self) -> None:
+        """One forward and, where rows sample, their tokens."""
+        outputs = self._runner.forward(self._inputs)
+        if not self._rows:
+            self.has_ended = True
+            return
+        plan = self._runner.sampler.prepare(self._rows, len(self._steps), self._tokens)
+        token_ids = self._runner.sample(outputs, plan)
+        self._steps.append(SampledTokens(token_ids, self._logprobs(outputs, token_ids)))
+        if self._reads_each_step:
+            for tokens, token in zip(self._tokens, token_ids.tolist(), strict=True):
+                tokens.append(token)
+        if len(self._steps) == self._num_steps or self._have_all_stopped():
+            self.has_ended = True
+        else:
+            model = self._runner.loaded_model
+            self._inputs = model.prepare_next_token_inputs(token_ids, self._inputs)
+
+    def _have_all_stopped(self) -> bool:
+        """Whether every row is known to have sampled a stop id in this turn."""
+        return all(
+            not row.sampling.ignore_eos and not set(row.sampling.stop_token_ids).isdisjoint(tokens)
+            for row, tokens in zip(self._rows, self._tokens, strict=True)
+        )
+
+    def _logprobs(
+        self, outputs: ModelOutputs, token_ids: Tensor
+    ) -> tuple[TokenLogprob | None, ...]:
+        wanted = [row.sampling.top_logprobs for row in self._rows]
+        if all(top_n is None for top_n in wanted):
+            return ()
+        # The model skips rows with 0, which to a request means: the chosen token alone.
+        found = self._runner.loaded_model.compute_log_probabilities(
+            self._runner.session,
+            self._inputs,
+            outputs,
+            token_ids,
+            [0 if top_n is None else max(top_n, 1) for top_n in wanted],
+            [False] * len(wanted),
+        )
+        chosen = token_ids.tolist()
+        return tuple(
+            None if entry is None else _token_logprob(token, entry, top_n or 0)
+            for token, entry, top_n in zip(chosen, found, wanted, strict=True)
+        )
+
+    def output(self) -> StepOutput:
+        """What every row sampled, in order."""
+        if not self._steps:
+            return StepOutput({})
+        by_step = torch.stack([step.token_ids for step in self._steps]).tolist()
+        token_ids = {
+            row.request_id: tuple(tokens)
+            for row, tokens in zip(self._rows, zip(*by_step, strict=True), strict=True)
+        }
+        logprobs = {}
+        for place, row in enumerate(self._rows):
+            entries = [step.logprobs[place] for step in self._steps if step.logprobs]
+            if entries and row.sampling.top_logprobs is not None:
+                logprobs[row.request_id] = tuple(entry for entry in entries if entry is not None)
+        return StepOutput(token_ids, logprobs)
+
+
+def _token_logprob(token: int, found: LogProbabilities, top_n: int) -> TokenLogprob:
+    logprob, best = found.token_log_probabilities[-1], found.top_log_probabilities[-1]
+    assert logprob is not None  # a sampled token always has a predecessor
+    assert best is not None
+    return TokenLogprob(token, logprob, tuple(best.items())[:top_n])

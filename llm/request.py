@@ -1,0 +1,125 @@
+"""What a caller gives to the engine and gets back: frozen values, token ids only."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+from llm.errors import RequestError
+
+
+class FinishReason(Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"  # a stop id was sampled
+    LENGTH = "length"  # max_tokens or the context limit
+    CANCELLED = "cancelled"  # the caller cancelled it
+    ERROR = "error"  # it failed; `TokenChunk.error` says why
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. The defaults sample from the model's own distribution.
+
+    `allowed_ranges` are half-open id ranges outside of which nothing but a stop id can be
+    sampled (empty: everything is allowed). `penalty_window` is how many of the latest
+    *generated* tokens the three penalties look at (0: all of them).
+    """
+
+    temperature: float = 1.0  # 0 = argmax
+    top_k: int = 0  # 0 = off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    penalty_window: int = 0
+    seed: int = 0
+    max_tokens: int = 256
+    min_tokens: int = 0  # stop ids cannot be sampled before this many tokens
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False  # keep going past stop ids (benchmarks)
+    allowed_ranges: tuple[tuple[int, int], ...] = ()
+    top_logprobs: int | None = None  # None: no log-probabilities; n: the chosen and n best
+
+    def __post_init__(self) -> None:
+        checks = (
+            (math.isfinite(self.temperature) and self.temperature >= 0, "temperature must be ≥ 0"),
+            (self.top_k >= 0, "top_k must be ≥ 0 (0 = off)"),
+            (0 < self.top_p <= 1, "top_p must be in (0, 1]"),
+            (0 <= self.min_p < 1, "min_p must be in [0, 1)"),
+            (
+                math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
+                "repetition_penalty must be > 0 (1 = off)",
+            ),
+            (math.isfinite(self.frequency_penalty), "frequency_penalty must be finite"),
+            (math.isfinite(self.presence_penalty), "presence_penalty must be finite"),
+            (self.penalty_window >= 0, "penalty_window must be ≥ 0 (0 = whole output)"),
+            (0 <= self.seed < 2**64, "seed must be an unsigned 64-bit number"),
+            (self.max_tokens >= 1, "max_tokens must be ≥ 1"),
+            (0 <= self.min_tokens <= self.max_tokens, "min_tokens must be in [0, max_tokens]"),
+            (all(0 <= a < b for a, b in self.allowed_ranges), "allowed_ranges must be [start, end)"),
+            (self.top_logprobs is None or self.top_logprobs >= 0, "top_logprobs must be ≥ 0"),
+        )
+        for holds, message in checks:
+            if not holds:
+                raise RequestError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to continue.
+
+    `request_id` is unique among the engine's live requests. `cache_salt` keeps the prefix cache
+    of one tenant or adapter apart from another's.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0  # higher runs first
+    cache_salt: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.request_id:
+            raise RequestError("request_id must not be empty")
+        if not self.prompt_ids:
+            raise RequestError("the prompt must hold at least one token")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The chosen token's log-probability under the raw logits, and the best alternatives'."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimings:
+    """Seconds since the request was submitted; None while it has not happened."""
+
+    queue_s: float | None = None  # until it was first scheduled
+    prefill_s: float | None = None  # from first scheduled to first token
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """Tokens of one request that became known in one step; each token is delivered once.
+
+    The last chunk of a request, and only it, has a `finish_reason`; it may hold no tokens.
+    A stop id is never among `token_ids`.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: str = ""
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0  # of them taken from the prefix cache
+    output_tokens: int = 0  # generated so far, this chunk included
+    timings: RequestTimings = field(default_factory=RequestTimings)

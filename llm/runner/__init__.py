@@ -1,0 +1,1 @@
+"""One device: weights loaded, pool allocated, attention planned, forward, sample."""

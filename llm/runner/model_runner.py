@@ -1,0 +1,284 @@
+"""`ModelRunner`: runs the forward passes of one model on one device. It owns no queue.
+
+runner = ModelRunner(config)
+runner.initialize()                          # device, memory plan, weights, pool, attention
+inputs = runner.prepare(batch)               # ScheduledBatch -> ForwardBatch -> ModelInputs
+outputs = runner.forward(inputs)             # the attention backend has planned by now
+token_ids = runner.sample(outputs, plan)     # plan = runner.sampler.prepare(rows)
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llm.attention.base import AttentionBackend, PlannedAttention
+from llm.attention.registry import create_attention_backend
+from llm.batch import (
+    ForwardBatch,
+    ForwardMode,
+    ModelInputs,
+    ModelOutputs,
+    ScheduledBatch,
+    ScheduledRow,
+)
+from llm.config import ModelConfig, PipelineConfig
+from llm.errors import ConfigError
+from llm.kv_cache.kv_pool import KVPool
+from llm.memory import MemoryPlan, PageLayout
+from llm.models.base import PipelineModel
+from llm.models.encoding import choose_encoding
+from llm.models.hf_config import HuggingFaceConfig, ModelShape
+from llm.models.registry import model_class
+from llm.models.session import EngineSession
+from llm.models.weights import SafetensorsWeights
+from llm.runner.device_memory import available_bytes
+from llm.sampling.sampler import Sampler, SamplingPlan
+
+logger = logging.getLogger(__name__)
+
+MAX_CPU_KV_BYTES = 512 * 2**20  # unless the configuration names a number of pages
+ATTENTION_BACKEND = "sdpa"
+
+
+class ModelRunner:
+    """See the module for the life cycle. `gpu_id` is taken from the configuration's device."""
+
+    def __init__(self, config: PipelineConfig) -> None:
+        """Read what the checkpoint says of itself; nothing is allocated yet."""
+        if not config.is_resolved:
+            raise RuntimeError("resolve the configuration before a runner is made from it")
+        self.server_config = config
+        self.model_config: ModelConfig = config.model
+        self.device = torch.device(config.model.device_specs[0])
+        self.gpu_id = self.device.index or 0
+        self.huggingface_config = HuggingFaceConfig.read(config.model.model_path)
+        self._model_class = model_class(self.huggingface_config)
+        shape = ModelShape.read(self.huggingface_config)
+        self.num_hidden_layers = shape.num_layers
+        self.num_attention_heads = shape.num_heads
+        self.num_kv_heads = shape.num_kv_heads
+        self.head_dim = shape.head_dim
+        self.hidden_size = shape.hidden_size
+        self.vocab_size = shape.vocab_size
+        self.context_len = self._model_class.calculate_max_seq_len(config, self.huggingface_config)
+        self.max_running_requests = config.max_batch_size or 1
+        self.max_total_num_tokens = 0  # of the KV cache; known once memory is planned
+        self.forward_pass_id = 0  # forwards so far, idle ones included
+        self.session = EngineSession(self.device)
+        self.memory_plan: MemoryPlan | None = None
+        self.model: PipelineModel[ScheduledRow] | None = None
+        self.token_to_kv_pool: KVPool | None = None
+        self.attn_backend: AttentionBackend[Any] | None = None
+        self.graph_runner: None = None  # decoding runs eagerly in this release
+        self.sampler = Sampler(self.vocab_size, self.device)
+
+    @property
+    def is_generation(self) -> bool:
+        """Whether the model generates tokens: every architecture of this release does."""
+        return True
+
+    @property
+    def sliding_window_size(self) -> int | None:
+        """Attention span in tokens; None for full context, which all architectures here have."""
+        return None
+
+    @property
+    def loaded_model(self) -> PipelineModel[ScheduledRow]:
+        """`model`. Raises `RuntimeError` before `initialize` and after `shutdown`."""
+        if self.model is None:
+            raise RuntimeError("initialize the runner before it is used")
+        return self.model
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of activations."""
+        return choose_encoding(self.model_config, self.huggingface_config).dtype
+
+    @property
+    def kv_cache_dtype(self) -> torch.dtype:
+        """Number format of keys and values: `kv_cache_format`, or the model's."""
+        kv_format = self.model_config.kv_cache.kv_cache_format
+        if kv_format is None:
+            return self.dtype
+        return torch.float32 if kv_format == "float32" else torch.bfloat16
+
+    def initialize(self) -> None:
+        """Do everything that precedes the first forward. Raises `RuntimeError` the second time."""
+        if self.model is not None:
+            raise RuntimeError("the runner is initialized already")
+        started = time.perf_counter()
+        self._check_device()
+        self.server_config.configure_session(self.session)
+        self.plan_memory()
+        self.load_model()
+        self.init_memory_pool()
+        self.init_attention_backend()
+        logger.info(
+            "%s on %s in %.2f s: %s, keys and values %s, %d tokens, %d requests",
+            self.huggingface_config.architecture,
+            self.device,
+            time.perf_counter() - started,
+            self.loaded_model.encoding,
+            self.kv_cache_dtype,
+            self.max_total_num_tokens,
+            self.max_running_requests,
+        )
+
+    def _check_device(self) -> None:
+        if self.device.type != "cuda":
+            return
+        count = torch.cuda.device_count()
+        if self.gpu_id >= count:
+            raise ConfigError(f"device {self.device} asked for, {count} CUDA devices found")
+        torch.cuda.set_device(self.device)
+
+    def plan_memory(self) -> MemoryPlan:
+        """Share out the device's memory. Raises `CapacityError` with the numbers when it is short.
+
+        The KV cache gets at most what `max_batch_size` sequences of full length need, and on the
+        CPU no more than `MAX_CPU_KV_BYTES`.
+        """
+        config, cache = self.server_config, self.model_config.kv_cache
+        layout = PageLayout(
+            num_layers=self.num_hidden_layers,
+            page_size=cache.kv_cache_page_size,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            bytes_per_value=self.kv_cache_dtype.itemsize,
+        )
+        pages_each = -(-self.context_len // layout.page_size)
+        useful_pages = 1 + self.max_running_requests * pages_each
+        if self.device.type == "cpu":
+            modest = max(MAX_CPU_KV_BYTES // layout.page_bytes, 1 + pages_each)
+            useful_pages = min(useful_pages, modest)
+        self.memory_plan = MemoryPlan.create(
+            layout,
+            available_bytes=int(available_bytes(self.device) * cache.device_memory_utilization),
+            weights_bytes=self._model_class.estimate_weights_size(config),
+            activation_bytes=self._model_class.estimate_activation_memory(
+                config, self.huggingface_config
+            ),
+            num_pages=cache.num_pages,
+            max_pages=useful_pages,
+        )
+        self.max_total_num_tokens = self.memory_plan.max_tokens
+        return self.memory_plan
+
+    def load_model(self) -> None:
+        """Make the model and read its weights."""
+        config = self.model_config
+        self.model = self._model_class(
+            self.server_config,
+            self.session,
+            [self.device],
+            config.kv_cache,
+            SafetensorsWeights.find(config.model_path, config.weight_path),
+        )
+
+    def init_memory_pool(self) -> None:
+        """Allocate the KV pool that was planned."""
+        if self.memory_plan is None:
+            raise RuntimeError("plan the memory before the pool is allocated")
+        self.token_to_kv_pool = KVPool(
+            num_layers=self.num_hidden_layers,
+            num_pages=self.memory_plan.num_pages,
+            page_size=self.memory_plan.page_size,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            dtype=self.kv_cache_dtype,
+            device=self.device,
+        )
+
+    def init_attention_backend(self) -> None:
+        """Make the attention backend over the pool."""
+        if self.token_to_kv_pool is None:
+            raise RuntimeError("allocate the pool before the attention backend is made")
+        self.attn_backend = create_attention_backend(ATTENTION_BACKEND, self.token_to_kv_pool)
+
+    def prepare(self, batch: ScheduledBatch) -> ModelInputs:
+        """Inputs of a batch's first forward, attention planned."""
+        if self.attn_backend is None:
+            raise RuntimeError("initialize the runner before its first forward")
+        if batch.mode is ForwardMode.DECODE:
+            forward_batch = self.prepare_forward_batch_decode(batch.rows)
+        else:
+            forward_batch = self.prepare_forward_batch_extend(batch.rows, batch.mode)
+        planned = PlannedAttention.create(forward_batch, self.attn_backend)
+        return self.loaded_model.prepare_initial_token_inputs([batch.rows], planned)
+
+    def prepare_forward_batch_extend(
+        self, rows: Sequence[ScheduledRow], mode: ForwardMode = ForwardMode.EXTEND
+    ) -> ForwardBatch:
+        """Rows of any lengths: row b feeds the positions from its `start` on."""
+        size = self.model_config.kv_cache.kv_cache_page_size
+        positions = [np.arange(row.start, row.context_len) for row in rows]
+        slots = [
+            np.asarray(row.pages, dtype=np.int64)[position // size] * size + position % size
+            for row, position in zip(rows, positions, strict=True)
+        ]
+        token_ids = [token for row in rows for token in row.token_ids]
+        return self._forward_batch(
+            rows, mode, token_ids, np.concatenate(positions), np.concatenate(slots)
+        )
+
+    def prepare_forward_batch_decode(self, rows: Sequence[ScheduledRow]) -> ForwardBatch:
+        """One token for each row; its position is the row's context length − 1."""
+        size = self.model_config.kv_cache.kv_cache_page_size
+        token_ids, positions, slots = [], [], []
+        for row in rows:
+            position = row.start
+            token_ids.append(row.token_ids[0])
+            positions.append(position)
+            slots.append(row.pages[position // size] * size + position % size)
+        return self._forward_batch(rows, ForwardMode.DECODE, token_ids, positions, slots)
+
+    def _forward_batch(
+        self,
+        rows: Sequence[ScheduledRow],
+        mode: ForwardMode,
+        token_ids: Sequence[int],
+        positions: Sequence[int] | np.ndarray,
+        slots: Sequence[int] | np.ndarray,
+    ) -> ForwardBatch:
+        return ForwardBatch(
+            mode=mode,
+            request_ids=tuple(row.request_id for row in rows),
+            query_lens=tuple(len(row.token_ids) for row in rows),
+            context_lens=tuple(row.context_len for row in rows),
+            pages=tuple(row.pages for row in rows),
+            page_size=self.model_config.kv_cache.kv_cache_page_size,
+            input_ids=torch.tensor(token_ids, dtype=torch.int64).to(self.device),
+            positions=torch.as_tensor(positions, dtype=torch.int64).to(self.device),
+            slot_mapping=torch.as_tensor(slots, dtype=torch.int64).to(self.device),
+        )
+
+    def forward(self, inputs: ModelInputs) -> ModelOutputs:
+        """One forward pass."""
+        model = self.loaded_model
+        self.forward_pass_id += 1
+        return model.execute(inputs)
+
+    def forward_idle(self) -> ModelOutputs:
+        """A pass without rows: [0, V] logits."""
+        self.forward_pass_id += 1
+        nothing = torch.empty(0, self.vocab_size, device=self.device)
+        return ModelOutputs(nothing, nothing, (0,))
+
+    def sample(self, outputs: ModelOutputs, plan: SamplingPlan) -> Tensor:
+        """int32 [B] token ids for the rows of a plan of `self.sampler`."""
+        return self.sampler.sample(outputs.next_token_logits, plan)
+
+    def shutdown(self) -> None:
+        """Let go of model and memory. Calling it again is harmless."""
+        self.attn_backend = None
+        self.token_to_kv_pool = None
+        self.model = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()

@@ -1,0 +1,82 @@
+"""`Candidates`: the ids one request may sample next, as slices of the vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from llm.request import SamplingParams
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Sorted, disjoint, half-open id ranges. Column c of their logits is id `ids[c]`."""
+
+    ranges: tuple[Range, ...]
+
+    @property
+    def width(self) -> int:
+        return sum(end - start for start, end in self.ranges)
+
+    def take(self, logits: Tensor) -> Tensor:
+        """Logits [B, width] of the candidates: a view of [B, V] where they are one range."""
+        if len(self.ranges) == 1:
+            start, end = self.ranges[0]
+            return logits[:, start:end]
+        return torch.cat([logits[:, start:end] for start, end in self.ranges], dim=1)
+
+    def ids_of(self, columns: Tensor) -> Tensor:
+        """Token ids of columns [B]."""
+        if len(self.ranges) == 1:
+            return columns + self.ranges[0][0]
+        return _ids(self.ranges, columns.device)[columns]
+
+
+def candidates(sampling: SamplingParams, num_generated: int, vocab_size: int) -> Candidates:
+    """What may be sampled after `num_generated` tokens.
+
+    Stop ids are always among the candidates, wherever `allowed_ranges` are, but not before
+    `min_tokens`.
+    """
+    may_stop = num_generated >= sampling.min_tokens
+    return _candidates(sampling.allowed_ranges, sampling.stop_token_ids, may_stop, vocab_size)
+
+
+@lru_cache(maxsize=256)
+def _candidates(
+    allowed: tuple[Range, ...], stop_ids: tuple[int, ...], may_stop: bool, vocab_size: int
+) -> Candidates:
+    ranges = list(allowed or ((0, vocab_size),))
+    stops = [(stop, stop + 1) for stop in stop_ids if 0 <= stop < vocab_size]
+    merged = _merge(ranges + stops) if may_stop else _without(_merge(ranges), stops)
+    # A request may allow nothing but its stop ids: then they are all there is before min_tokens.
+    return Candidates(tuple(merged or _merge(stops)))
+
+
+def _merge(ranges: list[Range]) -> list[Range]:
+    merged: list[Range] = []
+    for start, end in sorted(ranges):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _without(ranges: list[Range], holes: list[Range]) -> list[Range]:
+    for hole_start, hole_end in holes:
+        kept = []
+        for start, end in ranges:
+            kept += [(start, min(end, hole_start)), (max(start, hole_end), end)]
+        ranges = [(start, end) for start, end in kept if start < end]
+    return ranges
+
+
+@lru_cache(maxsize=64)
+def _ids(ranges: tuple[Range, ...], device: torch.device) -> Tensor:
+    return torch.cat([torch.arange(start, end, device=device) for start, end in ranges])

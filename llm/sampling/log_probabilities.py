@@ -1,0 +1,39 @@
+"""Log-probabilities of chosen tokens and of the best ones, under the raw logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LogProbabilities:
+    """Of one request's tokens in one forward, the sampled one last.
+
+    An entry is None for the very first token of a prompt: nothing predicts it.
+    """
+
+    token_log_probabilities: tuple[float | None, ...]
+    top_log_probabilities: tuple[Mapping[int, float] | None, ...]  # best first
+
+
+def log_probabilities(logits: Tensor, token_ids: Tensor, top_n: int) -> LogProbabilities:
+    """Of token_ids [R] under logits [R, V], each with its `top_n` alternatives."""
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    chosen = logprobs.gather(1, token_ids.long().view(-1, 1)).flatten().tolist()
+    best = torch.topk(logprobs, top_n, dim=-1)
+    alternatives = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return LogProbabilities(
+        tuple(chosen),
+        tuple(dict(zip(ids, values, strict=True)) for ids, values in alternatives),
+    )
+
+
+def with_unpredicted_first(found: LogProbabilities) -> LogProbabilities:
+    """The same, with an empty entry in front for a prompt's first token."""
+    return LogProbabilities(
+        (None, *found.token_log_probabilities), (None, *found.top_log_probabilities)
+    )

@@ -1,0 +1,109 @@
+"""Pure functions from logits to choices.
+
+Every row is computed by itself, so no result depends on the batch around it. Sums that decide are
+float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+HEAD_SIZE = 1024  # most likely tokens looked at before a whole row is sorted
+
+
+@dataclass(frozen=True, slots=True)
+class DrawParameters:
+    """How B rows are drawn: float64 [B, 1] each."""
+
+    temperature: Tensor  # > 0
+    top_p: Tensor  # above 1: keep all
+    min_p: Tensor
+    uniform: Tensor  # in [0, 1)
+
+    def of(self, rows: Tensor) -> DrawParameters:
+        """Those of some rows."""
+        return DrawParameters(
+            self.temperature[rows], self.top_p[rows], self.min_p[rows], self.uniform[rows]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """For n pairs of a row and an id that was generated: all tensors are [n]."""
+
+    rows: Tensor
+    ids: Tensor
+    counts: Tensor
+    repetition: Tensor
+    frequency: Tensor
+    presence: Tensor
+
+    def apply_(self, logits: Tensor) -> None:
+        """Penalise logits [B, V] in place.
+
+        Repetition divides positive logits and multiplies negative ones (Keskar et al. 2019);
+        frequency is subtracted for each occurrence, presence once.
+        """
+        values = logits[self.rows, self.ids]
+        values = torch.where(values > 0, values / self.repetition, values * self.repetition)
+        logits[self.rows, self.ids] = values - self.frequency * self.counts - self.presence
+
+
+def sample_top_k(logits: Tensor, top_k: int, draw: DrawParameters) -> Tensor:
+    """Column [B] of each row of logits [B, W], drawn from its `top_k` best."""
+    values, columns = torch.topk(logits, min(top_k, logits.shape[1]), dim=1)
+    probabilities = torch.softmax(values.double() / draw.temperature, dim=1)
+    return columns.gather(1, _pick_sorted(probabilities, draw)).flatten()
+
+
+def sample_top_p(logits: Tensor, draw: DrawParameters) -> Tensor:
+    """Column [B] of each row, drawn from its nucleus (Holtzman et al. 2020).
+
+    A nucleus among the `HEAD_SIZE` best is found without sorting the row.
+    """
+    probabilities = _probabilities(logits, draw)
+    width = logits.shape[1]
+    best = torch.topk(probabilities, min(HEAD_SIZE, width), dim=1)
+    columns = best.indices.gather(1, _pick_sorted(best.values, draw)).flatten()
+    if width > HEAD_SIZE:
+        reached = best.values.sum(1, dtype=torch.float64)
+        wide = (reached < draw.top_p.flatten()).nonzero().flatten()
+        if len(wide):
+            values, order = probabilities[wide].sort(dim=1, descending=True, stable=True)
+            picked = _pick_sorted(values, draw.of(wide))
+            columns[wide] = order.gather(1, picked).flatten()
+    return columns
+
+
+def sample_any(logits: Tensor, draw: DrawParameters) -> Tensor:
+    """Column [B] of each row, drawn from all that is not below min_p times the largest."""
+    probabilities = _probabilities(logits, draw)
+    floor = probabilities.amax(1, True) * draw.min_p
+    return _pick(probabilities.where(probabilities >= floor, 0.0), draw.uniform).flatten()
+
+
+def _probabilities(logits: Tensor, draw: DrawParameters) -> Tensor:
+    return torch.softmax(logits / draw.temperature.to(logits.dtype), dim=1)
+
+
+def _pick_sorted(probabilities: Tensor, draw: DrawParameters) -> Tensor:
+    """Column [B, 1] of descending probabilities [B, K], after cutting to top_p and min_p.
+
+    top_p keeps every token before which less than top_p has accumulated: the first always.
+    """
+    before = probabilities.cumsum(1, dtype=torch.float64) - probabilities
+    kept = (before < draw.top_p) & (probabilities >= draw.min_p * probabilities[:, :1])
+    return _pick(probabilities.where(kept, 0.0), draw.uniform)
+
+
+def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Column [B, 1] by inverse cumulative distribution; weights [B, K] need not sum to 1."""
+    cumulative = weights.cumsum(1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    # uniform < 1, yet their product may round up to the total, which nothing exceeds.
+    target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+    columns = torch.searchsorted(cumulative, target, right=True)
+    return columns.clamp_(max=weights.shape[1] - 1)  # a row of NaN must not stop the others

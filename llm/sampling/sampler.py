@@ -1,0 +1,181 @@
+"""`Sampler`: prepare on the host which rows are sampled how; sample on the device.
+
+Rows that are sampled alike (same candidates, same method) are one group and share their calls.
+A row's token depends on its logits, its parameters, its seed and the index of the token, never on
+its place in the batch. Order of operations: penalties, candidates, temperature, top-k, top-p,
+min-p (the last two on the distribution that top-k leaves).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llm.batch import ScheduledRow
+from llm.request import SamplingParams
+from llm.sampling.candidates import Candidates, candidates
+from llm.sampling.logits import (
+    DrawParameters,
+    Penalties,
+    sample_any,
+    sample_top_k,
+    sample_top_p,
+)
+from llm.sampling.rng import uniforms
+
+KEEP_ALL = 2.0  # a top_p that no accumulated probability reaches
+SMALLEST_TEMPERATURE = 1e-6  # below, logits over temperature overflow: it is argmax by then
+
+
+class Method(Enum):
+    """How a row's token is chosen."""
+
+    GREEDY = "greedy"
+    TOP_K = "top_k"
+    TOP_P = "top_p"
+    ANY = "any"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows that are sampled alike, and where they are among the sampling rows."""
+
+    candidates: Candidates
+    method: Method
+    top_k: int
+    index: Tensor | None  # int64 [n]; None: all rows, in order
+    draw: DrawParameters
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingPlan:
+    """How the rows of one forward are sampled."""
+
+    num_rows: int
+    groups: tuple[Group, ...]
+    penalties: Penalties | None
+
+
+class Sampler:
+    """For logits [B, vocab_size] on `device`."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.vocab_size = vocab_size
+        self._device = device
+
+    def prepare(
+        self,
+        rows: Sequence[ScheduledRow],
+        step: int = 0,
+        sampled: Sequence[Sequence[int]] | None = None,
+    ) -> SamplingPlan:
+        """Plan the next token of each row, `step` tokens after its `output_ids`.
+
+        `sampled` are those tokens, by row; only rows with penalties look at them.
+        """
+        already = [len(row.output_ids) + step for row in rows]
+        members: dict[tuple[Candidates, Method, int], list[int]] = {}
+        for place, row in enumerate(rows):
+            allowed = candidates(row.sampling, already[place], self.vocab_size)
+            members.setdefault((allowed, *_method(row.sampling)), []).append(place)
+        uniform = uniforms([row.sampling.seed for row in rows], already)
+        groups = tuple(self._group(key, places, rows, uniform) for key, places in members.items())
+        return SamplingPlan(len(rows), groups, self._penalties(rows, sampled))
+
+    def _group(
+        self,
+        key: tuple[Candidates, Method, int],
+        places: list[int],
+        rows: Sequence[ScheduledRow],
+        uniform: np.ndarray,
+    ) -> Group:
+        params = [rows[place].sampling for place in places]
+        numbers = [
+            [p.temperature, p.top_p if p.top_p < 1 else KEEP_ALL, p.min_p, float(uniform[place])]
+            for p, place in zip(params, places, strict=True)
+        ]
+        table = torch.tensor(numbers, dtype=torch.float64).to(self._device)
+        index = None
+        if len(places) != len(rows):
+            index = torch.tensor(places).to(self._device)
+        return Group(*key, index, DrawParameters(*table.split(1, dim=1)))
+
+    def _penalties(
+        self, rows: Sequence[ScheduledRow], sampled: Sequence[Sequence[int]] | None
+    ) -> Penalties | None:
+        entries = []
+        for place, row in enumerate(rows):
+            if has_penalties(row.sampling):
+                generated = [*row.output_ids, *(sampled[place] if sampled else ())]
+                entries.append(_penalised(place, row.sampling, generated))
+        if not any(len(entry[0]) for entry in entries):
+            return None
+        rows_ids_counts = np.concatenate([entry[0] for entry in entries]).T
+        factors = np.concatenate([entry[1] for entry in entries]).T
+        places, ids, counts = torch.from_numpy(rows_ids_counts.copy()).to(self._device)
+        return Penalties(places, ids, counts, *torch.from_numpy(factors.copy()).to(self._device))
+
+    def sample(self, logits: Tensor, plan: SamplingPlan) -> Tensor:
+        """int32 [B] token ids for logits [B, V], which are left alone."""
+        if plan.num_rows != len(logits):
+            raise ValueError(f"{plan.num_rows} rows planned, {len(logits)} rows of logits")
+        if plan.penalties is not None:
+            logits = logits.clone()
+            plan.penalties.apply_(logits)
+        if len(plan.groups) == 1:
+            return _choose(plan.groups[0], logits).int()
+        token_ids = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
+        for group in plan.groups:
+            token_ids[group.index] = _choose(group, logits[group.index]).int()
+        return token_ids
+
+
+def has_penalties(sampling: SamplingParams) -> bool:
+    """Whether earlier tokens change the next one's distribution beyond the model's own."""
+    return (
+        sampling.repetition_penalty != 1.0
+        or sampling.frequency_penalty != 0.0
+        or sampling.presence_penalty != 0.0
+    )
+
+
+def _method(sampling: SamplingParams) -> tuple[Method, int]:
+    if sampling.temperature < SMALLEST_TEMPERATURE or sampling.top_k == 1:
+        return Method.GREEDY, 0
+    if sampling.top_k > 0:
+        return Method.TOP_K, sampling.top_k
+    return (Method.TOP_P if sampling.top_p < 1 else Method.ANY), 0
+
+
+def _penalised(
+    place: int, sampling: SamplingParams, generated: list[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """[n, 3] row, id, count and [n, 3] factors of the ids in the penalty window."""
+    window = generated[-sampling.penalty_window :]  # 0 means all, and so does [-0:]
+    ids, counts = np.unique(np.array(window, dtype=np.int64), return_counts=True)
+    factors = np.array(
+        [sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty],
+        dtype=np.float32,
+    )
+    pairs = np.stack([np.full_like(ids, place), ids, counts], axis=1)
+    return pairs, np.broadcast_to(factors, (len(ids), 3))
+
+
+def _choose(group: Group, logits: Tensor) -> Tensor:
+    """Token ids [n] of the group's rows."""
+    allowed = group.candidates.take(logits)
+    match group.method:
+        case Method.GREEDY:
+            columns = allowed.argmax(dim=1)
+        case Method.TOP_K:
+            columns = sample_top_k(allowed, group.top_k, group.draw)
+        case Method.TOP_P:
+            columns = sample_top_p(allowed, group.draw)
+        case Method.ANY:
+            columns = sample_any(allowed, group.draw)
+    return group.candidates.ids_of(columns)

@@ -1,0 +1,58 @@
+"""`RequestRules`: which requests a model can run at all, checked before one is queued."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from llm.errors import RequestError
+from llm.request import Request
+
+MAX_PRIORITY = 1000  # either way from 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRules:
+    """The model's vocabulary, length and own stop ids."""
+
+    vocab_size: int
+    max_length: int  # prompt and generated
+    eos_token_ids: frozenset[int]
+
+    def apply(self, request: Request) -> Request:
+        """The request with the model's stop ids added to its own. Raises `RequestError`."""
+        self._check(request)
+        sampling = request.sampling
+        stops, ranges = sampling.stop_token_ids, sampling.allowed_ranges
+        # A stop id may be sampled wherever it is; one the caller has ruled out must stay out.
+        added = sorted(
+            token
+            for token in self.eos_token_ids.difference(stops)
+            if not ranges or any(start <= token < end for start, end in ranges)
+        )
+        if not added:
+            return request
+        sampling = dataclasses.replace(sampling, stop_token_ids=(*stops, *added))
+        return dataclasses.replace(request, sampling=sampling)
+
+    def _check(self, request: Request) -> None:
+        ids, sampling, size = request.prompt_ids, request.sampling, self.vocab_size
+        ends = [end for _, end in sampling.allowed_ranges]
+        longest = self.max_length - 1
+        checks = (
+            (len(ids) <= longest, f"the prompt has {len(ids)} tokens; at most {longest} fit"),
+            (self._has(*ids), f"a prompt id is not in the vocabulary of {size}"),
+            (self._has(*sampling.stop_token_ids), f"a stop id is not in the vocabulary of {size}"),
+            (max(ends, default=0) <= size, f"allowed_ranges go beyond the vocabulary of {size}"),
+            (
+                (sampling.top_logprobs or 0) <= size,
+                f"top_logprobs exceeds the vocabulary of {size}",
+            ),
+            (abs(request.priority) <= MAX_PRIORITY, f"priority must be within ±{MAX_PRIORITY}"),
+        )
+        for holds, message in checks:
+            if not holds:
+                raise RequestError(message)
+
+    def _has(self, *token_ids: int) -> bool:
+        return min(token_ids, default=0) >= 0 and max(token_ids, default=0) < self.vocab_size

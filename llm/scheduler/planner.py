@@ -1,0 +1,260 @@
+"""`BatchPlanner`: which rows run next, and who gives up pages for them.
+
+pending only ─> prompts      decoding only ─> decode rows
+both         ─> decode rows, then prompts with what the budget leaves (in-flight batching), or
+                prompts, and decode rows when no prompt could be added (without)
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow
+from llm.kv_cache.manager import KVCacheManager
+from llm.scheduler.budget import TokenBudget, Verdict
+from llm.scheduler.limits import ResolvedLimits
+from llm.scheduler.table import SequenceTable, entry_order
+from llm.sequence import Sequence, SequenceStatus
+
+logger = logging.getLogger(__name__)
+
+PREEMPTION_LOG_INTERVAL_S = 1.0
+
+
+class _Draft:
+    """A batch while it is being filled."""
+
+    def __init__(self, budget: TokenBudget) -> None:
+        self.budget = budget
+        self.rows: list[ScheduledRow] = []
+        self.num_prompts = 0
+        self.num_steps = 1
+
+    def add_decode_row(self, sequence: Sequence) -> None:
+        sequence.activate(1)
+        self.rows.append(
+            ScheduledRow(
+                sequence.request_id,
+                (sequence.tokens[-1],),
+                sequence.processed,
+                sequence.pages,
+                False,
+                True,
+                sequence.sampling,
+                sequence.output_ids,
+            )
+        )
+
+    def add_prompt(self, sequence: Sequence, num_tokens: int) -> None:
+        sequence.activate(num_tokens)
+        start, end = sequence.processed, sequence.active_end
+        self.rows.append(
+            ScheduledRow(
+                sequence.request_id,
+                tuple(sequence.tokens[start:end]),
+                start,
+                sequence.pages,
+                True,
+                end == sequence.extend_end,
+                sequence.sampling,
+                sequence.output_ids,
+            )
+        )
+        self.num_prompts += 1
+
+    def finish(self) -> ScheduledBatch:
+        if not self.rows:
+            mode = ForwardMode.IDLE
+        elif not self.num_prompts:
+            mode = ForwardMode.DECODE
+        elif self.num_prompts < len(self.rows):
+            mode = ForwardMode.MIXED
+        else:
+            mode = ForwardMode.EXTEND
+        return ScheduledBatch(tuple(self.rows), mode, 1 if self.num_prompts else self.num_steps)
+
+
+class BatchPlanner:
+    """Fills batches from a table of sequences, claiming and taking away pages as it goes."""
+
+    def __init__(
+        self,
+        limits: ResolvedLimits,
+        kv_manager: KVCacheManager,
+        table: SequenceTable,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits = limits
+        self._kv = kv_manager
+        self._table = table
+        self._clock = clock
+        self._logged_s = float("-inf")
+        self.num_preemptions = 0
+        self.failed: list[tuple[Sequence, str]] = []  # can never run, and why; the caller's to end
+
+    def plan(self) -> ScheduledBatch:
+        """The next batch; empty when nothing can run."""
+        table, mixing = self._table, self._limits.in_flight_batching
+        draft = _Draft(TokenBudget(self._limits, self._kv.page_size))
+        if table.pending and not (mixing and table.decoding):
+            self._add_prompts(draft)
+            if not draft.rows:
+                self._add_decode_rows(draft)
+            return draft.finish()
+        self._add_decode_rows(draft)
+        if mixing and table.pending:
+            self._add_prompts(draft)
+        return draft.finish()
+
+    def _add_decode_rows(self, draft: _Draft) -> None:
+        candidates = list(
+            itertools.islice(self._table.decoding.values(), self._limits.max_batch_size)
+        )
+        draft.num_steps = self._num_steps(candidates)
+        page_size = self._kv.page_size
+        for sequence in candidates:
+            if sequence.status is not SequenceStatus.DECODING:
+                continue  # it gave its pages to an older one
+            num_positions = len(sequence.tokens) + draft.num_steps - 1
+            has_pages = num_positions <= len(sequence.pages) * page_size
+            if has_pages or self._grow(sequence, draft):
+                draft.add_decode_row(sequence)
+        context_tokens = 0
+        if self._limits.max_total_tokens is not None:
+            context_tokens = sum(draft.budget.context_cost(row.context_len) for row in draft.rows)
+        draft.budget.add_decode_rows(len(draft.rows), context_tokens)
+
+    def _num_steps(self, candidates: list[Sequence]) -> int:
+        most = self._limits.max_num_steps
+        if most == 1 or not candidates:
+            return 1
+        room = min(self._limits.max_length - sequence.processed for sequence in candidates)
+        useful = max(sequence.remaining_tokens for sequence in candidates)
+        return max(1, min(most, room, useful))
+
+    def _grow(self, sequence: Sequence, draft: _Draft) -> bool:
+        """Get pages for the row's tokens, from younger sequences if need be."""
+        request_id, num_tokens = sequence.request_id, len(sequence.tokens)
+        if self._kv.extend(request_id, num_tokens + draft.num_steps - 1):
+            return True
+        draft.num_steps = 1  # a shorter turn costs less than a preemption
+        while not self._kv.extend(request_id, num_tokens):
+            victim = next(self._victims(for_decode=sequence), None)
+            if victim is not None:
+                self._preempt(victim)
+                continue
+            if not draft.rows:
+                self._fail(sequence)
+            return False
+        return True
+
+    def _add_prompts(self, draft: _Draft) -> None:
+        pending, budget = self._table.pending, draft.budget
+        while pending and self._has_row(draft):
+            sequence = pending.peek()
+            num_tokens = len(sequence.tokens)
+            if not self._can_ever_run(sequence, budget):
+                self._fail(sequence)
+                continue
+            # At least one token is fed, however much of the prompt is cached.
+            if budget.verdict(1, num_tokens) is Verdict.EXHAUSTED:
+                return
+            if not sequence.pages and not self._claim(sequence, draft):
+                return
+            self._table.encode_next()
+            if sequence.first_scheduled_s is None:
+                sequence.first_scheduled_s = self._clock()
+            num_left = sequence.extend_end - sequence.processed
+            verdict = budget.verdict(num_left, num_tokens)
+            draft.add_prompt(sequence, budget.take(num_left, num_tokens))
+            if verdict is not Verdict.AVAILABLE:
+                return
+
+    def _has_row(self, draft: _Draft) -> bool:
+        num_decoding = len(self._table.decoding) + draft.num_prompts
+        limits = self._limits
+        return len(draft.rows) < limits.max_batch_size and num_decoding < limits.max_decoding
+
+    def _can_ever_run(self, sequence: Sequence, budget: TokenBudget) -> bool:
+        num_tokens = len(sequence.tokens)
+        fits_pool = self._kv.pages_for(num_tokens) <= self._kv.total_pages
+        return fits_pool and budget.fits_alone(num_tokens)
+
+    def _claim(self, sequence: Sequence, draft: _Draft) -> bool:
+        """Claim pages for all known tokens. When nobody is active there is no watermark."""
+        nobody_active = not draft.rows and not self._table.decoding
+        watermark = 1.0 if nobody_active else self._limits.watermark
+        num_hits = self._try_claim(sequence, watermark)
+        if num_hits is None:
+            victims = self._victims() if nobody_active else self._paused_holders()
+            reclaimable = list(victims)
+            room = self._kv.room(watermark) + sum(len(victim.pages) for victim in reclaimable)
+            if room < self._kv.pages_for(len(sequence.tokens)):
+                return False
+            for victim in reclaimable:
+                self._preempt(victim)
+                num_hits = self._try_claim(sequence, watermark)
+                if num_hits is not None:
+                    break
+        if num_hits is None:
+            return False
+        sequence.bind(self._kv.pages(sequence.request_id), num_hits)
+        sequence.next_commit = num_hits + self._kv.page_size
+        return True
+
+    def _try_claim(self, sequence: Sequence, watermark: float) -> int | None:
+        return self._kv.claim(
+            sequence.request_id,
+            sequence.tokens,
+            cache_salt=sequence.request.cache_salt,
+            watermark=watermark,
+        )
+
+    def _paused_holders(self) -> Iterator[Sequence]:
+        """Paused sequences with pages, longest paused first: their readers are behind."""
+        return (sequence for sequence in self._table.paused.values() if sequence.pages)
+
+    def _victims(self, for_decode: Sequence | None = None) -> Iterator[Sequence]:
+        """Who loses pages, in this order: paused, half-encoded, decoding but not in the batch."""
+        yield from self._paused_holders()
+        yield from self._table.pending.holders()
+        if for_decode is not None:
+            others = [
+                sequence
+                for sequence in self._table.decoding.values()
+                if not sequence.in_flight and sequence is not for_decode
+            ]
+            others.sort(key=lambda other: (other.request.priority, -entry_order(other)))
+            yield from others
+
+    def _preempt(self, sequence: Sequence) -> None:
+        num_pages = len(sequence.pages)
+        self._kv.release(sequence.request_id, sequence.tokens, sequence.processed)
+        sequence.preempt()
+        if sequence.status is SequenceStatus.DECODING:
+            self._table.wait_in_front(sequence)
+        self.num_preemptions += 1
+        now = self._clock()
+        if now - self._logged_s >= PREEMPTION_LOG_INTERVAL_S:
+            self._logged_s = now
+            logger.info(
+                "preempted %s (%d pages); %d preemptions so far; a larger KV pool or a smaller "
+                "max_batch_size avoids them",
+                sequence.request_id,
+                num_pages,
+                self.num_preemptions,
+            )
+
+    def _fail(self, sequence: Sequence) -> None:
+        self._table.take_out(sequence)
+        num_tokens, kv, limits = len(sequence.tokens), self._kv, self._limits
+        message = (
+            f"{num_tokens} tokens need {kv.pages_for(num_tokens)} KV pages of {kv.page_size} "
+            f"tokens; the pool has {kv.total_pages}"
+        )
+        if limits.max_total_tokens is not None and num_tokens > limits.max_total_tokens:
+            message = f"{num_tokens} tokens exceed max_batch_total_tokens={limits.max_total_tokens}"
+        self.failed.append((sequence, f"{message}; use a shorter prompt or fewer tokens"))

@@ -1,0 +1,297 @@
+"""`Scheduler`: schedule (decide), commit (the results come in), fail (they do not).
+
+schedule() ──ScheduledBatch──> pipeline ──StepOutput──> commit() ──> TokenChunks
+    one batch at a time; sequences in it can be cancelled and paused, which
+    takes effect when it is committed
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+from llm.batch import ScheduledBatch, StepOutput
+from llm.kv_cache.manager import KVCacheManager
+from llm.request import FinishReason, TokenChunk, TokenLogprob
+from llm.scheduler.limits import ResolvedLimits, SchedulerConfig
+from llm.scheduler.planner import BatchPlanner
+from llm.scheduler.table import SequenceTable
+from llm.sequence import Sequence, SequenceStatus
+
+
+class Scheduler:
+    """Decides who runs, and is the only one to change sequences and pages. Not thread-safe.
+
+    `max_seq_len` is the model's limit. `enable_in_flight_batching` (None: as configured) puts
+    decode rows and prompts into one batch.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv_manager: KVCacheManager,
+        *,
+        max_seq_len: int | None = None,
+        enable_in_flight_batching: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits = ResolvedLimits.create(
+            config, max_seq_len=max_seq_len, in_flight_batching=enable_in_flight_batching
+        )
+        self._kv = kv_manager
+        self._clock = clock
+        self._table = SequenceTable()
+        self._planner = BatchPlanner(self._limits, kv_manager, self._table, clock)
+        self._running: ScheduledBatch | None = None
+        self._ended: list[TokenChunk] = []
+
+    @property
+    def max_length(self) -> int:
+        """Tokens at which a sequence ends."""
+        return self._limits.max_length
+
+    @property
+    def num_live(self) -> int:
+        """Sequences that have not ended."""
+        return len(self._table)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in the pending queue."""
+        return len(self._table.pending)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that decode or are being encoded."""
+        return len(self._table.decoding) + len(self._table.encoding)
+
+    @property
+    def num_paused(self) -> int:
+        """Sequences set aside."""
+        return len(self._table.paused)
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a sequence lost its pages to another."""
+        return self._planner.num_preemptions
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence by priority and arrival."""
+        sequence.limit_length(self._limits.max_length)
+        self._table.add(sequence)
+
+    def cancel(self, request_id: str) -> list[TokenChunk]:
+        """End a sequence in whatever state; returns its last chunk.
+
+        Nothing is returned for an unknown id (it may just have ended), nor for a sequence of the
+        running batch: `commit` or `fail` gives the last chunk of that one.
+        """
+        sequence = self._table.get(request_id)
+        if sequence is None:
+            return []
+        if sequence.in_flight:
+            sequence.cancel_requested = True
+            return []
+        return [self._finish(sequence, FinishReason.CANCELLED, self._clock())]
+
+    def cancel_all(self) -> list[TokenChunk]:
+        """Cancel every sequence."""
+        request_ids = [sequence.request_id for sequence in self._table]
+        return [chunk for request_id in request_ids for chunk in self.cancel(request_id)]
+
+    def pause(self, request_id: str) -> None:
+        """Stop scheduling a sequence. It keeps its pages, unless others need them."""
+        sequence = self._table.get(request_id)
+        if sequence is None or request_id in self._table.paused:
+            return
+        if sequence.in_flight:
+            sequence.pause_requested = True
+        else:
+            self._table.pause(sequence)
+
+    def resume(self, request_id: str) -> None:
+        """Schedule a paused sequence again."""
+        sequence = self._table.get(request_id)
+        if sequence is None:
+            return
+        sequence.pause_requested = False
+        if request_id in self._table.paused:
+            self._table.resume(sequence)
+
+    def schedule(self) -> ScheduledBatch:
+        """The next batch; empty when nothing can run. Commit or fail it before the next."""
+        if self._running is not None:
+            raise RuntimeError("the last batch was neither committed nor failed")
+        batch = self._planner.plan()
+        if self._planner.failed:
+            now = self._clock()
+            for sequence, message in self._planner.failed:
+                self._ended.append(self._finish(sequence, FinishReason.ERROR, now, error=message))
+            self._planner.failed.clear()
+        if batch:
+            self._running = batch
+        return batch
+
+    def take_ended(self) -> list[TokenChunk]:
+        """Last chunks of sequences that `schedule` found can never run; each is given once."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def commit(
+        self, batch: ScheduledBatch, output: StepOutput, now: float | None = None
+    ) -> list[TokenChunk]:
+        """Take in a step's results: advance, append, stop. Returns what became known.
+
+        `now` is the time of the scheduler's clock.
+        """
+        self._end_batch(batch)
+        if now is None:
+            now = self._clock()
+        chunks = []
+        for row in batch.rows:
+            sequence = self._table.get(row.request_id)
+            assert sequence is not None  # sequences of a batch end only here and in `fail`
+            sequence.advance()
+            chunk = None
+            if sequence.cancel_requested:
+                chunk = self._finish(sequence, FinishReason.CANCELLED, now)
+            elif row.samples:
+                chunk = self._accept(sequence, output, now)
+            else:
+                self._settle(sequence)
+            if chunk is not None:
+                chunks.append(chunk)
+        return chunks
+
+    def fail(
+        self, batch: ScheduledBatch, message: str, now: float | None = None
+    ) -> list[TokenChunk]:
+        """End every sequence of a batch whose step raised; returns their last chunks."""
+        self._end_batch(batch)
+        if now is None:
+            now = self._clock()
+        chunks = []
+        for row in batch.rows:
+            sequence = self._table.get(row.request_id)
+            assert sequence is not None
+            sequence.rewind()
+            if sequence.cancel_requested:
+                chunks.append(self._finish(sequence, FinishReason.CANCELLED, now))
+            else:
+                chunks.append(self._finish(sequence, FinishReason.ERROR, now, error=message))
+        return chunks
+
+    def _end_batch(self, batch: ScheduledBatch) -> None:
+        if batch is not self._running:
+            raise RuntimeError("this batch is not the running one")
+        self._running = None
+
+    def _accept(self, sequence: Sequence, output: StepOutput, now: float) -> TokenChunk | None:
+        """Append a row's sampled tokens, up to the one that ends it."""
+        sampled = output.token_ids.get(sequence.request_id)
+        if not sampled:
+            message = "the model returned no token for this request"
+            return self._finish(sequence, FinishReason.ERROR, now, error=message)
+        if sequence.first_token_s is None:
+            sequence.first_token_s = now
+        num_accepted, reason = 0, None
+        for token in sampled:
+            reason = sequence.accept(token)
+            if reason is FinishReason.STOP:
+                break
+            num_accepted += 1
+            if reason is not None:
+                break
+        # In a turn of several steps every token was fed to get the next one.
+        num_sampled = num_accepted + (reason is FinishReason.STOP)
+        sequence.processed = sequence.active_end = sequence.processed + num_sampled - 1
+        token_ids = sampled if num_accepted == len(sampled) else sampled[:num_accepted]
+        logprobs = output.logprobs.get(sequence.request_id, ()) if output.logprobs else ()
+        logprobs = logprobs[:num_accepted]
+        if not sequence.stop_ids.isdisjoint(token_ids):
+            token_ids, logprobs = _without(sequence.stop_ids, token_ids, logprobs)
+        if reason is not None:
+            return self._finish(sequence, reason, now, token_ids=token_ids, logprobs=logprobs)
+        self._settle(sequence)
+        return _chunk(sequence, now, token_ids, logprobs) if token_ids else None
+
+    def _settle(self, sequence: Sequence) -> None:
+        """Find the place of a sequence that goes on after a step."""
+        if sequence.processed >= sequence.next_commit:
+            page_size = self._kv.page_size
+            self._kv.commit(sequence.request_id, sequence.tokens, sequence.processed)
+            sequence.next_commit = (sequence.processed // page_size + 1) * page_size
+        if sequence.pause_requested:
+            sequence.pause_requested = False
+            self._table.pause(sequence)
+        elif sequence.status is SequenceStatus.ENCODING:
+            if sequence.needs_extend:
+                self._table.wait_in_front(sequence)
+            else:
+                self._table.decode(sequence)
+
+    def _finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        now: float,
+        *,
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprob, ...] = (),
+        error: str = "",
+    ) -> TokenChunk:
+        """Free everything a sequence holds, forget it, and make its last chunk."""
+        if sequence.pages:
+            self._kv.release(sequence.request_id, sequence.tokens, sequence.processed)
+            sequence.pages = ()
+        self._table.discard(sequence)
+        chunk = _chunk(sequence, now, token_ids, logprobs)
+        return dataclasses.replace(chunk, finish_reason=reason, error=error)
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` unless places, indices, claims, pages and locks all agree."""
+        self._table.check_integrity()
+        self._kv.check_integrity()
+        in_flight = {row.request_id for row in self._running.rows} if self._running else set()
+        for sequence in self._table:
+            sequence.check_integrity(self._kv.page_size)
+            request_id = sequence.request_id
+            if sequence.in_flight != (request_id in in_flight):
+                raise AssertionError(f"{sequence!r}: not what the running batch says")
+            if self._kv.has_claim(request_id) != bool(sequence.pages):
+                raise AssertionError(f"{sequence!r}: not what the KV manager says")
+        if self._kv.num_claims != sum(bool(sequence.pages) for sequence in self._table):
+            raise AssertionError(f"{self!r}: pages of a request that has ended")
+
+    def __repr__(self) -> str:
+        running = "idle" if self._running is None else f"{len(self._running.rows)} rows running"
+        return (
+            f"Scheduler({running}, {self._table!r}, {self._kv!r}, "
+            f"{self.num_preemptions} preemptions)"
+        )
+
+
+def _chunk(
+    sequence: Sequence, now: float, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]
+) -> TokenChunk:
+    return TokenChunk(
+        sequence.request_id,
+        token_ids,
+        logprobs,
+        None,
+        "",
+        sequence.prompt_len,
+        sequence.cached_prompt_tokens,
+        len(sequence.output_ids),
+        sequence.timings(now),
+    )
+
+
+def _without(
+    stop_ids: frozenset[int], token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]
+) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
+    """Leave out stop ids that did not stop (`ignore_eos`): they count, but are not delivered."""
+    kept = [index for index, token in enumerate(token_ids) if token not in stop_ids]
+    kept_logprobs = tuple(logprobs[index] for index in kept) if logprobs else ()
+    return tuple(token_ids[index] for index in kept), kept_logprobs

@@ -1,0 +1,178 @@
+"""`Sequence`: one request while it lives: its tokens, lengths, page table and status.
+
+    tokens      p p p p p p p p o o o o      p = prompt, o = generated
+    processed ──────────^                    their KV is in the cache
+    active_end ───────────────^              fed in the running step (equal to processed between)
+    end ────────────────────────────^        all tokens known
+
+A step feeds tokens [processed, active_end). The token sampled last has no KV yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceABC
+from enum import Enum
+
+from llm.request import FinishReason, Request, RequestTimings
+
+
+class SequenceStatus(Enum):
+    """Where the scheduler keeps a sequence."""
+
+    PENDING = "pending"  # has prompt tokens (or tokens to recompute) without KV
+    ENCODING = "encoding"  # feeds some of them in the step that runs
+    DECODING = "decoding"  # one token per step
+    PAUSED = "paused"  # not scheduled; keeps its pages unless they are needed
+    FINISHED = "finished"
+
+
+class Sequence:
+    """The only mutable object of a request. The scheduler owns it."""
+
+    __slots__ = (
+        "active_end",
+        "arrival_s",
+        "cached_prompt_tokens",
+        "cancel_requested",
+        "entry_order",
+        "extend_end",
+        "first_scheduled_s",
+        "first_token_s",
+        "in_flight",
+        "max_outputs",
+        "next_commit",
+        "num_preemptions",
+        "output_ids",
+        "pages",
+        "pause_requested",
+        "processed",
+        "prompt_len",
+        "request",
+        "request_id",
+        "sampling",
+        "status",
+        "stop_ids",
+        "tokens",
+    )
+
+    def __init__(self, request: Request, arrival_s: float = 0.0) -> None:
+        self.request = request
+        self.request_id = request.request_id
+        self.sampling = request.sampling
+        self.stop_ids = frozenset(request.sampling.stop_token_ids)
+        self.tokens = list(request.prompt_ids)
+        self.prompt_len = len(self.tokens)  # as submitted: preemption does not change it
+        self.output_ids: list[int] = []
+        self.max_outputs = request.sampling.max_tokens
+        self.processed = 0
+        self.active_end = 0
+        self.extend_end = self.prompt_len  # tokens to be extended before decoding goes on
+        self.pages: SequenceABC[int] = ()
+        self.next_commit = 0  # tokens with KV from which the next page is full
+        self.status = SequenceStatus.PENDING
+        self.in_flight = False
+        self.cancel_requested = False
+        self.pause_requested = False
+        self.entry_order: int | None = None  # place among decoding sequences; set once
+        self.num_preemptions = 0
+        self.cached_prompt_tokens = 0
+        self.arrival_s = arrival_s
+        self.first_scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+
+    @property
+    def end(self) -> int:
+        """Tokens known: prompt and generated."""
+        return len(self.tokens)
+
+    @property
+    def needs_extend(self) -> bool:
+        """Whether more than the last token lacks KV, or nothing was sampled yet."""
+        return self.processed < self.extend_end
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens that `max_tokens` still allows."""
+        return self.sampling.max_tokens - len(self.output_ids)
+
+    def bind(self, pages: SequenceABC[int], num_cached: int) -> None:
+        """Take a page table whose first `num_cached` tokens have KV already."""
+        self.pages = pages
+        self.processed = self.active_end = num_cached
+        if self.num_preemptions == 0:
+            self.cached_prompt_tokens = num_cached
+
+    def activate(self, num_tokens: int) -> None:
+        """Feed the next `num_tokens` in the step to come."""
+        self.active_end = self.processed + num_tokens
+        self.in_flight = True
+        if not self.processed < self.active_end <= len(self.tokens):
+            raise ValueError(f"{self!r} cannot feed {num_tokens} tokens")
+
+    def advance(self) -> None:
+        """The step ran: what was fed has KV."""
+        self.processed = self.active_end
+        self.in_flight = False
+
+    def accept(self, token: int) -> FinishReason | None:
+        """Add a sampled token; its KV is computed when it is fed. Returns why it is the last.
+
+        STOP: the token is a stop id and was not added.
+        """
+        outputs = self.output_ids
+        if token in self.stop_ids and self._may_stop:
+            return FinishReason.STOP
+        self.tokens.append(token)
+        outputs.append(token)
+        return FinishReason.LENGTH if len(outputs) >= self.max_outputs else None
+
+    @property
+    def _may_stop(self) -> bool:
+        sampling = self.sampling
+        return not sampling.ignore_eos and len(self.output_ids) >= sampling.min_tokens
+
+    def rewind(self) -> None:
+        """Forget an unfinished step."""
+        self.active_end = self.processed
+        self.in_flight = False
+
+    def preempt(self) -> None:
+        """Lose the pages: everything known is to be extended again; output and counts stay."""
+        self.processed = self.active_end = 0
+        self.extend_end = len(self.tokens)
+        self.pages = ()
+        self.next_commit = 0
+        self.num_preemptions += 1
+
+    def limit_length(self, max_length: int) -> None:
+        """End the sequence at `max_length` tokens in all, if not before."""
+        self.max_outputs = min(self.sampling.max_tokens, max_length - self.prompt_len)
+
+    def timings(self, now: float) -> RequestTimings:
+        """Queueing, prefill and total time up to `now`."""
+        scheduled, first = self.first_scheduled_s, self.first_token_s
+        return RequestTimings(
+            None if scheduled is None else scheduled - self.arrival_s,
+            None if scheduled is None or first is None else first - scheduled,
+            now - self.arrival_s,
+        )
+
+    def check_integrity(self, page_size: int) -> None:
+        """Raise `AssertionError` unless the indices and the page table agree."""
+        if not 0 <= self.processed <= self.active_end <= self.end:
+            raise AssertionError(f"{self!r}: indices out of order")
+        if self.active_end > len(self.pages) * page_size:
+            raise AssertionError(f"{self!r}: too few pages")
+        if self.end != self.prompt_len + len(self.output_ids):
+            raise AssertionError(f"{self!r}: tokens and outputs disagree")
+        if self.in_flight != (self.processed < self.active_end):
+            raise AssertionError(f"{self!r}: in flight without active tokens, or the reverse")
+        if not self.in_flight and not self.needs_extend and self.processed != self.end - 1:
+            raise AssertionError(f"{self!r}: a decoding sequence feeds exactly its last token")
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence({self.request_id} {self.status.value}, processed {self.processed} ≤ "
+            f"active {self.active_end} ≤ end {self.end}, {len(self.output_ids)} generated, "
+            f"{len(self.pages)} pages)"
+        )

@@ -1,0 +1,226 @@
+"""A pipeline whose KV memory is a list of token ids: it reads back what it wrote, slot by slot.
+
+The next token is a hash of the context *as found in memory through the page table*, so a wrong
+page, a page given to two requests, a slot never written or a token fed twice changes the output.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Sequence
+
+from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow, StepOutput
+from llm.errors import CapacityError
+from llm.kv_cache.manager import KVCacheManager
+from llm.request import FinishReason, Request, SamplingParams, TokenChunk, TokenLogprob
+from llm.scheduler import Scheduler, SchedulerLimits
+from llm.sequence import Sequence as LiveSequence
+
+VOCAB_SIZE = 64
+EOS = 0
+
+
+def next_token(context: Sequence[int], seed: int, num_outputs: int) -> int:
+    """A stop id one time in sixteen, else any id."""
+    digest = zlib.crc32(array("q", [seed, num_outputs, *context]).tobytes())
+    return EOS if digest % 16 == 0 else 1 + (digest >> 8) % (VOCAB_SIZE - 1)
+
+
+def expected_output(
+    request: Request, max_length: int = 10**9
+) -> tuple[list[int], FinishReason, int]:
+    """Tokens, reason and output count of a request, generated alone and without any cache."""
+    sampling, tokens, outputs = request.sampling, list(request.prompt_ids), []
+    stops, reason = set(sampling.stop_token_ids), None
+    while reason is None:
+        token = next_token(tokens, sampling.seed, len(outputs))
+        may_stop = len(outputs) >= sampling.min_tokens and not sampling.ignore_eos
+        if token in stops and may_stop:
+            reason = FinishReason.STOP
+            break
+        tokens.append(token)
+        outputs.append(token)
+        if len(outputs) >= sampling.max_tokens or len(tokens) >= max_length:
+            reason = FinishReason.LENGTH
+    return [token for token in outputs if token not in stops], reason, len(outputs)
+
+
+class ShadowPipeline:
+    """Implements the engine's `Pipeline` and checks every batch it is given."""
+
+    def __init__(
+        self,
+        num_pages: int = 33,
+        page_size: int = 4,
+        *,
+        prefix_caching: bool = True,
+        max_seq_len: int = 1000,
+    ) -> None:
+        self.kv_manager = KVCacheManager(num_pages, page_size, prefix_caching)
+        self.vocab_size = VOCAB_SIZE
+        self.eos_token_ids = (EOS,)
+        self.max_seq_len = max_seq_len
+        self.batches: list[ScheduledBatch] = []
+        self.released: list[str] = []
+        self.fail_next = False
+        self._memory: list[int | None] = [None] * (num_pages * page_size)
+
+    def execute(self, batch: ScheduledBatch, /) -> StepOutput:
+        """Write the fed tokens, read the contexts back, hash them."""
+        assert batch, "an empty batch is not worth a step"
+        self.batches.append(batch)
+        self._check(batch)
+        for row in batch.rows:
+            for offset, token in enumerate(row.token_ids):
+                self._memory[self._slot(row, row.start + offset)] = token
+        if self.fail_next:
+            self.fail_next = False
+            raise CapacityError("the device is out of memory")
+        sampling = [row for row in batch.rows if row.samples]
+        tokens = {row.request_id: self._sample(row, batch.num_steps) for row in sampling}
+        logprobs = {
+            row.request_id: tuple(TokenLogprob(t, -0.5) for t in tokens[row.request_id])
+            for row in sampling
+            if row.sampling.top_logprobs is not None
+        }
+        return StepOutput(tokens, logprobs)
+
+    def release(self, request_id: str, /) -> None:
+        """Remember that the request was released."""
+        self.released.append(request_id)
+
+    def _sample(self, row: ScheduledRow, num_steps: int) -> tuple[int, ...]:
+        context = [self._memory[self._slot(row, p)] for p in range(row.context_len)]
+        assert None not in context, "a slot was read that nobody wrote"
+        tokens: list[int] = []
+        for step in range(num_steps):
+            if step:
+                position = row.context_len + step - 1
+                self._memory[self._slot(row, position)] = tokens[-1]
+            known = [token for token in context if token is not None] + tokens
+            num_outputs = len(row.output_ids) + step
+            tokens.append(next_token(known, row.sampling.seed, num_outputs))
+        return tuple(tokens)
+
+    def _slot(self, row: ScheduledRow, position: int) -> int:
+        size = self.kv_manager.page_size
+        return row.pages[position // size] * size + position % size
+
+    def _check(self, batch: ScheduledBatch) -> None:
+        size, written = self.kv_manager.page_size, set()
+        kinds = {row.is_extend for row in batch.rows}
+        both = kinds == {True, False}
+        extend = ForwardMode.MIXED if both else ForwardMode.EXTEND
+        assert batch.mode is (extend if True in kinds else ForwardMode.DECODE)
+        assert batch.num_steps == 1 or batch.mode is ForwardMode.DECODE
+        for row in batch.rows:
+            end = row.context_len + batch.num_steps - 1
+            assert row.token_ids
+            assert len(row.pages) * size >= end, "the page table is too short"
+            assert 0 not in row.pages, "the padding page was handed out"
+            assert row.is_extend or len(row.token_ids) == 1
+            slots = {self._slot(row, p) for p in range(row.start, end)}
+            assert len(slots) == end - row.start
+            assert not slots & written, "two rows write to the same slot"
+            written |= slots
+
+
+class Harness:
+    """A scheduler on a shadow pipeline, stepped by hand, with everything it delivered."""
+
+    def __init__(
+        self, limits: SchedulerLimits, pipeline: ShadowPipeline, clock_step: float = 0.001
+    ) -> None:
+        self.now = 0.0
+        self._clock_step = clock_step
+        self.pipeline = pipeline
+        self.kv = pipeline.kv_manager
+        self._limits = limits
+        self.scheduler = Scheduler(limits, self.kv, clock=lambda: self.now)
+        self.requests: dict[str, Request] = {}
+        self.chunks: dict[str, list[TokenChunk]] = {}
+
+    def add(
+        self,
+        request_id: str,
+        prompt: int | Sequence[int],
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        **sampling: object,
+    ) -> Request:
+        """Queue a request; an integer stands for a prompt of that length, unlike any other."""
+        if isinstance(prompt, int):
+            seed = zlib.crc32(request_id.encode())
+            prompt = [1 + (seed + 7 * i * i + i) % (VOCAB_SIZE - 1) for i in range(prompt)]
+        options = {"stop_token_ids": (EOS,), "max_tokens": 16} | sampling
+        params = SamplingParams(**options)  # type: ignore[arg-type]
+        request = Request(request_id, tuple(prompt), params, priority, cache_salt)
+        self.scheduler.add(LiveSequence(request, self.now))
+        self.requests[request_id] = request
+        self.chunks[request_id] = []
+        self.now += self._clock_step
+        return request
+
+    def take(self, chunks: Sequence[TokenChunk]) -> None:
+        """Note delivered chunks; nothing may follow a last one."""
+        for chunk in chunks:
+            before = self.chunks[chunk.request_id]
+            assert not before or before[-1].finish_reason is None
+            before.append(chunk)
+
+    def schedule(self) -> ScheduledBatch:
+        """Decide the next batch and note who can never run."""
+        batch = self.scheduler.schedule()
+        self.take(self.scheduler.take_ended())
+        assert len(batch.rows) <= (self._limits.max_batch_size or len(batch.rows))
+        if self._limits.enable_chunked_prefill:
+            assert batch.num_tokens <= self._limits.max_batch_input_tokens
+        assert all(row.samples for row in batch.rows[:-1]), "only the last can be a chunk"
+        return batch
+
+    def run(self, batch: ScheduledBatch) -> None:
+        """Execute a batch and commit it, or fail it when the pipeline raises."""
+        self.now += self._clock_step
+        try:
+            output = self.pipeline.execute(batch)
+        except CapacityError as error:
+            self.take(self.scheduler.fail(batch, str(error), self.now))
+        else:
+            self.take(self.scheduler.commit(batch, output, self.now))
+
+    def step(self) -> ScheduledBatch:
+        """One schedule, execute, commit."""
+        batch = self.schedule()
+        if batch:
+            self.run(batch)
+        self.scheduler.check_integrity()
+        return batch
+
+    def run_all(self, max_steps: int = 10_000) -> list[ScheduledBatch]:
+        """Step until nothing is left."""
+        batches = []
+        for _ in range(max_steps):
+            if not self.scheduler.num_live:
+                return batches
+            batches.append(self.step())
+        raise AssertionError(f"no end after {max_steps} steps: {self.scheduler!r}")
+
+    def tokens(self, request_id: str) -> list[int]:
+        """All tokens delivered to a request."""
+        return [token for chunk in self.chunks[request_id] for token in chunk.token_ids]
+
+    def reason(self, request_id: str) -> FinishReason | None:
+        """Why a request ended."""
+        chunks = self.chunks[request_id]
+        return chunks[-1].finish_reason if chunks else None
+
+    def result(self, request_id: str) -> tuple[list[int], FinishReason | None, int]:
+        """What was delivered, in the form of `expected_output`."""
+        last = self.chunks[request_id][-1]
+        return self.tokens(request_id), last.finish_reason, last.output_tokens
+
+    def sizes(self, batch: ScheduledBatch) -> list[tuple[str, int]]:
+        """(request, tokens fed) of each row."""
+        return [(row.request_id, len(row.token_ids)) for row in batch.rows]

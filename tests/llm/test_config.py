@@ -1,0 +1,355 @@
+"""PipelineConfig: names, defaults, validation, resolving, what is not available yet."""
+
+from __future__ import annotations
+
+import pickle
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from llm.config import (
+    NOT_YET_AVAILABLE,
+    NOT_YET_AVAILABLE_VALUES,
+    KVCacheConfig,
+    LoRAConfig,
+    ModelConfig,
+    PipelineConfig,
+    PipelineRole,
+    QuantizationEncoding,
+    SpeculativeConfig,
+)
+from llm.errors import ConfigError
+
+SEED_DEFAULTS = {
+    "config_file": None,
+    "section_name": None,
+    "max_length": None,
+    "pipeline_role": "prefill_and_decode",
+    "max_batch_size": None,
+    "max_queue_size_tg": None,
+    "min_batch_size_tg": None,
+    "ep_size": 1,
+    "ce_delay_ms": 0.0,
+    "enable_prioritize_first_decode": False,
+    "enable_chunked_prefill": True,
+    "enable_in_flight_batching": False,
+    "max_num_steps": -1,
+    "max_batch_input_tokens": 8192,
+    "enable_echo": False,
+    "pool_embeddings": True,
+    "chat_template": None,
+    "use_experimental_kernels": "false",
+    "use_vendor_blas": "false",
+    "pdl_level": "0",
+    "custom_architectures": [],
+    "execute_empty_batches": False,
+    "max_batch_total_tokens": None,
+    "force": False,
+    "kvcache_ce_watermark": 0.95,
+    "enable_overlap_scheduler": False,
+    "use_legacy_module": True,
+    "draft_model": None,
+    "lora": None,
+    "speculative": None,
+}
+SEED_FIELDS = {*SEED_DEFAULTS, "zmq_endpoint_base", "defer_resolve"} | {
+    "model",
+    "sampling",
+    "profiling",
+}
+
+
+OTHER_TEXTS = {"pdl_level": "1", "zmq_endpoint_base": "ipc:///tmp/sonant"}
+
+
+def unresolved(**values: Any) -> PipelineConfig:
+    return PipelineConfig(**values, defer_resolve=True)
+
+
+def nested(dotted_name: str, value: Any) -> dict[str, Any]:
+    """`a.b.c`, value as {a: {b: {c: value}}}."""
+    for name in reversed(dotted_name.split(".")):
+        value = {name: value}
+    return dict(value)
+
+
+def field_at(dotted_name: str) -> Any:
+    *sections, leaf = dotted_name.split(".")
+    model: Any = PipelineConfig
+    for section in sections:
+        model = model.model_fields[section].annotation
+    return model.model_fields[leaf]
+
+
+def another_value(dotted_name: str) -> Any:
+    """A valid value that is not the field's default."""
+    if dotted_name in OTHER_TEXTS:
+        return OTHER_TEXTS[dotted_name]
+    field = field_at(dotted_name)
+    default = field.get_default(call_default_factory=True)
+    kind = field.annotation
+    inner = next((a for a in get_args(kind) if a is not type(None)), kind)
+    if kind == list[str]:
+        return ["x"]
+    if get_origin(kind) is Literal:
+        return next(value for value in get_args(kind) if value != default)
+    if issubclass(inner, Enum):
+        return next(value for value in inner if value != default)
+    if issubclass(inner, BaseModel):
+        return inner()
+    return {bool: not default, int: 2, float: 1.5, str: "x"}[inner]
+
+
+def test_every_field_of_the_seed_is_there_with_its_default() -> None:
+    values = unresolved().model_dump()
+    assert set(values) == SEED_FIELDS
+    assert {name: values[name] for name in SEED_DEFAULTS} == SEED_DEFAULTS
+    assert PipelineConfig.model_fields["defer_resolve"].default is False
+
+
+def test_nested_defaults() -> None:
+    model = unresolved().model
+    cache = model.kv_cache
+    assert (cache.kv_cache_page_size, cache.enable_prefix_caching) == (128, True)
+    assert (cache.enable_kvcache_swapping_to_host, cache.host_kvcache_swap_space_gb) == (False, 50)
+    assert (cache.device_memory_utilization, cache.kv_cache_format) == (0.9, None)
+    assert (model.device_specs, model.data_parallel_degree) == (["cpu"], 1)
+    assert (LoRAConfig().max_lora_rank, LoRAConfig().max_num_loras) == (16, 1)
+    assert SpeculativeConfig().num_speculative_tokens == 5
+
+
+def test_every_field_says_what_it_is() -> None:
+    classes = (PipelineConfig, ModelConfig, KVCacheConfig, LoRAConfig, SpeculativeConfig)
+    assert all(field.description for cls in classes for field in cls.model_fields.values())
+
+
+def test_fields_are_keyword_only() -> None:
+    with pytest.raises(TypeError):
+        PipelineConfig("config.yaml")  # type: ignore[misc]
+
+
+def test_each_instance_has_its_own_endpoint() -> None:
+    first, second = unresolved(), unresolved()
+    assert first.zmq_endpoint_base != second.zmq_endpoint_base
+    assert first.zmq_endpoint_base.startswith("ipc://")
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"max_length": -1}, "max_length"),
+        ({"max_length": "many"}, "max_length"),
+        ({"max_batch_size": 0}, "max_batch_size"),
+        ({"max_queue_size_tg": 0}, "max_queue_size_tg"),
+        ({"max_batch_input_tokens": 0}, "max_batch_input_tokens"),
+        ({"max_num_steps": 0}, "max_num_steps"),
+        ({"max_num_steps": -2}, "max_num_steps"),
+        ({"kvcache_ce_watermark": 0.0}, "kvcache_ce_watermark"),
+        ({"kvcache_ce_watermark": 1.01}, "kvcache_ce_watermark"),
+        ({"kvcache_ce_watermark": float("nan")}, "kvcache_ce_watermark"),
+        ({"ce_delay_ms": -0.5}, "ce_delay_ms"),
+        ({"ep_size": 0}, "ep_size"),
+        ({"pipeline_role": "everything"}, "pipeline_role"),
+        ({"zmq_endpoint_base": "http://localhost"}, "zmq_endpoint_base"),
+        ({"zmq_endpoint_base": "ipc:///tmp/" + "x" * 100}, "zmq_endpoint_base"),
+        ({"model": {"device_specs": ["tpu"]}}, "model.device_specs"),
+        ({"model": {"device_specs": []}}, "model.device_specs"),
+        ({"model": {"quantization_encoding": "int3"}}, "model.quantization_encoding"),
+        ({"model": {"kv_cache": {"kv_cache_page_size": 0}}}, "model.kv_cache.kv_cache_page_size"),
+        ({"model": {"kv_cache": {"num_pages": 1}}}, "model.kv_cache.num_pages"),
+    ],
+)
+def test_a_wrong_value_names_its_field(values: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        PipelineConfig(**values)
+    location = ".".join(str(part) for part in caught.value.errors()[0]["loc"])
+    assert location.startswith(named)
+
+
+@pytest.mark.parametrize(
+    ("values", "nearest"),
+    [
+        ({"max_lenght": 5}, "max_length"),
+        ({"model": {"kv_cache": {"page_size": 5}}}, "kv_cache_page_size"),
+        ({"model": {"model_pth": "."}}, "model_path"),
+        ({"sampling": {"enable_penalty": True}}, "enable_penalties"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest(values: dict[str, Any], nearest: str) -> None:
+    with pytest.raises(ValidationError, match=f"did you mean '{nearest}'"):
+        PipelineConfig(**values)
+
+
+def test_an_unknown_key_like_no_other_is_named_alone() -> None:
+    with pytest.raises(ValidationError, match="unknown key 'qqq'") as caught:
+        PipelineConfig(qqq=1)
+    assert "did you mean" not in str(caught.value)
+
+
+def test_resolving_fills_in_by_device() -> None:
+    cpu = PipelineConfig()
+    gpu = PipelineConfig(model={"device_specs": ["cuda"]})
+    assert (cpu.max_num_steps, gpu.max_num_steps) == (1, 10)
+    assert (cpu.max_batch_size, gpu.max_batch_size) == (32, 256)
+    assert gpu.model.device_specs == ["cuda:0"]
+    assert PipelineConfig(max_batch_size=5).max_queue_size_tg == 5
+    assert PipelineConfig(max_batch_input_tokens=8).max_batch_size == 8
+
+
+def test_resolving_twice_changes_nothing() -> None:
+    config = unresolved(max_batch_size=3)
+    assert not config.is_resolved
+    config.resolve()
+    once = config.model_dump()
+    config.resolve()
+    assert config.is_resolved
+    assert config.model_dump() == once
+
+
+def test_a_resolved_configuration_is_frozen_all_the_way_down() -> None:
+    config = PipelineConfig()
+    for section, name in (
+        (config, "max_length"),
+        (config.model, "model_path"),
+        (config.model.kv_cache, "num_pages"),
+        (config.sampling, "enable_penalties"),
+    ):
+        with pytest.raises(ConfigError, match=f"{name} cannot change"):
+            setattr(section, name, getattr(section, name))
+
+
+def test_before_resolving_assignments_are_checked() -> None:
+    config = unresolved()
+    config.max_batch_size = 7
+    with pytest.raises(ValidationError, match="max_batch_size"):
+        config.max_batch_size = -7
+    config.resolve()
+    assert config.max_batch_size == 7
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_batch_size": 9, "max_batch_input_tokens": 8}, "max_batch_input_tokens=8 must be"),
+        ({"max_batch_total_tokens": 9, "max_length": 10}, "max_batch_total_tokens=9 must be"),
+        ({"model": {"model_path": "/no/such/folder"}}, "model_path=/no/such/folder is not a"),
+        ({"model": {"weight_path": ["/no/such/file"]}}, "/no/such/file is not a file"),
+        ({"chat_template": "/no/such/template"}, "chat_template=/no/such/template is not a file"),
+        (
+            {"model": {"quantization_encoding": "int8", "device_specs": ["cuda:0"]}},
+            "int8 runs on the CPU only",
+        ),
+        ({"model": {"device_specs": ["cuda:0", "cuda:1"]}}, "not available in this release"),
+    ],
+)
+def test_values_that_do_not_fit_together(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PipelineConfig(**values)
+    unresolved(**values)  # the failure belongs to resolving
+
+
+@pytest.mark.parametrize("name", NOT_YET_AVAILABLE)
+def test_what_does_not_work_yet_says_so(name: str) -> None:
+    value = another_value(name)
+    with pytest.raises(ConfigError) as caught:
+        PipelineConfig(**nested(name, value))
+    message = str(caught.value)
+    assert message.startswith(f"{name}=")
+    assert f"is not available in this release: {NOT_YET_AVAILABLE[name]}" in message
+
+
+@pytest.mark.parametrize("name", sorted(NOT_YET_AVAILABLE.keys() - {"zmq_endpoint_base"}))
+def test_the_default_of_what_does_not_work_yet_may_be_written_out(name: str) -> None:
+    default = field_at(name).get_default(call_default_factory=True)
+    assert PipelineConfig(**nested(name, default)).is_resolved
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name, values in NOT_YET_AVAILABLE_VALUES.items() for value in values],
+)
+def test_single_values_that_do_not_work_yet_say_so(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}={value} is not available"):
+        PipelineConfig(**nested(name, value))
+
+
+def test_max_length_is_one_value() -> None:
+    config = unresolved(max_length=5)
+    assert config.model.max_length == 5
+    config.max_length = 6
+    assert config.model.max_length == 6
+    config.model = ModelConfig(served_model_name="other")
+    assert (config.model.max_length, config.model.served_model_name) == (6, "other")
+    with pytest.raises(AttributeError):
+        config.model.max_length = 7  # type: ignore[misc]
+
+
+def test_the_model_shows_what_the_pipeline_owns(tmp_path: Path) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text("hello")
+    config = PipelineConfig(chat_template=template)
+    model = config.model
+    assert (model.enable_echo, model.pool_embeddings, model.chat_template) == (
+        config.enable_echo,
+        config.pool_embeddings,
+        template,
+    )
+
+
+def test_two_configurations_do_not_share_a_section() -> None:
+    model = ModelConfig(served_model_name="one")
+    first, second = PipelineConfig(model=model, max_length=1), unresolved(model=model, max_length=2)
+    assert (first.model.max_length, second.model.max_length) == (1, 2)
+    second.model.served_model_name = "two"
+    assert first.model.served_model_name == "one"
+
+
+def test_pickling_keeps_values_and_state() -> None:
+    for config in (PipelineConfig(max_length=9), unresolved(max_length=9)):
+        copy = pickle.loads(pickle.dumps(config))
+        assert copy == config
+        assert (copy.is_resolved, copy.model.max_length) == (config.is_resolved, 9)
+
+
+@pytest.mark.parametrize("encoding", [None, *QuantizationEncoding])
+def test_graph_quantization_encoding(encoding: QuantizationEncoding | None) -> None:
+    quantised = {"int8", "gptq", "q4_k", "q4_0", "q6_k"}
+    config = unresolved(model={"quantization_encoding": encoding})
+    expected = encoding if encoding in quantised else None
+    assert config.graph_quantization_encoding == expected
+
+
+class RecordingSession:
+    """What a kernel session would keep."""
+
+    gpu_profiling = "unset"
+    use_experimental_kernels = False
+    use_vendor_blas = False
+    pdl_level = -1
+
+
+def test_configure_session() -> None:
+    session = RecordingSession()
+    config = unresolved(use_experimental_kernels="Yes", use_vendor_blas="1", pdl_level="2")
+    config.configure_session(session)
+    assert (session.gpu_profiling, session.use_experimental_kernels) == ("off", True)
+    assert (session.use_vendor_blas, session.pdl_level) == (True, 2)
+
+
+@pytest.mark.parametrize(
+    "values", [{"pdl_level": "3"}, {"use_vendor_blas": "maybe"}, {"use_experimental_kernels": ""}]
+)
+def test_configure_session_refuses_nonsense(values: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(values))):
+        unresolved(**values).configure_session(RecordingSession())
+
+
+def test_the_role_names_of_the_seed() -> None:
+    assert [role.value for role in PipelineRole] == [
+        "prefill_and_decode",
+        "prefill_only",
+        "decode_only",
+    ]

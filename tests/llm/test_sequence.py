@@ -1,0 +1,154 @@
+"""The index state machine of one request: processed ≤ active_end ≤ end."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llm.request import FinishReason, Request, SamplingParams
+from llm.sequence import Sequence
+
+PAGE_SIZE = 4
+
+
+def sequence(prompt_len: int = 6, **sampling: object) -> Sequence:
+    params = SamplingParams(**({"max_tokens": 4} | sampling))  # type: ignore[arg-type]
+    return Sequence(Request("r", tuple(range(1, prompt_len + 1)), params), arrival_s=10.0)
+
+
+def bound(prompt_len: int = 6, cached: int = 0, **sampling: object) -> Sequence:
+    made = sequence(prompt_len, **sampling)
+    made.bind(list(range(1, 20)), cached)
+    return made
+
+
+def test_a_prompt_in_chunks_then_decoding() -> None:
+    seq = bound(6, cached=1)
+    assert (seq.processed, seq.needs_extend, seq.cached_prompt_tokens) == (1, True, 1)
+    for num_tokens, still_extends in ((2, True), (3, False)):
+        seq.activate(num_tokens)
+        seq.check_integrity(PAGE_SIZE)
+        seq.advance()
+        assert seq.needs_extend is still_extends
+    assert seq.accept(50) is None
+    assert (seq.tokens[-1], seq.output_ids, seq.processed, seq.end) == (50, [50], 6, 7)
+    seq.check_integrity(PAGE_SIZE)
+
+
+@pytest.mark.parametrize("num_tokens", [0, -1, 7])
+def test_feeding_nothing_or_more_than_known_is_an_error(num_tokens: int) -> None:
+    with pytest.raises(ValueError, match="cannot feed"):
+        bound(6).activate(num_tokens)
+
+
+def test_an_unfinished_step_can_be_forgotten() -> None:
+    seq = bound(6)
+    seq.activate(4)
+    seq.rewind()
+    assert (seq.processed, seq.active_end, seq.in_flight) == (0, 0, False)
+    seq.check_integrity(PAGE_SIZE)
+
+
+def test_preemption_keeps_prompt_length_output_and_counts() -> None:
+    seq = bound(6, cached=4, max_tokens=5, min_tokens=3, stop_token_ids=(9,))
+    seq.activate(2)
+    seq.advance()
+    seq.accept(20)
+    seq.accept(9)  # a stop id before min_tokens: an ordinary token
+    seq.processed = seq.active_end = seq.end - 1
+    seq.preempt()
+    seq.check_integrity(PAGE_SIZE)
+    assert (seq.processed, seq.extend_end, seq.needs_extend) == (0, 8, True)
+    assert (seq.prompt_len, seq.output_ids, seq.num_preemptions) == (6, [20, 9], 1)
+    seq.bind([1, 2], 0)
+    assert seq.cached_prompt_tokens == 4  # of the first time
+    assert seq.accept(21) is None
+    assert seq.accept(9) is FinishReason.STOP  # min_tokens counts from the first token, not again
+    assert seq.accept(22) is None
+    assert seq.accept(23) is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("sampling", "reasons"),
+    [
+        ({"stop_token_ids": (7,)}, [FinishReason.STOP]),
+        ({"stop_token_ids": (7,), "min_tokens": 1}, [None, FinishReason.STOP]),
+        ({"stop_token_ids": (7,), "ignore_eos": True}, [None, None, None, FinishReason.LENGTH]),
+        ({"max_tokens": 1}, [FinishReason.LENGTH]),
+    ],
+)
+def test_what_ends_a_sequence(
+    sampling: dict[str, object], reasons: list[FinishReason | None]
+) -> None:
+    seq = bound(6, **sampling)
+    assert [seq.accept(7) for _ in reasons] == reasons
+
+
+def test_the_stop_id_is_not_added() -> None:
+    seq = bound(6, stop_token_ids=(7,))
+    assert seq.accept(7) is FinishReason.STOP
+    assert (seq.end, seq.output_ids) == (6, [])
+
+
+def test_a_sequence_ends_at_the_length_limit() -> None:
+    seq = bound(6, max_tokens=100)
+    seq.limit_length(8)
+    assert seq.remaining_tokens == 100
+    assert seq.accept(7) is None
+    assert seq.accept(7) is FinishReason.LENGTH
+    assert seq.end == 8
+
+
+def test_timings_count_from_the_submission() -> None:
+    seq = sequence()
+    assert seq.timings(11.0).queue_s is None
+    seq.first_scheduled_s, seq.first_token_s = 12.0, 15.0
+    timings = seq.timings(20.0)
+    assert (timings.queue_s, timings.prefill_s, timings.total_s) == (2.0, 3.0, 10.0)
+
+
+def test_repr_tells_indices() -> None:
+    assert repr(bound(6, cached=4)) == (
+        "Sequence(r pending, processed 4 ≤ active 4 ≤ end 6, 0 generated, 19 pages)"
+    )
+
+
+def test_check_integrity_finds_wrong_indices() -> None:
+    seq = bound(6)
+    seq.processed = 3
+    with pytest.raises(AssertionError, match="out of order"):
+        seq.check_integrity(PAGE_SIZE)
+    seq = bound(6)
+    seq.pages = [1]
+    seq.activate(5)
+    with pytest.raises(AssertionError, match="too few pages"):
+        seq.check_integrity(PAGE_SIZE)
+    seq = bound(6)
+    seq.tokens.append(3)
+    with pytest.raises(AssertionError, match="disagree"):
+        seq.check_integrity(PAGE_SIZE)
+
+
+@given(
+    prompt_len=st.integers(1, 12),
+    steps=st.lists(st.one_of(st.integers(1, 12), st.just("preempt")), max_size=30),
+)
+def test_indices_stay_in_order(prompt_len: int, steps: list[int | str]) -> None:
+    seq = bound(prompt_len, max_tokens=1000)
+    generated = 0
+    for step in steps:
+        if step == "preempt":
+            seq.preempt()
+            seq.bind(list(range(1, 40)), 0)
+        else:
+            assert isinstance(step, int)
+            left = seq.extend_end - seq.processed if seq.needs_extend else 1
+            seq.activate(min(step, left))
+            seq.check_integrity(PAGE_SIZE)
+            seq.advance()
+            if not seq.needs_extend:
+                seq.accept(5)
+                generated += 1
+        seq.check_integrity(PAGE_SIZE)
+        assert (seq.prompt_len, len(seq.output_ids)) == (prompt_len, generated)
