@@ -1,0 +1,174 @@
+"""What an audio decoder is: its fixed facts (`CodecSpec`), one block of codes, one window, the ABC.
+
+The package knows no language model: codes in, float32 samples out.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+
+class DecoderError(Exception):
+    """Base of everything this package raises on purpose."""
+
+
+class DecoderConfigError(DecoderError, ValueError):
+    """A decoder's files or options are wrong, or it cannot do what is asked (masks, encoding)."""
+
+
+class CodeRangeError(DecoderError, ValueError):
+    """A code outside the codebook."""
+
+
+class AudioFormatError(DecoderError, ValueError):
+    """Audio bytes that cannot be read, or a format that cannot be written."""
+
+
+class AttentionKind(Enum):
+    """Which pairs of codes see each other before any mask is applied."""
+
+    BIDIRECTIONAL = "bidirectional"
+    CAUSAL = "causal"
+    NONE = "none"  # convolutions only: no masks can be applied
+
+
+class PrependPromptSpeechTokens(StrEnum):
+    """When the voice prompt's codes go before a block's window."""
+
+    NEVER = "never"
+    ONCE = "once"
+    ROLLING = "rolling"
+
+
+@dataclass(frozen=True, slots=True)
+class MaskPolicy:
+    """The two unambiguous booleans behind the *_causal flags (True = may attend to the block)."""
+
+    buffer_sees_current: bool = True
+    prompt_sees_current: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StreamingOptions:
+    """How one stream is cut and what context each block gets.
+
+    `chunk_sizes` None means one block at the end; otherwise the last size repeats.
+    """
+
+    chunk_sizes: tuple[int, ...] | None = None
+    buffer: int = 0
+    masks: MaskPolicy = field(default_factory=MaskPolicy)
+    prepend: PrependPromptSpeechTokens = PrependPromptSpeechTokens.NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class CodecSpec:
+    """The fixed facts of one codec.
+
+    `receptive_field` is how many earlier codes can change a code's samples (None: unbounded).
+    `recommended` is the streaming setup this codec was made for.
+    """
+
+    name: str
+    sample_rate: int  # Hz
+    samples_per_code: Fraction  # sample_rate / codes per second
+    codebook_size: int
+    num_codebooks: int = 1
+    receptive_field: int | None = None
+    attention: AttentionKind = AttentionKind.BIDIRECTIONAL
+    can_encode: bool = False
+    recommended: StreamingOptions = field(default_factory=StreamingOptions)
+
+    @property
+    def codes_per_second(self) -> float:
+        return float(self.sample_rate / self.samples_per_code)
+
+    @property
+    def can_mask(self) -> bool:
+        return self.attention is not AttentionKind.NONE
+
+
+class PcmFormat(StrEnum):
+    """How a raw PCM sample is written where a request does not say."""
+
+    S16LE = "s16le"
+    F32LE = "f32le"
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderOptions:
+    """audio_decoder_config, checked: how one decoder is run. Which keys a codec takes differs.
+
+    `max_batch` bounds how many windows share a call, `pcm_format` is the service's default for
+    raw PCM, `token_rate_hz` None is the codec's own rate.
+    """
+
+    token_rate_hz: float | None = None
+    max_batch: int = 8
+    pcm_format: PcmFormat = PcmFormat.S16LE
+    stateful: bool = False
+    noise_seed: int | None = None
+    crossfade_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechChunk:
+    """One block of a stream's own codes: s[first_code : first_code + len(codes))."""
+
+    codes: tuple[int, ...]
+    first_code: int
+    block_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeWindow:
+    """Everything a decoder needs for one block: prompt ++ history ++ current codes.
+
+    `positions` are absolute. `block_ids` tell which block each history and current code was
+    emitted in (prompt codes carry the smallest id and are told apart by `prompt_len`).
+    Emitted are `num_samples` samples after the first `skip_samples` of the rendered window.
+    """
+
+    codes: tuple[int, ...]
+    positions: tuple[int, ...]
+    block_ids: tuple[int, ...]
+    prompt_len: int
+    history_len: int
+    masks: MaskPolicy
+    skip_samples: int
+    first_sample: int
+    num_samples: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Windows of equal shape can be decoded in one batch."""
+        return len(self.codes), self.prompt_len, self.history_len
+
+
+class AudioDecoder(ABC):
+    """Codes to samples, and back where the codec has an encoder. Stateless between calls."""
+
+    spec: CodecSpec
+    options: DecoderOptions = DecoderOptions()
+
+    @abstractmethod
+    def decode(self, windows: Sequence[DecodeWindow]) -> torch.Tensor:
+        """Render windows of one shape; float32 [B, S] on the CPU or the decoder's device.
+
+        Row b holds the emitted samples of windows[b] at [skip_samples, skip_samples +
+        num_samples); what lies left of them may be anything, so it need not be rendered. A row
+        never depends on the other rows.
+        """
+
+    def encode(self, samples: np.ndarray) -> tuple[int, ...]:
+        """Mono float32 samples at the codec's rate to codes; raises where there is no encoder."""
+        raise DecoderConfigError(f"codec '{self.spec.name}' has no encoder in this release")

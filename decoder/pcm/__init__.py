@@ -1,0 +1,53 @@
+"""Everything that touches sample formats: float32 samples to and from bytes.
+
+formats (s16le, f32le, mu-law, A-law, gain) · resampling · time_stretch (speaking rate) · encoders
+(streams in any format or container) · prompt_audio (a stranger's clip, checked)
+"""
+
+from decoder.pcm.encoders import (
+    AudioEncoder,
+    HeaderPatch,
+    apply_patches,
+    check_output_format,
+    create_encoder,
+    finalize_header,
+    finalize_wav_header,
+    nearest_rate,
+    supported_encodings,
+)
+from decoder.pcm.formats import (
+    AudioEncoding,
+    AudioFormat,
+    decode_samples,
+    encode_samples,
+    gain_factor,
+    to_s16,
+)
+from decoder.pcm.prompt_audio import PromptAudioLimits, read_prompt_audio
+from decoder.pcm.resampling import Resampler, resample
+from decoder.pcm.time_stretch import MAX_SPEAKING_RATE, MIN_SPEAKING_RATE, TimeStretcher
+
+__all__ = [
+    "MAX_SPEAKING_RATE",
+    "MIN_SPEAKING_RATE",
+    "AudioEncoder",
+    "AudioEncoding",
+    "AudioFormat",
+    "HeaderPatch",
+    "PromptAudioLimits",
+    "Resampler",
+    "TimeStretcher",
+    "apply_patches",
+    "check_output_format",
+    "create_encoder",
+    "decode_samples",
+    "encode_samples",
+    "finalize_header",
+    "finalize_wav_header",
+    "gain_factor",
+    "nearest_rate",
+    "read_prompt_audio",
+    "resample",
+    "supported_encodings",
+    "to_s16",
+]

@@ -1,0 +1,257 @@
+"""One stream's audio blocks: windows, attention masks and the sample grid.
+
+A stream is cut into blocks of its own codes. A block is rendered as one *window*
+
+    [ prompt part | history | current block ]
+                             ^ skip_samples: only what lies right of here is emitted
+
+where history is the last `buffer` codes before the block and the prompt part follows the
+prepend mode. Positions are absolute (own code t sits at token_offset + t), so a decoder with
+rotary positions or position-keyed noise renders a code alike in every window that holds it.
+Samples are cut on the grid floor(position * samples_per_code): nothing is lost or doubled at
+rational rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from decoder.base import (
+    AttentionKind,
+    CodecSpec,
+    CodeRangeError,
+    DecoderConfigError,
+    DecodeWindow,
+    MaskPolicy,
+    PrependPromptSpeechTokens,
+    SpeechChunk,
+    StreamingOptions,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+CARRY_BLOCK = -1
+PROMPT_BLOCK = -2
+
+
+def mask_policy(*, block_causal: bool, prompt_causal: bool) -> MaskPolicy:
+    """The flags by their names: causal = earlier codes do not attend to the current block.
+
+    Help texts of the seed's era describe the opposite polarity; only this function knows.
+    """
+    return MaskPolicy(buffer_sees_current=not block_causal, prompt_sees_current=not prompt_causal)
+
+
+def sample_index(position: int, samples_per_code: Fraction) -> int:
+    """First sample of the code at an absolute position (which may be negative)."""
+    return position * samples_per_code.numerator // samples_per_code.denominator
+
+
+def check_codes(codes: Iterable[int], codebook_size: int, what: str) -> tuple[int, ...]:
+    """The codes as a tuple; raises CodeRangeError naming the first that is out of range."""
+    checked = tuple(codes)
+    bad = [code for code in checked if not 0 <= code < codebook_size]
+    if bad:
+        raise CodeRangeError(f"{what} code {bad[0]} is outside 0..{codebook_size - 1}")
+    return checked
+
+
+class DecoderStream:
+    """The decoder side of one stream: what its next block may look back on.
+
+    Holds codes only (at most `buffer` of them and the prompt); rendering stays a pure function.
+    `carry` None starts a fresh stream; a tuple, even an empty one, continues an earlier one whose
+    last codes it holds and which had spoken `token_offset` codes.
+    """
+
+    def __init__(
+        self,
+        spec: CodecSpec,
+        options: StreamingOptions,
+        *,
+        prompt_codes: Sequence[int] = (),
+        carry: Sequence[int] | None = None,
+        token_offset: int = 0,
+    ) -> None:
+        if token_offset < 0:
+            raise DecoderConfigError(f"token_offset {token_offset} is negative")
+        carried = check_codes(carry or (), spec.codebook_size, "carried")
+        self._spec = spec
+        self._options = options
+        self._prompt = check_codes(prompt_codes, spec.codebook_size, "voice prompt")
+        self._token_offset = token_offset
+        self._is_fresh = carry is None
+        self._history = _last(carried, options.buffer)
+        self._history_blocks = (CARRY_BLOCK,) * len(self._history)
+        self._num_codes = 0
+        self._num_blocks = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"DecoderStream(blocks={self._num_blocks}, codes={self._num_codes}, "
+            f"history={len(self._history)}, prompt={len(self._prompt)})"
+        )
+
+    @property
+    def num_codes(self) -> int:
+        """Own codes given to `window` so far."""
+        return self._num_codes
+
+    @property
+    def carry(self) -> tuple[int, ...]:
+        """The last `buffer` codes after the newest window: what a follow-up request sends."""
+        return self._history
+
+    @property
+    def next_token_offset(self) -> int:
+        """The `token_offset` of a follow-up request that continues after the newest window."""
+        return self._token_offset + self._num_codes
+
+    def window(self, chunk: SpeechChunk) -> DecodeWindow:
+        """The window of the next block, which then becomes history. Blocks come in order."""
+        if (chunk.first_code, chunk.block_index) != (self._num_codes, self._num_blocks):
+            raise ValueError(f"{chunk} does not follow {self}")
+        if not chunk.codes:
+            raise ValueError("a block has at least one code")
+        codes = check_codes(chunk.codes, self._spec.codebook_size, "speech")
+        window = self._build(codes)
+        self._remember(codes)
+        return window
+
+    def _build(self, codes: tuple[int, ...]) -> DecodeWindow:
+        prompt = self._prompt_part()
+        context_len = len(prompt) + len(self._history)
+        first = self._token_offset + self._num_codes
+        start, end = first - context_len, first + len(codes)
+        skip_from, emit_from, emit_to, origin = (
+            sample_index(position, self._spec.samples_per_code)
+            for position in (start, first, end, self._token_offset)
+        )
+        return DecodeWindow(
+            codes=prompt + self._history + codes,
+            positions=tuple(range(start, end)),
+            block_ids=(
+                (PROMPT_BLOCK,) * len(prompt)
+                + self._history_blocks
+                + (self._num_blocks,) * len(codes)
+            ),
+            prompt_len=len(prompt),
+            history_len=len(self._history),
+            masks=self._options.masks,
+            skip_samples=emit_from - skip_from,
+            first_sample=emit_from - origin,
+            num_samples=emit_to - emit_from,
+        )
+
+    def _prompt_part(self) -> tuple[int, ...]:
+        mode = self._options.prepend
+        if mode is PrependPromptSpeechTokens.NEVER:
+            return ()
+        if self._is_fresh and self._num_blocks == 0:
+            return self._prompt
+        if mode is PrependPromptSpeechTokens.ONCE:
+            return ()
+        return _last(self._prompt, self._options.buffer - len(self._history))
+
+    def _remember(self, codes: tuple[int, ...]) -> None:
+        buffer = self._options.buffer
+        self._history_blocks = _last(
+            self._history_blocks + (self._num_blocks,) * len(codes), buffer
+        )
+        self._history = _last(self._history + codes, buffer)
+        self._num_codes += len(codes)
+        self._num_blocks += 1
+
+
+def attention_mask(window: DecodeWindow, kind: AttentionKind) -> np.ndarray:
+    """Which code (row) may attend to which (column): bool [T, T], True = may attend.
+
+    Starts from the decoder's own relation and only ever removes pairs: prompt codes lose the
+    stream's own codes, history codes lose blocks later than theirs, as `window.masks` says.
+    """
+    import numpy as np
+
+    if kind is AttentionKind.NONE:
+        raise DecoderConfigError("a decoder without attention cannot apply masks")
+    num_codes = len(window.codes)
+    mask = np.ones((num_codes, num_codes), dtype=bool)
+    if kind is AttentionKind.CAUSAL:
+        return np.tril(mask)
+    prompt = window.prompt_len
+    if not window.masks.prompt_sees_current:
+        mask[:prompt, prompt:] = False
+    if not window.masks.buffer_sees_current:
+        own = np.asarray(window.block_ids[prompt:])
+        mask[prompt:, prompt:] = own[:, None] >= own[None, :]
+    return mask
+
+
+def validate_streaming(options: StreamingOptions, spec: CodecSpec) -> list[str]:
+    """Check a streaming setup against a codec: raises what cannot work, returns warnings."""
+    _check_numbers(options)
+    masks = options.masks
+    if not spec.can_mask and not (masks.buffer_sees_current and masks.prompt_sees_current):
+        raise DecoderConfigError(
+            f"codec '{spec.name}' cannot apply attention masks: block_causal and "
+            "prepend_prompt_speech_tokens_causal must be false"
+        )
+    return [*_prompt_warnings(options, spec), *_buffer_warnings(options, spec)]
+
+
+def _check_numbers(options: StreamingOptions) -> None:
+    sizes = options.chunk_sizes
+    if sizes is not None:
+        if not sizes:
+            raise DecoderConfigError("chunk_size is empty: give sizes, or none for one block")
+        for size in sizes:
+            if type(size) is not int or size <= 0:
+                raise DecoderConfigError(f"chunk_size {size!r} is not a positive integer")
+    if type(options.buffer) is not int or options.buffer < 0:
+        raise DecoderConfigError(f"buffer {options.buffer!r} is not an integer >= 0")
+
+
+def _prompt_warnings(options: StreamingOptions, spec: CodecSpec) -> list[str]:
+    mode, masks, sizes = options.prepend, options.masks, options.chunk_sizes
+    warnings = []
+    if mode is PrependPromptSpeechTokens.ROLLING and options.buffer == 0:
+        warnings.append("rolling prompt codes with buffer 0 act like 'once'")
+    if mode is PrependPromptSpeechTokens.ONCE and sizes and _is_below(sizes[0], spec):
+        warnings.append(
+            f"first chunk of {sizes[0]} codes is below the receptive field "
+            f"({_field_text(spec)}): with 'once' the second block loses prompt context"
+        )
+    has_leak = not masks.buffer_sees_current and masks.prompt_sees_current
+    if has_leak and mode is not PrependPromptSpeechTokens.NEVER and _has_relation(spec):
+        warnings.append(
+            "block_causal without prepend_prompt_speech_tokens_causal leaks the current block "
+            "into the history through the prompt"
+        )
+    return warnings
+
+
+def _buffer_warnings(options: StreamingOptions, spec: CodecSpec) -> list[str]:
+    if options.chunk_sizes is None or not _is_below(options.buffer, spec):
+        return []
+    return [
+        f"buffer of {options.buffer} codes is below the receptive field ({_field_text(spec)}): "
+        "small artefacts at block boundaries are possible"
+    ]
+
+
+def _has_relation(spec: CodecSpec) -> bool:
+    return spec.attention is AttentionKind.BIDIRECTIONAL
+
+
+def _is_below(num_codes: int, spec: CodecSpec) -> bool:
+    return spec.receptive_field is None or num_codes < spec.receptive_field
+
+
+def _field_text(spec: CodecSpec) -> str:
+    return "unbounded" if spec.receptive_field is None else f"{spec.receptive_field} codes"
+
+
+def _last(items: tuple[int, ...], count: int) -> tuple[int, ...]:
+    return items[-count:] if count > 0 else ()

@@ -1,0 +1,117 @@
+"""Ready windows of many streams: who shares a call, with what bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decoder import (
+    CodecSpec,
+    DecoderOptions,
+    DecodeWindow,
+    ReadyWindow,
+    StreamingOptions,
+    mask_policy,
+    render,
+)
+from decoder.batching import group_by_shape
+from decoder.embedded_modules import CodecConfig
+from decoder.ramp import RampDecoder
+from tests.decoder.toys import SMALL, build_embedded, windows_of
+
+RAMP = RampDecoder(CodecSpec("ramp", 1000, Fraction(10), codebook_size=64, receptive_field=0))
+BLOCK_MASKS = mask_policy(block_causal=True, prompt_causal=True)
+
+
+def windows(num_codes: int, sizes: tuple[int, ...], buffer: int = 2) -> list[DecodeWindow]:
+    return windows_of(RAMP.spec, StreamingOptions(sizes, buffer), range(num_codes))
+
+
+class CountingDecoder(RampDecoder):
+    """A ramp that remembers the shapes of its calls."""
+
+    def __init__(self, max_batch: int) -> None:
+        super().__init__(RAMP.spec, DecoderOptions(max_batch=max_batch))
+        self.calls: list[list[tuple[int, int, int]]] = []
+
+    def decode(self, windows: Sequence[DecodeWindow]) -> torch.Tensor:
+        self.calls.append([window.shape for window in windows])
+        return super().decode(windows)
+
+
+def test_like_shapes_share_a_call_of_bounded_size() -> None:
+    decoder = CountingDecoder(max_batch=3)
+    four, five = windows(4, (4,))[0], windows(5, (5,))[0]
+    ready = [ReadyWindow(str(i), w) for i, w in enumerate([four, five, four, four, five, four])]
+    assert group_by_shape(ready, 3) == [[0, 2, 3], [1, 4], [5]]
+    assert group_by_shape(ready, 1) == [[0], [1], [2], [3], [4], [5]]
+    assert [len(samples) for samples in render(decoder, ready)] == [40, 50, 40, 40, 50, 40]
+    assert decoder.calls == [[(4, 0, 0)] * 3, [(5, 0, 0)] * 2, [(4, 0, 0)]]
+
+
+lengths = st.lists(st.integers(1, 20), min_size=1, max_size=8)
+sizes = st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple)
+
+
+@settings(max_examples=100, deadline=None)
+@given(lengths, sizes, st.integers(0, 6), st.integers(1, 4), st.randoms())
+def test_samples_come_back_in_the_order_of_their_windows(
+    lengths, sizes, buffer, max_batch, random
+) -> None:
+    ready = [ReadyWindow("s", window) for n in lengths for window in windows(n, sizes, buffer)]
+    random.shuffle(ready)
+    decoder = CountingDecoder(max_batch)
+    for item, samples in zip(ready, render(decoder, ready), strict=True):
+        alone = RAMP.decode([item.window])[0].numpy()
+        assert np.array_equal(samples, alone[item.window.skip_samples :])
+    assert all(len(set(call)) == 1 and len(call) <= max_batch for call in decoder.calls)
+    assert sum(map(len, decoder.calls)) == len(ready)
+
+
+def test_render_cuts_what_is_emitted() -> None:
+    first, second = windows(7, (4, 3))
+    assert [len(x) for x in render(RAMP, [ReadyWindow("a", first)])] == [40]
+    samples = render(RAMP, [ReadyWindow("a", second)])[0]
+    whole = RAMP.decode([windows(7, (7,))[0]])[0].numpy()
+    assert np.array_equal(samples, whole[40:])
+    assert samples.dtype == np.float32
+    assert render(RAMP, []) == []
+
+
+@pytest.mark.parametrize("num_streams", [2, 3, 8])
+@pytest.mark.parametrize("config", [SMALL, CodecConfig(decoder_layers=1)], ids=["small", "wide"])
+def test_a_batch_is_its_windows_alone_bit_for_bit(config: CodecConfig, num_streams: int) -> None:
+    """The second call takes the joined path where the first one has proven it."""
+    decoder = build_embedded(config)
+    rng = np.random.default_rng(num_streams)
+    options = StreamingOptions((3, 12, 25), 25, BLOCK_MASKS)
+    streams = [
+        windows_of(decoder.spec, options, rng.integers(0, decoder.spec.codebook_size, 40).tolist())
+        for _ in range(num_streams)
+    ]
+    for block in zip(*streams, strict=True):
+        alone = [decoder.decode([window])[0] for window in block]
+        for _ in range(2):
+            together = decoder.decode(block)
+            assert all(a.equal(b) for a, b in zip(alone, together, strict=True))
+
+
+def test_windows_of_one_shape_may_have_different_masks() -> None:
+    """Their histories have the same length but other borders."""
+    decoder = build_embedded(SMALL)
+    rng = np.random.default_rng(7)
+    codes = [rng.integers(0, 64, 12).tolist() for _ in range(2)]
+    left = windows_of(decoder.spec, StreamingOptions((2, 6, 4), 8, BLOCK_MASKS), codes[0])[-1]
+    right = windows_of(decoder.spec, StreamingOptions((5, 3, 4), 8, BLOCK_MASKS), codes[1])[-1]
+    assert left.shape == right.shape
+    assert left.block_ids != right.block_ids
+    alone = [decoder.decode([window])[0] for window in (left, right)]
+    for _ in range(2):
+        together = decoder.decode([left, right])
+        assert all(a.equal(b) for a, b in zip(alone, together, strict=True))

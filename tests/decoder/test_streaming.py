@@ -1,0 +1,298 @@
+"""Masks (B.4), the sample grid (B.5), carry (B.6) and the validation table (B.9), literally."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from decoder import (
+    AttentionKind,
+    CodecSpec,
+    CodeRangeError,
+    DecoderConfigError,
+    DecoderStream,
+    MaskPolicy,
+    PrependPromptSpeechTokens,
+    SpeechChunk,
+    StreamingOptions,
+    attention_mask,
+    mask_policy,
+    sample_index,
+    validate_streaming,
+)
+from tests.decoder.toys import cut, windows_of
+
+SPEC = CodecSpec(
+    "toy", sample_rate=1000, samples_per_code=Fraction(10), codebook_size=64, receptive_field=5
+)
+RATIONAL = replace(SPEC, sample_rate=44_100, samples_per_code=Fraction(44_100, 86))
+CODES = tuple(range(11))
+SIZES = (2, 3, 4)
+
+NEVER = PrependPromptSpeechTokens.NEVER
+ONCE = PrependPromptSpeechTokens.ONCE
+ROLLING = PrependPromptSpeechTokens.ROLLING
+
+
+def picture(mask: np.ndarray) -> list[str]:
+    return ["".join("1" if allowed else "." for allowed in row) for row in mask]
+
+
+def rolling_block_1(*, block_causal: bool, prompt_causal: bool, kind: AttentionKind) -> list[str]:
+    """The mask of [p1 p2 | s0 s1 | s2 s3 s4]."""
+    masks = mask_policy(block_causal=block_causal, prompt_causal=prompt_causal)
+    options = StreamingOptions(SIZES, 4, masks, ROLLING)
+    window = windows_of(SPEC, options, CODES, prompt_codes=(20, 21, 22))[1]
+    assert window.codes == (21, 22, 0, 1, 2, 3, 4)
+    return picture(attention_mask(window, kind))
+
+
+ALL = ["1111111"] * 3
+
+
+@pytest.mark.parametrize(
+    ("block_causal", "prompt_causal", "earlier_rows"),
+    [
+        (False, False, ["1111111", "1111111", "1111111", "1111111"]),
+        (True, True, ["11.....", "11.....", "1111...", "1111..."]),
+        (True, False, ["1111111", "1111111", "1111...", "1111..."]),
+        (False, True, ["11.....", "11.....", "1111111", "1111111"]),
+    ],
+)
+def test_masks_of_a_bidirectional_decoder(
+    block_causal: bool, prompt_causal: bool, earlier_rows: list[str]
+) -> None:
+    mask = rolling_block_1(
+        block_causal=block_causal, prompt_causal=prompt_causal, kind=AttentionKind.BIDIRECTIONAL
+    )
+    assert mask == earlier_rows + ALL
+
+
+@pytest.mark.parametrize("block_causal", [False, True])
+@pytest.mark.parametrize("prompt_causal", [False, True])
+def test_a_token_causal_decoder_is_already_stricter(
+    block_causal: bool, prompt_causal: bool
+) -> None:
+    mask = rolling_block_1(
+        block_causal=block_causal, prompt_causal=prompt_causal, kind=AttentionKind.CAUSAL
+    )
+    assert mask == ["1......", "11.....", "111....", "1111...", "11111..", "111111.", "1111111"]
+
+
+def test_history_that_spans_blocks_is_cut_at_their_borders() -> None:
+    masks = mask_policy(block_causal=True, prompt_causal=False)
+    window = windows_of(SPEC, StreamingOptions(SIZES, 5, masks), CODES)[2]
+    assert picture(attention_mask(window, AttentionKind.BIDIRECTIONAL)) == (
+        ["11......."] * 2 + ["11111...."] * 3 + ["111111111"] * 4
+    )
+
+
+def test_carried_codes_are_one_earlier_block() -> None:
+    masks = mask_policy(block_causal=True, prompt_causal=True)
+    options = StreamingOptions(SIZES, 3, masks)
+    window = windows_of(SPEC, options, CODES, carry=(40, 41))[1]
+    assert window.codes == (41, 0, 1, 2, 3, 4)
+    assert picture(attention_mask(window, AttentionKind.BIDIRECTIONAL)) == (
+        ["1....."] + ["111..."] * 2 + ["111111"] * 3
+    )
+
+
+@pytest.mark.parametrize("buffer", [0, 4])
+def test_masks_have_no_effect_without_the_codes_they_speak_of(buffer: int) -> None:
+    """block_causal needs a buffer, prepend_prompt_speech_tokens_causal a prompt."""
+    masks = mask_policy(block_causal=buffer == 0, prompt_causal=True)
+    for window in windows_of(SPEC, StreamingOptions(SIZES, buffer, masks, NEVER), CODES):
+        assert attention_mask(window, AttentionKind.BIDIRECTIONAL).all()
+
+
+def test_a_decoder_without_attention_has_no_mask() -> None:
+    window = windows_of(SPEC, StreamingOptions(), CODES)[0]
+    with pytest.raises(DecoderConfigError, match="cannot apply masks"):
+        attention_mask(window, AttentionKind.NONE)
+
+
+def test_the_flags_follow_their_names() -> None:
+    assert mask_policy(block_causal=True, prompt_causal=False) == MaskPolicy(
+        buffer_sees_current=False, prompt_sees_current=True
+    )
+    assert mask_policy(block_causal=False, prompt_causal=True) == MaskPolicy(
+        buffer_sees_current=True, prompt_sees_current=False
+    )
+    assert mask_policy(block_causal=False, prompt_causal=False) == MaskPolicy()
+
+
+def test_rational_samples_per_code_are_cut_on_the_absolute_grid() -> None:
+    windows = windows_of(RATIONAL, StreamingOptions((5, 7), 3), range(33))
+    assert [w.num_samples for w in windows] == [2563, 3590, 3590, 3589, 3590]
+    assert sum(w.num_samples for w in windows) == 33 * 44_100 // 86
+    assert [w.first_sample for w in windows] == [0, 2563, 6153, 9743, 13332]
+    assert [w.skip_samples for w in windows] == [0, 1538, 1538, 1539, 1538]
+
+
+def test_sample_index_rounds_down_on_both_sides_of_zero() -> None:
+    assert [sample_index(p, Fraction(5, 2)) for p in (-2, -1, 0, 1, 2)] == [-5, -3, 0, 2, 5]
+
+
+def test_carry_is_the_last_buffer_codes_after_each_block() -> None:
+    stream = DecoderStream(SPEC, StreamingOptions(SIZES, 4), carry=(50, 51, 52))
+    carries = []
+    for chunk in cut(CODES, SIZES):
+        stream.window(chunk)
+        carries.append(stream.carry)
+    assert carries == [(51, 52, 0, 1), (1, 2, 3, 4), (5, 6, 7, 8), (7, 8, 9, 10)]
+    assert stream.num_codes == 11
+
+
+def test_without_a_buffer_nothing_is_carried() -> None:
+    stream = DecoderStream(SPEC, StreamingOptions(SIZES, 0), carry=(50,))
+    assert stream.carry == ()
+    assert stream.window(cut(CODES, SIZES)[0]).codes == (0, 1)
+    assert stream.carry == ()
+
+
+def test_a_carry_longer_than_the_buffer_counts_by_its_end() -> None:
+    long = windows_of(SPEC, StreamingOptions(SIZES, 4), CODES, carry=tuple(range(30, 40)))
+    short = windows_of(SPEC, StreamingOptions(SIZES, 4), CODES, carry=(36, 37, 38, 39))
+    assert long == short
+
+
+def test_an_empty_carry_is_a_continuation() -> None:
+    """Its block 0 is not a first block, so 'once' sends no prompt."""
+    options = StreamingOptions(SIZES, 0, prepend=ONCE)
+    fresh = windows_of(SPEC, options, CODES, prompt_codes=(20, 21))
+    continued = windows_of(SPEC, options, CODES, prompt_codes=(20, 21), carry=())
+    assert (fresh[0].prompt_len, continued[0].prompt_len) == (2, 0)
+    assert fresh[1:] == continued[1:]
+
+
+def test_a_token_offset_moves_positions_and_keeps_offsets_of_the_job() -> None:
+    options = StreamingOptions((5, 7), 3)
+    whole = windows_of(RATIONAL, options, range(24))
+    stream = DecoderStream(RATIONAL, options)
+    stream.window(SpeechChunk((0, 1, 2, 3, 4), 0, 0))
+    later = windows_of(
+        RATIONAL,
+        StreamingOptions((7,), 3),
+        range(5, 24),
+        carry=stream.carry,
+        token_offset=stream.next_token_offset,
+    )
+    assert stream.next_token_offset == 5
+    assert [w.positions for w in later] == [w.positions for w in whole[1:]]
+    assert [w.codes for w in later] == [w.codes for w in whole[1:]]
+    assert [w.skip_samples for w in later] == [w.skip_samples for w in whole[1:]]
+    assert [w.num_samples for w in later] == [w.num_samples for w in whole[1:]]
+    assert later[0].first_sample == 0
+
+
+@pytest.mark.parametrize("start", [{"prompt_codes": (3, 64)}, {"carry": (-1,)}])
+def test_codes_outside_the_codebook_are_refused(start: dict[str, tuple[int, ...]]) -> None:
+    with pytest.raises(CodeRangeError, match=r"(64|-1) is outside 0\.\.63"):
+        DecoderStream(SPEC, StreamingOptions(), **start)
+
+
+def test_a_speech_code_outside_the_codebook_leaves_the_stream_as_it_was() -> None:
+    stream = DecoderStream(SPEC, StreamingOptions(SIZES, 4))
+    with pytest.raises(CodeRangeError, match="speech code 64"):
+        stream.window(SpeechChunk((1, 64), 0, 0))
+    assert stream.window(SpeechChunk((1, 2), 0, 0)).num_samples == 20
+
+
+@pytest.mark.parametrize(
+    "chunk", [SpeechChunk((1,), 1, 0), SpeechChunk((1,), 0, 1), SpeechChunk((), 0, 0)]
+)
+def test_blocks_come_in_order_and_are_not_empty(chunk: SpeechChunk) -> None:
+    with pytest.raises(ValueError, match=r"does not follow|at least one code"):
+        DecoderStream(SPEC, StreamingOptions()).window(chunk)
+
+
+def test_a_negative_offset_is_refused() -> None:
+    with pytest.raises(DecoderConfigError, match="token_offset -1"):
+        DecoderStream(SPEC, StreamingOptions(), token_offset=-1)
+
+
+def test_a_stream_tells_where_it_is() -> None:
+    stream = DecoderStream(SPEC, StreamingOptions(SIZES, 1), prompt_codes=(1, 2))
+    stream.window(SpeechChunk((3, 4), 0, 0))
+    assert repr(stream) == "DecoderStream(blocks=1, codes=2, history=1, prompt=2)"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "buffer", "message"),
+    [
+        ((), 0, "chunk_size is empty"),
+        ((2, 0), 0, "chunk_size 0 is not a positive integer"),
+        ((-3,), 0, "chunk_size -3"),
+        ((2.0,), 0, r"chunk_size 2\.0"),
+        ((True,), 0, "chunk_size True"),
+        (None, -1, "buffer -1"),
+        (None, 1.5, r"buffer 1\.5"),
+    ],
+)
+def test_numbers_that_cannot_work(sizes: tuple[int, ...], buffer: int, message: str) -> None:
+    with pytest.raises(DecoderConfigError, match=message):
+        validate_streaming(StreamingOptions(sizes, buffer), SPEC)
+
+
+@pytest.mark.parametrize("flags", [(True, False), (False, True), (True, True)])
+def test_masks_on_a_decoder_that_cannot_apply_them(flags: tuple[bool, bool]) -> None:
+    masks = mask_policy(block_causal=flags[0], prompt_causal=flags[1])
+    unmasked = replace(SPEC, attention=AttentionKind.NONE)
+    with pytest.raises(DecoderConfigError, match="'toy' cannot apply attention masks"):
+        validate_streaming(StreamingOptions(SIZES, 9, masks), unmasked)
+    assert validate_streaming(StreamingOptions(SIZES, 9), unmasked) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "warnings"),
+    [
+        (StreamingOptions((6,), 5), []),
+        (StreamingOptions(None, 0), []),
+        (StreamingOptions((6,), 4), ["buffer of 4 codes is below the receptive field (5 codes)"]),
+        (
+            StreamingOptions((6,), 0, prepend=ROLLING),
+            ["rolling prompt codes with buffer 0 act like 'once'", "buffer of 0 codes"],
+        ),
+        (StreamingOptions((4,), 5, prepend=ONCE), ["first chunk of 4 codes is below"]),
+        (StreamingOptions((5,), 5, prepend=ONCE), []),
+        (StreamingOptions(None, 5, prepend=ONCE), []),
+        (
+            StreamingOptions((6,), 5, mask_policy(block_causal=True, prompt_causal=False), ROLLING),
+            ["block_causal without prepend_prompt_speech_tokens_causal leaks"],
+        ),
+        (StreamingOptions((6,), 5, mask_policy(block_causal=True, prompt_causal=False)), []),
+    ],
+)
+def test_warnings(options: StreamingOptions, warnings: list[str]) -> None:
+    found = validate_streaming(options, SPEC)
+    assert len(found) == len(warnings)
+    for message, start in zip(found, warnings, strict=True):
+        assert message.startswith(start)
+
+
+def test_an_unbounded_receptive_field_is_never_covered() -> None:
+    spec = replace(SPEC, receptive_field=None)
+    found = validate_streaming(StreamingOptions((50,), 1000, prepend=ONCE), spec)
+    assert [("unbounded" in message) for message in found] == [True, True]
+
+
+def test_a_causal_decoder_leaks_nothing() -> None:
+    spec = replace(SPEC, attention=AttentionKind.CAUSAL)
+    masks = mask_policy(block_causal=True, prompt_causal=False)
+    assert validate_streaming(StreamingOptions((6,), 5, masks, ROLLING), spec) == []
+
+
+def test_a_mode_that_wants_a_prompt_works_without_one() -> None:
+    for mode in PrependPromptSpeechTokens:
+        windows = windows_of(SPEC, StreamingOptions(SIZES, 4, prepend=mode), CODES)
+        assert [w.prompt_len for w in windows] == [0, 0, 0, 0]
+
+
+def test_modes_are_their_strings() -> None:
+    assert PrependPromptSpeechTokens("rolling") is ROLLING
+    assert ROLLING == "rolling"
+    with pytest.raises(ValueError, match="sometimes"):
+        PrependPromptSpeechTokens("sometimes")
