@@ -1,0 +1,234 @@
+"""Train the codec in two stages, while the teacher is still speaking.
+
+    python -m training.codec reconstruct --speech runs/speech --out runs --until 400
+    python -m training.codec adversarial --speech runs/speech --out runs --until 1400
+
+Stage 1 learns encoder, codebook and decoder by mel distance alone; then encoder and codebook are
+frozen, so that speech can be tokenised, and stage 2 sharpens the decoder against discriminators.
+Every step draws a random block length, so that the decoder learns to stream by its masks.
+Times are seconds since RECIPE_START (or since this process started).
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from decoder.embedded_modules import CodecConfig, EmbeddedCodec
+from training.distributed import Clock, Group
+from training.losses import Discriminators, MelLoss, discriminator_loss, generator_losses
+from training.shards import read_clips
+
+BLOCKS = (0, 0, 3, 4, 6, 8, 12, 16, 25)  # codes; 0 = the whole crop is one block
+CROP_CODES = 50
+
+
+class SpeechPool:
+    """Synthesised samples on the device, grown as shards grow; gives random crops."""
+
+    def __init__(self, folder: Path, hop: int, max_hours: float, device: torch.device) -> None:
+        size = int(max_hours * 3600 * 16_000) // hop * hop
+        self.samples = torch.empty(size, dtype=torch.int16, device=device)
+        self.folder, self.hop, self.used = folder, hop, 0
+        self._taken: dict[Path, int] = {}
+
+    def refresh(self) -> None:
+        for pcm, clips in read_clips(self.folder):
+            end = clips[-1].offset + clips[-1].length if clips else 0
+            start = self._taken.get(pcm, 0)
+            count = min(end - start, len(self.samples) - self.used)
+            if count <= 0:
+                continue
+            data = np.fromfile(pcm, dtype=np.int16, count=count, offset=2 * start)
+            self.samples[self.used : self.used + count] = torch.from_numpy(data)
+            self.used += count
+            self._taken[pcm] = start + count
+
+    def batch(self, size: int, codes: int) -> Tensor:
+        """float32 [size, codes * hop] in [-1, 1), on the code grid."""
+        device, length = self.samples.device, codes * self.hop
+        start = torch.randint(0, (self.used - length) // self.hop, (size, 1), device=device)
+        index = start * self.hop + torch.arange(length, device=device)
+        return self.samples[index].float() / 32768
+
+
+def block_mask(length: int, device: torch.device) -> Tensor | None:
+    """Random block-causal mask [T, T]: a code sees its own block and earlier ones."""
+    block = random.choice(BLOCKS)
+    if block == 0:
+        return None
+    ids = (torch.arange(length, device=device) + random.randrange(block)) // block
+    return ids[:, None] >= ids[None, :]
+
+
+def initialise(codec: EmbeddedCodec) -> None:
+    """Residual branches start small, so that a deep stack starts near the identity."""
+    for body in (codec.encoder.body, codec.decoder.body):
+        std = 0.02 / (2 * len(body.blocks)) ** 0.5
+        for block in body.blocks:
+            nn.init.normal_(block.attention_out.weight, std=std)
+            nn.init.normal_(block.ff_out.weight, std=std)
+
+
+class Trainer:
+    """What both stages share: data, masks, precision, log, saving."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.clock, self.group = args, Clock(), Group()
+        torch.manual_seed(args.seed + self.group.rank)
+        random.seed(args.seed + self.group.rank)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cudnn.benchmark = True
+        self.device = self.group.device
+        self.config = CodecConfig()
+        self.codec = EmbeddedCodec(self.config).to(self.device)
+        self.mel_loss = MelLoss(self.config.sample_rate).to(self.device)
+        self.pool = SpeechPool(args.speech, self.config.hop, args.max_hours, self.device)
+        while self.pool.used < max(args.min_hours * 3600 * 16_000, 2 * CROP_CODES * self.config.hop):
+            time.sleep(0.5)
+            self.pool.refresh()
+        self.log("codec", args.stage, f"{self.pool.used / 16_000 / 3600:.1f} h of speech")
+
+    def log(self, *parts: object) -> None:
+        if self.group.is_first:
+            self.clock.log(*parts)
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.group.is_cuda)
+
+    def render(self, samples: Tensor, *, frozen: bool) -> tuple[Tensor, Tensor]:
+        """Encode and decode; returns samples without the first code's fade-in, and codes."""
+        with self.autocast():
+            with torch.set_grad_enabled(not frozen):
+                values, codes = self.codec.encode(samples)
+            return self.codec.decoder(values, block_mask(values.shape[1], self.device)), codes
+
+    def save(self, state: dict[str, Tensor], name: str) -> None:
+        if self.group.is_first:
+            half = {k: v.detach().half().cpu().contiguous() for k, v in state.items()}
+            save_file(half, self.args.out / f"{name}.tmp")
+            (self.args.out / f"{name}.tmp").rename(self.args.out / f"{name}.safetensors")
+
+
+def reconstruct(args: argparse.Namespace) -> None:
+    """Stage 1."""
+    trainer = Trainer(args)
+    group, codec, clock = trainer.group, trainer.codec, trainer.clock
+    initialise(codec)
+    group.broadcast(codec.state_dict().values())
+    parameters = list(codec.parameters())
+    optimiser = torch.optim.AdamW(parameters, lr=args.lr, betas=(0.9, 0.98), weight_decay=0.01)
+    began, step, hop = group.agree(clock.now()), 0, trainer.config.hop
+    last = clock.now()
+    share = 0.0
+    while share < 1:
+        share = group.agree((clock.now() - began) / (args.until - began)) if step % 10 == 0 else share
+        for setting in optimiser.param_groups:
+            setting["lr"] = args.lr * min(1.0, (step + 1) / 300) * (1 - 0.95 * min(1.0, share))
+        wanted = trainer.pool.batch(args.batch, CROP_CODES)
+        got, codes = trainer.render(wanted, frozen=False)
+        loss = trainer.mel_loss(got[:, hop:], wanted[:, hop:])
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        group.average_gradients(parameters)
+        norm = nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimiser.step()
+        step += 1
+        if step % 250 == 0 or step in (1, 20):
+            used = len(torch.unique(codes))
+            pace = (clock.now() - last) / (250 if step > 250 else step) * 1e3
+            trainer.log(f"stage 1 step {step} loss {loss.item():.3f} gradient {norm.item():.2f}",
+                        f"codes {used} of {codes.numel()} {pace:.0f} ms")  # fmt: skip
+            last = clock.now()
+            if step % 1000 == 0:
+                trainer.pool.refresh()
+                last = clock.now()
+    trainer.save(codec.state_dict(), "codec_stage1")
+    trainer.log("stage 1 done", step, "steps")
+    group.close()
+
+
+def adversarial(args: argparse.Namespace) -> None:
+    """Stage 2: only the decoder learns."""
+    trainer = Trainer(args)
+    codec, clock, hop = trainer.codec, trainer.clock, trainer.config.hop
+    codec.load_state_dict({k: v.float() for k, v in load_file(args.init).items()}, strict=False)
+    codec.encoder.requires_grad_(False)
+    parameters = list(codec.decoder.parameters())
+    judges = Discriminators().to(trainer.device)
+    generator = torch.optim.AdamW(parameters, lr=3e-4, betas=(0.8, 0.99), weight_decay=0.01)
+    critic = torch.optim.AdamW(judges.parameters(), lr=3e-4, betas=(0.8, 0.99), weight_decay=0.01)
+    average = {k: v.detach().clone() for k, v in codec.state_dict().items()}
+    began, step, last, saved = clock.now(), 0, clock.now(), clock.now()
+    while (share := (clock.now() - began) / (args.until - began)) < 1:
+        for optimiser in (generator, critic):
+            for setting in optimiser.param_groups:
+                setting["lr"] = 3e-4 * min(1.0, (step + 1) / 200) * (1 - 0.95 * share)
+        wanted = trainer.pool.batch(args.batch, CROP_CODES)
+        got, _ = trainer.render(wanted, frozen=True)
+        a = random.randrange(1, CROP_CODES // 2) * hop
+        real, fake = wanted[:, a : a + 25 * hop], got[:, a : a + 25 * hop]
+        with trainer.autocast():
+            critic_loss = discriminator_loss(judges(real), judges(fake.detach()))
+        critic.zero_grad(set_to_none=True)
+        critic_loss.backward()
+        nn.utils.clip_grad_norm_(judges.parameters(), 5.0)
+        critic.step()
+        judges.requires_grad_(False)
+        with trainer.autocast():
+            with torch.no_grad():
+                real_scores = judges(real)
+            fooled, matching = generator_losses(real_scores, judges(fake))
+        judges.requires_grad_(True)
+        mel = trainer.mel_loss(got[:, hop:], wanted[:, hop:])
+        weight = min(1.0, step / 500)
+        loss = args.mel_weight * mel + weight * (fooled / 3 + 2 * matching / 5)
+        generator.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 2.0)
+        generator.step()
+        step += 1
+        if step % 10 == 0:
+            with torch.no_grad():
+                for key, value in codec.state_dict().items():
+                    average[key].lerp_(value, 0.01)
+        if step % 250 == 0 or step in (1, 20):
+            pace = (clock.now() - last) / (250 if step > 250 else step) * 1e3
+            trainer.log(f"stage 2 step {step} mel {mel.item():.3f} critic {critic_loss.item():.3f}",
+                        f"fooled {fooled.item():.3f} matching {matching.item():.3f} {pace:.0f} ms")  # fmt: skip
+            last = clock.now()
+        if clock.now() - saved > 100:
+            trainer.save(average, "codec")
+            trainer.pool.refresh()
+            saved = last = clock.now()
+    trainer.save(average, "codec")
+    trainer.log("stage 2 done", step, "steps")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("stage", choices=("reconstruct", "adversarial"))
+    parser.add_argument("--speech", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--until", type=float, required=True, help="seconds since RECIPE_START")
+    parser.add_argument("--init", type=Path, help="stage 1 weights (adversarial)")
+    parser.add_argument("--batch", type=int, default=128, help="clips of two seconds per rank")
+    parser.add_argument("--lr", type=float, default=8e-4)
+    parser.add_argument("--mel-weight", type=float, default=8.0, help="against the judges")
+    parser.add_argument("--min-hours", type=float, default=8.0)
+    parser.add_argument("--max-hours", type=float, default=150.0)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    (reconstruct if args.stage == "reconstruct" else adversarial)(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""What a good reconstruction is: multi-scale mel distance, and two families of discriminators.
+
+Sources: multi-scale mel L1, DAC, arXiv 2306.06546; multi-period discriminator, HiFi-GAN,
+arXiv 2010.05646; multi-resolution spectral discriminator, UnivNet, arXiv 2106.07889.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+from torchaudio.functional import melscale_fbanks
+
+SCALES = ((64, 10), (128, 20), (256, 40), (512, 64), (1024, 100), (2048, 160))  # n_fft, mels
+
+
+class MelLoss(nn.Module):
+    """Mean L1 between log-mel and mel spectra at six resolutions."""
+
+    def __init__(self, sample_rate: int) -> None:
+        super().__init__()
+        for n_fft, mels in SCALES:
+            filters = melscale_fbanks(
+                n_fft // 2 + 1, 0.0, sample_rate / 2, mels, sample_rate, norm="slaney"
+            )
+            # scaled so that a filter's weights sum to about the bins that it covers
+            self.register_buffer(f"filters_{n_fft}", filters.T * (sample_rate / n_fft))
+            self.register_buffer(f"window_{n_fft}", torch.hann_window(n_fft))
+
+    def _mel(self, samples: Tensor, n_fft: int) -> Tensor:
+        window = getattr(self, f"window_{n_fft}")
+        spectrum = torch.stft(samples, n_fft, n_fft // 4, window=window, return_complex=True)
+        return getattr(self, f"filters_{n_fft}") @ spectrum.abs()
+
+    def forward(self, got: Tensor, wanted: Tensor) -> Tensor:
+        """got, wanted [B, S] float32."""
+        total = got.new_zeros(())
+        for n_fft, _ in SCALES:
+            a, b = self._mel(got, n_fft), self._mel(wanted, n_fft)
+            log_distance = (a.clamp_min(1e-4).log10() - b.clamp_min(1e-4).log10()).abs().mean()
+            total = total + log_distance + 0.5 * (a - b).abs().mean()
+        return total
+
+
+class PeriodDiscriminator(nn.Module):
+    """Looks at every p-th sample."""
+
+    def __init__(self, period: int) -> None:
+        super().__init__()
+        self.period = period
+        widths = (1, 32, 96, 192, 256, 256)
+        self.layers = nn.ModuleList(
+            weight_norm(nn.Conv2d(a, b, (5, 1), (3 if i < 4 else 1, 1), (2, 0)))
+            for i, (a, b) in enumerate(zip(widths[:-1], widths[1:], strict=True))
+        )
+        self.last = weight_norm(nn.Conv2d(widths[-1], 1, (3, 1), 1, (1, 0)))
+
+    def forward(self, samples: Tensor) -> tuple[Tensor, list[Tensor]]:
+        x = F.pad(samples, (0, -samples.shape[-1] % self.period))
+        x = x.view(len(samples), 1, -1, self.period)
+        features = []
+        for layer in self.layers:
+            x = F.leaky_relu(layer(x), 0.1)
+            features.append(x)
+        return self.last(x), features
+
+
+class SpectralDiscriminator(nn.Module):
+    """Looks at a complex spectrum of one resolution."""
+
+    def __init__(self, n_fft: int, width: int = 32) -> None:
+        super().__init__()
+        self.n_fft = n_fft
+        self.register_buffer("window", torch.hann_window(n_fft))
+        self.layers = nn.ModuleList(
+            weight_norm(nn.Conv2d(a, width, kernel, stride, padding))
+            for a, kernel, stride, padding in (
+                (2, (3, 9), (1, 1), (1, 4)),
+                (width, (3, 9), (1, 2), (1, 4)),
+                (width, (3, 9), (1, 2), (1, 4)),
+                (width, (3, 9), (1, 2), (1, 4)),
+                (width, (3, 3), (1, 1), (1, 1)),
+            )
+        )
+        self.last = weight_norm(nn.Conv2d(width, 1, (3, 3), 1, (1, 1)))
+
+    def forward(self, samples: Tensor) -> tuple[Tensor, list[Tensor]]:
+        with torch.autocast(samples.device.type, enabled=False):
+            spectrum = torch.stft(
+                samples.float(), self.n_fft, self.n_fft // 4, window=self.window,
+                return_complex=True,
+            )  # fmt: skip
+            x = torch.view_as_real(spectrum).permute(0, 3, 2, 1)
+        features = []
+        for layer in self.layers:
+            x = F.leaky_relu(layer(x), 0.1)
+            features.append(x)
+        return self.last(x), features
+
+
+class Discriminators(nn.Module):
+    """All judges; each returns its scores and its features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.judges = nn.ModuleList(
+            [PeriodDiscriminator(p) for p in (2, 3, 5, 7, 11)]
+            + [SpectralDiscriminator(n) for n in (256, 512, 1024)]
+        )
+
+    def forward(self, samples: Tensor) -> list[tuple[Tensor, list[Tensor]]]:
+        return [judge(samples) for judge in self.judges]
+
+
+def discriminator_loss(real: list, fake: list) -> Tensor:
+    """Least squares: real to 1, fake to 0."""
+    pairs = zip(real, fake, strict=True)
+    return sum(((1 - r[0].float()) ** 2).mean() + (f[0].float() ** 2).mean() for r, f in pairs)
+
+
+def generator_losses(real: list, fake: list) -> tuple[Tensor, Tensor]:
+    """Adversarial loss, and feature matching relative to the real features' size."""
+    adversarial = sum(((1 - f[0].float()) ** 2).mean() for f in fake)
+    matching = sum(
+        (u.float() - v.float()).abs().mean() / (v.float().abs().mean() + 1e-4)
+        for r, f in zip(real, fake, strict=True)
+        for u, v in zip(f[1], r[1], strict=True)
+    )
+    return adversarial, matching / 5

@@ -1,0 +1,67 @@
+"""Speak the corpus with the teacher, in parallel, until enough hours are on disk.
+
+    python -m training.synthesize --corpus runs/corpus.txt --out runs/speech --hours 1 --workers 2
+
+Worker w takes lines w, w + W, w + 2W …; which voice speaks a line turns with every pass, so that
+no voice owns any text. A file named STOP in the folder ends it early.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+from training.shards import SAMPLE_RATE, ShardWriter, hours
+from training.teacher import VOICES, Teacher, phone_text
+
+MIN_SAMPLES, MAX_SAMPLES = SAMPLE_RATE * 2 // 5, SAMPLE_RATE * 13
+
+
+def work(worker: int, args: argparse.Namespace) -> None:
+    """One process: its share of the lines, pass after pass."""
+    os.nice(10)
+    teacher = Teacher(args.libraries)
+    lines = args.corpus.read_text().splitlines()
+    writer = ShardWriter(args.out, worker, args.hop)
+    limit = args.hours * 3600 * SAMPLE_RATE / args.workers
+    for round_ in range(args.first_round, args.first_round + len(VOICES)):
+        for number in range(worker, len(lines), args.workers):
+            if writer.offset >= limit or (args.out / "STOP").exists():
+                break
+            voice = (number + number // args.workers + round_) % len(VOICES)
+            spoken = teacher.speak(lines[number], voice)
+            if spoken is not None and MIN_SAMPLES <= len(spoken.samples) <= MAX_SAMPLES:
+                writer.add(spoken.samples, number, voice, phone_text(spoken.phones))
+    writer.close()
+    (args.out / f"{worker:03d}.done").touch()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--hours", type=float, default=300.0)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--hop", type=int, default=640, help="samples per code, for padding")
+    parser.add_argument("--first-round", type=int, default=0, help="which voice starts a line")
+    parser.add_argument("--libraries", default="", help="folder of flite's shared libraries")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    processes = [
+        multiprocessing.Process(target=work, args=(worker, args)) for worker in range(args.workers)
+    ]
+    start = time.monotonic()
+    for process in processes:
+        process.start()
+    while any(process.is_alive() for process in processes):
+        time.sleep(10)
+        done = hours(args.out)
+        rate = done * 3600 / (time.monotonic() - start)
+        print(f"{done:.2f} h of speech, {rate:.0f} times real time", flush=True)
+
+
+if __name__ == "__main__":
+    main()

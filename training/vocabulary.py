@@ -1,0 +1,39 @@
+"""Token ids of the embedded voice's language model: bytes, control tokens, voices, codes."""
+
+from __future__ import annotations
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+PAD, START_OF_SPEECH, END_OF_SPEECH, PHONEMES, END_OF_TEXT, ANY_VOICE = range(256, 262)
+FIRST_VOICE, MAX_VOICES = 262, 32
+FIRST_CODE = 320
+CONTROL_TOKENS = (
+    "<|pad|>",
+    "<|start_of_speech|>",
+    "<|end_of_speech|>",
+    "<|phonemes|>",
+    "<|end_of_text|>",
+    "<|voice_any|>",
+    *(f"<|voice_{i}|>" for i in range(MAX_VOICES)),
+    *(f"<|reserved_{i}|>" for i in range(FIRST_CODE - FIRST_VOICE - MAX_VOICES)),
+)
+
+
+def build_tokenizer(codebook_size: int) -> Tokenizer:
+    """Byte-level tokens whose id is the byte, then control tokens, then one token per code."""
+    byte_of = {c: i for i, c in enumerate(_byte_alphabet())}
+    tokenizer = Tokenizer(models.BPE(vocab=byte_of, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    names = [*CONTROL_TOKENS, *(f"<|s_{i}|>" for i in range(codebook_size))]
+    tokenizer.add_special_tokens([AddedToken(n, special=True, normalized=False) for n in names])
+    return tokenizer
+
+
+def _byte_alphabet() -> list[str]:
+    """GPT-2's printable stand-in of each byte value, in byte order."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    stand_in = {b: chr(b) for b in printable}
+    others = [b for b in range(256) if b not in stand_in]
+    stand_in.update({b: chr(256 + i) for i, b in enumerate(others)})
+    return [stand_in[b] for b in range(256)]
