@@ -91,7 +91,8 @@ class Trainer:
         self.codec = EmbeddedCodec(self.config).to(self.device)
         self.mel_loss = MelLoss(self.config.sample_rate).to(self.device)
         self.pool = SpeechPool(args.speech, self.config.hop, args.max_hours, self.device)
-        while self.pool.used < max(args.min_hours * 3600 * 16_000, 2 * CROP_CODES * self.config.hop):
+        needed = max(args.min_hours * 3600 * 16_000, 2 * CROP_CODES * self.config.hop)
+        while self.pool.used < needed:
             time.sleep(0.5)
             self.pool.refresh()
         self.log("codec", args.stage, f"{self.pool.used / 16_000 / 3600:.1f} h of speech")
@@ -129,7 +130,8 @@ def reconstruct(args: argparse.Namespace) -> None:
     last = clock.now()
     share = 0.0
     while share < 1:
-        share = group.agree((clock.now() - began) / (args.until - began)) if step % 10 == 0 else share
+        if step % 10 == 0:
+            share = group.agree((clock.now() - began) / (args.until - began))
         for setting in optimiser.param_groups:
             setting["lr"] = args.lr * min(1.0, (step + 1) / 300) * (1 - 0.95 * min(1.0, share))
         wanted = trainer.pool.batch(args.batch, CROP_CODES)
@@ -155,60 +157,91 @@ def reconstruct(args: argparse.Namespace) -> None:
     group.close()
 
 
-def adversarial(args: argparse.Namespace) -> None:
-    """Stage 2: only the decoder learns."""
-    trainer = Trainer(args)
-    codec, clock, hop = trainer.codec, trainer.clock, trainer.config.hop
-    codec.load_state_dict({k: v.float() for k, v in load_file(args.init).items()}, strict=False)
-    codec.encoder.requires_grad_(False)
-    parameters = list(codec.decoder.parameters())
-    judges = Discriminators().to(trainer.device)
-    generator = torch.optim.AdamW(parameters, lr=3e-4, betas=(0.8, 0.99), weight_decay=0.01)
-    critic = torch.optim.AdamW(judges.parameters(), lr=3e-4, betas=(0.8, 0.99), weight_decay=0.01)
-    average = {k: v.detach().clone() for k, v in codec.state_dict().items()}
-    began, step, last, saved = clock.now(), 0, clock.now(), clock.now()
-    while (share := (clock.now() - began) / (args.until - began)) < 1:
-        for optimiser in (generator, critic):
-            for setting in optimiser.param_groups:
-                setting["lr"] = 3e-4 * min(1.0, (step + 1) / 200) * (1 - 0.95 * share)
-        wanted = trainer.pool.batch(args.batch, CROP_CODES)
+class Adversary:
+    """Stage 2's players: the decoder and its judges, each with an optimiser."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, self.codec = trainer, trainer.codec
+        self.codec.encoder.requires_grad_(False)
+        self.parameters = list(self.codec.decoder.parameters())
+        self.judges = Discriminators().to(trainer.device)
+        settings = {"lr": 3e-4, "betas": (0.8, 0.99), "weight_decay": 0.01}
+        self.generator = torch.optim.AdamW(self.parameters, **settings)
+        self.critic = torch.optim.AdamW(self.judges.parameters(), **settings)
+        self.average = {k: v.detach().clone() for k, v in self.codec.state_dict().items()}
+
+    def set_lr(self, lr: float) -> None:
+        for setting in (*self.generator.param_groups, *self.critic.param_groups):
+            setting["lr"] = lr
+
+    def teach_critic(self, real: Tensor, fake: Tensor) -> Tensor:
+        with self.trainer.autocast():
+            loss = discriminator_loss(self.judges(real), self.judges(fake.detach()))
+        self.critic.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.judges.parameters(), 5.0)
+        self.critic.step()
+        return loss.detach()
+
+    def judge(self, real: Tensor, fake: Tensor) -> tuple[Tensor, Tensor]:
+        """Adversarial and feature-matching loss of the decoder's samples."""
+        self.judges.requires_grad_(False)
+        with self.trainer.autocast():
+            with torch.no_grad():
+                real_scores = self.judges(real)
+            losses = generator_losses(real_scores, self.judges(fake))
+        self.judges.requires_grad_(True)
+        return losses
+
+    def step(self, step: int) -> tuple[Tensor, ...]:
+        """One step of both; returns mel, critic's, adversarial and matching loss."""
+        trainer, hop = self.trainer, self.trainer.config.hop
+        wanted = trainer.pool.batch(trainer.args.batch, CROP_CODES)
         got, _ = trainer.render(wanted, frozen=True)
         a = random.randrange(1, CROP_CODES // 2) * hop
         real, fake = wanted[:, a : a + 25 * hop], got[:, a : a + 25 * hop]
-        with trainer.autocast():
-            critic_loss = discriminator_loss(judges(real), judges(fake.detach()))
-        critic.zero_grad(set_to_none=True)
-        critic_loss.backward()
-        nn.utils.clip_grad_norm_(judges.parameters(), 5.0)
-        critic.step()
-        judges.requires_grad_(False)
-        with trainer.autocast():
-            with torch.no_grad():
-                real_scores = judges(real)
-            fooled, matching = generator_losses(real_scores, judges(fake))
-        judges.requires_grad_(True)
+        critic_loss = self.teach_critic(real, fake)
+        fooled, matching = self.judge(real, fake)
         mel = trainer.mel_loss(got[:, hop:], wanted[:, hop:])
         weight = min(1.0, step / 500)
-        loss = args.mel_weight * mel + weight * (fooled / 3 + 2 * matching / 5)
-        generator.zero_grad(set_to_none=True)
+        loss = trainer.args.mel_weight * mel + weight * (fooled / 3 + 2 * matching / 5)
+        self.generator.zero_grad(set_to_none=True)
         loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 2.0)
-        generator.step()
-        step += 1
+        nn.utils.clip_grad_norm_(self.parameters, 2.0)
+        self.generator.step()
         if step % 10 == 0:
-            with torch.no_grad():
-                for key, value in codec.state_dict().items():
-                    average[key].lerp_(value, 0.01)
+            self.update_average()
+        return mel.detach(), critic_loss, fooled.detach(), matching.detach()
+
+    @torch.no_grad()
+    def update_average(self) -> None:
+        for key, value in self.codec.state_dict().items():
+            self.average[key].lerp_(value, 0.01)
+
+
+def adversarial(args: argparse.Namespace) -> None:
+    """Stage 2: only the decoder learns."""
+    trainer = Trainer(args)
+    clock = trainer.clock
+    trainer.codec.load_state_dict({k: v.float() for k, v in load_file(args.init).items()})
+    adversary = Adversary(trainer)
+    began, step, last, saved = clock.now(), 0, clock.now(), clock.now()
+    while (share := (clock.now() - began) / (args.until - began)) < 1:
+        adversary.set_lr(3e-4 * min(1.0, (step + 1) / 200) * (1 - 0.95 * share))
+        mel, critic, fooled, matching = adversary.step(step)
+        step += 1
         if step % 250 == 0 or step in (1, 20):
             pace = (clock.now() - last) / (250 if step > 250 else step) * 1e3
-            trainer.log(f"stage 2 step {step} mel {mel.item():.3f} critic {critic_loss.item():.3f}",
-                        f"fooled {fooled.item():.3f} matching {matching.item():.3f} {pace:.0f} ms")  # fmt: skip
+            trainer.log(
+                f"stage 2 step {step} mel {mel.item():.3f} critic {critic.item():.3f} "
+                f"fooled {fooled.item():.3f} matching {matching.item():.3f} {pace:.0f} ms"
+            )
             last = clock.now()
         if clock.now() - saved > 100:
-            trainer.save(average, "codec")
+            trainer.save(adversary.average, "codec")
             trainer.pool.refresh()
             saved = last = clock.now()
-    trainer.save(average, "codec")
+    trainer.save(adversary.average, "codec")
     trainer.log("stage 2 done", step, "steps")
 
 

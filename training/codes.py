@@ -1,6 +1,7 @@
 """Tokenise the synthesised speech: samples to codes, kept for every later training run.
 
-    python -m training.codes --speech runs/speech --codec runs/codec_stage1.safetensors --out runs/codes.npz
+    python -m training.codes --speech runs/speech --codec runs/codec_stage1.safetensors \
+        --out runs/codes.npz
 
 The file holds `codes` (uint16, all clips one after another) and `clips` (int64 [N, 4]: first code,
 codes, line, voice), `phones` (uint8, the phones of all clips as ASCII text, joined by newlines).
@@ -9,6 +10,7 @@ codes, line, voice), `phones` (uint8, the phones of all clips as ASCII text, joi
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ from safetensors.torch import load_file
 
 from decoder.embedded_modules import CodecConfig, EmbeddedCodec
 from training.distributed import Clock
-from training.shards import Clip, read_clips
+from training.shards import read_clips
 
 WINDOW_CODES, BATCH = 400, 64
 
@@ -40,6 +42,51 @@ def encode(codec: EmbeddedCodec, samples: np.ndarray, device: torch.device) -> n
     return torch.cat(parts).reshape(-1)[:total].to(torch.int32).cpu().numpy().astype(np.uint16)
 
 
+@dataclass(frozen=True, slots=True)
+class Tokenised:
+    """Everything that goes into the file."""
+
+    codes: np.ndarray  # uint16
+    clips: np.ndarray  # int64 [N, 4]: first code, codes, line, voice
+    phones: np.ndarray  # uint8
+
+    def save(self, path: Path) -> None:
+        temporary = path.with_suffix(".tmp.npz")
+        np.savez(temporary, codes=self.codes, clips=self.clips, phones=self.phones)
+        temporary.rename(path)
+
+    def describe(self, config: CodecConfig) -> str:
+        sample = self.codes[:3_000_000].astype(np.int64)
+        count = np.bincount(sample, minlength=config.codebook_size)
+        share = count[count > 0] / count.sum()
+        spoken = len(self.codes) * config.hop / config.sample_rate / 3600
+        return (
+            f"tokenised {len(self.clips)} clips, {len(self.codes)} codes, {spoken:.1f} h; "
+            f"{len(share)} of {config.codebook_size} codes used, "
+            f"{float(-(share * np.log2(share)).sum()):.2f} bits"
+        )
+
+
+def tokenise(codec: EmbeddedCodec, speech: Path, device: torch.device) -> Tokenised:
+    """Encode every clip that is on disk now."""
+    hop = codec.config.hop
+    codes: list[np.ndarray] = []
+    table: list[tuple[int, int, int, int]] = []
+    phones: list[str] = []
+    base = 0
+    for pcm, clips in read_clips(speech):
+        if not clips:
+            continue
+        samples = np.fromfile(pcm, dtype=np.int16, count=clips[-1].offset + clips[-1].length)
+        codes.append(encode(codec, samples, device))
+        for clip in clips:
+            table.append((base + clip.offset // hop, clip.length // hop, clip.line, clip.voice))
+            phones.append(clip.phones)
+        base += len(codes[-1])
+    text = np.frombuffer("\n".join(phones).encode(), np.uint8)
+    return Tokenised(np.concatenate(codes), np.array(table, dtype=np.int64), text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--speech", type=Path, required=True)
@@ -50,36 +97,10 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.matmul.allow_tf32 = True
     codec = EmbeddedCodec(CodecConfig())
-    codec.load_state_dict({k: v.float() for k, v in load_file(args.codec).items()}, strict=False)
-    codec = codec.to(device).eval()
-    hop = codec.config.hop
-    codes: list[np.ndarray] = []
-    table: list[tuple[int, int, int, int]] = []
-    phones: list[str] = []
-    base = 0
-    for pcm, clips in read_clips(args.speech):
-        if not clips:
-            continue
-        last: Clip = clips[-1]
-        samples = np.fromfile(pcm, dtype=np.int16, count=last.offset + last.length)
-        codes.append(encode(codec, samples, device))
-        for clip in clips:
-            table.append((base + clip.offset // hop, clip.length // hop, clip.line, clip.voice))
-            phones.append(clip.phones)
-        base += len(codes[-1])
-    everything = np.concatenate(codes)
-    temporary = args.out.with_suffix(".tmp.npz")
-    text = np.frombuffer("\n".join(phones).encode(), np.uint8)
-    np.savez(temporary, codes=everything, clips=np.array(table, dtype=np.int64), phones=text)
-    temporary.rename(args.out)
-    count = np.bincount(everything[:3_000_000].astype(np.int64), minlength=codec.config.codebook_size)
-    share = count[count > 0] / count.sum()
-    entropy = float(-(share * np.log2(share)).sum())
-    clock.log(
-        f"tokenised {len(table)} clips, {len(everything)} codes, "
-        f"{len(everything) * hop / 16_000 / 3600:.1f} h; {len(share)} of "
-        f"{codec.config.codebook_size} codes used, {entropy:.2f} bits"
-    )
+    codec.load_state_dict({k: v.float() for k, v in load_file(args.codec).items()})
+    tokenised = tokenise(codec.to(device).eval(), args.speech, device)
+    tokenised.save(args.out)
+    clock.log(tokenised.describe(codec.config))
 
 
 if __name__ == "__main__":

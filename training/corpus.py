@@ -21,10 +21,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from training.templates import fill
+
 PACKAGES = (
-    "wamerican wordnet-base dict-gcide dict-devil fortunes fortunes-min bible-kjv-text anarchism "
-    "debian-handbook debian-faq developers-reference jargon-text endless-sky-data"
-).split()
+    "wamerican", "wordnet-base", "dict-gcide", "dict-devil", "fortunes", "fortunes-min",
+    "bible-kjv", "anarchism", "debian-handbook", "debian-faq", "developers-reference",
+    "jargon-text", "endless-sky-data",
+)  # fmt: skip
 SHARE = Path("/usr/share")
 MIN_CHARACTERS, MAX_CHARACTERS = 3, 200
 ALLOWED = re.compile(r"^[A-Za-z0-9 ,.;:?!'\-]+$")
@@ -63,6 +66,10 @@ class Vocabulary:
         return known / len(found) if found else 0.0
 
 
+def unzip(path: Path) -> str:
+    return gzip.decompress(path.read_bytes()).decode("utf8", "ignore")
+
+
 def html_paragraphs(pattern: str) -> Iterator[str]:
     for path in sorted(glob.glob(pattern, recursive=True)):
         text = Path(path).read_text(encoding="utf-8", errors="ignore")
@@ -73,7 +80,7 @@ def html_paragraphs(pattern: str) -> Iterator[str]:
 
 def markdown_paragraphs(pattern: str) -> Iterator[str]:
     for path in sorted(glob.glob(pattern, recursive=True)):
-        for paragraph in gzip.open(path, "rt", errors="ignore").read().split("\n\n"):
+        for paragraph in unzip(Path(path)).split("\n\n"):
             yield re.sub(r"\[([^\]]*)\]\([^)]*\)|[*_>#]", r"\1", paragraph)
 
 
@@ -93,16 +100,15 @@ def fortune_paragraphs() -> Iterator[str]:
 
 
 def dictionary_paragraphs(name: str) -> Iterator[str]:
-    text = gzip.open(SHARE / f"dictd/{name}.dict.dz").read().decode("utf8", "ignore")
+    text = unzip(SHARE / f"dictd/{name}.dict.dz")
     for paragraph in re.split(r"\n\s*\n", text):
-        paragraph = re.sub(r"\{|\}|\\[^\\]*\\|--\s*[A-Z][\w. ]+\.", "", paragraph)
-        for part in re.split(r";\s+", paragraph):
+        plain = re.sub(r"\{|\}|\\[^\\]*\\|--\s*[A-Z][\w. ]+\.", "", paragraph)
+        for part in re.split(r";\s+", plain):
             yield re.sub(r"^\s*(\d+\.|\([a-z]\)|Note:|Syn:)\s*", "", part)
 
 
 def jargon_paragraphs() -> Iterator[str]:
-    path = SHARE / "doc/jargon-text/jargon.txt.gz"
-    yield from gzip.open(path).read().decode("utf8", "ignore").split("\n\n")
+    yield from unzip(SHARE / "doc/jargon-text/jargon.txt.gz").split("\n\n")
 
 
 def scripture_paragraphs() -> Iterator[str]:
@@ -130,106 +136,6 @@ def sentences(paragraphs: Iterable[str]) -> Iterator[list[str]]:
     for paragraph in paragraphs:
         parts = SENTENCE_END.split(re.sub(r"\s+", " ", ascii_text(paragraph)).strip())
         yield [clean(part) for part in parts]
-
-
-ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen"
-).split()
-TENS = "x x twenty thirty forty fifty sixty seventy eighty ninety".split()
-
-
-def number(n: int, rng: random.Random) -> str:
-    """An integer below a billion in words, with the usual variations."""
-    if n < 20:
-        return ONES[n]
-    if n < 100:
-        rest = "" if n % 10 == 0 else "-" + ONES[n % 10]
-        return TENS[n // 10] + rest
-    for size, name in ((1_000_000, "million"), (1000, "thousand"), (100, "hundred")):
-        if n >= size:
-            joint = " and " if size == 100 and rng.random() < 0.5 else " "
-            rest = joint + number(n % size, rng) if n % size else ""
-            return f"{number(n // size, rng)} {name}{rest}"
-    return ONES[0]
-
-
-NOUNS = (
-    "table chair window door house garden kitchen office school teacher doctor friend brother "
-    "sister mother father child dog cat horse bird river lake mountain road street train bus car "
-    "plane boat ticket letter message phone computer book newspaper picture camera bottle glass "
-    "cup plate knife fork bread butter cheese milk coffee tea sugar salt water juice apple orange "
-    "lemon salad soup meat fish chicken rice market shop store hotel room bed lamp light coat hat "
-    "shoe shirt umbrella bag box key money price bank city town village country park tree flower "
-    "grass rain snow wind storm sun moon star morning evening night week month year meeting party "
-    "dinner lunch breakfast question answer problem idea plan project job game team player song "
-    "movie story language word page paper pencil server engineer report customer account update"
-).split()
-ADJECTIVES = (
-    "big small old new young long short high low good bad happy sad warm cold hot cool dry wet "
-    "clean dirty quick slow early late easy hard heavy light dark bright red blue green yellow "
-    "black white brown quiet loud strong weak rich poor full empty open closed soft smooth rough "
-    "sharp deep wide narrow fresh sweet bitter kind brave clever funny nice lovely huge tiny broken"
-).split()
-VERBS = (
-    "saw found bought sold lost took gave made opened closed washed moved carried dropped painted "
-    "fixed kept left watched liked wanted needed remembered forgot used pulled pushed cut burned "
-    "broke hid showed sent brought ordered checked cleaned lifted threw caught"
-).split()
-SUBJECTS = (
-    "I|You|We|They|He|She|The man|The woman|My brother|Her sister|Our neighbor|The teacher|"
-    "The children|The doctor|A stranger|The driver|The workers|Nobody|Everyone|Someone"
-).split("|")
-PLACES = "on the|under the|near the|behind the|beside the|in the|next to the|over the".split("|")
-TIMES = (
-    "yesterday|last week|this morning|in the afternoon|on Monday|every day|at night|before dinner|"
-    "after lunch|two days ago|last year|in the evening|at noon|right now|once more|for a while"
-).split("|")
-MONTHS = (
-    "January February March April May June July August September October November December"
-).split()
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-ORDINALS = (
-    "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth "
-    "fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth twentieth twenty-first "
-    "twenty-second twenty-third twenty-fourth twenty-fifth twenty-sixth twenty-seventh "
-    "twenty-eighth twenty-ninth thirtieth thirty-first"
-).split()
-TEMPLATES = (
-    "Where is the {n}?|Have you seen my {n}?|How much is the {a} {n}?|Could you pass me the {n}, "
-    "please?|When does the {n} open?|Why did you leave the {n} {p} {m}?|What is the name of the "
-    "{n}?|Do you like this {a} {n}?|Can you help me find the {n}?|Is the {n} {a}?|Who took the "
-    "{n}?|May I use your {n}?|Did you bring the {n} {t}?|{S} {v} the {a} {n} {t}.|{S} {v} a {a} "
-    "{n} {p} {m}.|The {a} {n} was {p} {m}.|There is a {n} {p} {m}.|The {n} costs {N} dollars and "
-    "{N} cents.|It was {D}, the {O} of {M}.|My phone number is {d} {d} {d}, {d} {d} {d} {d}.|We "
-    "have {N} {n}s and {N} {m}s.|Please put the {n} {p} {m}.|The {n} is {a}, but the {m} is {b}.|"
-    "Thank you for the {a} {n}.|I think the {n} is too {a}.|{S} {v} {N} {n}s {t}.|Turn left at the "
-    "{n} and go straight on.|The {n} will arrive in {N} minutes.|Hello, my name is {F}.|Good "
-    "morning, {F}.|Please call {F} {t}.|Chapter {N}.|The answer is {N}.|Page {N}.|It is {N} "
-    "degrees outside.|On {M} {O}, {Y}, the {n} was {a}.|I would like a {n} with {m} and {k}.|If it "
-    "rains, we will stay near the {n}.|She said that the {n} was {a}.|Let me know when the {n} is "
-    "{a}.|Hello!|Hello, {F}, how are you today?|{N}.|{N} percent of the {n}s were {a}.|{N} point "
-    "{d} {d}.|The meeting is on {D} at {H} {Z}.|{H} {Z}.|It is {h} past {H}.|Yes, the {n} is {a}.|"
-    "No, I do not have a {n}.|Wait, where did {F} put the {n}?|Welcome back, {F}.|In {Y}, the {n} "
-    "was {b}."
-).split("|")
-
-
-def fill(template: str, rng: random.Random, first_names: list[str]) -> str:
-    """One sentence of a template."""
-    size = rng.choice((20, 100, 1000, 20_000, 3_000_000))
-    values = {
-        "n": rng.choice(NOUNS), "m": rng.choice(NOUNS), "k": rng.choice(NOUNS),
-        "a": rng.choice(ADJECTIVES), "b": rng.choice(ADJECTIVES), "v": rng.choice(VERBS),
-        "S": rng.choice(SUBJECTS), "p": rng.choice(PLACES), "t": rng.choice(TIMES),
-        "D": rng.choice(DAYS), "M": rng.choice(MONTHS), "O": rng.choice(ORDINALS),
-        "d": rng.choice(ONES[:10]), "F": rng.choice(first_names), "Z": rng.choice(("a m", "p m")),
-        "H": number(rng.randint(1, 12), rng), "h": rng.choice(("quarter", "half", "ten", "five")),
-        "Y": f"{number(rng.randint(11, 20), rng)} {number(rng.randint(10, 99), rng)}",
-        "N": number(rng.randrange(size), rng),
-    }  # fmt: skip
-    text = re.sub(r"\{d\}", lambda _: rng.choice(ONES[:10]), template).format(**values)
-    return text[0].upper() + text[1:]
 
 
 class Corpus:
@@ -290,7 +196,7 @@ class Corpus:
         words = sorted(self.vocabulary.words)
         names = [w for w in words if re.fullmatch(r"[A-Z][a-z]{2,8}", w)]
         for _ in range(count):
-            self.add(fill(self.rng.choice(TEMPLATES), self.rng, names), "template", 0.5)
+            self.add(fill(self.rng, names), "template", 0.5)
 
     def add_word_lists(self, rare_per_line: int, phrases: int, singles: int) -> None:
         """Rare words for coverage of the lexicon, common words alone and in short runs."""

@@ -1,6 +1,7 @@
 """Write a checkpoint in the embedded layout from a trained model and codec.
 
-    python -m training.export --model runs/lm.safetensors --codec runs/codec.safetensors --out tts/embedded
+    python -m training.export --model runs/lm.safetensors --codec runs/codec.safetensors \
+        --out tts/embedded
 
 The language model is stored in int8 with one scale per row ("int-quantized" of compressed-tensors),
 the codec in float16. MODEL_CARD.md is written by hand from what evaluation printed.
@@ -29,7 +30,7 @@ from training.vocabulary import (
     build_tokenizer,
 )
 
-MAX_POSITIONS = 4096
+MAX_POSITIONS = 2048
 CHAT_TEMPLATE = (
     "<|phonemes|>{% for message in messages %}{% if message['role'] == 'user' %}"
     "{{ message['content'] }}{% endif %}{% endfor %}"

@@ -6,6 +6,8 @@ arXiv 2010.05646; multi-resolution spectral discriminator, UnivNet, arXiv 2106.0
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -52,7 +54,7 @@ class PeriodDiscriminator(nn.Module):
         widths = (1, 32, 96, 192, 256, 256)
         self.layers = nn.ModuleList(
             weight_norm(nn.Conv2d(a, b, (5, 1), (3 if i < 4 else 1, 1), (2, 0)))
-            for i, (a, b) in enumerate(zip(widths[:-1], widths[1:], strict=True))
+            for i, (a, b) in enumerate(pairwise(widths))
         )
         self.last = weight_norm(nn.Conv2d(widths[-1], 1, (3, 1), 1, (1, 0)))
 

@@ -58,10 +58,16 @@ class Recipe:
         visible = ",".join(map(str, gpus))
         return [
             self.spawn(
-                f"{name}{rank}", module, *arguments, gpus=visible, RANK=str(rank),
-                LOCAL_RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1",
+                f"{name}{rank}",
+                module,
+                *arguments,
+                gpus=visible,
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+                WORLD_SIZE=str(size),
+                MASTER_ADDR="127.0.0.1",
                 MASTER_PORT=str(port),
-            )  # fmt: skip
+            )
             for rank in range(size)
         ]
 

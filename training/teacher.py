@@ -41,7 +41,7 @@ class Phone:
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """One synthesised line: int16 samples at 16 kHz, trimmed, and its phones (times trimmed too)."""
+    """One synthesised line: trimmed int16 samples at 16 kHz, and its phones."""
 
     samples: np.ndarray
     phones: tuple[Phone, ...]
