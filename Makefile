@@ -17,9 +17,9 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
 .PHONY: say test test-gpu check stubs lint type format proto venv clean
 .DEFAULT_GOAL := say
 
-export TEXT
+say: export SAY_TEXT := $(value TEXT)
 say: $(RUNTIME)
-	@$(BIN)/python -m tts.say $(if $(OUT),-o "$(OUT)") -- "$$TEXT"
+	@$(BIN)/python -m tts.say $(if $(OUT),-o "$(OUT)") -- "$$SAY_TEXT"
 
 test: $(DEVELOPMENT)
 	$(BIN)/python -m pytest

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from llm.layers.weight import LinearWeight
@@ -25,6 +26,7 @@ from llm.layers.weight import LinearWeight
 HIGH_MAX = 63.0
 LOW_BASE = 64.0  # a power of two: scaling by it is exact
 SMALLEST = 1e-30  # keeps an all-zero row from dividing by zero
+VECTOR_INPUTS = 32
 ROW_BLOCK = 128  # rows computed at once, so that the workspace stays in the cache
 
 
@@ -107,10 +109,14 @@ class PackedInt8Linear:
     def __init__(self, weight: LinearWeight) -> None:
         values, scales = weight.to_int8()
         self.out_features, self.in_features = values.shape
-        self._values = values
+        # The kernel reads whole vectors of inputs and does not look where a row ends.
+        self._missing = -self.in_features % VECTOR_INPUTS
+        self._values = F.pad(values, (0, self._missing))
         self._scales = scales.to(torch.bfloat16)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] to [T, out], float32."""
-        product = torch._weight_int8pack_mm(x.to(torch.bfloat16), self._values, self._scales)
-        return product.float()
+        narrow = x.to(torch.bfloat16)
+        if self._missing:
+            narrow = F.pad(narrow, (0, self._missing))
+        return torch._weight_int8pack_mm(narrow, self._values, self._scales).float()

@@ -1,0 +1,1 @@
+"""What produced every number in the README: `python -m benchmarks.NAME`, a table and JSON."""

@@ -1,0 +1,160 @@
+"""How a benchmark tells its result: the machine, one row per figure, a table to read and JSON.
+
+The JSON goes to standard output and the table to standard error, so that
+`python -m benchmarks.speed > speed.json` still shows the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TextIO
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a figure depends on besides the code."""
+
+    cpu: str
+    cores: int
+    memory_gib: float
+    system: str
+    python: str
+    torch: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.cores} cores of {self.cpu}, {self.memory_gib:g} GiB, {self.system}, "
+            f"Python {self.python}, torch {self.torch}"
+        )
+
+
+def this_machine() -> Machine:
+    """The facts of the machine we run on; cores are those this process may use."""
+    pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return Machine(
+        cpu=_cpu_name(),
+        cores=len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1,
+        memory_gib=round(pages * page_bytes / 2**30, 1),
+        system=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        torch=metadata.version("torch"),
+    )
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured number: the median of `values` when there are several.
+
+    `bar` is the number to reach, on the side that `at_least` says; None where there is none.
+    """
+
+    name: str
+    values: tuple[float, ...]
+    unit: str
+    bar: float | None = None
+    at_least: bool = False
+    note: str = ""
+
+    @property
+    def value(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def reached(self) -> bool | None:
+        if self.bar is None:
+            return None
+        return self.value >= self.bar if self.at_least else self.value <= self.bar
+
+    def cells(self) -> tuple[str, ...]:
+        """The table's row: name, value, spread, bar, verdict."""
+        spread = f"{min(self.values):.4g} - {max(self.values):.4g}" if len(self.values) > 1 else ""
+        bar = "" if self.bar is None else f"{'>=' if self.at_least else '<='} {self.bar:g}"
+        verdict = {True: "reached", False: "MISSED", None: ""}[self.reached]
+        return self.name, f"{self.value:.4g} {self.unit}".strip(), spread, bar, verdict, self.note
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything one command found out."""
+
+    benchmark: str
+    figures: tuple[Figure, ...]
+    machine: Machine = field(default_factory=this_machine)
+
+    @property
+    def reached(self) -> bool:
+        """Whether no figure missed its bar."""
+        return all(figure.reached is not False for figure in self.figures)
+
+    def to_json(self) -> str:
+        """The report as one JSON object, figures with their medians."""
+        figures = [
+            asdict(figure) | {"value": figure.value, "reached": figure.reached}
+            for figure in self.figures
+        ]
+        record = {
+            "benchmark": self.benchmark,
+            "machine": asdict(self.machine),
+            "figures": figures,
+            "reached": self.reached,
+        }
+        return json.dumps(record, indent=2)
+
+    def to_table(self) -> str:
+        """The report as aligned columns under a line that names the machine."""
+        header = ("figure", "median", "range", "bar", "", "")
+        rows = [header, *(figure.cells() for figure in self.figures)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+        lines = (
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        )
+        return "\n".join((f"{self.benchmark}: {self.machine}", *lines))
+
+
+def publish(report: Report, out: TextIO | None = None, err: TextIO | None = None) -> int:
+    """Print table and JSON; the exit status is 1 when a figure missed its bar."""
+    print(report.to_table(), file=err or sys.stderr)
+    print(report.to_json(), file=out or sys.stdout)
+    return 0 if report.reached else 1
+
+
+def arguments(description: str, *, repeat: int) -> argparse.ArgumentParser:
+    """The options every benchmark has."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--model", default="", help="checkpoint folder (default: embedded voice)")
+    parser.add_argument("--repeat", type=_positive, default=repeat, help="repetitions")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return number
+
+
+def lines_of(path: Path, count: int | None = None) -> Sequence[str]:
+    """The non-empty lines of a text file, the first `count` of them."""
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    return [line for line in lines if line][:count]

@@ -1,0 +1,1 @@
+"""Short client programs; each is executed by a test."""

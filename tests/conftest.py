@@ -1,0 +1,97 @@
+"""Fixtures shared by every test: the tiny checkpoint, a running engine client, the leak check."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from tests.fakes import (
+    build_text_checkpoint,
+    build_tiny_checkpoint,
+    create_client,
+    tiny_config,
+    wait_until_idle,
+)
+
+if TYPE_CHECKING:
+    from benchmarks.serving import Server
+    from tts.factory import Service
+    from tts.speech_engine import LocalEngineClient
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_torch_thread() -> None:
+    """Tests measure behaviour, not speed, and often run beside each other."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A speech checkpoint with random weights."""
+    return build_tiny_checkpoint(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def text_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A language model without a codec."""
+    return build_text_checkpoint(tmp_path_factory.mktemp("models") / "text")
+
+
+@pytest.fixture(scope="session")
+def tiny_service(tiny_checkpoint: Path) -> Iterator[Service]:
+    """The whole service on the tiny checkpoint; tests share it, so leave it running."""
+    from tts.factory import create_service
+
+    service = create_service(tiny_config(tiny_checkpoint))
+    yield service
+    asyncio.run(service.client.close())
+
+
+@pytest.fixture(scope="session")
+def tiny_server(tiny_checkpoint: Path) -> Iterator[Server]:
+    """A `python -m tts.serve` process on the tiny checkpoint, for clients that are programs."""
+    from benchmarks.serving import serving
+
+    with serving(str(tiny_checkpoint)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def shared_client(tiny_checkpoint: Path) -> Iterator[LocalEngineClient]:
+    """One engine on the tiny checkpoint, without the parts above it."""
+    client = create_client(tiny_checkpoint)
+    yield client
+    asyncio.run(client.close())
+
+
+@pytest.fixture
+def engine_client(shared_client: LocalEngineClient) -> Iterator[LocalEngineClient]:
+    """The shared engine; fails the test that leaves a page, a row or an audio stream behind."""
+    yield shared_client
+    asyncio.run(wait_until_idle(shared_client))
+
+
+@pytest.fixture
+def service(tiny_service: Service) -> Iterator[Service]:
+    """The shared service, with the same check."""
+    yield tiny_service
+    asyncio.run(wait_until_idle(tiny_service.client))
+
+
+@pytest.fixture
+def own_client(tiny_checkpoint: Path) -> Iterator[Callable[..., LocalEngineClient]]:
+    """Builds clients for tests that need their own; they are closed afterwards."""
+    built: list[LocalEngineClient] = []
+
+    def build(**options: Any) -> LocalEngineClient:
+        built.append(create_client(tiny_checkpoint, **options))
+        return built[-1]
+
+    yield build
+    for client in built:
+        asyncio.run(client.close())

@@ -1,0 +1,161 @@
+"""Random Llama checkpoints, their transformers twins, and rows to feed them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from llm.batch import (
+    ForwardMode,
+    ReturnHiddenStates,
+    ReturnLogits,
+    ScheduledBatch,
+    ScheduledRow,
+)
+from llm.config import ModelConfig, PipelineConfig
+from llm.models.llama import LlamaModel
+from llm.models.weights import SafetensorsWeights
+from llm.request import SamplingParams
+from llm.runner.model_runner import ModelRunner
+
+GREEDY = SamplingParams(temperature=0.0)
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": 3,
+}
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def write_llama(folder: Path, *, seed: int = 0, max_shard_size: str = "5GB", **keys: Any) -> Path:
+    """A random checkpoint as transformers writes it: SMALL, with `keys` of its config changed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(LlamaConfig(**(SMALL | keys)))
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            weight.data.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(seed))
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return folder
+
+
+def reference(folder: Path) -> LlamaForCausalLM:
+    """The same checkpoint in transformers, float32."""
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def pipeline_config(
+    folder: Path, *, num_pages: int | None = 64, page_size: int = 16, **keys: Any
+) -> PipelineConfig:
+    """A resolved configuration; `encoding` and `kv_format` are the model's, others the root's."""
+    model = ModelConfig(
+        model_path=str(folder),
+        quantization_encoding=keys.pop("encoding", None),
+        kv_cache={
+            "num_pages": num_pages,
+            "kv_cache_page_size": page_size,
+            "kv_cache_format": keys.pop("kv_format", None),
+        },
+    )
+    return PipelineConfig(model=model, **keys)
+
+
+def row(
+    token_ids: Sequence[int],
+    pages: Sequence[int],
+    start: int = 0,
+    *,
+    request_id: str = "a",
+    sampling: SamplingParams = GREEDY,
+    samples: bool = True,
+    output_ids: Sequence[int] = (),
+) -> ScheduledRow:
+    """Tokens fed at positions start, start + 1, …"""
+    return ScheduledRow(
+        request_id=request_id,
+        token_ids=tuple(token_ids),
+        start=start,
+        pages=pages,
+        is_extend=len(token_ids) > 1,
+        samples=samples,
+        sampling=sampling,
+        output_ids=output_ids,
+    )
+
+
+def batch(*rows: ScheduledRow, num_steps: int = 1) -> ScheduledBatch:
+    """A batch with the mode its rows make it."""
+    kinds = {row.is_extend for row in rows}
+    mode = ForwardMode.EXTEND if kinds == {True} else ForwardMode.MIXED
+    return ScheduledBatch(rows, ForwardMode.DECODE if kinds == {False} else mode, num_steps)
+
+
+def random_ids(count: int, vocab_size: int, seed: int = 0) -> list[int]:
+    """Token ids."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocab_size, (count,), generator=generator).tolist()
+
+
+def quantize_checkpoint(source: Path, target: Path) -> Path:
+    """The checkpoint as compressed-tensors int-quantized: int8 matrices and their scales."""
+    target.mkdir()
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+    }
+    (target / "config.json").write_text(json.dumps(config))
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        if tensor.ndim == 2:
+            scales = tensor.float().abs().amax(1, keepdim=True) / 127
+            tensors[f"{name}_scale"] = scales
+            tensors[name] = (tensor / scales).round().to(torch.int8)
+        else:
+            tensors[name] = tensor
+    save_file(tensors, target / "model.safetensors")
+    return target
+
+
+def create_runner(
+    config: PipelineConfig,
+    return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
+    return_hidden_states: ReturnHiddenStates = ReturnHiddenStates.NONE,
+) -> ModelRunner:
+    """An initialized runner whose model returns what is asked for."""
+    runner = ModelRunner(config)
+    runner.initialize()
+    runner.model = LlamaModel(
+        config,
+        runner.session,
+        [runner.device],
+        config.model.kv_cache,
+        SafetensorsWeights.find(config.model.model_path),
+        return_logits=return_logits,
+        return_hidden_states=return_hidden_states,
+    )
+    return runner

@@ -1,0 +1,222 @@
+"""The SDPA backend over random page tables, against attention written out densely in float64."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from llm.attention.base import PlannedAttention
+from llm.attention.registry import create_attention_backend, supported_backends
+from llm.attention.sdpa import TILE, SdpaBackend
+from llm.batch import ForwardBatch, ForwardMode
+from llm.errors import ConfigError
+from llm.kv_cache.kv_pool import KVPool
+
+HEAD_DIM = 16
+
+
+class Row:
+    """One sequence's whole queries, keys and values, from which steps take their part."""
+
+    def __init__(self, length: int, heads: tuple[int, int], pages: list[int], seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        num_heads, num_kv_heads = heads
+        self.query = torch.randn(length, num_heads, HEAD_DIM, generator=generator)
+        self.key_value = torch.randn(length, 2, num_kv_heads, HEAD_DIM, generator=generator)
+        self.pages = pages
+        self.request_id = f"row {seed}"
+
+    def expected(self, start: int, end: int) -> Tensor:
+        """Dense causal attention of positions [start, end), float64."""
+        group = self.query.shape[1] // self.key_value.shape[2]
+        keys, values = self.key_value[:end].double().repeat_interleave(group, dim=2).unbind(1)
+        scores = torch.einsum("qhd,khd->hqk", self.query[start:end].double(), keys)
+        hidden = torch.arange(end)[None] > torch.arange(start, end)[:, None]
+        scores = (scores / HEAD_DIM**0.5).masked_fill(hidden, float("-inf"))
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).flatten(1)
+
+
+def forward_batch(page_size: int, parts: list[tuple[Row, int, int]]) -> ForwardBatch:
+    positions = [p for _, start, end in parts for p in range(start, end)]
+    slots = [
+        row.pages[p // page_size] * page_size + p % page_size
+        for row, start, end in parts
+        for p in range(start, end)
+    ]
+    return ForwardBatch(
+        mode=ForwardMode.MIXED,
+        request_ids=tuple(row.request_id for row, _, _ in parts),
+        query_lens=tuple(end - start for _, start, end in parts),
+        context_lens=tuple(end for _, _, end in parts),
+        pages=tuple(row.pages for row, _, _ in parts),
+        page_size=page_size,
+        input_ids=torch.zeros(len(positions), dtype=torch.int64),
+        positions=torch.tensor(positions),
+        slot_mapping=torch.tensor(slots),
+    )
+
+
+def run(
+    backend: SdpaBackend, page_size: int, parts: list[tuple[Row, int, int]], layer: int = 0
+) -> list[Tensor]:
+    """What each row gets for its positions [start, end)."""
+    planned = PlannedAttention.create(forward_batch(page_size, parts), backend)
+    query = torch.cat([row.query[start:end] for row, start, end in parts])
+    key_value = torch.cat([row.key_value[start:end] for row, start, end in parts])
+    attended = planned.attend(layer, query, key_value)
+    return list(attended.split([end - start for _, start, end in parts]))
+
+
+def create_pool(heads: int, num_pages: int, page_size: int, num_layers: int = 1) -> KVPool:
+    return KVPool(num_layers, num_pages, page_size, heads, HEAD_DIM)
+
+
+def shuffled_pages(num_pages: int, seed: int) -> list[int]:
+    order = torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(seed)) + 1
+    return order.tolist()
+
+
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2), (8, 1), (8, 4)])
+@pytest.mark.parametrize("page_size", [1, 16, 128])
+def test_pages_in_any_order_attend_like_dense_memory(
+    page_size: int, heads: tuple[int, int]
+) -> None:
+    """Prefill in chunks beside decoding rows; every length around tile and page borders."""
+    num_pages = 4 + 700 // page_size
+    pages = shuffled_pages(num_pages, seed=page_size)
+    lengths = (130, 65, 200)
+    rows = []
+    for seed, length in enumerate(lengths):
+        needed = -(-length // page_size)
+        rows.append(Row(length, heads, [pages.pop() for _ in range(needed)], seed))
+    backend = SdpaBackend(create_pool(heads[1], num_pages, page_size))
+    first, second, third = rows
+    steps = [
+        [(first, 0, 63), (second, 0, 64)],
+        [(first, 63, 64), (second, 64, 65), (third, 0, 1)],
+        [(first, 64, 128), (third, 1, 150)],
+        *[[(third, n, n + 1), (first, n - 22, n - 21)] for n in range(150, 152)],
+        [(third, 152, 200)],
+    ]
+    for parts in steps:
+        for found, (row, start, end) in zip(run(backend, page_size, parts), parts, strict=True):
+            expected = row.expected(start, end)
+            assert torch.allclose(found.double(), expected, atol=1e-5), (row.request_id, start)
+
+
+def history(row: Row, cuts: list[int], page_size: int, num_pages: int) -> Tensor:
+    """All results of a row alone, fed in pieces."""
+    backend = SdpaBackend(create_pool(row.key_value.shape[2], num_pages, page_size))
+    parts = [run(backend, page_size, [(row, a, b)])[0] for a, b in itertools.pairwise(cuts)]
+    return torch.cat(parts)
+
+
+def test_chunks_pages_and_neighbours_change_no_bit() -> None:
+    length, page_size, heads = 150, 16, (4, 2)
+    in_order = Row(length, heads, list(range(1, 11)), seed=5)
+    whole = history(in_order, [0, length], page_size, 40)
+    assert torch.allclose(whole.double(), in_order.expected(0, length), atol=1e-5)
+    for cuts in ([0, 1, 2, 63, 64, 65, 130, 150], [0, 70, *range(71, 151)]):
+        assert torch.equal(history(in_order, cuts, page_size, 40), whole)
+    scattered = Row(length, heads, shuffled_pages(40, seed=1)[:10], seed=5)
+    for cuts in ([0, length], [0, 70, *range(71, 151)], [0, 100, 130, 150]):
+        assert torch.equal(history(scattered, cuts, page_size, 40), whole)
+    backend = SdpaBackend(create_pool(2, 400, page_size))
+    rows = [Row(length, heads, [r * 10 + k + 1 for k in range(10)], r) for r in range(32)]
+    run(backend, page_size, [(row, 0, 149) for row in rows])
+    together = run(backend, page_size, [(row, 149, 150) for row in rows])
+    assert torch.equal(together[5], whole[149:])
+
+
+def test_a_copied_context_grows_and_is_gathered_again_when_it_must() -> None:
+    """Rows that decode past the spare room, that pause, and that lose their pages."""
+    page_size, heads = 16, (2, 1)
+    pages = shuffled_pages(60, seed=3)
+    row, free = Row(700, heads, pages[:44], seed=7), pages[44:]
+    backend = SdpaBackend(create_pool(1, 60, page_size))
+    run(backend, page_size, [(row, 0, 250)])
+    decoded = [run(backend, page_size, [(row, n, n + 1)])[0] for n in range(250, 640)]
+    assert torch.allclose(torch.cat(decoded).double(), row.expected(250, 640), atol=1e-5)
+    other = Row(3, heads, free[:1], seed=8)
+    for n in range(3):  # meanwhile the row's copy is dropped
+        run(backend, page_size, [(other, n, n + 1)])
+    row.pages = [*row.pages[:40], *free[1:5]]  # pages not yet used may change
+    found = run(backend, page_size, [(row, 640, 641)])[0]
+    assert torch.allclose(found.double(), row.expected(640, 641), atol=1e-5)
+    moved = Row(700, heads, row.pages[::-1], seed=7)  # preempted: same request, other pages
+    moved.request_id = row.request_id
+    run(backend, page_size, [(moved, 0, 600)])
+    found = run(backend, page_size, [(moved, 600, 601)])[0]
+    assert torch.allclose(found.double(), row.expected(600, 601), atol=1e-5)
+
+
+def test_nobody_sees_anothers_keys() -> None:
+    page_size, heads = 16, (2, 2)
+    pool = create_pool(2, 8, page_size)
+    for storage in pool.storage:
+        storage.fill_(1e4)  # what former requests left, up to and past the last page
+    row = Row(20, heads, [6, 7], seed=1)
+    found = run(SdpaBackend(pool), page_size, [(row, 0, 20)])[0]
+    assert torch.allclose(found.double(), row.expected(0, 20), atol=1e-5)
+
+
+def test_only_the_rows_slots_are_written() -> None:
+    page_size = 4
+    pool = create_pool(1, 6, page_size, num_layers=2)
+    row = Row(6, (1, 1), [4, 2], seed=1)
+    run(SdpaBackend(pool), page_size, [(row, 0, 6)], layer=1)
+    assert all((pool.keys(0) == 0).flatten())
+    keys, values = pool.keys(1), pool.values(1)
+    assert keys.shape == (6, page_size, 1, HEAD_DIM)
+    assert torch.equal(keys[4], row.key_value[:4, 0])
+    assert torch.equal(values[2, :2], row.key_value[4:, 1])
+    written = (keys != 0).any(dim=3).any(dim=2)
+    assert written.sum() == 6
+
+
+def test_keys_may_be_narrower_than_queries() -> None:
+    pool = KVPool(1, 8, 16, 2, HEAD_DIM, dtype=torch.bfloat16)
+    assert pool.nbytes == 2 * 8 * 16 * 2 * HEAD_DIM * 2
+    row = Row(80, (4, 2), [3, 1, 2, 6, 5], seed=1)
+    found = run(SdpaBackend(pool), 16, [(row, 0, 80)])[0]
+    assert found.dtype == torch.float32
+    assert torch.allclose(found.double(), row.expected(0, 80), atol=0.05)
+    assert "8 pages of 16 tokens" in repr(pool)
+
+
+def test_a_plan_advances_by_one_token() -> None:
+    page_size = 4
+    row = Row(9, (2, 1), [5, 1, 3], seed=2)
+    backend = SdpaBackend(create_pool(1, 6, page_size))
+    run(backend, page_size, [(row, 0, 7)])
+    planned = PlannedAttention.create(forward_batch(page_size, [(row, 7, 8)]), backend)
+    planned.attend(0, row.query[7:8], row.key_value[7:8])
+    advanced = planned.advanced(torch.tensor([11], dtype=torch.int32))
+    batch = advanced.forward_batch
+    assert (batch.mode, batch.context_lens, batch.query_lens) == (ForwardMode.DECODE, (9,), (1,))
+    assert batch.input_ids.tolist() == [11]
+    assert batch.positions.tolist() == [8]
+    assert batch.slot_mapping.tolist() == [3 * page_size]
+    found = advanced.attend(0, row.query[8:9], row.key_value[8:9])
+    assert torch.allclose(found.double(), row.expected(8, 9), atol=1e-5)
+
+
+def test_views_of_many_contexts_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llm.attention.sdpa.MAX_CACHED_VIEWS", 5)
+    backend = SdpaBackend(create_pool(1, 40, TILE))
+    for page in range(1, 30):
+        row = Row(3, (1, 1), [page], seed=page)
+        found = run(backend, TILE, [(row, 0, 3)])[0]
+        assert torch.allclose(found.double(), row.expected(0, 3), atol=1e-5)
+    assert len(backend._pool_views) <= 5
+
+
+def test_backends_are_named() -> None:
+    pool = create_pool(1, 2, 4)
+    assert isinstance(create_attention_backend("sdpa", pool), SdpaBackend)
+    assert supported_backends() == ("sdpa",)
+    with pytest.raises(ConfigError, match="no attention backend 'flash'; supported: sdpa"):
+        create_attention_backend("flash", pool)

@@ -1,0 +1,288 @@
+"""Llama: logits of transformers, encodings, what each input and output option means."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from llm.batch import ModelInputs, ReturnHiddenStates, ReturnLogits
+from llm.errors import CheckpointError
+from llm.models.base import PipelineModel
+from llm.models.hf_config import HuggingFaceConfig
+from llm.models.llama import LlamaModel
+from llm.models.llama_config import LlamaConfig
+from llm.models.registry import model_class, supported_architectures
+from llm.models.weights import SafetensorsWeights
+from llm.runner.model_runner import ModelRunner
+from tests.llm.llama_checkpoints import (
+    LLAMA3_ROPE,
+    batch,
+    create_runner,
+    pipeline_config,
+    quantize_checkpoint,
+    random_ids,
+    reference,
+    row,
+    write_llama,
+)
+
+PAGES = [7, 3, 12, 4, 9, 1, 20, 21, 22, 15]  # of 16 tokens
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "tied": {},
+    "untied": {"tie_word_embeddings": False},
+    "llama3 rope": {"rope_parameters": LLAMA3_ROPE},
+    "linear rope": {
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+    },
+    "one kv head": {"num_key_value_heads": 1, "rms_norm_eps": 1e-3},
+    "all heads own": {"num_key_value_heads": 4, "rope_theta": 500000.0},
+    "wide heads": {"head_dim": 32},
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("llama"))
+
+
+def run_all(runner: ModelRunner, token_ids: list[int], start: int = 0) -> Tensor:
+    return runner.forward(runner.prepare(batch(row(token_ids, PAGES, start)))).logits
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_are_those_of_transformers(tmp_path: Path, variant: str) -> None:
+    """Prefill whole, in chunks, and token by token from the cache."""
+    folder = write_llama(tmp_path, seed=len(variant), **VARIANTS[variant])
+    ids = random_ids(150, 96)
+    with torch.no_grad():
+        expected = reference(folder)(torch.tensor([ids])).logits[0]
+    assert expected.std() > 0.3
+    runner = create_runner(pipeline_config(folder), ReturnLogits.ALL)
+    whole = run_all(runner, ids)
+    assert (whole - expected).abs().max() < 1e-4
+    parts = [run_all(runner, ids[a:b], a) for a, b in ((0, 40), (40, 41), (41, 120))]
+    parts += [run_all(runner, [ids[n]], n) for n in range(120, 150)]
+    assert (torch.cat(parts) - expected).abs().max() < 1e-4
+
+
+def test_old_rope_keys_mean_the_same(tmp_path: Path) -> None:
+    folder = write_llama(tmp_path, rope_parameters=LLAMA3_ROPE)
+    new = LlamaConfig.read(HuggingFaceConfig.read(folder))
+    keys = json.loads((folder / "config.json").read_text())
+    scaling = keys.pop("rope_parameters")
+    keys |= {"rope_theta": scaling.pop("rope_theta"), "rope_scaling": scaling}
+    (folder / "config.json").write_text(json.dumps(keys))
+    assert LlamaConfig.read(HuggingFaceConfig.read(folder)) == new
+    assert new.rotary.llama3 is not None
+
+
+@pytest.mark.parametrize("encoding", ["int8", "bfloat16"])
+def test_other_encodings_stay_close_to_float32(tmp_path: Path, encoding: str) -> None:
+    folder = write_llama(tmp_path, hidden_size=128, initializer_range=0.08)
+    ids = random_ids(60, 96)
+    exact = run_all(create_runner(pipeline_config(folder), ReturnLogits.ALL), ids)
+    config = pipeline_config(folder, encoding=encoding)
+    close = run_all(create_runner(config, ReturnLogits.ALL), ids)
+    assert close.dtype == torch.float32
+    error = (close - exact).norm() / exact.norm()
+    assert 1e-4 < error < 0.05
+
+
+def test_an_int8_checkpoint_runs_as_it_is_or_expanded(tmp_path: Path) -> None:
+    """Rounding when loading and loading what was rounded before are the same model."""
+    folder = write_llama(tmp_path / "plain")
+    stored = quantize_checkpoint(folder, tmp_path / "int8")
+    ids = random_ids(40, 96)
+
+    def logits(path: Path, encoding: str | None) -> Tensor:
+        config = pipeline_config(path, encoding=encoding)
+        return run_all(create_runner(config, ReturnLogits.ALL), ids)
+
+    by_default = logits(stored, None)
+    assert torch.equal(by_default, logits(stored, "int8"))
+    assert torch.equal(by_default, logits(folder, "int8"))
+    expanded = logits(stored, "float32")
+    assert not torch.equal(by_default, expanded)
+    assert (by_default - expanded).norm() / expanded.norm() < 2e-3
+
+
+def test_the_default_encoding_follows_the_checkpoint(tmp_path: Path, checkpoint: Path) -> None:
+    stored = quantize_checkpoint(checkpoint, tmp_path / "int8")
+    assert not create_runner(pipeline_config(checkpoint)).loaded_model.encoding.int8
+    model = create_runner(pipeline_config(stored)).loaded_model
+    assert model.encoding.int8
+    assert model.dtype == torch.float32
+    half = create_runner(pipeline_config(checkpoint, encoding="bfloat16"))
+    assert half.dtype == half.loaded_model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"attention_bias": True}, "attention_bias=True"),
+        ({"mlp_bias": True}, "mlp_bias=True"),
+        ({"hidden_act": "gelu"}, "hidden_act=gelu"),
+        ({"num_attention_heads": 3}, "num_attention_heads=3 must be a multiple"),
+        ({"rope_scaling": {"type": "yarn"}}, "'yarn' is not supported"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "'llama3' has no 'factor'"),
+    ],
+)
+def test_what_is_not_supported_is_named(
+    checkpoint: Path, keys: dict[str, object], message: str
+) -> None:
+    config = HuggingFaceConfig.read(checkpoint)
+    changed = {k: v for k, v in config.keys.items() if k != "rope_parameters"} | keys
+    with pytest.raises(CheckpointError, match=message):
+        LlamaConfig.read(HuggingFaceConfig(config.path, changed))
+
+
+def test_the_length_limit(checkpoint: Path) -> None:
+    config = HuggingFaceConfig.read(checkpoint)
+    limits = {None: 512, 100: 100, 512: 512}
+    for wanted, expected in limits.items():
+        given = pipeline_config(checkpoint, max_length=wanted)
+        assert LlamaModel.calculate_max_seq_len(given, config) == expected
+    with pytest.raises(ValueError, match=r"max_length=513.*512"):
+        LlamaModel.calculate_max_seq_len(pipeline_config(checkpoint, max_length=513), config)
+
+
+def test_activation_memory_grows_with_the_batch(checkpoint: Path) -> None:
+    config = HuggingFaceConfig.read(checkpoint)
+    small, large = (
+        LlamaModel.estimate_activation_memory(
+            pipeline_config(checkpoint, max_batch_input_tokens=tokens), config
+        )
+        for tokens in (512, 8192)
+    )
+    assert 0 < small < large
+    assert PipelineModel.estimate_activation_memory(pipeline_config(checkpoint), config) == 0
+
+
+def test_rows_of_logits(checkpoint: Path) -> None:
+    """LAST_TOKEN: one of each row that samples; VARIABLE: the last n; ALL: all."""
+    first, second = random_ids(9, 96), random_ids(5, 96, seed=1)
+    rows = [
+        row(first, [1], request_id="a"),
+        row(second, [2], request_id="b", samples=False),
+        row(second, [3], request_id="c"),
+    ]
+    runner = create_runner(pipeline_config(checkpoint), ReturnLogits.ALL)
+    everything = runner.forward(runner.prepare(batch(*rows)))
+    assert everything.logit_offsets == (0, 9, 14, 19)
+    assert torch.equal(everything.next_token_logits, everything.logits[[8, 18]])
+    runner = create_runner(pipeline_config(checkpoint))
+    last = runner.forward(runner.prepare(batch(*rows)))
+    assert last.logit_offsets == (0, 1, 1, 2)
+    assert torch.equal(last.logits, everything.logits[[8, 18]])
+    assert torch.equal(last.next_token_logits, last.logits)
+    runner = create_runner(pipeline_config(checkpoint), ReturnLogits.VARIABLE)
+    cache = runner.prepare(batch(*rows)).kv_cache_inputs
+    inputs = runner.loaded_model.prepare_initial_token_inputs([rows], cache, 3)
+    variable = runner.forward(inputs)
+    assert variable.logit_offsets == (0, 3, 3, 6)
+    assert torch.equal(variable.logits, everything.logits[[6, 7, 8, 16, 17, 18]])
+    with pytest.raises(ValueError, match="6 logits wanted of 5 tokens"):
+        runner.loaded_model.prepare_initial_token_inputs([rows], cache, 6)
+
+
+def test_hidden_states(checkpoint: Path) -> None:
+    rows = [row(random_ids(6, 96), [1]), row(random_ids(3, 96), [2], request_id="b")]
+
+    def states(wanted: ReturnHiddenStates) -> Tensor | None:
+        runner = create_runner(pipeline_config(checkpoint), return_hidden_states=wanted)
+        return runner.forward(runner.prepare(batch(*rows))).hidden_states
+
+    assert states(ReturnHiddenStates.NONE) is None
+    everything, last = states(ReturnHiddenStates.ALL), states(ReturnHiddenStates.LAST)
+    normalized = states(ReturnHiddenStates.ALL_NORMALIZED)
+    assert everything is not None
+    assert last is not None
+    assert normalized is not None
+    assert everything.shape == (9, 64)
+    assert torch.equal(last, everything[[5, 8]])
+    assert not torch.allclose(normalized, everything)
+    runner = create_runner(pipeline_config(checkpoint), ReturnLogits.ALL)
+    logits = runner.forward(runner.prepare(batch(*rows))).logits
+    table = SafetensorsWeights.find(checkpoint).tensor("model.embed_tokens.weight")
+    assert torch.allclose(normalized @ table.T, logits, atol=1e-4)
+
+
+def test_wrong_inputs_are_errors(checkpoint: Path) -> None:
+    runner = create_runner(pipeline_config(checkpoint))
+    model = runner.loaded_model
+    rows = [row([1, 2], [1]), row([3], [2], request_id="b", samples=False)]
+    inputs = runner.prepare(batch(*rows))
+    cache = inputs.kv_cache_inputs
+    with pytest.raises(ValueError, match="2 replica batches for 1 replicas"):
+        model.prepare_initial_token_inputs([rows, rows], cache)
+    with pytest.raises(ValueError, match="LlamaModel needs kv_cache_inputs"):
+        model.prepare_initial_token_inputs([rows])
+    with pytest.raises(ValueError, match="return_n_logits=0"):
+        model.prepare_initial_token_inputs([rows], cache, 0)
+    with pytest.raises(ValueError, match="the rows feed"):
+        model.prepare_initial_token_inputs([rows[:1]], cache)
+    with pytest.raises(ValueError, match="every row samples"):
+        model.prepare_next_token_inputs(torch.tensor([1]), inputs)
+    with pytest.raises(ValueError, match="2 next tokens for 1 rows"):
+        model.prepare_next_token_inputs(
+            torch.tensor([1, 2]), runner.prepare(batch(row([1, 2], [1])))
+        )
+    with pytest.raises(ValueError, match="needs kv_cache_inputs"):
+        model.execute(ModelInputs(forward_batch=inputs.forward_batch))
+
+
+def test_inputs_update_only_what_they_have(checkpoint: Path) -> None:
+    inputs = create_runner(pipeline_config(checkpoint)).prepare(batch(row([1, 2], [1])))
+    before = inputs.forward_batch
+    inputs.update(logit_offsets=(0, 5), forward_batch=None, unknown=1)
+    assert inputs.logit_offsets == (0, 5)
+    assert inputs.forward_batch is before
+    assert not hasattr(inputs, "unknown")
+
+
+def test_inputs_are_ragged_over_replicas_rows_and_tokens(checkpoint: Path) -> None:
+    runner = create_runner(pipeline_config(checkpoint))
+    rows = [row([5, 6, 7], [4], 2), row([8], [9], 0, request_id="b")]
+    forward_batch = runner.prepare(batch(*rows)).forward_batch
+    assert forward_batch.row_offsets == (0, 3, 4)
+    assert forward_batch.context_lens == (5, 1)
+    assert forward_batch.input_ids.tolist() == [5, 6, 7, 8]
+    assert forward_batch.positions.tolist() == [2, 3, 4, 0]
+    assert forward_batch.slot_mapping.tolist() == [66, 67, 68, 144]
+
+
+def test_an_unresolved_configuration_is_refused(checkpoint: Path) -> None:
+    config = pipeline_config(checkpoint, defer_resolve=True)
+    with pytest.raises(RuntimeError, match="resolve"):
+        ModelRunner(config)
+
+
+def test_the_interface_says_what_a_model_must_have() -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        PipelineModel()  # type: ignore[abstract, call-arg]
+
+
+def test_models_are_found_by_architecture(checkpoint: Path) -> None:
+    config = HuggingFaceConfig.read(checkpoint)
+    assert model_class(config) is LlamaModel
+    assert supported_architectures() == ("LlamaForCausalLM",)
+    other = HuggingFaceConfig(config.path, {"architectures": ["BertModel"]})
+    with pytest.raises(CheckpointError, match="'BertModel' is not supported.*LlamaForCausalLM"):
+        model_class(other)
+
+
+def test_one_device_exchanges_nothing(checkpoint: Path) -> None:
+    model = create_runner(pipeline_config(checkpoint)).loaded_model
+    assert model.signal_buffers == []
+    assert model.lora_manager is None
+    shard = torch.ones(2)
+    assert model.group.all_reduce(shard) is shard
+    assert model.group.all_gather(shard) is shard
+    assert (model.group.rank, model.group.size) == (0, 1)
+    assert model.huggingface_config.path == checkpoint / "config.json"

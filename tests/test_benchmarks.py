@@ -1,0 +1,196 @@
+"""The benchmarks at toy size: that they run, and that they would notice."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from benchmarks import cold_start, first_audio, memory, speed, understood
+from benchmarks.report import Figure, Report, arguments, lines_of, publish, this_machine
+from benchmarks.serving import Server, SpeechClient, serving
+from benchmarks.word_errors import Recogniser, WordErrors, edit_distance, total, word_errors
+
+ROOT = Path(__file__).parent.parent
+NOT_COMMANDS = {"__init__", "report", "serving", "word_errors"}
+
+
+def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - NOT_COMMANDS
+    assert commands == {"cold_start", "first_audio", "memory", "speed", "understood"}
+    assert [name for name in commands if f"benchmarks.{name}" not in readme] == []
+
+
+# --- report
+
+
+def test_a_figure_is_its_median_against_its_bar() -> None:
+    fast = Figure("a", (1.0, 9.0, 2.0), "s", bar=2.0)
+    assert (fast.value, fast.reached) == (2.0, True)
+    assert Figure("a", (2.1,), "s", bar=2.0).reached is False
+    assert Figure("a", (2.1,), "x", bar=2.0, at_least=True).reached is True
+    assert Figure("a", (1.9,), "x", bar=2.0, at_least=True).reached is False
+    assert Figure("a", (1.9,), "x").reached is None
+
+
+def test_a_report_is_json_on_one_side_and_a_table_on_the_other() -> None:
+    report = Report("toy", (Figure("one", (1.0, 3.0), "s", bar=1.5), Figure("two", (7.0,), "x")))
+    out, err = io.StringIO(), io.StringIO()
+    assert publish(report, out, err) == 1
+    record = json.loads(out.getvalue())
+    assert record["benchmark"] == "toy"
+    assert record["reached"] is False
+    assert [figure["value"] for figure in record["figures"]] == [2.0, 7.0]
+    assert record["machine"]["cores"] >= 1
+    title, header, first, _ = err.getvalue().splitlines()
+    assert title == f"toy: {this_machine()}"
+    assert header.split() == ["figure", "median", "range", "bar"]
+    assert first.split() == ["one", "2", "s", "1", "-", "3", "<=", "1.5", "MISSED"]
+    assert publish(Report("toy", ()), io.StringIO(), io.StringIO()) == 0
+
+
+def test_a_repetition_is_at_least_one() -> None:
+    options = arguments("toy", repeat=3)
+    assert options.parse_args([]).repeat == 3
+    with pytest.raises(SystemExit, match="2"):
+        options.parse_args(["--repeat", "0"])
+
+
+# --- word errors
+
+
+@pytest.mark.parametrize(
+    ("meant", "heard", "wrong"),
+    [
+        ("", "", 0),
+        ("a b c", "a b c", 0),
+        ("a b c", "a x c", 1),
+        ("a b c", "a c", 1),
+        ("a b c", "a b x c", 1),
+        ("a b c", "", 3),
+        ("", "a b", 2),
+        ("a b c d", "b c d e", 2),
+        ("k i t t e n", "s i t t i n g", 3),
+    ],
+)
+def test_edit_distance(meant: str, heard: str, wrong: int) -> None:
+    assert edit_distance(meant.split(), heard.split()) == wrong
+    assert edit_distance(heard.split(), meant.split()) == wrong
+
+
+def test_words_count_whatever_their_case_and_signs() -> None:
+    assert word_errors("It's nine o'clock, Tom!", "it's nine o'clock tim") == WordErrors(1, 4)
+    assert total([WordErrors(1, 4), WordErrors(2, 8)]).rate == 0.25
+    assert WordErrors().rate == 0
+
+
+def test_held_out_sentences_are_sixty_different_ones() -> None:
+    sentences = lines_of(understood.HELD_OUT)
+    assert len(set(sentences)) == 60
+    assert all(5 <= len(sentence.split()) <= 15 for sentence in sentences)
+    assert all(sentence[0].isupper() and sentence[-1] in ".?" for sentence in sentences)
+
+
+def test_the_recogniser_hears_nothing_in_silence() -> None:
+    pytest.importorskip("pocketsphinx", reason="needs the packages of [train]")
+    assert len(Recogniser()(np.zeros(8_000, np.float32), 8_000).split()) <= 1
+
+
+# --- understood
+
+
+def test_understood_compares_service_and_teacher() -> None:
+    """A speaker whose samples spell the text, and one that loses the first word."""
+
+    def clip(text: str) -> understood.Clip:
+        return understood.Clip(np.frombuffer(text.encode(), np.uint8).astype(np.float32), 100)
+
+    def whole(text: str, voice: str) -> understood.Clip:
+        return clip(text)
+
+    def half(text: str, voice: str) -> understood.Clip:
+        return clip(text.split(" ", 1)[1])
+
+    def listen(samples: np.ndarray, rate: int) -> str:
+        return samples.astype(np.uint8).tobytes().decode()
+
+    sentences = ["One two three four.", "Five six seven eight."]
+    good = understood.compare(whole, whole, listen, sentences)
+    assert {figure.value for figure in good.figures} == {0.0}
+    assert good.reached
+    bad = {f.name: f for f in understood.compare(half, whole, listen, sentences).figures}
+    assert bad["service, mean"].value == 0.25
+    assert bad["service, mean"].bar == understood.MARGIN
+    assert bad["service, mean"].reached is False
+    assert bad["service rms"].note == "8 words, 0 s of speech"
+
+
+def test_the_service_is_heard_as_it_sent_itself(tiny_server: Server, tmp_path: Path) -> None:
+    with SpeechClient(tiny_server.address) as client:
+        clip = understood.served(client)("Hello there.", "rms")
+    path = tmp_path / "x.wav"
+    soundfile.write(path, clip.samples, clip.sample_rate, subtype="PCM_16")
+    again = understood.read_clip(path)
+    assert again.sample_rate == clip.sample_rate == 16_000
+    assert np.array_equal(again.samples, clip.samples)
+    assert clip.seconds > 0
+
+
+@pytest.mark.skipif(shutil.which("flite") is None, reason="needs the program flite")
+def test_the_teacher_speaks() -> None:
+    clip = understood.flite("Hello there.", "rms")
+    assert clip.seconds > 0.5
+
+
+# --- the others
+
+
+def test_speed_reports_all_its_figures(tiny_checkpoint: Path) -> None:
+    report = asyncio.run(speed.run(str(tiny_checkpoint), repeat=1, text="Hello. A test."))
+    one, eight, same, unary = report.figures
+    assert one.value > 0
+    assert eight.bar == pytest.approx(speed.GAIN_BAR * one.value, abs=0.01)
+    assert same.value == speed.STREAMS
+    assert unary.value == 1
+
+
+def test_first_audio_comes_before_the_rest(tiny_server: Server) -> None:
+    assert {len(text) for text in first_audio.TEXTS} == {60}
+    with SpeechClient(tiny_server.address) as client:
+        started = time.perf_counter()
+        report = first_audio.measure(client, repeat=2, texts=["Hello there."])
+        wall_ms = 1000 * (time.perf_counter() - started)
+    first, audio = report.figures
+    assert 0 < first.value < wall_ms
+    assert audio.value > 0
+
+
+def test_memory_is_that_of_the_server(tiny_server: Server) -> None:
+    with SpeechClient(tiny_server.address) as client:
+        report = memory.measure(tiny_server, client, repeat=1, text="Hi.")
+    ready, idle = report.figures
+    assert 0.05 < ready.value <= idle.value + 0.05
+    assert idle.value < 4
+
+
+def test_a_cold_start_is_a_whole_process(tiny_checkpoint: Path) -> None:
+    report = cold_start.measure(str(tiny_checkpoint), repeat=1, text="Hi.")
+    first, later = report.figures
+    assert first.value > 0.2
+    assert later.value > 0.2
+
+
+def test_a_server_that_cannot_start_is_told(tmp_path: Path) -> None:
+    with (
+        pytest.raises(RuntimeError, match=r"did not start \(exit status 2\)"),
+        serving(str(tmp_path)),
+    ):
+        pass

@@ -1,0 +1,79 @@
+"""Every sample is run as the README tells, against a real server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import wave
+from pathlib import Path
+
+import pytest
+
+from benchmarks.serving import Server
+
+ROOT = Path(__file__).parent.parent
+SAMPLES = sorted(path.stem for path in (ROOT / "samples").glob("[!_]*.py"))
+
+
+def run(sample: str, *arguments: str, text_in: str = "") -> str:
+    """What a sample prints; it must end well and silently otherwise."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"samples.{sample}", *arguments],
+        input=text_in,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def seconds_of(path: Path) -> float:
+    with wave.open(str(path), "rb") as file:
+        assert (file.getnchannels(), file.getsampwidth()) == (1, 2)
+        return file.getnframes() / file.getframerate()
+
+
+def test_every_sample_has_a_test_here() -> None:
+    assert SAMPLES == ["generate_text", "stream_speech", "type_speech"]
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_a_sample_is_short_and_shows_its_own_use(sample: str) -> None:
+    source = (ROOT / "samples" / f"{sample}.py").read_text(encoding="utf-8")
+    assert f"python -m samples.{sample} " in source
+    assert len(source.splitlines()) < 80
+
+
+def test_speech_is_written_as_it_arrives(tiny_server: Server, tmp_path: Path) -> None:
+    out = tmp_path / "x.wav"
+    printed = run(
+        "stream_speech",
+        *("Hello there. This is a test.", str(out)),
+        *("--server", tiny_server.address, "--voice", "rms"),
+    ).splitlines()
+    assert len(printed) > 2
+    assert printed[-1] == f"{seconds_of(out):.2f} s"
+
+
+def test_typed_lines_are_spoken_one_by_one(tiny_server: Server, tmp_path: Path) -> None:
+    out = tmp_path / "x.wav"
+    printed = run(
+        "type_speech",
+        *(str(out), "--server", tiny_server.address),
+        text_in="Hello there\nAnd once more\n",
+    ).splitlines()
+    assert [line.split(" ends at ")[0] for line in printed] == ["line 1", "line 2"]
+    assert printed[-1] == f"line 2 ends at {seconds_of(out):.2f} s"
+
+
+@pytest.mark.parametrize("more", [[], ["--chat"]])
+def test_text_is_printed_as_it_comes(tiny_server: Server, more: list[str]) -> None:
+    arguments = ["hello", "--server", tiny_server.address, "--max-tokens", "8", *more]
+    printed = run("generate_text", *arguments)
+    assert printed == run("generate_text", *arguments)
+    tokens_in, tokens_out = (int(word) for word in printed.split("[")[-1].split() if word.isdigit())
+    assert tokens_in >= 5
+    assert 0 < tokens_out <= 8

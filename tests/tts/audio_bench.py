@@ -1,0 +1,113 @@
+"""An audio worker on a ramp codec, driven by hand: tokens go in, blocks are read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import torch
+
+from decoder import AudioDecoder, DecodeWindow, StreamingOptions, create_decoder
+from llm import FinishReason, Request, TokenChunk
+from tests.fakes import OffsetCodes
+from tts.audio_worker import AudioWorker
+from tts.engine_client import AudioBlock, SpeechJob
+from tts.stream import StreamQueue
+from tts.tasks import SpeechSetup, SpeechTask, TextTask
+
+HOP = 640
+OFFSET = 1000  # id of code 0
+BAD_CODE = 4000
+
+
+class EngineLog:
+    """An engine control that writes down what it is asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+
+    def cancel(self, request_id: str) -> None:
+        self.calls.append(("cancel", request_id))
+
+    def pause(self, request_id: str) -> None:
+        self.calls.append(("pause", request_id))
+
+    def resume(self, request_id: str) -> None:
+        self.calls.append(("resume", request_id))
+
+    def wake(self) -> None:
+        pass
+
+
+class WatchedDecoder(AudioDecoder):
+    """A ramp codec that keeps the shape of every call and fails on BAD_CODE."""
+
+    def __init__(self) -> None:
+        self._inner = create_decoder("ramp")
+        self.spec = self._inner.spec
+        self.batches: list[int] = []
+
+    def decode(self, windows: Sequence[DecodeWindow]) -> torch.Tensor:
+        self.batches.append(len(windows))
+        if any(BAD_CODE in window.codes for window in windows):
+            raise RuntimeError("no such sound")
+        return self._inner.decode(windows)
+
+
+class Bench:
+    """A worker, its streams and everything that reached their readers."""
+
+    def __init__(self, capacity: int = 8, max_codes_ahead: int = 100) -> None:
+        self.decoder = WatchedDecoder()
+        self.engine = EngineLog()
+        self.worker = AudioWorker(self.engine, self.decoder)
+        self._setup = SpeechSetup(self.decoder.spec, OffsetCodes(OFFSET), max_codes_ahead)
+        self._capacity = capacity
+
+    def speak(
+        self,
+        request_id: str = "a",
+        sizes: tuple[int, ...] | None = (2, 3, 4),
+        buffer: int = 0,
+        carry: tuple[int, ...] | None = None,
+    ) -> SpeechTask:
+        job = SpeechJob(
+            Request(request_id, (1,)), StreamingOptions(sizes, buffer=buffer), carry=carry
+        )
+        task = SpeechTask(job, self._setup, StreamQueue(self._capacity))
+        self.worker.add(task)
+        return task
+
+    def write(self, request_id: str = "t") -> TextTask:
+        task = TextTask(request_id, StreamQueue(self._capacity))
+        self.worker.add(task)
+        return task
+
+    def turns(self) -> int:
+        count = 0
+        while self.worker.after_step():
+            count += 1
+            assert count < 100, "the worker never rests"
+        return count
+
+
+def tokens(task: SpeechTask | TextTask, *codes: int, end: FinishReason | None = None) -> None:
+    ids = tuple(OFFSET + code for code in codes)
+    task.on_tokens(TokenChunk(task.request_id, ids, finish_reason=end, output_tokens=len(ids)))
+
+
+async def read(task: SpeechTask) -> list[AudioBlock]:
+    return [await task.queue.get() for _ in range(len(task.queue))]
+
+
+def in_loop(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(scenario(), timeout=10)
+
+    asyncio.run(bounded())
+
+
+def numbers(blocks: Sequence[AudioBlock]) -> list[tuple[int, int, int, int, int]]:
+    return [
+        (b.block_index, b.first_code, b.num_codes, b.first_sample, len(b.samples)) for b in blocks
+    ]

@@ -1,0 +1,39 @@
+"""Fixtures of the service's tests: a synthesizer that speaks without a language model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.serving import Server
+from tests.tts.ramp import RampClient, build
+from tests.tts.saying import Say
+from tts.say import main
+from tts.synthesizer import Synthesizer
+
+
+@pytest.fixture
+def client() -> RampClient:
+    return RampClient()
+
+
+@pytest.fixture
+def synthesizer(client: RampClient, tiny_checkpoint: Path) -> Synthesizer:
+    return build(client, tiny_checkpoint)
+
+
+@pytest.fixture
+def server(tiny_server: Server) -> str:
+    """The address of a server process on the tiny checkpoint."""
+    return tiny_server.address
+
+
+@pytest.fixture(params=["local", "remote"])
+def say(request: pytest.FixtureRequest, tiny_checkpoint: Path) -> Say:
+    """The command line in this process, on both ways to a voice."""
+    if request.param == "local":
+        where = ["--model", str(tiny_checkpoint)]
+    else:
+        where = ["--server", request.getfixturevalue("server")]
+    return lambda *arguments: main([*map(str, arguments), *where])

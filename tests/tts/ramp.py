@@ -1,0 +1,212 @@
+"""Speaking without a language model: a small real `EngineClient`, and how tests listen to it.
+
+Codes follow from prompt and seed, audio from the ramp codec; the chunker, the code stream and the
+decoder are the true ones, so what arrives is cut, windowed and offset as by the real engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from decoder import (
+    CodecSpec,
+    DecoderStream,
+    DecodeWindow,
+    MaskPolicy,
+    ReadyWindow,
+    SpeechChunk,
+    StreamingOptions,
+    render,
+    sample_index,
+)
+from decoder.ramp import RampDecoder, ramp_spec
+from llm import FinishReason, Request, RequestTimings, TokenChunk
+from tts.checkpoint import load_description
+from tts.chunker import SpeechChunker
+from tts.engine_client import AudioBlock, EngineStatus, SpeechJob
+from tts.prompt import PromptBuilder
+from tts.synthesizer import (
+    AudioChunk,
+    Done,
+    SamplingOverrides,
+    SpeechEvent,
+    SpeechRequest,
+    Started,
+    SynthesisResult,
+    SynthesisSettings,
+    Synthesizer,
+)
+from tts.voices import VoiceRegistry
+
+RATE = 16_000
+CODES_PER_PROMPT_TOKEN = 2
+SAMPLES_PER_CODE = 640
+TEXT = "The first sentence is here. A second one follows it! And is there a third? Yes."
+SEEDED = SamplingOverrides(seed=7)
+STREAMING = StreamingOptions(chunk_sizes=(2, 4, 8), buffer=3)
+
+Result = TypeVar("Result")
+
+
+def run(work: Coroutine[Any, Any, Result]) -> Result:
+    return asyncio.run(asyncio.wait_for(work, 20))
+
+
+@dataclass(frozen=True)
+class Heard:
+    """The events of one request, taken apart."""
+
+    started: Started
+    chunks: tuple[AudioChunk, ...]
+    result: SynthesisResult
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(chunk.data for chunk in self.chunks)
+
+    @property
+    def num_samples(self) -> int:
+        return sum(chunk.sample_count for chunk in self.chunks)
+
+
+def taken_apart(events: list[SpeechEvent]) -> Heard:
+    started, *chunks, done = events
+    assert isinstance(started, Started)
+    assert isinstance(done, Done)
+    return Heard(started, tuple(c for c in chunks if isinstance(c, AudioChunk)), done.result)
+
+
+def build(client: RampClient, folder: Path, **settings: Any) -> Synthesizer:
+    values: dict[str, Any] = {"model": "tiny", "streaming": STREAMING, **settings}
+    return Synthesizer(
+        client,
+        PromptBuilder.load(folder, load_description(folder), 64),
+        VoiceRegistry.load(folder / "voices.json"),
+        SynthesisSettings(**values),
+    )
+
+
+def hear(synthesizer: Synthesizer, text: str = TEXT, **values: Any) -> Heard:
+    request = SpeechRequest(text, **{"sampling": SEEDED, **values})
+
+    async def listen() -> list[SpeechEvent]:
+        return [event async for event in synthesizer.stream(request)]
+
+    return taken_apart(run(listen()))
+
+
+def ramp_of(client: RampClient, codes: list[int]) -> np.ndarray:
+    """All codes rendered as one stream from position 0."""
+    window = DecodeWindow(
+        codes=tuple(codes),
+        positions=tuple(range(len(codes))),
+        block_ids=(0,) * len(codes),
+        prompt_len=0,
+        history_len=0,
+        masks=MaskPolicy(),
+        skip_samples=0,
+        first_sample=0,
+        num_samples=sample_index(len(codes), client.decoder.spec.samples_per_code),
+    )
+    return client.decoder.decode([window])[0].numpy()
+
+
+class RampClient:
+    """Speaks two codes per prompt token, unless `is_endless`: then until the job's cap.
+
+    While `gate` is clear, no further block comes out. `ends_with` replaces the next job's end.
+    """
+
+    def __init__(self, codebook_size: int = 64) -> None:
+        self.decoder = RampDecoder(ramp_spec({"codebook_size": codebook_size}))
+        self.jobs: list[SpeechJob] = []
+        self.spoken: list[int] = []  # all codes of all jobs, as far as they were delivered
+        self.num_open = 0
+        self.is_endless = False
+        self.ends_with: FinishReason | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    @property
+    def codec(self) -> CodecSpec | None:
+        return self.decoder.spec
+
+    def codes_of(self, request: Request) -> list[int]:
+        """What a request says, and one code more than its cap when it would go on."""
+        natural = CODES_PER_PROMPT_TOKEN * len(request.prompt_ids)
+        count = 10**9 if self.is_endless else natural
+        draw = random.Random(f"{request.prompt_ids} {request.sampling.seed}")
+        size = self.decoder.spec.codebook_size
+        return [draw.randrange(size) for _ in range(min(count, request.sampling.max_tokens + 1))]
+
+    async def speak(self, job: SpeechJob) -> AsyncIterator[AudioBlock]:
+        self.jobs.append(job)
+        self.num_open += 1
+        stream = DecoderStream(
+            self.decoder.spec,
+            job.streaming,
+            prompt_codes=job.prompt_codes,
+            carry=job.carry,
+            token_offset=job.token_offset,
+        )
+        try:
+            for chunk, reason in self._blocks(job):
+                await self.gate.wait()
+                await asyncio.sleep(0)
+                self.spoken += chunk.codes
+                yield self._block(job, stream, chunk, reason)
+        finally:
+            self.num_open -= 1
+
+    def _blocks(self, job: SpeechJob) -> list[tuple[SpeechChunk, FinishReason | None]]:
+        codes, limit = self.codes_of(job.request), job.request.sampling.max_tokens
+        reason = FinishReason.LENGTH if len(codes) > limit else FinishReason.STOP
+        chunker = SpeechChunker(job.streaming.chunk_sizes)
+        chunks = [*chunker.push(codes[:limit]), *chunker.finish()]
+        if self.ends_with is not None:
+            reason, self.ends_with = self.ends_with, None
+        return [(chunk, None if chunk is not chunks[-1] else reason) for chunk in chunks]
+
+    def _block(
+        self,
+        job: SpeechJob,
+        stream: DecoderStream,
+        chunk: SpeechChunk,
+        reason: FinishReason | None,
+    ) -> AudioBlock:
+        window = stream.window(chunk)
+        (samples,) = render(self.decoder, [ReadyWindow(job.request.request_id, window)])
+        return AudioBlock(
+            request_id=job.request.request_id,
+            samples=samples,
+            block_index=chunk.block_index,
+            first_sample=window.first_sample,
+            first_code=chunk.first_code,
+            num_codes=len(chunk.codes),
+            carry=stream.carry,
+            finish_reason=reason,
+            error="the pages burnt" if reason is FinishReason.ERROR else "",
+            prompt_tokens=len(job.request.prompt_ids),
+            cached_prompt_tokens=1,
+            output_tokens=chunk.first_code + len(chunk.codes),
+            timings=RequestTimings(queue_s=0.25, prefill_s=0.5),
+        )
+
+    async def generate(self, request: Request) -> AsyncIterator[TokenChunk]:
+        yield TokenChunk(request.request_id, finish_reason=FinishReason.STOP)
+
+    async def encode_prompt(self, samples: np.ndarray) -> tuple[int, ...]:
+        return self.decoder.encode(samples)
+
+    async def status(self) -> EngineStatus:
+        return EngineStatus(self.num_open, 0, 0, 0, self.num_open, 0, 0)
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Nothing runs on its own."""

@@ -1,0 +1,64 @@
+"""What the tests of the command line share."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import time
+import wave
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+TEXT = "Hello there. This is a short test."
+SENTENCES = ["One.", "Two is more.", "Three.", "The fourth.", "That was all."]
+LONG_TEXT = (" " * 600).join(SENTENCES)  # too long for one request, and soon said
+STORY = " ".join(f"This is sentence number {n} of a rather long story." for n in range(500))
+RATE = 16_000
+
+Say = Callable[..., int]
+"""The command with more arguments; its exit status."""
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "tts.say", *map(str, arguments)]
+
+
+def pipe_in(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def frames_of(path: Path) -> bytes:
+    with wave.open(str(path), "rb") as file:
+        assert file.getparams()[:3] == (1, 2, RATE)
+        frames = file.readframes(file.getnframes())
+    assert path.stat().st_size == 44 + len(frames)
+    return frames
+
+
+def error_line(capfd: pytest.CaptureFixture[str]) -> str:
+    """What was told on standard error: one line."""
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("say: ")
+    return lines[0]
+
+
+def wait_for(holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def read_all(terminal: int) -> str:
+    """What was written to a terminal whose other end is closed."""
+    data = b""
+    with contextlib.suppress(OSError):
+        while piece := os.read(terminal, 1 << 16):
+            data += piece
+    os.close(terminal)
+    return data.decode()

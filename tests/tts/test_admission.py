@@ -1,0 +1,170 @@
+"""The queue in front of the engine: bounded, fair, and exact under cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from tests.tts.serving import run
+from tts.admission import Admission, AdmissionLimits
+from tts.errors import ServerBusyError, StreamLimitError
+
+
+class Callers:
+    """Calls that hold a place until they are told to go."""
+
+    def __init__(self, running: int, waiting: int, per_client: int = 1000) -> None:
+        self.admission = Admission(AdmissionLimits(running, waiting, per_client))
+        self.entered: list[str] = []
+        self._leave: dict[str, asyncio.Event] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def arrive(self, name: str, client: str = "client") -> None:
+        self._leave[name] = asyncio.Event()
+        self._tasks[name] = asyncio.create_task(self._call(name, client))
+        await asyncio.sleep(0)
+        self.admission.check_integrity()
+
+    async def _call(self, name: str, client: str) -> None:
+        async with self.admission.enter(client):
+            self.entered.append(name)
+            await self._leave[name].wait()
+
+    async def leave(self, name: str) -> None:
+        self._leave[name].set()
+        await self._tasks[name]
+        await asyncio.sleep(0)
+
+    async def give_up(self, name: str) -> None:
+        self._tasks[name].cancel()
+        await asyncio.wait((self._tasks[name],))
+
+    async def result(self, name: str) -> None:
+        await self._tasks[name]
+
+
+def test_first_come_first_served() -> None:
+    async def scenario() -> None:
+        callers = Callers(running=2, waiting=3)
+        for name in "abcde":
+            await callers.arrive(name)
+        assert callers.entered == ["a", "b"]
+        assert (callers.admission.running, callers.admission.waiting) == (2, 3)
+        await callers.leave("b")
+        await callers.leave("a")
+        assert callers.entered == ["a", "b", "c", "d"]
+        await callers.leave("c")
+        await callers.leave("d")
+        await callers.leave("e")
+        assert (callers.admission.running, callers.admission.waiting) == (0, 0)
+
+    run(scenario())
+
+
+def test_a_full_queue_turns_away_and_says_when() -> None:
+    async def scenario() -> None:
+        callers = Callers(running=1, waiting=1)
+        for name in "abc":
+            await callers.arrive(name)
+        with pytest.raises(ServerBusyError) as caught:
+            await callers.result("c")
+        assert 0.1 <= caught.value.retry_after_s <= 60
+        callers.admission.check_integrity()
+        await callers.leave("a")
+        await callers.leave("b")
+        await callers.arrive("d")
+        assert callers.entered == ["a", "b", "d"]
+        await callers.leave("d")
+
+    run(scenario())
+
+
+def test_one_client_cannot_take_everything() -> None:
+    async def scenario() -> None:
+        callers = Callers(running=1, waiting=10, per_client=2)
+        await callers.arrive("a", "greedy")
+        await callers.arrive("b", "greedy")
+        await callers.arrive("c", "greedy")
+        with pytest.raises(StreamLimitError):
+            await callers.result("c")
+        await callers.arrive("d", "modest")
+        assert callers.admission.waiting == 2
+        await callers.leave("a")
+        await callers.arrive("e", "greedy")
+        for name in "bde":
+            await callers.leave(name)
+        assert callers.entered == ["a", "b", "d", "e"]
+
+    run(scenario())
+
+
+def test_who_gives_up_leaves_the_queue() -> None:
+    async def scenario() -> None:
+        callers = Callers(running=1, waiting=2)
+        for name in "abc":
+            await callers.arrive(name)
+        await callers.give_up("b")
+        assert callers.admission.waiting == 1
+        await callers.leave("a")
+        assert callers.entered == ["a", "c"]
+        await callers.leave("c")
+
+    run(scenario())
+
+
+def test_a_place_given_to_who_just_gave_up_is_passed_on() -> None:
+    async def scenario() -> None:
+        callers = Callers(running=1, waiting=2)
+
+        async def leave_and_give_up(name: str) -> None:
+            async with callers.admission.enter("client"):
+                await asyncio.sleep(0.01)
+            callers._tasks[name].cancel()  # in the very step that handed the place over
+
+        leaving = asyncio.create_task(leave_and_give_up("b"))
+        await asyncio.sleep(0)
+        await callers.arrive("b")
+        await callers.arrive("c")
+        await leaving
+        await asyncio.sleep(0)
+        assert callers.entered == ["c"]
+        await callers.leave("c")
+        callers.admission.check_integrity()
+        assert callers.admission.running == 0
+
+    run(scenario())
+
+
+def test_estimates_follow_how_long_calls_take() -> None:
+    async def scenario() -> None:
+        admission = Admission(AdmissionLimits(1, 1, 10))
+        before = admission.retry_after_s
+        for _ in range(20):
+            async with admission.enter("client"):
+                pass
+        assert admission.retry_after_s < before
+
+    run(scenario())
+
+
+def test_nothing_is_lost_in_a_storm() -> None:
+    async def call(callers: Callers, draw: random.Random) -> None:
+        try:
+            async with asyncio.timeout(draw.random() * 0.02):
+                async with callers.admission.enter(f"client-{draw.randrange(5)}"):
+                    await asyncio.sleep(draw.random() * 0.005)
+                    callers.admission.check_integrity()
+        except (TimeoutError, ServerBusyError, StreamLimitError):
+            pass
+
+    async def scenario() -> None:
+        draw, callers = random.Random(1), Callers(running=3, waiting=20, per_client=8)
+        for _ in range(10):
+            await asyncio.gather(*(call(callers, draw) for _ in range(60)))
+            callers.admission.check_integrity()
+            assert (callers.admission.running, callers.admission.waiting) == (0, 0)
+            assert not callers.admission._per_client
+
+    run(scenario())

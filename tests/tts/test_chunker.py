@@ -1,0 +1,106 @@
+"""When blocks are ready (streaming specification, part B.2)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decoder import SpeechChunk
+from tts.chunker import SpeechChunker
+
+SIZES = (2, 3, 4)
+
+
+def test_a_block_fires_when_its_last_code_is_there() -> None:
+    chunker = SpeechChunker(SIZES)
+    fired = [chunker.push([code]) for code in range(11)]
+    assert [(i, chunks[0].codes) for i, chunks in enumerate(fired) if chunks] == [
+        (1, (0, 1)),
+        (4, (2, 3, 4)),
+        (8, (5, 6, 7, 8)),
+    ]
+    assert chunker.finish() == [SpeechChunk((9, 10), first_code=9, block_index=3)]
+
+
+def test_the_first_block_of_one_code_leaves_with_the_first_code() -> None:
+    assert SpeechChunker((1, 4)).push([7]) == [SpeechChunk((7,), 0, 0)]
+
+
+def test_several_blocks_may_fire_at_once_and_the_surplus_waits() -> None:
+    """The turns of the specification's example: one code, then ten."""
+    chunker = SpeechChunker(SIZES)
+    assert chunker.push([0]) == []
+    assert chunker.push(range(1, 11)) == [
+        SpeechChunk((0, 1), 0, 0),
+        SpeechChunk((2, 3, 4), 2, 1),
+        SpeechChunk((5, 6, 7, 8), 5, 2),
+    ]
+    assert (chunker.num_codes, chunker.decoded_index) == (11, 9)
+    assert chunker.finish() == [SpeechChunk((9, 10), 9, 3)]
+
+
+def test_the_last_size_repeats() -> None:
+    chunker = SpeechChunker((1, 2))
+    assert [chunk.codes for chunk in chunker.push(range(7))] == [(0,), (1, 2), (3, 4), (5, 6)]
+
+
+def test_without_sizes_everything_is_one_block_at_the_end() -> None:
+    chunker = SpeechChunker(None)
+    assert chunker.push(range(500)) == []
+    assert chunker.finish() == [SpeechChunk(tuple(range(500)), 0, 0)]
+
+
+def test_a_full_last_block_is_not_held_back() -> None:
+    """So at a border the end of the stream brings no block of its own."""
+    chunker = SpeechChunker((2, 3))
+    assert [chunk.codes for chunk in chunker.push(range(5))] == [(0, 1), (2, 3, 4)]
+    assert chunker.finish() == []
+
+
+@pytest.mark.parametrize("sizes", [SIZES, None])
+def test_a_stream_without_codes_has_no_block(sizes: tuple[int, ...] | None) -> None:
+    assert SpeechChunker(sizes).finish() == []
+
+
+def test_nothing_follows_the_end() -> None:
+    chunker = SpeechChunker(SIZES)
+    chunker.push([1])
+    assert [chunk.codes for chunk in chunker.finish()] == [(1,)]
+    assert chunker.finish() == []
+    with pytest.raises(ValueError, match="after the end"):
+        chunker.push([2])
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (3, -1)])
+def test_sizes_are_positive(sizes: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="positive"):
+        SpeechChunker(sizes)
+
+
+def test_it_tells_where_it_is() -> None:
+    chunker = SpeechChunker(SIZES)
+    chunker.push(range(3))
+    assert repr(chunker) == "SpeechChunker(blocks=1, decoded=2, waiting=1, finished=False)"
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.integers(0, 99), max_size=60),
+    st.none() | st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple),
+    st.data(),
+)
+def test_blocks_do_not_depend_on_how_codes_arrive(codes, sizes, data) -> None:
+    """As with any number of steps per turn."""
+    one_by_one, in_turns = SpeechChunker(sizes), SpeechChunker(sizes)
+    expected = [chunk for code in codes for chunk in one_by_one.push([code])]
+    expected += one_by_one.finish()
+    got: list[SpeechChunk] = []
+    start = 0
+    while start < len(codes):
+        step = data.draw(st.integers(1, 15))
+        got += in_turns.push(codes[start : start + step])
+        start += step
+    got += in_turns.finish()
+    assert got == expected
+    assert [code for chunk in got for code in chunk.codes] == codes

@@ -1,0 +1,177 @@
+"""The composition root: what a folder and a configuration become."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from decoder import DecoderConfigError, PrependPromptSpeechTokens
+from llm import CheckpointError, Request, SamplingParams
+from tests.fakes import END_OF_SPEECH, END_OF_TEXT, build_tiny_checkpoint, tiny_config
+from tts.config import AudioGenerationConfig, ServerConfig, load_config
+from tts.factory import Service, create_service, default_values, embedded_folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_checkpoint: Path) -> Path:
+    """A copy that a test may spoil."""
+    return Path(shutil.copytree(tiny_checkpoint, tmp_path / "spoiled"))
+
+
+def edit(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def closed(service: Service) -> Service:
+    asyncio.run(service.client.close())
+    return service
+
+
+def test_a_speech_checkpoint_has_everything(service: Service) -> None:
+    assert (service.model, service.family) == ("tiny", "embedded")
+    synthesizer = service.synthesizer
+    assert synthesizer is not None
+    assert service.codec is synthesizer.codec
+    assert [voice.name for voice in synthesizer.voices.voices()] == ["slt", "rms", "awb"]
+    settings = synthesizer.settings
+    assert settings.model == "tiny"
+    assert (settings.max_characters, settings.max_codes, settings.max_seq_len) == (200, 500, 1024)
+    assert (settings.sampling.temperature, settings.sampling.top_k) == (0.8, 50)
+    assert (settings.streaming.chunk_sizes, settings.streaming.buffer) == ((2, 4, 8), 8)
+    assert not settings.streaming.masks.buffer_sees_current
+    assert service.text.stop_token_ids == (END_OF_SPEECH, END_OF_TEXT)
+    assert service.prompts.can_chat
+
+
+def test_configuration_goes_before_the_codecs_recommendation(tiny_checkpoint: Path) -> None:
+    config = tiny_config(
+        tiny_checkpoint,
+        chunk_size=[5],
+        prepend_prompt_speech_tokens="rolling",
+        max_length=300,
+        model={"served_model_name": "renamed"},
+    )
+    service = closed(create_service(config))
+    assert service.synthesizer is not None
+    settings = service.synthesizer.settings
+    assert settings.streaming.chunk_sizes == (5,)
+    assert settings.streaming.buffer == 8  # nobody set it
+    assert settings.streaming.prepend is PrependPromptSpeechTokens.ROLLING
+    assert (service.model, settings.max_seq_len, service.text.max_seq_len) == ("renamed", 300, 300)
+
+
+def test_server_limits_reach_the_parts(tiny_checkpoint: Path) -> None:
+    server = ServerConfig(max_audio_duration_s=5, max_prompt_audio_bytes=1000, max_voices=1)
+    service = closed(create_service(tiny_config(tiny_checkpoint), server))
+    assert service.synthesizer is not None
+    settings = service.synthesizer.settings
+    assert settings.max_audio_s == 5
+    assert settings.cloning.audio.max_bytes == 1000
+
+
+def test_a_text_checkpoint_does_not_speak(text_checkpoint: Path) -> None:
+    service = create_service(tiny_config(text_checkpoint))
+    assert (service.family, service.codec, service.synthesizer) == ("", None, None)
+
+    async def scenario() -> int:
+        request = Request("t", service.prompts.text_prompt("once"), SamplingParams(max_tokens=4))
+        chunks = [chunk async for chunk in service.client.generate(request)]
+        await service.client.close()
+        return chunks[-1].output_tokens
+
+    assert 1 <= asyncio.run(scenario()) <= 4
+
+
+def test_another_decoder_may_speak_the_codes(folder: Path) -> None:
+    """A registered codec by name instead of the checkpoint's own folder."""
+    shutil.rmtree(folder / "codec")
+    with pytest.raises(DecoderConfigError, match="weights"):
+        create_service(tiny_config(folder))
+    with pytest.raises(CheckpointError, match=r"<\|s_64\|>"):  # it has more codes than tokens
+        create_service(tiny_config(folder, audio_decoder="ramp"))
+
+
+def test_a_codec_folder_may_be_named(folder: Path, tmp_path: Path) -> None:
+    elsewhere = Path(shutil.move(folder / "codec", tmp_path / "elsewhere"))
+    service = closed(create_service(tiny_config(folder, audio_decoder=str(elsewhere))))
+    assert service.codec is not None
+    assert service.codec.codebook_size == 64
+
+
+def test_decoder_weights_may_be_named(folder: Path, tmp_path: Path) -> None:
+    """The same codec's other weights: they are what is loaded."""
+    other = build_tiny_checkpoint(tmp_path / "other", seed=5) / "codec"
+    weights = load_file(other / "model.safetensors")
+    without_encoder = {k: v for k, v in weights.items() if not k.startswith("encoder.")}
+    save_file(without_encoder, other / "decoder.safetensors")
+    config = tiny_config(folder, audio_decoder_weights=str(other / "decoder.safetensors"))
+    service = closed(create_service(config))
+    assert service.codec is not None
+    assert not service.codec.can_encode
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("speech.json", {"family": "whistle"}, "unknown family 'whistle'"),
+        ("speech.json", {"end_of_speech": "<|never|>"}, r"no token <\|never\|>"),
+        ("voices.json", {"default": "nobody"}, "'nobody' is not among"),
+        (
+            "voices.json",
+            {"default": "a", "voices": [{"name": "a", "control_token": "<|voice_99|>"}]},
+            r"no token <\|voice_99\|>",
+        ),
+    ],
+)
+def test_broken_checkpoints_say_what_is_wrong(
+    folder: Path, name: str, values: dict[str, object], message: str
+) -> None:
+    edit(folder / name, **values)
+    with pytest.raises(CheckpointError, match=message):
+        create_service(tiny_config(folder))
+
+
+def test_the_default_is_the_embedded_voice() -> None:
+    values = default_values()
+    assert values["model"]["model_path"] == str(embedded_folder())
+    assert embedded_folder().parent.name == "tts"
+
+
+def test_defaults_are_the_lowest_layer(tiny_checkpoint: Path) -> None:
+    config = load_config(
+        AudioGenerationConfig, {"buffer": 3}, environ={}, base=default_values(tiny_checkpoint)
+    )
+    assert (config.audio_decoder, config.buffer) == ("embedded", 3)
+    assert config.model.model_path == str(tiny_checkpoint)
+
+
+SAY_HELLO = """
+import asyncio, sys
+from pathlib import Path
+from tts.factory import create_service, default_values
+assert "torch" not in sys.modules
+from tts.config import AudioGenerationConfig
+from tts.speech import SpeechRequest
+service = create_service(AudioGenerationConfig(**default_values(sys.argv[1])))
+async def main():
+    speech = await service.synthesizer.synthesize(SpeechRequest("hello"))
+    await service.client.close()
+    return speech
+assert asyncio.run(main()).audio
+heavy = {"transformers", "torchaudio", "scipy", "sympy", "torch._dynamo", "torch._inductor"}
+print(sorted(heavy & set(sys.modules)))
+"""
+
+
+def test_speaking_imports_nothing_heavy_but_torch(tiny_checkpoint: Path) -> None:
+    """Import time is most of a cold start."""
+    command = [sys.executable, "-W", "error", "-c", SAY_HELLO, str(tiny_checkpoint)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.stdout.strip(), result.stderr) == ("[]", "")

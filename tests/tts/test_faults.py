@@ -1,0 +1,252 @@
+"""Faults to survive: clients that vanish, crowd or dawdle; the next request is served as ever."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.fakes import wait_until_idle
+from tests.tts.serving import (
+    SMALL_WINDOW,
+    TEXT,
+    Serving,
+    error_of,
+    error_of_reading,
+    hear,
+    reason_of,
+    retry_s,
+    run,
+    say,
+    serve_and,
+    session_config,
+    stream_request,
+    unary_request,
+    unharmed,
+)
+from tts.factory import Service
+from tts.v1 import common_pb2, text_pb2
+from tts.v1 import speech_pb2 as pb
+
+LONG_TEXT = " ".join([TEXT] * 40)
+
+
+# --- clients that go away
+
+
+async def vanish(served: Serving, draw: random.Random) -> None:
+    """Read a few messages of a stream, or none, and be gone."""
+    kind = draw.randrange(3)
+    if kind == 0:
+        call = served.speech.SynthesizeStream(stream_request(LONG_TEXT, max_tokens=None))
+    elif kind == 1:
+        call = served.speech.StreamingSynthesize()
+        await call.write(session_config(max_tokens=None))
+        await call.write(say(LONG_TEXT))
+    else:
+        sampling = common_pb2.SamplingParams(max_tokens=900, min_tokens=900)
+        request = text_pb2.GenerateStreamRequest(
+            config=text_pb2.GenerationConfig(sampling=sampling),
+            input=text_pb2.GenerationInput(prompt="hello"),
+        )
+        call = served.text.GenerateStream(request)
+    for _ in range(draw.randrange(5)):
+        await call.read()
+    call.cancel()
+
+
+def test_a_hundred_clients_vanish_mid_stream(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        draw = random.Random(2)
+        before = await service.client.status()
+        async with unharmed(service) as served:
+            for _ in range(10):
+                await asyncio.gather(*(vanish(served, draw) for _ in range(10)))
+            await wait_until_idle(service.client)
+            after = await service.client.status()
+            assert (after.used_pages, after.audio_streams) == (0, 0)
+            assert (before.used_pages, before.audio_streams) == (0, 0)
+            cancelled = sum(
+                served.metric(
+                    "grpc_server_handled_total",
+                    grpc_service=name,
+                    grpc_method=method,
+                    grpc_code="CANCELLED",
+                )
+                for name, method in (
+                    ("tts.v1.SpeechService", "SynthesizeStream"),
+                    ("tts.v1.SpeechService", "StreamingSynthesize"),
+                    ("tts.v1.TextService", "GenerateStream"),
+                )
+            )
+            assert cancelled > 50
+            assert not served.metric("sonant_errors_total", grpc_code="INTERNAL", reason="INTERNAL")
+
+    run(scenario())
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
+
+
+def test_a_connection_breaks_mid_stream(service: Service) -> None:
+    """The client's whole channel goes, with several streams on it."""
+
+    async def scenario() -> None:
+        async with unharmed(service) as served:
+            other = grpc.aio.insecure_channel(
+                served.server.address, (("grpc.use_local_subchannel_pool", 1),)
+            )
+            doomed = Serving(served.server, other)
+            calls = [
+                doomed.speech.SynthesizeStream(stream_request(LONG_TEXT, max_tokens=None))
+                for _ in range(4)
+            ]
+            for call in calls:
+                await call.read()
+                await call.read()
+            await other.close(None)
+
+    run(scenario())
+
+
+def test_pages_are_free_within_a_step_of_cancelling(service: Service) -> None:
+    async def ask(served: Serving) -> None:
+        call = served.speech.SynthesizeStream(stream_request(LONG_TEXT, max_tokens=None))
+        await call.read()
+        await call.read()
+        assert (await service.client.status()).used_pages > 0
+        call.cancel()
+        await wait_until_idle(service.client, timeout_s=1)
+
+    serve_and(service, ask)
+
+
+# --- too many
+
+
+def test_two_hundred_at_once(service: Service) -> None:
+    async def scenario() -> None:
+        async with unharmed(
+            service,
+            max_concurrent_requests=8,
+            max_queued_requests=16,
+            max_streams_per_client=1_000,
+        ) as served:
+            answers = await asyncio.gather(
+                *(hear(served) for _ in range(200)), return_exceptions=True
+            )
+            errors = [a for a in answers if isinstance(a, grpc.aio.AioRpcError)]
+            spoken = [a for a in answers if not isinstance(a, BaseException)]
+            assert len(errors) + len(spoken) == 200
+            assert len(spoken) >= 24
+            assert len(errors) >= 100
+            assert {answer.data for answer in spoken} == {served.expected}
+            for error in errors:
+                assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                assert reason_of(error) == "QUEUE_FULL"
+                assert retry_s(error) > 0
+
+    run(scenario(), 100)
+
+
+def test_one_client_has_a_limit(service: Service) -> None:
+    async def scenario() -> None:
+        async with unharmed(service, max_streams_per_client=3) as served:
+            calls = [served.speech.StreamingSynthesize() for _ in range(3)]
+            for call in calls:
+                await call.write(session_config())
+                await call.read()
+            error = await error_of(served.speech.SynthesizeStream(stream_request()))
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert reason_of(error) == "STREAM_LIMIT"
+            assert retry_s(error) > 0
+            for call in calls:
+                call.cancel()
+
+    run(scenario())
+
+
+# --- too slow
+
+
+def test_a_deadline_of_50_ms(service: Service) -> None:
+    async def scenario() -> None:
+        async with unharmed(service) as served:
+            calls: list[Any] = [
+                served.speech.SynthesizeStream(
+                    stream_request(LONG_TEXT, max_tokens=None), timeout=0.05
+                ),
+                served.speech.Synthesize(unary_request(LONG_TEXT, max_tokens=None), timeout=0.05),
+                served.speech.StreamingSynthesize(timeout=0.05),
+            ]
+            with suppress(grpc.aio.AioRpcError):  # the deadline may come before this
+                await calls[2].write(session_config())
+            for call in calls[:2]:
+                assert (await error_of(call)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            late = await error_of_reading(calls[2])
+            assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            await wait_until_idle(service.client, timeout_s=2)
+
+    run(scenario())
+
+
+def test_a_deadline_in_the_queue(service: Service) -> None:
+    async def scenario() -> None:
+        async with unharmed(service, max_concurrent_requests=1) as served:
+            holder = served.speech.StreamingSynthesize()
+            await holder.write(session_config())
+            await holder.read()
+            waiting = served.speech.SynthesizeStream(stream_request(), timeout=0.1)
+            assert (await error_of(waiting)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            for _ in range(100):
+                if not served.server.host.admission.waiting:
+                    break
+                await asyncio.sleep(0.01)
+            assert served.server.host.admission.waiting == 0
+            holder.cancel()
+
+    run(scenario())
+
+
+def test_a_reader_that_stops_reading(service: Service) -> None:
+    """It is paused when its window is full, given up in the end; another stream flows."""
+
+    async def scenario() -> None:
+        loud = pb.AudioFormat(encoding=pb.AUDIO_ENCODING_PCM_F32LE, sample_rate_hertz=48_000)
+        # One segment of 18 s: more than the engine makes ahead, so its pages stay in use.
+        sampling = common_pb2.SamplingParams(seed=7, min_tokens=450)
+        request = stream_request(
+            "and on it went " * 12, sampling=sampling, audio_format=loud, seed=None
+        )
+        async with unharmed(service, SMALL_WINDOW, slow_reader_timeout_s=4) as served:
+            stuck = served.speech.SynthesizeStream(request)
+            first = await stuck.read()
+            assert first.WhichOneof("event") == "started"
+            paused = await _paused(service)
+            assert (await hear(served)).data == served.expected
+            assert await _paused(service) == paused
+            await wait_until_idle(service.client, timeout_s=10)
+            assert (await hear(served)).data == served.expected
+            given_up = await error_of_reading(stuck)
+            assert given_up.code() is grpc.StatusCode.ABORTED
+            assert reason_of(given_up) == "SLOW_READER"
+
+    run(scenario())
+
+
+async def _paused(service: Service) -> int:
+    """Wait until nothing changes any more for the only request; the pages it holds."""
+    pages, steady = 0, 0
+    for _ in range(300):
+        now = (await service.client.status()).used_pages
+        steady = steady + 1 if now == pages and now else 0
+        pages = now
+        if steady >= 40:
+            return pages
+        await asyncio.sleep(0.01)
+    raise AssertionError("it was never paused")

@@ -1,0 +1,295 @@
+"""`python -m tts.serve` as a process: the ready line, the logs, the signals, the exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import socket
+import sys
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from prometheus_client import generate_latest
+
+from llm import ConfigError
+from tests.tts.serving import (
+    CHANNEL_OPTIONS,
+    error_of,
+    reason_of,
+    run,
+    say,
+    session_config,
+    stream_request,
+    taken_apart,
+)
+from tts import serve
+from tts.metrics import Metrics
+from tts.v1.speech_pb2_grpc import SpeechServiceStub
+
+ROOT = Path(__file__).parents[2]
+READY = re.compile(r"ready: (127\.0\.0\.1:\d+) model=(\S+) voices=(.+)\n")
+START_S = 60
+
+
+class Process:
+    """One running command; its standard error is collected as it comes."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.errors: list[str] = []
+        self._reading = asyncio.create_task(self._read_errors())
+
+    async def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        async for line in self.process.stderr:
+            self.errors.append(line.decode())
+
+    @property
+    def log(self) -> str:
+        return "".join(self.errors)
+
+    async def line(self) -> str:
+        """The next line of standard output; empty at its end."""
+        assert self.process.stdout is not None
+        return (await asyncio.wait_for(self.process.stdout.readline(), START_S)).decode()
+
+    async def ready(self) -> str:
+        """The address, once calls are taken."""
+        line = await self.line()
+        match = READY.fullmatch(line)
+        assert match, (line, self.log)
+        return match[1]
+
+    async def logged(self, pattern: str) -> re.Match[str]:
+        for _ in range(START_S * 100):
+            if match := re.search(pattern, self.log):
+                return match
+            assert self.process.returncode is None, self.log
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"never logged: {pattern}\n{self.log}")
+
+    async def ended(self, timeout_s: float = 15) -> int:
+        status = await asyncio.wait_for(self.process.wait(), timeout_s)
+        await self._reading
+        return status
+
+
+@asynccontextmanager
+async def serving_process(checkpoint: Path, **flags: object) -> AsyncIterator[Process]:
+    """The command on a tiny checkpoint and a free port; killed at the end if it still runs."""
+    values = {"model.model-path": checkpoint, "port": 0, **flags}
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
+    pipe = asyncio.subprocess.PIPE
+    command = (sys.executable, "-m", "tts.serve", *arguments)
+    process = Process(
+        await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe, cwd=ROOT)
+    )
+    try:
+        yield process
+    finally:
+        if process.process.returncode is None:
+            process.process.kill()
+        await process.ended()
+        process.process._transport.close()  # type: ignore[attr-defined]
+
+
+@asynccontextmanager
+async def stub_of(address: str) -> AsyncIterator[SpeechServiceStub]:
+    async with grpc.aio.insecure_channel(address, CHANNEL_OPTIONS) as channel:
+        yield SpeechServiceStub(channel)
+
+
+def test_a_life_ended_by_sigterm_in_mid_stream(tiny_checkpoint: Path) -> None:
+    async def scenario() -> None:
+        flags = {"prometheus-metrics-mode": "launch_server", "metrics-port": 0}
+        async with serving_process(tiny_checkpoint, **flags) as process:
+            address = await process.ready()
+            async with stub_of(address) as stub:
+                request = stream_request("A secret to be kept.", request_id="first")
+                first = taken_apart([r async for r in stub.SynthesizeStream(request)])
+                assert first.data
+                metrics = await process.logged(r"metrics on (http://127\.0\.0\.1:\d+/metrics)")
+                scraped = await asyncio.to_thread(_get, metrics[1])
+                assert "sonant_time_to_first_audio_seconds_count 1.0" in scraped
+                assert 'sonant_kv_pages{state="total"}' in scraped
+                await _is_drained_by_sigterm(process, stub)
+            assert await process.ended() == 0
+            assert await process.line() == ""
+            assert "secret" not in process.log
+            assert "SynthesizeStream OK id=first" in process.log
+            assert "SIGTERM: draining" in process.log
+            assert "Traceback" not in process.log
+
+    run(scenario(), 100)
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as response:
+        return str(response.read().decode())
+
+
+async def _is_drained_by_sigterm(process: Process, stub: SpeechServiceStub) -> None:
+    """What runs goes on to its end, what is new is refused."""
+    running = stub.StreamingSynthesize()
+    await running.write(session_config(max_tokens=None))
+    await running.write(say("Hello there. "))
+    while (await running.read()).WhichOneof("event") != "audio":
+        pass
+    process.process.send_signal(signal.SIGTERM)
+    await process.logged("SIGTERM")
+    await asyncio.sleep(0.1)
+    error = await error_of(stub.SynthesizeStream(stream_request()))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert reason_of(error) == "DRAINING"
+    await running.write(say("And good bye."))
+    await running.done_writing()
+    kinds = []
+    while (response := await running.read()) is not grpc.aio.EOF:
+        kinds.append(response.WhichOneof("event"))
+    assert kinds[-1] == "done"
+
+
+def test_streams_that_do_not_end_are_cut_and_the_exit_is_clean(tiny_checkpoint: Path) -> None:
+    async def scenario() -> None:
+        async with serving_process(tiny_checkpoint, drain_grace_s=0.2) as process:
+            async with stub_of(await process.ready()) as stub:
+                running = stub.StreamingSynthesize()
+                await running.write(session_config())
+                await running.read()
+                process.process.send_signal(signal.SIGTERM)
+                assert await process.ended() == 0
+            assert "1 calls did not finish in time" in process.log
+
+    run(scenario(), 100)
+
+
+def test_the_second_signal_ends_at_once(tiny_checkpoint: Path) -> None:
+    async def scenario() -> None:
+        async with serving_process(tiny_checkpoint) as process:
+            async with stub_of(await process.ready()) as stub:
+                running = stub.StreamingSynthesize()
+                await running.write(session_config())
+                await running.read()
+                process.process.send_signal(signal.SIGTERM)
+                await process.logged("SIGTERM: draining")
+                process.process.send_signal(signal.SIGINT)
+                assert await process.ended(5) == 128 + signal.SIGINT
+            assert "SIGINT again: ending at once" in process.log
+
+    run(scenario(), 100)
+
+
+def test_a_signal_while_loading_ends_it(tiny_checkpoint: Path) -> None:
+    async def scenario() -> None:
+        async with serving_process(tiny_checkpoint) as process:
+            await process.logged("listening on 127.0.0.1:")
+            process.process.send_signal(signal.SIGTERM)
+            assert await process.ended() == 0
+            assert "Traceback" not in process.log
+
+    run(scenario(), 100)
+
+
+def test_an_address_in_use(tiny_checkpoint: Path) -> None:
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            async with serving_process(tiny_checkpoint, port=port) as process:
+                assert await process.ended(START_S) == 2
+                assert await process.line() == ""
+                assert f"serve: cannot listen on 127.0.0.1:{port}" in process.log
+
+    run(scenario(), 100)
+
+
+def metrics_config(*flags: str) -> serve.ServeConfig:
+    return serve.read_config(serve.build_parser().parse_args(["--metrics-port=0", *flags]))
+
+
+def test_metrics_are_in_the_processs_registry() -> None:
+    """INSTRUMENT_ONLY: whoever embeds the service scrapes as usual, and no port is opened."""
+    metrics = Metrics()
+    stop = serve.expose_metrics(metrics_config(), metrics)
+    metrics.audio.inc(3)
+    assert "sonant_audio_seconds_total 3.0" in generate_latest().decode()
+    stop()
+    assert "sonant_" not in generate_latest().decode()
+
+
+def test_a_metrics_address_in_use_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        flags = (
+            "--prometheus-metrics-mode=launch_server",
+            f"--metrics-port={taken.getsockname()[1]}",
+        )
+        with pytest.raises(ConfigError, match=r"cannot serve metrics on 127\.0\.0\.1:"):
+            serve.expose_metrics(metrics_config(*flags), Metrics())
+    assert "sonant_" not in generate_latest().decode()
+
+
+# --- configurations that are refused before anything starts
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--port=70000"], "port"),
+        (["--max-concurrent-requests=0"], "max_concurrent_requests"),
+        (["--tls-cert=x.pem"], "tls_cert and tls_key go together"),
+        (["--config-file=/nowhere.yaml"], "/nowhere.yaml"),
+        (["--enable-echo"], "enable_echo"),
+        (["--audio-decoder=nothing"], "audio_decoder=nothing"),
+    ],
+)
+def test_wrong_configurations_are_one_line(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serve.main(flags) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("serve: ")
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+
+
+def test_a_missing_checkpoint_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.main(["--port=0", f"--model.model-path={tmp_path / 'none'}"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "none" in captured.err.splitlines()[-1]
+
+
+def test_unknown_flags_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        serve.main(["--prot=1"])
+    assert caught.value.code == 2
+    assert "--prot" in capsys.readouterr().err
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag, word in (("--help", "--max-queued-requests"), ("--version", "sonant")):
+        with pytest.raises(SystemExit) as caught:
+            serve.main([flag])
+        assert not caught.value.code
+        assert word in capsys.readouterr().out
+
+
+def test_the_layers_of_configuration(tmp_path: Path, monkeypatch: Any) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "audio_generation_config:\n  buffer: 5\n  max_batch_size: 3\n"
+        "server_config:\n  port: 1111\n  max_queued_requests: 2\n"
+    )
+    monkeypatch.setenv("SONANT_PORT", "2222")
+    monkeypatch.setenv("SONANT_MAX_VOICES", "9")
+    args = serve.build_parser().parse_args([f"--config-file={file}", "--max-batch-size=4"])
+    config = serve.read_config(args)
+    assert (config.server.port, config.server.max_queued_requests) == (1111, 2)
+    assert config.server.max_voices == 9
+    assert (config.model.buffer, config.model.max_batch_size) == (5, 4)

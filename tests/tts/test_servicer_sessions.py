@@ -1,0 +1,148 @@
+"""StreamingSynthesize over a real connection: text that comes over time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from tests.tts.serving import (
+    CANCEL,
+    TEXT,
+    Serving,
+    converse,
+    error_of,
+    error_of_reading,
+    fields_of,
+    flush,
+    hear,
+    reason_of,
+    say,
+    serve_and,
+    session_config,
+    taken_apart,
+)
+from tts.factory import Service
+from tts.v1 import speech_pb2 as pb
+
+LONGER_TEXT = " ".join([TEXT] * 30)
+
+
+def test_streamed_text_is_spoken_as_one(service: Service) -> None:
+    """However the text is cut, it is the audio of the whole text."""
+
+    async def ask(served: Serving) -> None:
+        parts = [say(TEXT[i : i + 3]) for i in range(0, len(TEXT), 3)]
+        spoken = taken_apart(await converse(served, session_config(max_tokens=90), *parts))
+        assert spoken.started.seed == 7
+        assert spoken.data == (await hear(served, max_tokens=90)).data
+        assert spoken.done.usage.input_characters == len(TEXT)
+
+    serve_and(service, ask)
+
+
+def test_a_flush_speaks_what_waits(service: Service) -> None:
+    async def ask(served: Serving) -> None:
+        call = served.speech.StreamingSynthesize()
+        await call.write(session_config())
+        await call.write(say("no end in sight"))
+        await call.write(flush("f1"))
+        kinds, samples = [], 0
+        while kinds[-1:] != ["flush_done"]:
+            response = await call.read()
+            kinds.append(response.WhichOneof("event"))
+            samples += response.audio.sample_count
+        assert kinds[:2] == ["started", "audio"]
+        assert response.flush_done == pb.FlushDone(flush_id="f1", sample_offset=samples)
+        await call.write(say("and on"))
+        await call.done_writing()
+        rest = [response async for response in _reads(call)]
+        assert rest[-1].WhichOneof("event") == "done"
+        assert rest[0].audio.sample_offset == samples
+
+    serve_and(service, ask)
+
+
+async def _reads(call: Any) -> Any:
+    while (response := await call.read()) is not grpc.aio.EOF:
+        yield response
+
+
+def test_cancel_drops_what_was_said_and_goes_on(service: Service) -> None:
+    async def ask(served: Serving) -> None:
+        call = served.speech.StreamingSynthesize()
+        await call.write(session_config(max_tokens=None))
+        await call.write(say(LONGER_TEXT))
+        sequence = []
+        while "audio" not in sequence:
+            sequence.append((await call.read()).WhichOneof("event"))
+        await call.write(CANCEL)
+        response = await call.read()
+        while response.WhichOneof("event") == "audio":
+            response = await call.read()
+        dropped_at = response.cancelled.sample_offset
+        assert response.WhichOneof("event") == "cancelled"
+        await call.write(say("Something else."))
+        await call.done_writing()
+        rest = [response async for response in _reads(call)]
+        assert rest[0].audio.sample_offset == dropped_at
+        assert rest[0].audio.text_start >= len(LONGER_TEXT) - 1
+        assert rest[-1].WhichOneof("event") == "done"
+
+    serve_and(service, ask)
+
+
+def test_text_waits_no_longer_than_asked(service: Service) -> None:
+    async def ask(served: Serving) -> None:
+        call = served.speech.StreamingSynthesize()
+        await call.write(session_config(max_text_delay=Duration(nanos=50_000_000)))
+        await call.write(say("no end in sight"))
+        assert (await call.read()).WhichOneof("event") == "started"
+        assert (await call.read()).audio.sample_count > 0
+        await call.done_writing()
+        assert [r async for r in _reads(call)][-1].WhichOneof("event") == "done"
+
+    serve_and(service, ask)
+
+
+@pytest.mark.parametrize("first", [None, session_config(idle_timeout=Duration(nanos=100_000_000))])
+def test_idle_calls_end(service: Service, first: pb.StreamingSynthesizeRequest | None) -> None:
+    async def ask(served: Serving) -> None:
+        call = served.speech.StreamingSynthesize()
+        if first is not None:
+            await call.write(first)
+        error = await error_of_reading(call)
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert reason_of(error) == "IDLE_TIMEOUT"
+
+    serve_and(service, ask, idle_timeout_s=0.2 if first is None else 60)
+
+
+SESSION_FAULTS: list[tuple[list[pb.StreamingSynthesizeRequest], str]] = [
+    ([], "config"),
+    ([say("hello")], "config"),
+    ([pb.StreamingSynthesizeRequest()], "config"),
+    ([session_config(), session_config()], "config"),
+    ([session_config(), say("Hello. "), session_config()], "config"),
+    ([session_config(), pb.StreamingSynthesizeRequest()], "request"),
+    ([session_config(), say("x" * 2_001)], "text"),
+    ([session_config(), say("a\0b")], "text"),
+    ([session_config(), *[say("x" * 500)] * 3], "text"),
+    ([session_config(), flush("x" * 129)], "flush.flush_id"),
+    ([session_config(speaking_rate=9)], "config.synthesis.speaking_rate"),
+    ([session_config(voice=pb.VoiceSelection(name="A B"))], "config.synthesis.voice.name"),
+    ([session_config(idle_timeout=Duration())], "config.idle_timeout"),
+    ([session_config(max_text_delay=Duration(seconds=-1))], "config.max_text_delay"),
+]
+
+
+def test_wrong_messages_end_the_conversation(service: Service) -> None:
+    async def ask(served: Serving) -> None:
+        for messages, field in SESSION_FAULTS:
+            call = served.speech.StreamingSynthesize(iter(messages))
+            assert fields_of(await error_of(call)) == [field], messages
+        assert await converse(served, session_config(), say("Fine."))
+
+    serve_and(service, ask, max_stream_characters=1_200)

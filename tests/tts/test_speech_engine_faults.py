@@ -1,0 +1,178 @@
+"""The engine client when readers vanish or lag, decoders fail, and the engine closes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from decoder import AudioDecoder, DecodeWindow, StreamingOptions
+from llm import EngineStoppedError, FinishReason
+from tests.fakes import StepLog, wait_until_idle
+from tests.tts.jobs import HOP, listen, run, samples, speech, text
+from tts.errors import SlowReaderError
+from tts.speech_engine import LocalEngineClient, StreamLimits
+
+
+def test_a_storm_of_cancels_leaves_nothing_behind(engine_client: LocalEngineClient) -> None:
+    chance = random.Random(0)
+
+    async def one(number: int) -> None:
+        job = speech(f"storm-{number}", exactly=400)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(listen(engine_client, job), chance.uniform(0.0, 0.15))
+
+    async def scenario() -> None:
+        await asyncio.gather(*(one(number) for number in range(100)))
+        await wait_until_idle(engine_client)
+        blocks = await listen(engine_client, speech("after", exactly=5))
+        assert len(samples(blocks)) == 5 * HOP
+
+    run(scenario)
+
+
+def test_leaving_the_loop_early_cancels_within_a_step(
+    own_client: Callable[..., LocalEngineClient],
+) -> None:
+    log = StepLog()
+    client = own_client(step_log=log)
+
+    async def scenario() -> None:
+        stream = client.speak(speech("early", exactly=400))
+        assert (await anext(stream)).num_codes == 2
+        await stream.aclose()  # type: ignore[attr-defined]
+        steps = len(log.steps)
+        await wait_until_idle(client)
+        assert sum("early" in rows for rows in log.steps[steps:]) <= 2
+
+    run(scenario)
+
+
+def test_a_slow_reader_is_paused_while_others_flow(
+    own_client: Callable[..., LocalEngineClient],
+) -> None:
+    log = StepLog()
+    client = own_client(step_log=log, limits=StreamLimits(audio_blocks=2, codes_ahead=16))
+    cut = StreamingOptions((4,), buffer=4)
+
+    async def scenario() -> None:
+        slow = client.speak(speech("slow", exactly=200, streaming=cut))
+        heard = [await anext(slow)]
+        for n in range(3):
+            blocks = await listen(client, speech(f"fast-{n}", exactly=100))
+            assert len(samples(blocks)) == 100 * HOP
+        # one block read, two queued, 16 codes waiting, and one turn to notice
+        assert log.count("slow") <= 4 + 2 * 4 + 16 + 4
+        heard += [block async for block in slow]
+        assert [block.first_code for block in heard] == list(range(0, 201, 4))[: len(heard)]
+        assert len(samples(heard)) == 200 * HOP
+
+    run(scenario)
+
+
+def test_a_slow_reader_of_text_is_paused(own_client: Callable[..., LocalEngineClient]) -> None:
+    log = StepLog()
+    client = own_client(step_log=log, limits=StreamLimits(text_chunks=4))
+
+    async def scenario() -> None:
+        stream = client.generate(text("slow", exactly=100))
+        chunks = [await anext(stream)]
+        await listen(client, speech("fast", exactly=60))
+        assert log.count("slow") <= 4 + 4
+        chunks += [chunk async for chunk in stream]
+        assert chunks[-1].output_tokens == 100
+
+    run(scenario)
+
+
+def test_a_reader_that_never_comes_back_loses_the_stream(
+    own_client: Callable[..., LocalEngineClient],
+) -> None:
+    client = own_client(limits=StreamLimits(audio_blocks=2, codes_ahead=8, reader_timeout_s=0.2))
+
+    async def scenario() -> None:
+        gone = client.speak(speech("gone", exactly=400))
+        await anext(gone)
+        await wait_until_idle(client)  # without the reader's help
+        with pytest.raises(SlowReaderError, match=r"0\.2 s"):
+            await anext(gone)
+        assert await listen(client, speech("next", max_tokens=4))
+
+    run(scenario)
+
+
+class BreakingDecoder(AudioDecoder):
+    """A real decoder whose calls fail once a window holds more than `longest` codes."""
+
+    def __init__(self, inner: AudioDecoder, longest: int) -> None:
+        self.spec = inner.spec
+        self._inner, self._longest = inner, longest
+
+    def decode(self, windows: Sequence[DecodeWindow]) -> torch.Tensor:
+        if any(len(window.codes) > self._longest for window in windows):
+            raise RuntimeError("out of memory")
+        return self._inner.decode(windows)
+
+
+def test_a_decoder_failure_ends_one_stream(own_client: Callable[..., LocalEngineClient]) -> None:
+    client = own_client(wrap_decoder=lambda decoder: BreakingDecoder(decoder, longest=20))
+
+    async def scenario() -> None:
+        long = StreamingOptions((4, 30), buffer=8)
+        bad = speech("bad", exactly=400, streaming=long)
+        good = [speech(f"good-{n}", exactly=60) for n in range(3)]
+        failed, *fine = await asyncio.gather(*(listen(client, job) for job in (bad, *good)))
+        assert len(failed[0].samples) == 4 * HOP
+        assert failed[-1].finish_reason is FinishReason.ERROR
+        assert "out of memory" in failed[-1].error
+        assert [len(samples(blocks)) for blocks in fine] == [60 * HOP] * 3
+        await wait_until_idle(client)
+
+    run(scenario)
+
+
+def test_closing_with_time_to_drain_finishes_streams(
+    own_client: Callable[..., LocalEngineClient],
+) -> None:
+    client = own_client()
+
+    async def scenario() -> None:
+        job = speech("drained", exactly=150)
+        stream = client.speak(job)
+        first = await anext(stream)
+        closing = asyncio.create_task(client.close(drain_s=20))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineStoppedError):
+            await listen(client, speech("late"))
+        rest = [block async for block in stream]
+        assert len(samples([first, *rest])) == 150 * HOP
+        assert rest[-1].finish_reason is FinishReason.LENGTH
+        await closing
+
+    run(scenario)
+
+
+def test_closing_at_once_cancels_streams_and_stops_the_thread(
+    own_client: Callable[..., LocalEngineClient],
+) -> None:
+    before = threading.active_count()
+    client = own_client()
+
+    async def scenario() -> None:
+        streams = [client.speak(speech(f"cut-{n}", exactly=900)) for n in range(3)]
+        for stream in streams:
+            await anext(stream)
+        await client.close()
+        for stream in streams:
+            blocks = [block async for block in stream]
+            assert blocks[-1].finish_reason is FinishReason.CANCELLED
+        with pytest.raises(EngineStoppedError):
+            await listen(client, speech("late"))
+        await client.close()  # again: nothing
+
+    run(scenario)
+    assert threading.active_count() <= before

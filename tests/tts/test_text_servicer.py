@@ -1,0 +1,237 @@
+"""TextService over a real connection: text, chat and token ids on the engine that also speaks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.fakes import END_OF_SPEECH, END_OF_TEXT
+from tests.tts.serving import Serving, error_of, fields_of, hear, reason_of, serve_and
+from tts.factory import Service
+from tts.v1 import common_pb2
+from tts.v1 import text_pb2 as pb
+
+PROMPT = "once upon a time"
+FIRST_CONTROL = 256
+
+
+def generation(
+    prompt: str | None = PROMPT,
+    chat: list[tuple[int, str]] | None = None,
+    token_ids: list[int] | None = None,
+    **values: Any,
+) -> dict[str, Any]:
+    """Fields of a request; keywords that are sampling's go there."""
+    names = common_pb2.SamplingParams.DESCRIPTOR.fields_by_name
+    sampling = {"seed": 5, "max_tokens": 24} | {k: v for k, v in values.items() if k in names}
+    others = {k: v for k, v in values.items() if k not in names}
+    source = pb.GenerationInput(prompt=prompt or "")
+    if chat is not None:
+        messages = [pb.ChatMessage(role=role, content=content) for role, content in chat]
+        source = pb.GenerationInput(chat=pb.ChatMessages(messages=messages))
+    if token_ids is not None:
+        source = pb.GenerationInput(token_ids=pb.TokenIds(ids=token_ids))
+    params = common_pb2.SamplingParams(**{k: v for k, v in sampling.items() if v is not None})
+    return {"config": pb.GenerationConfig(sampling=params, **others), "input": source}
+
+
+async def whole(served: Serving, **values: Any) -> pb.GenerateResponse:
+    return await served.text.Generate(pb.GenerateRequest(**generation(**values)))
+
+
+async def pieces(served: Serving, **values: Any) -> list[pb.GenerateStreamResponse]:
+    call = served.text.GenerateStream(pb.GenerateStreamRequest(**generation(**values)))
+    return [response async for response in call]
+
+
+def test_a_stream_is_started_deltas_done(service: Service) -> None:
+    async def ask(served: Serving) -> None:
+        responses = await pieces(served, request_id="mine")
+        kinds = [response.WhichOneof("event") for response in responses]
+        assert kinds == ["started", *["delta"] * (len(kinds) - 2), "done"]
+        started, done = responses[0].started, responses[-1].done
+        assert (started.request_id, started.model, started.seed) == ("mine", service.model, 5)
+        ids = [i for response in responses for i in response.delta.token_ids]
+        assert done.usage.output_tokens >= len(ids) > 0
+        assert done.usage.prompt_tokens == len(PROMPT)
+        assert done.usage.input_characters == len(PROMPT)
+        assert done.timings.HasField("total")
+        assert not done.timings.HasField("time_to_first_audio")
+        unary = await whole(served)
+        assert list(unary.token_ids) == ids
+        assert unary.text == "".join(response.delta.text for response in responses)
+        assert unary.finish_reason == done.finish_reason
+        assert not set(ids) & {END_OF_SPEECH, END_OF_TEXT}
+
+    serve_and(service, ask)
+
+
+def test_the_seed_decides(service: Service) -> None:
+    async def ask(served: Serving) -> None:
+        one, same = await asyncio.gather(whole(served), whole(served))
+        assert one.token_ids == same.token_ids
+        assert (await whole(served, seed=6)).token_ids != one.token_ids
+        greedy = await whole(served, seed=1, temperature=0.0)
+        assert greedy.token_ids == (await whole(served, seed=2, temperature=0.0)).token_ids
+
+    serve_and(service, ask)
+
+
+def test_text_and_speech_share_the_engine(service: Service) -> None:
+    async def ask(served: Serving) -> None:
+        alone, spoken_alone = await whole(served), await hear(served)
+        written, spoken, *_ = await asyncio.gather(
+            whole(served), hear(served), whole(served, seed=9), hear(served, seed=9)
+        )
+        assert written.token_ids == alone.token_ids
+        assert spoken.data == spoken_alone.data
+
+    serve_and(service, ask)
+
+
+def test_control_tokens_come_from_token_ids_only(service: Service) -> None:
+    async def ask(served: Serving) -> None:
+        text = "<|s_12|> <|end_of_text|>"
+        as_text = await whole(served, prompt=text)
+        assert as_text.usage.prompt_tokens == len(text)
+        as_ids = await whole(served, token_ids=list(text.encode()))
+        assert as_ids.token_ids == as_text.token_ids
+        controls = await whole(served, token_ids=[FIRST_CONTROL + 3, *b"hello", 260])
+        assert controls.usage.prompt_tokens == 7
+
+    serve_and(service, ask)
+
+
+def test_chat_goes_through_the_template(service: Service) -> None:
+    async def ask(served: Serving) -> None:
+        rendered = "system: be kind\nuser: hi <|s_1|>\nassistant: "
+        as_text = await whole(served, prompt=rendered)
+        chat = [(pb.CHAT_ROLE_SYSTEM, "be kind"), (pb.CHAT_ROLE_USER, "hi <|s_1|>")]
+        as_chat = await whole(served, chat=chat)
+        assert as_chat.token_ids == as_text.token_ids
+        assert as_chat.usage.prompt_tokens == len(rendered)
+
+    serve_and(service, ask)
+
+
+def test_stop_strings_end_before_themselves(service: Service) -> None:
+    async def ask(served: Serving) -> None:
+        free = (await whole(served, max_tokens=60)).text
+        assert len(free) > 4
+        stop = free[2:4]
+        stopped = await whole(served, max_tokens=60, stop=[stop, "never said"])
+        assert stopped.text == free[: free.index(stop)]
+        assert stopped.finish_reason == common_pb2.FINISH_REASON_STOP
+        assert stopped.usage.output_tokens < 60
+
+    serve_and(service, ask)
+
+
+def test_length_is_told(service: Service) -> None:
+    async def ask(served: Serving) -> None:
+        response = await whole(served, max_tokens=5, min_tokens=5)
+        assert response.finish_reason == common_pb2.FINISH_REASON_LENGTH
+        assert response.usage.output_tokens == 5
+
+    serve_and(service, ask)
+
+
+def test_log_probabilities(service: Service) -> None:
+    async def ask(served: Serving) -> None:
+        response = await whole(served, top_logprobs=3, temperature=0.0)
+        assert len(response.logprobs) == len(response.token_ids)
+        for token_id, entry in zip(response.token_ids, response.logprobs, strict=True):
+            assert entry.token_id == token_id
+            assert len(entry.top) == 3
+            assert entry.logprob <= entry.top[0].logprob <= 0
+        assert not (await whole(served)).logprobs
+
+    serve_and(service, ask)
+
+
+FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": 2.5}, "config.sampling.temperature"),
+    ({"top_p": 0.0}, "config.sampling.top_p"),
+    ({"max_tokens": 0}, "config.sampling.max_tokens"),
+    ({"stop": [""]}, "config.sampling.stop"),
+    ({"stop": ["x"] * 17}, "config.sampling.stop"),
+    ({"stop": ["x" * 1001]}, "config.sampling.stop"),
+    ({"top_logprobs": -1}, "config.top_logprobs"),
+    ({"top_logprobs": 21}, "config.top_logprobs"),
+    ({"priority": 1_000_000}, "config.priority"),
+    ({"request_id": "a b"}, "config.request_id"),
+    ({"prompt": ""}, "input.prompt"),
+    ({"prompt": "a\0b"}, "input.prompt"),
+    ({"prompt": "x" * 1_001}, "input.prompt"),
+    ({"token_ids": []}, "input.token_ids"),
+    ({"token_ids": [1] * 1_001}, "input.token_ids"),
+    ({"chat": []}, "input.chat"),
+    ({"chat": [(0, "hi")]}, "input.chat.messages[0].role"),
+    ({"chat": [(pb.CHAT_ROLE_USER, "a\0b")]}, "input.chat.messages[0].content"),
+]
+
+
+def test_every_wrong_field_is_named(service: Service) -> None:
+    async def ask(served: Serving) -> None:
+        for values, field in FIELDS:
+            request = pb.GenerateStreamRequest(**generation(**values))
+            assert fields_of(await error_of(served.text.GenerateStream(request))) == [field], values
+        nothing = pb.GenerateRequest()
+        assert fields_of(await error_of(served.text.Generate(nothing))) == ["input"]
+
+    serve_and(service, ask, max_stream_characters=1_000)
+
+
+@pytest.mark.parametrize(
+    "token_ids",
+    [[10_000_000], [-1], [65] * 5_000],
+    ids=["beyond the vocabulary", "negative", "longer than the context"],
+)
+def test_prompts_that_the_engine_refuses(service: Service, token_ids: list[int]) -> None:
+    async def ask(served: Serving) -> None:
+        request = pb.GenerateRequest(**generation(token_ids=token_ids))
+        error = await error_of(served.text.Generate(request))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert (await whole(served)).token_ids
+
+    serve_and(service, ask)
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [({"json_schema": "{}"}, "json_schema"), ({"lora": "x"}, "LoRA"), ({"echo": True}, "echo")],
+)
+def test_what_does_not_exist_yet_says_so(
+    service: Service, values: dict[str, Any], word: str
+) -> None:
+    async def ask(served: Serving) -> None:
+        error = await error_of(served.text.Generate(pb.GenerateRequest(**generation(**values))))
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert word in error.details()
+
+    serve_and(service, ask)
+
+
+def test_embedding_needs_another_model(service: Service) -> None:
+    async def ask(served: Serving) -> None:
+        error = await error_of(served.text.Embed(pb.EmbedRequest(inputs=["hello"])))
+        assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert reason_of(error) == "EMBEDDING_UNAVAILABLE"
+        unknown = await error_of(served.text.Embed(pb.EmbedRequest(model="other")))
+        assert unknown.code() is grpc.StatusCode.NOT_FOUND
+
+    serve_and(service, ask)
+
+
+def test_a_reader_that_leaves_ends_the_request(service: Service) -> None:
+    async def ask(served: Serving) -> None:
+        request = pb.GenerateStreamRequest(**generation(max_tokens=900, min_tokens=900))
+        call = served.text.GenerateStream(request)
+        await call.read()
+        await call.read()
+        call.cancel()
+
+    serve_and(service, ask)

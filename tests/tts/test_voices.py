@@ -1,0 +1,180 @@
+"""The voice registry: names, bounds, languages, and files that survive a restart."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llm import CheckpointError
+from tts.errors import (
+    InvalidRequestError,
+    Precondition,
+    PreconditionError,
+    VoiceExistsError,
+    VoiceNotFoundError,
+)
+from tts.voices import Voice, VoiceLimits, VoicePrompt, VoiceRegistry
+
+MINE = Voice("mine", "Mine", ("de-DE",), prompt=VoicePrompt((1, 2, 3), "my words"), consent="yes")
+
+
+@pytest.fixture
+def voices_file(tiny_checkpoint: Path) -> Path:
+    return tiny_checkpoint / "voices.json"
+
+
+def test_built_in_voices_come_from_the_file(voices_file: Path) -> None:
+    registry = VoiceRegistry.load(voices_file)
+    assert [voice.name for voice in registry.voices()] == ["slt", "rms", "awb"]
+    assert registry.default == registry.get("slt")
+    assert registry.get("rms") == Voice(
+        "rms", "Rms", ("en-US",), control_token="<|voice_1|>", is_builtin=True
+    )
+
+
+def test_a_created_voice_is_found_and_listed_last(voices_file: Path) -> None:
+    registry = VoiceRegistry.load(voices_file)
+    registry.create(replace(MINE, name="zoe"))
+    registry.create(MINE)
+    assert registry.get("mine") == MINE
+    assert [voice.name for voice in registry.voices()] == ["slt", "rms", "awb", "mine", "zoe"]
+    assert len(registry) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "language", "chosen"),
+    [
+        ("", "", "slt"),
+        ("awb", "", "awb"),
+        ("", "en", "slt"),
+        ("", "de", "mine"),
+        ("rms", "de", "rms"),
+    ],
+)
+def test_choosing_by_name_and_language(
+    voices_file: Path, name: str, language: str, chosen: str
+) -> None:
+    registry = VoiceRegistry.load(voices_file)
+    registry.create(MINE)
+    assert registry.choose(name, language).name == chosen
+
+
+def test_unknown_names_and_languages_say_what_there_is(voices_file: Path) -> None:
+    registry = VoiceRegistry.load(voices_file)
+    with pytest.raises(VoiceNotFoundError, match=r"no voice 'nobody'; there are: awb, rms, slt"):
+        registry.get("nobody")
+    with pytest.raises(VoiceNotFoundError, match="language fr"):
+        registry.choose("", "fr")
+
+
+@pytest.mark.parametrize(
+    ("asked", "speaks"),
+    [("en", True), ("en-US", True), ("EN-us", True), ("en-GB", False), ("e", False), ("de", False)],
+)
+def test_languages_match_by_their_parts(asked: str, speaks: bool) -> None:
+    assert Voice("v", language_codes=("en-US",)).speaks(asked) is speaks
+
+
+@pytest.mark.parametrize(
+    "name", ["", "Upper", "-dash", "a" * 65, "a/b", "../up", "é", "a b", "x\n", "٣"]
+)
+def test_bad_ids_are_refused(voices_file: Path, name: str) -> None:
+    registry = VoiceRegistry.load(voices_file)
+    with pytest.raises(InvalidRequestError, match="voice_id"):
+        registry.create(replace(MINE, name=name))
+
+
+def test_names_are_unique(voices_file: Path) -> None:
+    registry = VoiceRegistry.load(voices_file)
+    registry.create(MINE)
+    for name in ("mine", "slt"):
+        with pytest.raises(VoiceExistsError, match=name):
+            registry.create(replace(MINE, name=name))
+
+
+def test_beyond_the_count_nothing_is_thrown_out(voices_file: Path) -> None:
+    registry = VoiceRegistry.load(voices_file, VoiceLimits(max_voices=2))
+    registry.create(MINE)
+    registry.create(replace(MINE, name="two"))
+    with pytest.raises(PreconditionError, match="2 voices are registered") as caught:
+        registry.create(replace(MINE, name="three"))
+    assert caught.value.reason is Precondition.VOICE_LIMIT
+    assert registry.get("mine") == MINE
+    registry.delete("mine")
+    registry.create(replace(MINE, name="three"))
+
+
+def test_beyond_the_bytes_nothing_is_thrown_out(voices_file: Path) -> None:
+    registry = VoiceRegistry.load(voices_file, VoiceLimits(max_bytes=1000))
+    long = replace(MINE, prompt=VoicePrompt(tuple(range(200))))
+    registry.create(long)
+    with pytest.raises(PreconditionError, match="1000 bytes"):
+        registry.create(replace(long, name="two"))
+    assert len(registry) == 4
+
+
+def test_only_created_voices_can_be_deleted(voices_file: Path) -> None:
+    registry = VoiceRegistry.load(voices_file)
+    registry.create(MINE)
+    registry.delete("mine")
+    with pytest.raises(VoiceNotFoundError):
+        registry.delete("mine")
+    with pytest.raises(PreconditionError, match="built in") as caught:
+        registry.delete("slt")
+    assert caught.value.reason is Precondition.BUILTIN_VOICE
+
+
+def test_created_voices_survive_a_restart(voices_file: Path, tmp_path: Path) -> None:
+    registry = VoiceRegistry.load(voices_file, folder=tmp_path / "voices")
+    registry.create(MINE)
+    registry.create(replace(MINE, name="gone"))
+    registry.delete("gone")
+    again = VoiceRegistry.load(voices_file, folder=tmp_path / "voices")
+    assert again.get("mine") == MINE
+    assert len(again) == 4
+    assert [path.name for path in (tmp_path / "voices").iterdir()] == ["mine.json"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "not json",
+        "{}",
+        '{"name": "other", "prompt": {"codes": [1], "transcript": ""}}',
+        '{"name": "broken", "display_name": "", "language_codes": [], "consent": "",'
+        ' "prompt": {"codes": ["x"], "transcript": ""}}',
+    ],
+)
+def test_files_that_do_not_fit_are_named_and_left_alone(
+    voices_file: Path, tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "broken.json"
+    file.write_text(text)
+    with caplog.at_level(logging.WARNING):
+        registry = VoiceRegistry.load(voices_file, folder=tmp_path)
+    assert len(registry) == 3
+    assert "broken.json is not used" in caplog.text
+    assert file.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"voices": []}, "lists no voices"),
+        ({"voices": [{"name": "x"}]}, "needs name and control_token"),
+        ({"voices": [{"name": "X", "control_token": "t"}]}, "'X' is no voice name"),
+        ({"default": "y", "voices": [{"name": "x", "control_token": "t"}]}, "default voice 'y'"),
+        ({"voices": [{"name": "x", "control_token": "t"}] * 2}, "same name"),
+    ],
+)
+def test_a_wrong_voices_file_says_what_is_wrong(
+    tmp_path: Path, values: dict[str, object], message: str
+) -> None:
+    path = tmp_path / "voices.json"
+    path.write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=message):
+        VoiceRegistry.load(path)

@@ -1,0 +1,3 @@
+"""The speech and text generation service."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,104 @@
+"""The way of one stream's audio out: codec samples → speaking rate → sample rate → gain → bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from decoder import (
+    AudioEncoding,
+    AudioFormat,
+    HeaderPatch,
+    Resampler,
+    TimeStretcher,
+    create_encoder,
+    gain_factor,
+)
+
+MAX_PIECE_BYTES = 48 * 1024  # one message on the wire stays below 64 KiB
+COSTLY_PIECE_S = 0.5  # compressing this much takes some 20 ms
+PIECE_S = 4.0
+COMPRESSED = (AudioEncoding.FLAC, AudioEncoding.OGG_OPUS, AudioEncoding.MP3)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedAudio:
+    """Bytes to send, and which samples went into the encoder for them."""
+
+    data: bytes
+    first_sample: int
+    num_samples: int
+
+
+class AudioOutput:
+    """Turns mono float32 at the codec's rate into the bytes a client asked for, as it comes.
+
+    The methods give pieces one by one, each a short piece of work; pieces not asked for are not
+    made. `flush` lets go of what rate conversion holds back, so that an utterance is sent to its
+    end; `drop` forgets it. Neither clicks between utterances: speech ends in silence.
+    """
+
+    def __init__(
+        self, codec_rate: int, audio_format: AudioFormat, speaking_rate: float, gain_db: float
+    ) -> None:
+        self._stretcher = TimeStretcher(speaking_rate, codec_rate)
+        self._resampler = Resampler(codec_rate, audio_format.sample_rate)
+        self._gain = np.float32(gain_factor(gain_db))
+        self._encoder = create_encoder(audio_format)
+        is_costly = audio_format.encoding in COMPRESSED or speaking_rate != 1.0
+        self._step = round((COSTLY_PIECE_S if is_costly else PIECE_S) * codec_rate)
+        sample_bytes = 4 if audio_format.encoding is AudioEncoding.PCM_F32LE else 2
+        self._max_piece = MAX_PIECE_BYTES // sample_bytes
+        self._num_unsent = 0  # samples in the encoder since it last gave bytes
+        self.num_samples = 0
+        """Samples sent so far, at the output rate."""
+
+    def write(self, samples: np.ndarray) -> Iterator[EncodedAudio]:
+        """Send on float32 [S] at the codec's rate; what comes out may lag behind a little."""
+        for start in range(0, len(samples), self._step):
+            stretched = self._stretcher.process(samples[start : start + self._step])
+            yield from self._encode([self._resampler.process(stretched)])
+
+    def flush(self) -> Iterator[EncodedAudio]:
+        """Send what rate conversion holds back. The stream goes on."""
+        return self._encode(self._tails())
+
+    def drop(self) -> None:
+        """Forget what rate conversion holds back. The stream goes on."""
+        for _ in self._tails():
+            pass
+
+    def finish(self) -> Iterator[EncodedAudio]:
+        """Send the rest, and the container's end."""
+        yield from self.flush()
+        last = self._encoder.finish()
+        if last or self._num_unsent:
+            yield self._sent(last)
+
+    @property
+    def header_patches(self) -> tuple[HeaderPatch, ...]:
+        """Header corrections for the finished output."""
+        return self._encoder.patches
+
+    def _tails(self) -> Iterator[np.ndarray]:
+        yield self._resampler.process(self._stretcher.finish())
+        yield self._resampler.finish()
+
+    def _encode(self, parts: Iterable[np.ndarray]) -> Iterator[EncodedAudio]:
+        samples = np.concatenate([np.zeros(0, dtype=np.float32), *parts])
+        if self._gain != 1.0:
+            samples = samples * self._gain
+        for start in range(0, len(samples), self._max_piece):
+            piece = samples[start : start + self._max_piece]
+            self._num_unsent += len(piece)
+            data = self._encoder.write(piece)
+            if data:
+                yield self._sent(data)
+
+    def _sent(self, data: bytes) -> EncodedAudio:
+        audio = EncodedAudio(data, self.num_samples, self._num_unsent)
+        self.num_samples += self._num_unsent
+        self._num_unsent = 0
+        return audio

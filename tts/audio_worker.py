@@ -1,0 +1,195 @@
+"""Turns speech codes into audio between the language model's steps, on the engine's thread.
+
+    engine thread:  step │ turn │ step │ turn │ step …
+                           └─ sweep     forget streams whose reader has gone or that are done
+                              decode    at most one batch: the most urgent window and its like
+                              regulate  pause sequences whose reader lags, resume the others
+
+One batch per turn keeps every other stream's next token at most one decoder call away. Urgent is
+whose listener hears silence first: streams without audio yet in order of arrival, then by the
+estimated end of what the client has to play.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from decoder import AudioDecoder, DecodeWindow, ReadyWindow, render
+from llm import FinishReason, RequestError, TokenChunk
+from tts.tasks import SpeechTask, StreamTask
+
+logger = logging.getLogger(__name__)
+
+COMFORT_S = 0.5
+"""A listener with this much audio ahead can wait while another one has heard nothing yet."""
+
+
+class EngineControl(Protocol):
+    """The part of the engine that a worker steers; callable from any thread."""
+
+    def cancel(self, request_id: str) -> None: ...
+
+    def pause(self, request_id: str) -> None: ...
+
+    def resume(self, request_id: str) -> None: ...
+
+    def wake(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """One window of one task, on its way through the decoder."""
+
+    task: SpeechTask
+    window: DecodeWindow
+
+
+class AudioWorker:
+    """The engine's step hook: all streams of one engine, speech and text.
+
+    A turn belongs to the engine's thread; streams come and go from any.
+    """
+
+    def __init__(self, engine: EngineControl, decoder: AudioDecoder | None) -> None:
+        self._engine = engine
+        self._decoder = decoder
+        self._max_batch = decoder.options.max_batch if decoder else 0
+        self._tasks: dict[str, StreamTask] = {}
+        self._changed = threading.Condition()
+
+    def __repr__(self) -> str:
+        return f"AudioWorker({self._snapshot()})"
+
+    @property
+    def num_audio_streams(self) -> int:
+        """Decoder states alive."""
+        return sum(isinstance(task, SpeechTask) for task in self._snapshot())
+
+    def add(self, task: StreamTask) -> None:
+        """Serve a stream from now on; before its request is submitted."""
+        with self._changed:
+            former = self._tasks.get(task.request_id)
+            if former is not None and not former.is_done:
+                raise RequestError(f"request_id '{task.request_id}' is in use")
+            self._tasks[task.request_id] = task
+
+    def remove(self, task: StreamTask) -> None:
+        """Forget a stream."""
+        with self._changed:
+            if self._tasks.get(task.request_id) is task:
+                del self._tasks[task.request_id]
+            self._changed.notify_all()
+
+    def abandon(self, task: StreamTask) -> None:
+        """Stop a stream whose reader has gone, and free what it holds; from any thread."""
+        task.is_abandoned = True
+        with self._changed:
+            is_served = self._tasks.get(task.request_id) is task
+        if is_served:
+            self._engine.cancel(task.request_id)
+            self._engine.wake()
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Block until no stream is left, from any thread but the engine's; False: too late."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._tasks, timeout_s)
+
+    def take(self, task: StreamTask, chunk: TokenChunk) -> None:
+        """The sink of a stream's request, on the engine's thread."""
+        try:
+            task.on_tokens(chunk)
+        except Exception as error:  # the engine would only log it, and the reader wait for ever
+            self._fail(task, error)
+
+    def after_step(self) -> bool:
+        """One turn; True when there may be more to do at once."""
+        speech = [task for task in self._sweep() if isinstance(task, SpeechTask)]
+        now_s = time.monotonic()
+        ready = [task for task in speech if task.windows()]
+        chosen = self._most_urgent(ready, speech, now_s)
+        self._render(chosen)
+        for task in speech:
+            task.deliver_end()
+        self._regulate(self._sweep())
+        return bool(ready)
+
+    def on_stop(self) -> None:
+        """End what is left: the engine stops."""
+        for task in self._snapshot():
+            task.end(FinishReason.CANCELLED)
+            self.remove(task)
+
+    def _snapshot(self) -> list[StreamTask]:
+        with self._changed:
+            return list(self._tasks.values())
+
+    def _sweep(self) -> list[StreamTask]:
+        """The streams that are still to be served."""
+        alive = []
+        for task in self._snapshot():
+            if task.is_done or task.is_abandoned:
+                self.remove(task)
+            else:
+                alive.append(task)
+        return alive
+
+    def _most_urgent(
+        self, ready: Sequence[SpeechTask], speech: Sequence[SpeechTask], now_s: float
+    ) -> list[Rendering]:
+        """Windows of one shape, the most urgent first; none when all of them should wait."""
+        limit_s = now_s + COMFORT_S if any(t.awaits_first_audio for t in speech) else math.inf
+        chosen: list[Rendering] = []
+        for task in sorted(ready, key=lambda task: task.plays_until_s):
+            if task.plays_until_s >= limit_s:
+                break
+            windows = task.windows()
+            if not chosen or windows[0].shape == chosen[0].window.shape:
+                chosen += [Rendering(task, window) for window in windows]
+        return chosen[: self._max_batch]
+
+    def _render(self, batch: Sequence[Rendering]) -> None:
+        """Decode and deliver; when the decoder fails, only the streams that make it fail end."""
+        if not batch or self._decoder is None:
+            return
+        ready = [ReadyWindow(item.task.request_id, item.window) for item in batch]
+        try:
+            audio = render(self._decoder, ready)
+        except Exception as error:  # the engine thread's top: whatever a codec raises
+            self._isolate(batch, error)
+            return
+        self._deliver(batch, audio)
+
+    def _isolate(self, batch: Sequence[Rendering], error: Exception) -> None:
+        tasks = {item.task.request_id: item.task for item in batch}
+        if len(tasks) == 1:
+            self._fail(batch[0].task, error)
+            return
+        for task in tasks.values():
+            self._render([item for item in batch if item.task is task])
+
+    def _fail(self, task: StreamTask, error: Exception) -> None:
+        logger.error("request %s: its audio cannot be made", task.request_id, exc_info=error)
+        self._engine.cancel(task.request_id)
+        task.end(FinishReason.ERROR, f"its audio cannot be made: {error}")
+
+    def _deliver(self, batch: Sequence[Rendering], audio: Sequence[np.ndarray]) -> None:
+        now_s = time.monotonic()
+        for item, samples in zip(batch, audio, strict=True):
+            item.task.deliver(samples, now_s)
+
+    def _regulate(self, tasks: Sequence[StreamTask]) -> None:
+        for task in tasks:
+            if task.is_ahead and task.is_generating and not task.is_paused:
+                task.is_paused = True
+                self._engine.pause(task.request_id)
+            elif task.is_paused and not task.is_ahead:
+                task.is_paused = False
+                self._engine.resume(task.request_id)

@@ -1,0 +1,132 @@
+"""A checkpoint's chat template: messages in, the prompt's text out, in jinja2's sandbox."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from llm import CheckpointError
+from tts.checkpoint import read_json
+from tts.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class ChatRole(Enum):
+    """Who says a message."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation."""
+
+    role: ChatRole
+    content: str
+
+
+class ChatTemplate:
+    """Renders as transformers does: trimmed blocks, `add_generation_prompt`, token names.
+
+    Templates come from checkpoints, so they run in the immutable sandbox: no attribute that
+    leads out of it, no changes to what they are given.
+    """
+
+    def __init__(self, source: str, tokens: Mapping[str, str] | None = None) -> None:
+        self._source = source
+        self._tokens = dict(tokens or {})
+        self._compiled: Template | None = None
+
+    def render(self, messages: Sequence[ChatMessage]) -> str:
+        """The prompt up to where the assistant begins to write.
+
+        Raises InvalidRequestError when the template refuses the conversation, CheckpointError
+        when the template itself is broken.
+        """
+        from jinja2 import TemplateError
+
+        values = [{"role": m.role.value, "content": m.content} for m in messages]
+        try:
+            self._compiled = self._compiled or self._compile()
+            return self._compiled.render(
+                messages=values, add_generation_prompt=True, **self._tokens
+            )
+        except TemplateError as error:
+            raise CheckpointError(f"the chat template fails: {error}") from error
+
+    def _compile(self) -> Template:
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = _strftime_now
+        return environment.from_string(self._source)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise InvalidRequestError.of("input.chat", message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def load_chat_template(folder: Path, override: str | None = None) -> ChatTemplate | None:
+    """The template of tokenizer_config.json or chat_template.jinja; None when there is none.
+
+    `override` is a template's text or the path of a file that holds one.
+    """
+    path = folder / "tokenizer_config.json"
+    settings = read_json(path) if path.is_file() else {}
+    source = _override(override) or _own(folder, settings)
+    if not source:
+        return None
+    return ChatTemplate(source, {name: _token(settings.get(name)) for name in _NAMED_TOKENS})
+
+
+def _override(override: str | None) -> str:
+    if not override:
+        return ""
+    looks_like_path = "{" not in override and "\n" not in override
+    if not looks_like_path:
+        return override
+    try:
+        return Path(override).read_text(encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"chat_template: {error}") from error
+
+
+def _own(folder: Path, settings: Mapping[str, Any]) -> str:
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = named.get("default")
+    if isinstance(template, str):
+        return template
+    file = folder / "chat_template.jinja"
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
+
+
+def _token(value: object) -> str:
+    """A token's text: written plainly, or as an object with its content."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) else ""

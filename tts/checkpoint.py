@@ -1,0 +1,119 @@
+"""What a checkpoint folder says about speaking: speech.json and generation_config.json, checked.
+
+Files are read as data only; nothing here loads weights or runs code from the folder.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from llm import CheckpointError, RequestError, SamplingParams
+
+SPEECH_FILE = "speech.json"
+GENERATION_FILE = "generation_config.json"
+
+_SAMPLING_KEYS = {
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "min_p": float,
+    "repetition_penalty": float,
+    "frequency_penalty": float,
+    "presence_penalty": float,
+    "penalty_window": int,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechDescription:
+    """speech.json: how a language model speaks. Token names are those of tokenizer.json."""
+
+    family: str
+    codec: str  # folder beside the language model, or a registered codec's name
+    voices: str  # file name
+    code_token: str  # with {} for the code
+    start_of_speech: str
+    end_of_speech: str
+    any_voice: str  # opens a turn in a voice that has no token of its own
+    max_characters: int  # longest text of one language-model call
+    max_codes: int  # longest speech of one
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; CheckpointError says which file is wrong and how."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds no JSON object")
+    return value
+
+
+def load_description(folder: Path) -> SpeechDescription | None:
+    """The folder's speech.json; None when there is none: the model only writes text."""
+    path = folder / SPEECH_FILE
+    if not path.is_file():
+        return None
+    values = read_json(path)
+    known = {field.name: field.type for field in fields(SpeechDescription)}
+    missing = sorted(known.keys() - values.keys())
+    if missing:
+        raise CheckpointError(f"{path} lacks: {', '.join(missing)}")
+    for name, kind in known.items():
+        _check_field(path, name, values[name], str(kind))
+    if "{}" not in values["code_token"]:
+        raise CheckpointError(f"{path}: code_token must hold {{}} where the code goes")
+    return SpeechDescription(**{name: values[name] for name in known})
+
+
+def _check_field(path: Path, name: str, value: object, kind: str) -> None:
+    if kind == "int" and (type(value) is not int or value < 1):
+        raise CheckpointError(f"{path}: {name} must be a positive whole number")
+    if kind == "str" and (not isinstance(value, str) or not value):
+        raise CheckpointError(f"{path}: {name} must be text")
+
+
+def load_sampling_defaults(folder: Path) -> SamplingParams:
+    """What generation_config.json recommends; plain sampling when there is no such file.
+
+    Only how a token is chosen is taken from it: stop ids and lengths are the caller's.
+    """
+    path = folder / GENERATION_FILE
+    if not path.is_file():
+        return SamplingParams()
+    values = read_json(path)
+    chosen: dict[str, Any] = {}
+    for key, kind in _SAMPLING_KEYS.items():
+        if values.get(key) is not None:
+            chosen[key] = _number(path, key, values[key], kind)
+    if values.get("do_sample") is False:
+        chosen["temperature"] = 0.0
+    try:
+        return SamplingParams(**chosen)
+    except RequestError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _number(path: Path, key: str, value: object, kind: type) -> float | int:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise CheckpointError(f"{path}: {key} must be a number")
+    number: float | int = kind(value)
+    return number
+
+
+def load_eos_ids(folder: Path) -> tuple[int, ...]:
+    """End-of-sequence ids of generation_config.json, else of config.json; () when none is set."""
+    for name in (GENERATION_FILE, "config.json"):
+        path = folder / name
+        value = read_json(path).get("eos_token_id") if path.is_file() else None
+        if isinstance(value, int):
+            return (value,)
+        if isinstance(value, list):
+            return tuple(int(item) for item in value)
+    return ()

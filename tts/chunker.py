@@ -1,0 +1,71 @@
+"""When enough speech codes of one request are ready, they become the next audio block.
+
+A block fires as soon as its last code is there and is never held back to learn whether more
+follow, so a full last block comes out before the end of the stream is known. Surplus codes wait:
+the blocks depend on the codes only, never on how many arrive at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from decoder import SpeechChunk
+
+
+class SpeechChunker:
+    """Cuts one stream's codes into blocks of `chunk_sizes`, the last of which repeats.
+
+    `chunk_sizes` None means one block with everything, when the stream is finished.
+    """
+
+    def __init__(self, chunk_sizes: tuple[int, ...] | None) -> None:
+        if chunk_sizes is not None and (not chunk_sizes or min(chunk_sizes) < 1):
+            raise ValueError(f"chunk sizes {chunk_sizes} are not positive numbers")
+        self._sizes = chunk_sizes
+        self._waiting: list[int] = []
+        self._first_code = 0
+        self._block_index = 0
+        self._is_finished = False
+
+    def __repr__(self) -> str:
+        return (
+            f"SpeechChunker(blocks={self._block_index}, decoded={self._first_code}, "
+            f"waiting={len(self._waiting)}, finished={self._is_finished})"
+        )
+
+    @property
+    def num_codes(self) -> int:
+        """All codes pushed so far."""
+        return self._first_code + len(self._waiting)
+
+    @property
+    def decoded_index(self) -> int:
+        """The first code that is in no block yet."""
+        return self._first_code
+
+    def push(self, codes: Iterable[int]) -> list[SpeechChunk]:
+        """Add new codes; every block they complete, in order."""
+        if self._is_finished:
+            raise ValueError("codes after the end of the stream")
+        self._waiting.extend(codes)
+        ready = []
+        while (size := self._next_size()) is not None and len(self._waiting) >= size:
+            ready.append(self._cut(size))
+        return ready
+
+    def finish(self) -> list[SpeechChunk]:
+        """The stream has ended: the short last block, if codes are left. Later calls give none."""
+        self._is_finished = True
+        return [self._cut(len(self._waiting))] if self._waiting else []
+
+    def _next_size(self) -> int | None:
+        if self._sizes is None:
+            return None
+        return self._sizes[min(self._block_index, len(self._sizes) - 1)]
+
+    def _cut(self, size: int) -> SpeechChunk:
+        chunk = SpeechChunk(tuple(self._waiting[:size]), self._first_code, self._block_index)
+        del self._waiting[:size]
+        self._first_code += size
+        self._block_index += 1
+        return chunk

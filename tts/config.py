@@ -1,0 +1,362 @@
+"""Configuration of the service: `AudioGenerationConfig` (core + audio) and `ServerConfig`.
+
+Values come in layers: flag > file > environment (`SONANT_MAX_LENGTH`,
+`SONANT_MODEL__MODEL_PATH`) > the program's own > the field's default.
+Nothing else in the project reads `os.environ`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+import decoder
+from decoder import MaskPolicy, PrependPromptSpeechTokens, StreamingOptions, supported_decoders
+from llm import ConfigError, PipelineConfig, StrictModel
+from tts.flags import add_config_flags, flag_values, nested_values, walk_fields
+
+__all__ = [
+    "AudioGenerationConfig",
+    "PrependPromptSpeechTokens",
+    "PrometheusMetricsMode",
+    "ServerConfig",
+    "add_config_flags",
+    "config_from_args",
+    "describe_error",
+    "load_config",
+    "mask_policy",
+    "streaming_options",
+]
+
+ENVIRONMENT_PREFIX = "SONANT_"
+MIB = 2**20
+
+AUDIO_FLAGS = (
+    "audio_decoder",
+    "audio_decoder_weights",
+    "chunk_size",
+    "buffer",
+    "block_causal",
+    "prepend_prompt_speech_tokens",
+    "prepend_prompt_speech_tokens_causal",
+    "run_model_test_mode",
+    "prometheus_metrics_mode",
+)
+BOOLEAN_FLAGS = ("block_causal", "prepend_prompt_speech_tokens_causal", "run_model_test_mode")
+
+NumCodes = Annotated[int, Field(gt=0, strict=True)]
+
+
+class PrometheusMetricsMode(StrEnum):
+    """Who exposes the metrics."""
+
+    INSTRUMENT_ONLY = "instrument_only"  # registered in the client library; the application does
+    LAUNCH_SERVER = "launch_server"  # this process, over HTTP
+    LAUNCH_MULTIPROC_SERVER = "launch_multiproc_server"  # the same for several processes
+
+
+class AudioGenerationConfig(PipelineConfig):
+    """The core's configuration and the audio side's: which decoder, and how streams are cut.
+
+    The audio fields may be given positionally, in their order.
+    """
+
+    SECTION: ClassVar[str] = "audio_generation_config"
+    UNAVAILABLE_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        **PipelineConfig.UNAVAILABLE_VALUES,
+        "prometheus_metrics_mode": {
+            "launch_multiproc_server": "the service is one process; use launch_server"
+        },
+    }
+
+    audio_decoder: str = Field(min_length=1, description="decoder name, or a codec's folder")
+    audio_decoder_weights: str = Field(
+        default="", description="weights file of the decoder (default: its own)"
+    )
+    chunk_size: list[NumCodes] | None = Field(
+        default=None,
+        min_length=1,
+        description="speech tokens per audio block, the last repeats (default: one block)",
+    )
+    buffer: int = Field(
+        default=0, ge=0, description="earlier speech tokens decoded again per block"
+    )
+    block_causal: bool = Field(
+        default=False, description="earlier speech tokens do not see the current block"
+    )
+    prepend_prompt_speech_tokens: PrependPromptSpeechTokens = Field(
+        default=PrependPromptSpeechTokens.NEVER,
+        description="give the voice prompt to the decoder: never, once or rolling",
+    )
+    prepend_prompt_speech_tokens_causal: bool = Field(
+        default=False, description="voice prompt tokens do not see the current block"
+    )
+    run_model_test_mode: bool = Field(
+        default=False, description="run without weight files, on seeded random weights"
+    )
+    prometheus_metrics_mode: PrometheusMetricsMode = Field(
+        default=PrometheusMetricsMode.INSTRUMENT_ONLY,
+        description="instrument_only, or launch_server to serve metrics over HTTP",
+    )
+    audio_decoder_config: dict[str, Any] = Field(
+        default_factory=dict, description="the decoder's own options, as JSON"
+    )
+
+    def __init__(self, *audio_values: Any, **values: Any) -> None:
+        if len(audio_values) > len(AUDIO_FLAGS):
+            raise TypeError(f"at most {len(AUDIO_FLAGS)} positional values, the audio fields")
+        positional = dict(zip(AUDIO_FLAGS, audio_values, strict=False))
+        twice = positional.keys() & values.keys()
+        if twice:
+            raise TypeError(f"given by position and by keyword: {', '.join(sorted(twice))}")
+        super().__init__(**positional, **values)
+
+    @field_validator("chunk_size", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return [value]
+        if isinstance(value, str):
+            return _comma_ints(value)
+        if isinstance(value, list):
+            return [_comma_ints(v)[0] if isinstance(v, str) else v for v in value]
+        return value
+
+    @classmethod
+    def from_flags(
+        cls, audio_flags: Mapping[str, str], **config_flags: Any
+    ) -> AudioGenerationConfig:
+        """Build from the texts of the audio flags, and any other fields as keywords.
+
+        Raises `ValueError` naming the flag and its text; leftover flags are listed.
+        """
+        leftover = sorted(set(audio_flags) - set(AUDIO_FLAGS))
+        if leftover:
+            raise ConfigError(f"unknown audio flags: {', '.join(leftover)}")
+        if not audio_flags.get("audio_decoder"):
+            raise ConfigError("audio_decoder is required: a decoder name or a codec's folder")
+        values = {name: _flag_value(name, text) for name, text in audio_flags.items()}
+        return cls(**values, **config_flags)
+
+    def resolve(self) -> None:
+        """`PipelineConfig.resolve`, and the decoder's name and weights must exist."""
+        if self.is_resolved:
+            return
+        known = supported_decoders()
+        if self.audio_decoder not in known and not Path(self.audio_decoder).is_dir():
+            raise ConfigError(
+                f"audio_decoder={self.audio_decoder} is neither a codec's folder nor one of: "
+                + ", ".join(known)
+            )
+        if self.audio_decoder_weights and not Path(self.audio_decoder_weights).is_file():
+            raise ConfigError(f"audio_decoder_weights={self.audio_decoder_weights} is not a file")
+        super().resolve()
+
+
+class ServerConfig(StrictModel):
+    """What the gRPC front end listens on, accepts and gives up on. Frozen from the start."""
+
+    SECTION: ClassVar[str] = "server_config"
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on")
+    port: int = Field(default=50051, ge=0, le=65535, description="port (0: any free one)")
+    max_concurrent_requests: int = Field(default=32, gt=0, description="calls running at once")
+    max_queued_requests: int = Field(default=16, ge=0, description="calls waiting to run")
+    max_streams_per_client: int = Field(default=64, gt=0, description="open calls of one client")
+    max_text_characters: int = Field(default=10_000, gt=0, description="text of one request")
+    max_fragment_characters: int = Field(
+        default=2_000, gt=0, description="one fragment of streamed text"
+    )
+    max_stream_characters: int = Field(
+        default=100_000, gt=0, description="all text of one stream together"
+    )
+    max_prompt_audio_bytes: int = Field(
+        default=10 * MIB, gt=0, description="size of a voice prompt"
+    )
+    min_prompt_duration_s: float = Field(default=1.0, gt=0, description="shortest voice prompt")
+    max_prompt_duration_s: float = Field(default=30.0, gt=0, description="longest voice prompt")
+    max_audio_duration_s: float = Field(default=600.0, gt=0, description="audio of one request")
+    max_message_bytes: int = Field(default=16 * MIB, ge=4096, description="largest gRPC message")
+    max_voices: int = Field(default=256, ge=0, description="voices that clients may create")
+    drain_delay_s: float = Field(
+        default=0.0, ge=0, description="how long to be NOT_SERVING before calls are refused"
+    )
+    drain_grace_s: float = Field(default=30.0, ge=0, description="time to finish calls on SIGTERM")
+    slow_reader_timeout_s: float = Field(
+        default=10.0, gt=0, description="how long a client may leave audio unread"
+    )
+    idle_timeout_s: float = Field(
+        default=60.0, gt=0, description="how long a text stream may send nothing"
+    )
+    auth_token: str = Field(default="", repr=False, description="token that every call must bear")
+    admin_token: str = Field(default="", repr=False, description="token to create, delete voices")
+    tls_cert: Path | None = Field(default=None, description="server certificate chain, PEM")
+    tls_key: Path | None = Field(default=None, description="server private key, PEM")
+    tls_client_ca: Path | None = Field(
+        default=None, description="CA of client certificates, which are then required"
+    )
+    enable_reflection: bool = Field(default=True, description="serve gRPC reflection")
+    metrics_host: str = Field(default="127.0.0.1", description="address of the metrics server")
+    metrics_port: int = Field(default=8001, ge=0, le=65535, description="port of it (0: any)")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ServerConfig:
+        if self.min_prompt_duration_s > self.max_prompt_duration_s:
+            raise ValueError("min_prompt_duration_s must not exceed max_prompt_duration_s")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key")
+        return self
+
+    def model_post_init(self, context: Any, /) -> None:
+        super().model_post_init(context)
+        self.freeze()
+
+
+CONFIG_CLASSES: tuple[type[StrictModel], ...] = (AudioGenerationConfig, ServerConfig)
+ConfigT = TypeVar("ConfigT", bound=StrictModel)
+
+
+def mask_policy(config: AudioGenerationConfig) -> MaskPolicy:
+    """The decoder's masks: causal means earlier codes do not attend to the current block."""
+    return decoder.mask_policy(
+        block_causal=config.block_causal,
+        prompt_causal=config.prepend_prompt_speech_tokens_causal,
+    )
+
+
+def streaming_options(
+    config: AudioGenerationConfig, recommended: StreamingOptions | None = None
+) -> StreamingOptions:
+    """How streams are cut by default.
+
+    Fields that nobody set come from `recommended` (the codec's own setup) when it is given.
+    """
+    own = StreamingOptions(
+        chunk_sizes=None if config.chunk_size is None else tuple(config.chunk_size),
+        buffer=config.buffer,
+        masks=mask_policy(config),
+        prepend=config.prepend_prompt_speech_tokens,
+    )
+    if recommended is None:
+        return own
+
+    def chosen(field: str) -> StreamingOptions:
+        return own if field in config.model_fields_set else recommended
+
+    return StreamingOptions(
+        chunk_sizes=chosen("chunk_size").chunk_sizes,
+        buffer=chosen("buffer").buffer,
+        masks=MaskPolicy(
+            buffer_sees_current=chosen("block_causal").masks.buffer_sees_current,
+            prompt_sees_current=chosen(
+                "prepend_prompt_speech_tokens_causal"
+            ).masks.prompt_sees_current,
+        ),
+        prepend=chosen("prepend_prompt_speech_tokens").prepend,
+    )
+
+
+def load_config(
+    model_class: type[ConfigT],
+    flags: Mapping[str, Any],
+    *,
+    config_file: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    base: Mapping[str, Any] | None = None,
+) -> ConfigT:
+    """Build a configuration from its layers: `flags` > file > `environ` > `base` > defaults.
+
+    Raises pydantic's `ValidationError` (a field), `ConfigError` (the whole, the file, an unknown
+    variable) or `FileNotFoundError`.
+    """
+    from_environ = environment_values(model_class, os.environ if environ is None else environ)
+    path = flags.get("config_file") or config_file or from_environ.get("config_file")
+    section = flags.get("section_name") or from_environ.get("section_name")
+    from_file = _file_values(model_class, path, section) if path else {}
+    return model_class(**StrictModel.merged(base or {}, from_environ, from_file, flags))
+
+
+def config_from_args(
+    model_class: type[ConfigT],
+    args: argparse.Namespace,
+    *,
+    environ: Mapping[str, str] | None = None,
+    base: Mapping[str, Any] | None = None,
+) -> ConfigT:
+    """Build a configuration from arguments parsed by a parser with `add_config_flags`."""
+    return load_config(
+        model_class,
+        flag_values(args, model_class),
+        config_file=getattr(args, "config_file", None),
+        environ=environ,
+        base=base,
+    )
+
+
+def environment_values(
+    model_class: type[StrictModel], environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """The values that `SONANT_…` variables give to a class, nested by section.
+
+    Raises `ConfigError` for a variable that no configuration class knows.
+    """
+    known = {_variable(name) for cls in CONFIG_CLASSES for name, _ in walk_fields(cls)}
+    for variable in environ:
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in known:
+            raise ConfigError(StrictModel.unknown_key(variable, known))
+    texts = {name: environ.get(_variable(name)) for name, _ in walk_fields(model_class)}
+    given = {name: text for name, text in texts.items() if text is not None}
+    return nested_values(model_class, given)
+
+
+def describe_error(error: ValidationError) -> str:
+    """A validation error in one line: each field and what is wrong with it."""
+    return "; ".join(_describe_item(item["loc"], item["msg"]) for item in error.errors())
+
+
+def _describe_item(location: tuple[int | str, ...], message: str) -> str:
+    name = ".".join(str(part) for part in location)
+    message = message.removeprefix("Value error, ")
+    return f"{name}: {message}" if name else message
+
+
+def _variable(name: str) -> str:
+    return ENVIRONMENT_PREFIX + name.replace(".", "__").upper()
+
+
+def _file_values(model_class: type[StrictModel], path: str, section: str | None) -> dict[str, Any]:
+    """`section_name` names the pipeline's section; the server's is optional in every file."""
+    if issubclass(model_class, PipelineConfig):
+        return model_class.values_from_file(path, section)
+    try:
+        return model_class.values_from_file(path, model_class.SECTION)
+    except ConfigError:
+        return {}
+
+
+def _comma_ints(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"'{text}' is not a list of whole numbers such as 8,16") from None
+
+
+def _flag_value(name: str, text: str) -> Any:
+    if name in BOOLEAN_FLAGS:
+        if text.lower() not in ("true", "false"):
+            raise ConfigError(f"{name}={text} must be true or false")
+        return text.lower() == "true"
+    if name == "buffer":
+        try:
+            return int(text)
+        except ValueError:
+            raise ConfigError(f"{name}={text} must be a whole number") from None
+    return text

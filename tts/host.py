@@ -1,0 +1,51 @@
+"""What the servicers of one server share: configuration, calls, queue, metrics and the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tts.admission import Admission, AdmissionLimits
+from tts.config import ServerConfig
+from tts.errors import LoadingError
+from tts.metrics import Metrics
+from tts.rpc import Calls, ServerState
+
+if TYPE_CHECKING:
+    from tts.factory import Service
+
+
+class Host:
+    """Exists before the model is loaded, so that health can say so."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.calls = Calls(self.metrics, config.slow_reader_timeout_s)
+        self.admission = Admission(
+            AdmissionLimits(
+                max_running=config.max_concurrent_requests,
+                max_waiting=config.max_queued_requests,
+                max_per_client=config.max_streams_per_client,
+            )
+        )
+        self.metrics.watch_admission(lambda: self.admission.running, lambda: self.admission.waiting)
+        self._service: Service | None = None
+
+    def __repr__(self) -> str:
+        return f"Host({self.calls.state.value}, {self.admission!r})"
+
+    @property
+    def service(self) -> Service:
+        """The model's parts; LoadingError while there are none."""
+        if self._service is None:
+            raise LoadingError("the model is still loading; try again in a moment")
+        return self._service
+
+    def serve(self, service: Service) -> None:
+        """The model is there: take calls."""
+        self._service = service
+        self.calls.state = ServerState.SERVING
+
+    def drain(self) -> None:
+        """Take no more calls; those that run go on."""
+        self.calls.state = ServerState.DRAINING

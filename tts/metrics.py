@@ -1,0 +1,119 @@
+"""What the service counts, as Prometheus metrics; base units, and gRPC's usual names for calls.
+
+`Metrics` owns its registry, so two servers in one process do not mix. The engine's numbers are
+read from the newest `EngineStatus` that `Metrics.engine` was given, at scrape time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tts.engine_client import EngineStatus
+
+LATENCY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60)
+FACTOR_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 5)
+CALL_LABELS = ("grpc_service", "grpc_method")
+
+
+class EngineCollector(Collector):
+    """The engine's last snapshot as metrics; empty while there is none."""
+
+    def __init__(self) -> None:
+        self.status: EngineStatus | None = None
+
+    def collect(self) -> Iterable[Metric]:
+        """Metrics of the snapshot (called by the registry at each scrape)."""
+        status = self.status
+        if status is None:
+            return
+        sequences = GaugeMetricFamily(
+            "sonant_engine_sequences", "Sequences in the engine.", labels=["state"]
+        )
+        sequences.add_metric(["running"], status.running)
+        sequences.add_metric(["waiting"], status.waiting)
+        pages = GaugeMetricFamily("sonant_kv_pages", "Pages of the KV pool.", labels=["state"])
+        pages.add_metric(["used"], status.used_pages)
+        pages.add_metric(["total"], status.total_pages)
+        yield from (sequences, pages)
+        yield GaugeMetricFamily(
+            "sonant_audio_streams", "Decoder states alive.", value=status.audio_streams
+        )
+        yield CounterMetricFamily(
+            "sonant_preemptions", "Sequences put back for lack of pages.", value=status.preemptions
+        )
+        yield CounterMetricFamily(
+            "sonant_prefix_cache_hit_tokens",
+            "Prompt tokens taken from the prefix cache.",
+            value=status.prefix_hit_tokens,
+        )
+
+
+class Metrics:
+    """Every metric of one server, and the registry they live in."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.engine = EngineCollector()
+        self.registry.register(self.engine)
+        self.started = self._counter(
+            "grpc_server_started", "Calls that reached a method.", CALL_LABELS
+        )
+        self.handled = self._counter(
+            "grpc_server_handled", "Calls that ended, by code.", (*CALL_LABELS, "grpc_code")
+        )
+        self.handling = Histogram(
+            "grpc_server_handling_seconds",
+            "Length of calls.",
+            CALL_LABELS,
+            buckets=LATENCY_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.errors = self._counter(
+            "sonant_errors", "Calls that failed, by code and reason.", ("grpc_code", "reason")
+        )
+        self.first_audio = self._histogram(
+            "sonant_time_to_first_audio_seconds",
+            "From the call's arrival to its first audio message.",
+            LATENCY_BUCKETS_S,
+        )
+        self.real_time_factor = self._histogram(
+            "sonant_real_time_factor", "Seconds of work per second of audio.", FACTOR_BUCKETS
+        )
+        self.audio = self._counter("sonant_audio_seconds", "Audio sent.")
+        self.characters = self._counter("sonant_input_characters", "Characters asked for.")
+        self.prompt_tokens = self._counter("sonant_prompt_tokens", "Prompt tokens.")
+        self.output_tokens = self._counter("sonant_output_tokens", "Tokens generated.")
+        self._requests = Gauge(
+            "sonant_requests",
+            "Calls that run, and calls that wait for a place.",
+            ("state",),
+            registry=self.registry,
+        )
+
+    def watch_admission(self, running: Callable[[], int], waiting: Callable[[], int]) -> None:
+        """Read the two states of `sonant_requests` from these at each scrape."""
+        self._requests.labels("running").set_function(running)
+        self._requests.labels("waiting").set_function(waiting)
+
+    def call_ended(self, service: str, method: str, code: str, seconds: float) -> None:
+        """Count one finished call."""
+        self.handled.labels(service, method, code).inc()
+        self.handling.labels(service, method).observe(seconds)
+
+    def value(self, name: str, **labels: str) -> float:
+        """The current value of one sample, 0 when there is none yet."""
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    def text(self) -> str:
+        """The exposition format, as a scrape sees it."""
+        return generate_latest(self.registry).decode()
+
+    def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, buckets=buckets, registry=self.registry)

@@ -1,0 +1,220 @@
+"""The top of every RPC: counts it, logs it, gives it a request id, turns errors into statuses.
+
+    serve ─▶ gate (loading? draining?) ─▶ body ─▶ OK
+                                           ├─ error ─▶ status table ─▶ abort with details
+                                           └─ cancelled, deadline ─▶ passes through
+
+Log lines hold ids, codes and numbers, never a user's text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from uuid import uuid4
+
+import grpc
+
+from tts.errors import DrainingError, LoadingError, SlowReaderError
+from tts.metrics import Metrics
+from tts.proto_checks import REQUEST_ID
+from tts.status import DETAILS_KEY, RpcStatus, status_of
+
+logger = logging.getLogger("tts.rpc")
+
+REQUEST_ID_KEY = "x-request-id"
+
+
+class ServerState(Enum):
+    """What the server does with new calls."""
+
+    LOADING = "loading"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+@dataclass(slots=True)
+class CallFacts:
+    """What a call's log line and the metrics will say about it."""
+
+    characters: int = 0
+    sample_rate: int = 0  # Hz of the audio sent
+    audio_s: float = 0.0
+    first_audio_s: float | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    warnings: int = 0
+
+
+@dataclass(slots=True)
+class Call:
+    """One RPC under way."""
+
+    context: grpc.aio.ServicerContext
+    service: str
+    method: str
+    request_id: str
+    write_timeout_s: float
+    started: float = field(default_factory=time.monotonic)
+    facts: CallFacts = field(default_factory=CallFacts)
+    _heard: float | None = None
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the call arrived."""
+        return time.monotonic() - self.started
+
+    @property
+    def heard_ago_s(self) -> float:
+        """Seconds since the first input to answer: the call itself, or what `note_heard` noted."""
+        return time.monotonic() - (self.started if self._heard is None else self._heard)
+
+    def note_heard(self) -> None:
+        """Count the time to the first audio from now: the call was open before there was text."""
+        self._heard = time.monotonic()
+
+    def adopt_id(self, request_id: str) -> None:
+        """Use the client's id when it can stand in a log line and in metadata."""
+        if REQUEST_ID.fullmatch(request_id):
+            self.request_id = request_id
+
+    @property
+    def client(self) -> str:
+        """Whose call it is: the peer's address without its port."""
+        peer: str = self.context.peer()
+        return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer
+
+    async def write(self, message: object) -> None:
+        """Send one message; waits while the client does not read, but not for ever.
+
+        Raises SlowReaderError when HTTP/2's windows stay full for the whole write timeout.
+        """
+        try:
+            async with asyncio.timeout(self.write_timeout_s):
+                await self.context.write(message)
+        except TimeoutError:
+            raise SlowReaderError(
+                f"the client read nothing for {self.write_timeout_s:g} s; read faster or ask "
+                "for less audio at once"
+            ) from None
+
+
+class Calls:
+    """Opens and closes the calls of one server."""
+
+    def __init__(self, metrics: Metrics, write_timeout_s: float) -> None:
+        self.state = ServerState.LOADING
+        self.metrics = metrics
+        self._write_timeout_s = write_timeout_s
+        self._idle = asyncio.Event()
+        self.num_open = 0
+        """Calls under way, those that wait in the queue included."""
+
+    @asynccontextmanager
+    async def serve(
+        self, context: grpc.aio.ServicerContext, service: str, method: str
+    ) -> AsyncIterator[Call]:
+        """Run one RPC's body; what it raises becomes the call's status."""
+        call = Call(context, service, method, uuid4().hex, self._write_timeout_s)
+        self.metrics.started.labels(service, method).inc()
+        self.num_open += 1
+        try:
+            self._check_state()
+            yield call
+        except asyncio.CancelledError:
+            self._ended(call, _cancel_code(context))
+            raise
+        except grpc.aio.InternalError:  # the transport went away before the cancellation came
+            self._ended(call, grpc.StatusCode.CANCELLED.name)
+            raise asyncio.CancelledError from None
+        except Exception as error:  # the RPC top: everything else is a status
+            status = status_of(error, call.request_id)
+            self._ended(call, status.code.name, status.reason, error)
+            await _abort(call, status)
+        else:
+            context.set_trailing_metadata(((REQUEST_ID_KEY, call.request_id),))
+            self._ended(call, "OK")
+        finally:
+            self.num_open -= 1
+            if not self.num_open:
+                self._idle.set()
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until no call is under way; False when some still are after that time."""
+        deadline = time.monotonic() + timeout_s
+        while self.num_open:
+            self._idle.clear()
+            try:
+                await asyncio.wait_for(self._idle.wait(), deadline - time.monotonic())
+            except TimeoutError:
+                return False
+        return True
+
+    async def refuse(
+        self, context: grpc.aio.ServicerContext, full_method: str, error: Exception
+    ) -> None:
+        """End a call that must not reach its method ("/package.Service/Method")."""
+        service, _, method = full_method.strip("/").rpartition("/")
+        async with self.serve(context, service, method):
+            raise error
+
+    def _check_state(self) -> None:
+        if self.state is ServerState.LOADING:
+            raise LoadingError("the model is still loading; try again in a moment")
+        if self.state is ServerState.DRAINING:
+            raise DrainingError("the server is shutting down; ask another one")
+
+    def _ended(
+        self, call: Call, code: str, reason: str = "", error: Exception | None = None
+    ) -> None:
+        metrics, facts = self.metrics, call.facts
+        metrics.call_ended(call.service, call.method, code, call.age_s)
+        if code != "OK":
+            metrics.errors.labels(code, reason or code).inc()
+        metrics.audio.inc(facts.audio_s)
+        metrics.characters.inc(facts.characters)
+        metrics.prompt_tokens.inc(facts.prompt_tokens)
+        metrics.output_tokens.inc(facts.output_tokens)
+        if facts.audio_s and code == "OK":
+            metrics.real_time_factor.observe(call.age_s / facts.audio_s)
+        logger.info("%s", _line(call, code, reason))
+        if code == grpc.StatusCode.INTERNAL.name:
+            logger.error("request %s failed", call.request_id, exc_info=error)
+
+
+def _cancel_code(context: grpc.aio.ServicerContext) -> str:
+    remaining = context.time_remaining()
+    expired = remaining is not None and remaining <= 0
+    return (grpc.StatusCode.DEADLINE_EXCEEDED if expired else grpc.StatusCode.CANCELLED).name
+
+
+async def _abort(call: Call, status: RpcStatus) -> None:
+    metadata = (
+        (DETAILS_KEY, status.to_proto().SerializeToString()),
+        (REQUEST_ID_KEY, call.request_id),
+    )
+    try:
+        await call.context.abort(status.code, status.message, metadata)
+    except grpc.aio.InternalError:  # nobody is there to be told
+        raise asyncio.CancelledError from None
+
+
+def _line(call: Call, code: str, reason: str) -> str:
+    facts = call.facts
+    parts = [f"{call.method} {code}", f"id={call.request_id}", f"time={call.age_s:.3f}s"]
+    if reason:
+        parts.append(f"reason={reason}")
+    if facts.characters:
+        parts.append(f"characters={facts.characters}")
+    if facts.first_audio_s is not None:
+        parts.append(f"first_audio={facts.first_audio_s:.3f}s audio={facts.audio_s:.2f}s")
+    if facts.output_tokens:
+        parts.append(f"tokens={facts.prompt_tokens}+{facts.output_tokens}")
+    if facts.warnings:
+        parts.append(f"warnings={facts.warnings}")
+    return " ".join(parts)

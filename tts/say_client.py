@@ -1,0 +1,146 @@
+"""Two ways to a voice, in process and over gRPC, behind one interface in the contract's messages.
+
+SpeechClient ─┬─ RemoteClient ── channel ──▶ a server's SpeechService
+              └─ LocalClient ─── Service of this process, without a network (`say_local`)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+import grpc
+
+from tts.say_options import Credentials
+from tts.say_request import in_flags
+from tts.v1 import speech_pb2, speech_pb2_grpc
+
+MAX_MESSAGE_BYTES = 16 * 2**20
+WRONG_REQUEST = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+
+
+class SayError(Exception):
+    """The request was refused or failed, in one line; `exit_status` is 2 when it was wrong."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(in_flags(" ".join(message.split())))
+        self.exit_status = 2 if code in WRONG_REQUEST else 1
+
+
+class SpeechClient(Protocol):
+    """What the command line asks of a voice. Closing an iterator cancels its request.
+
+    All of it raises SayError.
+    """
+
+    def synthesize(
+        self, request: speech_pb2.SynthesizeStreamRequest
+    ) -> AsyncGenerator[speech_pb2.SynthesizeStreamResponse, None]:
+        """Speak a text that is known."""
+
+    def converse(
+        self,
+        config: speech_pb2.StreamingSynthesizeConfig,
+        fragments: AsyncIterator[str],
+    ) -> AsyncGenerator[speech_pb2.StreamingSynthesizeResponse, None]:
+        """Speak a text that is still to come."""
+
+    async def voices(self, language_code: str) -> Sequence[speech_pb2.Voice]:
+        """All voices, or those of a language."""
+
+    async def close(self) -> None:
+        """Stop what runs."""
+
+
+class RemoteClient:
+    """Over a channel, which is opened at the first use."""
+
+    def __init__(self, address: str, credentials: Credentials) -> None:
+        self._address, self._credentials = address, credentials
+        self._opened: grpc.aio.Channel | None = None
+        token = credentials.token
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+
+    async def synthesize(
+        self, request: speech_pb2.SynthesizeStreamRequest
+    ) -> AsyncGenerator[speech_pb2.SynthesizeStreamResponse, None]:
+        call = self._stub().SynthesizeStream(request, metadata=self._metadata)
+        async with self._calling(call):
+            async for event in call:
+                yield event
+
+    async def converse(
+        self,
+        config: speech_pb2.StreamingSynthesizeConfig,
+        fragments: AsyncIterator[str],
+    ) -> AsyncGenerator[speech_pb2.StreamingSynthesizeResponse, None]:
+        accepted = asyncio.Event()
+
+        async def requests() -> AsyncIterator[speech_pb2.StreamingSynthesizeRequest]:
+            yield speech_pb2.StreamingSynthesizeRequest(config=config)
+            await accepted.wait()  # gRPC loses a refusal's reason when we write into the call
+            async for text in fragments:
+                yield speech_pb2.StreamingSynthesizeRequest(text=text)
+
+        call = self._stub().StreamingSynthesize(requests(), metadata=self._metadata)
+        async with self._calling(call):
+            async for event in call:
+                accepted.set()
+                yield event
+
+    async def voices(self, language_code: str) -> Sequence[speech_pb2.Voice]:
+        found: list[speech_pb2.Voice] = []
+        request = speech_pb2.ListVoicesRequest(language_code=language_code)
+        while True:
+            call = self._stub().ListVoices(request, metadata=self._metadata)
+            async with self._calling(call):
+                response = await call
+            found += response.voices
+            if not response.next_page_token:
+                return found
+            request.page_token = response.next_page_token
+
+    async def close(self) -> None:
+        if self._opened is not None:
+            await self._opened.close()
+
+    def _stub(self) -> speech_pb2_grpc.SpeechServiceStub:
+        if self._opened is None:
+            self._opened = self._open()
+        return speech_pb2_grpc.SpeechServiceStub(self._opened)
+
+    def _open(self) -> grpc.aio.Channel:
+        options = (
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        )
+        secrets = self._credentials
+        if not secrets.use_tls:
+            return grpc.aio.insecure_channel(self._address, options)
+        tls = grpc.ssl_channel_credentials(
+            secrets.root_certificates, secrets.private_key, secrets.certificate
+        )
+        return grpc.aio.secure_channel(self._address, tls, options)
+
+    @asynccontextmanager
+    async def _calling(self, call: grpc.aio.Call) -> AsyncIterator[None]:
+        """Leaving early cancels the call; its failure becomes ours."""
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            message = error.details() or error.code().name
+            if error.code() not in WRONG_REQUEST:
+                message = f"{self._address}: {message}"
+            raise SayError(error.code(), message) from error
+        finally:
+            call.cancel()

@@ -1,0 +1,91 @@
+"""The voice in this process: `SpeechApi` without a network, for `SpeechClient`'s callers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+
+from pydantic import ValidationError
+
+from decoder import DecoderConfigError, DecoderError
+from llm import CheckpointError, ConfigError, LLMError
+from tts.config import AudioGenerationConfig, ServerConfig, describe_error, load_config
+from tts.errors import TTSError
+from tts.factory import Service, create_service, default_values
+from tts.proto_events import to_voice
+from tts.say_client import SayError
+from tts.say_options import MAX_REFERENCE_BYTES, UsageError
+from tts.speech_api import SpeechApi
+from tts.status import rule_of
+from tts.utterance import closing
+from tts.v1 import speech_pb2
+
+UNLIMITED = 2**31 - 1
+
+LIMITS = ServerConfig(
+    max_text_characters=UNLIMITED,
+    max_stream_characters=UNLIMITED,
+    max_prompt_audio_bytes=MAX_REFERENCE_BYTES,
+    idle_timeout_s=float(UNLIMITED),
+)
+"""A user's own machine reads as much as its user wants."""
+
+
+class LocalClient:
+    """Loads the model when it is made. Raises SayError, or UsageError for a bad checkpoint."""
+
+    def __init__(self, model: str) -> None:
+        with _errors():
+            self._service = _load(model)
+        self._api = SpeechApi(self._service.synthesizer, LIMITS)
+
+    async def synthesize(
+        self, request: speech_pb2.SynthesizeStreamRequest
+    ) -> AsyncGenerator[speech_pb2.SynthesizeStreamResponse, None]:
+        with _errors():
+            async with closing(self._api.stream(self._api.check(request))) as events:
+                async for event in events:
+                    yield event
+
+    async def converse(
+        self,
+        config: speech_pb2.StreamingSynthesizeConfig,
+        fragments: AsyncIterator[str],
+    ) -> AsyncGenerator[speech_pb2.StreamingSynthesizeResponse, None]:
+        async def messages() -> AsyncIterator[speech_pb2.StreamingSynthesizeRequest]:
+            async for text in fragments:
+                yield speech_pb2.StreamingSynthesizeRequest(text=text)
+
+        first = speech_pb2.StreamingSynthesizeRequest(config=config)
+        with _errors():
+            checked = self._api.check_session(first)
+            async with closing(self._api.converse(checked, messages())) as events:
+                async for event in events:
+                    yield event
+
+    async def voices(self, language_code: str) -> Sequence[speech_pb2.Voice]:
+        with _errors():
+            found = self._api.synthesizer.voices.voices(language_code)
+        return [to_voice(voice, self._service.model) for voice in found]
+
+    async def close(self) -> None:
+        await self._service.client.close()
+
+
+def _load(model: str) -> Service:
+    try:
+        config = load_config(AudioGenerationConfig, {}, base=default_values(model))
+        return create_service(config, LIMITS)
+    except ValidationError as error:
+        raise UsageError(describe_error(error)) from error
+    except (CheckpointError, ConfigError, DecoderConfigError, FileNotFoundError) as error:
+        raise UsageError(str(error)) from error
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """What the service raises on purpose becomes the one error of clients."""
+    try:
+        yield
+    except (TTSError, LLMError, DecoderError) as error:
+        raise SayError(rule_of(type(error)).code, str(error)) from error

@@ -1,0 +1,225 @@
+"""What the command line asks for, checked before anything slow is imported."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from tts.timestamps import WRITERS
+
+MAX_REFERENCE_BYTES = 16 * 2**20  # a gRPC message holds no more
+STANDARD_STREAM = "-"
+
+SUFFIXES = {
+    ".wav": "wav",
+    ".flac": "flac",
+    ".ogg": "opus",
+    ".opus": "opus",
+    ".mp3": "mp3",
+    ".pcm": "s16le",
+    ".raw": "s16le",
+    ".s16": "s16le",
+    ".f32": "f32le",
+    ".ul": "mulaw",
+    ".ulaw": "mulaw",
+    ".al": "alaw",
+    ".alaw": "alaw",
+}
+FORMATS = tuple(dict.fromkeys(SUFFIXES.values()))
+PREPEND = ("never", "once", "rolling")
+
+
+class UsageError(Exception):
+    """The user asked for something that cannot be done; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """How to reach a server that is not open to all; file contents, not names."""
+
+    use_tls: bool = False
+    root_certificates: bytes | None = None  # None: those of the gRPC library
+    certificate: bytes | None = None
+    private_key: bytes | None = None
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """How the stream is cut; None: as the voice's codec recommends."""
+
+    chunk_sizes: tuple[int, ...] = ()
+    buffer: int | None = None
+    block_causal: bool | None = None
+    prepend: str | None = None
+    prepend_causal: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SayOptions:
+    """One run. `text` None: the lines of standard input, as they come."""
+
+    text: str | None
+    voice: str
+    list_voices: bool
+    output: str  # a file name, "-", or "" for a player
+    encoding: str  # one of FORMATS
+    sample_rate: int
+    rate: float | None
+    seed: int | None
+    temperature: float | None
+    language: str
+    reference: bytes  # a recording of the voice to imitate, or nothing
+    reference_text: str
+    chunking: Chunking
+    timestamps: Path | None
+    word_timestamps: bool
+    model: str
+    server: str
+    credentials: Credentials
+    show_progress: bool
+    is_quiet: bool
+
+
+def read_options(args: argparse.Namespace, stdin: BinaryIO | None = None) -> SayOptions:
+    """Arguments of `tts.say` to options; reads the text. Raises UsageError."""
+    stdin = stdin or sys.stdin.buffer
+    list_voices = args.list_voices or args.voice == "?"
+    _check_together(args)
+    return SayOptions(
+        text=None if args.stream_stdin or list_voices else _text(args, stdin),
+        voice="" if args.voice == "?" else args.voice,
+        list_voices=list_voices,
+        output=args.output,
+        encoding=_encoding(args.output, args.format),
+        sample_rate=args.sample_rate,
+        rate=args.rate,
+        seed=args.seed,
+        temperature=args.temperature,
+        language=args.language,
+        reference=_reference(args.ref_audio),
+        reference_text=args.ref_text,
+        chunking=Chunking(
+            chunk_sizes=args.chunk_size,
+            buffer=args.buffer,
+            block_causal=args.block_causal,
+            prepend=args.prepend_prompt_speech_tokens,
+            prepend_causal=args.prepend_prompt_speech_tokens_causal,
+        ),
+        timestamps=_timestamps(args.timestamps),
+        word_timestamps=args.timestamp_level == "word",
+        model=args.model,
+        server=args.server,
+        credentials=_credentials(args),
+        show_progress=args.progress,
+        is_quiet=args.quiet,
+    )
+
+
+def _check_together(args: argparse.Namespace) -> None:
+    sources = bool(args.text) + bool(args.file) + args.stream_stdin
+    rules = (
+        (sources > 1, "give the text once: as arguments, with -f, or with --stream-stdin"),
+        (bool(args.ref_audio) != bool(args.ref_text), "--ref-audio and --ref-text go together"),
+        (bool(args.ref_audio and args.voice), "give --voice or --ref-audio, not both"),
+        (bool(args.server and args.model), "--model is for speaking without --server"),
+        (not args.server and _asks_for_server(args), "--tls-* and --token need --server"),
+        (bool(args.tls_cert) != bool(args.tls_key), "--tls-cert and --tls-key go together"),
+    )
+    for is_broken, message in rules:
+        if is_broken:
+            raise UsageError(message)
+
+
+def _asks_for_server(args: argparse.Namespace) -> bool:
+    return args.tls or bool(args.tls_ca or args.tls_cert or args.tls_key or args.token)
+
+
+def _text(args: argparse.Namespace, stdin: BinaryIO) -> str:
+    if args.text and args.text != [STANDARD_STREAM]:
+        text = " ".join(args.text)
+    elif args.file and args.file != STANDARD_STREAM:
+        text = _decode(_read(args.file), args.file)
+    elif stdin.isatty() and not (args.text or args.file):
+        raise UsageError("there is no text; give it as an argument, with -f FILE or in a pipe")
+    else:
+        text = _decode(stdin.read(), "standard input")
+    if not text.strip():
+        raise UsageError("the text is empty")
+    return text
+
+
+def _decode(data: bytes, name: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name} is not UTF-8 text (byte {error.start})") from error
+
+
+def _read(name: str) -> bytes:
+    try:
+        return Path(name).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror}") from error
+
+
+def _reference(name: str) -> bytes:
+    if not name:
+        return b""
+    try:
+        size = Path(name).stat().st_size
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror}") from error
+    if size > MAX_REFERENCE_BYTES:
+        raise UsageError(f"{name} has {size} bytes; a recording may have {MAX_REFERENCE_BYTES}")
+    return _read(name)
+
+
+def _encoding(output: str, chosen: str) -> str:
+    """What to write: --format, else what the suffix says, else 16-bit samples."""
+    if output and output != STANDARD_STREAM:
+        _check_writable(Path(output))
+        suffix = Path(output).suffix.lower()
+        if not chosen and suffix not in SUFFIXES:
+            raise UsageError(
+                f"{output}: no format has the suffix '{suffix}'; use one of "
+                f"{' '.join(SUFFIXES)}, or --format"
+            )
+        return chosen or SUFFIXES[suffix]
+    if chosen and not output:
+        raise UsageError("--format needs -o FILE, or -o - for standard output")
+    if output and sys.stdout.isatty():
+        raise UsageError(
+            "standard output is a terminal; send it to a file or a pipe, or use -o FILE"
+        )
+    return chosen or "s16le"
+
+
+def _check_writable(path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}: it is a folder")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+
+
+def _timestamps(name: str) -> Path | None:
+    if not name:
+        return None
+    path = Path(name)
+    _check_writable(path)
+    if path.suffix.lower() not in WRITERS:
+        raise UsageError(f"{name}: timestamps are written as {' or '.join(WRITERS)}")
+    return path
+
+
+def _credentials(args: argparse.Namespace) -> Credentials:
+    return Credentials(
+        use_tls=args.tls or bool(args.tls_ca or args.tls_cert),
+        root_certificates=_read(args.tls_ca) if args.tls_ca else None,
+        certificate=_read(args.tls_cert) if args.tls_cert else None,
+        private_key=_read(args.tls_key) if args.tls_key else None,
+        token=args.token,
+    )

@@ -1,0 +1,234 @@
+"""Where the command line's audio goes: a file, standard output, or a loudspeaker.
+
+    open(sample_rate) ─▶ write(bytes, samples)* ─┬─▶ close() -> what to tell the user
+                                                 └─▶ abort()    keeps what is valid
+
+One thread opens, writes and ends; `interrupt` comes from another one, when the user gives up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+import wave
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, TypeVar
+
+from decoder import finalize_header
+from tts.player import PLAYERS, Player, PlayerError, open_player
+
+FALLBACK_FILE = Path("out.wav")
+MAX_QUEUED = 64  # about a minute of audio
+
+Result = TypeVar("Result")
+
+
+class Sink(Protocol):
+    """Takes the bytes of one utterance; nothing exists before `open`."""
+
+    def open(self, sample_rate: int) -> None:
+        """Make ready for audio of this rate."""
+
+    def write(self, data: bytes, num_samples: int) -> None:
+        """Append encoded bytes of this many samples; may block while a player has enough."""
+
+    def close(self) -> str:
+        """End well; where the audio went, in words for the user. Waits for a player."""
+
+    def abort(self) -> None:
+        """End early; what was written stays valid. Does nothing before `open`."""
+
+    def interrupt(self) -> None:
+        """Make a blocked `write` or `close` return."""
+
+
+class FileSink:
+    """A file that is written as the audio comes; its header is put right at either end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._num_samples = 0
+
+    def open(self, sample_rate: int) -> None:
+        self._file = self._path.open("w+b")
+
+    def write(self, data: bytes, num_samples: int) -> None:
+        assert self._file is not None
+        self._file.write(data)
+        self._num_samples += num_samples
+
+    def close(self) -> str:
+        self.abort()
+        return str(self._path)
+
+    def abort(self) -> None:
+        if self._file is not None:
+            with self._file:
+                finalize_header(self._file, self._num_samples)
+            self._file = None
+
+    def interrupt(self) -> None:
+        """Nothing to do: files do not block."""
+
+
+class StreamSink:
+    """A file descriptor that is somebody's standard input: every chunk leaves at once."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def open(self, sample_rate: int) -> None:
+        """Nothing to do: headerless audio has no place for the rate, containers bring theirs."""
+
+    def write(self, data: bytes, num_samples: int) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+
+    def close(self) -> str:
+        return "standard output"
+
+    def abort(self) -> None:
+        """Nothing to do: every chunk has left already."""
+
+    def interrupt(self) -> None:
+        """Nothing to do: a reader that waits for ever is ended with the process."""
+
+
+class PlayerSink:
+    """The first player that is found; without one, or when it fails, a file.
+
+    Everything is recorded beside, so that nothing said is lost with a player that gives up.
+    """
+
+    def __init__(self, names: Iterable[str] = PLAYERS, fallback: Path = FALLBACK_FILE) -> None:
+        self._names = tuple(names)
+        self._fallback = fallback
+        self._recording: Recording | None = None
+        self._player: Player | None = None
+        self._problem = "no audio player found"
+        self._is_interrupted = False
+
+    def open(self, sample_rate: int) -> None:
+        self._recording = Recording(sample_rate)
+        self._player = open_player(sample_rate, self._recording.path, self._names)
+
+    def write(self, data: bytes, num_samples: int) -> None:
+        assert self._recording is not None
+        self._recording.write(data)
+        if self._player is not None and not self._is_interrupted:
+            with self._surviving_failure(self._player):
+                self._player.write(data)
+
+    def close(self) -> str:
+        assert self._recording is not None
+        self._recording.close()
+        if self._player is not None:
+            with self._surviving_failure(self._player):
+                self._player.finish()
+        if self._player is not None:
+            self._recording.discard()
+            return f"played with {self._player.name}"
+        self._recording.move_to(self._fallback)
+        return f"{self._fallback} ({self._problem})"
+
+    def abort(self) -> None:
+        if self._recording is None:
+            return
+        self._recording.close()
+        if self._player is not None:
+            self._player.abort()
+            self._recording.discard()
+        else:
+            self._recording.move_to(self._fallback)
+
+    def interrupt(self) -> None:
+        self._is_interrupted = True
+        if self._player is not None:
+            self._player.interrupt()
+
+    @contextlib.contextmanager
+    def _surviving_failure(self, player: Player) -> Iterator[None]:
+        """A player that fails is not used any more; being interrupted is no failure."""
+        try:
+            yield
+        except PlayerError as error:
+            if not self._is_interrupted:
+                player.abort()
+                self._player, self._problem = None, str(error)
+
+
+class Recording:
+    """16-bit mono WAV in a folder of its own, until it is moved to its place or thrown away."""
+
+    def __init__(self, sample_rate: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="sonant-")
+        self.path = Path(self._folder.name) / "speech.wav"
+        self._wave = wave.Wave_write(str(self.path))
+        self._wave.setparams((1, 2, sample_rate, 0, "NONE", ""))
+
+    def write(self, pcm: bytes) -> None:
+        """Append s16le samples."""
+        self._wave.writeframesraw(pcm)
+
+    def close(self) -> None:
+        """Complete the file."""
+        self._wave.close()
+
+    def move_to(self, path: Path) -> None:
+        """Put the completed file where the user finds it."""
+        shutil.copyfile(self.path, path)
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove the folder."""
+        self._folder.cleanup()
+
+
+class SinkThread:
+    """Uses a sink on a thread of its own, so that the event loop stays awake while it blocks.
+
+    Writes are only queued: the voice is not kept waiting by a player, up to `MAX_QUEUED` chunks.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sink")
+        self._writes: deque[asyncio.Future[None]] = deque()
+
+    async def open(self, sample_rate: int) -> None:
+        """`Sink.open`."""
+        await self._call(self._sink.open, sample_rate)
+
+    async def write(self, data: bytes, num_samples: int) -> None:
+        """Queue a chunk; raises what an earlier write raised."""
+        self._writes.append(self._call(self._sink.write, data, num_samples))
+        while self._writes and (len(self._writes) > MAX_QUEUED or self._writes[0].done()):
+            await self._writes.popleft()
+
+    async def close(self) -> str:
+        """Write the rest, then `Sink.close`."""
+        while self._writes:
+            await self._writes.popleft()
+        where = await self._call(self._sink.close)
+        self._thread.shutdown()
+        return where
+
+    async def abort(self) -> None:
+        """Forget what is queued, end what blocks, then `Sink.abort`."""
+        for write in self._writes:
+            write.cancel()
+        self._sink.interrupt()
+        await asyncio.gather(*self._writes, return_exceptions=True)
+        await self._call(self._sink.abort)
+        self._thread.shutdown()
+
+    def _call(self, function: Callable[..., Result], *arguments: Any) -> asyncio.Future[Result]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)

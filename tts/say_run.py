@@ -1,0 +1,229 @@
+"""One run of the command line: a client, a sink, and what is told about it on standard error."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from tts.say_client import RemoteClient, SayError, SpeechClient
+from tts.say_options import STANDARD_STREAM, SayOptions, UsageError
+from tts.say_output import FileSink, PlayerSink, Sink, SinkThread, StreamSink
+from tts.say_progress import ProgressLine, Stopwatch
+from tts.say_request import synthesis_config
+from tts.timestamps import SegmentTimes, write_timestamps
+from tts.v1 import speech_pb2
+
+Event = speech_pb2.SynthesizeStreamResponse | speech_pb2.StreamingSynthesizeResponse
+
+LONG_TEXT = 2_000  # characters; a longer text is sent in pieces, which no limit of a request ends
+PIECE = 1_000
+SHOW_PROGRESS_FROM = 300  # characters, on a terminal
+TYPING_DELAY_MS = 500  # how long an unfinished line may wait for its end
+IDLE_S = 24 * 3600
+MAX_LINES = 16
+
+
+def run(options: SayOptions) -> int:
+    """Say it; the exit status. KeyboardInterrupt passes through once everything is closed."""
+    started = time.perf_counter()
+    try:
+        client = _open_client(options)
+        loaded_s = time.perf_counter() - started
+        asyncio.run(_run(client, options, loaded_s))
+    except SayError as error:
+        print(f"say: {error}", file=sys.stderr)
+        return error.exit_status
+    except OSError as error:
+        what = error.filename or "the output"
+        print(f"say: cannot write {what}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _open_client(options: SayOptions) -> SpeechClient:
+    if options.server:
+        return RemoteClient(options.server, options.credentials)
+    from tts.say_local import LocalClient
+
+    return LocalClient(options.model)
+
+
+async def _run(client: SpeechClient, options: SayOptions, loaded_s: float) -> None:
+    try:
+        if options.list_voices:
+            await _list_voices(client, options.language)
+        else:
+            await Utterance(options, _sink(options.output), loaded_s).say(client)
+    finally:
+        await client.close()
+
+
+async def _list_voices(client: SpeechClient, language: str) -> None:
+    for voice in await client.voices(language):
+        print(f"{voice.name:<16} {' '.join(voice.language_codes):<8} {voice.display_name}".rstrip())
+
+
+def _sink(output: str) -> Sink:
+    if not output:
+        return PlayerSink()
+    if output == STANDARD_STREAM:
+        return StreamSink(sys.stdout.fileno())
+    return FileSink(Path(output))
+
+
+class Utterance:
+    """Everything about saying one text."""
+
+    def __init__(self, options: SayOptions, sink: Sink, loaded_s: float) -> None:
+        self._options = options
+        self._sink = SinkThread(sink)
+        self._loaded_s = loaded_s
+        self._watch = Stopwatch()
+        self._times = SegmentTimes()
+        self._text = options.text or ""  # grows with the lines of standard input
+        self._sample_rate = 0
+        self._problem: UsageError | None = None
+        self._progress = self._progress_line()
+
+    def _progress_line(self) -> ProgressLine | None:
+        options = self._options
+        is_long = options.text is None or len(self._text) >= SHOW_PROGRESS_FROM
+        if options.show_progress or (is_long and sys.stderr.isatty() and not options.is_quiet):
+            return ProgressLine(sys.stderr, len(self._text) or None)
+        return None
+
+    async def say(self, client: SpeechClient) -> None:
+        """Until the last sample is where it belongs. Raises SayError, UsageError, OSError."""
+        events = self._events(client)
+        try:
+            while (event := await self._next(events)) is not None:
+                await self._take(event)
+            where = await self._sink.close()
+        except BaseException:
+            with suppress(OSError):
+                await self._sink.abort()
+            if self._sample_rate:
+                self._end("stopped early")
+            raise
+        finally:
+            await events.aclose()
+        self._end(where)
+        if self._problem is not None:
+            raise self._problem
+
+    def _events(self, client: SpeechClient) -> AsyncGenerator[Event, None]:
+        config = synthesis_config(self._options)
+        if self._options.text is not None and len(self._text) <= LONG_TEXT:
+            words = speech_pb2.SynthesisInput(text=self._text)
+            return client.synthesize(speech_pb2.SynthesizeStreamRequest(config=config, input=words))
+        streaming = speech_pb2.StreamingSynthesizeConfig(synthesis=config)
+        if self._options.text is None:
+            streaming.max_text_delay.FromMilliseconds(TYPING_DELAY_MS)
+            streaming.idle_timeout.FromSeconds(IDLE_S)
+        return client.converse(streaming, self._fragments())
+
+    async def _fragments(self) -> AsyncIterator[str]:
+        """The text in pieces that no limit refuses; lines of standard input as they come."""
+        if self._options.text is not None:
+            for piece in pieces(self._text):
+                yield piece
+                await asyncio.sleep(0)  # speak while reading on
+            return
+        async for line in read_lines(sys.stdin.buffer):
+            try:
+                text = line.decode()
+            except UnicodeDecodeError:
+                self._problem = UsageError("standard input is not UTF-8 text")
+                return
+            self._text += text
+            for piece in pieces(text):
+                yield piece
+
+    async def _next(self, events: AsyncIterator[Event]) -> Event | None:
+        self._watch.resume()
+        try:
+            return await anext(events, None)
+        finally:
+            self._watch.pause()
+
+    async def _take(self, event: Event) -> None:
+        match event.WhichOneof("event"):
+            case "started":
+                await self._open(event.started.audio_format.sample_rate_hertz)
+            case "audio":
+                await self._take_audio(event.audio)
+            case "words":
+                self._take_words(event.words.words)
+            case "done":
+                self._warn(event.done.warnings)
+
+    async def _open(self, sample_rate: int) -> None:
+        try:
+            await self._sink.open(sample_rate)
+        except OSError as error:
+            raise UsageError(f"cannot write {self._options.output}: {error.strerror}") from error
+        self._sample_rate = sample_rate
+
+    async def _take_audio(self, chunk: speech_pb2.AudioChunk) -> None:
+        end = chunk.sample_offset + chunk.sample_count
+        if chunk.sample_count:
+            self._watch.audio(end)
+        await self._sink.write(chunk.data, chunk.sample_count)
+        if not self._options.word_timestamps:
+            span_s = chunk.sample_offset / self._sample_rate, end / self._sample_rate
+            self._times.add(chunk.segment_index, span_s, (chunk.text_start, chunk.text_end))
+        if self._progress is not None:
+            self._progress.show(self._watch.figures(self._sample_rate), chunk.text_end)
+
+    def _take_words(self, words: Iterable[speech_pb2.WordTiming]) -> None:
+        for word in words:
+            span_s = (
+                word.start.ToTimedelta().total_seconds(),
+                word.end.ToTimedelta().total_seconds(),
+            )
+            self._times.add(len(self._times), span_s, (word.text_start, word.text_end))
+
+    def _warn(self, warnings: Iterable[str]) -> None:
+        if not self._options.is_quiet:
+            for warning in warnings:
+                self._print(f"say: warning: {warning}")
+
+    def _end(self, where: str) -> None:
+        """Write the timestamps; tell where the sound is and how fast it came."""
+        if self._options.timestamps is not None:
+            write_timestamps(self._options.timestamps, self._times.segments(self._text))
+        if not self._options.is_quiet:
+            loaded = "" if self._options.server else f", voice loaded in {self._loaded_s:.2f} s"
+            self._print(f"{where}: {self._watch.figures(self._sample_rate)}{loaded}")
+
+    def _print(self, line: str) -> None:
+        if self._progress is not None:
+            self._progress.clear()
+        print(line, file=sys.stderr)
+
+
+def pieces(text: str) -> Iterator[str]:
+    """A text cut anywhere; fragments are put together again byte for byte."""
+    return (text[start : start + PIECE] for start in range(0, len(text), PIECE))
+
+
+async def read_lines(stream: BinaryIO) -> AsyncIterator[bytes]:
+    """Lines as they come, read on a thread that nobody has to wait for."""
+    lines: asyncio.Queue[bytes] = asyncio.Queue(MAX_LINES)
+    loop = asyncio.get_running_loop()
+
+    def pump() -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            for line in stream:
+                asyncio.run_coroutine_threadsafe(lines.put(line), loop).result()
+            asyncio.run_coroutine_threadsafe(lines.put(b""), loop).result()
+
+    threading.Thread(target=pump, name="stdin", daemon=True).start()
+    while line := await lines.get():
+        yield line

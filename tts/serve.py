@@ -1,0 +1,202 @@
+"""`python -m tts.serve`: load a model, answer gRPC until told to stop.
+
+Prints one line when ready. The first SIGTERM or SIGINT drains, the second ends at once.
+Exit status: 0 drained · 1 something failed · 2 the configuration is wrong · 128 + signal: at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import NoReturn
+
+from prometheus_client import REGISTRY, start_http_server
+from pydantic import ValidationError
+
+from decoder import DecoderConfigError
+from llm import CapacityError, CheckpointError, ConfigError
+from tts import __version__
+from tts.config import (
+    AudioGenerationConfig,
+    PrometheusMetricsMode,
+    ServerConfig,
+    add_config_flags,
+    config_from_args,
+    describe_error,
+)
+from tts.factory import Service, create_service, default_values
+from tts.metrics import Metrics
+from tts.server import SpeechServer
+from tts.speech import SamplingOverrides, SpeechRequest
+
+logger = logging.getLogger("tts.serve")
+
+PROGRAM = "serve"
+LOG_LEVELS = ("debug", "info", "warning", "error")
+WARM_UP_CODES = 16
+WRONG_CONFIGURATION = (
+    ConfigError,
+    CheckpointError,
+    CapacityError,
+    DecoderConfigError,
+    FileNotFoundError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Both halves of the configuration."""
+
+    model: AudioGenerationConfig
+    server: ServerConfig
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line: a flag for every configuration field."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tts.serve",
+        allow_abbrev=False,
+        description="Serve speech and text over gRPC (default: the embedded voice).",
+        epilog="Values come from flags, then --config-file, then SONANT_… variables.",
+    )
+    parser.add_argument("--version", action="version", version=f"sonant {__version__}")
+    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="(default: info)")
+    add_config_flags(parser, ServerConfig)
+    add_config_flags(parser, AudioGenerationConfig)
+    return parser
+
+
+def read_config(args: argparse.Namespace) -> ServeConfig:
+    """Both configurations from parsed arguments, file, environment and the embedded voice's."""
+    return ServeConfig(
+        model=config_from_args(AudioGenerationConfig, args, base=default_values()),
+        server=config_from_args(ServerConfig, args),
+    )
+
+
+def ready_line(server: SpeechServer, service: Service) -> str:
+    """What is printed when calls are taken: address, model, voices."""
+    voices = service.synthesizer.voices.voices() if service.synthesizer else ()
+    names = ", ".join(voice.name for voice in voices) or "none"
+    return f"ready: {server.address} model={service.model} voices={names}"
+
+
+class Signals:
+    """SIGTERM and SIGINT: the first asks to drain, the second ends the process at once."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._received, number)
+
+    def _received(self, number: signal.Signals) -> None:
+        if self.asked.is_set():
+            logger.warning("%s again: ending at once", number.name)
+            _end_process(128 + number)
+        logger.info("%s: draining", number.name)
+        self.asked.set()
+
+
+async def run(config: ServeConfig) -> int:
+    """Serve until a signal; the exit status."""
+    signals = Signals()
+    server = SpeechServer(config.server)
+    async with AsyncExitStack() as ending:
+        ending.push_async_callback(server.stop)
+        await server.start()
+        logger.info("listening on %s, loading %s", server.address, config.model.model.model_path)
+        service = await _load(config, signals)
+        if service is None:
+            _end_process(0)  # the loading thread cannot be interrupted, and nobody waits for it
+        ending.push_async_callback(service.client.close)
+        await _warm_up(service)
+        ending.callback(expose_metrics(config, server.host.metrics))
+        ending.push_async_callback(server.stop)  # calls end before the engine that answers them
+        await server.serve(service)
+        print(ready_line(server, service), flush=True)
+        await signals.asked.wait()
+        if not await server.drain():
+            logger.warning("%d calls did not finish in time", server.host.calls.num_open)
+    logger.info("drained")
+    return 0
+
+
+async def _load(config: ServeConfig, signals: Signals) -> Service | None:
+    """The model, loaded on another thread; None when told to stop meanwhile."""
+    loading = asyncio.ensure_future(asyncio.to_thread(create_service, config.model, config.server))
+    asked = asyncio.ensure_future(signals.asked.wait())
+    await asyncio.wait((loading, asked), return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    if loading.done():
+        return loading.result()
+    return None
+
+
+async def _warm_up(service: Service) -> None:
+    """Speak a word to nobody: the first call pays for no lazy import and no first allocation."""
+    if service.synthesizer is not None:
+        sampling = SamplingOverrides(seed=0, max_tokens=WARM_UP_CODES)
+        await service.synthesizer.synthesize(SpeechRequest("Ready.", sampling=sampling))
+
+
+def expose_metrics(config: ServeConfig, metrics: Metrics) -> Callable[[], None]:
+    """Put the metrics into the process's registry, and on HTTP where the configuration says so.
+
+    Returns how to undo it. Raises ConfigError when the address cannot be used.
+    """
+    REGISTRY.register(metrics.registry)
+    if config.model.prometheus_metrics_mode is not PrometheusMetricsMode.LAUNCH_SERVER:
+        return lambda: REGISTRY.unregister(metrics.registry)
+    host, port = config.server.metrics_host, config.server.metrics_port
+    try:
+        http, thread = start_http_server(port, host)
+    except OSError as error:
+        REGISTRY.unregister(metrics.registry)
+        raise ConfigError(f"cannot serve metrics on {host}:{port}: {error}") from error
+    logger.info("metrics on http://%s:%d/metrics", host, http.server_port)
+
+    def stop() -> None:
+        http.shutdown()
+        http.server_close()
+        thread.join()
+        REGISTRY.unregister(metrics.registry)
+
+    return stop
+
+
+def _end_process(status: int) -> NoReturn:
+    """End without waiting for any thread."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(status)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status."""
+    args = build_parser().parse_args(argv)
+    logging.basicConfig(
+        level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        return asyncio.run(run(read_config(args)))
+    except ValidationError as error:
+        return _refuse(describe_error(error))
+    except WRONG_CONFIGURATION as error:
+        return _refuse(str(error))
+
+
+def _refuse(message: str) -> int:
+    print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""The grpc.aio server: listens first, serves once the model is there, drains before it ends.
+
+start ─▶ NOT_SERVING (loading) ─▶ serve ─▶ SERVING ─▶ drain ─▶ NOT_SERVING ─▶ stop
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from llm import ConfigError
+from tts import speech_servicer, text_servicer
+from tts.auth import AuthInterceptor, Tokens
+from tts.config import ServerConfig
+from tts.host import Host
+from tts.speech_servicer import SpeechServicer
+from tts.text_servicer import TextServicer
+from tts.v1 import speech_pb2_grpc, text_pb2_grpc
+
+if TYPE_CHECKING:
+    from tts.factory import Service
+
+logger = logging.getLogger("tts.server")
+
+SERVICES = (speech_servicer.SERVICE, text_servicer.SERVICE)
+TEXT_ONLY = (text_servicer.SERVICE,)
+MAX_STREAMS_PER_CONNECTION = 1024
+MAX_METADATA_BYTES = 16 * 1024
+KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 60, 20
+SHORTEST_CLIENT_PING_S = 10
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+STATUS_PERIOD_S = 0.5
+LAST_WORDS_S = 1.0  # for final statuses under way, once no call runs any more
+
+_Status = health_pb2.HealthCheckResponse
+
+
+def server_options(config: ServerConfig) -> tuple[tuple[str, int], ...]:
+    """gRPC channel arguments. Two servers never share a port by accident."""
+    return (
+        ("grpc.max_receive_message_length", config.max_message_bytes),
+        ("grpc.max_send_message_length", config.max_message_bytes),
+        ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", SHORTEST_CLIENT_PING_S * 1000),
+        ("grpc.so_reuseport", 0),
+    )
+
+
+def exposure_warnings(config: ServerConfig) -> list[str]:
+    """What is open that perhaps should not be."""
+    if config.host in LOOPBACK:
+        return []
+    if not (config.auth_token or config.admin_token or config.tls_client_ca):
+        return [f"anybody who reaches {config.host} may call; see auth_token"]
+    if config.tls_cert is None:
+        return [f"tokens travel unencrypted to {config.host}; see tls_cert"]
+    return []
+
+
+class SpeechServer:
+    """One listening server. `start` binds, `serve` opens the doors, `drain` and `stop` end it."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self.host = Host(config)
+        tokens = Tokens(config.auth_token, config.admin_token)
+        guards = (AuthInterceptor(tokens, self.host.calls.refuse),) if tokens else ()
+        self._server = grpc.aio.server(interceptors=guards, options=server_options(config))
+        self._health = health.aio.HealthServicer()
+        self._watch: asyncio.Task[None] | None = None
+        self.port = 0
+        """The port in use, once started."""
+        self._add_services()
+
+    @property
+    def address(self) -> str:
+        """host:port as a client writes it."""
+        return _address(self._config.host, self.port)
+
+    async def start(self) -> None:
+        """Bind and answer; everything but health and reflection is UNAVAILABLE until `serve`.
+
+        Raises ConfigError when the address or the TLS files cannot be used.
+        """
+        await self._set_health(_Status.NOT_SERVING)
+        for warning in exposure_warnings(self._config):
+            logger.warning("%s", warning)
+        self.port = self._bind()
+        await self._server.start()
+
+    async def serve(self, service: Service) -> None:
+        """The model is loaded: take calls."""
+        self.host.serve(service)
+        await self._set_health(_Status.SERVING, SERVICES if service.synthesizer else TEXT_ONLY)
+        self._watch = asyncio.create_task(self._watch_engine(service))
+
+    async def drain(self, delay_s: float | None = None, grace_s: float | None = None) -> bool:
+        """Say NOT_SERVING, wait for balancers, refuse new calls, let those that run finish.
+
+        False when some did not within the grace time; `stop` cancels them. The times default to
+        the configuration's.
+        """
+        config = self._config
+        await self._health.enter_graceful_shutdown()
+        await asyncio.sleep(config.drain_delay_s if delay_s is None else delay_s)
+        self.host.drain()
+        return await self.host.calls.wait_idle(config.drain_grace_s if grace_s is None else grace_s)
+
+    async def stop(self) -> None:
+        """Cancel what still runs and close the port. The model is the caller's to close."""
+        if self._watch is not None:
+            self._watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watch
+        is_idle = self.host.calls.num_open == 0
+        await self._server.stop(LAST_WORDS_S if is_idle else None)
+
+    def _add_services(self) -> None:
+        server = self._server
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        speech_pb2_grpc.add_SpeechServiceServicer_to_server(SpeechServicer(self.host), server)
+        text_pb2_grpc.add_TextServiceServicer_to_server(TextServicer(self.host), server)
+        if self._config.enable_reflection:
+            names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, server)
+
+    def _bind(self) -> int:
+        config = self._config
+        wanted = _address(config.host, config.port)
+        credentials = _credentials(config)
+        try:
+            if credentials is None:
+                return int(self._server.add_insecure_port(wanted))
+            return int(self._server.add_secure_port(wanted, credentials))
+        except RuntimeError as error:
+            raise ConfigError(f"cannot listen on {wanted}: {error}") from error
+
+    async def _watch_engine(self, service: Service) -> None:
+        """Keep the metrics' snapshot of the engine fresh; a dead engine is not SERVING."""
+        while True:
+            status = await service.client.status()
+            self.host.metrics.engine.status = status
+            if not status.is_alive:
+                logger.error("the engine has stopped; restart the server")
+                await self._set_health(_Status.NOT_SERVING)
+                return
+            await asyncio.sleep(STATUS_PERIOD_S)
+
+    async def _set_health(self, status: int, services: Iterable[str] = SERVICES) -> None:
+        for service in ("", *services):
+            await self._health.set(service, status)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
+    """TLS, with client certificates required where their CA is configured; None: plain text."""
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    pair = (_pem(config.tls_key), _pem(config.tls_cert))
+    client_ca = _pem(config.tls_client_ca) if config.tls_client_ca else None
+    return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
+
+
+def _pem(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error

@@ -1,0 +1,216 @@
+"""A speech stream whose text arrives over time, with flushes and barge-in.
+
+feed, flush, cancel, close  ─▶ queue of segments and flush marks ─▶ events: one reader
+(any moment, never wait)                                            speaks them in order
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from llm import FinishReason
+from tts.errors import IdleTimeoutError, InvalidRequestError
+from tts.speech import (
+    AudioChunk,
+    Done,
+    FlushDone,
+    SessionEvent,
+    Started,
+    UtteranceCancelled,
+)
+from tts.text import SegmentStream, TextOptions, TextSegment
+from tts.utterance import SpeechStream, closing
+
+MAX_WAITING_FLUSHES = 256
+STARVED_S = 0.2  # without anything to speak for so long, a listener has run dry
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTimes:
+    """When a session acts on its own; None: never.
+
+    `max_text_delay_s` speaks text that has waited so long for its sentence to end; after
+    `idle_s` without text and without anything left to speak, the session ends with an error.
+    """
+
+    max_text_delay_s: float | None = None
+    idle_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _FlushMark:
+    flush_id: str
+
+
+class StreamingSession:
+    """One conversation. The input methods and the reader of `events` share one event loop."""
+
+    def __init__(
+        self, speech: SpeechStream, options: TextOptions, started: Started, times: SessionTimes
+    ) -> None:
+        self._speech = speech
+        self._text = SegmentStream(options)
+        self._started = started
+        self._times = times
+        self._queue: deque[TextSegment | _FlushMark] = deque()
+        self._arrived = asyncio.Event()
+        self._cancelled = asyncio.Event()
+        self._is_closed = False
+        self._was_cancelled = False
+        self._heard_s = time.monotonic()  # last input, or last thing said
+        self._spoke_s = self._heard_s
+        self._unspoken_since_s: float | None = None
+
+    def __repr__(self) -> str:
+        return f"StreamingSession(queue={len(self._queue)}, {self._text!r})"
+
+    @property
+    def num_characters(self) -> int:
+        """Code points fed so far."""
+        return self._text.num_characters
+
+    def feed(self, text: str) -> None:
+        """Append text, byte for byte: words may be cut anywhere. Raises `TextError`."""
+        self._check_open()
+        segments = self._text.feed(text)
+        if segments or self._unspoken_since_s is None:
+            self._unspoken_since_s = time.monotonic()
+        self._enqueue(segments)
+
+    def flush(self, flush_id: str = "") -> None:
+        """Speak what was fed, now; `FlushDone` follows its audio."""
+        self._check_open()
+        if sum(isinstance(item, _FlushMark) for item in self._queue) >= MAX_WAITING_FLUSHES:
+            raise InvalidRequestError.of("flush", f"{MAX_WAITING_FLUSHES} flushes are waiting")
+        self._enqueue(self._text.flush(), _FlushMark(flush_id))
+        self._unspoken_since_s = None
+
+    def cancel(self) -> None:
+        """Drop everything fed and not yet sent, waiting flushes too; `UtteranceCancelled`
+        follows. The session goes on."""
+        self._text.discard()
+        self._queue.clear()
+        self._unspoken_since_s = None
+        self._cancelled.set()
+        self._enqueue(())
+
+    def close(self) -> None:
+        """No more input: what is left is spoken, then `Done`. Can be called twice."""
+        if not self._is_closed:
+            self._enqueue(self._text.flush())
+            self._is_closed = True
+
+    async def events(self) -> AsyncGenerator[SessionEvent, None]:
+        """Everything the client hears. Closing the iterator cancels what runs.
+
+        Raises IdleTimeoutError, and SynthesisError when the engine fails.
+        """
+        yield self._started
+        while not self._speech.is_exhausted:
+            if self._cancelled.is_set():
+                yield self._cancel_utterance()
+            elif self._queue:
+                async with closing(self._handle(self._queue.popleft())) as events:
+                    async for event in events:
+                        yield event
+                self._heard_s = self._spoke_s = time.monotonic()
+            elif self._is_closed:
+                break
+            else:
+                await self._wait()
+        async for chunk in self._speech.finish():
+            yield chunk
+        if self._was_cancelled and self._speech.finish_reason is FinishReason.STOP:
+            self._speech.finish_reason = FinishReason.CANCELLED
+        self._speech.warn_of_lost(self._text.num_lost)
+        yield Done(self._speech.result(self.num_characters))
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise InvalidRequestError.of("request", "the session was closed")
+
+    def _enqueue(self, segments: Iterable[TextSegment], mark: _FlushMark | None = None) -> None:
+        self._heard_s = time.monotonic()
+        self._queue.extend(segments)
+        if mark is not None:
+            self._queue.append(mark)
+        self._arrived.set()
+
+    def _cancel_utterance(self) -> UtteranceCancelled:
+        self._cancelled.clear()
+        self._speech.drop()
+        self._was_cancelled = True
+        return UtteranceCancelled(self._speech.num_samples)
+
+    async def _handle(self, item: TextSegment | _FlushMark) -> AsyncIterator[SessionEvent]:
+        if isinstance(item, TextSegment):
+            self._was_cancelled = False
+            if time.monotonic() - self._spoke_s > STARVED_S:
+                self._speech.restart()
+            async with closing(self._speak(item)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            return
+        async for chunk in self._speech.flush():
+            yield chunk
+        self._speech.restart()
+        yield FlushDone(item.flush_id, self._speech.num_samples)
+
+    async def _speak(self, segment: TextSegment) -> AsyncIterator[AudioChunk]:
+        """A segment's audio, until it ends or is cancelled.
+
+        A chunk that is ready when the cancellation comes is still sent: its bytes are part of
+        the container's stream.
+        """
+        stop = asyncio.ensure_future(self._cancelled.wait())
+        try:
+            async with closing(self._speech.speak(segment)) as chunks:
+                while not stop.done():
+                    chunk = await _next_before(chunks, stop)
+                    if chunk is None:
+                        return
+                    yield chunk
+        finally:
+            stop.cancel()
+
+    async def _wait(self) -> None:
+        """Until input arrives, or it is time to act without."""
+        self._arrived.clear()
+        timeout = min(self._seconds_left().values(), default=None)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._arrived.wait(), timeout)
+        left = self._seconds_left()
+        if left.get("text", 1.0) <= 0:
+            self._unspoken_since_s = None
+            self._queue.extend(self._text.flush())
+        elif left.get("idle", 1.0) <= 0:
+            raise IdleTimeoutError(f"no text arrived for {self._times.idle_s:g} s")
+
+    def _seconds_left(self) -> dict[str, float]:
+        """Until waiting text is spoken, and until the session counts as idle."""
+        now_s, times, left = time.monotonic(), self._times, {}
+        if times.max_text_delay_s is not None and self._unspoken_since_s is not None:
+            left["text"] = self._unspoken_since_s + times.max_text_delay_s - now_s
+        if times.idle_s is not None:
+            left["idle"] = self._heard_s + times.idle_s - now_s
+        return left
+
+
+async def _next_before(
+    chunks: AsyncIterator[AudioChunk], stop: asyncio.Future[Any]
+) -> AudioChunk | None:
+    """The next chunk; None at the end, or when `stop` comes first."""
+    step = asyncio.ensure_future(anext(chunks, None))
+    try:
+        await asyncio.wait((step, stop), return_when=asyncio.FIRST_COMPLETED)
+        return step.result() if step.done() else None
+    finally:
+        if not step.done():
+            step.cancel()
+            await asyncio.gather(step, return_exceptions=True)

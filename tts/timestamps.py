@@ -1,0 +1,82 @@
+"""When each piece of the text is spoken: collected from audio chunks, written as JSON or SubRip."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One piece of the text and its place in the audio, seconds from the start."""
+
+    index: int
+    start_s: float
+    end_s: float
+    text_start: int  # Unicode code points into the whole text
+    text_end: int
+    text: str = ""
+
+
+class SegmentTimes:
+    """Grows segments from audio chunks in the order they arrive."""
+
+    def __init__(self) -> None:
+        self._segments: dict[int, Segment] = {}
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def add(self, index: int, span_s: tuple[float, float], text_span: tuple[int, int]) -> None:
+        """Note that a chunk of segment `index` covers this stretch of the audio and the text."""
+        start_s, end_s = span_s
+        known = self._segments.get(index) or Segment(index, start_s, end_s, *text_span)
+        self._segments[index] = replace(
+            known,
+            end_s=end_s,
+            text_start=min(known.text_start, text_span[0]),
+            text_end=max(known.text_end, text_span[1]),
+        )
+
+    def segments(self, text: str) -> tuple[Segment, ...]:
+        """What was collected, with the words out of the whole text."""
+        return tuple(
+            replace(segment, text=text[segment.text_start : segment.text_end].strip())
+            for segment in self._segments.values()
+        )
+
+
+def to_json(segments: Sequence[Segment]) -> str:
+    """One object with a list `segments`; times in seconds."""
+    return json.dumps({"segments": [asdict(s) for s in segments]}, indent=2, ensure_ascii=False)
+
+
+def to_srt(segments: Sequence[Segment]) -> str:
+    """SubRip: number, time span, text, empty line."""
+    blocks = (
+        f"{number}\n{_clock(segment.start_s)} --> {_clock(segment.end_s)}\n"
+        f"{' '.join(segment.text.split())}\n"
+        for number, segment in enumerate(segments, start=1)
+    )
+    return "\n".join(blocks)
+
+
+def _clock(seconds: float) -> str:
+    milliseconds = round(seconds * 1000)
+    minutes, milliseconds = divmod(milliseconds, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    seconds_part, milliseconds = divmod(milliseconds, 1000)
+    return f"{hours:02}:{minutes:02}:{seconds_part:02},{milliseconds:03}"
+
+
+WRITERS: Mapping[str, Callable[[Sequence[Segment]], str]] = MappingProxyType(
+    {".json": to_json, ".srt": to_srt}
+)
+
+
+def write_timestamps(path: Path, segments: Sequence[Segment]) -> None:
+    """Write in the format that the suffix names (one of `WRITERS`)."""
+    path.write_text(WRITERS[path.suffix.lower()](segments) + "\n", encoding="utf-8")

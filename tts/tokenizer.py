@@ -1,0 +1,215 @@
+"""Text to token ids and back, with control tokens strictly apart from text.
+
+`tokenizer.json` is split when it is read: the text model (byte pairs, vocabulary) on one side, the
+added tokens on the other. Text goes through the first only, so "<|s_12|>" in it is nine
+characters. Control tokens are looked up by name.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from llm import CheckpointError, RequestError
+from tts.checkpoint import read_json
+
+_META_SPACE = "▁"
+_MAX_STOP_CHARACTERS = 1000
+
+
+class TextTokenizer:
+    """One checkpoint's tokenizer.json."""
+
+    def __init__(self, path: Path) -> None:
+        data = read_json(path)
+        added = data.get("added_tokens") or []
+        self._control_ids: dict[str, int] = {token["content"]: token["id"] for token in added}
+        self._hidden_ids = {token["id"] for token in added if token.get("special")}
+        self._control_texts = {token["id"]: token["content"] for token in added}
+        self._lengths_by_first = _lengths_by_first(self._control_ids)
+        stripped = {**data, "added_tokens": [], "padding": None, "truncation": None}
+        self._model = Tokenizer.from_str(json.dumps(stripped))
+        self._is_byte_level = _is_byte_level(data.get("decoder"), path)
+
+    def control_id(self, name: str) -> int:
+        """The id of a control token; CheckpointError when there is none of that name."""
+        if name not in self._control_ids:
+            raise CheckpointError(f"tokenizer.json has no token {name}")
+        return self._control_ids[name]
+
+    def encode(self, text: str, *, with_template: bool = False) -> list[int]:
+        """Ids of plain text. `with_template` adds what the tokenizer puts around every prompt.
+
+        Raises RequestError if a token of the text model itself is a control token.
+        """
+        ids: list[int] = self._model.encode(text, add_special_tokens=False).ids
+        if not self._control_texts.keys().isdisjoint(ids):
+            raise RequestError("the text holds a control token of this model")
+        if with_template and text:
+            ids = self._model.encode(text, add_special_tokens=True).ids
+        return ids
+
+    def encode_marked(self, text: str, guard: str) -> list[int]:
+        """Ids of a rendered template: control tokens count, except those broken by `guard`.
+
+        The guard characters are taken out of the text again.
+        """
+        ids: list[int] = []
+        for plain, control in self._split(text):
+            ids += self.encode(plain.replace(guard, "")) if plain else []
+            ids += [self._control_ids[control]] if control else []
+        return ids
+
+    def guarded(self, text: str, guard: str) -> str:
+        """The text with `guard` put inside everything that is, or could become, a control token."""
+        pieces, done = [], 0
+        for start, _ in self._occurrences(text, partial=True):
+            pieces += [text[done : start + 1], guard]
+            done = start + 1
+        return "".join([*pieces, text[done:]])
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for; none for control tokens and ids out of range."""
+        if token_id in self._control_texts:
+            hidden = token_id in self._hidden_ids
+            return b"" if hidden else self._control_texts[token_id].encode()
+        piece: str | None = self._model.id_to_token(token_id)
+        if piece is None:
+            return b""
+        if self._is_byte_level:
+            table = _byte_of_character()
+            return b"".join(table.get(c) or c.encode() for c in piece)
+        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+            return bytes([int(piece[3:5], 16)])
+        return piece.replace(_META_SPACE, " ").encode()
+
+    @property
+    def drops_first_space(self) -> bool:
+        """Sentence-piece models write a space before the first word that nobody typed."""
+        return not self._is_byte_level
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; bytes that are not UTF-8 become U+FFFD."""
+        detokenizer = IncrementalDetokenizer(self)
+        return detokenizer.push(ids) + detokenizer.finish()
+
+    def _split(self, text: str) -> Iterator[tuple[str, str]]:
+        """(text before, control token) pairs; the last control token is empty."""
+        done = 0
+        for start, length in self._occurrences(text, partial=False):
+            if start >= done:
+                yield text[done:start], text[start : start + length]
+                done = start + length
+        yield text[done:], ""
+
+    def _occurrences(self, text: str, *, partial: bool) -> Iterator[tuple[int, int]]:
+        """Where control tokens stand, longest first; `partial`: also cut off by the text's end."""
+        for start, first in enumerate(text):
+            for length in self._lengths_by_first.get(first, ()):
+                candidate = text[start : start + length]
+                is_cut = len(candidate) < length
+                if candidate in self._control_ids or (
+                    partial and is_cut and self._is_prefix(candidate)
+                ):
+                    yield start, len(candidate)
+                    break
+
+    def _is_prefix(self, text: str) -> bool:
+        return any(name.startswith(text) for name in self._control_ids)
+
+
+def _lengths_by_first(names: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    lengths: dict[str, set[int]] = {}
+    for name in names:
+        lengths.setdefault(name[0], set()).add(len(name))
+    return {first: tuple(sorted(found, reverse=True)) for first, found in lengths.items()}
+
+
+def _is_byte_level(decoder: Any, path: Path) -> bool:
+    """Whether pieces spell bytes (GPT-2's alphabet) or text with <0xNN> (sentence piece)."""
+    parts = [decoder, *(decoder.get("decoders") or [])] if isinstance(decoder, dict) else []
+    kinds = {part.get("type") for part in parts}
+    if "ByteLevel" in kinds:
+        return True
+    if kinds & {"ByteFallback", "Metaspace"}:
+        return False
+    raise CheckpointError(f"{path}: only byte-level and sentence-piece tokenizers are supported")
+
+
+@cache
+def _byte_of_character() -> dict[str, bytes]:
+    """The byte that each printable stand-in of GPT-2's byte-level alphabet means."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {chr(byte): bytes([byte]) for byte in printable}
+    others = (byte for byte in range(256) if byte not in printable)
+    table.update({chr(256 + index): bytes([byte]) for index, byte in enumerate(others)})
+    return table
+
+
+class IncrementalDetokenizer:
+    """Token ids of one stream to text as they come; never splits a character."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._drops_space = tokenizer.drops_first_space
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that became complete."""
+        return self._text(b"".join(map(self._tokenizer.token_bytes, ids)), final=False)
+
+    def finish(self) -> str:
+        """What an unfinished character leaves: U+FFFD, or nothing."""
+        return self._text(b"", final=True)
+
+    def _text(self, data: bytes, *, final: bool) -> str:
+        text = self._utf8.decode(data, final)
+        if self._drops_space and text:
+            self._drops_space = False
+            text = text.removeprefix(" ")
+        return text
+
+
+class StopMatcher:
+    """Ends a stream of text before the first stop string, wherever the pieces are cut.
+
+    Held back is only what could still become a stop string. Of several matches the one that is
+    complete first counts.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if any(not 0 < len(stop) <= _MAX_STOP_CHARACTERS for stop in stops):
+            raise RequestError(f"stop strings have 1 to {_MAX_STOP_CHARACTERS} characters")
+        self._stops = tuple(stops)
+        self._held = ""
+        self.is_stopped = False
+
+    def push(self, text: str) -> str:
+        """What may be sent on; nothing any more once a stop string was found."""
+        if self.is_stopped:
+            return ""
+        text = self._held + text
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            self.is_stopped, self._held = True, ""
+            return text[: min(found)[1]]
+        keep = max((self._partial_len(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def finish(self) -> str:
+        """What was held back in vain."""
+        held, self._held = self._held, ""
+        return held
+
+    @staticmethod
+    def _partial_len(text: str, stop: str) -> int:
+        """Length of the longest end of the text that begins the stop string."""
+        longest = min(len(text), len(stop) - 1)
+        return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

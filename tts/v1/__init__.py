@@ -1,0 +1,1 @@
+"""Generated from proto/tts/v1 by `make proto`; never edited by hand."""

@@ -1,0 +1,251 @@
+"""The voices one can ask for: those the checkpoint brings, and those that clients register.
+
+Created voices are bounded in number and bytes; beyond the bound creating fails, nothing is ever
+thrown out silently. With a folder they survive a restart, one JSON file each.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from llm import CheckpointError
+from tts.checkpoint import read_json
+from tts.errors import (
+    InvalidRequestError,
+    Precondition,
+    PreconditionError,
+    VoiceExistsError,
+    VoiceNotFoundError,
+)
+
+logger = logging.getLogger(__name__)
+
+VOICE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
+BYTES_PER_CODE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class VoicePrompt:
+    """A reference clip: its codes, and what is said in it (normalised, may be unknown)."""
+
+    codes: tuple[int, ...]
+    transcript: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """A voice has a control token of its own, or a prompt to imitate."""
+
+    name: str
+    display_name: str = ""
+    language_codes: tuple[str, ...] = ()
+    control_token: str = ""
+    prompt: VoicePrompt | None = None
+    is_builtin: bool = False
+    consent: str = ""  # what the creator stated about the speaker's agreement
+
+    @property
+    def num_bytes(self) -> int:
+        """About what keeping it costs."""
+        texts = (self.name, self.display_name, self.consent, *self.language_codes)
+        prompt = self.prompt or VoicePrompt(())
+        size = sum(len(text.encode()) for text in (*texts, prompt.transcript))
+        return size + BYTES_PER_CODE * len(prompt.codes)
+
+    def speaks(self, language_code: str) -> bool:
+        """Whether the voice is for this BCP-47 language: "en" covers "en-US" and reverse."""
+        asked = language_code.lower()
+        return any(
+            own == asked or own.startswith(asked + "-") or asked.startswith(own + "-")
+            for own in map(str.lower, self.language_codes)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceLimits:
+    """How much clients may register."""
+
+    max_voices: int = 256
+    max_bytes: int = 16 * 2**20
+
+
+class VoiceRegistry:
+    """Voices by name. One event loop owns it; nothing here is thread-safe."""
+
+    def __init__(
+        self,
+        builtin: Iterable[Voice],
+        default: str,
+        limits: VoiceLimits | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self._voices = {voice.name: voice for voice in builtin}
+        if default not in self._voices:
+            raise CheckpointError(f"the default voice '{default}' is not among the voices")
+        self._default = default
+        self._limits = limits or VoiceLimits()
+        self._folder = folder
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._restore(folder)
+
+    @classmethod
+    def load(
+        cls, path: Path, limits: VoiceLimits | None = None, folder: Path | None = None
+    ) -> VoiceRegistry:
+        """The built-in voices from voices.json, and created ones from `folder`."""
+        values = read_json(path)
+        entries = values.get("voices")
+        if not isinstance(entries, list) or not entries:
+            raise CheckpointError(f"{path} lists no voices")
+        voices = [_builtin_voice(path, entry) for entry in entries]
+        if len({voice.name for voice in voices}) != len(voices):
+            raise CheckpointError(f"{path}: two voices have the same name")
+        return cls(voices, str(values.get("default", voices[0].name)), limits, folder)
+
+    def __len__(self) -> int:
+        return len(self._voices)
+
+    def __repr__(self) -> str:
+        return f"VoiceRegistry({', '.join(self._voices)}; default {self._default})"
+
+    @property
+    def default(self) -> Voice:
+        """The voice of requests that name none."""
+        return self._voices[self._default]
+
+    def get(self, name: str) -> Voice:
+        """The voice of that name; VoiceNotFoundError lists what there is."""
+        if name not in self._voices:
+            raise VoiceNotFoundError(name, self._voices)
+        return self._voices[name]
+
+    def choose(self, name: str = "", language_code: str = "") -> Voice:
+        """The named voice; without a name the default one, or one for the language."""
+        if name:
+            return self.get(name)
+        if not language_code or self.default.speaks(language_code):
+            return self.default
+        for voice in self.voices(language_code):
+            return voice
+        raise VoiceNotFoundError(f"for language {language_code}", self._voices)
+
+    def voices(self, language_code: str = "") -> tuple[Voice, ...]:
+        """Built-in ones in their file's order, then created ones by name."""
+        found = [v for v in self._voices.values() if not language_code or v.speaks(language_code)]
+        return tuple(sorted(found, key=lambda v: "" if v.is_builtin else v.name))
+
+    def check_new(self, name: str) -> None:
+        """Raise what `create` would raise for the name and the count, before costly work."""
+        if not VOICE_ID.fullmatch(name):
+            raise InvalidRequestError.of(
+                "voice_id",
+                "use 1 to 64 characters: a-z, 0-9, '_' and '-', the first a letter or digit",
+            )
+        if name in self._voices:
+            raise VoiceExistsError(f"there is a voice '{name}' already")
+        if len(self._created()) >= self._limits.max_voices:
+            raise PreconditionError(
+                Precondition.VOICE_LIMIT,
+                f"{self._limits.max_voices} voices are registered; delete one first",
+            )
+
+    def create(self, voice: Voice) -> Voice:
+        """Register a voice made from a clip; InvalidRequestError, VoiceExistsError or
+        PreconditionError when its name, or its size, does not fit."""
+        self.check_new(voice.name)
+        held = sum(created.num_bytes for created in self._created())
+        if held + voice.num_bytes > self._limits.max_bytes:
+            raise PreconditionError(
+                Precondition.VOICE_LIMIT,
+                f"registered voices may take {self._limits.max_bytes} bytes; delete one first",
+            )
+        if self._folder is not None:
+            _write_json(self._folder / f"{voice.name}.json", _to_json(voice))
+        self._voices[voice.name] = voice
+        return voice
+
+    def delete(self, name: str) -> None:
+        """Forget a created voice; built-in ones stay. Running requests keep what they have."""
+        voice = self.get(name)
+        if voice.is_builtin:
+            raise PreconditionError(
+                Precondition.BUILTIN_VOICE, f"'{name}' is built in and cannot be deleted"
+            )
+        if self._folder is not None:
+            (self._folder / f"{name}.json").unlink(missing_ok=True)
+        del self._voices[name]
+
+    def _created(self) -> list[Voice]:
+        return [voice for voice in self._voices.values() if not voice.is_builtin]
+
+    def _restore(self, folder: Path) -> None:
+        """Voices of an earlier run; a file that does not fit any more is left alone and named."""
+        for path in sorted(folder.glob("*.json")):
+            try:
+                voice = _from_json(path)
+                self.check_new(voice.name)
+            except (CheckpointError, InvalidRequestError, VoiceExistsError) as error:
+                logger.warning("voice file %s is not used: %s", path, error)
+            else:
+                self._voices[voice.name] = voice
+
+
+def _builtin_voice(path: Path, entry: Mapping[str, Any]) -> Voice:
+    try:
+        name, token = str(entry["name"]), str(entry["control_token"])
+    except (KeyError, TypeError):
+        raise CheckpointError(f"{path}: every voice needs name and control_token") from None
+    if not VOICE_ID.fullmatch(name):
+        raise CheckpointError(f"{path}: '{name}' is no voice name")
+    return Voice(
+        name=name,
+        display_name=str(entry.get("display_name", name)),
+        language_codes=tuple(entry.get("language_codes", ())),
+        control_token=token,
+        is_builtin=True,
+    )
+
+
+def _to_json(voice: Voice) -> dict[str, Any]:
+    values = asdict(voice)
+    del values["is_builtin"], values["control_token"]
+    return values
+
+
+def _from_json(path: Path) -> Voice:
+    values = read_json(path)
+    try:
+        prompt = values["prompt"]
+        codes = tuple(prompt["codes"])
+        if not all(type(code) is int and code >= 0 for code in codes) or not codes:
+            raise CheckpointError(f"{path}: codes must be whole numbers")
+        if values["name"] != path.stem:
+            raise CheckpointError(f"{path}: holds the voice '{values['name']}'")
+        return Voice(
+            name=values["name"],
+            display_name=str(values["display_name"]),
+            language_codes=tuple(map(str, values["language_codes"])),
+            prompt=VoicePrompt(codes, str(prompt["transcript"])),
+            consent=str(values["consent"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is incomplete: {error}") from error
+
+
+def _write_json(path: Path, value: object) -> None:
+    """Write beside and rename: a crash never leaves half a file under the voice's name."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".voice-", suffix=".tmp")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(name).replace(path)
