@@ -59,6 +59,8 @@ NOT_YET_AVAILABLE: dict[str, str] = {
     "ep_size": "there is no expert parallelism",
     "ce_delay_ms": "a prefill starts as soon as it is scheduled",
     "enable_prioritize_first_decode": "decode rows already run in every step",
+    "sampling.enable_penalties": "every request may use penalties without it",
+    "sampling.enable_min_tokens": "every request may use minimum lengths without it",
     "enable_echo": "prompt log-probabilities are not computed",
     "pool_embeddings": "there are no embedding models",
     "use_experimental_kernels": "there are no experimental kernels",

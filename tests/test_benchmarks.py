@@ -154,7 +154,7 @@ def test_the_teacher_speaks() -> None:
 
 
 def test_speed_reports_all_its_figures(tiny_checkpoint: Path) -> None:
-    report = asyncio.run(speed.run(str(tiny_checkpoint), repeat=1, text="Hello. A test."))
+    report = asyncio.run(speed.run(str(tiny_checkpoint), repeat=1, text="Oh."))
     one, eight, same, unary = report.figures
     assert one.value > 0
     assert eight.bar == pytest.approx(speed.GAIN_BAR * one.value, abs=0.01)

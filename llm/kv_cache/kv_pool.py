@@ -12,10 +12,22 @@ read without gathering. Page 0 swallows padding.
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
 TAIL_SLOTS = 64  # a tile of keys may be read past the last page; it is masked out
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros whose memory, on the CPU, the system hands out when it is first written: torch.zeros
+    writes all of it at once, which would make an idle pool as large as a full one."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    room = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(room).view(dtype).view(shape)
 
 
 class KVPool:
@@ -39,7 +51,7 @@ class KVPool:
         self.dtype = dtype
         self.device = torch.device(device)
         shape = (2 * num_kv_heads, num_pages * page_size + TAIL_SLOTS, head_dim)
-        self.storage = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.storage = [_zeros(shape, dtype, self.device) for _ in range(num_layers)]
 
     @property
     def nbytes(self) -> int:

@@ -91,7 +91,9 @@ def test_int8_survives_zero_rows_and_many_rows() -> None:
     x[4] = 0
     found = layer(x)
     assert torch.equal(found[4], torch.zeros(32))
-    assert torch.equal(found[ROW_BLOCK + 1 : ROW_BLOCK + 2], layer(x[ROW_BLOCK + 1 : ROW_BLOCK + 2]))
+    assert torch.equal(
+        found[ROW_BLOCK + 1 : ROW_BLOCK + 2], layer(x[ROW_BLOCK + 1 : ROW_BLOCK + 2])
+    )
     assert found.shape == (2 * ROW_BLOCK + 5, 32)
 
 

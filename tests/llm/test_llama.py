@@ -37,9 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tied": {},
     "untied": {"tie_word_embeddings": False},
     "llama3 rope": {"rope_parameters": LLAMA3_ROPE},
-    "linear rope": {
-        "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
-    },
+    "linear rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
     "one kv head": {"num_key_value_heads": 1, "rms_norm_eps": 1e-3},
     "all heads own": {"num_key_value_heads": 4, "rope_theta": 500000.0},
     "wide heads": {"head_dim": 32},
@@ -273,7 +271,7 @@ def test_models_are_found_by_architecture(checkpoint: Path) -> None:
     assert model_class(config) is LlamaModel
     assert supported_architectures() == ("LlamaForCausalLM",)
     other = HuggingFaceConfig(config.path, {"architectures": ["BertModel"]})
-    with pytest.raises(CheckpointError, match="'BertModel' is not supported.*LlamaForCausalLM"):
+    with pytest.raises(CheckpointError, match=r"'BertModel' is not supported.*LlamaForCausalLM"):
         model_class(other)
 
 

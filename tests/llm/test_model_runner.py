@@ -135,9 +135,7 @@ def test_a_decode_pass_is_one_longer_extend(checkpoint: Path) -> None:
 def test_permuting_a_batch_permutes_its_logits(checkpoint: Path) -> None:
     runner = ModelRunner(pipeline_config(checkpoint))
     runner.initialize()
-    rows = [
-        row(range(n, 2 * n + 2), [2 * n, 2 * n + 1], request_id=str(n)) for n in range(1, 8)
-    ]
+    rows = [row(range(n, 2 * n + 2), [2 * n, 2 * n + 1], request_id=str(n)) for n in range(1, 8)]
     in_order = runner.forward(runner.prepare(batch(*rows))).next_token_logits
     order = [3, 0, 6, 1, 5, 2, 4]
     permuted = runner.forward(runner.prepare(batch(*[rows[i] for i in order])))
@@ -150,7 +148,7 @@ def test_memory_is_planned_from_what_there_is(checkpoint: Path) -> None:
     assert plan.num_pages == 1 + 4 * 512 // 16  # four sequences of full length, no more
     assert plan.page_bytes == 16 * 2 * 3 * 2 * 16 * 4
     assert plan.weights_bytes == LlamaModel.estimate_weights_size(runner.server_config)
-    assert 0 < plan.activation_bytes
+    assert plan.activation_bytes > 0
     assert 0 < plan.available_bytes <= available_bytes(runner.device) * 2
     assert runner.max_total_num_tokens == 4 * 512
     runner.initialize()

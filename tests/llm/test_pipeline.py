@@ -132,9 +132,7 @@ def test_log_probabilities_come_for_those_who_ask(pipeline: TextGenerationPipeli
     assert len(entries) == 4
 
 
-def test_the_facts_the_engine_asks_for(
-    checkpoint: Path, pipeline: TextGenerationPipeline
-) -> None:
+def test_the_facts_the_engine_asks_for(checkpoint: Path, pipeline: TextGenerationPipeline) -> None:
     assert pipeline.vocab_size == 96
     assert pipeline.max_seq_len == 512
     assert pipeline.eos_token_ids == {3}

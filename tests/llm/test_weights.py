@@ -56,12 +56,12 @@ def test_files_given_by_name_win_over_the_folder(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="neither model.safetensors nor"):
+    with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor"):
         weight_files(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"a": "gone.safetensors"}})
     )
-    with pytest.raises(CheckpointError, match="gone.safetensors"):
+    with pytest.raises(CheckpointError, match=r"gone\.safetensors"):
         SafetensorsWeights.find(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(CheckpointError, match="weight_map"):
@@ -102,7 +102,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
 def test_a_surplus_tensor_is_named(tmp_path: Path) -> None:
     surplus = {"model.layers.0.self_attn.q_norm.weight": torch.ones(4)}
     change_tensors(write_llama(tmp_path), **surplus)
-    with pytest.raises(CheckpointError, match="self_attn.q_norm.weight"):
+    with pytest.raises(CheckpointError, match=r"self_attn\.q_norm\.weight"):
         load(tmp_path)
 
 

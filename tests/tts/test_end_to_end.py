@@ -125,7 +125,7 @@ def test_a_container_holds_what_was_said(synthesizer: Synthesizer) -> None:
 
 def test_a_session_speaks_text_as_it_comes(synthesizer: Synthesizer) -> None:
     async def scenario() -> None:
-        session = synthesizer.open_session(request(""))
+        session = synthesizer.open_session(request("", max_audio_s=60))
         for fragment in ("He", "llo there. ", "How are", " you?"):
             session.feed(fragment)
         session.flush("f1")
