@@ -59,7 +59,10 @@ class SamplingParams:
             (0 <= self.seed < 2**64, "seed must be an unsigned 64-bit number"),
             (self.max_tokens >= 1, "max_tokens must be ≥ 1"),
             (0 <= self.min_tokens <= self.max_tokens, "min_tokens must be in [0, max_tokens]"),
-            (all(0 <= a < b for a, b in self.allowed_ranges), "allowed_ranges must be [start, end)"),
+            (
+                all(0 <= a < b for a, b in self.allowed_ranges),
+                "allowed_ranges must be [start, end)",
+            ),
             (self.top_logprobs is None or self.top_logprobs >= 0, "top_logprobs must be ≥ 0"),
         )
         for holds, message in checks:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MAX_CPU_THREADS = 4
 READER_PATIENCE = 6
 """A block goes out as many messages. Each of them is timed where it is written; a whole block may
 take this many times as long before its stream is given up."""
@@ -91,7 +92,9 @@ def create_service(
     """
     config = _with_model(config)
     folder = Path(config.model.model_path)
-    set_cpu_threads()
+    import torch
+
+    torch.set_num_threads(cpu_threads(_usable_cores()))
     from llm import create_engine
     from tts.speech_engine import LocalEngineClient, StreamLimits
 
@@ -115,11 +118,13 @@ def create_service(
     )
 
 
-def set_cpu_threads(num_threads: int | None = None) -> None:
-    """Use that many threads for matrix products (None: the cores this process may run on)."""
-    import torch
+def cpu_threads(num_cores: int) -> int:
+    """How many threads share one matrix product.
 
-    torch.set_num_threads(num_threads or _usable_cores())
+    A step is several hundred small products, and threads meet after each: one that waits for a
+    core the event loop uses holds up all. So one core stays free, and more than a few never pay.
+    """
+    return max(1, min(num_cores - 1, MAX_CPU_THREADS))
 
 
 def _usable_cores() -> int:

@@ -20,8 +20,9 @@ from llm.batch import ForwardBatch
 from llm.kv_cache.kv_pool import TAIL_SLOTS, KVPool
 
 TILE = 64  # keys; a multiple of every vector length
-SPARE_SLOTS = 4 * TILE  # room for a copied context to grow in before it is copied again
+COPY_STEP = 4 * TILE  # capacities of context copies are multiples, so that buffers fit again
 MAX_CACHED_VIEWS = 1024
+MAX_FREE_BUFFERS = 4
 
 assert TAIL_SLOTS >= TILE
 
@@ -29,26 +30,26 @@ LayerViews = list[tuple[Tensor, Tensor]]  # by layer: keys and values [1, Hkv, L
 
 
 class ContextCopy:
-    """One row's keys and values in one piece: by layer [2 × Hkv, capacity, D]."""
+    """One row's keys and values in one piece: by layer [2 × Hkv, capacity, D].
 
-    __slots__ = ("_views", "buffers", "length", "pages")
+    `buffer` [L, 2 × Hkv, capacity, D] may hold another row's old values, but no NaN: what lies
+    past the context is masked.
+    """
 
-    def __init__(self, pool: KVPool, pages: list[int], length: int) -> None:
+    __slots__ = ("_views", "buffer", "layers", "length", "pages")
+
+    def __init__(self, pool: KVPool, pages: list[int], length: int, buffer: Tensor) -> None:
         """Gather `length` tokens from `pages`, which also cover the tokens to come."""
-        size = pool.page_size
-        capacity = _round_up(len(pages) * size, TILE) + SPARE_SLOTS
-        shape = (2 * pool.num_kv_heads, capacity, pool.head_dim)
         self.pages = pages
         self.length = length
-        self.buffers = [
-            torch.zeros(shape, dtype=pool.dtype, device=pool.device) for _ in pool.storage
-        ]
+        self.buffer = buffer
+        self.layers = list(buffer.unbind(0))
         self._views: dict[int, LayerViews] = {}
-        filled = pages[: -(-length // size)]
+        filled = pages[: -(-length // pool.page_size)]
         index = torch.tensor(filled, dtype=torch.int64, device=pool.device)
-        for layer, buffer in enumerate(self.buffers):
+        for layer, heads in enumerate(self.layers):
             if filled:
-                pool.gather(layer, index, buffer[:, : len(filled) * size])
+                pool.gather(layer, index, heads[:, : len(filled) * pool.page_size])
 
     def can_extend(self, batch: ForwardBatch, row: int) -> bool:
         """Whether this holds everything before the row's tokens, and has room for those."""
@@ -57,19 +58,19 @@ class ContextCopy:
         return (
             fed == 1
             and self.length == context - fed
-            and _round_up(context, TILE) <= self.buffers[0].shape[1]
+            and _round_up(context, TILE) <= self.buffer.shape[2]
             and self.pages == list(pages[: len(self.pages)])
         )
 
     def views(self, num_keys: int) -> LayerViews:
         """Keys and values of the first `num_keys` tokens."""
         if num_keys not in self._views:
-            self._views = {num_keys: _views(self.buffers, 0, num_keys)}
+            self._views = {num_keys: _views(self.layers, 0, num_keys)}
         return self._views[num_keys]
 
     def store(self, layer: int, first: int, key_value: Tensor) -> None:
         """Store [n, 2, Hkv, D] keys and values of the tokens from position `first`."""
-        target = self.buffers[layer][:, first : first + len(key_value)]
+        target = self.layers[layer][:, first : first + len(key_value)]
         target.copy_(key_value.flatten(1, 2).transpose(0, 1))
 
 
@@ -108,11 +109,15 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
         # Of this plan's rows and of the last one's: a row that misses two forwards starts anew.
         self._copies: dict[str, ContextCopy] = {}
         self._older_copies: dict[str, ContextCopy] = {}
+        # Fresh memory is slow to touch for the first time; buffers are used again.
+        self._free_buffers: dict[int, list[Tensor]] = {}
         self._mask_line = torch.zeros(0)
         self._mask_reach = 0
 
     def plan(self, batch: ForwardBatch) -> SdpaPlan:
         """Cut each row's queries into tiles and find its keys."""
+        for request_id in self._older_copies.keys() - self._copies.keys():
+            self._keep_buffer(self._older_copies[request_id])
         self._older_copies, self._copies = self._copies, {}
         plan = SdpaPlan(batch.slot_mapping)
         first = 0
@@ -158,11 +163,29 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
         copy = self._older_copies.get(request_id)
         context, fed = batch.context_lens[row], batch.query_lens[row]
         if copy is None or not copy.can_extend(batch, row):
-            num_pages = -(-context // batch.page_size)
-            copy = ContextCopy(self.pool, list(batch.pages[row][:num_pages]), context - fed)
+            if copy is not None:
+                self._keep_buffer(self._older_copies.pop(request_id))
+            pages = list(batch.pages[row][: -(-context // batch.page_size)])
+            copy = ContextCopy(self.pool, pages, context - fed, self._buffer(len(pages)))
         copy.length = context
         self._copies[request_id] = copy
         return copy
+
+    def _buffer(self, num_pages: int) -> Tensor:
+        """Room for that many pages, and for the context to grow."""
+        pool = self.pool
+        capacity = _round_up(num_pages * pool.page_size + TILE, COPY_STEP)
+        if self._free_buffers.get(capacity):
+            return self._free_buffers[capacity].pop()
+        shape = (pool.num_layers, 2 * pool.num_kv_heads, capacity, pool.head_dim)
+        with torch.inference_mode(False):  # it outlives the mode it may be made in
+            return torch.zeros(shape, dtype=pool.dtype, device=pool.device)
+
+    def _keep_buffer(self, copy: ContextCopy) -> None:
+        """Use a dropped copy's buffer again; a few of each size are enough."""
+        buffers = self._free_buffers.setdefault(copy.buffer.shape[2], [])
+        if len(buffers) < MAX_FREE_BUFFERS:
+            buffers.append(copy.buffer)
 
     def _add_spans(
         self, plan: SdpaPlan, position: int, end: int, start: int | None, copy: ContextCopy | None
@@ -193,7 +216,9 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
     def _mask(self, context: int, num_queries: int, num_keys: int) -> Tensor:
         """[n, 1, 1, num_keys]: query i sees its first `context` + i keys."""
         if num_queries == 1:
-            return self._line(context, num_keys).view(1, 1, 1, num_keys)
+            line = self._line(context, num_keys).view(1, 1, 1, num_keys)
+            # GPU kernels want masks that start at an aligned address.
+            return line if line.device.type == "cpu" else line.clone()
         lines = [self._line(context + i, num_keys) for i in range(num_queries)]
         return torch.stack(lines).view(num_queries, 1, 1, num_keys)
 

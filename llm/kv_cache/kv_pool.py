@@ -19,15 +19,19 @@ import torch
 from torch import Tensor
 
 TAIL_SLOTS = 64  # a tile of keys may be read past the last page; it is masked out
+ALIGNMENT = 64  # bytes, as torch's own memory: kernels may sum unaligned data in another order
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros whose memory, on the CPU, the system hands out when it is first written: torch.zeros
-    writes all of it at once, which would make an idle pool as large as a full one."""
+    writes all of it at once, which would make an idle pool as large as a full one.
+    """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    room = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
-    return torch.from_numpy(room).view(dtype).view(shape)
+    size = math.prod(shape) * dtype.itemsize
+    room = np.zeros(size + ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT
+    return torch.from_numpy(room[start : start + size]).view(dtype).view(shape)
 
 
 class KVPool:
@@ -50,7 +54,9 @@ class KVPool:
         self.head_dim = head_dim
         self.dtype = dtype
         self.device = torch.device(device)
-        shape = (2 * num_kv_heads, num_pages * page_size + TAIL_SLOTS, head_dim)
+        # The tail is whole pages: a layer splits into pages without being copied.
+        self._stored_pages = num_pages + -(-TAIL_SLOTS // page_size)
+        shape = (2 * num_kv_heads, self._stored_pages * page_size, head_dim)
         self.storage = [_zeros(shape, dtype, self.device) for _ in range(num_layers)]
 
     @property
@@ -68,8 +74,8 @@ class KVPool:
         return self._paged(self.storage[layer][self.num_kv_heads :])
 
     def _paged(self, heads: Tensor) -> Tensor:
-        paged = heads[:, : self.num_pages * self.page_size]
-        return paged.unflatten(1, (self.num_pages, self.page_size)).permute(1, 2, 0, 3)
+        paged = heads.unflatten(1, (self._stored_pages, self.page_size))
+        return paged[:, : self.num_pages].permute(1, 2, 0, 3)
 
     def write(self, layer: int, slots: Tensor, key_value: Tensor) -> None:
         """Store [T, 2, Hkv, D] keys and values in `slots` [T]."""
@@ -78,8 +84,7 @@ class KVPool:
 
     def gather(self, layer: int, pages: Tensor, out: Tensor) -> None:
         """Copy whole `pages` [n] into out [2 × Hkv, n × page_size, D]."""
-        heads = self.storage[layer][:, : self.num_pages * self.page_size]
-        paged = heads.unflatten(1, (self.num_pages, self.page_size))
+        paged = self.storage[layer].unflatten(1, (self._stored_pages, self.page_size))
         out.copy_(paged.index_select(1, pages).flatten(1, 2))
 
     def __repr__(self) -> str:

@@ -1,6 +1,9 @@
 """Weight-only int8 products on the CPU: int8 rows with one scale each, float32 in and out.
 
-`ExactInt8Linear` computes in integers, with activations split into two 7-bit digits:
+`PackedInt8Linear` is torch's kernel with bfloat16 activations: three calls, best for few rows.
+
+`ExactInt8Linear`, best for large matrices and many rows, computes in integers, with activations
+split into two 7-bit digits:
 
     x = a/63 × (h + l/64)    h = round(63 x/a) in [−63, 63], l = 64 (63 x/a − h) in [−32, 32]
     y = a/63 × (Wh + Wl/64)  one integer product for both digits, stacked as rows
@@ -104,7 +107,7 @@ class ExactInt8Linear:
 
 
 class PackedInt8Linear:
-    """torch's int8 × bfloat16 kernel, for CPUs without FBGEMM: each row is summed by itself."""
+    """torch's int8 × bfloat16 kernel: each row is summed by itself, in one order."""
 
     def __init__(self, weight: LinearWeight) -> None:
         values, scales = weight.to_int8()

@@ -22,6 +22,9 @@ from llm.layers.weight import LinearWeight
 
 ROW_TILE = 8
 
+# Up to this many weights, splitting one row into digits takes longer than its product.
+SMALL_MATRIX = 2**21
+
 
 class Linear(Protocol):
     """What models call."""
@@ -49,7 +52,7 @@ class FloatLinear:
         """See `Linear`."""
         num_rows = len(x)
         missing = -num_rows % ROW_TILE
-        if not (self._pads and missing):
+        if missing == 0 or not self._pads:
             return F.linear(x, self.weight)
         return F.linear(F.pad(x, (0, 0, 0, missing)), self.weight)[:num_rows]
 
@@ -67,7 +70,7 @@ class LinearFactory:
         """The layer for a weight."""
         if not self.int8:
             return FloatLinear(weight, self.dtype, self.device)
-        if has_integer_kernels():
+        if has_integer_kernels() and weight.values.numel() > SMALL_MATRIX:
             return ExactInt8Linear(weight, self._scratch)
         return PackedInt8Linear(weight)
 

@@ -10,14 +10,14 @@ class RMSNorm:
     """[T, hidden] to the same. The input is left alone."""
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
-        self.weight = weight
-        self._epsilon = epsilon
-        self._inverse_size = 1.0 / weight.numel()
+        # x / √(Σx²/K + ε) × w = x / √(Σx² + Kε) × √K w
+        size = weight.numel()
+        self._weight = (weight.float() * size**0.5).to(weight.dtype)
+        self._epsilon = epsilon * size
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise each row."""
-        wide = x.float()
-        # Four small calls on [T, 1] are cheaper than one more pass over [T, hidden].
-        scale = torch.linalg.vector_norm(wide, 2.0, 1, True)
-        scale.square_().mul_(self._inverse_size).add_(self._epsilon).rsqrt_()
-        return torch.mul(wide, scale).to(x.dtype).mul_(self.weight)
+        # Small calls on [T, 1] are cheaper than one more pass over [T, hidden].
+        scale = torch.linalg.vector_norm(x, 2.0, 1, True, dtype=torch.float32)
+        scale.square_().add_(self._epsilon).rsqrt_()
+        return torch.mul(x, scale).mul_(self._weight).to(x.dtype)

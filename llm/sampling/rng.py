@@ -10,23 +10,38 @@ from collections.abc import Sequence
 
 import numpy as np
 
-_ONE = np.uint64(1)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_FACTOR_1 = np.uint64(0xBF58476D1CE4E5B9)
-_FACTOR_2 = np.uint64(0x94D049BB133111EB)
-_SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
-_DROPPED_BITS = np.uint64(11)  # 53 bits fill a float64's mantissa
+GOLDEN = 0x9E3779B97F4A7C15
+FACTOR_1 = 0xBF58476D1CE4E5B9
+FACTOR_2 = 0x94D049BB133111EB
+DROPPED_BITS = 11  # 53 bits fill a float64's mantissa
+MASK = 2**64 - 1
+FEW = 8  # up to here plain integers are faster than arrays
 
 
 def uniforms(seeds: Sequence[int], indices: Sequence[int]) -> np.ndarray:
     """float64 [n] in [0, 1): the number of each (seed, index). Seeds are unsigned 64-bit."""
+    if len(seeds) <= FEW:
+        return np.array([_uniform(s, i) for s, i in zip(seeds, indices, strict=True)])
     seed = np.array(seeds, dtype=np.uint64)
     index = np.array(indices, dtype=np.uint64)
-    mixed = _mix(_mix(seed + _GOLDEN) + (index + _ONE) * _GOLDEN)
-    return (mixed >> _DROPPED_BITS).astype(np.float64) * 2.0**-53
+    golden = np.uint64(GOLDEN)
+    mixed = _mix_all(_mix_all(seed + golden) + (index + np.uint64(1)) * golden)
+    return (mixed >> np.uint64(DROPPED_BITS)).astype(np.float64) * 2.0**-53
 
 
-def _mix(bits: np.ndarray) -> np.ndarray:
-    bits = (bits ^ (bits >> _SHIFTS[0])) * _FACTOR_1
-    bits = (bits ^ (bits >> _SHIFTS[1])) * _FACTOR_2
-    return bits ^ (bits >> _SHIFTS[2])
+def _uniform(seed: int, index: int) -> float:
+    mixed = _mix(_mix(seed + GOLDEN) + (index + 1) * GOLDEN)
+    return (mixed >> DROPPED_BITS) * 2.0**-53
+
+
+def _mix(bits: int) -> int:
+    bits &= MASK
+    bits = ((bits ^ (bits >> 30)) * FACTOR_1) & MASK
+    bits = ((bits ^ (bits >> 27)) * FACTOR_2) & MASK
+    return bits ^ (bits >> 31)
+
+
+def _mix_all(bits: np.ndarray) -> np.ndarray:
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(FACTOR_1)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(FACTOR_2)
+    return bits ^ (bits >> np.uint64(31))

@@ -107,7 +107,7 @@ def test_an_int8_checkpoint_runs_as_it_is_or_expanded(tmp_path: Path) -> None:
     assert torch.equal(by_default, logits(folder, "int8"))
     expanded = logits(stored, "float32")
     assert not torch.equal(by_default, expanded)
-    assert (by_default - expanded).norm() / expanded.norm() < 2e-3
+    assert (by_default - expanded).norm() / expanded.norm() < 0.03
 
 
 def test_the_default_encoding_follows_the_checkpoint(tmp_path: Path, checkpoint: Path) -> None:

@@ -217,6 +217,14 @@ def test_numbers_are_uniform_and_unrelated() -> None:
     assert uniforms([2**64 - 1], [10**6]).shape == (1,)
 
 
+def test_few_numbers_are_those_of_many() -> None:
+    seeds = [0, 1, 2**63, 2**64 - 1, 12345678901234567890, *range(40)]
+    indices = [0, 2**31, 5, 10**6, 3, *range(40)]
+    many = uniforms(seeds, indices).tolist()
+    pairs = zip(seeds, indices, strict=True)
+    assert [uniforms([seed], [index])[0] for seed, index in pairs] == many
+
+
 def test_these_numbers_never_change() -> None:
     """Saved seeds must go on giving the same speech."""
     found = uniforms([0, 0, 1, 2**64 - 1], [0, 1, 0, 7]).tolist()

@@ -16,7 +16,13 @@ from decoder import DecoderConfigError, PrependPromptSpeechTokens
 from llm import CheckpointError, Request, SamplingParams
 from tests.fakes import END_OF_SPEECH, END_OF_TEXT, build_tiny_checkpoint, tiny_config
 from tts.config import AudioGenerationConfig, ServerConfig, load_config
-from tts.factory import Service, create_service, default_values, embedded_folder
+from tts.factory import (
+    Service,
+    cpu_threads,
+    create_service,
+    default_values,
+    embedded_folder,
+)
 
 
 @pytest.fixture
@@ -150,6 +156,11 @@ def test_defaults_are_the_lowest_layer(tiny_checkpoint: Path) -> None:
     )
     assert (config.audio_decoder, config.buffer) == ("embedded", 3)
     assert config.model.model_path == str(tiny_checkpoint)
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (4, 3), (64, 4)])
+def test_a_core_is_left_to_the_event_loop(cores: int, threads: int) -> None:
+    assert cpu_threads(cores) == threads
 
 
 SAY_HELLO = """
