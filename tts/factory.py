@@ -27,7 +27,7 @@ from tts.checkpoint import (
 )
 
 if TYPE_CHECKING:
-    from decoder import AudioDecoder, CodecSpec, PromptAudioLimits
+    from decoder import AudioDecoder, AudioEncoding, CodecSpec, PromptAudioLimits
     from tts.config import AudioGenerationConfig, ServerConfig
     from tts.engine_client import EngineClient
     from tts.prompt import PromptBuilder
@@ -107,7 +107,7 @@ def create_service(
     client = LocalEngineClient(
         engine, decoder, prompts.vocabulary, StreamLimits(reader_timeout_s=timeout_s)
     )
-    parts = _Parts(config, server, folder, max_seq_len)
+    parts = _Parts(config, server, folder, max_seq_len, _raw_encoding(decoder))
     return Service(
         model=parts.model,
         family=description.family if description else "",
@@ -141,6 +141,7 @@ class _Parts:
     server: ServerConfig | None
     folder: Path
     max_seq_len: int
+    raw_encoding: AudioEncoding
 
     @property
     def model(self) -> str:
@@ -178,6 +179,13 @@ def _decoder(
         config.model.device_specs[0],
         test_mode=config.run_model_test_mode,
     )
+
+
+def _raw_encoding(decoder: AudioDecoder | None) -> AudioEncoding:
+    """The decoder option `pcm_format`, as an encoding."""
+    from decoder import AudioEncoding
+
+    return AudioEncoding(decoder.options.pcm_format) if decoder else AudioEncoding.PCM_S16LE
 
 
 def _codec_type(folder: Path) -> str:
@@ -233,6 +241,7 @@ def _settings(
         max_characters=description.max_characters,
         max_codes=description.max_codes,
         max_seq_len=parts.max_seq_len,
+        raw_encoding=parts.raw_encoding,
     )
     if parts.server is None:
         return settings

@@ -170,15 +170,17 @@ def _read_sampling(proto: pb.SynthesisConfig, path: str, wrong: Violations) -> S
     return read_sampling(proto.sampling)
 
 
-def _read_format(proto: pb.AudioFormat, path: str, wrong: Violations) -> tuple[AudioEncoding, int]:
+def _read_format(
+    proto: pb.AudioFormat, path: str, wrong: Violations
+) -> tuple[AudioEncoding | None, int]:
     low, high = SAMPLE_RATES
     rate = proto.sample_rate_hertz
     rate_text = f"must be 0 (the codec's own) or in [{low}, {high}]"
     wrong.require(rate == 0 or low <= rate <= high, f"{path}.sample_rate_hertz", rate_text)
     channels = proto.channel_count in (0, 1)
     wrong.require(channels, f"{path}.channel_count", "must be 0 or 1: speech is mono")
-    known = wrong.one_of(proto.encoding, ENCODINGS, f"{path}.encoding")
-    return ENCODINGS[proto.encoding if known else pb.AUDIO_ENCODING_UNSPECIFIED], rate
+    wrong.one_of(proto.encoding, ENCODINGS, f"{path}.encoding")
+    return ENCODINGS.get(proto.encoding) if proto.encoding else None, rate
 
 
 def _read_chunking(proto: pb.ChunkingConfig, path: str, wrong: Violations) -> ChunkingOverrides:

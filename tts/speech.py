@@ -136,7 +136,7 @@ class SpeechRequest:
 
     text: str = ""
     voice: Voice | None = None  # None: the default voice
-    encoding: AudioEncoding = AudioEncoding.PCM_S16LE
+    encoding: AudioEncoding | None = None  # None: the server's raw format
     sample_rate: int = 0  # Hz; 0 = the codec's own, or the nearest the encoding has
     speaking_rate: float = 1.0
     gain_db: float = 0.0

@@ -204,7 +204,7 @@ class SpeechApi:
         """Seconds of audio whose bytes surely fit into one message."""
         rate = request.sample_rate or self.synthesizer.codec.sample_rate
         room = self._config.max_message_bytes - UNARY_OVERHEAD_BYTES
-        return max(1.0, room / (rate * MAX_SAMPLE_BYTES[request.encoding]))
+        return max(1.0, room / (rate * MAX_SAMPLE_BYTES[self.synthesizer.encoding_of(request)]))
 
 
 def _identified(request: SpeechRequest, default_id: str) -> SpeechRequest:

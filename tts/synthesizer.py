@@ -88,7 +88,8 @@ class SynthesisSettings:
     """What the server decides for all requests.
 
     `max_characters` and `max_codes` bound one language-model call, `max_seq_len` is the model's
-    context; `max_audio_s` bounds the audio of one request.
+    context; `max_audio_s` bounds the audio of one request; `raw_encoding` is what a request gets
+    that names no encoding.
     """
 
     model: str = ""
@@ -98,6 +99,7 @@ class SynthesisSettings:
     max_codes: int = 500
     max_seq_len: int | None = None
     max_audio_s: float = 600.0
+    raw_encoding: AudioEncoding = AudioEncoding.PCM_S16LE
     cloning: CloningLimits = field(default_factory=CloningLimits)
 
 
@@ -218,7 +220,7 @@ class Synthesizer:
         return SpeechPlan(
             request_id=request.request_id or uuid4().hex,
             voice=request.voice or self.voices.default,
-            audio_format=self._audio_format(request.encoding, request.sample_rate),
+            audio_format=self._audio_format(self.encoding_of(request), request.sample_rate),
             speaking_rate=request.speaking_rate,
             gain_db=request.gain_db,
             streaming=self._streaming(request.chunking),
@@ -232,6 +234,10 @@ class Synthesizer:
             priority=request.priority,
             carry=request.carry,
         )
+
+    def encoding_of(self, request: SpeechRequest) -> AudioEncoding:
+        """What is sent for a request."""
+        return request.encoding or self.settings.raw_encoding
 
     def _audio_format(self, encoding: AudioEncoding, sample_rate: int) -> AudioFormat:
         if encoding not in supported_encodings():

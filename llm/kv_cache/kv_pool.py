@@ -80,7 +80,9 @@ class KVPool:
     def write(self, layer: int, slots: Tensor, key_value: Tensor) -> None:
         """Store [T, 2, Hkv, D] keys and values in `slots` [T]."""
         source = key_value.flatten(1, 2).transpose(0, 1)
-        self.storage[layer].index_copy_(1, slots, source.to(self.dtype))
+        if source.dtype != self.dtype:
+            source = source.to(self.dtype)
+        self.storage[layer].index_copy_(1, slots, source)
 
     def gather(self, layer: int, pages: Tensor, out: Tensor) -> None:
         """Copy whole `pages` [n] into out [2 × Hkv, n × page_size, D]."""

@@ -20,4 +20,5 @@ class RMSNorm:
         # Small calls on [T, 1] are cheaper than one more pass over [T, hidden].
         scale = torch.linalg.vector_norm(x, 2.0, 1, True, dtype=torch.float32)
         scale.square_().add_(self._epsilon).rsqrt_()
-        return torch.mul(x, scale).mul_(self._weight).to(x.dtype)
+        normalized = torch.mul(x, scale).mul_(self._weight)
+        return normalized if x.dtype is torch.float32 else normalized.to(x.dtype)

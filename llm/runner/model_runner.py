@@ -247,6 +247,8 @@ class ModelRunner:
         positions: Sequence[int] | np.ndarray,
         slots: Sequence[int] | np.ndarray,
     ) -> ForwardBatch:
+        numbers = np.array([token_ids, positions, slots], dtype=np.int64)
+        input_ids, positions_, slot_mapping = torch.from_numpy(numbers).to(self.device).unbind(0)
         return ForwardBatch(
             mode=mode,
             request_ids=tuple(row.request_id for row in rows),
@@ -254,9 +256,9 @@ class ModelRunner:
             context_lens=tuple(row.context_len for row in rows),
             pages=tuple(row.pages for row in rows),
             page_size=self.model_config.kv_cache.kv_cache_page_size,
-            input_ids=torch.tensor(token_ids, dtype=torch.int64).to(self.device),
-            positions=torch.as_tensor(positions, dtype=torch.int64).to(self.device),
-            slot_mapping=torch.as_tensor(slots, dtype=torch.int64).to(self.device),
+            input_ids=input_ids,
+            positions=positions_,
+            slot_mapping=slot_mapping,
         )
 
     def forward(self, inputs: ModelInputs) -> ModelOutputs:

@@ -22,11 +22,16 @@ class DrawParameters:
     top_p: Tensor  # above 1: keep all
     min_p: Tensor
     uniform: Tensor  # in [0, 1)
+    cuts: bool = True  # whether top_p or min_p can drop anything
 
     def of(self, rows: Tensor) -> DrawParameters:
         """Those of some rows."""
         return DrawParameters(
-            self.temperature[rows], self.top_p[rows], self.min_p[rows], self.uniform[rows]
+            self.temperature[rows],
+            self.top_p[rows],
+            self.min_p[rows],
+            self.uniform[rows],
+            self.cuts,
         )
 
 
@@ -81,6 +86,8 @@ def sample_top_p(logits: Tensor, draw: DrawParameters) -> Tensor:
 def sample_any(logits: Tensor, draw: DrawParameters) -> Tensor:
     """Column [B] of each row, drawn from all that is not below min_p times the largest."""
     probabilities = _probabilities(logits, draw)
+    if not draw.cuts:
+        return _pick(probabilities, draw.uniform).flatten()
     floor = probabilities.amax(1, True) * draw.min_p
     return _pick(probabilities.where(probabilities >= floor, 0.0), draw.uniform).flatten()
 
@@ -94,6 +101,8 @@ def _pick_sorted(probabilities: Tensor, draw: DrawParameters) -> Tensor:
 
     top_p keeps every token before which less than top_p has accumulated: the first always.
     """
+    if not draw.cuts:
+        return _pick(probabilities, draw.uniform)
     before = probabilities.cumsum(1, dtype=torch.float64) - probabilities
     kept = (before < draw.top_p) & (probabilities >= draw.min_p * probabilities[:, :1])
     return _pick(probabilities.where(kept, 0.0), draw.uniform)

@@ -103,7 +103,9 @@ class Sampler:
         index = None
         if len(places) != len(rows):
             index = torch.tensor(places).to(self._device)
-        return Group(*key, index, DrawParameters(*table.split(1, dim=1)))
+        temperature, top_p, min_p, uniforms_ = table.split(1, dim=1)
+        cuts = any(p.top_p < 1 or p.min_p > 0 for p in params)
+        return Group(*key, index, DrawParameters(temperature, top_p, min_p, uniforms_, cuts))
 
     def _penalties(
         self, rows: Sequence[ScheduledRow], sampled: Sequence[Sequence[int]] | None

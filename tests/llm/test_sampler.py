@@ -99,6 +99,17 @@ def test_min_p_is_relative_to_the_best(more: dict[str, float]) -> None:
     assert_drawn_from(found, cut(logits, torch.tensor([1, 0, 1, 1, 0])))
 
 
+def test_a_cut_that_drops_nothing_changes_no_draw() -> None:
+    """Rows that cut nothing take a shorter way, unless a row that does is in their group."""
+    logits = random_logits(1, vocab=4000)
+    for more in ({}, {"top_k": 30}):
+        for seed in range(30):
+            plain = a_row(seed=seed, **more)
+            cutting = a_row(seed=seed, min_p=0.2, **more)
+            together = sample(logits.repeat(2, 1), [plain, cutting])
+            assert together[0] == sample(logits, [plain])[0]
+
+
 def test_a_wide_nucleus_is_found_too() -> None:
     """More tokens in the nucleus than are looked at first, beside a row with few."""
     vocab = 3 * HEAD_SIZE

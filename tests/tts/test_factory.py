@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from decoder import DecoderConfigError, PrependPromptSpeechTokens
+from decoder import AudioEncoding, AudioFormat, DecoderConfigError, PrependPromptSpeechTokens
 from llm import CheckpointError, Request, SamplingParams
 from tests.fakes import END_OF_SPEECH, END_OF_TEXT, build_tiny_checkpoint, tiny_config
 from tts.config import AudioGenerationConfig, ServerConfig, load_config
@@ -23,6 +23,7 @@ from tts.factory import (
     default_values,
     embedded_folder,
 )
+from tts.speech import SamplingOverrides, SpeechRequest, Started
 
 
 @pytest.fixture
@@ -80,6 +81,29 @@ def test_server_limits_reach_the_parts(tiny_checkpoint: Path) -> None:
     settings = service.synthesizer.settings
     assert settings.max_audio_s == 5
     assert settings.cloning.audio.max_bytes == 1000
+
+
+def test_the_raw_format_is_the_decoders_option(tiny_checkpoint: Path) -> None:
+    config = tiny_config(tiny_checkpoint, audio_decoder_config={"pcm_format": "f32le"})
+    service = create_service(config)
+
+    async def scenario() -> list[AudioFormat]:
+        assert service.synthesizer is not None
+        short = SamplingOverrides(max_tokens=4)
+        requests = [
+            SpeechRequest("hi", sampling=short),
+            SpeechRequest("hi", sampling=short, encoding=AudioEncoding.MULAW),
+        ]
+        formats = []
+        for request in requests:
+            events = [event async for event in service.synthesizer.stream(request)]
+            assert isinstance(events[0], Started)
+            formats.append(events[0].audio_format)
+        await service.client.close()
+        return formats
+
+    encodings = [audio_format.encoding for audio_format in asyncio.run(scenario())]
+    assert encodings == [AudioEncoding.PCM_F32LE, AudioEncoding.MULAW]
 
 
 def test_a_text_checkpoint_does_not_speak(text_checkpoint: Path) -> None:
