@@ -37,7 +37,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|end_of_text|>{% endif %}"
 )
 STREAMING = {
-    "chunk_sizes": [5, 10, 20, 25],
+    "chunk_sizes": [5, 10, 20, 40],
     "buffer": 49,
     "block_causal": True,
     "prepend": "never",
