@@ -14,10 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 from decoder.embedded_modules import CodecConfig, EmbeddedCodec
+from training.vocabulary import (
+    END_OF_SPEECH,
+    END_OF_TEXT,
+    FIRST_CODE,
+    MAX_VOICES,
+    PAD,
+    build_tokenizer,
+)
 
 if TYPE_CHECKING:
     from decoder import AudioDecoder
@@ -26,10 +33,6 @@ if TYPE_CHECKING:
     from tts.config import AudioGenerationConfig
     from tts.engine_client import EngineClient
     from tts.speech_engine import LocalEngineClient, StreamLimits
-
-PAD, START_OF_SPEECH, END_OF_SPEECH, PHONEMES, END_OF_TEXT, ANY_VOICE = range(256, 262)
-FIRST_VOICE, NUM_VOICE_TOKENS = 262, 32
-FIRST_CODE = 320
 
 VOICE_NAMES = ("slt", "rms", "awb")
 
@@ -212,33 +215,6 @@ async def wait_until_idle(client: EngineClient, timeout_s: float = 5.0) -> None:
     raise AssertionError(f"still in use: {status}")
 
 
-def special_tokens(codebook_size: int) -> dict[str, int]:
-    """Name to id of every token that is not a byte."""
-    names = ["pad", "start_of_speech", "end_of_speech", "phonemes", "end_of_text", "voice_any"]
-    names += [f"voice_{k}" for k in range(NUM_VOICE_TOKENS)]
-    names += [f"reserved_{k}" for k in range(FIRST_CODE - FIRST_VOICE - NUM_VOICE_TOKENS)]
-    names += [f"s_{k}" for k in range(codebook_size)]
-    return {f"<|{name}|>": 256 + index for index, name in enumerate(names)}
-
-
-def byte_alphabet() -> list[str]:
-    """The printable character that the byte-level scheme of GPT-2 writes for each byte value."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    spare = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
-
-
-def build_tokenizer(codebook_size: int) -> Tokenizer:
-    """One token per UTF-8 byte, id = byte value, then the special tokens."""
-    vocab = {character: byte for byte, character in enumerate(byte_alphabet())}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokens = special_tokens(codebook_size)
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in tokens])
-    return tokenizer
-
-
 def tokenizer_config() -> dict[str, object]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -274,7 +250,7 @@ def speech_description() -> dict[str, object]:
 
 
 def voices_description(voices: int) -> dict[str, object]:
-    names = [*VOICE_NAMES, *(f"voice-{k}" for k in range(len(VOICE_NAMES), NUM_VOICE_TOKENS))]
+    names = [*VOICE_NAMES, *(f"voice-{k}" for k in range(len(VOICE_NAMES), MAX_VOICES))]
     entries = [
         {
             "name": name,

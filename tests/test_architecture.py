@@ -43,7 +43,7 @@ LLM_ORDER = [
 
 HOST_ONLY = (
     "llm/errors.py",
-    "llm/config*.py",
+    "llm/config/*.py",
     "llm/request.py",
     "llm/sequence.py",
     "llm/scheduler/*.py",

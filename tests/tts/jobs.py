@@ -10,7 +10,7 @@ import numpy as np
 
 from decoder import StreamingOptions, mask_policy
 from llm import Request, SamplingParams, TokenChunk
-from tests.fakes import END_OF_SPEECH, END_OF_TEXT, FIRST_CODE, FIRST_VOICE, START_OF_SPEECH
+from training.vocabulary import END_OF_SPEECH, END_OF_TEXT, FIRST_CODE, FIRST_VOICE, START_OF_SPEECH
 from tts.engine_client import AudioBlock, EngineClient, SpeechJob
 
 HOP = 640

@@ -14,6 +14,8 @@ import numpy as np
 import soundfile
 from google.protobuf.message import Message
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, RetryInfo
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_status.rpc_status import from_call
 
 from tests.fakes import wait_until_idle
@@ -170,6 +172,11 @@ async def converse(
     """Send all messages, close, and read to the end."""
     call = served.speech.StreamingSynthesize(iter(messages))
     return [response async for response in call]
+
+
+async def health(channel: grpc.aio.Channel, name: str = "") -> int:
+    request = health_pb2.HealthCheckRequest(service=name)
+    return (await HealthStub(channel).Check(request)).status
 
 
 async def error_of(call: Any) -> grpc.aio.AioRpcError:

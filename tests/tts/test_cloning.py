@@ -16,7 +16,6 @@ from decoder import (
     encode_samples,
 )
 from llm import RequestError
-from tests.fakes import ANY_VOICE, END_OF_SPEECH, FIRST_CODE, START_OF_SPEECH
 from tests.tts.ramp import (
     RATE,
     RampClient,
@@ -24,6 +23,7 @@ from tests.tts.ramp import (
     hear,
     run,
 )
+from training.vocabulary import ANY_VOICE, END_OF_SPEECH, FIRST_CODE, START_OF_SPEECH
 from tts.cloning import CloningLimits
 from tts.errors import (
     InvalidRequestError,

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from decoder import AudioEncoding, AudioFormat, DecoderConfigError, PrependPromptSpeechTokens
 from llm import CheckpointError, Request, SamplingParams
-from tests.fakes import END_OF_SPEECH, END_OF_TEXT, build_tiny_checkpoint, tiny_config
+from tests.fakes import build_tiny_checkpoint, tiny_config
+from training.vocabulary import END_OF_SPEECH, END_OF_TEXT
 from tts.config import AudioGenerationConfig, ServerConfig, load_config
 from tts.factory import (
     Service,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llm import CheckpointError
-from tests.fakes import ANY_VOICE, END_OF_SPEECH, FIRST_CODE, FIRST_VOICE, START_OF_SPEECH
+from training.vocabulary import ANY_VOICE, END_OF_SPEECH, FIRST_CODE, FIRST_VOICE, START_OF_SPEECH
 from tts.chat import ChatMessage, ChatRole, ChatTemplate, load_chat_template
 from tts.checkpoint import load_description
 from tts.errors import InvalidRequestError, PreconditionError

@@ -19,6 +19,7 @@ from tests.fakes import create_client
 from tests.tts.serving import (
     Serving,
     error_of,
+    health,
     hear,
     reason_of,
     retry_s,
@@ -40,11 +41,6 @@ from tts.v1.speech_pb2_grpc import SpeechServiceStub
 SPEECH, TEXT_SERVICE = "tts.v1.SpeechService", "tts.v1.TextService"
 TLS = Path(__file__).parent / "tls"
 Status = health_pb2.HealthCheckResponse
-
-
-async def health(channel: grpc.aio.Channel, name: str = "") -> int:
-    request = health_pb2.HealthCheckRequest(service=name)
-    return (await HealthStub(channel).Check(request)).status
 
 
 async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 5) -> None:

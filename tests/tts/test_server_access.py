@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
-from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
@@ -16,6 +15,7 @@ from llm import ConfigError
 from tests.tts.serving import (
     Serving,
     error_of,
+    health,
     reason_of,
     run,
     serve_and,
@@ -33,11 +33,6 @@ from tts.v1.speech_pb2_grpc import SpeechServiceStub
 SPEECH, TEXT_SERVICE = "tts.v1.SpeechService", "tts.v1.TextService"
 TLS = Path(__file__).parent / "tls"
 Status = health_pb2.HealthCheckResponse
-
-
-async def health(channel: grpc.aio.Channel, name: str = "") -> int:
-    request = health_pb2.HealthCheckRequest(service=name)
-    return (await HealthStub(channel).Check(request)).status
 
 
 # --- reflection

@@ -11,8 +11,9 @@ import pytest
 
 from decoder import CodeRangeError, StreamingOptions, mask_policy
 from llm import FinishReason, RequestError
-from tests.fakes import FIRST_CODE, StepLog, create_client
+from tests.fakes import StepLog, create_client
 from tests.tts.jobs import HOP, NUM_CODES, STREAMED, listen, read, run, samples, speech, text
+from training.vocabulary import FIRST_CODE
 from tts.engine_client import SpeechJob
 from tts.errors import PreconditionError
 from tts.speech_engine import LocalEngineClient

@@ -21,7 +21,6 @@ from decoder import (
     to_s16,
 )
 from llm import FinishReason, SamplingParams
-from tests.fakes import END_OF_SPEECH, FIRST_CODE, FIRST_VOICE, START_OF_SPEECH
 from tests.tts.ramp import (
     RATE,
     SAMPLES_PER_CODE,
@@ -34,6 +33,7 @@ from tests.tts.ramp import (
     ramp_of,
     run,
 )
+from training.vocabulary import END_OF_SPEECH, FIRST_CODE, FIRST_VOICE, START_OF_SPEECH
 from tts.synthesizer import (
     ChunkingOverrides,
     SamplingOverrides,

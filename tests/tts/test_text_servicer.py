@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.fakes import END_OF_SPEECH, END_OF_TEXT
 from tests.tts.serving import Serving, error_of, fields_of, hear, reason_of, serve_and
+from training.vocabulary import END_OF_SPEECH, END_OF_TEXT
 from tts.factory import Service
 from tts.v1 import common_pb2
 from tts.v1 import text_pb2 as pb

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from llm import CheckpointError, RequestError
-from tests.fakes import FIRST_CODE, build_tokenizer, speech_description
+from tests.fakes import speech_description
+from training.vocabulary import FIRST_CODE, build_tokenizer
 from tts.checkpoint import (
     SpeechDescription,
     load_description,

@@ -2,23 +2,27 @@
 
 A configuration is built from keywords (and an optional file), validated field by field (pydantic's
 `ValidationError`), then resolved: checked as a whole (`ConfigError`), filled in, and frozen.
-Fields that exist but do nothing in this release are listed once, in `NOT_YET_AVAILABLE`.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 import secrets
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from pydantic import Field, PrivateAttr, field_validator
 
-from llm.config_sections import (
-    KVCacheConfig,
+from llm.config.chat_template import read_chat_template
+from llm.config.not_yet import (
+    NOT_YET_AVAILABLE,
+    NOT_YET_AVAILABLE_VALUES,
+    refuse_unavailable,
+    unavailable,
+)
+from llm.config.report import log_basics, log_pipeline
+from llm.config.sections import (
     LoRAConfig,
     ModelConfig,
     PipelineRole,
@@ -27,77 +31,13 @@ from llm.config_sections import (
     SamplingConfig,
     SharedLimits,
     SpeculativeConfig,
-    StrictModel,
     switch,
 )
+from llm.config.strict import StrictModel
 from llm.errors import ConfigError
-
-__all__ = [
-    "NOT_YET_AVAILABLE",
-    "NOT_YET_AVAILABLE_VALUES",
-    "KVCacheConfig",
-    "LoRAConfig",
-    "ModelConfig",
-    "PipelineConfig",
-    "PipelineRole",
-    "ProfilingConfig",
-    "QuantizationEncoding",
-    "SamplingConfig",
-    "Session",
-    "SpeculativeConfig",
-    "StrictModel",
-]
-
-logger = logging.getLogger(__name__)
 
 MAX_IPC_PATH_BYTES = 107  # sun_path of AF_UNIX, without its final NUL
 LONGEST_ENDPOINT_SUFFIX = len("-response")
-
-NOT_YET_AVAILABLE: dict[str, str] = {
-    "pipeline_role": "prefill and decode run in one process",
-    "min_batch_size_tg": "decoding never waits for a minimum batch",
-    "ep_size": "there is no expert parallelism",
-    "ce_delay_ms": "a prefill starts as soon as it is scheduled",
-    "enable_prioritize_first_decode": "decode rows already run in every step",
-    "sampling.enable_penalties": "every request may use penalties without it",
-    "sampling.enable_min_tokens": "every request may use minimum lengths without it",
-    "enable_echo": "prompt log-probabilities are not computed",
-    "pool_embeddings": "there are no embedding models",
-    "use_experimental_kernels": "there are no experimental kernels",
-    "use_vendor_blas": "matrix products always use torch's BLAS",
-    "pdl_level": "there are no kernels with dependent launch",
-    "custom_architectures": "architectures cannot be added from outside",
-    "zmq_endpoint_base": "front end and engine share one process",
-    "execute_empty_batches": "there is one replica, so nobody waits for an empty batch",
-    "force": "there are no architecture checks to skip",
-    "enable_overlap_scheduler": "each step's results are read before the next is scheduled",
-    "use_legacy_module": "torch.compile is not used",
-    "draft_model": "there is no speculative decoding",
-    "speculative": "there is no speculative decoding",
-    "lora": "there are no LoRA adapters",
-    "profiling.gpu_profiling": "there are no profiling ranges",
-    "model.data_parallel_degree": "there is one replica",
-    "model.trust_remote_code": "code from checkpoints is never run",
-    "model.huggingface_revision": "models are read from local folders only",
-    "model.rope_type": "the rotary type comes from the checkpoint's config.json",
-    "model.kv_cache.enable_kvcache_swapping_to_host": "pages are never swapped to the host",
-    "model.kv_cache.host_kvcache_swap_space_gb": "pages are never swapped to the host",
-    "sampling.in_dtype": "logits are sampled in float32",
-    "sampling.out_dtype": "logits are sampled in float32",
-    "sampling.enable_structured_output": "there is no structured output",
-    "sampling.enable_variable_logits": "logits are computed for sampled rows only",
-}
-"""Field (dotted path) -> why setting it to other than its default is an error in this release."""
-
-
-NOT_YET_AVAILABLE_VALUES: dict[str, dict[str, str]] = {
-    "model.quantization_encoding": dict.fromkeys(
-        ("float8_e4m3fn", "float4_e2m1fnx2", "gptq", "q4_k", "q4_0", "q6_k"),
-        "weights are held as float32, bfloat16 or int8",
-    ),
-    "model.kv_cache.kv_cache_format": {"float8_e4m3fn": "pages are float32 or bfloat16"},
-}
-"""Field (dotted path) -> value -> why this one value is an error in this release."""
 
 
 class Session(Protocol):
@@ -242,20 +182,12 @@ class PipelineConfig(StrictModel):
         """
         if self._resolved:
             return
-        self._refuse_unavailable()
-        self._chat_template_text = self._read_chat_template()
+        refuse_unavailable(self, self.UNAVAILABLE, self.UNAVAILABLE_VALUES)
+        self._chat_template_text = read_chat_template(self.chat_template)
         self._resolve_model()
         self._resolve_limits()
         self._resolved = True
         self.freeze()
-
-    def _refuse_unavailable(self) -> None:
-        for name, value, default in _walk(self):
-            reason = self.UNAVAILABLE_VALUES.get(name, {}).get(str(value))
-            if name in self.UNAVAILABLE and value != default:
-                reason = self.UNAVAILABLE[name]
-            if reason is not None:
-                raise _unavailable(name, value, reason)
 
     def _resolve_model(self) -> None:
         model = self.model
@@ -266,7 +198,7 @@ class PipelineConfig(StrictModel):
                 raise ConfigError(f"model.weight_path: {path} is not a file")
         if len(model.device_specs) > 1:
             names = ",".join(model.device_specs)
-            raise _unavailable("model.device_specs", names, "a model runs on one device")
+            raise unavailable("model.device_specs", names, "a model runs on one device")
         if model.quantization_encoding is QuantizationEncoding.INT8 and not model.on_cpu:
             raise ConfigError("model.quantization_encoding=int8 runs on the CPU only")
 
@@ -292,19 +224,9 @@ class PipelineConfig(StrictModel):
 
     def retrieve_chat_template(self) -> str | None:
         """Text of `chat_template`, None when the tokenizer's own is to be used."""
-        return self._chat_template_text if self._resolved else self._read_chat_template()
-
-    def _read_chat_template(self) -> str | None:
-        if self.chat_template is None:
-            return None
-        path = self.chat_template.expanduser().resolve()
-        if not path.is_file():
-            raise ConfigError(f"chat_template={path} is not a file")
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read chat_template={path}: {error}") from error
-        return _template_in(text)
+        return (
+            self._chat_template_text if self._resolved else read_chat_template(self.chat_template)
+        )
 
     @property
     def graph_quantization_encoding(self) -> QuantizationEncoding | None:
@@ -328,73 +250,9 @@ class PipelineConfig(StrictModel):
 
         Raises `ConfigError` when the checkpoint names no architecture.
         """
-        architecture = self.model.read_architecture()
-        own_limit = architecture.get("max_position_embeddings", "unknown")
-        self._log(
-            ("model", self.model.served_model_name or Path(self.model.model_path).name),
-            ("architecture", ", ".join(architecture["architectures"])),
-            ("task", "text generation"),
-            ("weights", _abbreviated([str(path) for path in self.model.weight_path])),
-            ("devices", ", ".join(self.model.device_specs)),
-            ("max_batch_size", self.max_batch_size),
-            ("max_seq_len", self.max_length or own_limit),
-            ("reserved memory", "by device" if reserved_bytes is None else _mib(reserved_bytes)),
-        )
+        log_basics(self, reserved_bytes)
 
     def log_pipeline_info(self, *, available_kv_bytes: int | None = None) -> None:
         """Log everything of `log_basic_config`, the limits of a batch and the KV cache."""
-        self.log_basic_config(reserved_bytes=available_kv_bytes)
-        cache = self.model.kv_cache
-        self._log(
-            ("encoding", self.model.quantization_encoding or "by device"),
-            ("max_batch_input_tokens", self.max_batch_input_tokens),
-            ("max_batch_total_tokens", self.max_batch_total_tokens or "no cap"),
-            ("chunked prefill", self.enable_chunked_prefill),
-            ("in-flight batching", self.enable_in_flight_batching),
-            ("decode steps per turn", self.max_num_steps),
-            ("KV page size", cache.kv_cache_page_size),
-            ("KV pages", cache.num_pages or "from memory"),
-            ("prefix caching", cache.enable_prefix_caching),
-            ("memory utilization", f"{cache.device_memory_utilization:.0%}"),
-            ("KV watermark", f"{self.kvcache_ce_watermark:.0%}"),
-        )
-
-    def _log(self, *lines: tuple[str, object]) -> None:
-        for name, value in lines:
-            logger.info("%-24s %s", name, value)
-
-
-def _unavailable(name: str, value: object, reason: str) -> ConfigError:
-    return ConfigError(f"{name}={value} is not available in this release: {reason}")
-
-
-def _walk(section: StrictModel, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(dotted name, value, default) of every field that was set, sections taken apart."""
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if isinstance(value, StrictModel) and field.default_factory is not None:
-            yield from _walk(value, f"{prefix}{name}.")
-        elif name in section.model_fields_set:
-            yield prefix + name, value, field.get_default(call_default_factory=True)
-
-
-def _template_in(text: str) -> str:
-    """The value of `chat_template` when the text is a JSON object with that key; else the text."""
-    try:
-        values = json.loads(text)
-    except ValueError:
-        return text
-    template = values.get("chat_template") if isinstance(values, dict) else None
-    return template if isinstance(template, str) else text
-
-
-def _abbreviated(paths: list[str]) -> str:
-    """At most five paths, and how many more there are; the folder's own when there are none."""
-    if not paths:
-        return "those in the model's folder"
-    more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
-    return ", ".join(paths[:5]) + more
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.0f} MiB"
+        log_basics(self, available_kv_bytes)
+        log_pipeline(self)

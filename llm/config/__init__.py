@@ -1,0 +1,31 @@
+"""Configuration of the core: `PipelineConfig`, its sections, and what this release lacks."""
+
+from llm.config.not_yet import NOT_YET_AVAILABLE, NOT_YET_AVAILABLE_VALUES
+from llm.config.pipeline import PipelineConfig, Session
+from llm.config.sections import (
+    KVCacheConfig,
+    LoRAConfig,
+    ModelConfig,
+    PipelineRole,
+    ProfilingConfig,
+    QuantizationEncoding,
+    SamplingConfig,
+    SpeculativeConfig,
+)
+from llm.config.strict import StrictModel
+
+__all__ = [
+    "NOT_YET_AVAILABLE",
+    "NOT_YET_AVAILABLE_VALUES",
+    "KVCacheConfig",
+    "LoRAConfig",
+    "ModelConfig",
+    "PipelineConfig",
+    "PipelineRole",
+    "ProfilingConfig",
+    "QuantizationEncoding",
+    "SamplingConfig",
+    "Session",
+    "SpeculativeConfig",
+    "StrictModel",
+]

@@ -1,0 +1,84 @@
+"""What exists as a field and does nothing in this release: one table, and the refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from llm.config.strict import StrictModel
+from llm.errors import ConfigError
+
+NOT_YET_AVAILABLE: dict[str, str] = {
+    "pipeline_role": "prefill and decode run in one process",
+    "min_batch_size_tg": "decoding never waits for a minimum batch",
+    "ep_size": "there is no expert parallelism",
+    "ce_delay_ms": "a prefill starts as soon as it is scheduled",
+    "enable_prioritize_first_decode": "decode rows already run in every step",
+    "enable_echo": "prompt log-probabilities are not computed",
+    "pool_embeddings": "there are no embedding models",
+    "use_experimental_kernels": "there are no experimental kernels",
+    "use_vendor_blas": "matrix products always use torch's BLAS",
+    "pdl_level": "there are no kernels with dependent launch",
+    "custom_architectures": "architectures cannot be added from outside",
+    "zmq_endpoint_base": "front end and engine share one process",
+    "execute_empty_batches": "there is one replica, so nobody waits for an empty batch",
+    "force": "there are no architecture checks to skip",
+    "enable_overlap_scheduler": "each step's results are read before the next is scheduled",
+    "use_legacy_module": "torch.compile is not used",
+    "draft_model": "there is no speculative decoding",
+    "speculative": "there is no speculative decoding",
+    "lora": "there are no LoRA adapters",
+    "sampling.enable_penalties": "every request may use penalties without it",
+    "sampling.enable_min_tokens": "every request may use minimum lengths without it",
+    "sampling.in_dtype": "logits are sampled in float32",
+    "sampling.out_dtype": "logits are sampled in float32",
+    "sampling.enable_structured_output": "there is no structured output",
+    "sampling.enable_variable_logits": "logits are computed for sampled rows only",
+    "profiling.gpu_profiling": "there are no profiling ranges",
+    "model.data_parallel_degree": "there is one replica",
+    "model.trust_remote_code": "code from checkpoints is never run",
+    "model.huggingface_revision": "models are read from local folders only",
+    "model.rope_type": "the rotary type comes from the checkpoint's config.json",
+    "model.kv_cache.enable_kvcache_swapping_to_host": "pages are never swapped to the host",
+    "model.kv_cache.host_kvcache_swap_space_gb": "pages are never swapped to the host",
+}
+"""Field (dotted path) -> why setting it to other than its default is an error in this release."""
+
+
+NOT_YET_AVAILABLE_VALUES: dict[str, dict[str, str]] = {
+    "model.quantization_encoding": dict.fromkeys(
+        ("float8_e4m3fn", "float4_e2m1fnx2", "gptq", "q4_k", "q4_0", "q6_k"),
+        "weights are held as float32, bfloat16 or int8",
+    ),
+    "model.kv_cache.kv_cache_format": {"float8_e4m3fn": "pages are float32 or bfloat16"},
+}
+"""Field (dotted path) -> value -> why this one value is an error in this release."""
+
+
+def refuse_unavailable(
+    config: StrictModel,
+    fields: Mapping[str, str],
+    values: Mapping[str, Mapping[str, str]],
+) -> None:
+    """Raise `ConfigError` for a field of `fields` that is not at its default, or a value listed."""
+    for name, value, default in _walk(config):
+        reason = values.get(name, {}).get(str(value))
+        if name in fields and value != default:
+            reason = fields[name]
+        if reason is not None:
+            raise unavailable(name, value, reason)
+
+
+def unavailable(name: str, value: object, reason: str) -> ConfigError:
+    """The error for one value."""
+    return ConfigError(f"{name}={value} is not available in this release: {reason}")
+
+
+def _walk(section: StrictModel, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(dotted name, value, default) of every field that was set, sections taken apart."""
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, StrictModel) and field.default_factory is not None:
+            yield from _walk(value, f"{prefix}{name}.")
+        elif name in section.model_fields_set:
+            yield prefix + name, value, field.get_default(call_default_factory=True)
