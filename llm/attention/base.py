@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -17,8 +18,13 @@ PlanT = TypeVar("PlanT")
 class AttentionBackend(ABC, Generic[PlanT]):
     """Causal attention of a ragged batch over pages. The plan is a value; layers share it."""
 
-    def __init__(self, pool: KVPool) -> None:
+    def __init__(self, pool: KVPool, windows: Sequence[int | None] = ()) -> None:
+        """`windows`, by layer: a query sees that many keys, its own included; None: all of them.
+
+        Without any, every layer sees all.
+        """
         self.pool = pool
+        self.windows = tuple(windows) or (None,) * pool.num_layers
 
     @abstractmethod
     def plan(self, batch: ForwardBatch) -> PlanT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -17,10 +18,15 @@ def supported_backends() -> tuple[str, ...]:
     return tuple(_BACKENDS)
 
 
-def create_attention_backend(name: str, pool: KVPool) -> AttentionBackend[Any]:
-    """The backend `name` over `pool`. Raises `ConfigError` naming the supported ones."""
+def create_attention_backend(
+    name: str, pool: KVPool, windows: Sequence[int | None] = ()
+) -> AttentionBackend[Any]:
+    """The backend `name` over `pool`; `windows` as in `AttentionBackend`.
+
+    Raises `ConfigError` naming the supported ones.
+    """
     if name not in _BACKENDS:
         raise ConfigError(f"no attention backend '{name}'; supported: {', '.join(_BACKENDS)}")
     module, attribute = _BACKENDS[name]
-    backend: AttentionBackend[Any] = getattr(import_module(module), attribute)(pool)
+    backend: AttentionBackend[Any] = getattr(import_module(module), attribute)(pool, windows)
     return backend

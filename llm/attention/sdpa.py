@@ -4,12 +4,15 @@ Every query is attended by itself: a [G, D] × [D, L] problem for each KV head, 
 share the KV head and L is the query's context rounded up to a whole tile, the rest masked out.
 So a token's result does not depend on which batch or prompt chunk it was computed in, bit for
 bit: that is what makes a seed reproducible. Neighbouring queries of one tile share one call.
+In a layer with a sliding window, L starts at the tile of the first key that the tile can see.
 
 Keys are read in place where a row's pages follow each other. Otherwise the row gets a
 `ContextCopy`, gathered once and then kept up token by token.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +47,7 @@ class ContextCopy:
         self.length = length
         self.buffer = buffer
         self.layers = list(buffer.unbind(0))
-        self._views: dict[int, LayerViews] = {}
+        self._views: dict[tuple[int, int], LayerViews] = {}
         filled = pages[: -(-length // pool.page_size)]
         index = torch.tensor(filled, dtype=torch.int64, device=pool.device)
         for layer, heads in enumerate(self.layers):
@@ -62,11 +65,12 @@ class ContextCopy:
             and self.pages == list(pages[: len(self.pages)])
         )
 
-    def views(self, num_keys: int) -> LayerViews:
-        """Keys and values of the first `num_keys` tokens."""
-        if num_keys not in self._views:
-            self._views = {num_keys: _views(self.layers, 0, num_keys)}
-        return self._views[num_keys]
+    def views(self, first: int, end: int) -> LayerViews:
+        """Keys and values of the tokens [first, end)."""
+        if (first, end) not in self._views:
+            self._views = {key: views for key, views in self._views.items() if key[1] == end}
+            self._views[first, end] = _views(self.layers, first, end - first)
+        return self._views[first, end]
 
     def store(self, layer: int, first: int, key_value: Tensor) -> None:
         """Store [n, 2, Hkv, D] keys and values of the tokens from position `first`."""
@@ -92,19 +96,15 @@ class SdpaPlan:
 
     def __init__(self, slots: Tensor) -> None:
         self.slots = slots
-        self.spans: list[Span] = []
+        self.spans: dict[int | None, list[Span]] = {}  # by the layers' windows
         self.copies: list[tuple[ContextCopy, int, int, int]] = []  # copy, position, tokens [a, b)
-
-    @property
-    def span_sizes(self) -> list[int]:
-        return [span.num_queries for span in self.spans]
 
 
 class SdpaBackend(AttentionBackend[SdpaPlan]):
     """`torch.nn.functional.scaled_dot_product_attention` over the pages of one row at a time."""
 
-    def __init__(self, pool: KVPool) -> None:
-        super().__init__(pool)
+    def __init__(self, pool: KVPool, windows: Sequence[int | None] = ()) -> None:
+        super().__init__(pool, windows)
         self._pool_views: dict[tuple[int, int], LayerViews] = {}
         # Of this plan's rows and of the last one's: a row that misses two forwards starts anew.
         self._copies: dict[str, ContextCopy] = {}
@@ -120,6 +120,7 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
             self._keep_buffer(self._older_copies[request_id])
         self._older_copies, self._copies = self._copies, {}
         plan = SdpaPlan(batch.slot_mapping)
+        plan.spans = {window: [] for window in self.windows}
         first = 0
         for row, fed in enumerate(batch.query_lens):
             context = batch.context_lens[row]
@@ -128,7 +129,8 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
             if start is None:
                 copy = self._copy(batch, row)
                 plan.copies.append((copy, context - fed, first, first + fed))
-            self._add_spans(plan, context - fed, context, start, copy)
+            for window, spans in plan.spans.items():
+                self._add_spans(spans, (context - fed, context), window, start, copy)
             first += fed
         return plan
 
@@ -140,11 +142,12 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
         num_tokens, num_heads, head_dim = query.shape
         num_kv_heads = key_value.shape[2]
         grouped = query.view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
-        if len(plan.spans) == 1:
-            return _attend(plan.spans[0], layer, grouped)
-        parts = grouped.split(plan.span_sizes)
+        spans = plan.spans[self.windows[layer]]
+        if len(spans) == 1:
+            return _attend(spans[0], layer, grouped)
+        parts = grouped.split([span.num_queries for span in spans])
         return torch.cat(
-            [_attend(span, layer, part) for span, part in zip(plan.spans, parts, strict=True)]
+            [_attend(span, layer, part) for span, part in zip(spans, parts, strict=True)]
         )
 
     def _run_start(self, batch: ForwardBatch, row: int) -> int | None:
@@ -188,19 +191,26 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
             buffers.append(copy.buffer)
 
     def _add_spans(
-        self, plan: SdpaPlan, position: int, end: int, start: int | None, copy: ContextCopy | None
+        self,
+        spans: list[Span],
+        positions: tuple[int, int],
+        window: int | None,
+        start: int | None,
+        copy: ContextCopy | None,
     ) -> None:
-        """Queries at positions [position, end) see one key more each."""
+        """Queries at `positions` [first, end) see one key more each, at most `window`."""
+        position, end = positions
         while position < end:
             num_keys = _round_up(position + 1, TILE)
             last = min(end, num_keys)
+            first = 0 if window is None else _first_key(position, window)
             if copy is not None:
-                views = copy.views(num_keys)
+                views = copy.views(first, num_keys)
             else:
                 assert start is not None
-                views = self._views_of_run(start, num_keys)
-            mask = self._mask(position + 1, last - position, num_keys)
-            plan.spans.append(Span(last - position, mask, views))
+                views = self._views_of_run(start + first, num_keys - first)
+            mask = self._mask(position + 1 - first, last - position, num_keys - first, window)
+            spans.append(Span(last - position, mask, views))
             position = last
 
     def _views_of_run(self, start: int, num_keys: int) -> LayerViews:
@@ -213,14 +223,17 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
             self._pool_views[key] = views
         return views
 
-    def _mask(self, context: int, num_queries: int, num_keys: int) -> Tensor:
-        """[n, 1, 1, num_keys]: query i sees its first `context` + i keys."""
-        if num_queries == 1:
+    def _mask(self, context: int, num_queries: int, num_keys: int, window: int | None) -> Tensor:
+        """[n, 1, 1, num_keys]: query i sees the last `window` of its first `context` + i keys."""
+        if num_queries == 1 and (window is None or context <= window):
             line = self._line(context, num_keys).view(1, 1, 1, num_keys)
             # GPU kernels want masks that start at an aligned address.
             return line if line.device.type == "cpu" else line.clone()
-        lines = [self._line(context + i, num_keys) for i in range(num_queries)]
-        return torch.stack(lines).view(num_queries, 1, 1, num_keys)
+        lines = torch.stack([self._line(context + i, num_keys) for i in range(num_queries)])
+        if window is not None:
+            for i, line in enumerate(lines):
+                line[: max(0, context + i - window)] = float("-inf")
+        return lines.view(num_queries, 1, 1, num_keys)
 
     def _line(self, context: int, num_keys: int) -> Tensor:
         """`context` zeros, then −inf: a piece of one long line of both."""
@@ -253,6 +266,12 @@ def _views(storage: list[Tensor], start: int, num_keys: int) -> LayerViews:
         keys, values = heads[:, start : start + num_keys].unsqueeze(0).chunk(2, dim=1)
         views.append((keys, values))
     return views
+
+
+def _first_key(position: int, window: int) -> int:
+    """Where the keys start that a tile's queries read: the same for all queries of the tile."""
+    first_of_tile = position // TILE * TILE
+    return max(0, first_of_tile + 1 - window) // TILE * TILE
 
 
 def _round_up(number: int, multiple: int) -> int:

@@ -82,6 +82,14 @@ class PipelineModel(ABC, Generic[ContextT]):
         """
 
     @classmethod
+    def attention_windows(cls, huggingface_config: HuggingFaceConfig) -> tuple[int | None, ...]:
+        """By layer how many keys a query sees, None for all of them; () when no layer has a limit.
+
+        Needs no weights.
+        """
+        return ()
+
+    @classmethod
     def estimate_weights_size(cls, pipeline_config: PipelineConfig) -> int:
         """Bytes of the weights as they will be held, from the files' headers alone."""
         model = pipeline_config.model

@@ -67,6 +67,7 @@ class ModelRunner:
         self.head_dim = shape.head_dim
         self.hidden_size = shape.hidden_size
         self.vocab_size = shape.vocab_size
+        self._windows = self._model_class.attention_windows(self.huggingface_config)
         self.context_len = self._model_class.calculate_max_seq_len(config, self.huggingface_config)
         self.max_running_requests = config.max_batch_size or 1
         self.max_total_num_tokens = 0  # of the KV cache; known once memory is planned
@@ -86,8 +87,8 @@ class ModelRunner:
 
     @property
     def sliding_window_size(self) -> int | None:
-        """Attention span in tokens; None for full context, which all architectures here have."""
-        return None
+        """Attention span in tokens of the layers that have one; None: all see the full context."""
+        return next((window for window in self._windows if window is not None), None)
 
     @property
     def loaded_model(self) -> PipelineModel[ScheduledRow]:
@@ -200,7 +201,9 @@ class ModelRunner:
         """Make the attention backend over the pool."""
         if self.token_to_kv_pool is None:
             raise RuntimeError("allocate the pool before the attention backend is made")
-        self.attn_backend = create_attention_backend(ATTENTION_BACKEND, self.token_to_kv_pool)
+        self.attn_backend = create_attention_backend(
+            ATTENTION_BACKEND, self.token_to_kv_pool, self._windows
+        )
 
     def prepare(self, batch: ScheduledBatch) -> ModelInputs:
         """Inputs of a batch's first forward, attention planned."""

@@ -29,12 +29,13 @@ class Row:
         self.pages = pages
         self.request_id = f"row {seed}"
 
-    def expected(self, start: int, end: int) -> Tensor:
+    def expected(self, start: int, end: int, window: int | None = None) -> Tensor:
         """Dense causal attention of positions [start, end), float64."""
         group = self.query.shape[1] // self.key_value.shape[2]
         keys, values = self.key_value[:end].double().repeat_interleave(group, dim=2).unbind(1)
         scores = torch.einsum("qhd,khd->hqk", self.query[start:end].double(), keys)
-        hidden = torch.arange(end)[None] > torch.arange(start, end)[:, None]
+        distance = torch.arange(start, end)[:, None] - torch.arange(end)[None]
+        hidden = (distance < 0) | (distance >= (window or end))
         scores = (scores / HEAD_DIM**0.5).masked_fill(hidden, float("-inf"))
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).flatten(1)
 
@@ -107,9 +108,11 @@ def test_pages_in_any_order_attend_like_dense_memory(
             assert torch.allclose(found.double(), expected, atol=1e-5), (row.request_id, start)
 
 
-def history(row: Row, cuts: list[int], page_size: int, num_pages: int) -> Tensor:
+def history(
+    row: Row, cuts: list[int], page_size: int, num_pages: int, window: int | None = None
+) -> Tensor:
     """All results of a row alone, fed in pieces."""
-    backend = SdpaBackend(create_pool(row.key_value.shape[2], num_pages, page_size))
+    backend = SdpaBackend(create_pool(row.key_value.shape[2], num_pages, page_size), [window])
     parts = [run(backend, page_size, [(row, a, b)])[0] for a, b in itertools.pairwise(cuts)]
     return torch.cat(parts)
 
@@ -129,6 +132,34 @@ def test_chunks_pages_and_neighbours_change_no_bit() -> None:
     run(backend, page_size, [(row, 0, 149) for row in rows])
     together = run(backend, page_size, [(row, 149, 150) for row in rows])
     assert torch.equal(together[5], whole[149:])
+
+
+@pytest.mark.parametrize("window", [1, 5, 63, 64, 65, 129, 500])
+def test_a_window_hides_what_is_older(window: int) -> None:
+    """Pages in order and not; whole, in chunks and token by token: the same bits."""
+    length, page_size, heads = 260, 16, (4, 2)
+    in_order = Row(length, heads, list(range(1, 18)), seed=6)
+    whole = history(in_order, [0, length], page_size, 40, window)
+    assert torch.allclose(whole.double(), in_order.expected(0, length, window), atol=1e-5)
+    scattered = Row(length, heads, shuffled_pages(40, seed=2)[:17], seed=6)
+    for cuts in ([0, 1, 70, *range(127, 131), 200, length], [0, 100, *range(101, 261)]):
+        for row in (in_order, scattered):
+            assert torch.equal(history(row, cuts, page_size, 40, window), whole)
+
+
+def test_layers_have_their_own_windows() -> None:
+    """Each layer of one forward sees as far as it may, and no key from before its window."""
+    page_size, windows = 16, [70, None, 20]
+    pool = create_pool(2, 40, page_size, num_layers=3)
+    backend = create_attention_backend("sdpa", pool, windows)
+    assert isinstance(backend, SdpaBackend)
+    row = Row(200, (4, 2), shuffled_pages(40, seed=4)[:13], seed=9)
+    for start, end in ((0, 150), (150, 151), (151, 152), (152, 200)):
+        planned = PlannedAttention.create(forward_batch(page_size, [(row, start, end)]), backend)
+        for layer, window in enumerate(windows):
+            found = planned.attend(layer, row.query[start:end], row.key_value[start:end])
+            expected = row.expected(start, end, window)
+            assert torch.allclose(found.double(), expected, atol=1e-5), (layer, start)
 
 
 def test_a_copied_context_grows_and_is_gathered_again_when_it_must() -> None:
