@@ -1,6 +1,16 @@
 """What an audio decoder is: its fixed facts (`CodecSpec`), one block of codes, one window, the ABC.
 
 The package knows no language model: codes in, float32 samples out.
+
+Codes of a stream are one flat row, also for codecs with several codebooks: frame after frame, and
+inside a frame in the order of `CodecSpec.layout`, which names each place's codebook. A code is
+always in 0..codebook_size - 1; what it means follows from its place, t mod codes_per_frame.
+
+    one codebook           layout (0,)                    c0 c0 c0 …
+    K codebooks, one rate  layout (0, 1, … K-1)           c0 c1 … cK-1 | c0 c1 …
+    SNAC 24 kHz            layout (0, 1, 2, 2, 1, 2, 2)   one code of 12 Hz, two of 23, four of 47
+
+Chunk sizes, buffer, look-ahead, carry and offsets all count codes and are whole frames.
 """
 
 from __future__ import annotations
@@ -61,20 +71,24 @@ class MaskPolicy:
 class StreamingOptions:
     """How one stream is cut and what context each block gets.
 
-    `chunk_sizes` None means one block at the end; otherwise the last size repeats.
+    `chunk_sizes` None means one block at the end; otherwise the last size repeats. `look_ahead`
+    is how many later codes a block waits for, to be rendered with them as right context; at the
+    end of the stream it waits for none.
     """
 
     chunk_sizes: tuple[int, ...] | None = None
     buffer: int = 0
     masks: MaskPolicy = field(default_factory=MaskPolicy)
     prepend: PrependPromptSpeechTokens = PrependPromptSpeechTokens.NEVER
+    look_ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CodecSpec:
     """The fixed facts of one codec.
 
-    `receptive_field` is how many earlier codes can change a code's samples (None: unbounded).
+    `receptive_field` is how many codes before a frame can change its samples (None: unbounded),
+    `right_field` how many after it. `layout` is each code's codebook inside a frame; see above.
     `recommended` is the streaming setup this codec was made for.
     """
 
@@ -82,11 +96,24 @@ class CodecSpec:
     sample_rate: int  # Hz
     samples_per_code: Fraction  # sample_rate / codes per second
     codebook_size: int
-    num_codebooks: int = 1
+    layout: tuple[int, ...] = (0,)
     receptive_field: int | None = None
+    right_field: int | None = 0
     attention: AttentionKind = AttentionKind.BIDIRECTIONAL
     can_encode: bool = False
     recommended: StreamingOptions = field(default_factory=StreamingOptions)
+
+    @property
+    def codes_per_frame(self) -> int:
+        return len(self.layout)
+
+    @property
+    def num_codebooks(self) -> int:
+        return len(set(self.layout))
+
+    @property
+    def samples_per_frame(self) -> Fraction:
+        return self.samples_per_code * self.codes_per_frame
 
     @property
     def codes_per_second(self) -> float:
@@ -109,7 +136,7 @@ class DecoderOptions:
     """audio_decoder_config, checked: how one decoder is run. Which keys a codec takes differs.
 
     `max_batch` bounds how many windows share a call, `pcm_format` is the service's default for
-    raw PCM, `token_rate_hz` None is the codec's own rate.
+    raw PCM, `token_rate_hz` None is the codec's own rate, `look_ahead` None what it recommends.
     """
 
     token_rate_hz: float | None = None
@@ -118,23 +145,29 @@ class DecoderOptions:
     stateful: bool = False
     noise_seed: int | None = None
     crossfade_ms: float = 0.0
+    look_ahead: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechChunk:
-    """One block of a stream's own codes: s[first_code : first_code + len(codes))."""
+    """One block of a stream's own codes: s[first_code : first_code + len(codes)).
+
+    `future` are the codes after it that are there already, at most the look-ahead: right context
+    that later blocks will emit.
+    """
 
     codes: tuple[int, ...]
     first_code: int
     block_index: int
+    future: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeWindow:
-    """Everything a decoder needs for one block: prompt ++ history ++ current codes.
+    """Everything a decoder needs for one block: prompt ++ history ++ current ++ future codes.
 
-    `positions` are absolute. `block_ids` tell which block each history and current code was
-    emitted in (prompt codes carry the smallest id and are told apart by `prompt_len`).
+    `positions` are absolute. `block_ids` tell which block each own code is emitted in (prompt
+    codes carry the smallest id and are told apart by `prompt_len`).
     Emitted are `num_samples` samples after the first `skip_samples` of the rendered window.
     """
 
@@ -147,11 +180,12 @@ class DecodeWindow:
     skip_samples: int
     first_sample: int
     num_samples: int
+    future_len: int = 0
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> tuple[int, int, int, int]:
         """Windows of equal shape can be decoded in one batch."""
-        return len(self.codes), self.prompt_len, self.history_len
+        return len(self.codes), self.prompt_len, self.history_len, self.future_len
 
 
 class AudioDecoder(ABC):

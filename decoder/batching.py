@@ -27,7 +27,7 @@ class ReadyWindow:
 def group_by_shape(ready: Sequence[ReadyWindow], max_batch: int) -> list[list[int]]:
     """Indices of windows that can share a decode call; groups by their oldest member."""
     groups: list[list[int]] = []
-    open_groups: dict[tuple[int, int, int], list[int]] = {}
+    open_groups: dict[tuple[int, ...], list[int]] = {}
     for index, item in enumerate(ready):
         group = open_groups.get(item.window.shape)
         if group is None or len(group) == max_batch:

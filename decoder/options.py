@@ -36,7 +36,7 @@ def _count(value: Any) -> int:
     return value
 
 
-def _seed(value: Any) -> int:
+def _whole(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise ValueError("an integer >= 0")
     return value
@@ -60,8 +60,9 @@ _PARSERS: dict[str, Callable[[Any], object]] = {
     "max_batch": _count,
     "pcm_format": _pcm_format,
     "stateful": _flag,
-    "noise_seed": _seed,
+    "noise_seed": _whole,
     "crossfade_ms": _not_negative,
+    "look_ahead": _whole,
 }
 
 

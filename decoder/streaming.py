@@ -2,14 +2,15 @@
 
 A stream is cut into blocks of its own codes. A block is rendered as one *window*
 
-    [ prompt part | history | current block ]
-                             ^ skip_samples: only what lies right of here is emitted
+    [ prompt part | history | current block | future ]
+                             ^ skip_samples: only num_samples right of here are emitted
 
-where history is the last `buffer` codes before the block and the prompt part follows the
-prepend mode. Positions are absolute (own code t sits at token_offset + t), so a decoder with
-rotary positions or position-keyed noise renders a code alike in every window that holds it.
-Samples are cut on the grid floor(position * samples_per_code): nothing is lost or doubled at
-rational rates.
+where history is the last `buffer` codes before the block, the prompt part follows the prepend
+mode and future is the look-ahead: codes that are there already and that later blocks emit. A
+codec that looks to the right needs them; the last block of a stream has none. Positions are
+absolute (own code t sits at token_offset + t), so a decoder with rotary positions or
+position-keyed noise renders a code alike in every window that holds it. Samples are cut on the
+grid floor(position * samples_per_code): nothing is lost or doubled at rational rates.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from decoder.base import (
 if TYPE_CHECKING:
     import numpy as np
 
+_NEVER = PrependPromptSpeechTokens.NEVER
 CARRY_BLOCK = -1
 PROMPT_BLOCK = -2
 
@@ -59,6 +61,15 @@ def check_codes(codes: Iterable[int], codebook_size: int, what: str) -> tuple[in
     return checked
 
 
+def check_frames(count: int, spec: CodecSpec, what: str) -> None:
+    """Raise DecoderConfigError when a number of codes is not whole frames."""
+    if count % spec.codes_per_frame:
+        raise DecoderConfigError(
+            f"{what} is {count} but codec '{spec.name}' has {spec.codes_per_frame} codes per "
+            "frame: give a multiple"
+        )
+
+
 class DecoderStream:
     """The decoder side of one stream: what its next block may look back on.
 
@@ -78,6 +89,12 @@ class DecoderStream:
     ) -> None:
         if token_offset < 0:
             raise DecoderConfigError(f"token_offset {token_offset} is negative")
+        for what, count in (
+            ("token_offset", token_offset),
+            ("number of carried codes", len(carry or ())),
+            ("number of voice prompt codes", len(prompt_codes)),
+        ):
+            check_frames(count, spec, what)
         carried = check_codes(carry or (), spec.codebook_size, "carried")
         self._spec = spec
         self._options = options
@@ -117,11 +134,14 @@ class DecoderStream:
         if not chunk.codes:
             raise ValueError("a block has at least one code")
         codes = check_codes(chunk.codes, self._spec.codebook_size, "speech")
-        window = self._build(codes)
+        future = check_codes(chunk.future, self._spec.codebook_size, "speech")
+        check_frames(len(codes), self._spec, "number of codes in a block")
+        check_frames(len(future), self._spec, "number of look-ahead codes")
+        window = self._build(codes, future)
         self._remember(codes)
         return window
 
-    def _build(self, codes: tuple[int, ...]) -> DecodeWindow:
+    def _build(self, codes: tuple[int, ...], future: tuple[int, ...]) -> DecodeWindow:
         prompt = self._prompt_part()
         context_len = len(prompt) + len(self._history)
         first = self._token_offset + self._num_codes
@@ -131,12 +151,13 @@ class DecoderStream:
             for position in (start, first, end, self._token_offset)
         )
         return DecodeWindow(
-            codes=prompt + self._history + codes,
-            positions=tuple(range(start, end)),
+            codes=prompt + self._history + codes + future,
+            positions=tuple(range(start, end + len(future))),
             block_ids=(
                 (PROMPT_BLOCK,) * len(prompt)
                 + self._history_blocks
                 + (self._num_blocks,) * len(codes)
+                + self._future_blocks(len(future))
             ),
             prompt_len=len(prompt),
             history_len=len(self._history),
@@ -144,7 +165,18 @@ class DecoderStream:
             skip_samples=emit_from - skip_from,
             first_sample=emit_from - origin,
             num_samples=emit_to - emit_from,
+            future_len=len(future),
         )
+
+    def _future_blocks(self, count: int) -> tuple[int, ...]:
+        """The blocks that will emit the next `count` codes, as the chunk sizes say."""
+        sizes = self._options.chunk_sizes or (count,)
+        blocks: list[int] = []
+        block = self._num_blocks
+        while len(blocks) < count:
+            block += 1
+            blocks += [block] * sizes[min(block, len(sizes) - 1)]
+        return tuple(blocks[:count])
 
     def _prompt_part(self) -> tuple[int, ...]:
         mode = self._options.prepend
@@ -170,7 +202,8 @@ def attention_mask(window: DecodeWindow, kind: AttentionKind) -> np.ndarray:
     """Which code (row) may attend to which (column): bool [T, T], True = may attend.
 
     Starts from the decoder's own relation and only ever removes pairs: prompt codes lose the
-    stream's own codes, history codes lose blocks later than theirs, as `window.masks` says.
+    stream's own codes, own codes lose blocks later than theirs (the look-ahead is one), as
+    `window.masks` says.
     """
     import numpy as np
 
@@ -192,13 +225,26 @@ def attention_mask(window: DecodeWindow, kind: AttentionKind) -> np.ndarray:
 def validate_streaming(options: StreamingOptions, spec: CodecSpec) -> list[str]:
     """Check a streaming setup against a codec: raises what cannot work, returns warnings."""
     _check_numbers(options)
+    for size in options.chunk_sizes or ():
+        check_frames(size, spec, "chunk_size")
+    check_frames(options.buffer, spec, "buffer")
+    check_frames(options.look_ahead, spec, "look_ahead")
     masks = options.masks
     if not spec.can_mask and not (masks.buffer_sees_current and masks.prompt_sees_current):
         raise DecoderConfigError(
             f"codec '{spec.name}' cannot apply attention masks: block_causal and "
             "prepend_prompt_speech_tokens_causal must be false"
         )
-    return [*_prompt_warnings(options, spec), *_buffer_warnings(options, spec)]
+    if spec.attention is AttentionKind.NONE and options.prepend is not _NEVER:
+        raise DecoderConfigError(
+            f"codec '{spec.name}' has no attention and hears nothing of a voice prompt: "
+            "prepend_prompt_speech_tokens must be 'never'"
+        )
+    return [
+        *_prompt_warnings(options, spec),
+        *_buffer_warnings(options, spec),
+        *_look_ahead_warnings(options, spec),
+    ]
 
 
 def _check_numbers(options: StreamingOptions) -> None:
@@ -209,8 +255,10 @@ def _check_numbers(options: StreamingOptions) -> None:
         for size in sizes:
             if type(size) is not int or size <= 0:
                 raise DecoderConfigError(f"chunk_size {size!r} is not a positive integer")
-    if type(options.buffer) is not int or options.buffer < 0:
-        raise DecoderConfigError(f"buffer {options.buffer!r} is not an integer >= 0")
+    for name in ("buffer", "look_ahead"):
+        value = getattr(options, name)
+        if type(value) is not int or value < 0:
+            raise DecoderConfigError(f"{name} {value!r} is not an integer >= 0")
 
 
 def _prompt_warnings(options: StreamingOptions, spec: CodecSpec) -> list[str]:
@@ -239,6 +287,17 @@ def _buffer_warnings(options: StreamingOptions, spec: CodecSpec) -> list[str]:
         f"buffer of {options.buffer} codes is below the receptive field ({_field_text(spec)}): "
         "small artefacts at block boundaries are possible"
     ]
+
+
+def _look_ahead_warnings(options: StreamingOptions, spec: CodecSpec) -> list[str]:
+    if options.chunk_sizes is None or spec.right_field is None:
+        return []
+    if options.look_ahead > spec.right_field:
+        return [
+            f"look_ahead of {options.look_ahead} codes is more than this codec hears "
+            f"({spec.right_field} codes): it only delays the sound"
+        ]
+    return []
 
 
 def _has_relation(spec: CodecSpec) -> bool:

@@ -1,8 +1,10 @@
 """When enough speech codes of one request are ready, they become the next audio block.
 
 A block fires as soon as its last code is there and is never held back to learn whether more
-follow, so a full last block comes out before the end of the stream is known. Surplus codes wait:
-the blocks depend on the codes only, never on how many arrive at once.
+follow, so a full last block comes out before the end of the stream is known. Only a look-ahead
+holds it back: then a block waits for that many later codes and takes a view of them along; at the
+end of the stream the blocks fire with what is there. Surplus codes wait: the blocks depend on the
+codes only, never on how many arrive at once.
 """
 
 from __future__ import annotations
@@ -15,13 +17,22 @@ from decoder import SpeechChunk
 class SpeechChunker:
     """Cuts one stream's codes into blocks of `chunk_sizes`, the last of which repeats.
 
-    `chunk_sizes` None means one block with everything, when the stream is finished.
+    `chunk_sizes` None means one block with everything, when the stream is finished. Codes of a
+    frame that was cut off by the end of the stream make no sound and are left out.
     """
 
-    def __init__(self, chunk_sizes: tuple[int, ...] | None) -> None:
+    def __init__(
+        self,
+        chunk_sizes: tuple[int, ...] | None,
+        *,
+        look_ahead: int = 0,
+        codes_per_frame: int = 1,
+    ) -> None:
         if chunk_sizes is not None and (not chunk_sizes or min(chunk_sizes) < 1):
             raise ValueError(f"chunk sizes {chunk_sizes} are not positive numbers")
         self._sizes = chunk_sizes
+        self._look_ahead = look_ahead
+        self._codes_per_frame = codes_per_frame
         self._waiting: list[int] = []
         self._first_code = 0
         self._block_index = 0
@@ -49,14 +60,22 @@ class SpeechChunker:
             raise ValueError("codes after the end of the stream")
         self._waiting.extend(codes)
         ready = []
-        while (size := self._next_size()) is not None and len(self._waiting) >= size:
+        while (size := self._next_size()) is not None and self._has(size + self._look_ahead):
             ready.append(self._cut(size))
         return ready
 
     def finish(self) -> list[SpeechChunk]:
-        """The stream has ended: the short last block, if codes are left. Later calls give none."""
+        """The stream has ended: the blocks of the codes that are left. Later calls give none."""
         self._is_finished = True
-        return [self._cut(len(self._waiting))] if self._waiting else []
+        del self._waiting[len(self._waiting) - len(self._waiting) % self._codes_per_frame :]
+        ready = []
+        while self._waiting:
+            size = self._next_size() or len(self._waiting)
+            ready.append(self._cut(min(size, len(self._waiting))))
+        return ready
+
+    def _has(self, count: int) -> bool:
+        return len(self._waiting) >= count
 
     def _next_size(self) -> int | None:
         if self._sizes is None:
@@ -64,7 +83,9 @@ class SpeechChunker:
         return self._sizes[min(self._block_index, len(self._sizes) - 1)]
 
     def _cut(self, size: int) -> SpeechChunk:
-        chunk = SpeechChunk(tuple(self._waiting[:size]), self._first_code, self._block_index)
+        future = tuple(self._waiting[size : size + self._look_ahead])
+        codes = tuple(self._waiting[:size])
+        chunk = SpeechChunk(codes, self._first_code, self._block_index, future)
         del self._waiting[:size]
         self._first_code += size
         self._block_index += 1

@@ -261,6 +261,7 @@ def streaming_options(
             ).masks.prompt_sees_current,
         ),
         prepend=chosen("prepend_prompt_speech_tokens").prepend,
+        look_ahead=recommended.look_ahead,
     )
 
 

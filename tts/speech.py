@@ -124,6 +124,7 @@ class ChunkingOverrides:
                 prompt_causal=prompt if self.prompt_causal is None else self.prompt_causal,
             ),
             prepend=defaults.prepend if self.prepend is None else self.prepend,
+            look_ahead=defaults.look_ahead,
         )
 
 

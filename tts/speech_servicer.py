@@ -179,7 +179,7 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
             codec = service.synthesizer.codec
             info.codec = codec.name
             info.native_sample_rate_hertz = codec.sample_rate
-            info.speech_tokens_per_second = codec.codes_per_second * codec.num_codebooks
+            info.speech_tokens_per_second = codec.codes_per_second
             info.voice_cloning = codec.can_encode
             info.default_chunking.CopyFrom(to_chunking(service.synthesizer.settings.streaming))
         return info

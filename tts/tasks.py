@@ -129,7 +129,11 @@ class SpeechTask(StreamTask):
         self._sample_rate = spec.sample_rate
         self._code_map = voice.code_map
         self._max_codes_ahead = voice.max_codes_ahead
-        self._chunker = SpeechChunker(job.streaming.chunk_sizes)
+        self._chunker = SpeechChunker(
+            job.streaming.chunk_sizes,
+            look_ahead=job.streaming.look_ahead,
+            codes_per_frame=spec.codes_per_frame,
+        )
         self._stream = DecoderStream(
             spec,
             job.streaming,

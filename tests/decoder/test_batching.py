@@ -52,7 +52,7 @@ def test_like_shapes_share_a_call_of_bounded_size() -> None:
     assert group_by_shape(ready, 3) == [[0, 2, 3], [1, 4], [5]]
     assert group_by_shape(ready, 1) == [[0], [1], [2], [3], [4], [5]]
     assert [len(samples) for samples in render(decoder, ready)] == [40, 50, 40, 40, 50, 40]
-    assert decoder.calls == [[(4, 0, 0)] * 3, [(5, 0, 0)] * 2, [(4, 0, 0)]]
+    assert decoder.calls == [[(4, 0, 0, 0)] * 3, [(5, 0, 0, 0)] * 2, [(4, 0, 0, 0)]]
 
 
 lengths = st.lists(st.integers(1, 20), min_size=1, max_size=8)

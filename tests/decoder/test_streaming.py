@@ -246,6 +246,68 @@ def test_masks_on_a_decoder_that_cannot_apply_them(flags: tuple[bool, bool]) -> 
     assert validate_streaming(StreamingOptions(SIZES, 9), unmasked) == []
 
 
+def test_a_look_ahead_is_right_context_and_never_emitted() -> None:
+    windows = windows_of(SPEC, StreamingOptions(SIZES, 2, look_ahead=3), CODES)
+    assert [w.codes for w in windows] == [
+        (0, 1, 2, 3, 4),
+        (0, 1, 2, 3, 4, 5, 6, 7),
+        (3, 4, 5, 6, 7, 8, 9, 10),
+        (7, 8, 9, 10),
+    ]
+    assert [w.future_len for w in windows] == [3, 3, 2, 0]
+    assert [w.block_ids[-w.future_len :] for w in windows[:3]] == [(1, 1, 1), (2, 2, 2), (3, 3)]
+    assert [w.positions[-1] for w in windows] == [4, 7, 10, 10]
+    assert [(w.first_sample, w.num_samples) for w in windows] == [
+        (0, 20),
+        (20, 30),
+        (50, 40),
+        (90, 20),
+    ]
+
+
+def test_a_block_causal_mask_hides_the_look_ahead_too() -> None:
+    masks = mask_policy(block_causal=True, prompt_causal=True)
+    window = windows_of(SPEC, StreamingOptions((1, 2), 1, masks, look_ahead=3), CODES)[1]
+    assert window.codes == (0, 1, 2, 3, 4, 5)
+    assert picture(attention_mask(window, AttentionKind.BIDIRECTIONAL)) == (
+        ["1....."] + ["111..."] * 2 + ["11111."] * 2 + ["111111"]
+    )
+
+
+FRAMES = replace(SPEC, samples_per_code=Fraction(70, 7), layout=(0, 1, 2, 2, 1, 2, 2))
+
+
+def test_a_layout_says_how_many_codes_make_a_frame() -> None:
+    assert (FRAMES.codes_per_frame, FRAMES.num_codebooks, FRAMES.samples_per_frame) == (7, 3, 70)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (StreamingOptions((7, 12)), "chunk_size is 12 but codec 'toy' has 7 codes per frame"),
+        (StreamingOptions((7,), 6), "buffer is 6"),
+        (StreamingOptions((7,), 7, look_ahead=1), "look_ahead is 1"),
+    ],
+)
+def test_frames_are_never_cut(options: StreamingOptions, message: str) -> None:
+    with pytest.raises(DecoderConfigError, match=message):
+        validate_streaming(options, FRAMES)
+
+
+@pytest.mark.parametrize(
+    "start", [{"prompt_codes": (1,)}, {"carry": (1, 2)}, {"token_offset": 8}, {}]
+)
+def test_a_stream_takes_whole_frames(start: dict[str, object]) -> None:
+    with pytest.raises(DecoderConfigError, match="give a multiple"):
+        DecoderStream(FRAMES, StreamingOptions((7,)), **start).window(SpeechChunk((1,), 0, 0))
+
+
+def test_a_codec_without_attention_takes_no_voice_prompt() -> None:
+    plain = replace(SPEC, attention=AttentionKind.NONE)
+    with pytest.raises(DecoderConfigError, match="prepend_prompt_speech_tokens must be 'never'"):
+        validate_streaming(StreamingOptions(prepend=ROLLING), plain)
+
+
 @pytest.mark.parametrize(
     ("options", "warnings"),
     [
@@ -271,6 +333,14 @@ def test_warnings(options: StreamingOptions, warnings: list[str]) -> None:
     assert len(found) == len(warnings)
     for message, start in zip(found, warnings, strict=True):
         assert message.startswith(start)
+
+
+def test_a_look_ahead_beyond_what_the_codec_hears_is_a_warning() -> None:
+    options = StreamingOptions((6,), 5, look_ahead=3)
+    assert validate_streaming(options, replace(SPEC, right_field=3)) == []
+    assert validate_streaming(options, replace(SPEC, right_field=None)) == []
+    (warning,) = validate_streaming(options, replace(SPEC, right_field=2))
+    assert warning.startswith("look_ahead of 3 codes is more than this codec hears (2 codes)")
 
 
 def test_an_unbounded_receptive_field_is_never_covered() -> None:

@@ -154,14 +154,18 @@ class CachedEmbedded:
         return x + block.ff_out(F.gelu(block.ff_in(block.ff_norm(x))))
 
 
-def cut(codes: Sequence[int], sizes: tuple[int, ...] | None) -> list[SpeechChunk]:
+def cut(
+    codes: Sequence[int], sizes: tuple[int, ...] | None, look_ahead: int = 0
+) -> list[SpeechChunk]:
     """Blocks of a finished stream."""
     chunks: list[SpeechChunk] = []
     start = 0
     while start < len(codes):
         size = len(codes) if sizes is None else sizes[min(len(chunks), len(sizes) - 1)]
-        chunks.append(SpeechChunk(tuple(codes[start : start + size]), start, len(chunks)))
-        start += len(chunks[-1].codes)
+        end = min(start + size, len(codes))
+        future = tuple(codes[end : end + look_ahead])
+        chunks.append(SpeechChunk(tuple(codes[start:end]), start, len(chunks), future))
+        start = end
     return chunks
 
 
@@ -170,7 +174,8 @@ def windows_of(
 ) -> list[DecodeWindow]:
     """Every window of one stream; `start` is prompt_codes, carry, token_offset."""
     stream = DecoderStream(spec, options, **start)
-    return [stream.window(chunk) for chunk in cut(codes, options.chunk_sizes)]
+    chunks = cut(codes, options.chunk_sizes, options.look_ahead)
+    return [stream.window(chunk) for chunk in chunks]
 
 
 def stream_audio(

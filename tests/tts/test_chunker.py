@@ -84,15 +84,35 @@ def test_it_tells_where_it_is() -> None:
     assert repr(chunker) == "SpeechChunker(blocks=1, decoded=2, waiting=1, finished=False)"
 
 
+def test_a_look_ahead_holds_a_block_back_until_its_right_context_is_there() -> None:
+    chunker = SpeechChunker((2, 3), look_ahead=2)
+    assert chunker.push([0, 1, 2]) == []
+    assert chunker.push([3]) == [SpeechChunk((0, 1), 0, 0, future=(2, 3))]
+    assert chunker.push([4, 5]) == []
+    assert chunker.finish() == [
+        SpeechChunk((2, 3, 4), 2, 1, future=(5,)),
+        SpeechChunk((5,), 5, 2, future=()),
+    ]
+
+
+def test_codes_of_a_frame_that_was_cut_off_are_left_out() -> None:
+    chunker = SpeechChunker((7,), look_ahead=7, codes_per_frame=7)
+    assert chunker.push(range(18)) == [SpeechChunk(tuple(range(7)), 0, 0, tuple(range(7, 14)))]
+    assert chunker.finish() == [SpeechChunk(tuple(range(7, 14)), 7, 1)]
+    assert (chunker.num_codes, chunker.decoded_index) == (14, 14)
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.integers(0, 99), max_size=60),
     st.none() | st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple),
+    st.integers(0, 8),
     st.data(),
 )
-def test_blocks_do_not_depend_on_how_codes_arrive(codes, sizes, data) -> None:
+def test_blocks_do_not_depend_on_how_codes_arrive(codes, sizes, look_ahead, data) -> None:
     """As with any number of steps per turn."""
-    one_by_one, in_turns = SpeechChunker(sizes), SpeechChunker(sizes)
+    one_by_one = SpeechChunker(sizes, look_ahead=look_ahead)
+    in_turns = SpeechChunker(sizes, look_ahead=look_ahead)
     expected = [chunk for code in codes for chunk in one_by_one.push([code])]
     expected += one_by_one.finish()
     got: list[SpeechChunk] = []
