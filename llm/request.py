@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 
 from llm.errors import RequestError
+
+IdRange = tuple[int, int]
 
 
 class FinishReason(Enum):
@@ -23,8 +26,10 @@ class SamplingParams:
     """How the next token is chosen. The defaults sample from the model's own distribution.
 
     `allowed_ranges` are half-open id ranges outside of which nothing but a stop id can be
-    sampled (empty: everything is allowed). `penalty_window` is how many of the latest
-    *generated* tokens the three penalties look at (0: all of them).
+    sampled (empty: everything is allowed). `allowed_cycle` gives them for each position instead:
+    generated token n is held to ranges `n % len(allowed_cycle)`, and stop ids can be sampled
+    only where a cycle begins, so that a sequence which stops is whole cycles. `penalty_window`
+    is how many of the latest *generated* tokens the three penalties look at (0: all of them).
     """
 
     temperature: float = 1.0  # 0 = argmax
@@ -40,8 +45,14 @@ class SamplingParams:
     min_tokens: int = 0  # stop ids cannot be sampled before this many tokens
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False  # keep going past stop ids (benchmarks)
-    allowed_ranges: tuple[tuple[int, int], ...] = ()
+    allowed_ranges: tuple[IdRange, ...] = ()
+    allowed_cycle: tuple[tuple[IdRange, ...], ...] = ()
     top_logprobs: int | None = None  # None: no log-probabilities; n: the chosen and n best
+
+    @property
+    def all_ranges(self) -> tuple[IdRange, ...]:
+        """Every range that is allowed somewhere; none means that everything is."""
+        return tuple(chain(self.allowed_ranges, *self.allowed_cycle))
 
     def __post_init__(self) -> None:
         checks = (
@@ -59,15 +70,24 @@ class SamplingParams:
             (0 <= self.seed < 2**64, "seed must be an unsigned 64-bit number"),
             (self.max_tokens >= 1, "max_tokens must be ≥ 1"),
             (0 <= self.min_tokens <= self.max_tokens, "min_tokens must be in [0, max_tokens]"),
+            (_are_ranges(self.allowed_ranges), "allowed_ranges must be [start, end)"),
             (
-                all(0 <= a < b for a, b in self.allowed_ranges),
-                "allowed_ranges must be [start, end)",
+                all(ranges and _are_ranges(ranges) for ranges in self.allowed_cycle),
+                "allowed_cycle must hold [start, end) ranges for every position",
+            ),
+            (
+                not (self.allowed_ranges and self.allowed_cycle),
+                "give either allowed_ranges or allowed_cycle",
             ),
             (self.top_logprobs is None or self.top_logprobs >= 0, "top_logprobs must be ≥ 0"),
         )
         for holds, message in checks:
             if not holds:
                 raise RequestError(message)
+
+
+def _are_ranges(ranges: tuple[IdRange, ...]) -> bool:
+    return all(0 <= start < end for start, end in ranges)
 
 
 @dataclass(frozen=True, slots=True)

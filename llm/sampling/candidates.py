@@ -8,16 +8,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from llm.request import SamplingParams
-
-Range = tuple[int, int]
+from llm.request import IdRange, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """Sorted, disjoint, half-open id ranges. Column c of their logits is id `ids[c]`."""
 
-    ranges: tuple[Range, ...]
+    ranges: tuple[IdRange, ...]
 
     @property
     def width(self) -> int:
@@ -41,15 +39,18 @@ def candidates(sampling: SamplingParams, num_generated: int, vocab_size: int) ->
     """What may be sampled after `num_generated` tokens.
 
     Stop ids are always among the candidates, wherever `allowed_ranges` are, but not before
-    `min_tokens`.
+    `min_tokens` and not inside a cycle.
     """
-    may_stop = num_generated >= sampling.min_tokens
-    return _candidates(sampling.allowed_ranges, sampling.stop_token_ids, may_stop, vocab_size)
+    may_stop, allowed = num_generated >= sampling.min_tokens, sampling.allowed_ranges
+    if sampling.allowed_cycle:
+        place = num_generated % len(sampling.allowed_cycle)
+        may_stop, allowed = may_stop and place == 0, sampling.allowed_cycle[place]
+    return _candidates(allowed, sampling.stop_token_ids, may_stop, vocab_size)
 
 
 @lru_cache(maxsize=256)
 def _candidates(
-    allowed: tuple[Range, ...], stop_ids: tuple[int, ...], may_stop: bool, vocab_size: int
+    allowed: tuple[IdRange, ...], stop_ids: tuple[int, ...], may_stop: bool, vocab_size: int
 ) -> Candidates:
     ranges = list(allowed or ((0, vocab_size),))
     stops = [(stop, stop + 1) for stop in stop_ids if 0 <= stop < vocab_size]
@@ -58,8 +59,8 @@ def _candidates(
     return Candidates(tuple(merged or _merge(stops)))
 
 
-def _merge(ranges: list[Range]) -> list[Range]:
-    merged: list[Range] = []
+def _merge(ranges: list[IdRange]) -> list[IdRange]:
+    merged: list[IdRange] = []
     for start, end in sorted(ranges):
         if merged and start <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
@@ -68,7 +69,7 @@ def _merge(ranges: list[Range]) -> list[Range]:
     return merged
 
 
-def _without(ranges: list[Range], holes: list[Range]) -> list[Range]:
+def _without(ranges: list[IdRange], holes: list[IdRange]) -> list[IdRange]:
     for hole_start, hole_end in holes:
         kept = []
         for start, end in ranges:
@@ -78,5 +79,5 @@ def _without(ranges: list[Range], holes: list[Range]) -> list[Range]:
 
 
 @lru_cache(maxsize=64)
-def _ids(ranges: tuple[Range, ...], device: torch.device) -> Tensor:
+def _ids(ranges: tuple[IdRange, ...], device: torch.device) -> Tensor:
     return torch.cat([torch.arange(start, end, device=device) for start, end in ranges])

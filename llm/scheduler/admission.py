@@ -23,7 +23,7 @@ class RequestRules:
         """The request with the model's stop ids added to its own. Raises `RequestError`."""
         self._check(request)
         sampling = request.sampling
-        stops, ranges = sampling.stop_token_ids, sampling.allowed_ranges
+        stops, ranges = sampling.stop_token_ids, sampling.all_ranges
         # A stop id may be sampled wherever it is; one the caller has ruled out must stay out.
         added = sorted(
             token
@@ -37,13 +37,13 @@ class RequestRules:
 
     def _check(self, request: Request) -> None:
         ids, sampling, size = request.prompt_ids, request.sampling, self.vocab_size
-        ends = [end for _, end in sampling.allowed_ranges]
+        ends = [end for _, end in sampling.all_ranges]
         longest = self.max_length - 1
         checks = (
             (len(ids) <= longest, f"the prompt has {len(ids)} tokens; at most {longest} fit"),
             (self._has(*ids), f"a prompt id is not in the vocabulary of {size}"),
             (self._has(*sampling.stop_token_ids), f"a stop id is not in the vocabulary of {size}"),
-            (max(ends, default=0) <= size, f"allowed_ranges go beyond the vocabulary of {size}"),
+            (max(ends, default=0) <= size, f"allowed ranges go beyond the vocabulary of {size}"),
             (
                 (sampling.top_logprobs or 0) <= size,
                 f"top_logprobs exceeds the vocabulary of {size}",

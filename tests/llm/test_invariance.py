@@ -172,6 +172,12 @@ REQUESTS = [
     SamplingParams(temperature=0),
     SamplingParams(seed=4, repetition_penalty=1.3, presence_penalty=0.5, penalty_window=6),
     SamplingParams(seed=5, allowed_ranges=((10, 60),), stop_token_ids=(3,), ignore_eos=True),
+    SamplingParams(
+        seed=6,
+        allowed_cycle=(((10, 30),), ((30, 50),), ((5, 9), (50, 70))),
+        stop_token_ids=(3,),
+        ignore_eos=True,
+    ),
 ]
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from llm.batch import ScheduledRow
+from llm.errors import RequestError
 from llm.request import SamplingParams
 from llm.sampling.candidates import candidates
 from llm.sampling.logits import HEAD_SIZE
@@ -257,6 +258,12 @@ def _splitmix(bits: int) -> int:
     return bits ^ bits >> 31
 
 
+CYCLE: dict[str, Any] = {
+    "allowed_cycle": (((10, 20),), ((20, 30),), ((5, 7), (30, 40))),
+    "stop_token_ids": (3,),
+}
+
+
 @pytest.mark.parametrize(
     ("sampling", "generated", "ranges"),
     [
@@ -274,6 +281,13 @@ def _splitmix(bits: int) -> int:
             ((10, 12), (13, 30)),
         ),
         ({"allowed_ranges": ((3, 4),), "stop_token_ids": (3,), "min_tokens": 1}, 0, ((3, 4),)),
+        (CYCLE, 0, ((3, 4), (10, 20))),
+        (CYCLE, 1, ((20, 30),)),
+        (CYCLE, 2, ((5, 7), (30, 40))),
+        (CYCLE, 3, ((3, 4), (10, 20))),
+        (CYCLE, 7, ((20, 30),)),
+        ({**CYCLE, "min_tokens": 4}, 3, ((10, 20),)),
+        ({**CYCLE, "min_tokens": 4}, 6, ((3, 4), (10, 20))),
     ],
 )
 def test_candidates(
@@ -301,6 +315,44 @@ def test_only_candidates_are_sampled(more: dict[str, float]) -> None:
     drawn = set(sample(logits.expand(500, -1), rows))
     assert 3 in drawn
     assert drawn <= allowed | {3}
+
+
+@given(seed=st.integers(0, 2**32), more=st.sampled_from([{}, {"top_k": 4}, {"temperature": 0}]))
+@settings(max_examples=30, deadline=None)
+def test_a_cycle_holds_every_position_to_its_ranges(seed: int, more: dict[str, float]) -> None:
+    """Whatever the logits want: no token out of place, and an end only between cycles."""
+    output: list[int] = []
+    logits = random_logits(60, seed=seed)
+    logits[:, [3, 45]] += 3  # the stop id, and one that is never allowed, are likely
+    for row in logits:
+        output += sample(row[None], [a_row(tuple(output), seed=seed, **CYCLE, **more)])
+        if output[-1] == 3:
+            break
+    whole = output[:-1] if output[-1] == 3 else output
+    assert output[-1] != 3 or len(whole) % 3 == 0
+    for place, token_id in enumerate(whole):
+        ranges = CYCLE["allowed_cycle"][place % 3]
+        assert any(start <= token_id < end for start, end in ranges)
+
+
+def test_rows_at_different_places_of_a_cycle_share_a_batch() -> None:
+    logits = random_logits(9, seed=11)
+    rows = [a_row((10,) * place, seed=place, **CYCLE) for place in range(9)]
+    alone = [sample(row[None], [made])[0] for row, made in zip(logits, rows, strict=True)]
+    assert sample(logits, rows) == alone
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"allowed_cycle": (((1, 2),), ())},
+        {"allowed_cycle": (((2, 2),),)},
+        {"allowed_cycle": (((1, 2),),), "allowed_ranges": ((1, 2),)},
+    ],
+)
+def test_cycles_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="allowed_cycle"):
+        SamplingParams(**wrong)
 
 
 def test_no_rows_and_wrong_rows() -> None:
