@@ -1,9 +1,6 @@
 """Weight-only int8 products on the CPU: int8 rows with one scale each, float32 in and out.
 
-`PackedInt8Linear` is torch's kernel with bfloat16 activations: three calls, best for few rows.
-
-`ExactInt8Linear`, best for large matrices and many rows, computes in integers, with activations
-split into two 7-bit digits:
+`ExactInt8Linear` computes in integers, with activations split into two 7-bit digits:
 
     x = a/63 × (h + l/64)    h = round(63 x/a) in [−63, 63], l = 64 (63 x/a − h) in [−32, 32]
     y = a/63 × (Wh + Wl/64)  one integer product for both digits, stacked as rows
@@ -14,6 +11,9 @@ are small enough for 16-bit saturating multiply-adds (AVX2 without VNNI): 2 × 1
 
 The kernel (FBGEMM behind `quantized::linear_dynamic`) derives its own activation scale from the
 smallest and largest input. A first row that holds exactly −64 and 63 makes that scale 1.
+
+`PackedInt8Linear` is torch's kernel with bfloat16 activations, for processors without FBGEMM; where
+both run it is the slower one, most of all for many rows.
 """
 
 from __future__ import annotations

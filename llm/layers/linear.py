@@ -22,9 +22,6 @@ from llm.layers.weight import LinearWeight
 
 ROW_TILE = 8
 
-# Up to this many weights, splitting one row into digits takes longer than its product.
-SMALL_MATRIX = 2**21
-
 
 class Linear(Protocol):
     """What models call."""
@@ -70,7 +67,7 @@ class LinearFactory:
         """The layer for a weight."""
         if not self.int8:
             return FloatLinear(weight, self.dtype, self.device)
-        if has_integer_kernels() and weight.values.numel() > SMALL_MATRIX:
+        if has_integer_kernels():
             return ExactInt8Linear(weight, self._scratch)
         return PackedInt8Linear(weight)
 

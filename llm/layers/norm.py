@@ -19,6 +19,6 @@ class RMSNorm:
         """Normalise each row."""
         # Small calls on [T, 1] are cheaper than one more pass over [T, hidden].
         scale = torch.linalg.vector_norm(x, 2.0, 1, True, dtype=torch.float32)
-        scale.square_().add_(self._epsilon).rsqrt_()
+        scale.mul_(scale).add_(self._epsilon).rsqrt_()
         normalized = torch.mul(x, scale).mul_(self._weight)
         return normalized if x.dtype is torch.float32 else normalized.to(x.dtype)
