@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from decoder import CodecSpec, StreamingOptions
+from decoder import AudioEncoding, CodecSpec, StreamingOptions
 from llm import FinishReason, Request, RequestTimings, TokenChunk
 
 if TYPE_CHECKING:
@@ -66,6 +66,18 @@ class EngineStatus:
     preemptions: int
     prefix_hit_tokens: int
     is_alive: bool = True  # False: it has stopped, or broke down, and nothing runs any more
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What preparing requests needs to know about the loaded model; it never changes.
+
+    `codec` is None for a text-only model; `raw_encoding` is what a request gets that names none.
+    """
+
+    codec: CodecSpec | None
+    max_seq_len: int  # tokens of one sequence
+    raw_encoding: AudioEncoding
 
 
 class EngineClient(Protocol):

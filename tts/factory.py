@@ -1,8 +1,9 @@
 """Composition root: the only module that names concrete models, codecs and backends.
 
     checkpoint folder ─▶ create_engine ──┐
-    codec folder ─────▶ create_decoder ──┴─▶ LocalEngineClient ─▶ Synthesizer
-                                                               └▶ text requests
+    codec folder ─────▶ create_decoder ──┴─▶ LocalEngineClient ═▶ Synthesizer
+                                                               ╚▶ text requests
+                       create_engine_client   ═ may be a hop     connect_service
 
 Everything heavy is imported inside the functions, so that a command which only parses its
 arguments does not pay for torch.
@@ -17,6 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from decoder import AudioEncoding
 from llm import CheckpointError, SamplingParams
 from tts.checkpoint import (
     SpeechDescription,
@@ -25,12 +27,14 @@ from tts.checkpoint import (
     load_sampling_defaults,
     read_json,
 )
+from tts.engine_client import EngineFacts
 
 if TYPE_CHECKING:
-    from decoder import AudioDecoder, AudioEncoding, CodecSpec, PromptAudioLimits
+    from decoder import AudioDecoder, CodecSpec, PromptAudioLimits
     from tts.config import AudioGenerationConfig, ServerConfig
     from tts.engine_client import EngineClient
     from tts.prompt import PromptBuilder
+    from tts.speech_engine import LocalEngineClient
     from tts.synthesizer import SynthesisSettings, Synthesizer
 
 logger = logging.getLogger(__name__)
@@ -90,7 +94,18 @@ def create_service(
     prompts, audio and readers. Raises CheckpointError, ConfigError, CapacityError and
     DecoderConfigError.
     """
-    config = _with_model(config)
+    config = with_model(config)
+    client, facts = create_engine_client(config, server)
+    return connect_service(config, server, client, facts)
+
+
+def create_engine_client(
+    config: AudioGenerationConfig, server: ServerConfig | None = None
+) -> tuple[LocalEngineClient, EngineFacts]:
+    """The half that needs the weights: the engine, started, and what requests must know of it.
+
+    `config` names a model (`with_model`). Raises as `create_service` does.
+    """
     folder = Path(config.model.model_path)
     import torch
 
@@ -100,20 +115,42 @@ def create_service(
 
     description = load_description(folder)
     decoder = _decoder(config, folder, description) if description else None
-    prompts = _prompts(config, folder, description, decoder)
+    prompts = _prompts(config, folder, description, decoder.spec if decoder else None)
     engine = create_engine(config)
-    max_seq_len = min(engine.pipeline.max_seq_len, config.max_length or 2**31)
     timeout_s = server.slow_reader_timeout_s * READER_PATIENCE if server else None
     client = LocalEngineClient(
         engine, decoder, prompts.vocabulary, StreamLimits(reader_timeout_s=timeout_s)
     )
-    parts = _Parts(config, server, folder, max_seq_len, _raw_encoding(decoder))
+    facts = EngineFacts(
+        codec=client.codec,
+        max_seq_len=min(engine.pipeline.max_seq_len, config.max_length or 2**31),
+        raw_encoding=_raw_encoding(decoder),
+    )
+    return client, facts
+
+
+def connect_service(
+    config: AudioGenerationConfig,
+    server: ServerConfig | None,
+    client: EngineClient,
+    facts: EngineFacts,
+    voice_folder: Path | None = None,
+) -> Service:
+    """The half that needs no weights: prompts, voices and settings around an engine's client.
+
+    `voice_folder` holds the voices that clients create, for every front end of one server.
+    Raises CheckpointError, ConfigError and DecoderConfigError.
+    """
+    folder = Path(config.model.model_path)
+    description = load_description(folder)
+    parts = _Parts(config, server, folder, facts, voice_folder)
+    prompts = _prompts(config, folder, description, facts.codec)
     return Service(
         model=parts.model,
         family=description.family if description else "",
         client=client,
         prompts=prompts,
-        text=TextModel(load_sampling_defaults(folder), load_eos_ids(folder), max_seq_len),
+        text=TextModel(load_sampling_defaults(folder), load_eos_ids(folder), facts.max_seq_len),
         synthesizer=_synthesizer(parts, client, prompts, description) if description else None,
     )
 
@@ -140,8 +177,8 @@ class _Parts:
     config: AudioGenerationConfig
     server: ServerConfig | None
     folder: Path
-    max_seq_len: int
-    raw_encoding: AudioEncoding
+    facts: EngineFacts
+    voice_folder: Path | None
 
     @property
     def model(self) -> str:
@@ -149,7 +186,8 @@ class _Parts:
         return self.config.model.served_model_name or self.folder.name
 
 
-def _with_model(config: AudioGenerationConfig | None) -> AudioGenerationConfig:
+def with_model(config: AudioGenerationConfig | None = None) -> AudioGenerationConfig:
+    """The configuration, or the same with the embedded voice when it names no model."""
     from tts.config import AudioGenerationConfig
 
     if config is None:
@@ -183,8 +221,6 @@ def _decoder(
 
 def _raw_encoding(decoder: AudioDecoder | None) -> AudioEncoding:
     """The decoder option `pcm_format`, as an encoding."""
-    from decoder import AudioEncoding
-
     return AudioEncoding(decoder.options.pcm_format) if decoder else AudioEncoding.PCM_S16LE
 
 
@@ -197,11 +233,11 @@ def _prompts(
     config: AudioGenerationConfig,
     folder: Path,
     description: SpeechDescription | None,
-    decoder: AudioDecoder | None,
+    codec: CodecSpec | None,
 ) -> PromptBuilder:
     from tts.prompt import PromptBuilder
 
-    codebook_size = decoder.spec.codebook_size if decoder else 0
+    codebook_size = codec.codebook_size if codec else 0
     return PromptBuilder.load(folder, description, codebook_size, config.retrieve_chat_template())
 
 
@@ -215,7 +251,7 @@ def _synthesizer(
     from tts.voices import VoiceLimits, VoiceRegistry
 
     limits = VoiceLimits(max_voices=parts.server.max_voices) if parts.server else None
-    voices = VoiceRegistry.load(parts.folder / description.voices, limits)
+    voices = VoiceRegistry.load(parts.folder / description.voices, limits, parts.voice_folder)
     for voice in voices.voices():
         prompts.speech_prompt("", voice)  # a voice without its token is told now, not when asked
     return Synthesizer(client, prompts, voices, _settings(parts, client, description))
@@ -240,8 +276,8 @@ def _settings(
         sampling=load_sampling_defaults(parts.folder),
         max_characters=description.max_characters,
         max_codes=description.max_codes,
-        max_seq_len=parts.max_seq_len,
-        raw_encoding=parts.raw_encoding,
+        max_seq_len=parts.facts.max_seq_len,
+        raw_encoding=parts.facts.raw_encoding,
     )
     if parts.server is None:
         return settings
