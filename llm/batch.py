@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from llm.request import SamplingParams, TokenLogprob
 
@@ -30,8 +30,7 @@ class ForwardMode(Enum):
     IDLE = "idle"  # no rows
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRow:
+class ScheduledRow(NamedTuple):
     """One sequence's share of a step.
 
     The sequences `pages` and `output_ids` are views of live scheduler state: read-only, and

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceABC
 from enum import Enum
 
-from llm.request import FinishReason, Request, RequestTimings
+from llm.request import FinishReason, Request
 
 
 class SequenceStatus(Enum):
@@ -24,6 +24,9 @@ class SequenceStatus(Enum):
     DECODING = "decoding"  # one token per step
     PAUSED = "paused"  # not scheduled; keeps its pages unless they are needed
     FINISHED = "finished"
+
+
+_DECODING = SequenceStatus.DECODING  # looked up once, not for every row of every step
 
 
 class Sequence:
@@ -37,7 +40,6 @@ class Sequence:
         "entry_order",
         "extend_end",
         "first_scheduled_s",
-        "first_token_s",
         "in_flight",
         "max_outputs",
         "next_commit",
@@ -45,8 +47,10 @@ class Sequence:
         "output_ids",
         "pages",
         "pause_requested",
+        "prefill_s",
         "processed",
         "prompt_len",
+        "queue_s",
         "request",
         "request_id",
         "sampling",
@@ -78,7 +82,8 @@ class Sequence:
         self.cached_prompt_tokens = 0
         self.arrival_s = arrival_s
         self.first_scheduled_s: float | None = None
-        self.first_token_s: float | None = None
+        self.queue_s: float | None = None
+        self.prefill_s: float | None = None
 
     @property
     def end(self) -> int:
@@ -126,6 +131,28 @@ class Sequence:
         outputs.append(token)
         return FinishReason.LENGTH if len(outputs) >= self.max_outputs else None
 
+    def decode_on(self, token: int) -> bool:
+        """End a step in the common case: a decoding sequence that got `token` and goes on.
+
+        False, and nothing changed, when the token may be the last, a page is full, or somebody
+        wants the sequence elsewhere: then `advance` and `accept`, one thing after the other.
+        """
+        outputs, processed = self.output_ids, self.active_end
+        if (
+            token in self.stop_ids
+            or processed >= self.next_commit
+            or len(outputs) + 1 >= self.max_outputs
+            or self.status is not _DECODING
+            or self.cancel_requested
+            or self.pause_requested
+        ):
+            return False
+        self.processed = processed
+        self.in_flight = False
+        self.tokens.append(token)
+        outputs.append(token)
+        return True
+
     @property
     def _may_stop(self) -> bool:
         sampling = self.sampling
@@ -148,14 +175,16 @@ class Sequence:
         """End the sequence at `max_length` tokens in all, if not before."""
         self.max_outputs = min(self.sampling.max_tokens, max_length - self.prompt_len)
 
-    def timings(self, now: float) -> RequestTimings:
-        """Queueing, prefill and total time up to `now`."""
-        scheduled, first = self.first_scheduled_s, self.first_token_s
-        return RequestTimings(
-            None if scheduled is None else scheduled - self.arrival_s,
-            None if scheduled is None or first is None else first - scheduled,
-            now - self.arrival_s,
-        )
+    def was_scheduled(self, now: float) -> None:
+        """Note when the first of the prompt was fed."""
+        if self.first_scheduled_s is None:
+            self.first_scheduled_s = now
+            self.queue_s = now - self.arrival_s
+
+    def had_token(self, now: float) -> None:
+        """Note when the first token came."""
+        if self.prefill_s is None and self.first_scheduled_s is not None:
+            self.prefill_s = now - self.first_scheduled_s
 
     def check_integrity(self, page_size: int) -> None:
         """Raise `AssertionError` unless the indices and the page table agree."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from benchmarks import cold_start, first_audio, memory, speed, understood
+from benchmarks import cold_start, first_audio, memory, scheduler, speed, understood
 from benchmarks.report import Figure, Report, arguments, lines_of, publish, this_machine
 from benchmarks.serving import Server, SpeechClient, serving
 from benchmarks.word_errors import Recogniser, WordErrors, edit_distance, total, word_errors
@@ -25,7 +25,14 @@ NOT_COMMANDS = {"__init__", "report", "serving", "word_errors"}
 def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     commands = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - NOT_COMMANDS
-    assert commands == {"cold_start", "first_audio", "memory", "speed", "understood"}
+    assert commands == {
+        "cold_start",
+        "first_audio",
+        "memory",
+        "scheduler",
+        "speed",
+        "understood",
+    }
     assert [name for name in commands if f"benchmarks.{name}" not in readme] == []
 
 
@@ -160,6 +167,19 @@ def test_speed_reports_all_its_figures(tiny_checkpoint: Path) -> None:
     assert eight.bar == pytest.approx(speed.GAIN_BAR * one.value, abs=0.01)
     assert same.value == speed.STREAMS
     assert unary.value == 1
+
+
+def test_the_scheduler_is_measured_under_its_load() -> None:
+    load = scheduler.Load(running=8, waiting=20)
+    for _ in range(150):  # long enough for requests to end and others to take their places
+        load.step()
+        assert (load.scheduler.num_running, load.scheduler.num_waiting) in {(8, 20), (7, 20)}
+    load.scheduler.check_integrity()
+    report = scheduler.measure(repeat=2, steps=200, running=8, waiting=20)
+    step, decode, mixed, wall = report.figures
+    assert len(step.values) == len(decode.values) == len(mixed.values) == len(wall.values) == 2
+    assert 0 < decode.value < mixed.value
+    assert step.bar == scheduler.BAR_MS
 
 
 def test_first_audio_comes_before_the_rest(tiny_server: Server) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from llm import FinishReason, Request, RequestTimings, SamplingParams, TokenChunk, TokenLogprob
 from tts.engine_client import EngineClient
@@ -65,7 +65,7 @@ class TextGenerator:
                 if chunk.finish_reason is not None:
                     text += matcher.push(detokenizer.finish()) + matcher.finish()
                 if matcher.is_stopped:
-                    yield _piece(text, replace(chunk, finish_reason=FinishReason.STOP))
+                    yield _piece(text, chunk._replace(finish_reason=FinishReason.STOP))
                     return
                 yield _piece(text, chunk)
 

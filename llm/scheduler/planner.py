@@ -34,19 +34,21 @@ class _Draft:
         self.num_steps = 1
 
     def add_decode_row(self, sequence: Sequence) -> None:
-        sequence.activate(1)
-        self.rows.append(
-            ScheduledRow(
-                sequence.request_id,
-                (sequence.tokens[-1],),
-                sequence.processed,
-                sequence.pages,
-                False,
-                True,
-                sequence.sampling,
-                sequence.output_ids,
-            )
+        processed = sequence.processed
+        sequence.active_end = processed + 1
+        sequence.in_flight = True
+        row = (
+            sequence.request_id,
+            (sequence.tokens[-1],),
+            processed,
+            sequence.pages,
+            False,
+            True,
+            sequence.sampling,
+            sequence.output_ids,
         )
+        # In the loop over all rows of all steps: half as long as `ScheduledRow(...)`.
+        self.rows.append(tuple.__new__(ScheduledRow, row))
 
     def add_prompt(self, sequence: Sequence, num_tokens: int) -> None:
         sequence.activate(num_tokens)
@@ -114,14 +116,17 @@ class BatchPlanner:
             itertools.islice(self._table.decoding.values(), self._limits.max_batch_size)
         )
         draft.num_steps = self._num_steps(candidates)
-        page_size = self._kv.page_size
+        page_size, decoding, add_row = (
+            self._kv.page_size,
+            SequenceStatus.DECODING,
+            draft.add_decode_row,
+        )
         for sequence in candidates:
-            if sequence.status is not SequenceStatus.DECODING:
+            if sequence.status is not decoding:
                 continue  # it gave its pages to an older one
-            num_positions = len(sequence.tokens) + draft.num_steps - 1
-            has_pages = num_positions <= len(sequence.pages) * page_size
-            if has_pages or self._grow(sequence, draft):
-                draft.add_decode_row(sequence)
+            num_positions = sequence.processed + draft.num_steps
+            if num_positions <= len(sequence.pages) * page_size or self._grow(sequence, draft):
+                add_row(sequence)
         context_tokens = 0
         if self._limits.max_total_tokens is not None:
             context_tokens = sum(draft.budget.context_cost(row.context_len) for row in draft.rows)
@@ -165,8 +170,7 @@ class BatchPlanner:
             if not sequence.pages and not self._claim(sequence, draft):
                 return
             self._table.encode_next()
-            if sequence.first_scheduled_s is None:
-                sequence.first_scheduled_s = self._clock()
+            sequence.was_scheduled(self._clock())
             num_left = sequence.extend_end - sequence.processed
             verdict = budget.verdict(num_left, num_tokens)
             draft.add_prompt(sequence, budget.take(num_left, num_tokens))

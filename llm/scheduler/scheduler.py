@@ -7,17 +7,19 @@ schedule() ──ScheduledBatch──> pipeline ──StepOutput──> commit()
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 
 from llm.batch import ScheduledBatch, StepOutput
 from llm.kv_cache.manager import KVCacheManager
-from llm.request import FinishReason, TokenChunk, TokenLogprob
+from llm.request import FinishReason, RequestTimings, TokenChunk, TokenLogprob
 from llm.scheduler.limits import ResolvedLimits, SchedulerConfig
 from llm.scheduler.planner import BatchPlanner
 from llm.scheduler.table import SequenceTable
 from llm.sequence import Sequence, SequenceStatus
+
+# How a named tuple is made: for every row of every step, half as long as through its class.
+_new = tuple.__new__
 
 
 class Scheduler:
@@ -148,17 +150,22 @@ class Scheduler:
         self._end_batch(batch)
         if now is None:
             now = self._clock()
-        chunks = []
+        chunks, find, sampled = [], self._table.find, output.token_ids
+        has_turns = batch.num_steps > 1 or output.logprobs
         for row in batch.rows:
-            sequence = self._table.get(row.request_id)
-            assert sequence is not None  # sequences of a batch end only here and in `fail`
+            request_id = row.request_id
+            sequence = find(request_id)  # sequences of a batch end only here and in `fail`
+            tokens = sampled.get(request_id)
+            if tokens and not has_turns and sequence.decode_on(tokens[0]):
+                chunks.append(_chunk(sequence, now, tokens, ()))
+                continue
             sequence.advance()
-            chunk = None
             if sequence.cancel_requested:
-                chunk = self._finish(sequence, FinishReason.CANCELLED, now)
+                chunk: TokenChunk | None = self._finish(sequence, FinishReason.CANCELLED, now)
             elif row.samples:
                 chunk = self._accept(sequence, output, now)
             else:
+                chunk = None
                 self._settle(sequence)
             if chunk is not None:
                 chunks.append(chunk)
@@ -173,8 +180,7 @@ class Scheduler:
             now = self._clock()
         chunks = []
         for row in batch.rows:
-            sequence = self._table.get(row.request_id)
-            assert sequence is not None
+            sequence = self._table.find(row.request_id)
             sequence.rewind()
             if sequence.cancel_requested:
                 chunks.append(self._finish(sequence, FinishReason.CANCELLED, now))
@@ -193,8 +199,8 @@ class Scheduler:
         if not sampled:
             message = "the model returned no token for this request"
             return self._finish(sequence, FinishReason.ERROR, now, error=message)
-        if sequence.first_token_s is None:
-            sequence.first_token_s = now
+        sequence.had_token(now)
+        logprobs = output.logprobs.get(sequence.request_id, ()) if output.logprobs else ()
         num_accepted, reason = 0, None
         for token in sampled:
             reason = sequence.accept(token)
@@ -206,9 +212,7 @@ class Scheduler:
         # In a turn of several steps every token was fed to get the next one.
         num_sampled = num_accepted + (reason is FinishReason.STOP)
         sequence.processed = sequence.active_end = sequence.processed + num_sampled - 1
-        token_ids = sampled if num_accepted == len(sampled) else sampled[:num_accepted]
-        logprobs = output.logprobs.get(sequence.request_id, ()) if output.logprobs else ()
-        logprobs = logprobs[:num_accepted]
+        token_ids, logprobs = sampled[:num_accepted], logprobs[:num_accepted]
         if not sequence.stop_ids.isdisjoint(token_ids):
             token_ids, logprobs = _without(sequence.stop_ids, token_ids, logprobs)
         if reason is not None:
@@ -247,7 +251,7 @@ class Scheduler:
             sequence.pages = ()
         self._table.discard(sequence)
         chunk = _chunk(sequence, now, token_ids, logprobs)
-        return dataclasses.replace(chunk, finish_reason=reason, error=error)
+        return chunk._replace(finish_reason=reason, error=error)
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` unless places, indices, claims, pages and locks all agree."""
@@ -275,7 +279,8 @@ class Scheduler:
 def _chunk(
     sequence: Sequence, now: float, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]
 ) -> TokenChunk:
-    return TokenChunk(
+    timings = (sequence.queue_s, sequence.prefill_s, now - sequence.arrival_s)
+    chunk = (
         sequence.request_id,
         token_ids,
         logprobs,
@@ -284,8 +289,9 @@ def _chunk(
         sequence.prompt_len,
         sequence.cached_prompt_tokens,
         len(sequence.output_ids),
-        sequence.timings(now),
+        _new(RequestTimings, timings),
     )
+    return _new(TokenChunk, chunk)
 
 
 def _without(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm.request import FinishReason, Request, SamplingParams
-from llm.sequence import Sequence
+from llm.sequence import Sequence, SequenceStatus
 
 PAGE_SIZE = 4
 
@@ -102,10 +102,49 @@ def test_a_sequence_ends_at_the_length_limit() -> None:
 
 def test_timings_count_from_the_submission() -> None:
     seq = sequence()
-    assert seq.timings(11.0).queue_s is None
-    seq.first_scheduled_s, seq.first_token_s = 12.0, 15.0
-    timings = seq.timings(20.0)
-    assert (timings.queue_s, timings.prefill_s, timings.total_s) == (2.0, 3.0, 10.0)
+    seq.had_token(11.0)
+    assert (seq.queue_s, seq.prefill_s) == (None, None)
+    for now in (12.0, 13.0):
+        seq.was_scheduled(now)
+    for now in (15.0, 16.0):
+        seq.had_token(now)
+    assert (seq.queue_s, seq.prefill_s) == (2.0, 3.0)
+
+
+@pytest.mark.parametrize("token", [7, 9])
+@pytest.mark.parametrize("max_tokens", [1, 2, 9])
+@pytest.mark.parametrize("wanted", ["", "cancel_requested", "pause_requested"])
+def test_the_short_way_through_a_step_is_the_long_one_or_none(
+    token: int, max_tokens: int, wanted: str
+) -> None:
+    """`decode_on` against `advance` and `accept`; it leaves alone what is not common."""
+
+    def decoding() -> Sequence:
+        seq = bound(6, max_tokens=max_tokens, stop_token_ids=(9,))
+        seq.activate(6)
+        seq.status, seq.next_commit = SequenceStatus.DECODING, 8
+        if wanted:
+            setattr(seq, wanted, True)
+        return seq
+
+    short, long = decoding(), decoding()
+    before = repr(short)
+    goes_on = short.decode_on(token)
+    assert goes_on is (token == 7 and max_tokens > 1 and not wanted)
+    if not goes_on:
+        assert (repr(short), short.in_flight) == (before, True)
+        return
+    long.advance()
+    assert long.accept(token) is None
+    assert (repr(short), short.tokens, short.in_flight) == (repr(long), long.tokens, False)
+
+
+def test_the_short_way_stops_at_a_full_page() -> None:
+    seq = bound(8, max_tokens=9)
+    seq.activate(8)
+    seq.status, seq.next_commit = SequenceStatus.DECODING, 8
+    assert not seq.decode_on(7)
+    assert seq.in_flight
 
 
 def test_repr_tells_indices() -> None:
