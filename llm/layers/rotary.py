@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021), with Llama 3's frequency scaling.
+"""Rotary position embedding (Su et al. 2021).
 
 Checkpoints pair dimension i of a head with i + D/2. Rows of the query and key weights are
 reordered once (`interleaved_rows`) so that pairs are neighbours and a rotation is one complex
@@ -7,59 +7,40 @@ product; queries and keys change alike, so their products do not.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from llm.layers.activation import UNSPLIT_ELEMENTS, row_blocks
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3Scaling:
-    """Slow frequencies divided by `factor`, fast ones kept, a blend between."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_positions: int
+from llm.layers.rotary_scaling import RotaryScaling, plain_frequencies
 
 
 @dataclass(frozen=True, slots=True)
 class RotaryConfig:
-    """Frequencies theta^(−2i/D), all divided by `linear_factor`, or scaled as Llama 3 does."""
+    """Frequencies theta^(−2i/D), as they are or scaled."""
 
     head_dim: int
     theta: float = 10000.0
-    linear_factor: float = 1.0
-    llama3: Llama3Scaling | None = None
+    scaling: RotaryScaling | None = None
 
-    def frequencies(self) -> Tensor:
-        """float32 [D/2] radians per position."""
-        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.int64).float() / self.head_dim
-        frequencies = 1.0 / (self.theta**exponents)
-        if self.llama3 is not None:
-            return _scale_llama3(frequencies, self.llama3)
-        return frequencies / self.linear_factor
-
-
-def _scale_llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
-    wavelengths = 2 * math.pi / frequencies
-    turns = scaling.original_max_positions / wavelengths
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return (1 - keep) * frequencies / scaling.factor + keep * frequencies
+    def rotations(self, num_positions: int) -> Tensor:
+        """complex64 [num_positions, D/2]: what each pair of a head is multiplied by."""
+        if self.scaling is None:
+            frequencies, magnitude = plain_frequencies(self.head_dim, self.theta), 1.0
+        else:
+            scaling = self.scaling
+            frequencies = scaling.frequencies(self.head_dim, self.theta, num_positions)
+            magnitude = scaling.magnitude
+        angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
+        return torch.polar(torch.full_like(angles, magnitude), angles)
 
 
 class Rotary:
     """Rotations of every position: complex64 [positions, 1, D/2]."""
 
     def __init__(self, config: RotaryConfig, num_positions: int, device: torch.device) -> None:
-        positions = torch.arange(num_positions, dtype=torch.float32)
-        angles = torch.outer(positions, config.frequencies())
-        rotations = torch.polar(torch.ones_like(angles), angles)
-        self._rotations = rotations.unsqueeze(1).to(device)
+        self._rotations = config.rotations(num_positions).unsqueeze(1).to(device)
 
     def at(self, positions: Tensor) -> Tensor:
         """Rotations [T, 1, D/2] of positions [T]."""

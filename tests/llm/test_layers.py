@@ -22,7 +22,13 @@ from llm.layers.int8 import (
 )
 from llm.layers.linear import FloatLinear, Linear, LinearFactory
 from llm.layers.norm import RMSNorm
-from llm.layers.rotary import Llama3Scaling, Rotary, RotaryConfig, interleaved_rows, rotate_
+from llm.layers.rotary import Rotary, RotaryConfig, interleaved_rows, rotate_
+from llm.layers.rotary_scaling import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    YarnScaling,
+)
 from llm.layers.weight import LinearWeight
 
 CPU = torch.device("cpu")
@@ -182,11 +188,11 @@ def test_row_blocks_cover_everything_in_pieces_that_are_not_split() -> None:
 ROPES = {
     "default": (RotaryConfig(16, 500.0), {"rope_type": "default", "rope_theta": 500.0}),
     "linear": (
-        RotaryConfig(16, 500.0, linear_factor=4.0),
+        RotaryConfig(16, 500.0, LinearScaling(4.0)),
         {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
     ),
     "llama3": (
-        RotaryConfig(16, 500.0, llama3=Llama3Scaling(8.0, 1.0, 4.0, 64)),
+        RotaryConfig(16, 500.0, Llama3Scaling(8.0, 1.0, 4.0, 64)),
         {
             "rope_type": "llama3",
             "rope_theta": 500.0,
@@ -195,6 +201,32 @@ ROPES = {
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 64,
         },
+    ),
+    "yarn": (
+        RotaryConfig(16, 500.0, YarnScaling(4.0, 64, 0.1 * math.log(4.0) + 1)),
+        {
+            "rope_type": "yarn",
+            "rope_theta": 500.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "yarn, all of it set": (
+        RotaryConfig(16, 500.0, YarnScaling(8.0, 128, 1.3, 20.0, 2.0, truncate=False)),
+        {
+            "rope_type": "yarn",
+            "rope_theta": 500.0,
+            "factor": 8.0,
+            "attention_factor": 1.3,
+            "beta_fast": 20.0,
+            "beta_slow": 2.0,
+            "truncate": False,
+            "original_max_position_embeddings": 128,
+        },
+    ),
+    "dynamic, not yet scaled": (
+        RotaryConfig(16, 500.0, DynamicScaling(4.0, 512)),
+        {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 4.0},
     ),
 }
 
@@ -222,6 +254,27 @@ def test_rotation_is_that_of_transformers(kind: str) -> None:
     rotate_(found, Rotary(config, 512, CPU).at(positions))
     wanted = expected[0].transpose(0, 1).flatten(1)[:, order]
     assert torch.allclose(found.flatten(1), wanted, atol=1e-5)
+
+
+def test_dynamic_scaling_is_that_of_transformers_token_by_token() -> None:
+    """Beyond the original length each new token has a new base."""
+    parameters = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 4.0}
+    twin = LlamaRotaryEmbedding(
+        LlamaConfig(
+            hidden_size=16,
+            num_attention_heads=1,
+            max_position_embeddings=32,
+            rope_parameters=parameters,
+        )
+    )
+    scaling = DynamicScaling(4.0, 32)
+    assert scaling.max_positions(32) == 128
+    rotations = RotaryConfig(16, 500.0, scaling).rotations(128)
+    for position in (0, 31, 32, 33, 60, 127):
+        cos, sin = twin(torch.zeros(1), torch.tensor([[position]]))
+        found = rotations[position]
+        assert torch.allclose(found.real, cos[0, 0, :8], atol=1e-5), position
+        assert torch.allclose(found.imag, sin[0, 0, :8], atol=1e-5), position
 
 
 def test_rotation_keeps_lengths_and_depends_on_distance_alone() -> None:

@@ -1,0 +1,130 @@
+"""How checkpoints stretch rotary frequencies beyond the context they were trained with.
+
+A scaling gets the plain frequencies f = theta^(−2i/D) and answers with [D/2] frequencies, or with
+[positions, D/2] where they depend on the position.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def plain_frequencies(head_dim: int, theta: float | Tensor) -> Tensor:
+    """float32 [D/2] radians per position; [n, D/2] for n bases [n, 1]."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    return 1.0 / (theta**exponents)
+
+
+class RotaryScaling(ABC):
+    """One way to scale; `head_dim` and `theta` are the model's."""
+
+    @abstractmethod
+    def frequencies(self, head_dim: int, theta: float, num_positions: int) -> Tensor:
+        """float32 [D/2] or [num_positions, D/2] radians per position."""
+
+    @property
+    def magnitude(self) -> float:
+        """What rotated queries and keys are multiplied by."""
+        return 1.0
+
+    def max_positions(self, trained: int) -> int:
+        """How long a sequence may be, given max_position_embeddings."""
+        return trained
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling(RotaryScaling):
+    """All frequencies divided by `factor`: positions are interpolated (Chen et al. 2023)."""
+
+    factor: float
+
+    def frequencies(self, head_dim: int, theta: float, num_positions: int) -> Tensor:
+        """See `RotaryScaling`."""
+        return plain_frequencies(head_dim, theta) / self.factor
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling(RotaryScaling):
+    """Slow frequencies divided by `factor`, fast ones kept, a blend between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+    def frequencies(self, head_dim: int, theta: float, num_positions: int) -> Tensor:
+        """See `RotaryScaling`."""
+        frequencies = plain_frequencies(head_dim, theta)
+        turns = self.original_max_positions * frequencies / (2 * math.pi)
+        low, high = self.low_freq_factor, self.high_freq_factor
+        keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+        return (1 - keep) * frequencies / self.factor + keep * frequencies
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicScaling(RotaryScaling):
+    """A larger base the further the sequence goes beyond `original_max_positions` ("NTK").
+
+    A position is rotated with the base of a sequence that ends there, once and for all: so a
+    token's keys do not depend on how its prompt was cut into steps.
+    """
+
+    factor: float
+    original_max_positions: int
+
+    def frequencies(self, head_dim: int, theta: float, num_positions: int) -> Tensor:
+        """See `RotaryScaling`."""
+        lengths = torch.arange(1, num_positions + 1, dtype=torch.float64)
+        lengths.clamp_(min=self.original_max_positions)
+        growth = self.factor * lengths / self.original_max_positions - (self.factor - 1)
+        base = theta * growth ** (head_dim / (head_dim - 2))
+        return plain_frequencies(head_dim, base.float()[:, None])
+
+    def max_positions(self, trained: int) -> int:
+        """See `RotaryScaling`: the file keeps the number that the model was trained with."""
+        return max(trained, int(self.original_max_positions * self.factor))
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling(RotaryScaling):
+    """YaRN (Peng et al. 2023): dimensions that turn less than `beta_slow` times in the original
+    context are interpolated, those above `beta_fast` kept, a ramp between; `magnitude` for all.
+    """
+
+    factor: float
+    original_max_positions: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+    def frequencies(self, head_dim: int, theta: float, num_positions: int) -> Tensor:
+        """See `RotaryScaling`."""
+        low = self._dimension(self.beta_fast, head_dim, theta)
+        high = self._dimension(self.beta_slow, head_dim, theta)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_dim - 1)
+        width = high - low if high != low else 0.001
+        ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+        frequencies = plain_frequencies(head_dim, theta)
+        return frequencies / self.factor * ramp + frequencies * (1 - ramp)
+
+    def _dimension(self, turns: float, head_dim: int, theta: float) -> float:
+        """Where along i a pair turns that often in the original context."""
+        ratio = self.original_max_positions / (turns * 2 * math.pi)
+        return head_dim * math.log(ratio) / (2 * math.log(theta))
+
+    @property
+    def magnitude(self) -> float:
+        """See `RotaryScaling`."""
+        return self.attention_factor
+
+    def max_positions(self, trained: int) -> int:
+        """See `RotaryScaling`."""
+        return max(trained, int(self.original_max_positions * self.factor))
