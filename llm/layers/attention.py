@@ -8,8 +8,18 @@ from torch import Tensor
 
 from llm.batch import KVCacheInputs
 from llm.layers.linear import Linear
+from llm.layers.norm import HeadNorm
 from llm.layers.rotary import rotate_
 from llm.parallel.group import Group
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """What one layer computes with; `qkv` puts out [queries | keys | values] by head."""
+
+    qkv: Linear
+    output: Linear
+    norm: HeadNorm | None = None  # of queries and keys, before they are rotated
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +32,16 @@ class AttentionShape:
 
 
 class SelfAttention:
-    """Grouped-query attention. `qkv` puts out [queries | keys | values] by head."""
+    """Grouped-query attention."""
 
     def __init__(
-        self, layer: int, shape: AttentionShape, qkv: Linear, output: Linear, group: Group
+        self, layer: int, shape: AttentionShape, weights: AttentionWeights, group: Group
     ) -> None:
         self._layer = layer
         self._sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-        self._qkv = qkv
-        self._output = output
+        self._qkv = weights.qkv
+        self._norm = weights.norm
+        self._output = weights.output
         self._group = group
 
     def __call__(self, x: Tensor, rotations: Tensor, cache: KVCacheInputs) -> Tensor:
@@ -38,7 +49,10 @@ class SelfAttention:
         num_heads, num_kv_heads, head_dim = self._sizes
         num_tokens = x.shape[0]
         projected = self._qkv(x).view(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
-        rotate_(projected[:, : num_heads + num_kv_heads], rotations)
+        rotated = projected[:, : num_heads + num_kv_heads]
+        if self._norm is not None:
+            self._norm(rotated)
+        rotate_(rotated, rotations)
         key_value = projected[:, num_heads:].view(num_tokens, 2, num_kv_heads, head_dim)
         attended = cache.attend(self._layer, projected[:, :num_heads], key_value)
         return self._group.all_reduce(self._output(attended))

@@ -1,4 +1,4 @@
-"""Linear layers without bias: y = x Wᵀ, in floating point or with int8 weights.
+"""Linear layers: y = x Wᵀ, or x Wᵀ + b, in floating point or with int8 weights.
 
 A row's result does not depend on how many rows it is computed with (see each class), so that a
 token gets the same logits alone, in a batch, and in a prompt chunk.
@@ -54,6 +54,19 @@ class FloatLinear:
         return F.linear(F.pad(x, (0, 0, 0, missing)), self.weight)[:num_rows]
 
 
+class BiasedLinear:
+    """Another layer's product plus a vector, which is added last: sums stay what they are."""
+
+    def __init__(self, product: Linear, bias: Tensor) -> None:
+        self.in_features, self.out_features = product.in_features, product.out_features
+        self._product = product
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        return self._product(x).add_(self._bias)
+
+
 class LinearFactory:
     """Makes the layers of one model: int8 (rounded now unless it is int8 already) or `dtype`."""
 
@@ -65,6 +78,10 @@ class LinearFactory:
 
     def linear(self, weight: LinearWeight) -> Linear:
         """The layer for a weight."""
+        product = self._product(weight)
+        return product if weight.bias is None else BiasedLinear(product, self.vector(weight.bias))
+
+    def _product(self, weight: LinearWeight) -> Linear:
         if not self.int8:
             return FloatLinear(weight, self.dtype, self.device)
         if has_integer_kernels():

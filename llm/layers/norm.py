@@ -1,4 +1,4 @@
-"""`RMSNorm` (Zhang & Sennrich 2019): x / √(mean(x²) + ε) × w, computed in float32."""
+"""`RMSNorm` (Zhang & Sennrich 2019): x / √(mean(x²) + ε) × w in float32, by row or by head."""
 
 from __future__ import annotations
 
@@ -22,3 +22,18 @@ class RMSNorm:
         scale.mul_(scale).add_(self._epsilon).rsqrt_()
         normalized = torch.mul(x, scale).mul_(self._weight)
         return normalized if x.dtype is torch.float32 else normalized.to(x.dtype)
+
+
+class HeadNorm:
+    """An `RMSNorm` of each head's D values by itself, in place. `weight` is [H, D]."""
+
+    def __init__(self, weight: Tensor, epsilon: float) -> None:
+        size = weight.shape[1]
+        self._weight = weight.float() * size**0.5
+        self._epsilon = epsilon * size
+
+    def __call__(self, x: Tensor) -> None:
+        """Normalise [T, H, D]."""
+        scale = torch.linalg.vector_norm(x, 2.0, 2, True, dtype=torch.float32)
+        scale.mul_(scale).add_(self._epsilon).rsqrt_()
+        x.copy_(torch.mul(x, scale).mul_(self._weight))

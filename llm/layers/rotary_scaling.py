@@ -47,6 +47,10 @@ class LinearScaling(RotaryScaling):
         """See `RotaryScaling`."""
         return plain_frequencies(head_dim, theta) / self.factor
 
+    def max_positions(self, trained: int) -> int:
+        """See `RotaryScaling`: files keep the number that the model was trained with."""
+        return int(trained * self.factor)
+
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling(RotaryScaling):
@@ -86,8 +90,8 @@ class DynamicScaling(RotaryScaling):
         return plain_frequencies(head_dim, base.float()[:, None])
 
     def max_positions(self, trained: int) -> int:
-        """See `RotaryScaling`: the file keeps the number that the model was trained with."""
-        return max(trained, int(self.original_max_positions * self.factor))
+        """See `LinearScaling`."""
+        return int(trained * self.factor)
 
 
 @dataclass(frozen=True, slots=True)

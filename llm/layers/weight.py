@@ -1,4 +1,4 @@
-"""`LinearWeight`: one matrix [out, in] as numbers or as int8 with a scale for each output row."""
+"""`LinearWeight`: a matrix [out, in] as numbers or as int8 with a scale for each output row."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class LinearWeight:
 
     values: Tensor  # [out, in] floating point, or int8
     scales: Tensor | None = None  # float32 [out]
+    bias: Tensor | None = None  # [out] floating point, added to the product
 
     @property
     def is_quantized(self) -> bool:
@@ -26,15 +27,21 @@ class LinearWeight:
         """One matrix with the outputs of all, so that one product computes them."""
         scales = [weight.scales for weight in weights if weight.scales is not None]
         if len(scales) not in (0, len(weights)):
-            weights = [cls(weight.to_float(torch.float32)) for weight in weights]
+            weights = [cls(w.to_float(torch.float32), bias=w.bias) for w in weights]
             scales = []
         values = torch.cat([weight.values for weight in weights])
-        return cls(values, torch.cat(scales) if scales else None)
+        biases = [weight.bias for weight in weights if weight.bias is not None]
+        if len(biases) not in (0, len(weights)):
+            raise ValueError("of stacked weights either all have a bias or none")
+        return cls(
+            values, torch.cat(scales) if scales else None, torch.cat(biases) if biases else None
+        )
 
     def rows(self, index: Tensor) -> LinearWeight:
         """The output rows `index`, in that order."""
         scales = None if self.scales is None else self.scales[index]
-        return LinearWeight(self.values[index], scales)
+        bias = None if self.bias is None else self.bias[index]
+        return LinearWeight(self.values[index], scales, bias)
 
     def to_float(self, dtype: torch.dtype) -> Tensor:
         """[out, in] numbers."""

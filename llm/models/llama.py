@@ -1,18 +1,24 @@
-"""Llama (Touvron et al. 2023): pre-norm decoder, grouped-query attention, rotary, SwiGLU."""
+"""Llama (Touvron et al. 2023): pre-norm decoder, grouped-query attention, rotary, SwiGLU.
+
+Its relatives (Qwen, Mistral) compute the same with a few parts more or less. They override
+`read_config`, which says which parts, and `names`, which says what checkpoints call them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from llm.batch import ForwardBatch, KVCacheInputs
 from llm.config import PipelineConfig
 from llm.layers.activation import GatedMLP
-from llm.layers.attention import AttentionShape, SelfAttention
+from llm.layers.attention import AttentionShape, AttentionWeights, SelfAttention
 from llm.layers.embedding import Embedding
 from llm.layers.linear import LinearFactory
-from llm.layers.norm import RMSNorm
+from llm.layers.norm import HeadNorm, RMSNorm
 from llm.layers.rotary import Rotary, interleaved_rows
 from llm.layers.weight import LinearWeight
 from llm.models.base import upper_bounded_default
@@ -20,6 +26,7 @@ from llm.models.causal import CausalModel
 from llm.models.encoding import choose_encoding
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.llama_config import LlamaConfig
+from llm.models.weight_names import WeightNames
 from llm.models.weights import WeightReader
 
 
@@ -39,14 +46,32 @@ class DecoderLayer:
 
 
 class LlamaModel(CausalModel):
-    """`LlamaForCausalLM`."""
+    """`LlamaForCausalLM`: attention and MLP may have biases."""
+
+    names: ClassVar[WeightNames] = WeightNames()
+
+    @classmethod
+    def read_config(cls, config: HuggingFaceConfig) -> LlamaConfig:
+        """What the architecture makes of a config.json; overridden by the relatives."""
+        has_bias = bool(config.text_config.get("attention_bias", False))
+        return replace(
+            LlamaConfig.read(config),
+            has_qkv_bias=has_bias,
+            has_output_bias=has_bias,
+            has_mlp_bias=bool(config.text_config.get("mlp_bias", False)),
+        )
+
+    @classmethod
+    def attention_windows(cls, huggingface_config: HuggingFaceConfig) -> tuple[int | None, ...]:
+        """See `PipelineModel`."""
+        return cls.read_config(huggingface_config).windows
 
     @classmethod
     def calculate_max_seq_len(
         cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
     ) -> int:
-        """`max_length`, at most the checkpoint's max_position_embeddings."""
-        limit = LlamaConfig.read(huggingface_config).shape.max_positions
+        """`max_length`, at most the checkpoint's max_position_embeddings, stretched or not."""
+        limit = cls.read_config(huggingface_config).max_positions
         wanted = pipeline_config.max_length
         try:
             return upper_bounded_default(upper_bound=limit, default=wanted)
@@ -60,7 +85,7 @@ class LlamaModel(CausalModel):
         """See `PipelineModel`. An int8 head is packed, so a tied embedding is held beside it."""
         size = super().estimate_weights_size(pipeline_config)
         huggingface_config = HuggingFaceConfig.read(pipeline_config.model.model_path)
-        config = LlamaConfig.read(huggingface_config)
+        config = cls.read_config(huggingface_config)
         if config.is_head_tied and choose_encoding(pipeline_config.model, huggingface_config).int8:
             size += config.shape.vocab_size * config.shape.hidden_size
         return size
@@ -70,7 +95,7 @@ class LlamaModel(CausalModel):
         cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
     ) -> int:
         """Peak of the MLP or the attention of one full batch, and the logits of its rows."""
-        config = LlamaConfig.read(huggingface_config)
+        config = cls.read_config(huggingface_config)
         width = choose_encoding(pipeline_config.model, huggingface_config).dtype.itemsize
         shape = config.shape
         heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
@@ -91,66 +116,87 @@ class LlamaModel(CausalModel):
 
     def load_weights(self) -> None:
         """See `PipelineModel`."""
-        self.config = LlamaConfig.read(self.huggingface_config)
+        self.config = self.read_config(self.huggingface_config)
         self._factory = LinearFactory(
             dtype=self.dtype, device=self.devices[0], int8=self.encoding.int8
         )
         reader = WeightReader(self.weights, self.adapter)
-        shape = self.config.shape
+        shape, names = self.config.shape, self.names
         self.vocab_size = shape.vocab_size
         self._rotary = Rotary(self.config.rotary, self.max_seq_len, self.devices[0])
         table = (shape.vocab_size, shape.hidden_size)
-        embedding = reader.matrix("model.embed_tokens", *table)
+        embedding = reader.matrix(names.embedding, *table)
         self._embedding = Embedding(
             embedding, dtype=self.dtype, device=self.devices[0], int8=self.encoding.int8
         )
         self._layers = [self._load_layer(reader, index) for index in range(shape.num_layers)]
-        self.final_norm = self._load_norm(reader, "model.norm")
+        self.final_norm = self._load_norm(reader, names.final_norm)
         is_tied = self.config.is_head_tied
-        self.head = self._factory.linear(embedding if is_tied else reader.matrix("lm_head", *table))
+        self.head = self._factory.linear(
+            embedding if is_tied else reader.matrix(names.head, *table)
+        )
         # Old checkpoints store what can be computed, and a copy of the tied head.
-        reader.skip("rotary_emb.inv_freq", *(["lm_head.weight"] if is_tied else []))
+        reader.skip(*names.ignored, *([f"{names.head}.weight"] if is_tied else []))
         reader.finish()
 
     def _load_layer(self, reader: WeightReader, index: int) -> DecoderLayer:
-        prefix = f"model.layers.{index}"
         return DecoderLayer(
-            self._load_norm(reader, f"{prefix}.input_layernorm"),
-            self._load_attention(reader, index, f"{prefix}.self_attn"),
-            self._load_norm(reader, f"{prefix}.post_attention_layernorm"),
-            self._load_mlp(reader, f"{prefix}.mlp"),
+            self._load_norm(reader, self.names.attention_norm.format(index)),
+            self._load_attention(reader, index),
+            self._load_norm(reader, self.names.mlp_norm.format(index)),
+            self._load_mlp(reader, index),
         )
 
     def _load_norm(self, reader: WeightReader, name: str) -> RMSNorm:
         weight = reader.tensor(f"{name}.weight", self.config.shape.hidden_size)
         return RMSNorm(self._factory.vector(weight), self.config.norm_epsilon)
 
-    def _load_attention(self, reader: WeightReader, index: int, prefix: str) -> SelfAttention:
-        shape = self.config.shape
+    def _load_attention(self, reader: WeightReader, index: int) -> SelfAttention:
+        config, names, shape = self.config, self.names, self.config.shape
         hidden, head_dim = shape.hidden_size, shape.head_dim
 
         def projection(name: str, num_heads: int) -> LinearWeight:
-            return reader.matrix(f"{prefix}.{name}", num_heads * head_dim, hidden)
+            rows = num_heads * head_dim
+            return reader.matrix(name.format(index), rows, hidden, has_bias=config.has_qkv_bias)
 
-        query = projection("q_proj", shape.num_heads)
-        key = projection("k_proj", shape.num_kv_heads)
-        value = projection("v_proj", shape.num_kv_heads)
-        output = reader.matrix(f"{prefix}.o_proj", hidden, shape.num_heads * head_dim)
+        query = projection(names.query, shape.num_heads)
+        key = projection(names.key, shape.num_kv_heads)
+        value = projection(names.value, shape.num_kv_heads)
+        output = reader.matrix(
+            names.output.format(index),
+            hidden,
+            shape.num_heads * head_dim,
+            has_bias=config.has_output_bias,
+        )
         query = query.rows(interleaved_rows(shape.num_heads, head_dim))
         key = key.rows(interleaved_rows(shape.num_kv_heads, head_dim))
-        return SelfAttention(
-            index,
-            AttentionShape(shape.num_heads, shape.num_kv_heads, head_dim),
+        weights = AttentionWeights(
             self._factory.linear(LinearWeight.stack([query, key, value])),
             self._factory.linear(output),
-            self.group,
+            self._load_head_norm(reader, index) if config.has_head_norm else None,
         )
+        heads = AttentionShape(shape.num_heads, shape.num_kv_heads, head_dim)
+        return SelfAttention(index, heads, weights, self.group)
 
-    def _load_mlp(self, reader: WeightReader, prefix: str) -> GatedMLP:
+    def _load_head_norm(self, reader: WeightReader, index: int) -> HeadNorm:
+        """One weight for all queries and one for all keys, in the order of the rotated pairs."""
+        shape, names = self.config.shape, self.names
+        order = interleaved_rows(1, shape.head_dim)
+        by_head = [
+            reader.tensor(f"{name.format(index)}.weight", shape.head_dim)[order].expand(count, -1)
+            for name, count in (
+                (names.query_norm, shape.num_heads),
+                (names.key_norm, shape.num_kv_heads),
+            )
+        ]
+        return HeadNorm(self._factory.vector(torch.cat(by_head)), self.config.norm_epsilon)
+
+    def _load_mlp(self, reader: WeightReader, index: int) -> GatedMLP:
         hidden, inner = self.config.shape.hidden_size, self.config.intermediate_size
-        gate = reader.matrix(f"{prefix}.gate_proj", inner, hidden)
-        up = reader.matrix(f"{prefix}.up_proj", inner, hidden)
-        down = reader.matrix(f"{prefix}.down_proj", hidden, inner)
+        names, has_bias = self.names, self.config.has_mlp_bias
+        gate = reader.matrix(names.gate.format(index), inner, hidden, has_bias=has_bias)
+        up = reader.matrix(names.up.format(index), inner, hidden, has_bias=has_bias)
+        down = reader.matrix(names.down.format(index), hidden, inner, has_bias=has_bias)
         return GatedMLP(
             self._factory.linear(LinearWeight.stack([gate, up])),
             self._factory.linear(down),

@@ -9,7 +9,12 @@ from llm.errors import CheckpointError
 from llm.models.base import PipelineModel
 from llm.models.hf_config import HuggingFaceConfig
 
-_ARCHITECTURES = {"LlamaForCausalLM": ("llm.models.llama", "LlamaModel")}
+_ARCHITECTURES = {
+    "LlamaForCausalLM": ("llm.models.llama", "LlamaModel"),
+    "MistralForCausalLM": ("llm.models.mistral", "MistralModel"),
+    "Qwen2ForCausalLM": ("llm.models.qwen2", "Qwen2Model"),
+    "Qwen3ForCausalLM": ("llm.models.qwen3", "Qwen3Model"),
+}
 
 
 def supported_architectures() -> tuple[str, ...]:

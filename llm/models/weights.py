@@ -173,13 +173,16 @@ class WeightReader:
             raise CheckpointError(f"tensor '{name}' is {list(tensor.shape)}, not {list(shape)}")
         return tensor
 
-    def matrix(self, name: str, *shape: int) -> LinearWeight:
-        """`NAME.weight`, with `NAME.weight_scale` [out, 1] where the checkpoint is int8."""
+    def matrix(self, name: str, *shape: int, has_bias: bool = False) -> LinearWeight:
+        """`NAME.weight`, with `NAME.weight_scale` [out, 1] where the checkpoint is int8, and
+        `NAME.bias` [out] where the architecture has one.
+        """
         values = self.tensor(f"{name}.weight", *shape)
-        if values.is_floating_point():
-            return LinearWeight(values)
-        scales = self.tensor(f"{name}.weight_scale", shape[0], 1)
-        return LinearWeight(values, scales.flatten().float())
+        scales = None
+        if not values.is_floating_point():
+            scales = self.tensor(f"{name}.weight_scale", shape[0], 1).flatten().float()
+        bias = self.tensor(f"{name}.bias", shape[0]) if has_bias else None
+        return LinearWeight(values, scales, bias)
 
     def skip(self, *suffixes: str) -> None:
         """Names that end like this need not be read."""

@@ -1,4 +1,4 @@
-"""Random Llama checkpoints, their transformers twins, and rows to feed them."""
+"""Random checkpoints of Llama and its relatives, their transformers twins, rows to feed them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from llm.batch import (
     ForwardMode,
@@ -20,7 +20,6 @@ from llm.batch import (
     ScheduledRow,
 )
 from llm.config import ModelConfig, PipelineConfig
-from llm.models.llama import LlamaModel
 from llm.models.weights import SafetensorsWeights
 from llm.request import SamplingParams
 from llm.runner.model_runner import ModelRunner
@@ -53,19 +52,37 @@ LLAMA3_ROPE = {
 
 def write_llama(folder: Path, *, seed: int = 0, max_shard_size: str = "5GB", **keys: Any) -> Path:
     """A random checkpoint as transformers writes it: SMALL, with `keys` of its config changed."""
+    config = LlamaConfig(**(SMALL | keys))
+    return write_random(folder, config, seed=seed, max_shard_size=max_shard_size)
+
+
+def write_random(
+    folder: Path,
+    config: PreTrainedConfig,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "5GB",
+) -> Path:
+    """Random weights for a config of transformers; also where those start as zeros and ones."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(LlamaConfig(**(SMALL | keys)))
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         if "norm" in name:
-            weight.data.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(seed))
-    model.save_pretrained(folder, max_shard_size=max_shard_size)
+            weight.data.uniform_(0.5, 1.5, generator=generator)
+        elif name.endswith(".bias"):
+            weight.data.uniform_(-0.5, 0.5, generator=generator)
+    model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
 
 
-def reference(folder: Path) -> LlamaForCausalLM:
+def reference(folder: Path) -> PreTrainedModel:
     """The same checkpoint in transformers, float32."""
-    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert isinstance(model, PreTrainedModel)
+    return model.eval()
 
 
 def pipeline_config(
@@ -149,7 +166,7 @@ def create_runner(
     """An initialized runner whose model returns what is asked for."""
     runner = ModelRunner(config)
     runner.initialize()
-    runner.model = LlamaModel(
+    runner.model = type(runner.loaded_model)(
         config,
         runner.session,
         [runner.device],

@@ -1,0 +1,20 @@
+"""Mistral 7B and its successors (Jiang et al. 2023): Llama, some with a sliding window."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llm.models.hf_config import HuggingFaceConfig
+from llm.models.llama import LlamaModel
+from llm.models.llama_config import LlamaConfig
+
+
+class MistralModel(LlamaModel):
+    """`MistralForCausalLM`. Version 0.1 has a window in every layer, later ones say null."""
+
+    @classmethod
+    def read_config(cls, config: HuggingFaceConfig) -> LlamaConfig:
+        """See `LlamaModel`."""
+        read = LlamaConfig.read(config)
+        window = config.text_config.get("sliding_window")
+        return replace(read, windows=(window,) * read.shape.num_layers if window else ())

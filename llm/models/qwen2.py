@@ -1,0 +1,36 @@
+"""Qwen2 and Qwen2.5 (Yang et al. 2024): Llama with biases on queries, keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llm.models.hf_config import HuggingFaceConfig
+from llm.models.llama import LlamaModel
+from llm.models.llama_config import LlamaConfig
+
+SLIDING = "sliding_attention"
+
+
+class Qwen2Model(LlamaModel):
+    """`Qwen2ForCausalLM`."""
+
+    @classmethod
+    def read_config(cls, config: HuggingFaceConfig) -> LlamaConfig:
+        """See `LlamaModel`."""
+        read = LlamaConfig.read(config)
+        windows = qwen_windows(config.text_config, read.shape.num_layers)
+        return replace(read, has_qkv_bias=True, windows=windows)
+
+
+def qwen_windows(config: HuggingFaceConfig, num_layers: int) -> tuple[int | None, ...]:
+    """Windows by layer: off unless `use_sliding_window`, then for the layers that `layer_types`
+    names, or (older files) those from `max_window_layers` on.
+    """
+    window = config.get("sliding_window")
+    if not config.get("use_sliding_window", False) or not window:
+        return ()
+    kinds = config.get("layer_types")
+    if kinds is None:
+        first = config.get("max_window_layers", 28)
+        kinds = [SLIDING if layer >= first else "" for layer in range(num_layers)]
+    return tuple(window if kind == SLIDING else None for kind in kinds)

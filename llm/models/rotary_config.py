@@ -1,0 +1,93 @@
+"""What a config.json says of rotary positions: the base and, by `rope_type`, the scaling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from llm.errors import CheckpointError
+from llm.layers.rotary import RotaryConfig
+from llm.layers.rotary_scaling import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RotaryScaling,
+    YarnScaling,
+)
+from llm.models.hf_config import HuggingFaceConfig, ModelShape
+
+ORIGINAL = "original_max_position_embeddings"
+
+
+def read_rotary(config: HuggingFaceConfig, shape: ModelShape) -> RotaryConfig:
+    """From `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before).
+
+    Raises `CheckpointError` naming a kind that is not known or a key that it lacks.
+    """
+    keys = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = float(keys.get("rope_theta") or config.get("rope_theta", 10000.0))
+    kind = keys.get("rope_type") or keys.get("type") or "default"
+    if kind == "default":
+        return RotaryConfig(shape.head_dim, theta)
+    if kind not in _SCALINGS:
+        raise CheckpointError(
+            f"{config.path}: rotary scaling '{kind}' is not supported; "
+            f"default, {', '.join(_SCALINGS)} are"
+        )
+    given = {key: value for key, value in keys.items() if value is not None}
+    try:
+        return RotaryConfig(shape.head_dim, theta, _SCALINGS[kind](given, shape.max_positions))
+    except KeyError as error:
+        raise CheckpointError(f"{config.path}: rotary scaling '{kind}' has no {error}") from error
+
+
+def _linear(keys: Mapping[str, Any], max_positions: int) -> RotaryScaling:
+    return LinearScaling(float(keys["factor"]))
+
+
+def _dynamic(keys: Mapping[str, Any], max_positions: int) -> RotaryScaling:
+    return DynamicScaling(float(keys["factor"]), max_positions)
+
+
+def _llama3(keys: Mapping[str, Any], max_positions: int) -> RotaryScaling:
+    return Llama3Scaling(
+        factor=float(keys["factor"]),
+        low_freq_factor=float(keys["low_freq_factor"]),
+        high_freq_factor=float(keys["high_freq_factor"]),
+        original_max_positions=int(keys.get(ORIGINAL, max_positions)),
+    )
+
+
+def _yarn(keys: Mapping[str, Any], max_positions: int) -> RotaryScaling:
+    original = int(keys.get(ORIGINAL, max_positions))
+    stretched = ORIGINAL in keys and "factor" not in keys
+    factor = max_positions / original if stretched else float(keys["factor"])
+    return YarnScaling(
+        factor=factor,
+        original_max_positions=original,
+        attention_factor=float(keys.get("attention_factor", _yarn_magnitude(keys, factor))),
+        beta_fast=float(keys.get("beta_fast") or 32),
+        beta_slow=float(keys.get("beta_slow") or 1),
+        truncate=bool(keys.get("truncate", True)),
+    )
+
+
+def _yarn_magnitude(keys: Mapping[str, Any], factor: float) -> float:
+    """0.1 ln(factor) + 1, or the ratio of two of these that DeepSeek's files ask for."""
+
+    def magnitude(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    one, all_dimensions = keys.get("mscale"), keys.get("mscale_all_dim")
+    if one and all_dimensions:
+        return magnitude(float(one)) / magnitude(float(all_dimensions))
+    return magnitude(1.0)
+
+
+_SCALINGS: Mapping[str, Callable[[Mapping[str, Any], int], RotaryScaling]] = {
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
