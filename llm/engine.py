@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
+from llm.batch import ForwardMode, ScheduledBatch
 from llm.engine_types import EngineStats, Pipeline, Sink, StepHook, TokenStream
 from llm.errors import EngineStoppedError, QueueFullError, RequestError
 from llm.request import FinishReason, Request, TokenChunk
@@ -64,6 +65,7 @@ class Engine:
         self._is_idle = True
         self._is_awake = False  # somebody called `wake` since the last cycle
         self._thread: threading.Thread | None = None
+        self._in_flight: deque[ScheduledBatch] = deque()  # executed, not committed
         self._num_steps = self._num_failed_steps = self._num_input_tokens = 0
 
     @property
@@ -225,29 +227,51 @@ class Engine:
         return True
 
     def _step(self) -> bool:
-        """One schedule, execute, commit; False when there was nothing to do."""
+        """One schedule, execute, commit; False when there was nothing to do.
+
+        What is committed may be the batch before the one that was scheduled.
+        """
         batch = self._scheduler.schedule()
         ended = self._scheduler.take_ended()
         self._deliver(ended)
-        if not batch:
+        if not batch and not self._in_flight:
             return bool(ended)
-        self._num_steps += 1
-        self._num_input_tokens += batch.num_tokens
+        if batch:
+            self._num_steps += 1
+            self._num_input_tokens += batch.num_tokens
+            self._in_flight.append(batch)
+        self._deliver(self._execute(batch))
+        return True
+
+    def _execute(self, batch: ScheduledBatch) -> list[TokenChunk]:
+        """Run a batch, take in what has come, and let the scheduler go on with the rest."""
+        chunks: list[TokenChunk] = []
         try:
             output = self._pipeline.execute(batch)
         except Exception as error:
-            self._num_failed_steps += 1
+            return self._fail(f"the model failed: {error!r}")
+        while len(self._in_flight) > int(self._pipeline.has_pending_outputs()):
+            chunks += self._scheduler.commit(self._in_flight.popleft(), output)
+        if batch and self._in_flight:
+            self._scheduler.launched(batch)
+        return chunks
+
+    def _fail(self, message: str) -> list[TokenChunk]:
+        """Give up the last batch, and the one before it when its results are lost too."""
+        self._num_failed_steps += 1
+        num_lost = len(self._in_flight) - int(self._pipeline.has_pending_outputs())
+        kept = [self._in_flight.popleft() for _ in range(len(self._in_flight) - max(num_lost, 1))]
+        chunks: list[TokenChunk] = []
+        for batch in self._in_flight:
             logger.exception(
                 "a step failed: %d rows, %d tokens fed, %d in context",
                 len(batch.rows),
                 batch.num_tokens,
                 sum(row.context_len for row in batch.rows),
             )
-            chunks = self._scheduler.fail(batch, f"the model failed: {error!r}")
-        else:
-            chunks = self._scheduler.commit(batch, output)
-        self._deliver(chunks)
-        return True
+            chunks += self._scheduler.fail(batch, message)
+        self._in_flight = deque(kept)
+        return chunks
 
     def _deliver(self, chunks: list[TokenChunk]) -> None:
         for chunk in chunks:
@@ -290,6 +314,8 @@ class Engine:
             reason = FinishReason.ERROR
             self._deliver([TokenChunk(i, (), (), reason, error) for i in list(self._sinks)])
         else:
+            if self._in_flight:  # the device writes to pages until these results are here
+                self._deliver(self._execute(ScheduledBatch((), ForwardMode.IDLE)))
             self._deliver(self._scheduler.cancel_all())
         hook, self._hook = self._hook, None
         if hook is not None:

@@ -15,7 +15,11 @@ Sink = Callable[[TokenChunk], None]
 
 
 class Pipeline(Protocol):
-    """What the engine needs of a model: one step at a time, and the facts about its tokens."""
+    """What the engine needs of a model: one step at a time, and the facts about its tokens.
+
+    A pipeline may answer a batch at once, or one call later (`has_pending_outputs`); with
+    `overlap_active` it always does the latter, and the time a call takes is the last batch's.
+    """
 
     @property
     def kv_manager(self) -> KVCacheManager: ...
@@ -26,8 +30,18 @@ class Pipeline(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
+    @property
+    def overlap_active(self) -> bool: ...
+
     def execute(self, batch: ScheduledBatch, /) -> StepOutput:
-        """Run one step. May raise: then the batch's requests fail."""
+        """Start a batch (an empty one: only see to what is pending); return finished results.
+
+        May raise: then the requests of this batch fail, and those of the one before unless it
+        is still pending.
+        """
+
+    def has_pending_outputs(self) -> bool:
+        """Whether the last batch's results are still to come, with the next call."""
 
     def release(self, request_id: str, /) -> None:
         """Forget a request that has ended; harmless when nothing is known of it."""

@@ -6,6 +6,9 @@
     end ────────────────────────────^        all tokens known
 
 A step feeds tokens [processed, active_end). The token sampled last has no KV yet.
+
+A step that is planned while the one before it still runs feeds a token nobody on the host knows
+yet. Until its value comes, `FUTURE_TOKEN` stands in its place, always the last one.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from enum import Enum
 
 from llm.request import FinishReason, Request
 
+FUTURE_TOKEN = -1  # a token that is being sampled: the device knows it, or soon will
+
 
 class SequenceStatus(Enum):
     """Where the scheduler keeps a sequence."""
@@ -22,6 +27,7 @@ class SequenceStatus(Enum):
     PENDING = "pending"  # has prompt tokens (or tokens to recompute) without KV
     ENCODING = "encoding"  # feeds some of them in the step that runs
     DECODING = "decoding"  # one token per step
+    ENDING = "ending"  # its last token is being sampled: nothing is left to schedule
     PAUSED = "paused"  # not scheduled; keeps its pages unless they are needed
     FINISHED = "finished"
 
@@ -74,7 +80,7 @@ class Sequence:
         self.pages: SequenceABC[int] = ()
         self.next_commit = 0  # tokens with KV from which the next page is full
         self.status = SequenceStatus.PENDING
-        self.in_flight = False
+        self.in_flight = 0  # steps it is in that were neither committed nor failed
         self.cancel_requested = False
         self.pause_requested = False
         self.entry_order: int | None = None  # place among decoding sequences; set once
@@ -110,14 +116,52 @@ class Sequence:
     def activate(self, num_tokens: int) -> None:
         """Feed the next `num_tokens` in the step to come."""
         self.active_end = self.processed + num_tokens
-        self.in_flight = True
+        self.in_flight += 1
         if not self.processed < self.active_end <= len(self.tokens):
             raise ValueError(f"{self!r} cannot feed {num_tokens} tokens")
+
+    def launch(self, samples: bool) -> None:
+        """The step has started: the next one may be planned as if it had ended.
+
+        Raises `ValueError` when an earlier step's token is still awaited.
+        """
+        if samples and self.awaits_token:
+            raise ValueError(f"{self!r} already awaits a token")
+        self.processed = self.active_end
+        if samples:
+            self.tokens.append(FUTURE_TOKEN)
+            self.output_ids.append(FUTURE_TOKEN)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it feeds tokens in a step that was not launched."""
+        return self.processed < self.active_end
+
+    @property
+    def awaits_token(self) -> bool:
+        """Whether a placeholder stands for the last token."""
+        return bool(self.output_ids) and self.output_ids[-1] == FUTURE_TOKEN
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the last token it may have is known or awaited."""
+        return len(self.output_ids) >= self.max_outputs
+
+    def land(self) -> None:
+        """A launched step has ended: the place of its token is free for the token itself."""
+        self.in_flight -= 1
+        self.drop_future()
+
+    def drop_future(self) -> None:
+        """Take the placeholder away."""
+        if self.awaits_token:
+            self.tokens.pop()
+            self.output_ids.pop()
 
     def advance(self) -> None:
         """The step ran: what was fed has KV."""
         self.processed = self.active_end
-        self.in_flight = False
+        self.in_flight -= 1
 
     def accept(self, token: int) -> FinishReason | None:
         """Add a sampled token; its KV is computed when it is fed. Returns why it is the last.
@@ -148,7 +192,7 @@ class Sequence:
         ):
             return False
         self.processed = processed
-        self.in_flight = False
+        self.in_flight -= 1
         self.tokens.append(token)
         outputs.append(token)
         return True
@@ -161,7 +205,7 @@ class Sequence:
     def rewind(self) -> None:
         """Forget an unfinished step."""
         self.active_end = self.processed
-        self.in_flight = False
+        self.in_flight -= 1
 
     def preempt(self) -> None:
         """Lose the pages: everything known is to be extended again; output and counts stay."""
@@ -194,8 +238,10 @@ class Sequence:
             raise AssertionError(f"{self!r}: too few pages")
         if self.end != self.prompt_len + len(self.output_ids):
             raise AssertionError(f"{self!r}: tokens and outputs disagree")
-        if self.in_flight != (self.processed < self.active_end):
-            raise AssertionError(f"{self!r}: in flight without active tokens, or the reverse")
+        if self.processed < self.active_end and not self.in_flight:
+            raise AssertionError(f"{self!r}: active tokens, but in no step")
+        if FUTURE_TOKEN in self.tokens[:-1] or (self.awaits_token and not self.in_flight):
+            raise AssertionError(f"{self!r}: awaits a token that no step will bring")
         if not self.in_flight and not self.needs_extend and self.processed != self.end - 1:
             raise AssertionError(f"{self!r}: a decoding sequence feeds exactly its last token")
 

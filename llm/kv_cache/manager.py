@@ -165,6 +165,12 @@ class KVCacheManager:
         self._cache.unlock(claim.path)
         self._pool.free(claim.pages)
 
+    def rename(self, request_id: str, new_id: str) -> None:
+        """Keep the claim under another id, because the request's own may be used again."""
+        if new_id in self._claims:
+            raise ValueError(f"request {new_id} has a claim already")
+        self._claims[new_id] = self._claims.pop(request_id)
+
     def _full_pages(
         self, claim: _Claim, token_ids: Sequence[int], num_computed: int
     ) -> Iterator[tuple[int, tuple[int, ...]]]:

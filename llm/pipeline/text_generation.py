@@ -65,6 +65,15 @@ class TextGenerationPipeline:
                 turn.step()
             return turn.output()
 
+    @property
+    def overlap_active(self) -> bool:
+        """Every batch is answered by the call that runs it."""
+        return False
+
+    def has_pending_outputs(self) -> bool:
+        """Never: see `overlap_active`."""
+        return False
+
     def release(self, request_id: str) -> None:
         """Forget a request that has ended. The scheduler owns its pages; nothing else is kept."""
 

@@ -36,7 +36,7 @@ class _Draft:
     def add_decode_row(self, sequence: Sequence) -> None:
         processed = sequence.processed
         sequence.active_end = processed + 1
-        sequence.in_flight = True
+        sequence.in_flight += 1
         row = (
             sequence.request_id,
             (sequence.tokens[-1],),
@@ -94,11 +94,19 @@ class BatchPlanner:
         self._table = table
         self._clock = clock
         self._logged_s = float("-inf")
+        self._ahead = False
         self.num_preemptions = 0
         self.failed: list[tuple[Sequence, str]] = []  # can never run, and why; the caller's to end
 
-    def plan(self) -> ScheduledBatch:
-        """The next batch; empty when nothing can run."""
+    def plan(self, *, ahead: bool = False) -> ScheduledBatch:
+        """The next batch; empty when nothing can run.
+
+        `ahead`: a batch is running. Nobody in it loses pages, and nobody fails for want of them:
+        where that may be necessary the batch is empty, and is planned again when nothing runs.
+        """
+        self._ahead = ahead
+        if ahead and not self._pages_suffice():
+            return ScheduledBatch((), ForwardMode.IDLE)
         table, mixing = self._table, self._limits.in_flight_batching
         draft = _Draft(TokenBudget(self._limits, self._kv.page_size))
         if table.pending and not (mixing and table.decoding):
@@ -132,6 +140,13 @@ class BatchPlanner:
             context_tokens = sum(draft.budget.context_cost(row.context_len) for row in draft.rows)
         draft.budget.add_decode_rows(len(draft.rows), context_tokens)
 
+    def _pages_suffice(self) -> bool:
+        """Whether every row that decodes can have its next page."""
+        page_size, missing = self._kv.page_size, 0
+        for sequence in self._table.decoding.values():
+            missing += len(sequence.tokens) > len(sequence.pages) * page_size
+        return missing <= self._kv.available_pages
+
     def _num_steps(self, candidates: list[Sequence]) -> int:
         most = self._limits.max_num_steps
         if most == 1 or not candidates:
@@ -151,7 +166,7 @@ class BatchPlanner:
             if victim is not None:
                 self._preempt(victim)
                 continue
-            if not draft.rows:
+            if not draft.rows and not self._ahead:
                 self._fail(sequence)
             return False
         return True
@@ -189,7 +204,7 @@ class BatchPlanner:
 
     def _claim(self, sequence: Sequence, draft: _Draft) -> bool:
         """Claim pages for all known tokens. When nobody is active there is no watermark."""
-        nobody_active = not draft.rows and not self._table.decoding
+        nobody_active = not (draft.rows or self._table.decoding or self._ahead)
         watermark = 1.0 if nobody_active else self._limits.watermark
         num_hits = self._try_claim(sequence, watermark)
         if num_hits is None:
@@ -219,12 +234,13 @@ class BatchPlanner:
 
     def _paused_holders(self) -> Iterator[Sequence]:
         """Paused sequences with pages, longest paused first: their readers are behind."""
-        return (sequence for sequence in self._table.paused.values() if sequence.pages)
+        paused = self._table.paused.values()
+        return (sequence for sequence in paused if sequence.pages and not sequence.in_flight)
 
     def _victims(self, for_decode: Sequence | None = None) -> Iterator[Sequence]:
         """Who loses pages, in this order: paused, half-encoded, decoding but not in the batch."""
         yield from self._paused_holders()
-        yield from self._table.pending.holders()
+        yield from (holder for holder in self._table.pending.holders() if not holder.in_flight)
         if for_decode is not None:
             others = [
                 sequence

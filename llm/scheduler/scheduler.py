@@ -3,6 +3,9 @@
 schedule() ──ScheduledBatch──> pipeline ──StepOutput──> commit() ──> TokenChunks
     one batch at a time; sequences in it can be cancelled and paused, which
     takes effect when it is committed
+
+With `plan_ahead` the next batch may be scheduled once the running one is `launched`, before its
+results have come: see `in_flight`.
 """
 
 from __future__ import annotations
@@ -10,13 +13,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from llm.batch import ScheduledBatch, StepOutput
+from llm.batch import ScheduledBatch, ScheduledRow, StepOutput
 from llm.kv_cache.manager import KVCacheManager
 from llm.request import FinishReason, RequestTimings, TokenChunk, TokenLogprob
+from llm.scheduler.in_flight import Step, StepsInFlight
 from llm.scheduler.limits import ResolvedLimits, SchedulerConfig
 from llm.scheduler.planner import BatchPlanner
 from llm.scheduler.table import SequenceTable
 from llm.sequence import Sequence, SequenceStatus
+
+UNPAUSABLE = (SequenceStatus.PAUSED, SequenceStatus.ENDING)
 
 # How a named tuple is made: for every row of every step, half as long as through its class.
 _new = tuple.__new__
@@ -26,7 +32,7 @@ class Scheduler:
     """Decides who runs, and is the only one to change sequences and pages. Not thread-safe.
 
     `max_seq_len` is the model's limit. `enable_in_flight_batching` (None: as configured) puts
-    decode rows and prompts into one batch.
+    decode rows and prompts into one batch. `plan_ahead` allows a second batch in flight.
     """
 
     def __init__(
@@ -36,6 +42,7 @@ class Scheduler:
         *,
         max_seq_len: int | None = None,
         enable_in_flight_batching: bool | None = None,
+        plan_ahead: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits = ResolvedLimits.create(
@@ -45,7 +52,7 @@ class Scheduler:
         self._clock = clock
         self._table = SequenceTable()
         self._planner = BatchPlanner(self._limits, kv_manager, self._table, clock)
-        self._running: ScheduledBatch | None = None
+        self._in_flight = StepsInFlight(kv_manager, limit=2 if plan_ahead else 1)
         self._ended: list[TokenChunk] = []
 
     @property
@@ -66,7 +73,8 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Sequences that decode or are being encoded."""
-        return len(self._table.decoding) + len(self._table.encoding)
+        table = self._table
+        return len(table.decoding) + len(table.encoding) + len(table.ending)
 
     @property
     def num_paused(self) -> int:
@@ -86,13 +94,13 @@ class Scheduler:
     def cancel(self, request_id: str) -> list[TokenChunk]:
         """End a sequence in whatever state; returns its last chunk.
 
-        Nothing is returned for an unknown id (it may just have ended), nor for a sequence of the
-        running batch: `commit` or `fail` gives the last chunk of that one.
+        Nothing is returned for an unknown id (it may just have ended), nor for a sequence of a
+        batch that was not launched: `commit` or `fail` gives the last chunk of that one.
         """
         sequence = self._table.get(request_id)
         if sequence is None:
             return []
-        if sequence.in_flight:
+        if sequence.is_active:
             sequence.cancel_requested = True
             return []
         return [self._finish(sequence, FinishReason.CANCELLED, self._clock())]
@@ -105,9 +113,9 @@ class Scheduler:
     def pause(self, request_id: str) -> None:
         """Stop scheduling a sequence. It keeps its pages, unless others need them."""
         sequence = self._table.get(request_id)
-        if sequence is None or request_id in self._table.paused:
+        if sequence is None or sequence.status in UNPAUSABLE:
             return
-        if sequence.in_flight:
+        if sequence.is_active:
             sequence.pause_requested = True
         else:
             self._table.pause(sequence)
@@ -122,18 +130,42 @@ class Scheduler:
             self._table.resume(sequence)
 
     def schedule(self) -> ScheduledBatch:
-        """The next batch; empty when nothing can run. Commit or fail it before the next."""
-        if self._running is not None:
-            raise RuntimeError("the last batch was neither committed nor failed")
-        batch = self._planner.plan()
+        """The next batch; empty when nothing can run, or not before the running one has ended.
+
+        Commit or fail it before the next; when planning ahead, launch it.
+        """
+        self._in_flight.check_room()
+        batch = self._planner.plan(ahead=len(self._in_flight) > 0)
         if self._planner.failed:
             now = self._clock()
             for sequence, message in self._planner.failed:
                 self._ended.append(self._finish(sequence, FinishReason.ERROR, now, error=message))
             self._planner.failed.clear()
         if batch:
-            self._running = batch
+            self._in_flight.add(batch, self._sequences_of(batch))
         return batch
+
+    def _sequences_of(self, batch: ScheduledBatch) -> tuple[Sequence, ...]:
+        sequences = tuple(self._table.get(row.request_id) for row in batch.rows)
+        return tuple(sequence for sequence in sequences if sequence is not None)
+
+    def launched(self, batch: ScheduledBatch) -> None:
+        """The batch runs, its results come later: go on as if they were there.
+
+        Placeholders stand for its tokens. Commit the batch before it first.
+        """
+        step = self._in_flight.newest(batch)
+        step.is_launched = True
+        for row, sequence in step.pairs():
+            if sequence.status is SequenceStatus.FINISHED:
+                continue
+            sequence.launch(row.samples)
+            if sequence.cancel_requested:
+                self._ended.append(self._finish(sequence, FinishReason.CANCELLED, self._clock()))
+            elif sequence.is_ending:
+                self._table.end(sequence)
+            else:
+                self._place(sequence)
 
     def take_ended(self) -> list[TokenChunk]:
         """Last chunks of sequences that `schedule` found can never run; each is given once."""
@@ -147,53 +179,68 @@ class Scheduler:
 
         `now` is the time of the scheduler's clock.
         """
-        self._end_batch(batch)
+        step = self._in_flight.take(batch)
         if now is None:
             now = self._clock()
-        chunks, find, sampled = [], self._table.find, output.token_ids
-        has_turns = batch.num_steps > 1 or output.logprobs
-        for row in batch.rows:
-            request_id = row.request_id
-            sequence = find(request_id)  # sequences of a batch end only here and in `fail`
-            tokens = sampled.get(request_id)
-            if tokens and not has_turns and sequence.decode_on(tokens[0]):
+        chunks, sampled = [], output.token_ids
+        is_simple = batch.num_steps == 1 and not output.logprobs and not step.is_launched
+        for row, sequence in zip(batch.rows, step.sequences, strict=True):
+            tokens = sampled.get(row.request_id)
+            if tokens and is_simple and sequence.decode_on(tokens[0]):
                 chunks.append(_chunk(sequence, now, tokens, ()))
                 continue
-            sequence.advance()
-            if sequence.cancel_requested:
-                chunk: TokenChunk | None = self._finish(sequence, FinishReason.CANCELLED, now)
-            elif row.samples:
-                chunk = self._accept(sequence, output, now)
+            if step.is_launched:
+                sequence.land()
             else:
-                chunk = None
-                self._settle(sequence)
+                sequence.advance()
+            chunk = self._commit_row(row, sequence, step, output, now)
             if chunk is not None:
                 chunks.append(chunk)
+        self._in_flight.release_departed(step)
         return chunks
+
+    def _commit_row(
+        self, row: ScheduledRow, sequence: Sequence, step: Step, output: StepOutput, now: float
+    ) -> TokenChunk | None:
+        if sequence.status is SequenceStatus.FINISHED:
+            return None  # it ended when this step had begun: the late result is nobody's
+        if sequence.cancel_requested:
+            return self._finish(sequence, FinishReason.CANCELLED, now)
+        if row.samples:
+            return self._accept(sequence, step, output, now)
+        self._settle(sequence, step)
+        return None
 
     def fail(
         self, batch: ScheduledBatch, message: str, now: float | None = None
     ) -> list[TokenChunk]:
-        """End every sequence of a batch whose step raised; returns their last chunks."""
-        self._end_batch(batch)
+        """End every sequence of a batch whose step raised; returns their last chunks.
+
+        An older batch that is still running goes on.
+        """
+        step = self._in_flight.take_failed(batch)
         if now is None:
             now = self._clock()
         chunks = []
-        for row in batch.rows:
-            sequence = self._table.find(row.request_id)
-            sequence.rewind()
+        for row, sequence in step.pairs():
+            if step.is_launched:
+                sequence.land()
+                # What it fed has no KV.
+                sequence.processed = min(sequence.processed, row.start)
+            else:
+                sequence.rewind()
+            if sequence.status is SequenceStatus.FINISHED:
+                continue
             if sequence.cancel_requested:
                 chunks.append(self._finish(sequence, FinishReason.CANCELLED, now))
             else:
                 chunks.append(self._finish(sequence, FinishReason.ERROR, now, error=message))
+        self._in_flight.release_departed(step)
         return chunks
 
-    def _end_batch(self, batch: ScheduledBatch) -> None:
-        if batch is not self._running:
-            raise RuntimeError("this batch is not the running one")
-        self._running = None
-
-    def _accept(self, sequence: Sequence, output: StepOutput, now: float) -> TokenChunk | None:
+    def _accept(
+        self, sequence: Sequence, step: Step, output: StepOutput, now: float
+    ) -> TokenChunk | None:
         """Append a row's sampled tokens, up to the one that ends it."""
         sampled = output.token_ids.get(sequence.request_id)
         if not sampled:
@@ -209,23 +256,27 @@ class Scheduler:
             num_accepted += 1
             if reason is not None:
                 break
-        # In a turn of several steps every token was fed to get the next one.
-        num_sampled = num_accepted + (reason is FinishReason.STOP)
-        sequence.processed = sequence.active_end = sequence.processed + num_sampled - 1
+        if len(sampled) > 1:  # every token of such a turn was fed to get the next one
+            num_sampled = num_accepted + (reason is FinishReason.STOP)
+            sequence.processed = sequence.active_end = sequence.processed + num_sampled - 1
         token_ids, logprobs = sampled[:num_accepted], logprobs[:num_accepted]
         if not sequence.stop_ids.isdisjoint(token_ids):
             token_ids, logprobs = _without(sequence.stop_ids, token_ids, logprobs)
         if reason is not None:
             return self._finish(sequence, reason, now, token_ids=token_ids, logprobs=logprobs)
-        self._settle(sequence)
+        self._settle(sequence, step)
         return _chunk(sequence, now, token_ids, logprobs) if token_ids else None
 
-    def _settle(self, sequence: Sequence) -> None:
-        """Find the place of a sequence that goes on after a step."""
+    def _settle(self, sequence: Sequence, step: Step) -> None:
+        """A sequence goes on after a step: cache its full pages, find its place."""
         if sequence.processed >= sequence.next_commit:
             page_size = self._kv.page_size
             self._kv.commit(sequence.request_id, sequence.tokens, sequence.processed)
             sequence.next_commit = (sequence.processed // page_size + 1) * page_size
+        if not step.is_launched:
+            self._place(sequence)
+
+    def _place(self, sequence: Sequence) -> None:
         if sequence.pause_requested:
             sequence.pause_requested = False
             self._table.pause(sequence)
@@ -246,7 +297,10 @@ class Scheduler:
         error: str = "",
     ) -> TokenChunk:
         """Free everything a sequence holds, forget it, and make its last chunk."""
-        if sequence.pages:
+        sequence.drop_future()
+        if sequence.pages and sequence.in_flight:
+            self._in_flight.release_later(sequence)
+        elif sequence.pages:
             self._kv.release(sequence.request_id, sequence.tokens, sequence.processed)
             sequence.pages = ()
         self._table.discard(sequence)
@@ -257,21 +311,21 @@ class Scheduler:
         """Raise `AssertionError` unless places, indices, claims, pages and locks all agree."""
         self._table.check_integrity()
         self._kv.check_integrity()
-        in_flight = {row.request_id for row in self._running.rows} if self._running else set()
+        counts = self._in_flight.counts()
         for sequence in self._table:
             sequence.check_integrity(self._kv.page_size)
             request_id = sequence.request_id
-            if sequence.in_flight != (request_id in in_flight):
-                raise AssertionError(f"{sequence!r}: not what the running batch says")
+            if sequence.in_flight != counts[sequence]:
+                raise AssertionError(f"{sequence!r}: not what the running batches say")
             if self._kv.has_claim(request_id) != bool(sequence.pages):
                 raise AssertionError(f"{sequence!r}: not what the KV manager says")
-        if self._kv.num_claims != sum(bool(sequence.pages) for sequence in self._table):
+        num_holders = sum(bool(sequence.pages) for sequence in self._table)
+        if self._kv.num_claims != num_holders + self._in_flight.num_departed:
             raise AssertionError(f"{self!r}: pages of a request that has ended")
 
     def __repr__(self) -> str:
-        running = "idle" if self._running is None else f"{len(self._running.rows)} rows running"
         return (
-            f"Scheduler({running}, {self._table!r}, {self._kv!r}, "
+            f"Scheduler({self._in_flight!r}, {self._table!r}, {self._kv!r}, "
             f"{self.num_preemptions} preemptions)"
         )
 

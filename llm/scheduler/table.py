@@ -3,6 +3,7 @@
 PENDING ──> ENCODING ──> DECODING ──> gone
    ^  ^────────┘ (chunk)     │
    └──────── preempted ──────┘        PAUSED: beside PENDING and DECODING
+                                      ENDING: its last token is being sampled
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class SequenceTable:
         self.encoding: dict[str, Sequence] = {}
         self.decoding: dict[str, Sequence] = {}  # in order of first entry
         self.paused: dict[str, Sequence] = {}
+        self.ending: dict[str, Sequence] = {}
 
     def get(self, request_id: str) -> Sequence | None:
         """The live sequence of that id."""
@@ -57,6 +59,8 @@ class SequenceTable:
             del self.decoding[sequence.request_id]
         elif status is SequenceStatus.PAUSED:
             del self.paused[sequence.request_id]
+        elif status is SequenceStatus.ENDING:
+            del self.ending[sequence.request_id]
 
     def wait_in_front(self, sequence: Sequence) -> None:
         """Put a sequence at the head of the pending queue."""
@@ -82,6 +86,12 @@ class SequenceTable:
         members = [*self.decoding.values(), sequence]
         members.sort(key=entry_order)
         self.decoding = {member.request_id: member for member in members}
+
+    def end(self, sequence: Sequence) -> None:
+        """Set aside a sequence that only waits for its last token."""
+        self.take_out(sequence)
+        sequence.status = SequenceStatus.ENDING
+        self.ending[sequence.request_id] = sequence
 
     def pause(self, sequence: Sequence) -> None:
         """Set a sequence aside."""
@@ -113,6 +123,7 @@ class SequenceTable:
             (SequenceStatus.ENCODING, list(self.encoding.values())),
             (SequenceStatus.DECODING, list(self.decoding.values())),
             (SequenceStatus.PAUSED, list(self.paused.values())),
+            (SequenceStatus.ENDING, list(self.ending.values())),
         )
         found = [sequence for _, members in places for sequence in members]
         if len(found) != len(self._live) or set(found) != set(self._live.values()):

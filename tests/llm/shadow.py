@@ -6,15 +6,19 @@ page, a page given to two requests, a slot never written or a token fed twice ch
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow, StepOutput
 from llm.errors import CapacityError
 from llm.kv_cache.manager import KVCacheManager
 from llm.request import FinishReason, Request, SamplingParams, TokenChunk, TokenLogprob
 from llm.scheduler import Scheduler, SchedulerLimits
+from llm.sequence import FUTURE_TOKEN
 from llm.sequence import Sequence as LiveSequence
 
 VOCAB_SIZE = 64
@@ -86,6 +90,15 @@ class ShadowPipeline:
         }
         return StepOutput(tokens, logprobs)
 
+    @property
+    def overlap_active(self) -> bool:
+        """Every batch is answered at once."""
+        return False
+
+    def has_pending_outputs(self) -> bool:
+        """Never."""
+        return False
+
     def release(self, request_id: str, /) -> None:
         """Remember that the request was released."""
         self.released.append(request_id)
@@ -126,6 +139,40 @@ class ShadowPipeline:
             written |= slots
 
 
+class LateShadowPipeline(ShadowPipeline):
+    """The same one call later: what a call returns belongs to the batch before."""
+
+    def __init__(self, num_pages: int = 33, page_size: int = 4, **options: Any) -> None:
+        super().__init__(num_pages, page_size, **options)
+        self._late: StepOutput | None = None
+
+    @property
+    def overlap_active(self) -> bool:
+        return True
+
+    def has_pending_outputs(self) -> bool:
+        return self._late is not None
+
+    def execute(self, batch: ScheduledBatch, /) -> StepOutput:
+        """Run the batch on what the last one sampled; return that."""
+        late, current = self._late, None
+        if batch:
+            known = dict(late.token_ids) if late is not None else {}
+            rows = tuple(self._filled(row, known) for row in batch.rows)
+            current = super().execute(dataclasses.replace(batch, rows=rows))
+        self._late = current
+        return late or StepOutput({})
+
+    def _filled(self, row: ScheduledRow, known: Mapping[str, tuple[int, ...]]) -> ScheduledRow:
+        """The row with the tokens it awaits, which only the batch just before may bring."""
+        if FUTURE_TOKEN not in row.token_ids:
+            assert FUTURE_TOKEN not in row.output_ids
+            return row
+        (token,) = known[row.request_id]
+        assert row.token_ids == (FUTURE_TOKEN,)
+        return row._replace(token_ids=(token,))
+
+
 class Harness:
     """A scheduler on a shadow pipeline, stepped by hand, with everything it delivered."""
 
@@ -137,7 +184,10 @@ class Harness:
         self.pipeline = pipeline
         self.kv = pipeline.kv_manager
         self._limits = limits
-        self.scheduler = Scheduler(limits, self.kv, clock=lambda: self.now)
+        self.scheduler = Scheduler(
+            limits, self.kv, plan_ahead=pipeline.overlap_active, clock=lambda: self.now
+        )
+        self._in_flight: deque[ScheduledBatch] = deque()
         self.requests: dict[str, Request] = {}
         self.chunks: dict[str, list[TokenChunk]] = {}
 
@@ -181,28 +231,38 @@ class Harness:
         return batch
 
     def run(self, batch: ScheduledBatch) -> None:
-        """Execute a batch and commit it, or fail it when the pipeline raises."""
+        """Execute a batch and commit what is due, or fail it when the pipeline raises."""
         self.now += self._clock_step
+        if batch:
+            self._in_flight.append(batch)
         try:
             output = self.pipeline.execute(batch)
         except CapacityError as error:
-            self.take(self.scheduler.fail(batch, str(error), self.now))
-        else:
-            self.take(self.scheduler.commit(batch, output, self.now))
+            self.take(self.scheduler.fail(self._in_flight.pop(), str(error), self.now))
+            return
+        while len(self._in_flight) > int(self.pipeline.has_pending_outputs()):
+            self.take(self.scheduler.commit(self._in_flight.popleft(), output, self.now))
+        if self._in_flight:
+            self.scheduler.launched(batch)
 
     def step(self) -> ScheduledBatch:
         """One schedule, execute, commit."""
         batch = self.schedule()
-        if batch:
+        if batch or self._in_flight:
             self.run(batch)
         self.scheduler.check_integrity()
         return batch
+
+    @property
+    def has_in_flight(self) -> bool:
+        """Whether a batch's results are still to come."""
+        return bool(self._in_flight)
 
     def run_all(self, max_steps: int = 10_000) -> list[ScheduledBatch]:
         """Step until nothing is left."""
         batches = []
         for _ in range(max_steps):
-            if not self.scheduler.num_live:
+            if not self.scheduler.num_live and not self._in_flight:
                 return batches
             batches.append(self.step())
         raise AssertionError(f"no end after {max_steps} steps: {self.scheduler!r}")

@@ -7,7 +7,7 @@ through the page tables, so every delivered token is compared with the request g
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from llm.batch import ForwardMode, ScheduledBatch
 from llm.request import FinishReason
 from llm.scheduler import SchedulerLimits
-from tests.llm.shadow import EOS, Harness, ShadowPipeline, expected_output
+from llm.sequence import FUTURE_TOKEN
+from tests.llm.shadow import EOS, Harness, LateShadowPipeline, ShadowPipeline, expected_output
 
 MAX_LENGTH = 40
 
@@ -119,6 +120,7 @@ class Storm:
         assert not {row.request_id for row in batch.rows} & (self.paused - {just_now})
         if batch:
             self.batches.append(batch)
+        if batch or harness.has_in_flight:
             if harness.pipeline.fail_next:
                 self.failed |= {row.request_id for row in batch.rows}
             harness.run(batch)
@@ -132,11 +134,13 @@ class Storm:
         self.harness.pipeline.fail_next = False
         bound = 20 + 4 * MAX_LENGTH * len(self.harness.requests)
         for _ in range(bound):
-            if not self.harness.scheduler.num_live:
+            if not self.harness.scheduler.num_live and not self.harness.has_in_flight:
                 return
             before = len(self.batches) + self._num_ended()
+            flushes = self.harness.has_in_flight
             self.step()
-            assert len(self.batches) + self._num_ended() > before, "a turn that did nothing"
+            did = len(self.batches) + self._num_ended() > before
+            assert did or flushes, "a turn that did nothing"
         raise AssertionError(f"no end after {bound} steps: {self.harness.scheduler!r}")
 
     def _num_ended(self) -> int:
@@ -169,6 +173,7 @@ class Storm:
     num_pages=st.integers(3, 30),
     page_size=st.integers(1, 5),
     prefix_caching=st.booleans(),
+    is_late=st.booleans(),
     events=EVENTS,
 )
 def test_storms(
@@ -176,9 +181,12 @@ def test_storms(
     num_pages: int,
     page_size: int,
     prefix_caching: bool,
+    is_late: bool,
     events: list[Event],
 ) -> None:
-    pipeline = ShadowPipeline(num_pages + 1, page_size, prefix_caching=prefix_caching)
+    kind = LateShadowPipeline if is_late else ShadowPipeline
+    limits = replace(limits, max_num_steps=1) if is_late else limits
+    pipeline = kind(num_pages + 1, page_size, prefix_caching=prefix_caching)
     storm = Storm(Harness(limits, pipeline))
     for event in events:
         storm.apply(event)
@@ -186,11 +194,12 @@ def test_storms(
     storm.check_results()
 
 
-def long_storm(seed: int) -> Storm:
+def long_storm(seed: int, is_late: bool = False) -> Storm:
     """Many requests in a small pool for a long time, which Hypothesis's lists rarely reach."""
     random = Random(seed)
     verbs = ["add"] * 4 + ["pause"] * 2 + ["resume", "cancel"] + ["step"] * 8
-    pipeline = ShadowPipeline(random.randint(13, 40), 4, prefix_caching=seed % 4 > 0)
+    kind = LateShadowPipeline if is_late else ShadowPipeline
+    pipeline = kind(random.randint(13, 40), 4, prefix_caching=seed % 4 > 0)
     limits = SchedulerLimits(
         max_length=MAX_LENGTH,
         max_batch_size=random.randint(2, 8),
@@ -200,7 +209,7 @@ def long_storm(seed: int) -> Storm:
         enable_chunked_prefill=seed % 3 > 0,
         enable_in_flight_batching=seed % 2 > 0,
         kvcache_ce_watermark=random.choice([0.6, 0.95, 1.0]),
-        max_num_steps=random.choice([1, 1, 4]),
+        max_num_steps=1 if is_late else random.choice([1, 1, 4]),
     )
     storm = Storm(Harness(limits, pipeline))
     for _ in range(250):
@@ -214,6 +223,14 @@ def long_storm(seed: int) -> Storm:
 @pytest.mark.parametrize("seed", range(40))
 def test_long_storms(seed: int) -> None:
     long_storm(seed).check_results()
+
+
+@pytest.mark.parametrize("seed", range(40, 60))
+def test_long_storms_planned_ahead(seed: int) -> None:
+    storm = long_storm(seed, is_late=True)
+    storm.check_results()
+    fed = [token for batch in storm.batches for row in batch.rows for token in row.token_ids]
+    assert fed.count(FUTURE_TOKEN) > 50
 
 
 def test_long_storms_reach_what_they_are_for() -> None:
