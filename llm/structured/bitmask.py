@@ -1,0 +1,139 @@
+"""`StructuredOutput`: the grammar matchers of live requests, and the bitmask of a step's rows.
+
+    prepare sampling:  mask(rows, tokens sampled in this turn) ──> TokenMask ──> Sampler
+    request over:      release(request_id)
+
+Only the mask constrains the model: no token is put in without it. A mask needs every token before
+it on the host, so whoever runs a step ahead of its results must wait for the rows that
+`needs_tokens` names before it samples; the forward may still overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from llm.batch import ScheduledRow
+from llm.errors import RequestError
+from llm.request import Request
+from llm.sampling.logits import TokenMask
+from llm.structured.grammar import GrammarCompiler, GrammarError, GrammarMatcher, TokenBytes
+
+
+@dataclass(frozen=True, slots=True)
+class StepMask:
+    """The constrained rows' mask (None: there are none), and requests whose grammar broke."""
+
+    tokens: TokenMask | None = None
+    failures: Mapping[str, str] = field(default_factory=dict)  # request id to what went wrong
+
+
+FREE = StepMask()
+
+
+class StructuredOutput:
+    """For a model of `vocab_size` on `device`.
+
+    `token_bytes` None means that the tokens cannot be spelled: then no request can have a schema,
+    nor while it is not `enabled` (`sampling.enable_structured_output`).
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        device: torch.device,
+        token_bytes: TokenBytes | None = None,
+        *,
+        enabled: bool = False,
+    ) -> None:
+        if enabled and token_bytes is None:
+            raise ValueError("enable_structured_output needs the text of the model's tokens")
+        self.vocab_size = vocab_size
+        self._num_words = -(-vocab_size // 32)
+        self._device = device
+        self._compiler = GrammarCompiler(token_bytes, vocab_size) if token_bytes else None
+        self._enabled = enabled
+        self._matchers: dict[str, GrammarMatcher] = {}
+
+    @property
+    def num_matchers(self) -> int:
+        """Requests that are followed."""
+        return len(self._matchers)
+
+    def admit(self, request: Request) -> None:
+        """Raise `RequestError` for a request whose schema cannot be followed here. Thread-safe."""
+        if request.sampling.json_schema:
+            if not request.sampling.stop_token_ids:
+                raise RequestError("json_schema needs a stop id: nothing else ends the document")
+            self._compile(request.sampling.json_schema)
+
+    def _compile(self, schema: str) -> GrammarMatcher:
+        if self._compiler is None or not self._enabled:
+            raise RequestError("json_schema needs sampling.enable_structured_output")
+        return self._compiler.compile(schema)
+
+    def release(self, request_id: str) -> None:
+        """Forget a request; harmless when nothing is known of it."""
+        self._matchers.pop(request_id, None)
+
+    def mask(
+        self, rows: Sequence[ScheduledRow], sampled: Sequence[Sequence[int]] | None = None
+    ) -> StepMask:
+        """What the rows may sample next, `sampled` tokens (by row) after their `output_ids`.
+
+        A row whose grammar breaks is left free, and among the failures.
+        """
+        places = [place for place, row in enumerate(rows) if needs_tokens(row)]
+        if not places:
+            return FREE
+        words = np.full((len(places), self._num_words), -1, dtype=np.int32)
+        failures: dict[str, str] = {}
+        for own, place in zip(words, places, strict=True):
+            try:
+                self._fill(own, rows[place], sampled[place] if sampled else ())
+            except (GrammarError, RequestError) as error:
+                own.fill(-1)
+                failures[rows[place].request_id] = str(error)
+        index = torch.tensor(places).to(self._device)
+        return StepMask(TokenMask(index, torch.from_numpy(words).to(self._device)), failures)
+
+    def _fill(self, words: np.ndarray, row: ScheduledRow, sampled: Sequence[int]) -> None:
+        outputs = [*row.output_ids, *sampled]
+        stop_ids = row.sampling.stop_token_ids
+        if not set(stop_ids).isdisjoint(outputs):
+            return  # it has ended, and its turn goes on: what it samples is dropped
+        matcher = self._matchers.get(row.request_id)
+        if matcher is None:
+            matcher = self._compile(row.sampling.json_schema)
+            self._matchers[row.request_id] = matcher
+        matcher.advance(outputs)
+        matcher.fill(words, stop_ids, len(outputs) >= row.sampling.min_tokens)
+
+    def initialize_bitmask(self, rows: Sequence[ScheduledRow]) -> np.ndarray | None:
+        """int32 [B, V] of ones, one row for each of `rows`; None when none has a schema."""
+        if not any(map(needs_tokens, rows)):
+            return None
+        return np.ones((len(rows), self.vocab_size), dtype=np.int32)
+
+    def update_for_structured_output(
+        self, row: ScheduledRow, bitmask: np.ndarray, index: int
+    ) -> None:
+        """Set row `index` of an `initialize_bitmask` to what the request may sample next.
+
+        The schema is compiled the first time and followed from then on. Raises `ValueError` for a
+        schema that is wrong, or comes while structured output is off.
+        """
+        if not needs_tokens(row):
+            return
+        words = np.full(self._num_words, -1, dtype=np.int32)
+        self._fill(words, row, ())
+        bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+        bitmask[index] = bits[: self.vocab_size]
+
+
+def needs_tokens(row: ScheduledRow) -> bool:
+    """Whether the row cannot be sampled before all its earlier tokens are known."""
+    return bool(row.sampling.json_schema)
