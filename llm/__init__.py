@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         TokenChunk,
         TokenLogprob,
     )
+    from llm.structured.grammar import TokenSpelling, check_json_schema
 
 __all__ = [
     "CapacityError",
@@ -67,7 +68,9 @@ __all__ = [
     "StrictModel",
     "TokenChunk",
     "TokenLogprob",
+    "TokenSpelling",
     "TokenStream",
+    "check_json_schema",
     "create_engine",
 ]
 
@@ -102,6 +105,7 @@ _HOMES = {
         "TokenChunk",
         "TokenLogprob",
     ),
+    "llm.structured.grammar": ("TokenSpelling", "check_json_schema"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -73,11 +73,13 @@ class ScheduledBatch:
 class StepOutput:
     """Sampled tokens by request id, one per decode forward; rows that did not sample are absent.
 
-    A stop id is still among them: the scheduler decides what ends a sequence.
+    A stop id is still among them: the scheduler decides what ends a sequence. `failures` says of
+    requests that cannot go on what went wrong with them; the rest of the batch is not affected.
     """
 
     token_ids: Mapping[str, tuple[int, ...]]
     logprobs: Mapping[str, tuple[TokenLogprob, ...]] = field(default_factory=dict)
+    failures: Mapping[str, str] = field(default_factory=dict)
 
 
 class ReturnLogits(Enum):

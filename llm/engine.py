@@ -25,6 +25,7 @@ from llm.sequence import Sequence
 
 if TYPE_CHECKING:
     from llm.config import PipelineConfig
+    from llm.structured.grammar import TokenSpelling
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ _RAISED = object()  # what `_guard` returns for a call that raised
 class Engine:
     """Runs requests until they end. All public methods are thread-safe.
 
-    `max_waiting` bounds the requests that have not started yet (None: no bound).
+    `max_waiting` bounds the requests that have not started yet (None: no bound). `admit` is asked
+    about each request before it is queued, on its caller's thread; it raises `RequestError`.
     """
 
     def __init__(
@@ -46,11 +48,13 @@ class Engine:
         hook: StepHook | None = None,
         *,
         max_waiting: int | None = None,
+        admit: Callable[[Request], None] | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._scheduler = scheduler
         self._hook = hook
         self._max_waiting = max_waiting
+        self._admit = admit
         self._rules = RequestRules(
             vocab_size=pipeline.vocab_size,
             max_length=min(pipeline.max_seq_len, scheduler.max_length),
@@ -101,7 +105,10 @@ class Engine:
         Raises `RequestError` for a request that can never run here, `QueueFullError` when too
         many wait, `EngineStoppedError` when draining or stopped.
         """
-        sequence = Sequence(self._rules.apply(request), time.monotonic())
+        request = self._rules.apply(request)
+        if self._admit is not None:
+            self._admit(request)
+        sequence = Sequence(request, time.monotonic())
         stream = TokenStream(request.request_id, self.cancel, buffered=sink is None)
         with self._condition:
             if not self._is_accepting:
@@ -325,17 +332,19 @@ class Engine:
             self._condition.notify_all()
 
 
-def create_engine(config: PipelineConfig) -> Engine:
+def create_engine(config: PipelineConfig, tokenizer: TokenSpelling | None = None) -> Engine:
     """An engine for the model of `config`, loaded and not started.
 
-    In-flight batching is on unless the configuration turns it off by name, so that a long prompt
-    never holds up streams that run. Raises `CheckpointError`, `ConfigError`, `CapacityError`.
+    `tokenizer` spells the tokens for structured output; nothing is asked of it before the first
+    schema comes. In-flight batching is on unless the configuration turns it
+    off by name, so that a long prompt never holds up streams that run. Raises `CheckpointError`,
+    `ConfigError`, `CapacityError`.
     """
     if not config.is_resolved:
         raise RuntimeError("resolve the configuration before an engine is made from it")
     from llm.pipeline.text_generation import TextGenerationPipeline
 
-    pipeline = TextGenerationPipeline(config)
+    pipeline = TextGenerationPipeline(config, tokenizer)
     max_seq_len, kv = pipeline.max_seq_len, pipeline.kv_manager
     if max_seq_len > kv.total_pages * kv.page_size:
         logger.warning("max_length is cut from %d tokens to what %r holds", max_seq_len, kv)
@@ -347,4 +356,4 @@ def create_engine(config: PipelineConfig) -> Engine:
         max_seq_len=max_seq_len,
         enable_in_flight_batching=unset or config.enable_in_flight_batching,
     )
-    return Engine(pipeline, scheduler)
+    return Engine(pipeline, scheduler, admit=pipeline.admit)

@@ -31,6 +31,8 @@ class SamplingParams:
     generated token n is held to ranges `n % len(allowed_cycle)`, and stop ids can be sampled
     only where a cycle begins, so that a sequence which stops is whole cycles. `penalty_window`
     is how many of the latest *generated* tokens the three penalties look at (0: all of them).
+    With a `json_schema` the output is one JSON document that fits it, ended by a stop id: as soon
+    as nothing else can follow, also before `min_tokens`. (`max_tokens` may cut it off.)
     """
 
     temperature: float = 1.0  # 0 = argmax
@@ -49,6 +51,7 @@ class SamplingParams:
     allowed_ranges: tuple[IdRange, ...] = ()
     allowed_cycle: tuple[tuple[IdRange, ...], ...] = ()
     top_logprobs: int | None = None  # None: no log-probabilities; n: the chosen and n best
+    json_schema: str = ""  # a JSON schema as text; empty = free output
 
     @property
     def all_ranges(self) -> tuple[IdRange, ...]:
@@ -81,6 +84,10 @@ class SamplingParams:
                 "give either allowed_ranges or allowed_cycle",
             ),
             (self.top_logprobs is None or self.top_logprobs >= 0, "top_logprobs must be ≥ 0"),
+            (
+                not self.json_schema or not (self.all_ranges or self.ignore_eos),
+                "json_schema goes with neither allowed ranges nor ignore_eos",
+            ),
         )
         for holds, message in checks:
             if not holds:

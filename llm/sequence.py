@@ -200,6 +200,8 @@ class Sequence:
     @property
     def _may_stop(self) -> bool:
         sampling = self.sampling
+        if sampling.json_schema:
+            return True  # it is only allowed where the document ends
         return not sampling.ignore_eos and len(self.output_ids) >= sampling.min_tokens
 
     def rewind(self) -> None:

@@ -52,6 +52,7 @@ class TextModel:
     sampling: SamplingParams  # how a token is chosen unless the request says otherwise
     stop_token_ids: tuple[int, ...]
     max_seq_len: int
+    takes_schemas: bool = False  # structured output is on
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def create_engine_client(
     description = load_description(folder)
     decoder = _decoder(config, folder, description) if description else None
     prompts = _prompts(config, folder, description, decoder.spec if decoder else None)
-    engine = create_engine(config)
+    engine = create_engine(config, prompts.tokenizer)
     timeout_s = server.slow_reader_timeout_s * READER_PATIENCE if server else None
     client = LocalEngineClient(
         engine, decoder, prompts.vocabulary, StreamLimits(reader_timeout_s=timeout_s)
@@ -150,7 +151,12 @@ def connect_service(
         family=description.family if description else "",
         client=client,
         prompts=prompts,
-        text=TextModel(load_sampling_defaults(folder), load_eos_ids(folder), facts.max_seq_len),
+        text=TextModel(
+            load_sampling_defaults(folder),
+            load_eos_ids(folder),
+            facts.max_seq_len,
+            takes_schemas=config.sampling.enable_structured_output,
+        ),
         synthesizer=_synthesizer(parts, client, prompts, description) if description else None,
     )
 

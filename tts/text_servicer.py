@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import TypeAlias
 
 import grpc
 
-from llm import RequestError, SamplingParams
+from llm import RequestError, SamplingParams, check_json_schema
 from tts.chat import ChatMessage, ChatRole
 from tts.errors import (
     InvalidRequestError,
@@ -55,7 +56,7 @@ class TextServicer(pb_grpc.TextServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         async with self._host.calls.serve(context, SERVICE, "Generate") as call:
-            asked = self._read(call, request)
+            asked = await self._read(call, request)
             async with self._host.admission.enter(call.client):
                 pieces = [piece async for piece in self._write(asked)]
             _note(call, pieces[-1])
@@ -71,7 +72,7 @@ class TextServicer(pb_grpc.TextServiceServicer):
 
     async def GenerateStream(self, request: pb.GenerateStreamRequest, context: Context) -> None:
         async with self._host.calls.serve(context, SERVICE, "GenerateStream") as call:
-            asked = self._read(call, request)
+            asked = await self._read(call, request)
             started = pb.GenerationStarted(
                 request_id=asked.request_id,
                 model=self._host.service.model,
@@ -100,7 +101,7 @@ class TextServicer(pb_grpc.TextServiceServicer):
         if name not in ("", model):
             raise ModelNotFoundError(name, (model,))
 
-    def _read(self, call: Call, proto: GenerateProto) -> TextRequest:
+    async def _read(self, call: Call, proto: GenerateProto) -> TextRequest:
         """The request, checked, with everything decided that the engine needs."""
         config = proto.config
         call.adopt_id(config.request_id)
@@ -110,6 +111,7 @@ class TextServicer(pb_grpc.TextServiceServicer):
             wrong.request_id(config.request_id, "config.request_id")
             _check_config(config, wrong)
             self._check_input(proto.input, wrong)
+        await self._check_schema(config.json_schema)
         call.facts.characters = _num_characters(proto.input)
         return TextRequest(
             request_id=call.request_id,
@@ -118,6 +120,19 @@ class TextServicer(pb_grpc.TextServiceServicer):
             stops=tuple(config.sampling.stop),
             priority=config.priority,
         )
+
+    async def _check_schema(self, schema: str) -> None:
+        if not schema:
+            return
+        if not self._host.service.text.takes_schemas:
+            raise InvalidRequestError.of(
+                "config.json_schema", "this server runs without sampling.enable_structured_output"
+            )
+        try:
+            # A large schema takes milliseconds, which are not the event loop's to give.
+            await asyncio.to_thread(check_json_schema, schema)
+        except RequestError as error:
+            raise InvalidRequestError.of("config.json_schema", str(error)) from error
 
     def _check_input(self, proto: pb.GenerationInput, wrong: Violations) -> None:
         kind = proto.WhichOneof("input")
@@ -135,8 +150,6 @@ class TextServicer(pb_grpc.TextServiceServicer):
 
 
 def _check_available(config: pb.GenerationConfig) -> None:
-    if config.json_schema:
-        raise NotAvailableError("structured output (json_schema) is not available in this release")
     if config.lora:
         raise NotAvailableError("LoRA adapters are not available in this release")
     if config.echo:
@@ -195,6 +208,7 @@ def _sampling(config: pb.GenerationConfig, model: TextModel) -> SamplingParams:
             max_tokens=asked.max_tokens or max(DEFAULT_MAX_TOKENS, min_tokens),
             stop_token_ids=model.stop_token_ids,
             top_logprobs=config.top_logprobs or None,
+            json_schema=config.json_schema,
         )
     except RequestError as error:
         raise InvalidRequestError.of("config.sampling", str(error)) from error

@@ -89,6 +89,11 @@ class TextTokenizer:
             return bytes([int(piece[3:5], 16)])
         return piece.replace(_META_SPACE, " ").encode()
 
+    def all_token_bytes(self) -> list[bytes]:
+        """`token_bytes` of every id, from 0 on."""
+        num_ids = max([self._model.get_vocab_size(), *(i + 1 for i in self._control_texts)])
+        return [self.token_bytes(token_id) for token_id in range(num_ids)]
+
     @property
     def drops_first_space(self) -> bool:
         """Sentence-piece models write a space before the first word that nobody typed."""

@@ -32,7 +32,6 @@ NOT_YET_AVAILABLE: dict[str, str] = {
     "sampling.enable_min_tokens": "every request may use minimum lengths without it",
     "sampling.in_dtype": "logits are sampled in float32",
     "sampling.out_dtype": "logits are sampled in float32",
-    "sampling.enable_structured_output": "there is no structured output",
     "sampling.enable_variable_logits": "logits are computed for sampled rows only",
     "profiling.gpu_profiling": "there are no profiling ranges",
     "model.data_parallel_degree": "there is one replica",

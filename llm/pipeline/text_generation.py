@@ -1,7 +1,7 @@
-"""`TextGenerationPipeline`: forward, sample, results for one scheduled batch.
+"""`TextGenerationPipeline`: forward, bitmask, sample, results for one scheduled batch.
 
-    execute(batch):  forward ─> sample ─┬─> StepOutput
-                        ^── next step ──┘   (num_steps > 1: the scheduler is not asked between)
+    execute(batch):  forward ─> bitmask ─> sample ─┬─> StepOutput
+                        ^── next step ─────────────┘   (num_steps > 1: nobody is asked between)
 
 It decides nothing about who runs. A row whose stop id came may keep computing until the turn ends;
 the scheduler drops what follows.
@@ -9,25 +9,32 @@ the scheduler drops what follows.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from llm.batch import ModelOutputs, SampledTokens, ScheduledBatch, StepOutput
+from llm.batch import ModelOutputs, SampledTokens, ScheduledBatch, ScheduledRow, StepOutput
 from llm.config import PipelineConfig
 from llm.kv_cache.manager import KVCacheManager
 from llm.memory import MemoryPlan
 from llm.models.hf_config import read_eos_token_ids
-from llm.request import TokenLogprob
+from llm.request import Request, TokenLogprob
 from llm.runner.model_runner import ModelRunner
 from llm.sampling.log_probabilities import LogProbabilities
 from llm.sampling.sampler import has_penalties
+from llm.structured.bitmask import StructuredOutput, needs_tokens
+from llm.structured.grammar import TokenSpelling
 
 
 class TextGenerationPipeline:
     """One model on one device, loaded when constructed. Used from one thread at a time."""
 
-    def __init__(self, config: PipelineConfig) -> None:
-        """Raises `CheckpointError`, `ConfigError`, `CapacityError`."""
+    def __init__(self, config: PipelineConfig, tokenizer: TokenSpelling | None = None) -> None:
+        """`tokenizer` spells the vocabulary; structured output needs it.
+
+        Raises `CheckpointError`, `ConfigError`, `CapacityError`, `ValueError` for structured
+        output without a tokenizer.
+        """
         self.config = config
         self.runner = ModelRunner(config)
         self.runner.initialize()
@@ -36,6 +43,12 @@ class TextGenerationPipeline:
             self.memory_plan.num_pages, cache.kv_cache_page_size, cache.enable_prefix_caching
         )
         self.eos_token_ids = read_eos_token_ids(config.model.model_path)
+        self.structured = StructuredOutput(
+            self.vocab_size,
+            self.runner.device,
+            tokenizer,
+            enabled=config.sampling.enable_structured_output,
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -60,7 +73,7 @@ class TextGenerationPipeline:
             self.runner.forward_idle()
             return StepOutput({})
         with torch.inference_mode():
-            turn = _Turn(self.runner, batch)
+            turn = _Turn(self.runner, self.structured, batch)
             while not turn.has_ended:
                 turn.step()
             return turn.output()
@@ -75,7 +88,22 @@ class TextGenerationPipeline:
         return False
 
     def release(self, request_id: str) -> None:
-        """Forget a request that has ended. The scheduler owns its pages; nothing else is kept."""
+        """Forget a request that has ended. The scheduler owns its pages."""
+        self.structured.release(request_id)
+
+    def admit(self, request: Request) -> None:
+        """Raise `RequestError` for a request that this pipeline cannot run. Thread-safe."""
+        self.structured.admit(request)
+
+    def initialize_bitmask(self, batch: list[ScheduledRow]) -> np.ndarray | None:
+        """int32 [B, V] of ones; None when no request of the batch has a schema."""
+        return self.structured.initialize_bitmask(batch)
+
+    def update_for_structured_output(
+        self, context: ScheduledRow, bitmask: np.ndarray, index: int
+    ) -> None:
+        """Set one row of a bitmask to what the request may sample. Raises `ValueError`."""
+        self.structured.update_for_structured_output(context, bitmask, index)
 
     def shutdown(self) -> None:
         """Let go of model and memory. Calling it again is harmless."""
@@ -85,8 +113,12 @@ class TextGenerationPipeline:
 class _Turn:
     """The forwards of one batch."""
 
-    def __init__(self, runner: ModelRunner, batch: ScheduledBatch) -> None:
+    def __init__(
+        self, runner: ModelRunner, structured: StructuredOutput, batch: ScheduledBatch
+    ) -> None:
         self._runner = runner
+        self._structured = structured
+        self._failures: dict[str, str] = {}
         self._num_steps = batch.num_steps
         self._rows = [row for row in batch.rows if row.samples]
         self._inputs = runner.prepare(batch)
@@ -94,7 +126,7 @@ class _Turn:
         # Tokens on the host, by row. On a GPU reading them is a wait, so only who must does so.
         self._tokens: list[list[int]] = [[] for _ in self._rows]
         self._reads_each_step = runner.device.type == "cpu" or any(
-            has_penalties(row.sampling) for row in self._rows
+            has_penalties(row.sampling) or needs_tokens(row) for row in self._rows
         )
         self.has_ended = False
 
@@ -104,7 +136,9 @@ class _Turn:
         if not self._rows:
             self.has_ended = True
             return
-        plan = self._runner.sampler.prepare(self._rows, len(self._steps), self._tokens)
+        mask = self._structured.mask(self._rows, self._tokens)
+        self._failures.update(mask.failures)
+        plan = self._runner.sampler.prepare(self._rows, len(self._steps), self._tokens, mask.tokens)
         token_ids = self._runner.sample(outputs, plan)
         self._steps.append(SampledTokens(token_ids, self._logprobs(outputs, token_ids)))
         if self._reads_each_step:
@@ -158,7 +192,7 @@ class _Turn:
             entries = [step.logprobs[place] for step in self._steps if step.logprobs]
             if entries and row.sampling.top_logprobs is not None:
                 logprobs[row.request_id] = tuple(entry for entry in entries if entry is not None)
-        return StepOutput(token_ids, logprobs)
+        return StepOutput(token_ids, logprobs, self._failures)
 
 
 def _token_logprob(token: int, found: LogProbabilities, top_n: int) -> TokenLogprob:

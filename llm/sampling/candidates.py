@@ -39,8 +39,10 @@ def candidates(sampling: SamplingParams, num_generated: int, vocab_size: int) ->
     """What may be sampled after `num_generated` tokens.
 
     Stop ids are always among the candidates, wherever `allowed_ranges` are, but not before
-    `min_tokens` and not inside a cycle.
+    `min_tokens` and not inside a cycle. Under a JSON schema the bitmask decides about all ids.
     """
+    if sampling.json_schema:
+        return Candidates(((0, vocab_size),))
     may_stop, allowed = num_generated >= sampling.min_tokens, sampling.allowed_ranges
     if sampling.allowed_cycle:
         place = num_generated % len(sampling.allowed_cycle)

@@ -57,6 +57,21 @@ class Penalties:
         logits[self.rows, self.ids] = values - self.frequency * self.counts - self.presence
 
 
+@dataclass(frozen=True, slots=True)
+class TokenMask:
+    """Which tokens n of the rows may sample: one bit for each, lowest first."""
+
+    rows: Tensor  # int64 [n]
+    words: Tensor  # int32 [n, ⌈V / 32⌉]
+
+    def apply_(self, logits: Tensor) -> None:
+        """Put what is not allowed at −∞, in logits [B, V], in place."""
+        bits = torch.arange(32, dtype=torch.int32, device=self.words.device)
+        allowed = (self.words.unsqueeze(2) >> bits).bitwise_and_(1).bool().flatten(1)
+        masked = logits[self.rows].masked_fill_(~allowed[:, : logits.shape[1]], -torch.inf)
+        logits[self.rows] = masked
+
+
 def sample_top_k(logits: Tensor, top_k: int, draw: DrawParameters) -> Tensor:
     """Column [B] of each row of logits [B, W], drawn from its `top_k` best."""
     values, columns = torch.topk(logits, min(top_k, logits.shape[1]), dim=1)

@@ -2,8 +2,8 @@
 
 Rows that are sampled alike (same candidates, same method) are one group and share their calls.
 A row's token depends on its logits, its parameters, its seed and the index of the token, never on
-its place in the batch. Order of operations: penalties, candidates, temperature, top-k, top-p,
-min-p (the last two on the distribution that top-k leaves).
+its place in the batch. Order of operations: penalties, bitmask, candidates, temperature, top-k,
+top-p, min-p (the last two on the distribution that top-k leaves).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from llm.sampling.candidates import Candidates, candidates
 from llm.sampling.logits import (
     DrawParameters,
     Penalties,
+    TokenMask,
     sample_any,
     sample_top_k,
     sample_top_p,
@@ -59,6 +60,7 @@ class SamplingPlan:
     num_rows: int
     groups: tuple[Group, ...]
     penalties: Penalties | None
+    mask: TokenMask | None = None
 
 
 class Sampler:
@@ -73,10 +75,12 @@ class Sampler:
         rows: Sequence[ScheduledRow],
         step: int = 0,
         sampled: Sequence[Sequence[int]] | None = None,
+        mask: TokenMask | None = None,
     ) -> SamplingPlan:
         """Plan the next token of each row, `step` tokens after its `output_ids`.
 
-        `sampled` are those tokens, by row; only rows with penalties look at them.
+        `sampled` are those tokens, by row; only rows with penalties look at them. `mask` holds
+        rows to a grammar.
         """
         already = [len(row.output_ids) + step for row in rows]
         members: dict[tuple[Candidates, Method, int], list[int]] = {}
@@ -85,7 +89,7 @@ class Sampler:
             members.setdefault((allowed, *_method(row.sampling)), []).append(place)
         uniform = uniforms([row.sampling.seed for row in rows], already)
         groups = tuple(self._group(key, places, rows, uniform) for key, places in members.items())
-        return SamplingPlan(len(rows), groups, self._penalties(rows, sampled))
+        return SamplingPlan(len(rows), groups, self._penalties(rows, sampled), mask)
 
     def _group(
         self,
@@ -126,9 +130,12 @@ class Sampler:
         """int32 [B] token ids for logits [B, V], which are left alone."""
         if plan.num_rows != len(logits):
             raise ValueError(f"{plan.num_rows} rows planned, {len(logits)} rows of logits")
-        if plan.penalties is not None:
+        if plan.penalties is not None or plan.mask is not None:
             logits = logits.clone()
+        if plan.penalties is not None:
             plan.penalties.apply_(logits)
+        if plan.mask is not None:
+            plan.mask.apply_(logits)
         if len(plan.groups) == 1:
             return _choose(plan.groups[0], logits).int()
         token_ids = torch.empty(len(logits), dtype=torch.int32, device=logits.device)

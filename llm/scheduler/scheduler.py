@@ -243,8 +243,9 @@ class Scheduler:
     ) -> TokenChunk | None:
         """Append a row's sampled tokens, up to the one that ends it."""
         sampled = output.token_ids.get(sequence.request_id)
-        if not sampled:
-            message = "the model returned no token for this request"
+        message = output.failures.get(sequence.request_id, "")
+        if message or not sampled:
+            message = message or "the model returned no token for this request"
             return self._finish(sequence, FinishReason.ERROR, now, error=message)
         sequence.had_token(now)
         logprobs = output.logprobs.get(sequence.request_id, ()) if output.logprobs else ()

@@ -20,7 +20,7 @@ from llm.batch import ScheduledRow
 from llm.errors import RequestError
 from llm.request import Request
 from llm.sampling.logits import TokenMask
-from llm.structured.grammar import GrammarCompiler, GrammarError, GrammarMatcher, TokenBytes
+from llm.structured.grammar import GrammarCompiler, GrammarError, GrammarMatcher, TokenSpelling
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ FREE = StepMask()
 class StructuredOutput:
     """For a model of `vocab_size` on `device`.
 
-    `token_bytes` None means that the tokens cannot be spelled: then no request can have a schema,
+    `tokenizer` None means that the tokens cannot be spelled: then no request can have a schema,
     nor while it is not `enabled` (`sampling.enable_structured_output`).
     """
 
@@ -45,16 +45,16 @@ class StructuredOutput:
         self,
         vocab_size: int,
         device: torch.device,
-        token_bytes: TokenBytes | None = None,
+        tokenizer: TokenSpelling | None = None,
         *,
         enabled: bool = False,
     ) -> None:
-        if enabled and token_bytes is None:
-            raise ValueError("enable_structured_output needs the text of the model's tokens")
+        if enabled and tokenizer is None:
+            raise ValueError("enable_structured_output needs the model's tokenizer")
         self.vocab_size = vocab_size
         self._num_words = -(-vocab_size // 32)
         self._device = device
-        self._compiler = GrammarCompiler(token_bytes, vocab_size) if token_bytes else None
+        self._compiler = GrammarCompiler(tokenizer, vocab_size) if tokenizer else None
         self._enabled = enabled
         self._matchers: dict[str, GrammarMatcher] = {}
 
@@ -101,16 +101,15 @@ class StructuredOutput:
         return StepMask(TokenMask(index, torch.from_numpy(words).to(self._device)), failures)
 
     def _fill(self, words: np.ndarray, row: ScheduledRow, sampled: Sequence[int]) -> None:
-        outputs = [*row.output_ids, *sampled]
         stop_ids = row.sampling.stop_token_ids
-        if not set(stop_ids).isdisjoint(outputs):
+        if not set(stop_ids).isdisjoint(sampled):
             return  # it has ended, and its turn goes on: what it samples is dropped
         matcher = self._matchers.get(row.request_id)
         if matcher is None:
             matcher = self._compile(row.sampling.json_schema)
             self._matchers[row.request_id] = matcher
-        matcher.advance(outputs)
-        matcher.fill(words, stop_ids, len(outputs) >= row.sampling.min_tokens)
+        matcher.advance(row.output_ids, sampled)
+        matcher.fill(words, stop_ids, matcher.num_consumed >= row.sampling.min_tokens)
 
     def initialize_bitmask(self, rows: Sequence[ScheduledRow]) -> np.ndarray | None:
         """int32 [B, V] of ones, one row for each of `rows`; None when none has a schema."""

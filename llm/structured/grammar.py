@@ -9,9 +9,9 @@ forced ahead of the model, because their keys and values would have no place in 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -20,13 +20,22 @@ from llm.errors import RequestError
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-TokenBytes = Callable[[], Sequence[bytes]]
-"""The bytes each token id stands for, from id 0 on; none for control tokens."""
+
+class TokenSpelling(Protocol):
+    """What a grammar must know of a tokenizer; ids are all that the core knows otherwise."""
+
+    def all_token_bytes(self) -> Sequence[bytes]:
+        """The bytes each token id stands for, from id 0 on; none for control tokens."""
+
+    def encode(self, text: str, /) -> list[int]:
+        """Ids of a text. Where a grammar forces one, the model writes it in these."""
+
 
 MAX_CACHED_GRAMMARS = 64
 MAX_SCHEMA_CHARACTERS = 65_536
 # White space is free between JSON's own signs, but a model must not get lost in it.
-JSON_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,40}"}
+JSON_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
+NOTHING_FITS = "json_schema: no token of this model goes on with the document"
 
 
 class GrammarError(Exception):
@@ -57,9 +66,9 @@ def _json_grammar(schema: str) -> str:
 class GrammarCompiler:
     """Makes matchers for one vocabulary and keeps the grammars used last. Thread-safe."""
 
-    def __init__(self, token_bytes: TokenBytes, vocab_size: int) -> None:
+    def __init__(self, spelling: TokenSpelling, vocab_size: int) -> None:
         self.vocab_size = vocab_size
-        self._token_bytes = token_bytes
+        self._spelling = spelling
         self._tokenizer: LLTokenizer | None = None
         self._ready: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = Lock()
@@ -79,34 +88,58 @@ class GrammarCompiler:
         from llguidance import LLMatcher
 
         if self._tokenizer is None:
-            self._tokenizer = _create_tokenizer(self._token_bytes(), self.vocab_size)
+            self._tokenizer = _create_tokenizer(self._spelling, self.vocab_size)
         matcher = LLMatcher(self._tokenizer, _json_grammar(schema), log_level=0)
         if matcher.is_error():
             raise RequestError(f"json_schema: {matcher.get_error()}")
         return matcher
 
 
-def _create_tokenizer(token_bytes: Sequence[bytes], vocab_size: int) -> LLTokenizer:
+def _create_tokenizer(spelling: TokenSpelling, vocab_size: int) -> LLTokenizer:
     """The vocabulary and one token more, which no model has: it stands for the end."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
-    spelled = list(token_bytes[:vocab_size])
-    spelled += [b""] * (vocab_size - len(spelled))
-    wrapper = TokenizerWrapper(_Vocabulary([*spelled, b""]))
-    return LLTokenizer(wrapper, n_vocab=vocab_size + 1, eos_token=vocab_size, slices=None)
+    token_bytes = list(spelling.all_token_bytes()[:vocab_size])
+    token_bytes += [b""] * (vocab_size + 1 - len(token_bytes))
+    wrapper = TokenizerWrapper(_Vocabulary(spelling, token_bytes))
+    return LLTokenizer(wrapper, n_vocab=len(token_bytes), eos_token=vocab_size)
 
 
 class _Vocabulary:
-    """What llguidance asks a tokenizer for. It encodes nothing here, tokens are only matched."""
+    """What llguidance asks a tokenizer for; the names are its own."""
 
     bos_token_id = None
 
-    def __init__(self, tokens: Sequence[bytes]) -> None:
+    def __init__(self, spelling: TokenSpelling, tokens: Sequence[bytes]) -> None:
         self.tokens = tokens
         self.eos_token_id = len(tokens) - 1
+        self._spelling = spelling
+        self._ids = {spelled: token for token, spelled in enumerate(tokens) if spelled}
+        self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: bytes) -> list[int]:
-        return []
+        """The tokenizer's own ids, if they spell just this text; else the longest that fit.
+
+        A sentence-piece tokenizer, for one, puts a space in front that is not there.
+        """
+        try:
+            ids = self._spelling.encode(text.decode())
+        except (UnicodeDecodeError, RequestError):
+            return self._greedy(text)
+        spelled = b"".join(self.tokens[token] for token in ids)
+        return ids if spelled == text else self._greedy(text)
+
+    def _greedy(self, text: bytes) -> list[int]:
+        ids: list[int] = []
+        done = 0
+        while done < len(text):
+            lengths = range(min(self._longest, len(text) - done), 0, -1)
+            length = next((n for n in lengths if text[done : done + n] in self._ids), 0)
+            if length == 0:
+                break  # the vocabulary cannot write it; the mask will find nothing to allow
+            ids.append(self._ids[text[done : done + length]])
+            done += length
+        return ids
 
 
 class GrammarMatcher:
@@ -118,11 +151,12 @@ class GrammarMatcher:
         self._words = np.zeros((vocab_size + 32) // 32, dtype=np.int32)  # one bit for the end, too
         self.num_consumed = 0
 
-    def advance(self, token_ids: Sequence[int]) -> None:
-        """Follow the tokens of a request from its first output on; those seen are skipped."""
-        new = list(token_ids[self.num_consumed :])
+    def advance(self, output_ids: Sequence[int], sampled: Sequence[int] = ()) -> None:
+        """Follow a request's outputs and what was sampled after them; those seen are skipped."""
+        new = list(output_ids[self.num_consumed :])
+        new += sampled[max(0, self.num_consumed - len(output_ids)) :]
         if new and not self._matcher.consume_tokens(new):
-            raise GrammarError(f"json_schema: {self._matcher.get_error()}")
+            raise _broken(self._matcher)
         self.num_consumed += len(new)
 
     def fill(self, words: np.ndarray, stop_ids: Collection[int], may_stop: bool) -> None:
@@ -136,7 +170,7 @@ class GrammarMatcher:
         if not matcher.is_stopped():
             matcher.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
         if matcher.is_error():
-            raise GrammarError(f"json_schema: {matcher.get_error()}")
+            raise _broken(matcher)
         own[self._vocab_size // 32] &= ~np.int32(1 << (self._vocab_size % 32))
         words[:] = own[: len(words)]
         bits = words.view(np.uint32)
@@ -146,4 +180,11 @@ class GrammarMatcher:
             for stop in stop_ids:
                 bits[stop // 32] |= np.uint32(1 << (stop % 32))
         if not bits.any():
-            raise GrammarError("json_schema: no token of this model goes on with the document")
+            raise GrammarError(NOTHING_FITS)
+
+
+def _broken(matcher: LLMatcher) -> GrammarError:
+    """With the first line of what the library says; the rest is its inner state."""
+    if matcher.get_error().startswith("NoExtension"):
+        return GrammarError(NOTHING_FITS)
+    return GrammarError(f"json_schema: {matcher.get_error().splitlines()[0]}")
