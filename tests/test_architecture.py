@@ -209,7 +209,10 @@ def test_host_only_modules_know_no_tensor() -> None:
         ("llm, decoder, tts.config", "torch"),
         ("tts.say, tts.say_options", "numpy grpc pydantic torch"),
         ("tts.say_run", "torch transformers"),
-        ("tts.say_local, llm.engine, llm.pipeline.text_generation", "transformers torchaudio"),
+        (
+            "tts.say_local, llm.engine, llm.pipeline.text_generation",
+            "transformers torchaudio llguidance",
+        ),
     ],
 )
 def test_importing_stays_light(modules: str, absent: str) -> None:

@@ -202,7 +202,7 @@ def test_prompts_that_the_engine_refuses(service: Service, token_ids: list[int])
 
 @pytest.mark.parametrize(
     ("values", "word"),
-    [({"json_schema": "{}"}, "json_schema"), ({"lora": "x"}, "LoRA"), ({"echo": True}, "echo")],
+    [({"lora": "x"}, "LoRA"), ({"echo": True}, "echo")],
 )
 def test_what_does_not_exist_yet_says_so(
     service: Service, values: dict[str, Any], word: str
