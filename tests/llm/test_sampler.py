@@ -377,5 +377,5 @@ def test_parameters_survive_replacement() -> None:
     params = SamplingParams(seed=5, top_k=10)
     more = dataclasses.replace(params, stop_token_ids=(4,))
     logits = random_logits(1)
-    rows = [dataclasses.replace(a_row(), sampling=p) for p in (params, more)]
+    rows = [a_row()._replace(sampling=p) for p in (params, more)]
     assert sample(logits, rows[:1]) == sample(logits, rows[1:])
