@@ -136,7 +136,8 @@ class DecoderOptions:
     """audio_decoder_config, checked: how one decoder is run. Which keys a codec takes differs.
 
     `max_batch` bounds how many windows share a call, `pcm_format` is the service's default for
-    raw PCM, `token_rate_hz` None is the codec's own rate, `look_ahead` None what it recommends.
+    raw PCM, `token_rate_hz` None is the codec's own rate, `look_ahead` None what it recommends,
+    `num_codebooks` None all that it has.
     """
 
     token_rate_hz: float | None = None
@@ -146,6 +147,7 @@ class DecoderOptions:
     noise_seed: int | None = None
     crossfade_ms: float = 0.0
     look_ahead: int | None = None
+    num_codebooks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

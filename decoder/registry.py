@@ -1,4 +1,8 @@
-"""Codec name → class, imported on demand; folder → codec by the `type` in its config.json."""
+"""Codec name → class, imported on demand; folder → codec by its config.json.
+
+Our own folders say `type`, Hugging Face's `model_type`; SNAC's published config.json says neither
+and is known by its `vq_strides`.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,13 @@ from decoder.options import parse_options
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+PICKLE_FILE = "pytorch_model.bin"
 
 _DECODERS = {
+    "dac": "decoder.dac:DacDecoder",
     "embedded": "decoder.embedded:EmbeddedDecoder",
     "ramp": "decoder.ramp:RampDecoder",
+    "snac": "decoder.snac:SnacDecoder",
 }
 
 
@@ -35,6 +42,7 @@ class CodecSource:
     options: DecoderOptions = field(default_factory=DecoderOptions)
     device: str = "cpu"
     test_mode: bool = False
+    allow_pickle: bool = False
 
 
 def supported_decoders() -> tuple[str, ...]:
@@ -49,12 +57,14 @@ def create_decoder(
     device: str = "cpu",
     *,
     test_mode: bool = False,
+    allow_pickle: bool = False,
 ) -> AudioDecoder:
     """Build a codec from its folder (config.json, model.safetensors) or a registered name.
 
     `weights` is a codec folder or a weights file beside its config.json and goes before the
     folder's own; `options` is the audio_decoder_config mapping. `test_mode` lets a codec start
-    without weights, on seeded random ones. Raises DecoderConfigError naming what is wrong: an
+    without weights, on seeded random ones; `allow_pickle` reads weights that are published as a
+    pickle, without running code from it. Raises DecoderConfigError naming what is wrong: an
     unknown name, file or option.
     """
     folder = _find_folder(folder_or_name)
@@ -65,9 +75,7 @@ def create_decoder(
         config = read_json(weights_path.parent / CONFIG_FILE) if weights_path else {}
     else:
         config = read_json(folder / CONFIG_FILE)
-        if "type" not in config:
-            raise DecoderConfigError(f"{folder / CONFIG_FILE} has no 'type': the codec's name")
-        name = str(config["type"])
+        name = _name_in(config, folder / CONFIG_FILE)
         decoder_class = _load_class(name)
         weights_path = _find_weights(weights, folder)
     decoder: AudioDecoder = decoder_class.create(
@@ -78,6 +86,7 @@ def create_decoder(
             options=parse_options(options or {}, name, decoder_class.supported_options),
             device=device,
             test_mode=test_mode,
+            allow_pickle=allow_pickle,
         )
     )
     return decoder
@@ -94,6 +103,15 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DecoderConfigError(f"{path} does not hold a JSON object")
     return value
+
+
+def _name_in(config: Mapping[str, Any], path: Path) -> str:
+    for key in ("type", "model_type"):
+        if key in config:
+            return str(config[key])
+    if "vq_strides" in config:
+        return "snac"
+    raise DecoderConfigError(f"{path} has no 'type': the codec's name")
 
 
 def _load_class(name: str) -> Any:
@@ -120,9 +138,14 @@ def _find_folder(folder_or_name: str | Path) -> Path | None:
 def _find_weights(weights: str, folder: Path | None) -> Path | None:
     if weights:
         path = Path(weights)
-        path = path / WEIGHTS_FILE if path.is_dir() else path
-        if not path.is_file():
+        found = _weights_in(path) if path.is_dir() else path
+        if found is None or not found.is_file():
             raise DecoderConfigError(f"no decoder weights at {path}")
-        return path
-    own = folder / WEIGHTS_FILE if folder is not None else None
-    return own if own is not None and own.is_file() else None
+        return found
+    return _weights_in(folder) if folder is not None else None
+
+
+def _weights_in(folder: Path) -> Path | None:
+    """The folder's weights file; the pickle only where there are no safetensors."""
+    files = (folder / name for name in (WEIGHTS_FILE, PICKLE_FILE))
+    return next((path for path in files if path.is_file()), None)

@@ -1,0 +1,112 @@
+"""DAC: K residual codebooks at one rate and a plain convolutional decoder.
+
+Codes of a frame are in order of their codebook; `num_codebooks` (audio_decoder_config) says how
+many of them a stream has, the first ones counting most. A rate whose sample count is odd leaves
+the very last samples of an utterance out: they are zeros, so that a frame is always a frame.
+
+Folder: config.json and model.safetensors in Hugging Face's layout ("model_type": "dac").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from torch import Tensor
+
+from decoder.base import AttentionKind, AudioDecoder, CodecSpec, DecodeWindow
+from decoder.codec_config import scalar, sizes
+from decoder.registry import CodecSource
+from decoder.rows import (
+    CONVOLUTION_OPTIONS,
+    chosen_codebooks,
+    codes_tensor,
+    finish_spec,
+    frame_streaming,
+    load_or_random,
+    render_rows,
+    rendered_samples,
+)
+from decoder.snake_decoder import DILATIONS, SnakeConfig, SnakeDecoder
+
+CHUNK_FRAMES = (12, 25, 50)
+
+
+class DacDecoder(AudioDecoder):
+    """DAC behind `AudioDecoder`. Convolutions only: no masks, no voice prompt in the window."""
+
+    supported_options = CONVOLUTION_OPTIONS | {"num_codebooks"}
+
+    def __init__(self, spec: CodecSpec, network: SnakeDecoder, source: CodecSource) -> None:
+        self.spec = spec
+        self.options = source.options
+        self._network = network
+        self._device = source.device
+
+    @classmethod
+    def create(cls, source: CodecSource) -> DacDecoder:
+        """From the registry: DecoderConfigError when a file, size or option does not fit."""
+        in_all = scalar(source.config, "dac", "n_codebooks", 9)
+        config = dac_config(source.config, chosen_codebooks("dac", in_all, source.options))
+        rate = scalar(source.config, "dac", "sampling_rate", 16_000)
+        spec = finish_spec(dac_spec(config, rate), source.options)
+        network = load_or_random(lambda: SnakeDecoder(config), dac_names(config), source)
+        return cls(spec, network, source)
+
+    def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
+        """As AudioDecoder.decode; zeros where nothing is emitted."""
+        return render_rows(self.spec, windows, self._device, self._render)
+
+    def _render(self, windows: Sequence[DecodeWindow]) -> Tensor:
+        codes = codes_tensor(self.spec, windows, self._device)
+        return self._network(
+            codes.unbind(-1), rendered_samples(self.spec, windows[0], self.options)
+        )
+
+
+def dac_config(values: Mapping[str, Any], num_codebooks: int) -> SnakeConfig:
+    """Sizes from config.json; what is absent is as in the 16 kHz checkpoint."""
+    down = sizes(values, "dac", "downsampling_ratios", (2, 4, 8, 8))
+    up = sizes(values, "dac", "upsampling_ratios", down[::-1])
+    encoder_dim = scalar(values, "dac", "encoder_hidden_size", 64)
+    return SnakeConfig(
+        latent_dim=scalar(values, "dac", "hidden_size", encoder_dim * 2 ** len(down)),
+        decoder_dim=scalar(values, "dac", "decoder_hidden_size", 1536),
+        rates=up,
+        vq_strides=(1,) * num_codebooks,
+        codebook_size=scalar(values, "dac", "codebook_size", 1024),
+        codebook_dim=scalar(values, "dac", "codebook_dim", 8),
+        is_padded=False,
+    )
+
+
+def dac_spec(config: SnakeConfig, sample_rate: int) -> CodecSpec:
+    """The facts of one DAC."""
+    num_codebooks = len(config.vq_strides)
+    spec = CodecSpec(
+        name="dac",
+        sample_rate=sample_rate,
+        samples_per_code=Fraction(config.hop, num_codebooks),
+        codebook_size=config.codebook_size,
+        layout=tuple(range(num_codebooks)),
+        attention=AttentionKind.NONE,
+    )
+    return frame_streaming(spec, CHUNK_FRAMES, *config.reach())
+
+
+def dac_names(config: SnakeConfig) -> dict[str, str]:
+    """Our layers' names to those of the published checkpoint."""
+    names = {"entry.0": "decoder.conv1", "exit_snake": "decoder.snake1", "exit": "decoder.conv2"}
+    for k in range(len(config.vq_strides)):
+        names[f"codebooks.{k}.vectors"] = f"quantizer.quantizers.{k}.codebook"
+        names[f"codebooks.{k}.projection"] = f"quantizer.quantizers.{k}.out_proj"
+    unit_names = {"snake_in": "snake1", "dilated": "conv1", "snake_out": "snake2", "mix": "conv2"}
+    for index in range(len(config.rates)):
+        names[f"stages.{index}.snake"] = f"decoder.block.{index}.snake1"
+        names[f"stages.{index}.up"] = f"decoder.block.{index}.conv_t1"
+        for unit in range(len(DILATIONS)):
+            for ours, theirs in unit_names.items():
+                target = f"decoder.block.{index}.res_unit{unit + 1}.{theirs}"
+                names[f"stages.{index}.units.{unit}.{ours}"] = target
+    return names

@@ -1,0 +1,141 @@
+"""What the codecs' classes share: checks of a decode call, rows rendered alike, rates, options."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from decoder.base import (
+    CodecSpec,
+    DecoderConfigError,
+    DecoderOptions,
+    DecodeWindow,
+    StreamingOptions,
+)
+from decoder.registry import WEIGHTS_FILE, CodecSource
+from decoder.streaming import check_codes, check_frames, validate_streaming
+from decoder.weights import layer_of, load_weights, read_tensors
+
+RANDOM_SEED = 0
+NetworkT = TypeVar("NetworkT", bound=nn.Module)
+CONVOLUTION_OPTIONS = frozenset(
+    {"token_rate_hz", "max_batch", "pcm_format", "look_ahead", "crossfade_ms"}
+)
+
+
+def render_rows(
+    spec: CodecSpec,
+    windows: Sequence[DecodeWindow],
+    device: str,
+    render: Callable[[Sequence[DecodeWindow]], Tensor],
+) -> Tensor:
+    """Check the windows of one decode call and render them, [B, S].
+
+    On a CPU each row is rendered alone: convolutions gain little from a batch there, and a kernel
+    chosen by the number of rows would change last bits.
+    """
+    for window in windows:
+        check_codes(window.codes, spec.codebook_size, "speech")
+        check_frames(len(window.codes), spec, "number of codes in a window")
+    if len({window.shape for window in windows}) != 1:
+        raise DecoderConfigError("windows of one decode call must have one shape")
+    with torch.inference_mode():
+        if device == "cpu":
+            return torch.cat([render([window]) for window in windows])
+        return render(windows)
+
+
+def rendered_samples(spec: CodecSpec, window: DecodeWindow, options: DecoderOptions) -> slice:
+    """Which samples of a window are needed: the emitted ones and what a crossfade takes on."""
+    end = window.skip_samples + window.num_samples
+    fade = crossfade_samples(spec, options) if window.future_len else 0
+    return slice(window.skip_samples, end + fade)
+
+
+def crossfade_samples(spec: CodecSpec, options: DecoderOptions) -> int:
+    """The length of `crossfade_ms`."""
+    return round(options.crossfade_ms * spec.sample_rate / 1000)
+
+
+def codes_tensor(spec: CodecSpec, windows: Sequence[DecodeWindow], device: str) -> Tensor:
+    """int64 [B, F, codes_per_frame]."""
+    codes = torch.tensor([window.codes for window in windows], device=device)
+    return codes.view(len(windows), -1, spec.codes_per_frame)
+
+
+def finish_spec(spec: CodecSpec, options: DecoderOptions) -> CodecSpec:
+    """The spec with the options that change it; DecoderConfigError where they do not fit."""
+    wanted, rate = options.token_rate_hz, spec.codes_per_second
+    if wanted is not None and not math.isclose(wanted, rate, rel_tol=1e-3):
+        raise DecoderConfigError(
+            f"audio_decoder_config: token_rate_hz is {wanted:g} but codec '{spec.name}' has "
+            f"{rate:g} codes per second"
+        )
+    if options.look_ahead is not None:
+        recommended = replace(spec.recommended, look_ahead=options.look_ahead)
+        spec = replace(spec, recommended=recommended)
+    validate_streaming(spec.recommended, spec)
+    _check_crossfade(spec, options.crossfade_ms)
+    return spec
+
+
+def _check_crossfade(spec: CodecSpec, crossfade_ms: float) -> None:
+    ahead_ms = 1000 * spec.recommended.look_ahead / spec.codes_per_second
+    if crossfade_ms > ahead_ms:
+        raise DecoderConfigError(
+            f"audio_decoder_config: crossfade_ms is {crossfade_ms:g} but the look-ahead of codec "
+            f"'{spec.name}' renders only {ahead_ms:g} ms past a block: raise look_ahead"
+        )
+
+
+def chosen_codebooks(codec: str, in_all: int, options: DecoderOptions) -> int:
+    """How many codebooks a stream has: the option, at most what the checkpoint holds."""
+    wanted = options.num_codebooks
+    if wanted is not None and wanted > in_all:
+        raise DecoderConfigError(
+            f"audio_decoder_config: num_codebooks is {wanted} but codec '{codec}' has {in_all}"
+        )
+    return wanted or in_all
+
+
+def frame_streaming(spec: CodecSpec, frames: tuple[int, ...], left: int, right: int) -> CodecSpec:
+    """The spec with a recommended setup and fields given in frames."""
+    per_frame = spec.codes_per_frame
+    return replace(
+        spec,
+        receptive_field=left * per_frame,
+        right_field=right * per_frame,
+        recommended=StreamingOptions(
+            chunk_sizes=tuple(count * per_frame for count in frames),
+            buffer=left * per_frame,
+            look_ahead=right * per_frame,
+        ),
+    )
+
+
+def load_or_random(
+    build: Callable[[], NetworkT], theirs: Mapping[str, str], source: CodecSource
+) -> NetworkT:
+    """The decoding network on its device with its weights, or seeded random ones in test mode.
+
+    `theirs` maps the network's layer names to the checkpoint's, which may hold more: encoders.
+    """
+    if source.weights is None and not source.test_mode:
+        raise DecoderConfigError(
+            f"codec '{source.name}' needs weights: name a codec folder with {WEIGHTS_FILE}"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(RANDOM_SEED)
+        network = build()
+    if source.weights is not None:
+        layers = set(theirs.values())
+        tensors = read_tensors(
+            source.weights, lambda name: layer_of(name) in layers, allow_pickle=source.allow_pickle
+        )
+        load_weights(network, tensors, theirs, source.weights)
+    return network.to(source.device).eval().requires_grad_(requires_grad=False)

@@ -1,0 +1,157 @@
+"""SNAC (24 kHz): three codebooks at three rates, a convolutional decoder with noise.
+
+Codes of a frame are in order of time, coarse before fine, as language models write them:
+
+    time in the frame        |------------------------ 2048 samples ------------------------|
+    codebook 0, one code     |0                                                             |
+    codebook 1, two codes    |1                              |4                             |
+    codebook 2, four codes   |2              |3              |5              |6             |
+    place in the flat row     0 1 2 3 4 5 6
+
+The noise that the decoder adds is keyed by `noise_seed` (0 unless given) and the absolute index
+of the value it is added to, so a code sounds alike in whatever window it is rendered.
+
+Folder: config.json and weights as published, or converted to model.safetensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decoder.base import (
+    AttentionKind,
+    AudioDecoder,
+    CodecSpec,
+    DecoderConfigError,
+    DecodeWindow,
+)
+from decoder.codec_config import must_be, scalar, sizes
+from decoder.keyed_noise import keyed_noise
+from decoder.registry import CodecSource
+from decoder.rows import (
+    CONVOLUTION_OPTIONS,
+    codes_tensor,
+    finish_spec,
+    frame_streaming,
+    load_or_random,
+    render_rows,
+    rendered_samples,
+)
+from decoder.snake_decoder import SnakeConfig, SnakeDecoder
+
+CHUNK_FRAMES = (1, 2, 4, 8)
+
+
+class SnacDecoder(AudioDecoder):
+    """SNAC behind `AudioDecoder`. Convolutions only: no masks, no voice prompt in the window."""
+
+    supported_options = CONVOLUTION_OPTIONS | {"noise_seed"}
+
+    def __init__(self, spec: CodecSpec, network: SnakeDecoder, source: CodecSource) -> None:
+        self.spec = spec
+        self.options = source.options
+        self._network = network
+        self._device = source.device
+        self._seed = source.options.noise_seed or 0
+
+    @classmethod
+    def create(cls, source: CodecSource) -> SnacDecoder:
+        """From the registry: DecoderConfigError when a file, size or option does not fit."""
+        config = snac_config(source.config)
+        rate = scalar(source.config, "snac", "sampling_rate", 24_000)
+        spec = finish_spec(snac_spec(config, rate), source.options)
+        network = load_or_random(lambda: SnakeDecoder(config), snac_names(config), source)
+        return cls(spec, network, source)
+
+    def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
+        """As AudioDecoder.decode; zeros where nothing is emitted."""
+        return render_rows(self.spec, windows, self._device, self._render)
+
+    def _render(self, windows: Sequence[DecodeWindow]) -> Tensor:
+        codes = codes_tensor(self.spec, windows, self._device)
+        layout = torch.tensor(self.spec.layout, device=self._device)
+        parts = [codes[:, :, layout == level].flatten(1) for level in range(layout.max() + 1)]
+        frames = [window.positions[0] // self.spec.codes_per_frame for window in windows]
+        return self._network(
+            parts,
+            rendered_samples(self.spec, windows[0], self.options),
+            partial(self._noise, frames),
+        )
+
+    def _noise(self, frames: Sequence[int], stage: int, first: int, count: int) -> Tensor:
+        """float32 [B, 1, count] for windows that begin at these frames."""
+        config = self._network.config
+        rate = config.stage_rates[stage] * config.latents_per_frame
+        rows = [keyed_noise(self._seed, stage, frame * rate + first, count) for frame in frames]
+        return torch.from_numpy(np.stack(rows))[:, None].to(self._device)
+
+
+def snac_config(values: Mapping[str, Any]) -> SnakeConfig:
+    """Sizes from a published config.json; what is absent is as in the 24 kHz checkpoint."""
+    must_be(values, "snac", "attn_window_size", None)
+    encoder_dim = scalar(values, "snac", "encoder_dim", 48)
+    encoder_rates = sizes(values, "snac", "encoder_rates", (2, 4, 8, 8))
+    config = SnakeConfig(
+        latent_dim=scalar(values, "snac", "latent_dim", encoder_dim * 2 ** len(encoder_rates)),
+        decoder_dim=scalar(values, "snac", "decoder_dim", 1024),
+        rates=sizes(values, "snac", "decoder_rates", (8, 8, 4, 2)),
+        vq_strides=sizes(values, "snac", "vq_strides", (4, 2, 1)),
+        codebook_size=scalar(values, "snac", "codebook_size", 4096),
+        codebook_dim=scalar(values, "snac", "codebook_dim", 8),
+        depthwise=scalar(values, "snac", "depthwise", True),
+        has_noise=scalar(values, "snac", "noise", True),
+    )
+    if math.prod(config.rates) != math.prod(encoder_rates):
+        raise DecoderConfigError("snac config: encoder_rates and decoder_rates differ in product")
+    return config
+
+
+def snac_layout(vq_strides: Sequence[int]) -> tuple[int, ...]:
+    """Each code's codebook inside a frame: in order of time, coarse before fine."""
+    span = max(vq_strides)
+    starts = [(start, k) for k, step in enumerate(vq_strides) for start in range(0, span, step)]
+    return tuple(level for _, level in sorted(starts))
+
+
+def snac_spec(config: SnakeConfig, sample_rate: int) -> CodecSpec:
+    """The facts of one SNAC."""
+    layout = snac_layout(config.vq_strides)
+    spec = CodecSpec(
+        name="snac",
+        sample_rate=sample_rate,
+        samples_per_code=Fraction(config.hop, len(layout)),
+        codebook_size=config.codebook_size,
+        layout=layout,
+        attention=AttentionKind.NONE,
+    )
+    return frame_streaming(spec, CHUNK_FRAMES, *config.reach())
+
+
+def snac_names(config: SnakeConfig) -> dict[str, str]:
+    """Our layers' names to those of the published checkpoint."""
+    names = {}
+    for k in range(len(config.vq_strides)):
+        names[f"codebooks.{k}.vectors"] = f"quantizer.quantizers.{k}.codebook"
+        names[f"codebooks.{k}.projection"] = f"quantizer.quantizers.{k}.out_proj"
+    num_entry = 2 if config.depthwise else 1
+    names |= {f"entry.{index}": f"decoder.model.{index}" for index in range(num_entry)}
+    for index in range(len(config.rates)):
+        block = f"decoder.model.{num_entry + index}.block"
+        parts = ["snake", "up", *(["noise"] if config.has_noise else [])]
+        for place, part in enumerate(parts):
+            inner = f"{block}.{place}"
+            names[f"stages.{index}.{part}"] = f"{inner}.linear" if part == "noise" else inner
+        for unit in range(3):
+            theirs = f"{block}.{len(parts) + unit}.block"
+            for place, part in enumerate(("snake_in", "dilated", "snake_out", "mix")):
+                names[f"stages.{index}.units.{unit}.{part}"] = f"{theirs}.{place}"
+    end = num_entry + len(config.rates)
+    return names | {"exit_snake": f"decoder.model.{end}", "exit": f"decoder.model.{end + 1}"}

@@ -1,0 +1,202 @@
+"""The convolutional decoder that SNAC and DAC share: summed codebooks, then ever finer stages.
+
+    codes ──▶ sum of projected codebook vectors      [latent_dim x latents]
+          ──▶ entry convolution
+          ──▶ stage: snake, transposed convolution (x stride), noise, 3 dilated residual units
+          ──▶ …                                      channels halve with every stage
+          ──▶ snake, exit convolution, tanh          samples
+
+SNAC's convolutions are depthwise, its codebooks run at several rates and its stages add noise;
+DAC is plain. Sources: SNAC, arXiv 2410.14411; DAC, arXiv 2306.06546; snake, arXiv 2006.08195.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from operator import mul
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+DILATIONS = (1, 3, 9)
+KERNEL = 7
+Noise = Callable[[int, int, int], Tensor]
+"""(stage, first, count) to noise [B, 1, count] at a stage's rate, from an index in the window."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnakeConfig:
+    """Sizes of one decoder. `vq_strides` are latents per code, one per codebook."""
+
+    latent_dim: int
+    decoder_dim: int
+    rates: tuple[int, ...]
+    vq_strides: tuple[int, ...]
+    codebook_size: int
+    codebook_dim: int
+    depthwise: bool = False
+    has_noise: bool = False
+    is_padded: bool = True  # odd rates give all their samples; DAC's lack the last ones
+
+    @property
+    def latents_per_frame(self) -> int:
+        return math.lcm(*self.vq_strides)
+
+    @property
+    def hop(self) -> int:
+        """Samples per frame."""
+        return math.prod(self.rates) * self.latents_per_frame
+
+    @property
+    def stage_rates(self) -> tuple[int, ...]:
+        """Values per latent after each stage."""
+        return tuple(accumulate(self.rates, mul))
+
+    def spans(self, first: int, last: int) -> list[tuple[int, int]]:
+        """What samples first … last are made of: the span of latents, of each stage's input, of
+        the exit's input. Followed backwards through the layers, without regard to any edge.
+        """
+        side = KERNEL // 2
+        found = [(first - side, last + side)]
+        for rate in reversed(self.rates):
+            first, last = found[0]
+            units, pad = sum(DILATIONS) * side, math.ceil(rate / 2)
+            first, last = first - units, last + units
+            found.insert(0, (-((2 * rate - 1 - pad - first) // rate), (last + pad) // rate))
+        first, last = found[0]
+        return [(first - side, last + side), *found]
+
+    def reach(self) -> tuple[int, int]:
+        """How many frames before and after a frame can change its samples."""
+        first, last = self.spans(0, self.hop - 1)[0]
+        return -(first // self.latents_per_frame), last // self.latents_per_frame
+
+
+class Codebook(nn.Module):
+    """One codebook and its projection to the latents."""
+
+    def __init__(self, config: SnakeConfig) -> None:
+        super().__init__()
+        self.vectors = nn.Embedding(config.codebook_size, config.codebook_dim)
+        self.projection = nn.Conv1d(config.codebook_dim, config.latent_dim, 1)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """codes [B, T] to latents [B, latent_dim, T]."""
+        return self.projection(self.vectors(codes).transpose(1, 2))
+
+
+class Snake(nn.Module):
+    """x + sin²(a x) / a with one a per channel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(1, channels, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (self.alpha * x).sin().square() / (self.alpha + 1e-9)
+
+
+class ResidualUnit(nn.Module):
+    """Snake, dilated convolution, snake, mixing of channels; added to its input."""
+
+    def __init__(self, channels: int, dilation: int, groups: int) -> None:
+        super().__init__()
+        pad = dilation * (KERNEL // 2)
+        self.snake_in = Snake(channels)
+        self.dilated = nn.Conv1d(
+            channels, channels, KERNEL, dilation=dilation, padding=pad, groups=groups
+        )
+        self.snake_out = Snake(channels)
+        self.mix = nn.Conv1d(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mix(self.snake_out(self.dilated(self.snake_in(x))))
+
+
+class Stage(nn.Module):
+    """Raises the rate by `rate` and halves the channels."""
+
+    def __init__(self, config: SnakeConfig, channels: int, rate: int) -> None:
+        super().__init__()
+        out, groups = channels // 2, channels // 2 if config.depthwise else 1
+        self.snake = Snake(channels)
+        self.up = nn.ConvTranspose1d(
+            channels,
+            out,
+            2 * rate,
+            stride=rate,
+            padding=math.ceil(rate / 2),
+            output_padding=rate % 2 if config.is_padded else 0,
+        )
+        self.noise = nn.Conv1d(out, out, 1, bias=False) if config.has_noise else None
+        self.units = nn.ModuleList(ResidualUnit(out, dilation, groups) for dilation in DILATIONS)
+
+    def forward(self, x: Tensor, noise: Callable[[int], Tensor] | None) -> Tensor:
+        """x [B, C, T] to [B, C / 2, T * rate]; `noise` gives so many values, [B, 1, count]."""
+        x = self.up(self.snake(x))
+        if self.noise is not None and noise is not None:
+            x = x + noise(x.shape[-1]) * self.noise(x)
+        for unit in self.units:
+            x = unit(x)
+        return x
+
+
+class SnakeDecoder(nn.Module):
+    """Codebooks and decoder under one checkpoint."""
+
+    def __init__(self, config: SnakeConfig) -> None:
+        super().__init__()
+        self.config = config
+        latent, dim = config.latent_dim, config.decoder_dim
+        self.codebooks = nn.ModuleList(Codebook(config) for _ in config.vq_strides)
+        side, groups = KERNEL // 2, latent if config.depthwise else 1
+        wide = latent if config.depthwise else dim
+        self.entry = nn.ModuleList([nn.Conv1d(latent, wide, KERNEL, padding=side, groups=groups)])
+        if config.depthwise:
+            self.entry.append(nn.Conv1d(latent, dim, 1))
+        self.stages = nn.ModuleList(
+            Stage(config, dim // 2**index, rate) for index, rate in enumerate(config.rates)
+        )
+        last = dim // 2 ** len(config.rates)
+        self.exit_snake = Snake(last)
+        self.exit = nn.Conv1d(last, 1, KERNEL, padding=KERNEL // 2)
+
+    def forward(
+        self, codes: Sequence[Tensor], emitted: slice, noise: Noise | None = None
+    ) -> Tensor:
+        """One [B, F * n] of codes per codebook, n its codes per frame, to samples [B, F * hop].
+
+        Only the `emitted` samples are computed, from as much of each layer as they need; the
+        others are zeros, as are those that an odd rate leaves out at the end. `noise` None adds
+        none.
+        """
+        config = self.config
+        x = torch.stack(
+            [
+                book(part).repeat_interleave(stride, -1)
+                for book, part, stride in zip(self.codebooks, codes, config.vq_strides, strict=True)
+            ]
+        ).sum(0)
+        size = x.shape[-1] * math.prod(config.rates)
+        spans = config.spans(emitted.start, emitted.stop - 1)
+        x, start = _crop(x, 0, spans[0])
+        for layer in self.entry:
+            x = layer(x)
+        for index, stage in enumerate(self.stages):
+            x, start = _crop(x, start, spans[index + 1])
+            start *= config.rates[index]
+            x = stage(x, partial(noise, index, start) if noise else None)
+        x, start = _crop(x, start, spans[-1])
+        samples = self.exit(self.exit_snake(x)).tanh().squeeze(1)
+        return F.pad(samples, (start, size - start - samples.shape[-1]))
+
+
+def _crop(x: Tensor, start: int, span: tuple[int, int]) -> tuple[Tensor, int]:
+    """x [B, C, T], whose first column has the index `start`, cut to a span as far as it reaches."""
+    first = max(span[0], start)
+    return x[..., first - start : max(span[1] + 1 - start, 0)], first

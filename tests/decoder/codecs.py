@@ -1,0 +1,110 @@
+"""Small random checkpoints of published codecs, made with the packages that published them.
+
+Each function writes a folder as a download would look and returns the reference model.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from decoder import AudioDecoder, ReadyWindow, StreamingOptions, render
+from tests.decoder.toys import windows_of
+
+WHOLE = StreamingOptions()
+
+SNAC = {
+    "sampling_rate": 24_000,
+    "encoder_dim": 2,
+    "encoder_rates": [2, 4, 8, 8],
+    "decoder_dim": 32,
+    "decoder_rates": [8, 8, 4, 2],
+    "attn_window_size": None,
+    "codebook_size": 64,
+    "codebook_dim": 4,
+    "vq_strides": [4, 2, 1],
+    "noise": True,
+    "depthwise": True,
+}
+
+
+def write_snac(folder: Path, **changes: Any) -> Any:
+    """As published: config.json without a type, pytorch_model.bin."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # it uses torch.jit.script
+        import snac
+
+    config = SNAC | changes
+    torch.manual_seed(0)
+    reference = snac.SNAC(**config).eval()
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.save(reference.state_dict(), folder / "pytorch_model.bin")
+    return reference
+
+
+def write_dac(folder: Path, **changes: Any) -> Any:
+    """Hugging Face's layout; strides as in the 24 kHz checkpoint, one of them odd."""
+    from transformers import DacConfig, DacModel
+
+    sizes = {
+        "encoder_hidden_size": 2,
+        "downsampling_ratios": [2, 4, 5, 8],
+        "decoder_hidden_size": 32,
+        "n_codebooks": 4,
+        "codebook_size": 64,
+        "codebook_dim": 4,
+        "sampling_rate": 24_000,
+    }
+    return _save(DacModel, DacConfig(**(sizes | changes)), folder)
+
+
+def _save(model_class: Any, config: Any, folder: Path) -> Any:
+    torch.manual_seed(0)
+    reference = model_class(config).eval()
+    reference.save_pretrained(folder)
+    return reference
+
+
+def to_safetensors(folder: Path) -> None:
+    """What the error about pickles says to run."""
+    file = folder / "pytorch_model.bin"
+    save_file(torch.load(file, weights_only=True), folder / "model.safetensors")
+    file.unlink()
+
+
+def random_codes(decoder: AudioDecoder, frames: int, seed: int = 0) -> list[int]:
+    """Codes of so many frames."""
+    count = frames * decoder.spec.codes_per_frame
+    size = decoder.spec.codebook_size
+    return np.random.default_rng(seed).integers(0, size, count).tolist()
+
+
+def audio_of(
+    decoder: AudioDecoder, codes: Sequence[int], options: StreamingOptions = WHOLE, **start: object
+) -> np.ndarray:
+    """A stream's samples, rendered block by block; by default in one block."""
+    windows = windows_of(decoder.spec, options, codes, **start)
+    return np.concatenate([render(decoder, [ReadyWindow("s", window)])[0] for window in windows])
+
+
+def changed_frames(decoder: AudioDecoder, frames: int, at: int) -> tuple[int, int]:
+    """How many frames before and after frame `at` sound different when only its codes change.
+
+    Every sample counts that differs at all, so weights must be large enough to be felt.
+    """
+    codes = random_codes(decoder, frames)
+    size, per_frame = decoder.spec.codebook_size, decoder.spec.codes_per_frame
+    other = list(codes)
+    for t in range(at * per_frame, (at + 1) * per_frame):
+        other[t] = (codes[t] + size // 2) % size
+    differs = np.flatnonzero(audio_of(decoder, codes) != audio_of(decoder, other))
+    first, last = (int(t // decoder.spec.samples_per_frame) for t in (differs[0], differs[-1]))
+    return at - first, last - at

@@ -1,0 +1,77 @@
+"""DAC: equal to transformers, chosen codebooks, what it hears, odd rates to the last sample."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from decoder import DecoderConfigError, StreamingOptions, create_decoder
+from tests.decoder.codecs import audio_of, random_codes, write_dac
+
+MAX_ERROR = 1e-6
+FRAMES = 40
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("dac")
+    return folder, write_dac(folder)
+
+
+@torch.inference_mode()
+def reference_audio(reference: Any, codes: list[int], num_codebooks: int) -> np.ndarray:
+    rows = torch.tensor(codes).view(1, -1, num_codebooks).transpose(1, 2)
+    return reference.decode(audio_codes=rows).audio_values[0].numpy()
+
+
+@pytest.mark.parametrize("num_codebooks", [None, 2])
+def test_audio_equals_the_reference(checkpoint, num_codebooks) -> None:
+    """An odd rate leaves 8 samples out at the end: ours are zeros."""
+    folder, reference = checkpoint
+    decoder = create_decoder(folder, options={"num_codebooks": num_codebooks})
+    codes = random_codes(decoder, FRAMES)
+    expected = reference_audio(reference, codes, num_codebooks or 4)
+    got = audio_of(decoder, codes)
+    assert (len(got), len(expected)) == (FRAMES * 320, FRAMES * 320 - 8)
+    assert np.abs(got[:-8] - expected).max() < MAX_ERROR < np.abs(expected).max() / 1000
+    assert not got[-8:].any()
+
+
+def test_the_facts_follow_the_configuration(checkpoint) -> None:
+    spec = create_decoder(checkpoint[0], options={"num_codebooks": 2}).spec
+    assert (spec.sample_rate, spec.samples_per_frame, spec.layout) == (24_000, 320, (0, 1))
+    assert spec.codes_per_second == 150
+
+
+def test_streamed_equals_whole_at_the_recommended_context(checkpoint) -> None:
+    decoder = create_decoder(checkpoint[0])
+    codes = random_codes(decoder, FRAMES)
+    whole = audio_of(decoder, codes)
+    assert np.abs(audio_of(decoder, codes, decoder.spec.recommended) - whole).max() < MAX_ERROR
+    field = decoder.spec.receptive_field
+    for buffer, look_ahead in ((8, decoder.spec.right_field), (field, 8)):
+        options = StreamingOptions((4,), buffer=buffer, look_ahead=look_ahead)
+        assert np.abs(audio_of(decoder, codes, options) - whole).max() > MAX_ERROR
+
+
+@pytest.mark.parametrize("ratios", [[2, 4, 5, 8], [2, 4, 8, 8], [3, 3, 7, 7]])
+def test_the_stated_field_is_the_measured_one(tmp_path, ratios) -> None:
+    """A vector that is no number spoils exactly the samples it can reach."""
+    write_dac(tmp_path, downsampling_ratios=ratios)
+    decoder = create_decoder(tmp_path)
+    for book in decoder._network.codebooks:
+        book.vectors.weight[1] = torch.nan
+    codes = [0] * 4 * 20 + [1] * 4 + [0] * 4 * 20
+    spoiled = np.isnan(audio_of(decoder, codes)).reshape(41, -1)
+    frames = np.flatnonzero(spoiled.any(axis=1))
+    assert (20 - frames[0]) * 4 == decoder.spec.right_field
+    assert (frames[-1] - 20) * 4 == decoder.spec.receptive_field
+
+
+def test_more_codebooks_than_there_are(checkpoint) -> None:
+    with pytest.raises(DecoderConfigError, match="num_codebooks is 5 but codec 'dac' has 4"):
+        create_decoder(checkpoint[0], options={"num_codebooks": 5})
