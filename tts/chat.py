@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from llm import CheckpointError
 from tts.checkpoint import read_json
 from tts.errors import InvalidRequestError
+from tts.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
+GUARDS = tuple(map(chr, range(0xFDD0, 0xFDF0)))  # Unicode noncharacters: never exchanged as text
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -48,19 +50,19 @@ class ChatTemplate:
         self._tokens = dict(tokens or {})
         self._compiled: Template | None = None
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
-        """The prompt up to where the assistant begins to write.
+    def render(self, messages: Sequence[ChatMessage], **values: str) -> str:
+        """The prompt up to where the assistant begins to write; `values` are named in it.
 
         Raises InvalidRequestError when the template refuses the conversation, CheckpointError
         when the template itself is broken.
         """
         from jinja2 import TemplateError
 
-        values = [{"role": m.role.value, "content": m.content} for m in messages]
+        turns = [{"role": m.role.value, "content": m.content} for m in messages]
         try:
             self._compiled = self._compiled or self._compile()
             return self._compiled.render(
-                messages=values, add_generation_prompt=True, **self._tokens
+                messages=turns, add_generation_prompt=True, **{**self._tokens, **values}
             )
         except TemplateError as error:
             raise CheckpointError(f"the chat template fails: {error}") from error
@@ -75,6 +77,46 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = _strftime_now
         return environment.from_string(self._source)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlToken:
+    """A control token among the parts of a message, by name."""
+
+    name: str
+
+
+MessageParts = tuple[ChatRole, Sequence[str | ControlToken]]
+
+
+def encode_chat(
+    template: ChatTemplate,
+    tokenizer: TextTokenizer,
+    messages: Sequence[MessageParts],
+    **values: str,
+) -> tuple[int, ...]:
+    """Prompt ids of a conversation, ending where the assistant begins.
+
+    Control tokens come from the template and from `ControlToken` parts alone: where a text holds
+    the name of one, a guard character splits it until the rendered prompt has been encoded.
+    """
+    guard = _unused_guard(part for _, parts in messages for part in parts)
+
+    def content(parts: Sequence[str | ControlToken]) -> str:
+        return "".join(
+            tokenizer.guarded(part, guard) if isinstance(part, str) else part.name for part in parts
+        )
+
+    guarded = [ChatMessage(role, content(parts)) for role, parts in messages]
+    return tuple(tokenizer.encode_marked(template.render(guarded, **values), guard))
+
+
+def _unused_guard(parts: Iterable[str | ControlToken]) -> str:
+    texts = [part for part in parts if isinstance(part, str)]
+    for guard in GUARDS:
+        if not any(guard in text for text in texts):
+            return guard
+    raise InvalidRequestError.of("input.chat", "the messages hold Unicode noncharacters")
 
 
 def _refuse(message: str) -> NoReturn:

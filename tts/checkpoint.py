@@ -6,6 +6,7 @@ Files are read as data only; nothing here loads weights or runs code from the fo
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,11 @@ _SAMPLING_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class SpeechDescription:
-    """speech.json: how a language model speaks. Token names are those of tokenizer.json."""
+    """The embedded family's speech.json. Token names are those of tokenizer.json.
+
+    Other families find their tokens themselves; their speech.json, if there is one, holds
+    `family` and what is to be different from it.
+    """
 
     family: str
     codec: str  # folder beside the language model, or a registered codec's name
@@ -40,6 +45,17 @@ class SpeechDescription:
     any_voice: str  # opens a turn in a voice that has no token of its own
     max_characters: int  # longest text of one language-model call
     max_codes: int  # longest speech of one
+
+    @classmethod
+    def read(cls, path: Path, values: Mapping[str, Any]) -> SpeechDescription:
+        """From the checked values of the file at `path`."""
+        known = [field.name for field in fields(cls)]
+        missing = sorted(set(known) - values.keys())
+        if missing:
+            raise CheckpointError(f"{path} lacks: {', '.join(missing)}")
+        if "{}" not in values["code_token"]:
+            raise CheckpointError(f"{path}: code_token must hold {{}} where the code goes")
+        return cls(**{name: values[name] for name in known})
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -55,21 +71,18 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def load_description(folder: Path) -> SpeechDescription | None:
-    """The folder's speech.json; None when there is none: the model only writes text."""
+def load_speech_file(folder: Path) -> dict[str, Any]:
+    """The folder's speech.json, its numbers and texts checked; {} when there is none."""
     path = folder / SPEECH_FILE
     if not path.is_file():
-        return None
+        return {}
     values = read_json(path)
-    known = {field.name: field.type for field in fields(SpeechDescription)}
-    missing = sorted(known.keys() - values.keys())
-    if missing:
-        raise CheckpointError(f"{path} lacks: {', '.join(missing)}")
-    for name, kind in known.items():
-        _check_field(path, name, values[name], str(kind))
-    if "{}" not in values["code_token"]:
-        raise CheckpointError(f"{path}: code_token must hold {{}} where the code goes")
-    return SpeechDescription(**{name: values[name] for name in known})
+    for field in fields(SpeechDescription):
+        if field.name in values:
+            _check_field(path, field.name, values[field.name], str(field.type))
+    if "family" not in values:
+        raise CheckpointError(f"{path} lacks: family")
+    return values
 
 
 def _check_field(path: Path, name: str, value: object, kind: str) -> None:

@@ -50,6 +50,9 @@ AUDIO_FLAGS = (
 )
 BOOLEAN_FLAGS = ("block_causal", "prepend_prompt_speech_tokens_causal", "run_model_test_mode")
 
+AUTO_DECODER = "auto"
+"""The value of `audio_decoder` that stands for the codec of the checkpoint itself."""
+
 NumCodes = Annotated[int, Field(gt=0, strict=True)]
 
 
@@ -75,7 +78,9 @@ class AudioGenerationConfig(PipelineConfig):
         },
     }
 
-    audio_decoder: str = Field(min_length=1, description="decoder name, or a codec's folder")
+    audio_decoder: str = Field(
+        min_length=1, description="decoder name, a codec's folder, or auto: the checkpoint's own"
+    )
     audio_decoder_weights: str = Field(
         default="", description="weights file of the decoder (default: its own)"
     )
@@ -106,6 +111,9 @@ class AudioGenerationConfig(PipelineConfig):
     )
     audio_decoder_config: dict[str, Any] = Field(
         default_factory=dict, description="the decoder's own options, as JSON"
+    )
+    family: str = Field(
+        default="", description="speech family of the checkpoint (default: what it looks like)"
     )
 
     def __init__(self, *audio_values: Any, **values: Any) -> None:
@@ -148,7 +156,7 @@ class AudioGenerationConfig(PipelineConfig):
         """`PipelineConfig.resolve`, and the decoder's name and weights must exist."""
         if self.is_resolved:
             return
-        known = supported_decoders()
+        known = (AUTO_DECODER, *supported_decoders())
         if self.audio_decoder not in known and not Path(self.audio_decoder).is_dir():
             raise ConfigError(
                 f"audio_decoder={self.audio_decoder} is neither a codec's folder nor one of: "

@@ -20,19 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from decoder import AudioEncoding
 from llm import CheckpointError, SamplingParams
-from tts.checkpoint import (
-    SpeechDescription,
-    load_description,
-    load_eos_ids,
-    load_sampling_defaults,
-    read_json,
-)
+from tts.checkpoint import load_eos_ids, load_sampling_defaults, read_json
 from tts.engine_client import EngineFacts
 
 if TYPE_CHECKING:
     from decoder import AudioDecoder, CodecSpec, PromptAudioLimits
     from tts.config import AudioGenerationConfig, ServerConfig
     from tts.engine_client import EngineClient
+    from tts.families.base import Checkpoint, SpeechFamily
     from tts.prompt import PromptBuilder
     from tts.speech_engine import LocalEngineClient
     from tts.synthesizer import SynthesisSettings, Synthesizer
@@ -82,8 +77,10 @@ def default_values(model_path: str | Path = "") -> dict[str, Any]:
 
     The lowest layer of `tts.config.load_config`: flags, files and the environment go before it.
     """
+    from tts.config import AUTO_DECODER
+
     folder = Path(model_path) if str(model_path) else embedded_folder()
-    return {"audio_decoder": "embedded", "model": {"model_path": str(folder)}}
+    return {"audio_decoder": AUTO_DECODER, "model": {"model_path": str(folder)}}
 
 
 def create_service(
@@ -96,31 +93,43 @@ def create_service(
     DecoderConfigError.
     """
     config = with_model(config)
-    client, facts = create_engine_client(config, server)
-    return connect_service(config, server, client, facts)
+    checkpoint = open_checkpoint(config)
+    client, facts = create_engine_client(config, server, checkpoint)
+    return connect_service(config, server, client, facts, checkpoint=checkpoint)
+
+
+def open_checkpoint(config: AudioGenerationConfig) -> Checkpoint:
+    """The configured folder's files; its parts are read when they are asked for, and once."""
+    from tts.families.base import Checkpoint
+
+    return Checkpoint(Path(config.model.model_path), config.retrieve_chat_template())
 
 
 def create_engine_client(
-    config: AudioGenerationConfig, server: ServerConfig | None = None
+    config: AudioGenerationConfig,
+    server: ServerConfig | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> tuple[LocalEngineClient, EngineFacts]:
     """The half that needs the weights: the engine, started, and what requests must know of it.
 
-    `config` names a model (`with_model`). Raises as `create_service` does.
+    `config` names a model (`with_model`); `checkpoint` is its, where it is open already. Raises
+    as `create_service` does.
     """
-    folder = Path(config.model.model_path)
+    checkpoint = checkpoint or open_checkpoint(config)
     import torch
 
     torch.set_num_threads(cpu_threads(_usable_cores()))
     from llm import create_engine
+    from tts.families.registry import find_family
     from tts.speech_engine import LocalEngineClient, StreamLimits
 
-    description = load_description(folder)
-    decoder = _decoder(config, folder, description) if description else None
-    prompts = _prompts(config, folder, description, decoder.spec if decoder else None)
-    engine = create_engine(config, prompts.tokenizer)
+    family = find_family(checkpoint, config.family)
+    decoder = _decoder(config, family) if family else None
+    vocabulary = family.vocabulary(decoder.spec) if family and decoder else None
+    engine = create_engine(config, checkpoint.tokenizer)
     timeout_s = server.slow_reader_timeout_s * READER_PATIENCE if server else None
     client = LocalEngineClient(
-        engine, decoder, prompts.vocabulary, StreamLimits(reader_timeout_s=timeout_s)
+        engine, decoder, vocabulary, StreamLimits(reader_timeout_s=timeout_s)
     )
     facts = EngineFacts(
         codec=client.codec,
@@ -136,19 +145,24 @@ def connect_service(
     client: EngineClient,
     facts: EngineFacts,
     voice_folder: Path | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Service:
     """The half that needs no weights: prompts, voices and settings around an engine's client.
 
     `voice_folder` holds the voices that clients create, for every front end of one server.
     Raises CheckpointError, ConfigError and DecoderConfigError.
     """
-    folder = Path(config.model.model_path)
-    description = load_description(folder)
+    from tts.families.registry import find_family
+    from tts.prompt import PromptBuilder
+
+    checkpoint = checkpoint or open_checkpoint(config)
+    folder = checkpoint.folder
+    family = find_family(checkpoint, config.family)
     parts = _Parts(config, server, folder, facts, voice_folder)
-    prompts = _prompts(config, folder, description, facts.codec)
+    prompts = PromptBuilder(checkpoint, family, facts.codec)
     return Service(
         model=parts.model,
-        family=description.family if description else "",
+        family=family.name if family else "",
         client=client,
         prompts=prompts,
         text=TextModel(
@@ -157,7 +171,7 @@ def connect_service(
             facts.max_seq_len,
             takes_schemas=config.sampling.enable_structured_output,
         ),
-        synthesizer=_synthesizer(parts, client, prompts, description) if description else None,
+        synthesizer=_synthesizer(parts, client, prompts, family) if family else None,
     )
 
 
@@ -204,25 +218,43 @@ def with_model(config: AudioGenerationConfig | None = None) -> AudioGenerationCo
     return type(config)(**type(config).merged(default_values(), given))
 
 
-def _decoder(
-    config: AudioGenerationConfig, folder: Path, description: SpeechDescription
-) -> AudioDecoder:
-    """The configured decoder; the checkpoint's own codec folder when it is of that kind."""
-    from decoder import create_decoder, supported_decoders
+def _decoder(config: AudioGenerationConfig, family: SpeechFamily) -> AudioDecoder:
+    """The configured decoder, or the family's own."""
+    from decoder import create_decoder
 
-    source: str | Path = config.audio_decoder
-    own = folder / description.codec
-    if source not in supported_decoders():
-        source = Path(source)
-    elif not config.audio_decoder_weights and _codec_type(own) == source:
-        source = own
     return create_decoder(
-        source,
+        _codec_source(config, family),
         config.audio_decoder_weights,
         config.audio_decoder_config,
         config.model.device_specs[0],
         test_mode=config.run_model_test_mode,
     )
+
+
+def _codec_source(config: AudioGenerationConfig, family: SpeechFamily) -> str | Path:
+    """A codec's name or folder: the checkpoint's own codec unless another one is asked for."""
+    from decoder import supported_decoders
+    from tts.config import AUTO_DECODER
+
+    own = family.checkpoint.folder / family.traits.codec
+    source = config.audio_decoder
+    if source == AUTO_DECODER:
+        if own.is_dir():
+            return own
+        if family.traits.codec in supported_decoders():
+            return family.traits.codec
+        raise CheckpointError(_no_codec(family, own))
+    if source not in supported_decoders():
+        return Path(source)
+    if not config.audio_decoder_weights and _codec_type(own) == source:
+        return own
+    return source
+
+
+def _no_codec(family: SpeechFamily, own: Path) -> str:
+    published = family.traits.codec_repository
+    origin = f" ({published})" if published else ""
+    return f"{family.name} needs its codec{origin}: put it into {own} or name it, audio_decoder=…"
 
 
 def _raw_encoding(decoder: AudioDecoder | None) -> AudioEncoding:
@@ -235,54 +267,39 @@ def _codec_type(folder: Path) -> str:
     return str(read_json(path).get("type", "")) if path.is_file() else ""
 
 
-def _prompts(
-    config: AudioGenerationConfig,
-    folder: Path,
-    description: SpeechDescription | None,
-    codec: CodecSpec | None,
-) -> PromptBuilder:
-    from tts.prompt import PromptBuilder
-
-    codebook_size = codec.codebook_size if codec else 0
-    return PromptBuilder.load(folder, description, codebook_size, config.retrieve_chat_template())
-
-
 def _synthesizer(
-    parts: _Parts,
-    client: EngineClient,
-    prompts: PromptBuilder,
-    description: SpeechDescription,
+    parts: _Parts, client: EngineClient, prompts: PromptBuilder, family: SpeechFamily
 ) -> Synthesizer:
     from tts.synthesizer import Synthesizer
     from tts.voices import VoiceLimits, VoiceRegistry
 
+    settings = _settings(parts, client, family)
     limits = VoiceLimits(max_voices=parts.server.max_voices) if parts.server else None
-    voices = VoiceRegistry.load(parts.folder / description.voices, limits, parts.voice_folder)
-    for voice in voices.voices():
-        prompts.speech_prompt("", voice)  # a voice without its token is told now, not when asked
-    return Synthesizer(client, prompts, voices, _settings(parts, client, description))
+    own = family.voices()
+    voices = VoiceRegistry(own.voices, own.default, limits, parts.voice_folder)
+    for voice in own.voices:
+        if voice.clip is None:
+            prompts.speech_prompt("", voice)  # what a voice lacks is told now, not when asked
+    return Synthesizer(client, prompts, voices, settings)
 
 
-def _settings(
-    parts: _Parts, client: EngineClient, description: SpeechDescription
-) -> SynthesisSettings:
+def _settings(parts: _Parts, client: EngineClient, family: SpeechFamily) -> SynthesisSettings:
     from decoder import validate_streaming
     from tts.cloning import CloningLimits
     from tts.config import streaming_options
     from tts.synthesizer import SynthesisSettings
 
     if client.codec is None:
-        raise CheckpointError(f"{parts.folder} has a speech.json but no codec")
+        raise CheckpointError(f"{parts.folder} is of family {family.name} but has no codec")
     streaming = streaming_options(parts.config, client.codec.recommended)
     for warning in validate_streaming(streaming, client.codec):
         logger.warning("%s", warning)
     settings = SynthesisSettings(
         model=parts.model,
         streaming=streaming,
-        sampling=load_sampling_defaults(parts.folder),
-        max_characters=description.max_characters,
-        max_codes=description.max_codes,
-        max_seq_len=parts.facts.max_seq_len,
+        sampling=family.sampling(),
+        traits=family.traits,
+        max_seq_len=min(parts.facts.max_seq_len, family.traits.max_seq_len or 2**31),
         raw_encoding=parts.facts.raw_encoding,
     )
     if parts.server is None:

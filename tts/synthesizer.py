@@ -35,6 +35,7 @@ from tts.errors import (
     Precondition,
     PreconditionError,
 )
+from tts.families.base import FamilyTraits
 from tts.prompt import PromptBuilder
 from tts.session import SessionTimes, StreamingSession
 from tts.speech import (
@@ -87,16 +88,15 @@ FEED_CHARACTERS = 1024
 class SynthesisSettings:
     """What the server decides for all requests.
 
-    `max_characters` and `max_codes` bound one language-model call, `max_seq_len` is the model's
-    context; `max_audio_s` bounds the audio of one request; `raw_encoding` is what a request gets
-    that names no encoding.
+    `traits` are the speech family's: they bound one language-model call; `max_seq_len` is the
+    model's context; `max_audio_s` bounds the audio of one request; `raw_encoding` is what a
+    request gets that names no encoding.
     """
 
     model: str = ""
     streaming: StreamingOptions = field(default_factory=StreamingOptions)
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    max_characters: int = 200
-    max_codes: int = 500
+    traits: FamilyTraits = field(default_factory=FamilyTraits)
     max_seq_len: int | None = None
     max_audio_s: float = 600.0
     raw_encoding: AudioEncoding = AudioEncoding.PCM_S16LE
@@ -127,7 +127,7 @@ class Synthesizer:
         limits = settings.cloning
         if settings.max_seq_len is None or limits.max_prompt_tokens is not None:
             return limits
-        room = settings.max_seq_len - settings.max_characters - 1 - settings.max_codes
+        room = settings.max_seq_len - settings.traits.max_characters - 1 - settings.traits.max_codes
         return replace(limits, max_prompt_tokens=max(room, 0))
 
     async def stream(self, request: SpeechRequest) -> AsyncGenerator[SpeechEvent, None]:
@@ -204,10 +204,11 @@ class Synthesizer:
 
     def _text_options(self, request: SpeechRequest) -> TextOptions:
         return TextOptions(
-            max_characters=self.settings.max_characters,
+            max_characters=self.settings.traits.max_characters,
             mode=request.segment_mode,
             normalization=request.normalization,
             pronunciations=request.pronunciations,
+            ascii_only=self.settings.traits.ascii_only,
         )
 
     def _plan(self, request: SpeechRequest, max_audio_s: float | None) -> SpeechPlan:
@@ -229,7 +230,8 @@ class Synthesizer:
             min_tokens=sampling.min_tokens or 0,
             max_tokens=sampling.max_tokens,
             max_audio_s=min(bounds, default=None),
-            max_segment_codes=settings.max_codes,
+            max_segment_codes=settings.traits.max_codes,
+            min_segment_codes=settings.traits.min_codes,
             max_seq_len=settings.max_seq_len,
             priority=request.priority,
             carry=request.carry,

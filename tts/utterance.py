@@ -52,6 +52,7 @@ class SpeechPlan:
     max_tokens: int | None = None  # of the whole request
     max_audio_s: float | None = None  # of the whole request, as it is sent
     max_segment_codes: int = 500
+    min_segment_codes: int = 1
     max_seq_len: int | None = None
     priority: int = 0
     carry: tuple[int, ...] | None = None
@@ -90,6 +91,8 @@ class SpeechStream:
         self, client: EngineClient, prompts: PromptBuilder, spec: CodecSpec, plan: SpeechPlan
     ) -> None:
         self._client, self._prompts, self._spec, self._plan = client, prompts, spec, plan
+        assert prompts.vocabulary is not None
+        self._vocabulary = prompts.vocabulary
         self._output = AudioOutput(
             spec.sample_rate, plan.audio_format, plan.speaking_rate, plan.gain_db
         )
@@ -194,24 +197,23 @@ class SpeechStream:
         if plan.max_audio_s is not None:
             total = math.floor(plan.max_audio_s * plan.speaking_rate * rate)
             left = min(left, total - self._num_codes)
+        left = self._vocabulary.whole_frames(left)
         shortest = math.floor(rate * SHORTEST_S_PER_CHARACTER * length)
-        wanted = max(shortest, plan.min_tokens - self._num_codes, 1)
+        wanted = max(shortest, plan.min_tokens - self._num_codes, plan.min_segment_codes)
         return _Budget(min(wanted, max(left, 1)), left, is_last=left < own)
 
     def _job(self, segment: TextSegment, budget: _Budget) -> SpeechJob:
-        plan, vocabulary = self._plan, self._prompts.vocabulary
-        assert vocabulary is not None
+        plan, vocabulary = self._plan, self._vocabulary
         prompt_ids = self._prompts.speech_prompt(segment.text, plan.voice)
         max_codes = budget.max_codes
         if plan.max_seq_len is not None:
-            max_codes = max(1, min(max_codes, plan.max_seq_len - len(prompt_ids)))
+            room = vocabulary.whole_frames(plan.max_seq_len - len(prompt_ids))
+            max_codes = max(vocabulary.codes_per_frame, min(max_codes, room))
         sampling = replace(
-            plan.sampling,
+            vocabulary.constrain(plan.sampling),
             seed=segment_seed(plan.seed, self.num_segments - 1),
             max_tokens=max_codes,
             min_tokens=min(budget.min_codes, max_codes),
-            stop_token_ids=(vocabulary.end_id,),
-            allowed_ranges=vocabulary.allowed_ranges,
         )
         # A request id of the client's is not unique among those that run.
         request_id = f"{plan.request_id}#{next(_job_numbers)}"

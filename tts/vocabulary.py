@@ -3,59 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 
-from llm import CheckpointError, RequestError
-from tts.checkpoint import SpeechDescription
+from llm import CheckpointError, RequestError, SamplingParams
 from tts.tokenizer import TextTokenizer
 
 
-class SpeechVocabulary:
-    """Codes as token ids. Consecutive ids, the usual case, need no table."""
+@dataclass(frozen=True, slots=True)
+class SpeechTokens:
+    """The names of a checkpoint's speech tokens."""
 
-    def __init__(self, code_ids: Sequence[int], start_id: int, end_id: int) -> None:
-        if len(set(code_ids)) != len(code_ids) or not code_ids:
+    code: str  # with {} for the code
+    start: str
+    end: str
+
+
+class SpeechVocabulary:
+    """Codes as token ids, also where each place of a frame has tokens of its own.
+
+    `places[k][code]` is the token of `code` at place k of a frame; a codec with one code per
+    frame has one place. Consecutive ids, the usual case, need no table.
+    """
+
+    def __init__(self, places: Sequence[Sequence[int]], start_id: int, end_id: int) -> None:
+        ids = list(chain.from_iterable(places))
+        if not ids or len(set(ids)) != len(ids) or len({len(p) for p in places}) != 1:
             raise CheckpointError("two codes share a token, or there are no code tokens")
         self.start_id = start_id
         self.end_id = end_id
-        self.codebook_size = len(code_ids)
-        self._base = code_ids[0]
-        is_contiguous = all(i == self._base + k for k, i in enumerate(code_ids))
-        self._ids = () if is_contiguous else tuple(code_ids)
-        self._codes = {i: code for code, i in enumerate(self._ids)}
-        self.allowed_ranges = _ranges(code_ids)
-        """Half-open id ranges of the codes, for `llm.SamplingParams.allowed_ranges`."""
+        self.codebook_size = len(places[0])
+        self.codes_per_frame = len(places)
+        self._base = ids[0]
+        is_contiguous = all(i == self._base + k for k, i in enumerate(ids))
+        self._ids = () if is_contiguous else tuple(ids)
+        self._codes = {i: k % self.codebook_size for k, i in enumerate(self._ids)}
+        self._ranges = tuple(_ranges(place) for place in places)
 
     @classmethod
     def from_tokenizer(
-        cls, tokenizer: TextTokenizer, description: SpeechDescription, codebook_size: int
+        cls, tokenizer: TextTokenizer, tokens: SpeechTokens, codebook_size: int
     ) -> SpeechVocabulary:
-        """Look the code tokens up by name; CheckpointError names the first that is missing."""
-        name = description.code_token
-        return cls(
-            [tokenizer.control_id(name.format(code)) for code in range(codebook_size)],
-            tokenizer.control_id(description.start_of_speech),
-            tokenizer.control_id(description.end_of_speech),
-        )
+        """Look one code per frame up by name; CheckpointError names the first that is missing."""
+        codes = [tokenizer.control_id(tokens.code.format(code)) for code in range(codebook_size)]
+        return cls([codes], tokenizer.control_id(tokens.start), tokenizer.control_id(tokens.end))
 
     def __repr__(self) -> str:
         kind = "table" if self._ids else f"base {self._base}"
-        return f"SpeechVocabulary({self.codebook_size} codes, {kind})"
+        frames = f"{self.codes_per_frame} x " if self.codes_per_frame > 1 else ""
+        return f"SpeechVocabulary({frames}{self.codebook_size} codes, {kind})"
+
+    def constrain(self, sampling: SamplingParams) -> SamplingParams:
+        """The same, held to speech: codes at their places, the end mark between frames."""
+        if self.codes_per_frame == 1:
+            return replace(sampling, stop_token_ids=(self.end_id,), allowed_ranges=self._ranges[0])
+        return replace(sampling, stop_token_ids=(self.end_id,), allowed_cycle=self._ranges)
+
+    def whole_frames(self, num_codes: int) -> int:
+        """The largest number of codes up to this one that is whole frames."""
+        return num_codes - num_codes % self.codes_per_frame
 
     def codes(self, token_ids: Iterable[int]) -> tuple[int, ...]:
         """Codes of the speech tokens among `token_ids`, in order; other ids are left out."""
         if self._ids:
             return tuple(self._codes[i] for i in token_ids if i in self._codes)
-        base, end = self._base, self._base + self.codebook_size
-        return tuple(i - base for i in token_ids if base <= i < end)
+        base, size = self._base, self.codebook_size
+        end = base + size * self.codes_per_frame
+        return tuple((i - base) % size for i in token_ids if base <= i < end)
 
     def token_ids(self, codes: Iterable[int]) -> tuple[int, ...]:
-        """Token ids of codes; RequestError for a code outside the codebook."""
-        given = tuple(codes)
-        if given and not (min(given) >= 0 and max(given) < self.codebook_size):
-            raise RequestError(f"speech tokens must be in 0..{self.codebook_size - 1}")
+        """Token ids of codes, the first of which begins a frame.
+
+        RequestError for a code outside the codebook and for half a frame.
+        """
+        given, size, places = tuple(codes), self.codebook_size, self.codes_per_frame
+        if given and not (min(given) >= 0 and max(given) < size):
+            raise RequestError(f"speech tokens must be in 0..{size - 1}")
+        if len(given) % places:
+            raise RequestError(f"speech tokens must be whole frames of {places}")
+        indices = (size * (n % places) + code for n, code in enumerate(given))
         if self._ids:
-            return tuple(self._ids[code] for code in given)
-        return tuple(self._base + code for code in given)
+            return tuple(self._ids[index] for index in indices)
+        return tuple(self._base + index for index in indices)
 
 
 def _ranges(ids: Iterable[int]) -> tuple[tuple[int, int], ...]:

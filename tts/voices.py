@@ -30,6 +30,11 @@ logger = logging.getLogger(__name__)
 
 VOICE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
 BYTES_PER_CODE = 4
+_CREATED_KEYS = ("name", "display_name", "language_codes", "prompt", "consent")
+_BUILTIN_KEYS = frozenset(
+    {"name", "display_name", "language_codes", "control_token", "speaker"}
+    | {"codes", "audio", "transcript"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +46,26 @@ class VoicePrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class VoiceClip:
+    """A reference clip in a checkpoint that has not been encoded yet."""
+
+    path: Path
+    transcript: str
+
+
+@dataclass(frozen=True, slots=True)
 class Voice:
-    """A voice has a control token of its own, or a prompt to imitate."""
+    """What makes a model speak like somebody: a control token of its own, a speaker's name in
+    the prompt, or a prompt to imitate, which may still be a clip. None: the model's own choice.
+    """
 
     name: str
     display_name: str = ""
     language_codes: tuple[str, ...] = ()
     control_token: str = ""
+    speaker: str = ""
     prompt: VoicePrompt | None = None
+    clip: VoiceClip | None = None
     is_builtin: bool = False
     consent: str = ""  # what the creator stated about the speaker's agreement
 
@@ -67,6 +84,14 @@ class Voice:
             own == asked or own.startswith(asked + "-") or asked.startswith(own + "-")
             for own in map(str.lower, self.language_codes)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceSet:
+    """The voices that come with a checkpoint, and the name of the default one."""
+
+    voices: tuple[Voice, ...]
+    default: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +127,8 @@ class VoiceRegistry:
         cls, path: Path, limits: VoiceLimits | None = None, folder: Path | None = None
     ) -> VoiceRegistry:
         """The built-in voices from voices.json, and created ones from `folder`."""
-        values = read_json(path)
-        entries = values.get("voices")
-        if not isinstance(entries, list) or not entries:
-            raise CheckpointError(f"{path} lists no voices")
-        voices = [_builtin_voice(path, entry) for entry in entries]
-        if len({voice.name for voice in voices}) != len(voices):
-            raise CheckpointError(f"{path}: two voices have the same name")
-        return cls(voices, str(values.get("default", voices[0].name)), limits, folder)
+        found = load_voices(path)
+        return cls(found.voices, found.default, limits, folder)
 
     def __len__(self) -> int:
         return len(self._voices)
@@ -199,35 +218,73 @@ class VoiceRegistry:
                 self._voices[voice.name] = voice
 
 
-def _builtin_voice(path: Path, entry: Mapping[str, Any]) -> Voice:
-    try:
-        name, token = str(entry["name"]), str(entry["control_token"])
-    except (KeyError, TypeError):
-        raise CheckpointError(f"{path}: every voice needs name and control_token") from None
+def load_voices(path: Path) -> VoiceSet:
+    """The voices of a checkpoint's voices.json."""
+    values = read_json(path)
+    entries = values.get("voices")
+    if not isinstance(entries, list) or not entries:
+        raise CheckpointError(f"{path} lists no voices")
+    voices = tuple(_builtin_voice(path, entry) for entry in entries)
+    if len({voice.name for voice in voices}) != len(voices):
+        raise CheckpointError(f"{path}: two voices have the same name")
+    return VoiceSet(voices, str(values.get("default", voices[0].name)))
+
+
+def _builtin_voice(path: Path, entry: Any) -> Voice:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        raise CheckpointError(f"{path}: every voice needs a name")
+    name, unknown = entry["name"], sorted(entry.keys() - _BUILTIN_KEYS)
     if not VOICE_ID.fullmatch(name):
         raise CheckpointError(f"{path}: '{name}' is no voice name")
+    if unknown:
+        raise CheckpointError(f"{path}: voice '{name}' has unknown keys: {', '.join(unknown)}")
     return Voice(
         name=name,
         display_name=str(entry.get("display_name", name)),
         language_codes=tuple(entry.get("language_codes", ())),
-        control_token=token,
+        control_token=str(entry.get("control_token", "")),
+        speaker=str(entry.get("speaker", "")),
+        prompt=_builtin_prompt(path, entry),
+        clip=_builtin_clip(path, entry),
         is_builtin=True,
     )
 
 
+def _builtin_prompt(path: Path, entry: Mapping[str, Any]) -> VoicePrompt | None:
+    if "codes" not in entry:
+        return None
+    return VoicePrompt(_codes(path, entry["codes"]), str(entry.get("transcript", "")))
+
+
+def _builtin_clip(path: Path, entry: Mapping[str, Any]) -> VoiceClip | None:
+    """`audio` names a file beside voices.json; nothing outside that folder is read."""
+    if "audio" not in entry:
+        return None
+    audio, transcript = path.parent / str(entry["audio"]), str(entry.get("transcript", ""))
+    if not audio.resolve().is_relative_to(path.parent.resolve()) or not audio.is_file():
+        raise CheckpointError(f"{path}: there is no {entry['audio']} beside it")
+    if not transcript:
+        raise CheckpointError(f"{path}: voice '{entry['name']}' has audio but no transcript")
+    return VoiceClip(audio, transcript)
+
+
+def _codes(path: Path, values: Any) -> tuple[int, ...]:
+    codes = tuple(values)
+    if not all(type(code) is int and code >= 0 for code in codes) or not codes:
+        raise CheckpointError(f"{path}: codes must be whole numbers")
+    return codes
+
+
 def _to_json(voice: Voice) -> dict[str, Any]:
     values = asdict(voice)
-    del values["is_builtin"], values["control_token"]
-    return values
+    return {key: values[key] for key in _CREATED_KEYS}
 
 
 def _from_json(path: Path) -> Voice:
     values = read_json(path)
     try:
         prompt = values["prompt"]
-        codes = tuple(prompt["codes"])
-        if not all(type(code) is int and code >= 0 for code in codes) or not codes:
-            raise CheckpointError(f"{path}: codes must be whole numbers")
+        codes = _codes(path, prompt["codes"])
         if values["name"] != path.stem:
             raise CheckpointError(f"{path}: holds the voice '{values['name']}'")
         return Voice(

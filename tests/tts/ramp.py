@@ -28,7 +28,6 @@ from decoder import (
 )
 from decoder.ramp import RampDecoder, ramp_spec
 from llm import FinishReason, Request, RequestTimings, TokenChunk
-from tts.checkpoint import load_description
 from tts.chunker import SpeechChunker
 from tts.engine_client import AudioBlock, EngineStatus, SpeechJob
 from tts.prompt import PromptBuilder
@@ -84,10 +83,17 @@ def taken_apart(events: list[SpeechEvent]) -> Heard:
 
 
 def build(client: RampClient, folder: Path, **settings: Any) -> Synthesizer:
-    values: dict[str, Any] = {"model": "tiny", "streaming": STREAMING, **settings}
+    prompts = PromptBuilder.load(folder, client.codec)
+    assert prompts.family is not None
+    values: dict[str, Any] = {
+        "model": "tiny",
+        "streaming": STREAMING,
+        "traits": prompts.family.traits,
+        **settings,
+    }
     return Synthesizer(
         client,
-        PromptBuilder.load(folder, load_description(folder), 64),
+        prompts,
         VoiceRegistry.load(folder / "voices.json"),
         SynthesisSettings(**values),
     )

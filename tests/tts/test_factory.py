@@ -50,7 +50,8 @@ def test_a_speech_checkpoint_has_everything(service: Service) -> None:
     assert [voice.name for voice in synthesizer.voices.voices()] == ["slt", "rms", "awb"]
     settings = synthesizer.settings
     assert settings.model == "tiny"
-    assert (settings.max_characters, settings.max_codes, settings.max_seq_len) == (200, 500, 1024)
+    assert (settings.traits.max_characters, settings.traits.max_codes) == (200, 500)
+    assert settings.max_seq_len == 1024
     assert (settings.sampling.temperature, settings.sampling.top_k) == (0.8, 50)
     assert (settings.streaming.chunk_sizes, settings.streaming.buffer) == ((2, 4, 8), 8)
     assert not settings.streaming.masks.buffer_sees_current
@@ -179,7 +180,7 @@ def test_defaults_are_the_lowest_layer(tiny_checkpoint: Path) -> None:
     config = load_config(
         AudioGenerationConfig, {"buffer": 3}, environ={}, base=default_values(tiny_checkpoint)
     )
-    assert (config.audio_decoder, config.buffer) == ("embedded", 3)
+    assert (config.audio_decoder, config.buffer) == ("auto", 3)
     assert config.model.model_path == str(tiny_checkpoint)
 
 

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from decoder.ramp import ramp_spec
 from llm import CheckpointError
 from training.vocabulary import ANY_VOICE, END_OF_SPEECH, FIRST_CODE, FIRST_VOICE, START_OF_SPEECH
-from tts.chat import ChatMessage, ChatRole, ChatTemplate, load_chat_template
-from tts.checkpoint import load_description
+from tts.chat import GUARDS, ChatMessage, ChatRole, ChatTemplate, load_chat_template
 from tts.errors import InvalidRequestError, PreconditionError
-from tts.prompt import GUARDS, PromptBuilder
+from tts.prompt import PromptBuilder
 from tts.voices import Voice, VoicePrompt, VoiceRegistry
 
-CODEBOOK = 64
+SPEC = ramp_spec({"codebook_size": 64})
 
 
 @pytest.fixture(scope="module")
 def prompts(tiny_checkpoint: Path) -> PromptBuilder:
-    return PromptBuilder.load(tiny_checkpoint, load_description(tiny_checkpoint), CODEBOOK)
+    return PromptBuilder.load(tiny_checkpoint, SPEC)
 
 
 def user(text: str) -> ChatMessage:
@@ -28,7 +28,7 @@ def user(text: str) -> ChatMessage:
 
 
 def with_template(folder: Path, template: str) -> PromptBuilder:
-    return PromptBuilder.load(folder, load_description(folder), CODEBOOK, template)
+    return PromptBuilder.load(folder, SPEC, template)
 
 
 # --- speech
@@ -66,10 +66,9 @@ def test_a_voice_with_an_unknown_token_is_a_checkpoint_error(prompts: PromptBuil
 
 
 def test_an_unknown_family_lists_the_known_ones(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    values = json.loads((tiny_checkpoint / "speech.json").read_text())
-    (tmp_path / "speech.json").write_text(json.dumps(values | {"family": "nosuch"}))
+    (tmp_path / "speech.json").write_text('{"family": "nosuch"}')
     with pytest.raises(CheckpointError, match=r"unknown family 'nosuch'; supported: embedded"):
-        PromptBuilder.load(tiny_checkpoint, load_description(tmp_path), CODEBOOK)
+        PromptBuilder.load(tmp_path, SPEC)
 
 
 def test_a_text_model_does_not_speak(text_checkpoint: Path) -> None:

@@ -30,6 +30,7 @@ from tts.errors import (
     PreconditionError,
     SynthesisError,
 )
+from tts.families.base import FamilyTraits
 from tts.synthesizer import (
     AudioChunk,
     ChunkingOverrides,
@@ -58,7 +59,10 @@ def test_a_model_that_never_ends_is_capped_per_segment(
 
 
 def test_the_models_own_cap_counts(client: RampClient, tiny_checkpoint: Path) -> None:
-    hear(build(client, tiny_checkpoint, max_codes=50), "A somewhat longer sentence.")
+    hear(
+        build(client, tiny_checkpoint, traits=FamilyTraits(max_codes=50)),
+        "A somewhat longer sentence.",
+    )
     assert client.jobs[0].request.sampling.max_tokens == 50
 
 

@@ -10,17 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from llm import CheckpointError, RequestError
+from llm import CheckpointError, RequestError, SamplingParams
 from tests.fakes import speech_description
 from training.vocabulary import FIRST_CODE, build_tokenizer
-from tts.checkpoint import (
-    SpeechDescription,
-    load_description,
-    load_eos_ids,
-    load_sampling_defaults,
-)
+from tts.checkpoint import load_eos_ids, load_sampling_defaults
+from tts.families.base import Checkpoint
+from tts.families.embedded import EmbeddedFamily
+from tts.families.registry import find_family
 from tts.tokenizer import IncrementalDetokenizer, StopMatcher, TextTokenizer
-from tts.vocabulary import SpeechVocabulary
+from tts.vocabulary import SpeechTokens, SpeechVocabulary
 
 CODEBOOK = 64
 
@@ -52,23 +50,25 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
     return TextTokenizer(path)
 
 
-def description() -> SpeechDescription:
-    return SpeechDescription(**speech_description())
+TOKENS = SpeechTokens("<|s_{}|>", "<|start_of_speech|>", "<|end_of_speech|>")
 
 
 # --- codes
 
 
 def test_consecutive_code_tokens_need_no_table(tokenizer: TextTokenizer) -> None:
-    vocabulary = SpeechVocabulary.from_tokenizer(tokenizer, description(), CODEBOOK)
+    vocabulary = SpeechVocabulary.from_tokenizer(tokenizer, TOKENS, CODEBOOK)
     assert repr(vocabulary) == f"SpeechVocabulary({CODEBOOK} codes, base {FIRST_CODE})"
-    assert vocabulary.allowed_ranges == ((FIRST_CODE, FIRST_CODE + CODEBOOK),)
+    held = vocabulary.constrain(SamplingParams(top_k=7, stop_token_ids=(9,)))
+    assert held == SamplingParams(
+        top_k=7, stop_token_ids=(258,), allowed_ranges=((FIRST_CODE, FIRST_CODE + CODEBOOK),)
+    )
     assert (vocabulary.start_id, vocabulary.end_id) == (257, 258)
 
 
 def test_scattered_code_tokens_go_through_a_table() -> None:
-    vocabulary = SpeechVocabulary([7, 3, 4, 9], start_id=1, end_id=2)
-    assert vocabulary.allowed_ranges == ((3, 5), (7, 8), (9, 10))
+    vocabulary = SpeechVocabulary([[7, 3, 4, 9]], start_id=1, end_id=2)
+    assert vocabulary.constrain(SamplingParams()).allowed_ranges == ((3, 5), (7, 8), (9, 10))
     assert vocabulary.codes([3, 9, 1, 5, 7]) == (1, 3, 0)
     assert vocabulary.token_ids([0, 1, 2, 3]) == (7, 3, 4, 9)
     with pytest.raises(RequestError):
@@ -79,30 +79,64 @@ def test_scattered_code_tokens_go_through_a_table() -> None:
 @settings(max_examples=50)
 def test_codes_come_back_from_their_ids(codes: list[int]) -> None:
     for ids in (range(FIRST_CODE, FIRST_CODE + CODEBOOK), range(900, 900 - CODEBOOK, -1)):
-        vocabulary = SpeechVocabulary(ids, start_id=1, end_id=2)
+        vocabulary = SpeechVocabulary([ids], start_id=1, end_id=2)
         assert vocabulary.codes(vocabulary.token_ids(codes)) == tuple(codes)
 
 
 @pytest.mark.parametrize("code", [-1, CODEBOOK])
 def test_codes_outside_the_codebook_are_refused(tokenizer: TextTokenizer, code: int) -> None:
-    vocabulary = SpeechVocabulary.from_tokenizer(tokenizer, description(), CODEBOOK)
+    vocabulary = SpeechVocabulary.from_tokenizer(tokenizer, TOKENS, CODEBOOK)
     with pytest.raises(RequestError, match=r"0\.\.63"):
         vocabulary.token_ids([0, code])
 
 
 def test_other_ids_are_not_speech(tokenizer: TextTokenizer) -> None:
-    vocabulary = SpeechVocabulary.from_tokenizer(tokenizer, description(), CODEBOOK)
+    vocabulary = SpeechVocabulary.from_tokenizer(tokenizer, TOKENS, CODEBOOK)
     assert vocabulary.codes([258, FIRST_CODE - 1, FIRST_CODE, FIRST_CODE + CODEBOOK]) == (0,)
 
 
 def test_a_codebook_larger_than_the_vocabulary_is_an_error(tokenizer: TextTokenizer) -> None:
     with pytest.raises(CheckpointError, match=r"no token <\|s_64\|>"):
-        SpeechVocabulary.from_tokenizer(tokenizer, description(), CODEBOOK + 1)
+        SpeechVocabulary.from_tokenizer(tokenizer, TOKENS, CODEBOOK + 1)
 
 
 def test_two_codes_cannot_share_a_token() -> None:
     with pytest.raises(CheckpointError, match="share a token"):
-        SpeechVocabulary([5, 5], start_id=1, end_id=2)
+        SpeechVocabulary([[5, 5]], start_id=1, end_id=2)
+
+
+FRAMES = SpeechVocabulary([range(100, 104), range(104, 108), range(108, 112)], 1, 2)
+SCATTERED = SpeechVocabulary([(9, 8, 20, 21), range(30, 34), range(40, 44)], 1, 2)
+
+
+@pytest.mark.parametrize("vocabulary", [FRAMES, SCATTERED])
+def test_places_of_a_frame_have_tokens_of_their_own(vocabulary: SpeechVocabulary) -> None:
+    ids = vocabulary.token_ids([0, 0, 0, 3, 2, 1])
+    assert len(set(ids)) == 6
+    assert vocabulary.codes([2, *ids, 1]) == (0, 0, 0, 3, 2, 1)
+    cycle = vocabulary.constrain(SamplingParams()).allowed_cycle
+    assert [any(a <= i < b for a, b in ranges) for i, ranges in zip(ids, cycle * 2, strict=True)]
+    assert vocabulary.constrain(SamplingParams()).stop_token_ids == (2,)
+    with pytest.raises(RequestError, match="whole frames of 3"):
+        vocabulary.token_ids([0, 1, 2, 3])
+
+
+def test_frames_are_literal() -> None:
+    assert FRAMES.token_ids([0, 1, 2, 3, 2, 1]) == (100, 105, 110, 103, 106, 109)
+    assert SCATTERED.token_ids([0, 1, 2, 3, 2, 1]) == (9, 31, 42, 21, 32, 41)
+    assert SCATTERED.constrain(SamplingParams()).allowed_cycle == (
+        ((8, 10), (20, 22)),
+        ((30, 34),),
+        ((40, 44),),
+    )
+    assert [FRAMES.whole_frames(n) for n in (0, 2, 3, 5, 6)] == [0, 0, 3, 3, 6]
+    assert repr(FRAMES) == "SpeechVocabulary(3 x 4 codes, base 100)"
+
+
+@pytest.mark.parametrize("places", [[], [[]], [[1, 2], [2, 3]], [[1, 2], [3]]])
+def test_places_share_nothing_and_have_the_same_codes(places: list[list[int]]) -> None:
+    with pytest.raises(CheckpointError):
+        SpeechVocabulary(places, 1, 2)
 
 
 # --- text to ids
@@ -216,18 +250,29 @@ def test_stop_strings_have_a_length(stop: str) -> None:
 # --- the checkpoint's own words
 
 
+def embedded_family(folder: Path, tiny_checkpoint: Path, text: str) -> EmbeddedFamily:
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_bytes((tiny_checkpoint / name).read_bytes())
+    (folder / "speech.json").write_text(text)
+    return EmbeddedFamily(Checkpoint(folder))
+
+
 def test_the_description_and_defaults_are_read(tiny_checkpoint: Path) -> None:
-    found = load_description(tiny_checkpoint)
-    assert found == description()
+    family = find_family(Checkpoint(tiny_checkpoint))
+    assert isinstance(family, EmbeddedFamily)
+    assert (family.traits.max_characters, family.traits.max_codes) == (200, 500)
+    assert (family.traits.codec, family.traits.voices_file) == ("codec", "voices.json")
     defaults = load_sampling_defaults(tiny_checkpoint)
     assert (defaults.temperature, defaults.top_k, defaults.top_p) == (0.8, 50, 1.0)
+    assert family.sampling() == defaults
     assert load_eos_ids(tiny_checkpoint) == (258, 260)
 
 
-def test_a_folder_without_files_writes_text_and_samples_plainly(tmp_path: Path) -> None:
-    assert load_description(tmp_path) is None
+def test_a_folder_without_files_samples_plainly(tmp_path: Path) -> None:
     assert load_sampling_defaults(tmp_path).temperature == 1.0
     assert load_eos_ids(tmp_path) == ()
+    with pytest.raises(CheckpointError, match=r"speech\.json is missing"):
+        find_family(Checkpoint(tmp_path), "embedded")
 
 
 @pytest.mark.parametrize(
@@ -237,20 +282,29 @@ def test_a_folder_without_files_writes_text_and_samples_plainly(tmp_path: Path) 
         ({"codec": 7}, "codec must be text"),
         ({"code_token": "<|s|>"}, "code_token must hold {}"),
         ({"family": None}, "family must be text"),
+        ({"colour": "red"}, "embedded has no colour; there are: any_voice, code_token"),
     ],
 )
 def test_a_wrong_description_says_which_field(
-    tmp_path: Path, change: dict[str, object], message: str
+    tmp_path: Path, tiny_checkpoint: Path, change: dict[str, object], message: str
 ) -> None:
-    (tmp_path / "speech.json").write_text(json.dumps(speech_description() | change))
+    text = json.dumps(speech_description() | change)
     with pytest.raises(CheckpointError, match=message):
-        load_description(tmp_path)
+        embedded_family(tmp_path, tiny_checkpoint, text)
 
 
-def test_missing_fields_are_listed(tmp_path: Path) -> None:
-    (tmp_path / "speech.json").write_text('{"family": "embedded"}')
-    with pytest.raises(CheckpointError, match="lacks: any_voice, code_token, codec"):
-        load_description(tmp_path)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"family": "embedded"}', "lacks: any_voice, code_token, codec"),
+        ('{"codec": "codec"}', "lacks: family"),
+    ],
+)
+def test_missing_fields_are_listed(
+    tmp_path: Path, tiny_checkpoint: Path, text: str, message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        embedded_family(tmp_path, tiny_checkpoint, text)
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,11 @@ def test_files_that_do_not_fit_are_named_and_left_alone(
     ("values", "message"),
     [
         ({"voices": []}, "lists no voices"),
-        ({"voices": [{"name": "x"}]}, "needs name and control_token"),
+        ({"voices": [{"control_token": "x"}]}, "every voice needs a name"),
+        ({"voices": [{"name": "x", "colour": "red"}]}, "'x' has unknown keys: colour"),
+        ({"voices": [{"name": "x", "codes": [1.5]}]}, "codes must be whole numbers"),
+        ({"voices": [{"name": "x", "audio": "../x.wav"}]}, "no ../x.wav beside it"),
+        ({"voices": [{"name": "x", "audio": "voices.json"}]}, "audio but no transcript"),
         ({"voices": [{"name": "X", "control_token": "t"}]}, "'X' is no voice name"),
         ({"default": "y", "voices": [{"name": "x", "control_token": "t"}]}, "default voice 'y'"),
         ({"voices": [{"name": "x", "control_token": "t"}] * 2}, "same name"),
