@@ -44,7 +44,12 @@ from decoder.pcm import (
     supported_encodings,
     to_s16,
 )
-from decoder.registry import create_decoder, supported_decoders
+from decoder.registry import (
+    DecoderArchitecture,
+    create_decoder,
+    register_decoder,
+    supported_decoders,
+)
 from decoder.streaming import (
     DecoderStream,
     attention_mask,
@@ -65,6 +70,7 @@ __all__ = [
     "CodeRangeError",
     "CodecSpec",
     "DecodeWindow",
+    "DecoderArchitecture",
     "DecoderConfigError",
     "DecoderError",
     "DecoderOptions",
@@ -92,6 +98,7 @@ __all__ = [
     "mask_policy",
     "nearest_rate",
     "read_prompt_audio",
+    "register_decoder",
     "render",
     "resample",
     "sample_index",

@@ -29,6 +29,26 @@ _DECODERS = {
 
 
 @dataclass(frozen=True, slots=True)
+class DecoderArchitecture:
+    """A codec from outside: its name, and "module:Class", imported when one is made."""
+
+    name: str
+    decoder: str
+
+    def __post_init__(self) -> None:
+        module, found, class_name = self.decoder.partition(":")
+        if not (self.name and module and found and class_name):
+            raise DecoderConfigError(
+                f"audio decoder '{self.name}': decoder='{self.decoder}' is no module:Class"
+            )
+
+
+def register_decoder(architecture: DecoderArchitecture) -> None:
+    """Add a codec to this process; one of the same name is replaced."""
+    _DECODERS[architecture.name] = architecture.decoder
+
+
+@dataclass(frozen=True, slots=True)
 class CodecSource:
     """Where a codec comes from and how it runs: what every codec class's `create` is given.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llm.config import (
+        Architecture,
         KVCacheConfig,
         LoRAConfig,
         ModelConfig,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from llm.structured.grammar import TokenSpelling, check_json_schema
 
 __all__ = [
+    "Architecture",
     "CapacityError",
     "CheckpointError",
     "ConfigError",
@@ -76,6 +78,7 @@ __all__ = [
 
 _HOMES = {
     "llm.config": (
+        "Architecture",
         "KVCacheConfig",
         "LoRAConfig",
         "ModelConfig",

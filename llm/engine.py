@@ -342,6 +342,7 @@ def create_engine(config: PipelineConfig, tokenizer: TokenSpelling | None = None
     """
     if not config.is_resolved:
         raise RuntimeError("resolve the configuration before an engine is made from it")
+    config.load_architectures()  # it may have been resolved in another process
     from llm.pipeline.text_generation import TextGenerationPipeline
 
     pipeline = TextGenerationPipeline(config, tokenizer)

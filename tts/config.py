@@ -17,7 +17,14 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 import decoder
-from decoder import MaskPolicy, PrependPromptSpeechTokens, StreamingOptions, supported_decoders
+from decoder import (
+    DecoderArchitecture,
+    MaskPolicy,
+    PrependPromptSpeechTokens,
+    StreamingOptions,
+    register_decoder,
+    supported_decoders,
+)
 from llm import ConfigError, PipelineConfig, StrictModel
 from tts.flags import add_config_flags, flag_values, nested_values, walk_fields
 
@@ -152,10 +159,16 @@ class AudioGenerationConfig(PipelineConfig):
         values = {name: _flag_value(name, text) for name, text in audio_flags.items()}
         return cls(**values, **config_flags)
 
-    def resolve(self) -> None:
-        """`PipelineConfig.resolve`, and the decoder's name and weights must exist."""
-        if self.is_resolved:
-            return
+    @classmethod
+    def take_plugin(cls, entry: object) -> bool:
+        """An audio decoder, or what the core takes."""
+        if isinstance(entry, DecoderArchitecture):
+            register_decoder(entry)
+            return True
+        return super().take_plugin(entry)
+
+    def resolve_own(self) -> None:
+        """The decoder's name and weights must exist."""
         known = (AUTO_DECODER, *supported_decoders())
         if self.audio_decoder not in known and not Path(self.audio_decoder).is_dir():
             raise ConfigError(
@@ -164,7 +177,6 @@ class AudioGenerationConfig(PipelineConfig):
             )
         if self.audio_decoder_weights and not Path(self.audio_decoder_weights).is_file():
             raise ConfigError(f"audio_decoder_weights={self.audio_decoder_weights} is not a file")
-        super().resolve()
 
 
 class ServerConfig(StrictModel):

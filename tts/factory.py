@@ -115,6 +115,7 @@ def create_engine_client(
     `config` names a model (`with_model`); `checkpoint` is its, where it is open already. Raises
     as `create_service` does.
     """
+    config.load_architectures()  # it may have been resolved in another process
     checkpoint = checkpoint or open_checkpoint(config)
     import torch
 

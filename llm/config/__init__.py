@@ -1,5 +1,6 @@
 """Configuration of the core: `PipelineConfig`, its sections, and what this release lacks."""
 
+from llm.config.architectures import Architecture, supported_architectures
 from llm.config.not_yet import NOT_YET_AVAILABLE, NOT_YET_AVAILABLE_VALUES
 from llm.config.pipeline import PipelineConfig, Session
 from llm.config.sections import (
@@ -17,6 +18,7 @@ from llm.config.strict import StrictModel
 __all__ = [
     "NOT_YET_AVAILABLE",
     "NOT_YET_AVAILABLE_VALUES",
+    "Architecture",
     "KVCacheConfig",
     "LoRAConfig",
     "ModelConfig",
@@ -28,4 +30,5 @@ __all__ = [
     "Session",
     "SpeculativeConfig",
     "StrictModel",
+    "supported_architectures",
 ]

@@ -14,14 +14,16 @@ from typing import Any, ClassVar, Protocol
 
 from pydantic import Field, PrivateAttr, field_validator
 
+from llm.config.architectures import Architecture, register_architecture
 from llm.config.chat_template import read_chat_template
 from llm.config.not_yet import (
     NOT_YET_AVAILABLE,
     NOT_YET_AVAILABLE_VALUES,
     refuse_unavailable,
-    unavailable,
 )
+from llm.config.plugins import load_plugins
 from llm.config.report import log_basics, log_pipeline
+from llm.config.resolve import launch_level, resolve_steps
 from llm.config.sections import (
     LoRAConfig,
     ModelConfig,
@@ -34,7 +36,6 @@ from llm.config.sections import (
     switch,
 )
 from llm.config.strict import StrictModel
-from llm.errors import ConfigError
 
 MAX_IPC_PATH_BYTES = 107  # sun_path of AF_UNIX, without its final NUL
 LONGEST_ENDPOINT_SUFFIX = len("-response")
@@ -182,45 +183,31 @@ class PipelineConfig(StrictModel):
         """
         if self._resolved:
             return
+        self.load_architectures()
         refuse_unavailable(self, self.UNAVAILABLE, self.UNAVAILABLE_VALUES)
         self._chat_template_text = read_chat_template(self.chat_template)
-        self._resolve_model()
-        self._resolve_limits()
+        self.resolve_own()
+        resolve_steps(self)
         self._resolved = True
         self.freeze()
 
-    def _resolve_model(self) -> None:
-        model = self.model
-        if model.model_path and not Path(model.model_path).is_dir():
-            raise ConfigError(f"model.model_path={model.model_path} is not a folder")
-        for path in model.weight_path:
-            if not path.is_file():
-                raise ConfigError(f"model.weight_path: {path} is not a file")
-        if len(model.device_specs) > 1:
-            names = ",".join(model.device_specs)
-            raise unavailable("model.device_specs", names, "a model runs on one device")
-        if model.quantization_encoding is QuantizationEncoding.INT8 and not model.on_cpu:
-            raise ConfigError("model.quantization_encoding=int8 runs on the CPU only")
+    def resolve_own(self) -> None:
+        """The part of `resolve` that a subclass adds, before the steps of the core."""
 
-    def _resolve_limits(self) -> None:
-        on_cpu = self.model.on_cpu
-        if self.max_num_steps == -1:
-            self.max_num_steps = 1 if on_cpu else 10
-        if self.max_batch_size is None:
-            self.max_batch_size = min(32 if on_cpu else 256, self.max_batch_input_tokens)
-        if self.max_batch_size > self.max_batch_input_tokens:
-            raise ConfigError(
-                f"max_batch_input_tokens={self.max_batch_input_tokens} must be at least "
-                f"max_batch_size={self.max_batch_size}: every row of a batch is a token"
-            )
-        if self.max_queue_size_tg is None:
-            self.max_queue_size_tg = self.max_batch_size
-        total, length = self.max_batch_total_tokens, self.max_length
-        if total is not None and length is not None and total < length:
-            raise ConfigError(
-                f"max_batch_total_tokens={total} must be at least max_length={length}: "
-                "one sequence of that length could never run"
-            )
+    def load_architectures(self) -> None:
+        """Import `custom_architectures` and register what is in them, in this process.
+
+        Resolving does so; whoever gets a resolved configuration from another process calls it.
+        """
+        load_plugins(self.custom_architectures, self.take_plugin)
+
+    @classmethod
+    def take_plugin(cls, entry: object) -> bool:
+        """Register one entry of a plug-in's list; False when this class knows no such kind."""
+        if isinstance(entry, Architecture):
+            register_architecture(entry)
+            return True
+        return False
 
     def retrieve_chat_template(self) -> str | None:
         """Text of `chat_template`, None when the tokenizer's own is to be used."""
@@ -235,15 +222,17 @@ class PipelineConfig(StrictModel):
         return None if encoding is None or encoding.is_plain else encoding
 
     def configure_session(self, session: Session) -> None:
-        """Set a session's profiling, kernel, BLAS and dependent-launch switches from this."""
-        if self.pdl_level not in ("0", "1", "2"):
-            raise ConfigError(f"pdl_level={self.pdl_level} must be 0, 1 or 2")
+        """Set a session's profiling, kernel, BLAS and dependent-launch switches from this.
+
+        The launch level is the one in effect: 0 on the CPU. Raises `ConfigError` naming a field.
+        """
+        level = launch_level(self.pdl_level)
         session.gpu_profiling = self.profiling.gpu_profiling
         session.use_experimental_kernels = switch(
             "use_experimental_kernels", self.use_experimental_kernels
         )
         session.use_vendor_blas = switch("use_vendor_blas", self.use_vendor_blas)
-        session.pdl_level = int(self.pdl_level)
+        session.pdl_level = 0 if self.model.on_cpu else level
 
     def log_basic_config(self, *, reserved_bytes: int | None = None) -> None:
         """Log model, task, weights, limits, devices and the memory reserved for the KV cache.

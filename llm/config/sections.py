@@ -41,6 +41,13 @@ class QuantizationEncoding(StrEnum):
         return self in (self.FLOAT32, self.BFLOAT16, self.FLOAT8_E4M3FN, self.FLOAT4_E2M1FNX2)
 
 
+_BOTH = (QuantizationEncoding.FLOAT32, QuantizationEncoding.BFLOAT16)
+CPU_ENCODINGS = frozenset({*_BOTH, *map(QuantizationEncoding, ("int8", "q4_k", "q4_0", "q6_k"))})
+GPU_ENCODINGS = frozenset(
+    {*_BOTH, *map(QuantizationEncoding, ("float8_e4m3fn", "float4_e2m1fnx2", "gptq"))}
+)
+
+
 def switch(name: str, text: str) -> bool:
     """An on/off string in any case. Raises `ConfigError` naming the field."""
     values = {"true": True, "on": True, "yes": True, "1": True}
@@ -157,8 +164,12 @@ class SamplingConfig(StrictModel):
     out_dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of results")
     enable_structured_output: bool = Field(default=False, description="JSON schemas")
     enable_variable_logits: bool = Field(default=False, description="logits of several positions")
-    enable_penalties: bool = Field(default=False, description="reserve penalty counters up front")
-    enable_min_tokens: bool = Field(default=False, description="reserve stop masks up front")
+    enable_penalties: bool = Field(
+        default=False, description="accept penalties (default: on unless turned off)"
+    )
+    enable_min_tokens: bool = Field(
+        default=False, description="accept minimum lengths (default: on unless turned off)"
+    )
 
 
 class ProfilingConfig(StrictModel):

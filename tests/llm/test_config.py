@@ -333,10 +333,10 @@ class RecordingSession:
 
 def test_configure_session() -> None:
     session = RecordingSession()
-    config = unresolved(use_experimental_kernels="Yes", use_vendor_blas="1", pdl_level="2")
+    config = unresolved(use_experimental_kernels="Yes", use_vendor_blas="1")
     config.configure_session(session)
     assert (session.gpu_profiling, session.use_experimental_kernels) == ("off", True)
-    assert (session.use_vendor_blas, session.pdl_level) == (True, 2)
+    assert session.use_vendor_blas
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_logs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_logging_needs_an_architecture(tmp_path: Path) -> None:
-    config = PipelineConfig(model={"model_path": str(tmp_path)})
+    config = PipelineConfig(model={"model_path": str(tmp_path)}, defer_resolve=True)
     with pytest.raises(ConfigError, match=r"cannot read .*config\.json"):
         config.log_basic_config()
     (tmp_path / "config.json").write_text("{}")

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from llm.batch import ModelInputs, ReturnHiddenStates, ReturnLogits
+from llm.config import supported_architectures
 from llm.errors import CheckpointError
 from llm.layers.rotary_scaling import Llama3Scaling
 from llm.models.base import PipelineModel
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.llama import LlamaModel
 from llm.models.llama_config import LlamaConfig
-from llm.models.registry import model_class, supported_architectures
+from llm.models.registry import model_class
 from llm.models.weights import SafetensorsWeights
 from llm.runner.model_runner import ModelRunner
 from tests.llm.llama_checkpoints import (

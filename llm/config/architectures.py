@@ -1,0 +1,79 @@
+"""Which language-model architectures there are: facts that need no torch, and where the class is.
+
+The names are those in `architectures` of a checkpoint's config.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llm.config.sections import QuantizationEncoding
+from llm.errors import CheckpointError, ConfigError
+
+HELD_AS = (QuantizationEncoding.FLOAT32, QuantizationEncoding.BFLOAT16, QuantizationEncoding.INT8)
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One architecture. A plug-in registers its own, see `PipelineConfig.custom_architectures`.
+
+    `model` is "module:Class", a `PipelineModel`, imported when a model is made from it.
+    `required_arguments` are configuration fields (dotted) that it works with only at this value.
+    """
+
+    name: str
+    model: str
+    encodings: tuple[QuantizationEncoding, ...] = HELD_AS
+    required_arguments: tuple[tuple[str, Any], ...] = ()
+    length_key: str = "max_position_embeddings"  # of config.json: the longest sequence
+    supports_lora: bool = False
+    supports_empty_batches: bool = False
+    needs_total_tokens_limit: bool = False  # one batch may hold one longest sequence only
+
+    def __post_init__(self) -> None:
+        module, found, class_name = self.model.partition(":")
+        if not (self.name and module and found and class_name):
+            raise ConfigError(
+                f"architecture '{self.name}': model='{self.model}' is no module:Class"
+            )
+
+    def max_length(self, values: Mapping[str, Any]) -> int | None:
+        """The limit in a checkpoint's config.json (or in its text_config); None: it has none."""
+        nested = values.get("text_config")
+        limit = (nested if isinstance(nested, Mapping) else values).get(self.length_key)
+        return None if limit is None else int(limit)
+
+
+_BUILT_IN = {
+    "LlamaForCausalLM": "llm.models.llama:LlamaModel",
+    "MistralForCausalLM": "llm.models.mistral:MistralModel",
+    "Qwen2ForCausalLM": "llm.models.qwen2:Qwen2Model",
+    "Qwen3ForCausalLM": "llm.models.qwen3:Qwen3Model",
+}
+_architectures = {
+    name: Architecture(name, model, supports_empty_batches=True)
+    for name, model in _BUILT_IN.items()
+}
+
+
+def register_architecture(architecture: Architecture) -> None:
+    """Add an architecture to this process; one of the same name is replaced."""
+    _architectures[architecture.name] = architecture
+
+
+def supported_architectures() -> tuple[str, ...]:
+    """Names that `find_architecture` knows."""
+    return tuple(_architectures)
+
+
+def find_architecture(name: str, source: object) -> Architecture:
+    """By name; `source` is who asks for it. Raises `CheckpointError` listing those there are."""
+    found = _architectures.get(name)
+    if found is None:
+        raise CheckpointError(
+            f"{source}: architecture '{name}' is not supported; "
+            f"these are: {', '.join(_architectures)}"
+        )
+    return found

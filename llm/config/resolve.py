@@ -1,0 +1,203 @@
+"""The steps of `PipelineConfig.resolve`, in their order. Each has an error of its own.
+
+They need no device and no torch, so a front end resolves the same as the engine does. What only
+the device can tell (how many KV pages fit, so whether `max_length` has to be cut) follows when
+the engine plans its memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm.config.architectures import Architecture, find_architecture
+from llm.config.not_yet import unavailable
+from llm.config.sections import CPU_ENCODINGS, GPU_ENCODINGS, ModelConfig, switch
+from llm.config.strict import StrictModel
+from llm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llm.config.pipeline import PipelineConfig
+
+logger = logging.getLogger("llm.config")
+
+DEFAULT_STEPS_ON_GPU = 10
+DEFAULT_BATCH_SIZE, DEFAULT_BATCH_SIZE_ON_GPU = 32, 256
+
+
+def resolve_steps(config: PipelineConfig) -> None:
+    """Run all steps. Raises `ConfigError` or `CheckpointError` naming the field and its value."""
+    for step in _STEPS:
+        step(config)
+    if config.model.model_path:
+        _resolve_for_architecture(config)
+    resolve_batch_limits(config)
+
+
+def resolve_models(config: PipelineConfig) -> None:
+    """Files and devices of the model and of the draft model."""
+    _check_model("model", config.model)
+    if config.draft_model is not None:
+        _check_model("draft_model", config.draft_model)
+
+
+def _check_model(name: str, model: ModelConfig) -> None:
+    if model.model_path and not Path(model.model_path).is_dir():
+        raise ConfigError(f"{name}.model_path={model.model_path} is not a folder")
+    for path in model.weight_path:
+        if not path.is_file():
+            raise ConfigError(f"{name}.weight_path: {path} is not a file")
+    if len(model.device_specs) > 1:
+        specs = ",".join(model.device_specs)
+        raise unavailable(f"{name}.device_specs", specs, "a model runs on one device")
+    encoding, place = model.quantization_encoding, "CPU" if model.on_cpu else "GPU"
+    runs_on = CPU_ENCODINGS if model.on_cpu else GPU_ENCODINGS
+    if encoding is not None and encoding not in runs_on:
+        other = "GPU" if model.on_cpu else "CPU"
+        raise ConfigError(
+            f"{name}.quantization_encoding={encoding} runs on the {other} only, "
+            f"and device_specs names a {place}"
+        )
+
+
+def resolve_num_steps(config: PipelineConfig) -> None:
+    """One decode forward per turn where results must be seen first; else what is set, or 10."""
+    reasons = {
+        "enable_overlap_scheduler": config.enable_overlap_scheduler,
+        "sampling.enable_structured_output": config.sampling.enable_structured_output,
+    }
+    single = [name for name, is_on in reasons.items() if is_on]
+    if single and config.max_num_steps > 1:
+        raise ConfigError(
+            f"max_num_steps={config.max_num_steps} must be 1 with {' and '.join(single)}: "
+            "each token is needed before the next one is decoded"
+        )
+    if config.max_num_steps == -1:
+        config.max_num_steps = 1 if single or config.model.on_cpu else DEFAULT_STEPS_ON_GPU
+
+
+def resolve_kernels(config: PipelineConfig) -> None:
+    """The switches are on or off, and dependent launch is one of its levels."""
+    switch("use_experimental_kernels", config.use_experimental_kernels)
+    switch("use_vendor_blas", config.use_vendor_blas)
+    level = launch_level(config.pdl_level)
+    if not level:
+        return
+    if not config.model.on_cpu:
+        reason = "there are no kernels with dependent launch"
+        raise unavailable("pdl_level", config.pdl_level, reason)
+    logger.warning("pdl_level=%d has no effect on the CPU", level)
+
+
+def launch_level(text: str) -> int:
+    """What `pdl_level` says: 0, 1 or 2. Raises `ConfigError` for any other text."""
+    if text not in ("0", "1", "2"):
+        raise ConfigError(f"pdl_level={text} must be 0, 1 or 2")
+    return int(text)
+
+
+def resolve_drafting(config: PipelineConfig) -> None:
+    """A draft model and how it drafts go together, and not with echo."""
+    if config.draft_model is None:
+        if config.speculative is not None and config.speculative.speculative_method == "standalone":
+            raise ConfigError("speculative: the method standalone needs a draft_model")
+        return
+    if config.enable_echo:
+        raise ConfigError("enable_echo=True cannot be used with a draft_model")
+
+
+def _resolve_for_architecture(config: PipelineConfig) -> None:
+    values = config.model.read_architecture()
+    source = Path(config.model.model_path) / "config.json"
+    architecture = find_architecture(str(values["architectures"][0]), source)
+    _apply_required_arguments(config, architecture)
+    _check_support(config, architecture)
+    _check_encoding(config, architecture)
+    _check_length(config, architecture, values)
+
+
+def _apply_required_arguments(config: PipelineConfig, architecture: Architecture) -> None:
+    for name, value in architecture.required_arguments:
+        section, field = _locate(config, name, architecture)
+        given = getattr(section, field)
+        if given == value:
+            continue
+        if config.force:
+            text = "%s=%s is kept by force, though %s needs %s"
+            logger.warning(text, name, given, architecture.name, value)
+        else:
+            logger.warning("%s=%s becomes %s: %s needs it", name, given, value, architecture.name)
+            setattr(section, field, value)
+
+
+def _locate(config: StrictModel, name: str, architecture: Architecture) -> tuple[StrictModel, str]:
+    *sections, field = name.split(".")
+    found: Any = config
+    for section in sections:
+        found = getattr(found, section, None)
+    if not isinstance(found, StrictModel) or field not in type(found).model_fields:
+        raise ConfigError(f"architecture {architecture.name} requires an unknown field '{name}'")
+    return found, field
+
+
+def _check_support(config: PipelineConfig, architecture: Architecture) -> None:
+    if config.execute_empty_batches and not architecture.supports_empty_batches:
+        raise ConfigError(f"execute_empty_batches: {architecture.name} cannot run empty batches")
+    lora = config.lora
+    if lora is None or not lora.enable_lora:
+        return
+    if not architecture.supports_lora:
+        raise ConfigError(f"lora: {architecture.name} does not take adapters")
+    if config.model.data_parallel_degree > 1:
+        raise ConfigError("lora: adapters need model.data_parallel_degree=1")
+
+
+def _check_encoding(config: PipelineConfig, architecture: Architecture) -> None:
+    encoding = config.model.quantization_encoding
+    if encoding is not None and encoding not in architecture.encodings:
+        known = ", ".join(architecture.encodings)
+        raise ConfigError(
+            f"model.quantization_encoding={encoding}: {architecture.name} runs as {known}"
+        )
+
+
+def _check_length(
+    config: PipelineConfig, architecture: Architecture, values: dict[str, Any]
+) -> None:
+    limit = architecture.max_length(values)
+    if limit is not None and config.max_length is not None and config.max_length > limit:
+        raise ConfigError(
+            f"max_length={config.max_length} exceeds the model's {architecture.length_key}={limit}"
+        )
+    if architecture.needs_total_tokens_limit:
+        config.max_batch_total_tokens = config.max_length or limit
+
+
+def resolve_batch_limits(config: PipelineConfig) -> None:
+    """Sizes of batches and queues, by device where they are not set."""
+    if config.max_batch_size is None:
+        default = DEFAULT_BATCH_SIZE if config.model.on_cpu else DEFAULT_BATCH_SIZE_ON_GPU
+        config.max_batch_size = min(default, config.max_batch_input_tokens)
+    if config.max_batch_size > config.max_batch_input_tokens:
+        raise ConfigError(
+            f"max_batch_input_tokens={config.max_batch_input_tokens} must be at least "
+            f"max_batch_size={config.max_batch_size}: every row of a batch is a token"
+        )
+    if config.max_queue_size_tg is None:
+        config.max_queue_size_tg = config.max_batch_size
+    total, length = config.max_batch_total_tokens, config.max_length
+    if total is not None and length is not None and total < length:
+        raise ConfigError(
+            f"max_batch_total_tokens={total} must be at least max_length={length}: "
+            "one sequence of that length could never run"
+        )
+
+
+_STEPS: tuple[Callable[[PipelineConfig], None], ...] = (
+    resolve_models,
+    resolve_num_steps,
+    resolve_drafting,
+    resolve_kernels,
+)

@@ -1,0 +1,325 @@
+"""What resolving checks, in which order, and what it takes from the architecture."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from llm.config import (
+    Architecture,
+    PipelineConfig,
+    QuantizationEncoding,
+    architectures,
+    supported_architectures,
+)
+from llm.errors import CheckpointError, ConfigError
+
+NAME = "StrangerForCausalLM"
+
+
+class Everything(PipelineConfig):
+    """Rules between fields that hold also where this release lacks one of them."""
+
+    UNAVAILABLE: ClassVar[dict[str, str]] = {}
+    UNAVAILABLE_VALUES: ClassVar[dict[str, dict[str, str]]] = {}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint's config.json, of an architecture that only the tests know."""
+    values = {"architectures": [NAME], "max_position_embeddings": 100}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is gone after it."""
+    monkeypatch.setattr(architectures, "_architectures", dict(architectures._architectures))
+
+
+def register(**values: Any) -> None:
+    architectures.register_architecture(Architecture(NAME, "nowhere:Stranger", **values))
+
+
+def with_model(folder: Path, **values: Any) -> PipelineConfig:
+    return Everything(**Everything.merged({"model": {"model_path": str(folder)}}, values))
+
+
+def test_failures_come_in_the_order_of_the_steps(folder: Path) -> None:
+    """Everything is wrong at once; each error names one thing, and mending it shows the next."""
+    (folder / "template").write_text("hello")
+    config = Everything(
+        custom_architectures=["a:b:c"],
+        chat_template=folder / "none",
+        model={"model_path": str(folder), "weight_path": [folder / "none"]},
+        max_num_steps=4,
+        enable_overlap_scheduler=True,
+        enable_echo=True,
+        draft_model={},
+        pdl_level="9",
+        execute_empty_batches=True,
+        lora={"enable_lora": True},
+        max_length=101,
+        max_batch_size=9,
+        max_batch_input_tokens=8,
+        max_batch_total_tokens=50,
+        defer_resolve=True,
+    )
+
+    def fails(message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            config.resolve()
+        assert not config.is_resolved
+
+    fails("custom_architectures=a:b:c must be module or folder:module")
+    config.custom_architectures = []
+    fails("chat_template=.*none is not a file")
+    config.chat_template = folder / "template"
+    fails("model.weight_path: .*none is not a file")
+    config.model.weight_path = []
+    fails("max_num_steps=4 must be 1 with enable_overlap_scheduler")
+    config.max_num_steps = 1
+    fails("enable_echo=True cannot be used with a draft_model")
+    config.enable_echo = False
+    fails("pdl_level=9 must be 0, 1 or 2")
+    config.pdl_level = "0"
+    fails(f"architecture '{NAME}' is not supported")
+    register()
+    fails(f"execute_empty_batches: {NAME} cannot run empty batches")
+    register(supports_empty_batches=True)
+    fails(f"lora: {NAME} does not take adapters")
+    register(supports_empty_batches=True, supports_lora=True)
+    fails("max_length=101 exceeds the model's max_position_embeddings=100")
+    config.max_length = 100
+    fails("max_batch_input_tokens=8 must be at least max_batch_size=9")
+    config.max_batch_size = 8
+    fails("max_batch_total_tokens=50 must be at least max_length=100")
+    config.max_batch_total_tokens = 100
+    config.resolve()
+    assert config.is_resolved
+
+
+def test_a_checkpoint_must_name_an_architecture_that_there_is(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="these are: LlamaForCausalLM"):
+        with_model(folder)
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="names no architecture"):
+        with_model(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(ConfigError, match=r"cannot read .*config\.json"):
+        with_model(folder)
+
+
+def test_an_architecture_overrides_what_it_cannot_work_with(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    register(
+        required_arguments=(
+            ("model.kv_cache.enable_prefix_caching", False),
+            ("max_num_steps", 1),
+            ("enable_chunked_prefill", True),
+        )
+    )
+    with caplog.at_level(logging.WARNING):
+        config = with_model(folder, max_num_steps=3)
+    assert (config.model.kv_cache.enable_prefix_caching, config.max_num_steps) == (False, 1)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"model.kv_cache.enable_prefix_caching=True becomes False: {NAME} needs it",
+        f"max_num_steps=3 becomes 1: {NAME} needs it",
+    ]
+
+
+def test_force_keeps_what_conflicts_and_says_so(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    register(required_arguments=(("max_num_steps", 1),))
+    with caplog.at_level(logging.WARNING):
+        config = with_model(folder, max_num_steps=3, force=True)
+    assert config.max_num_steps == 3
+    assert f"max_num_steps=3 is kept by force, though {NAME} needs 1" in caplog.text
+    with pytest.raises(ConfigError, match="max_length=101 exceeds"):  # sizes are never forced
+        with_model(folder, max_length=101, force=True)
+
+
+def test_an_architecture_cannot_require_a_field_that_is_not_there(folder: Path) -> None:
+    register(required_arguments=(("model.kv_cache.page", 1),))
+    with pytest.raises(ConfigError, match="requires an unknown field 'model"):
+        with_model(folder)
+
+
+def test_an_architecture_may_hold_one_longest_sequence_only(folder: Path) -> None:
+    register(needs_total_tokens_limit=True)
+    assert with_model(folder).max_batch_total_tokens == 100
+    assert with_model(folder, max_length=60).max_batch_total_tokens == 60
+
+
+def test_the_limit_may_be_in_the_text_part_or_missing(folder: Path) -> None:
+    register(length_key="n_positions")
+    values = {"architectures": [NAME], "text_config": {"n_positions": 7}}
+    (folder / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match="max_length=8 exceeds the model's n_positions=7"):
+        with_model(folder, max_length=8)
+    (folder / "config.json").write_text(json.dumps({"architectures": [NAME]}))
+    assert with_model(folder, max_length=8).max_length == 8
+
+
+def test_an_architecture_says_how_its_weights_may_be_held(folder: Path) -> None:
+    register(encodings=(QuantizationEncoding.FLOAT32,))
+    with pytest.raises(ConfigError, match=f"=bfloat16: {NAME} runs as float32"):
+        with_model(folder, model={"quantization_encoding": "bfloat16"})
+    assert with_model(folder, model={"quantization_encoding": "float32"}).is_resolved
+
+
+@pytest.mark.parametrize("model", ["", "module", ":Class", "module:"])
+def test_an_architecture_says_where_its_class_is(model: str) -> None:
+    with pytest.raises(ConfigError, match=f"architecture 'X'.*'{model}' is no module:Class"):
+        Architecture("X", model)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "cpu", "gpu"),
+    [
+        ("float32", True, True),
+        ("bfloat16", True, True),
+        ("int8", True, False),
+        ("q4_k", True, False),
+        ("q4_0", True, False),
+        ("q6_k", True, False),
+        ("gptq", False, True),
+        ("float8_e4m3fn", False, True),
+        ("float4_e2m1fnx2", False, True),
+    ],
+)
+def test_encodings_have_their_devices(encoding: str, cpu: bool, gpu: bool) -> None:
+    for device, works in (("cpu", cpu), ("cuda:0", gpu)):
+        model = {"quantization_encoding": encoding, "device_specs": [device]}
+        if works:
+            assert Everything(model=model).model.quantization_encoding == encoding
+        else:
+            with pytest.raises(ConfigError, match=f"model.quantization_encoding={encoding} runs"):
+                Everything(model=model)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"enable_overlap_scheduler": True}, {"sampling": {"enable_structured_output": True}}],
+)
+def test_one_decode_forward_where_each_token_is_needed_first(values: dict[str, Any]) -> None:
+    on_gpu = {"model": {"device_specs": ["cuda"]}}
+    assert Everything(**on_gpu, **values).max_num_steps == 1
+    assert Everything(**on_gpu).max_num_steps == 10
+    with pytest.raises(ConfigError, match="max_num_steps=2 must be 1 with"):
+        Everything(**on_gpu, **values, max_num_steps=2)
+
+
+def test_drafting_needs_a_model_that_drafts() -> None:
+    with pytest.raises(ConfigError, match="standalone needs a draft_model"):
+        Everything(speculative={})
+    assert Everything(speculative={}, draft_model={}).is_resolved
+    with pytest.raises(ConfigError, match=r"draft_model.*=/no/such/folder is not"):
+        Everything(draft_model={"model_path": "/no/such/folder"})
+
+
+@pytest.mark.parametrize(
+    ("text", "is_on"),
+    [
+        *((text, True) for text in ("true", "True", "on", "YES", "1")),
+        *((text, False) for text in ("false", "FALSE", "off", "no", "0")),
+    ],
+)
+def test_switches_are_texts(text: str, is_on: bool) -> None:
+    session = RecordingSession()
+    Everything(use_vendor_blas=text, use_experimental_kernels=text).configure_session(session)
+    assert (session.use_vendor_blas, session.use_experimental_kernels) == (is_on, is_on)
+
+
+@pytest.mark.parametrize("name", ["use_vendor_blas", "use_experimental_kernels"])
+@pytest.mark.parametrize("text", ["maybe", "", "2"])
+def test_other_texts_are_no_switches(name: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}={text} must be true or false"):
+        Everything(**{name: text})
+
+
+class RecordingSession:
+    """What a session would keep."""
+
+    gpu_profiling = "unset"
+    use_experimental_kernels = False
+    use_vendor_blas = False
+    pdl_level = -1
+
+
+def test_dependent_launch_has_no_effect_without_a_gpu(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        config = PipelineConfig(pdl_level="2")
+    assert caplog.text.count("pdl_level=2 has no effect on the CPU") == 1
+    session = RecordingSession()
+    config.configure_session(session)
+    assert session.pdl_level == 0
+    with pytest.raises(ConfigError, match="pdl_level=1 is not available in this release"):
+        PipelineConfig(pdl_level="1", model={"device_specs": ["cuda:0"]})
+
+
+@pytest.fixture
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of modules; Python forgets them afterwards."""
+    import sys
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+GOOD = f"import llm\nARCHITECTURES = [llm.Architecture({NAME!r}, 'a:B')]\n"
+
+
+def test_a_plugin_adds_an_architecture(plugins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (plugins / "sonant_plugin_one.py").write_text(GOOD)
+    assert NAME not in supported_architectures()
+    PipelineConfig(custom_architectures=[f"{plugins}:sonant_plugin_one"])
+    assert NAME in supported_architectures()
+    monkeypatch.setattr(architectures, "_architectures", {})
+    PipelineConfig(custom_architectures=["sonant_plugin_one"])  # its folder is on the path now
+    assert supported_architectures() == (NAME,)
+
+
+def test_of_two_with_one_name_the_later_counts(plugins: Path) -> None:
+    for index in range(2):
+        text = GOOD.replace("a:B", f"a{index}:B")
+        (plugins / f"sonant_plugin_same{index}.py").write_text(text)
+    names = [f"{plugins}:sonant_plugin_same{index}" for index in range(2)]
+    PipelineConfig(custom_architectures=names)
+    assert architectures.find_architecture(NAME, "here").model == "a1:B"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("raise OSError('no disk')", r"cannot import it: OSError\('no disk'\)"),
+        ("import sonant_nothing_such", "cannot import it: ModuleNotFoundError"),
+        ("def", "cannot import it: SyntaxError"),
+        ("x = 1", "it has no list ARCHITECTURES, or an empty one"),
+        ("ARCHITECTURES = []", "it has no list ARCHITECTURES, or an empty one"),
+        ("ARCHITECTURES = 'LlamaModel'", "it has no list ARCHITECTURES"),
+        ("ARCHITECTURES = ['LlamaModel']", "'LlamaModel' is no architecture"),
+    ],
+)
+def test_plugins_that_cannot_be_used(plugins: Path, text: str, message: str) -> None:
+    (plugins / "sonant_plugin_bad.py").write_text(text)
+    name = f"{plugins}:sonant_plugin_bad"
+    with pytest.raises(ConfigError, match=f"custom_architectures={name}.*{message}"):
+        PipelineConfig(custom_architectures=[name])
+
+
+@pytest.mark.parametrize("name", ["a:b:c", "folder:", ":module", ""])
+def test_names_of_plugins(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"custom_architectures={name} must be module or folder"):
+        PipelineConfig(custom_architectures=[name])
