@@ -40,10 +40,15 @@ class Architecture:
             )
 
     def max_length(self, values: Mapping[str, Any]) -> int | None:
-        """The limit in a checkpoint's config.json (or in its text_config); None: it has none."""
+        """The limit in a checkpoint's config.json (or in its text_config).
+
+        None where there is none, or rotary scaling may stretch it: then the model tells, later.
+        """
         nested = values.get("text_config")
-        limit = (nested if isinstance(nested, Mapping) else values).get(self.length_key)
-        return None if limit is None else int(limit)
+        keys = nested if isinstance(nested, Mapping) else values
+        rope = keys.get("rope_parameters") or keys.get("rope_scaling") or {}
+        limit = keys.get(self.length_key)
+        return None if limit is None or "factor" in rope else int(limit)
 
 
 _BUILT_IN = {

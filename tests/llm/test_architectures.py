@@ -12,10 +12,11 @@ from torch import Tensor
 from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from llm.batch import ReturnLogits
+from llm.config import supported_architectures
 from llm.errors import CheckpointError
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.llama import LlamaModel
-from llm.models.registry import model_class, supported_architectures
+from llm.models.registry import model_class
 from llm.models.weights import SafetensorsWeights
 from llm.runner.model_runner import ModelRunner
 from tests.llm.llama_checkpoints import (

@@ -165,8 +165,10 @@ def test_the_limit_may_be_in_the_text_part_or_missing(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(values))
     with pytest.raises(ConfigError, match="max_length=8 exceeds the model's n_positions=7"):
         with_model(folder, max_length=8)
-    (folder / "config.json").write_text(json.dumps({"architectures": [NAME]}))
-    assert with_model(folder, max_length=8).max_length == 8
+    stretched = {"n_positions": 7, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    for others in ({}, stretched):
+        (folder / "config.json").write_text(json.dumps({"architectures": [NAME]} | others))
+        assert with_model(folder, max_length=8).max_length == 8
 
 
 def test_an_architecture_says_how_its_weights_may_be_held(folder: Path) -> None:
