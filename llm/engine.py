@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+EMPTY_BATCH_INTERVAL_S = 0.005  # between forwards of an idle engine that is to run empty batches
+
 _RAISED = object()  # what `_guard` returns for a call that raised
 
 
@@ -39,6 +41,8 @@ class Engine:
 
     `max_waiting` bounds the requests that have not started yet (None: no bound). `admit` is asked
     about each request before it is queued, on its caller's thread; it raises `RequestError`.
+    `execute_empty_batches` runs the model also when there is nothing to run, for the sake of
+    others that wait for it in a collective operation.
     """
 
     def __init__(
@@ -49,12 +53,14 @@ class Engine:
         *,
         max_waiting: int | None = None,
         admit: Callable[[Request], None] | None = None,
+        execute_empty_batches: bool = False,
     ) -> None:
         self._pipeline = pipeline
         self._scheduler = scheduler
         self._hook = hook
         self._max_waiting = max_waiting
         self._admit = admit
+        self._runs_empty = execute_empty_batches
         self._rules = RequestRules(
             vocab_size=pipeline.vocab_size,
             max_length=min(pipeline.max_seq_len, scheduler.max_length),
@@ -71,6 +77,7 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._in_flight: deque[ScheduledBatch] = deque()  # executed, not committed
         self._num_steps = self._num_failed_steps = self._num_input_tokens = 0
+        self._num_empty_steps = 0
 
     @property
     def pipeline(self) -> Pipeline:
@@ -190,6 +197,7 @@ class Engine:
             steps=self._num_steps,
             failed_steps=self._num_failed_steps,
             input_tokens=self._num_input_tokens,
+            empty_steps=self._num_empty_steps,
         )
 
     def __repr__(self) -> str:
@@ -242,6 +250,10 @@ class Engine:
         ended = self._scheduler.take_ended()
         self._deliver(ended)
         if not batch and not self._in_flight:
+            if self._runs_empty and not ended:
+                self._num_empty_steps += 1
+                # One that fails would do so for ever, and fill the log.
+                self._runs_empty = self._guard(self._pipeline.execute, batch) is not _RAISED
             return bool(ended)
         if batch:
             self._num_steps += 1
@@ -302,10 +314,16 @@ class Engine:
             return _RAISED
 
     def _sleep(self) -> None:
+        """Until somebody wants something, or a prefill that waits for others has waited enough."""
+        timeout_s = self._scheduler.held_s or None
+        if self._runs_empty:
+            timeout_s = min(timeout_s or EMPTY_BATCH_INTERVAL_S, EMPTY_BATCH_INTERVAL_S)
         with self._condition:
             self._is_idle = True
             self._condition.notify_all()
-            self._condition.wait_for(lambda: self._inbox or self._is_awake or self._is_stopping)
+            self._condition.wait_for(
+                lambda: self._inbox or self._is_awake or self._is_stopping, timeout_s
+            )
             self._is_idle = False
 
     def _is_drained(self) -> bool:
@@ -357,4 +375,9 @@ def create_engine(config: PipelineConfig, tokenizer: TokenSpelling | None = None
         max_seq_len=max_seq_len,
         enable_in_flight_batching=unset or config.enable_in_flight_batching,
     )
-    return Engine(pipeline, scheduler, admit=pipeline.admit)
+    return Engine(
+        pipeline,
+        scheduler,
+        admit=pipeline.admit,
+        execute_empty_batches=config.execute_empty_batches,
+    )

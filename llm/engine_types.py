@@ -73,6 +73,7 @@ class EngineStats:
     steps: int
     failed_steps: int
     input_tokens: int  # fed, all steps together
+    empty_steps: int  # without a row, for `execute_empty_batches`
 
 
 class TokenStream:

@@ -10,16 +10,12 @@ from llm.errors import ConfigError
 
 NOT_YET_AVAILABLE: dict[str, str] = {
     "pipeline_role": "prefill and decode run in one process",
-    "min_batch_size_tg": "decoding never waits for a minimum batch",
     "ep_size": "there is no expert parallelism",
-    "ce_delay_ms": "a prefill starts as soon as it is scheduled",
-    "enable_prioritize_first_decode": "decode rows already run in every step",
     "enable_echo": "prompt log-probabilities are not computed",
     "pool_embeddings": "there are no embedding models",
     "use_experimental_kernels": "there are no experimental kernels",
     "use_vendor_blas": "matrix products always use torch's BLAS",
     "zmq_endpoint_base": "front end and engine share one process",
-    "execute_empty_batches": "there is one replica, so nobody waits for an empty batch",
     "enable_overlap_scheduler": "each step's results are read before the next is scheduled",
     "use_legacy_module": "torch.compile is not used",
     "draft_model": "there is no speculative decoding",

@@ -76,10 +76,12 @@ class PipelineConfig(StrictModel):
         default=None, gt=0, description="most requests decoding at once (default: max_batch_size)"
     )
     min_batch_size_tg: int | None = Field(
-        default=None, gt=0, description="keep decoding while this many decode"
+        default=None,
+        ge=0,
+        description="decode on, without prompts, while so many decode (default: max_queue_size_tg)",
     )
     ep_size: int = Field(default=1, ge=1, description="expert-parallel degree")
-    ce_delay_ms: float = Field(default=0.0, ge=0, description="wait for more prompts to join")
+    ce_delay_ms: float = Field(default=0.0, ge=0, description="a prefill waits so long for more")
     enable_prioritize_first_decode: bool = Field(
         default=False, description="decode new requests right after their prefill"
     )

@@ -21,6 +21,12 @@ class SchedulerConfig(Protocol):
     @property
     def max_queue_size_tg(self) -> int | None: ...
     @property
+    def min_batch_size_tg(self) -> int | None: ...
+    @property
+    def ce_delay_ms(self) -> float: ...
+    @property
+    def enable_prioritize_first_decode(self) -> bool: ...
+    @property
     def max_batch_input_tokens(self) -> int: ...
     @property
     def max_batch_total_tokens(self) -> int | None: ...
@@ -41,6 +47,9 @@ class SchedulerLimits:
     max_length: int | None = None  # tokens of one sequence; None: no limit but the pool
     max_batch_size: int | None = None  # rows of a batch; None: 32
     max_queue_size_tg: int | None = None  # sequences that decode; None: max_batch_size
+    min_batch_size_tg: int | None = None  # as many decode on without prompts; None: the former
+    ce_delay_ms: float = 0.0  # a prefill waits so long for others to join it
+    enable_prioritize_first_decode: bool = False  # decode those of a prefill right after it
     max_batch_input_tokens: int = 8192  # tokens fed in a step
     max_batch_total_tokens: int | None = None  # resident tokens of a batch with prompts in it
     enable_chunked_prefill: bool = True
@@ -56,6 +65,9 @@ class ResolvedLimits:
     max_length: int
     max_batch_size: int
     max_decoding: int
+    min_decoding: int
+    prefill_delay_s: float
+    first_decode: bool
     max_input_tokens: int
     max_total_tokens: int | None
     chunked_prefill: bool
@@ -78,10 +90,15 @@ class ResolvedLimits:
             max_batch_size = min(DEFAULT_MAX_BATCH_SIZE, config.max_batch_input_tokens)
         if in_flight_batching is None:
             in_flight_batching = config.enable_in_flight_batching
+        max_decoding = config.max_queue_size_tg or max_batch_size
+        min_decoding = config.min_batch_size_tg
         limits = cls(
             max_length=min(lengths, default=sys.maxsize),
             max_batch_size=max_batch_size,
-            max_decoding=config.max_queue_size_tg or max_batch_size,
+            max_decoding=max_decoding,
+            min_decoding=max_decoding if min_decoding is None else min_decoding,
+            prefill_delay_s=config.ce_delay_ms / 1000,
+            first_decode=config.enable_prioritize_first_decode,
             max_input_tokens=config.max_batch_input_tokens,
             max_total_tokens=config.max_batch_total_tokens,
             chunked_prefill=config.enable_chunked_prefill,
@@ -104,6 +121,8 @@ class ResolvedLimits:
                 0 < self.watermark <= 1,
                 f"kvcache_ce_watermark={self.watermark} must be in (0, 1]",
             ),
+            (self.min_decoding >= 0, f"min_batch_size_tg={self.min_decoding} must be ≥ 0"),
+            (self.prefill_delay_s >= 0, "ce_delay_ms must be ≥ 0"),
             (self.max_length >= 2, f"max_length={self.max_length} leaves no room to generate"),
         )
         for holds, message in checks:

@@ -1,8 +1,8 @@
 """`BatchPlanner`: which rows run next, and who gives up pages for them.
 
-pending only ─> prompts      decoding only ─> decode rows
-both         ─> decode rows, then prompts with what the budget leaves (in-flight batching), or
-                prompts, and decode rows when no prompt could be added (without)
+with in-flight batching  decode rows, then prompts with what the budget leaves
+without                  prompts when it is their turn (`Cycle`); decode rows when it is not, or
+                         when no prompt could be added
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow
 from llm.kv_cache.manager import KVCacheManager
 from llm.scheduler.budget import TokenBudget, Verdict
+from llm.scheduler.cycle import Cycle
 from llm.scheduler.limits import ResolvedLimits
 from llm.scheduler.table import SequenceTable, entry_order
 from llm.sequence import Sequence, SequenceStatus
@@ -30,7 +31,7 @@ class _Draft:
     def __init__(self, budget: TokenBudget) -> None:
         self.budget = budget
         self.rows: list[ScheduledRow] = []
-        self.num_prompts = 0
+        self.prompts: list[Sequence] = []
         self.num_steps = 1
 
     def add_decode_row(self, sequence: Sequence) -> None:
@@ -65,18 +66,18 @@ class _Draft:
                 sequence.output_ids,
             )
         )
-        self.num_prompts += 1
+        self.prompts.append(sequence)
 
     def finish(self) -> ScheduledBatch:
         if not self.rows:
             mode = ForwardMode.IDLE
-        elif not self.num_prompts:
+        elif not self.prompts:
             mode = ForwardMode.DECODE
-        elif self.num_prompts < len(self.rows):
+        elif len(self.prompts) < len(self.rows):
             mode = ForwardMode.MIXED
         else:
             mode = ForwardMode.EXTEND
-        return ScheduledBatch(tuple(self.rows), mode, 1 if self.num_prompts else self.num_steps)
+        return ScheduledBatch(tuple(self.rows), mode, 1 if self.prompts else self.num_steps)
 
 
 class BatchPlanner:
@@ -95,11 +96,12 @@ class BatchPlanner:
         self._clock = clock
         self._logged_s = float("-inf")
         self._ahead = False
+        self.cycle = Cycle(limits, table, clock)
         self.num_preemptions = 0
         self.failed: list[tuple[Sequence, str]] = []  # can never run, and why; the caller's to end
 
     def plan(self, *, ahead: bool = False) -> ScheduledBatch:
-        """The next batch; empty when nothing can run.
+        """The next batch; empty when nothing can run, or prompts wait for others to join them.
 
         `ahead`: a batch is running. Nobody in it loses pages, and nobody fails for want of them:
         where that may be necessary the batch is empty, and is planned again when nothing runs.
@@ -107,22 +109,25 @@ class BatchPlanner:
         self._ahead = ahead
         if ahead and not self._pages_suffice():
             return ScheduledBatch((), ForwardMode.IDLE)
-        table, mixing = self._table, self._limits.in_flight_batching
-        draft = _Draft(TokenBudget(self._limits, self._kv.page_size))
-        if table.pending and not (mixing and table.decoding):
-            self._add_prompts(draft)
+        cycle, draft = self.cycle, _Draft(TokenBudget(self._limits, self._kv.page_size))
+        may_encode = cycle.may_encode()
+        if self._limits.in_flight_batching:
+            self._add_decode_rows(draft, cycle.decode_order())
+            decoded_all = True
+            if may_encode:
+                self._add_prompts(draft)
+        else:
+            first = cycle.first_decode()
+            if may_encode and not first:
+                self._add_prompts(draft)
+            decoded_all = not draft.rows and not first
             if not draft.rows:
-                self._add_decode_rows(draft)
-            return draft.finish()
-        self._add_decode_rows(draft)
-        if mixing and table.pending:
-            self._add_prompts(draft)
+                self._add_decode_rows(draft, first or cycle.decode_order())
+        cycle.planned(draft.prompts, decoded_all)
         return draft.finish()
 
-    def _add_decode_rows(self, draft: _Draft) -> None:
-        candidates = list(
-            itertools.islice(self._table.decoding.values(), self._limits.max_batch_size)
-        )
+    def _add_decode_rows(self, draft: _Draft, in_order: Iterable[Sequence]) -> None:
+        candidates = list(itertools.islice(in_order, self._limits.max_batch_size))
         draft.num_steps = self._num_steps(candidates)
         page_size, decoding, add_row = (
             self._kv.page_size,
@@ -193,7 +198,7 @@ class BatchPlanner:
                 return
 
     def _has_row(self, draft: _Draft) -> bool:
-        num_decoding = len(self._table.decoding) + draft.num_prompts
+        num_decoding = len(self._table.decoding) + len(draft.prompts)
         limits = self._limits
         return len(draft.rows) < limits.max_batch_size and num_decoding < limits.max_decoding
 

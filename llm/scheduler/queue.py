@@ -27,6 +27,7 @@ class PendingQueue:
         self._heap: list[tuple[float, int, Sequence]] = []
         self._arrivals = itertools.count()
         self._back: dict[Sequence, int] = {}  # what of the heap is still waiting, and its entry
+        self.num_tokens = 0  # of all that wait
 
     def push(self, sequence: Sequence) -> None:
         """Wait for one's turn."""
@@ -34,6 +35,7 @@ class PendingQueue:
         entry = next(self._arrivals)
         heapq.heappush(self._heap, (key, entry, sequence))
         self._back[sequence] = entry
+        self.num_tokens += len(sequence.tokens)
 
     def push_front(self, sequence: Sequence) -> None:
         """Go before everybody who has not run yet."""
@@ -42,6 +44,7 @@ class PendingQueue:
         while index < len(self._front) and _front_key(self._front[index]) < key:
             index += 1
         self._front.insert(index, sequence)
+        self.num_tokens += len(sequence.tokens)
 
     def peek(self) -> Sequence:
         """The next sequence; IndexError when there is none."""
@@ -54,6 +57,7 @@ class PendingQueue:
     def pop(self) -> Sequence:
         """Take the next sequence out."""
         sequence = self.peek()
+        self.num_tokens -= len(sequence.tokens)
         if self._front:
             return self._front.popleft()
         heapq.heappop(self._heap)
@@ -67,6 +71,7 @@ class PendingQueue:
         elif len(self._heap) > 2 * len(self._back) + 16:
             self._heap = [entry for entry in self._heap if self._is_waiting(entry)]
             heapq.heapify(self._heap)
+        self.num_tokens -= len(sequence.tokens)
 
     def _is_waiting(self, entry: tuple[float, int, Sequence]) -> bool:
         return self._back.get(entry[2]) == entry[1]
@@ -88,6 +93,8 @@ class PendingQueue:
         ids = [sequence.request_id for sequence in self]
         if len(set(ids)) != len(ids) or len(ids) != len(self):
             raise AssertionError(f"{self!r} holds {ids}")
+        if self.num_tokens != sum(len(sequence.tokens) for sequence in self):
+            raise AssertionError(f"{self!r} miscounts its tokens: {self.num_tokens}")
         if any(sequence.pages for sequence in self._back):
             raise AssertionError(f"{self!r}: pages are held at the back")
 

@@ -86,6 +86,11 @@ class Scheduler:
         """How often a sequence lost its pages to another."""
         return self._planner.num_preemptions
 
+    @property
+    def held_s(self) -> float:
+        """When `schedule` gave nothing: seconds until a prefill held back may start; 0 for none."""
+        return max(self._planner.cycle.held_s, 0.0)
+
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence by priority and arrival."""
         sequence.limit_length(self._limits.max_length)

@@ -144,6 +144,7 @@ def test_each_instance_has_its_own_endpoint() -> None:
         ({"max_length": "many"}, "max_length"),
         ({"max_batch_size": 0}, "max_batch_size"),
         ({"max_queue_size_tg": 0}, "max_queue_size_tg"),
+        ({"min_batch_size_tg": -1}, "min_batch_size_tg"),
         ({"max_batch_input_tokens": 0}, "max_batch_input_tokens"),
         ({"max_num_steps": 0}, "max_num_steps"),
         ({"max_num_steps": -2}, "max_num_steps"),
@@ -196,6 +197,8 @@ def test_resolving_fills_in_by_device() -> None:
     assert (cpu.max_batch_size, gpu.max_batch_size) == (32, 256)
     assert gpu.model.device_specs == ["cuda:0"]
     assert PipelineConfig(max_batch_size=5).max_queue_size_tg == 5
+    assert PipelineConfig(max_queue_size_tg=7).min_batch_size_tg == 7
+    assert PipelineConfig(min_batch_size_tg=0).min_batch_size_tg == 0
     assert PipelineConfig(max_batch_input_tokens=8).max_batch_size == 8
 
 

@@ -39,6 +39,9 @@ def limits(draw: st.DrawFn) -> SchedulerLimits:
         max_length=MAX_LENGTH,
         max_batch_size=max_batch_size,
         max_queue_size_tg=draw(st.one_of(st.none(), st.integers(1, 10))),
+        min_batch_size_tg=draw(st.one_of(st.none(), st.integers(0, 12))),
+        ce_delay_ms=draw(st.sampled_from([0.0, 0.0, 1.5, 30.0])),
+        enable_prioritize_first_decode=draw(st.booleans()),
         max_batch_input_tokens=draw(st.integers(max_batch_size, 40)),
         max_batch_total_tokens=draw(st.one_of(st.none(), st.integers(MAX_LENGTH, 80))),
         enable_chunked_prefill=draw(st.booleans()),
@@ -139,8 +142,10 @@ class Storm:
             before = len(self.batches) + self._num_ended()
             flushes = self.harness.has_in_flight
             self.step()
+            held_s = self.harness.scheduler.held_s
+            self.harness.now += held_s  # a prefill that waits for others does so once
             did = len(self.batches) + self._num_ended() > before
-            assert did or flushes, "a turn that did nothing"
+            assert did or flushes or held_s, "a turn that did nothing"
         raise AssertionError(f"no end after {bound} steps: {self.harness.scheduler!r}")
 
     def _num_ended(self) -> int:
@@ -204,6 +209,9 @@ def long_storm(seed: int, is_late: bool = False) -> Storm:
         max_length=MAX_LENGTH,
         max_batch_size=random.randint(2, 8),
         max_queue_size_tg=random.choice([None, 12]),
+        min_batch_size_tg=random.choice([None, 0, 3, 99]),
+        ce_delay_ms=random.choice([0.0, 5.0]),
+        enable_prioritize_first_decode=random.random() < 0.5,
         max_batch_input_tokens=random.randint(8, 40),
         max_batch_total_tokens=random.choice([None, 64]),
         enable_chunked_prefill=seed % 3 > 0,
@@ -234,7 +242,7 @@ def test_long_storms_planned_ahead(seed: int) -> None:
 
 
 def test_long_storms_reach_what_they_are_for() -> None:
-    storms = [long_storm(seed) for seed in range(10)]
+    storms = [long_storm(seed) for seed in range(14)]
     modes = {batch.mode for storm in storms for batch in storm.batches}
     assert modes == {ForwardMode.EXTEND, ForwardMode.DECODE, ForwardMode.MIXED}
     assert sum(storm.harness.scheduler.num_preemptions for storm in storms) > 50

@@ -1,0 +1,124 @@
+"""The engine between steps: prefills that wait for company, and steps without rows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from llm.batch import ScheduledBatch, StepOutput
+from llm.engine import Engine, create_engine
+from llm.errors import CapacityError
+from llm.request import FinishReason, Request, SamplingParams
+from llm.scheduler import Scheduler, SchedulerLimits
+from tests.llm.shadow import ShadowPipeline
+from tests.llm.test_create_engine import config
+
+
+class EmptyStepPipeline(ShadowPipeline):
+    """A shadow pipeline that counts steps without rows; the fifth is the signal."""
+
+    def __init__(self) -> None:
+        super().__init__(100, 4)
+        self.num_empty = 0
+        self.enough = threading.Event()
+        self.fail_empty = False
+
+    def execute(self, batch: ScheduledBatch, /) -> StepOutput:
+        if batch:
+            return super().execute(batch)
+        self.num_empty += 1
+        if self.num_empty == 5:
+            self.enough.set()
+        if self.fail_empty:
+            raise CapacityError("no room for nothing")
+        return StepOutput({})
+
+
+@contextmanager
+def running(pipeline: ShadowPipeline, *, empty: bool = False, **limits: object) -> Iterator[Engine]:
+    made = SchedulerLimits(**limits)  # type: ignore[arg-type]
+    scheduler = Scheduler(made, pipeline.kv_manager)
+    engine = Engine(pipeline, scheduler, execute_empty_batches=empty)
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.shutdown()
+
+
+def request(name: str) -> Request:
+    return Request(name, (1, 2, 3, ord(name) % 60), SamplingParams(max_tokens=3, ignore_eos=True))
+
+
+def test_a_prefill_that_waits_starts_when_the_time_is_up() -> None:
+    pipeline = ShadowPipeline(100, 4)
+    with running(pipeline, ce_delay_ms=20.0) as engine:
+        started = time.monotonic()
+        chunks = list(engine.submit(request("a")))
+        assert time.monotonic() - started >= 0.02
+    assert chunks[-1].finish_reason is FinishReason.LENGTH
+    assert chunks[0].timings.queue_s is not None
+    assert chunks[0].timings.queue_s >= 0.02
+    assert len(pipeline.batches) == 3, "decode steps do not wait"
+
+
+def test_a_prefill_that_waits_starts_at_once_when_it_is_full() -> None:
+    pipeline = ShadowPipeline(100, 4)
+    with running(pipeline, ce_delay_ms=60_000.0, max_batch_size=2) as engine:
+        streams = [engine.submit(request(name)) for name in "ab"]
+        assert all(list(s)[-1].finish_reason is FinishReason.LENGTH for s in streams)
+    assert [row.request_id for row in pipeline.batches[0].rows] == ["a", "b"]
+
+
+def test_nobody_waits_for_a_prefill_that_waits() -> None:
+    with running(ShadowPipeline(100, 4), ce_delay_ms=60_000.0) as engine:
+        stream = engine.submit(request("a"))
+        engine.cancel("a")
+        assert [chunk.finish_reason for chunk in stream] == [FinishReason.CANCELLED]
+        engine.submit(request("b"))
+    assert not engine.is_running
+
+
+def test_steps_without_rows_go_on_while_the_engine_is_idle() -> None:
+    pipeline = EmptyStepPipeline()
+    with running(pipeline, empty=True) as engine:
+        assert pipeline.enough.wait(10)
+        assert list(engine.submit(request("a")))[-1].finish_reason is FinishReason.LENGTH
+        stats = engine.stats()
+        assert (stats.steps, stats.empty_steps >= 5) == (3, True)
+        assert engine.drain(5)
+
+
+def test_without_the_switch_an_idle_engine_sleeps() -> None:
+    pipeline = EmptyStepPipeline()
+    with running(pipeline) as engine:
+        list(engine.submit(request("a")))
+        assert engine.drain(5)
+        assert (pipeline.num_empty, engine.stats().empty_steps) == (0, 0)
+
+
+def test_a_step_without_rows_that_fails_is_the_last(caplog: pytest.LogCaptureFixture) -> None:
+    pipeline = EmptyStepPipeline()
+    pipeline.fail_empty = True
+    with running(pipeline, empty=True) as engine:
+        for name in "ab":
+            assert list(engine.submit(request(name)))[-1].finish_reason is FinishReason.LENGTH
+        assert engine.drain(5)
+    assert pipeline.num_empty == 1
+    assert "no room for nothing" in caplog.text
+
+
+def test_an_idle_model_runs_forwards(tiny_checkpoint: Path) -> None:
+    engine = create_engine(config(tiny_checkpoint, execute_empty_batches=True))
+    forwards = engine.pipeline.runner  # type: ignore[attr-defined]
+    engine.start()
+    deadline = time.monotonic() + 10
+    while forwards.forward_pass_id < 3:
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.005)
+    engine.shutdown()
