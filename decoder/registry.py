@@ -23,8 +23,10 @@ PICKLE_FILE = "pytorch_model.bin"
 _DECODERS = {
     "dac": "decoder.dac:DacDecoder",
     "embedded": "decoder.embedded:EmbeddedDecoder",
+    "neucodec": "decoder.xcodec2:Xcodec2Decoder",
     "ramp": "decoder.ramp:RampDecoder",
     "snac": "decoder.snac:SnacDecoder",
+    "xcodec2": "decoder.xcodec2:Xcodec2Decoder",
 }
 
 

@@ -66,9 +66,52 @@ def write_dac(folder: Path, **changes: Any) -> Any:
     return _save(DacModel, DacConfig(**(sizes | changes)), folder)
 
 
-def _save(model_class: Any, config: Any, folder: Path) -> Any:
+SMALL_XCODEC2 = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "encoder_hidden_size": 2,
+    "quantization_dim": 80,
+    "quantization_levels": [4, 4, 4],
+    "semantic_model_config": {
+        "model_type": "wav2vec2-bert",
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "feature_projection_input_dim": 160,
+        "position_embeddings_type": "relative_key",
+        "conv_depthwise_kernel_size": 3,
+    },
+}
+
+
+def write_xcodec2(folder: Path, **changes: Any) -> Any:
+    """XCodec2 in Hugging Face's layout, with its feature extractor."""
+    from transformers import Xcodec2Config, Xcodec2FeatureExtractor, Xcodec2Model
+
+    Xcodec2FeatureExtractor().save_pretrained(folder)
+    return _save(Xcodec2Model, Xcodec2Config(**(SMALL_XCODEC2 | changes)), folder, spread=0.3)
+
+
+def write_neucodec(folder: Path, **changes: Any) -> Any:
+    """NeuCodec in Hugging Face's layout, with its feature extractor."""
+    from transformers import NeuCodecConfig, NeuCodecFeatureExtractor, NeuCodecModel
+
+    NeuCodecFeatureExtractor().save_pretrained(folder)
+    return _save(NeuCodecModel, NeuCodecConfig(**(SMALL_XCODEC2 | changes)), folder, spread=0.3)
+
+
+def _save(model_class: Any, config: Any, folder: Path, spread: float | None = None) -> Any:
+    """With weights of a `spread` that makes every part heard, or the package's own."""
     torch.manual_seed(0)
     reference = model_class(config).eval()
+    if spread is not None:
+        for parameter in reference.parameters():
+            torch.nn.init.normal_(parameter, std=spread)
     reference.save_pretrained(folder)
     return reference
 

@@ -1,0 +1,172 @@
+"""XCodec2 (16 kHz) and NeuCodec (24 kHz) behind `AudioDecoder`: 50 codes of one codebook a second.
+
+Both are one network; NeuCodec's frames are longer. Attention and the norms over time hear the
+whole window, so the field is unbounded and a stream is never bit for bit the whole: the
+recommended history and look-ahead keep the difference small (benchmarks/seams.py). Masks bind the
+attention; the convolutions and the norms before and after it see the window as it is.
+
+Folder: config.json and model.safetensors in Hugging Face's layout ("model_type": "xcodec2" or
+"neucodec").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decoder.base import (
+    AttentionKind,
+    AudioDecoder,
+    CodecSpec,
+    DecoderConfigError,
+    DecodeWindow,
+    StreamingOptions,
+)
+from decoder.codec_config import must_be, scalar, sizes
+from decoder.registry import CodecSource
+from decoder.rows import (
+    CONVOLUTION_OPTIONS,
+    finish_spec,
+    load_or_random,
+    render_rows,
+    rendered_samples,
+)
+from decoder.streaming import attention_mask
+from decoder.xcodec2_modules import NUM_GROUPS, Xcodec2Config, Xcodec2Network
+
+RECOMMENDED = StreamingOptions(chunk_sizes=(10, 25), buffer=50, look_ahead=5)
+
+
+class Xcodec2Decoder(AudioDecoder):
+    """One FSQ codebook, convolutions and a bidirectional transformer without time positions."""
+
+    supported_options = CONVOLUTION_OPTIONS
+
+    def __init__(self, spec: CodecSpec, network: Xcodec2Network, source: CodecSource) -> None:
+        self.spec = spec
+        self.options = source.options
+        self._network = network
+        self._device = source.device
+
+    @classmethod
+    def create(cls, source: CodecSource) -> Xcodec2Decoder:
+        """From the registry: DecoderConfigError when a file, size or option does not fit."""
+        config = xcodec2_config(source.name, source.config)
+        spec = finish_spec(xcodec2_spec(source.name, source.config, config), source.options)
+        network = load_or_random(lambda: Xcodec2Network(config), xcodec2_names(config), source)
+        return cls(spec, network, source)
+
+    def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
+        """As AudioDecoder.decode; zeros where nothing is emitted."""
+        return render_rows(self.spec, windows, self._device, self._render)
+
+    def _render(self, windows: Sequence[DecodeWindow]) -> Tensor:
+        codes = torch.tensor([window.codes for window in windows], device=self._device)
+        samples = rendered_samples(self.spec, windows[0], self.options)
+        hop = self._network.config.hop
+        emitted = range(samples.start // hop, -(-samples.stop // hop))
+        return self._network(codes, self._mask(windows), emitted)
+
+    def _mask(self, windows: Sequence[DecodeWindow]) -> Tensor | None:
+        """bool [B, 1, T, T]; None where all see all."""
+        masks = [attention_mask(window, self.spec.attention) for window in windows]
+        if all(mask.all() for mask in masks):
+            return None
+        return torch.stack([torch.from_numpy(mask) for mask in masks])[:, None].to(self._device)
+
+
+def xcodec2_config(codec: str, values: Mapping[str, Any]) -> Xcodec2Config:
+    """Sizes from config.json; what is absent is as in the published checkpoints."""
+    for key, only in (("attention_bias", False), ("hidden_act", "silu")):
+        must_be(values, codec, key, only)
+    hidden = scalar(values, codec, "hidden_size", 1024)
+    heads = scalar(values, codec, "num_attention_heads", 16)
+    must_be(values, codec, "num_key_value_heads", heads)
+    if hidden % NUM_GROUPS:
+        raise DecoderConfigError(
+            f"{codec} config: hidden_size is {hidden} but must be a multiple of {NUM_GROUPS}"
+        )
+    return Xcodec2Config(
+        hidden_size=hidden,
+        intermediate_size=scalar(values, codec, "intermediate_size", 4096),
+        num_layers=scalar(values, codec, "num_hidden_layers", 12),
+        num_heads=heads,
+        head_dim=scalar(values, codec, "head_dim", 64),
+        rms_norm_eps=scalar(values, codec, "rms_norm_eps", 1e-6),
+        input_size=hidden + _semantic_size(codec, values),
+        levels=sizes(values, codec, "quantization_levels", (4,) * 8),
+        hop=_hop(codec, values),
+    )
+
+
+def _semantic_size(codec: str, values: Mapping[str, Any]) -> int:
+    """Width of the speech model beside the encoder: the codebook's vectors hold both."""
+    inner = values.get("semantic_model_config") or {}
+    return scalar(inner, codec, "hidden_size", 1024)
+
+
+def _rates(codec: str, values: Mapping[str, Any]) -> tuple[int, int]:
+    """Hz into the encoder and out of the decoder."""
+    if codec == "xcodec2":
+        rate = scalar(values, codec, "sampling_rate", 16_000)
+        return rate, rate
+    into = scalar(values, codec, "input_sampling_rate", 16_000)
+    return into, scalar(values, codec, "output_sampling_rate", 24_000)
+
+
+def _hop(codec: str, values: Mapping[str, Any]) -> int:
+    into, out = _rates(codec, values)
+    ratios = sizes(values, codec, "downsampling_ratios", (2, 2, 4, 4, 5))
+    hop = Fraction(math.prod(ratios) * out, into)
+    if hop.denominator != 1:
+        raise DecoderConfigError(f"{codec} config: a code is {hop} samples, not a whole number")
+    return int(hop)
+
+
+def xcodec2_spec(codec: str, values: Mapping[str, Any], config: Xcodec2Config) -> CodecSpec:
+    """The facts of one codec."""
+    return CodecSpec(
+        name=codec,
+        sample_rate=_rates(codec, values)[1],
+        samples_per_code=Fraction(config.hop),
+        codebook_size=math.prod(config.levels),
+        receptive_field=None,
+        right_field=None,
+        attention=AttentionKind.BIDIRECTIONAL,
+        recommended=RECOMMENDED,
+    )
+
+
+def xcodec2_names(config: Xcodec2Config) -> dict[str, str]:
+    """Our layers' names to those of the published checkpoint."""
+    names = {
+        "codebook.projection": "quantizer.project_out",
+        "input": "acoustic_decoder.fc",
+        "embed": "acoustic_decoder.embed",
+        "norm": "acoustic_decoder.norm",
+        "spectrum": "acoustic_decoder.head.linear",
+    }
+    blocks = {"norm_in": "norm1", "conv_in": "conv1", "norm_out": "norm2", "conv_out": "conv2"}
+    for ours, theirs in (("before", "prior_net"), ("after", "post_net")):
+        for index in range(2):
+            for own, other in blocks.items():
+                names[f"{ours}.{index}.{own}"] = f"acoustic_decoder.{theirs}.{index}.{other}"
+    inner = {
+        "attention_norm": "input_layernorm",
+        "query": "self_attn.q_proj",
+        "key": "self_attn.k_proj",
+        "value": "self_attn.v_proj",
+        "attention_out": "self_attn.o_proj",
+        "ff_norm": "post_attention_layernorm",
+        "ff_in": "mlp.fc1",
+        "ff_out": "mlp.fc2",
+    }
+    for index in range(config.num_layers):
+        for own, other in inner.items():
+            names[f"layers.{index}.{own}"] = f"acoustic_decoder.layers.{index}.{other}"
+    return names

@@ -1,0 +1,163 @@
+"""The decoder network of XCodec2 and NeuCodec: one FSQ codebook, convolutions, a transformer over
+all codes of the window, an inverse short-time Fourier transform.
+
+    code ──▶ levels ──▶ projections ──▶ convolution (7) ──▶ 2 residual blocks (group norm over time)
+         ──▶ transformer, bidirectional, masked as the window says ──▶ 2 residual blocks
+         ──▶ spectrum of one frame, magnitude and phase ──▶ overlap of 4 frames ──▶ samples
+
+The attention knows no time: the published network rotates queries and keys by the number of their
+*head*, alike on both sides, which leaves every product of theirs as it was. So nothing is rotated
+here, and codes may come from anywhere: a prompt, a history, a later block.
+
+Sources: XCodec2 in Llasa, arXiv 2502.04128; FSQ, arXiv 2309.15505; spectra as log magnitude and
+phase, Vocos, arXiv 2306.00814.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+OVERLAP = 4  # spectra that reach any sample; n_fft is as many hops
+MAX_MAGNITUDE = 100.0
+NUM_GROUPS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Xcodec2Config:
+    """Sizes of one decoder."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    input_size: int  # width of the projected codebook vectors
+    levels: tuple[int, ...]
+    hop: int  # samples per code
+
+
+class FsqCodebook(nn.Module):
+    """Code to the levels it stands for, projected."""
+
+    levels: Tensor
+    strides: Tensor
+
+    def __init__(self, config: Xcodec2Config) -> None:
+        super().__init__()
+        strides = list(accumulate((1, *config.levels[:-1]), mul))
+        self.register_buffer("levels", torch.tensor(config.levels), persistent=False)
+        self.register_buffer("strides", torch.tensor(strides), persistent=False)
+        self.projection = nn.Linear(len(config.levels), config.input_size)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """codes [B, T] to [B, T, input_size]."""
+        half = self.levels // 2
+        index = codes[..., None] // self.strides % self.levels
+        return self.projection((index - half) / half)
+
+
+class ResidualBlock(nn.Module):
+    """Twice group norm over channels and time, SiLU, convolution; added to its input."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm_in = nn.GroupNorm(NUM_GROUPS, channels, eps=1e-6)
+        self.conv_in = nn.Conv1d(channels, channels, 3, padding=1)
+        self.norm_out = nn.GroupNorm(NUM_GROUPS, channels, eps=1e-6)
+        self.conv_out = nn.Conv1d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv_in(F.silu(self.norm_in(x)))
+        return x + self.conv_out(F.silu(self.norm_out(y)))
+
+
+class Layer(nn.Module):
+    """Pre-norm transformer layer: masked attention without positions, SiLU feed-forward."""
+
+    def __init__(self, config: Xcodec2Config) -> None:
+        super().__init__()
+        dim, inner = config.hidden_size, config.num_heads * config.head_dim
+        self.num_heads = config.num_heads
+        self.attention_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
+        self.query, self.key, self.value = (nn.Linear(dim, inner, bias=False) for _ in range(3))
+        self.attention_out = nn.Linear(inner, dim, bias=False)
+        self.ff_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
+        self.ff_in = nn.Linear(dim, config.intermediate_size, bias=False)
+        self.ff_out = nn.Linear(config.intermediate_size, dim, bias=False)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """x [B, T, D]; mask bool, broadcastable to [B, 1, T, T], or None: all see all."""
+        normed = self.attention_norm(x)
+        q, k, v = (
+            part(normed).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        x = x + self.attention_out(mixed.transpose(1, 2).flatten(2))
+        return x + self.ff_out(F.silu(self.ff_in(self.ff_norm(x))))
+
+
+class Xcodec2Network(nn.Module):
+    """Codes to samples."""
+
+    window: Tensor
+
+    def __init__(self, config: Xcodec2Config) -> None:
+        super().__init__()
+        self.config = config
+        dim, n_fft = config.hidden_size, OVERLAP * config.hop
+        self.codebook = FsqCodebook(config)
+        self.input = nn.Linear(config.input_size, dim)
+        self.embed = nn.Conv1d(dim, dim, 7, padding=3)
+        self.before = nn.ModuleList(ResidualBlock(dim) for _ in range(2))
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.after = nn.ModuleList(ResidualBlock(dim) for _ in range(2))
+        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.spectrum = nn.Linear(dim, n_fft + 2)
+        self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
+
+    def forward(self, codes: Tensor, mask: Tensor | None, emitted: range) -> Tensor:
+        """codes [B, T] to samples [B, T * hop]; zeros for codes that are not `emitted`."""
+        x = self.embed(self.input(self.codebook(codes)).transpose(1, 2))
+        for block in self.before:
+            x = block(x)
+        x = x.transpose(1, 2)
+        for layer in self.layers:
+            x = layer(x, mask)
+        x = x.transpose(1, 2)
+        for block in self.after:
+            x = block(x)
+        hop, count = self.config.hop, codes.shape[1]
+        first, last = max(emitted.start - 2, 0), min(emitted.stop + 2, count)
+        audio = self.synthesize(self.norm(x[..., first:last].transpose(1, 2)))
+        audio = audio[:, (emitted.start - first) * hop : (emitted.stop - first) * hop]
+        return F.pad(audio, (emitted.start * hop, (count - emitted.stop) * hop))
+
+    def synthesize(self, x: Tensor) -> Tensor:
+        """Frames [B, F, D] to samples [B, F * hop]: the middle of what the spectra overlap to."""
+        n_fft, hop = OVERLAP * self.config.hop, self.config.hop
+        log_magnitude, phase = self.spectrum(x).float().chunk(2, dim=-1)
+        spectra = torch.polar(log_magnitude.exp().clamp(max=MAX_MAGNITUDE), phase)
+        pieces = torch.fft.irfft(spectra, n=n_fft) * self.window
+        weights = self.window.square().expand(1, x.shape[1], n_fft)
+        total, weight = _overlap_add(pieces, hop), _overlap_add(weights, hop)
+        side = (n_fft - hop) // 2
+        size = x.shape[1] * hop
+        return total[:, side : side + size] / weight[:, side : side + size].clamp(min=1e-11)
+
+
+def _overlap_add(pieces: Tensor, hop: int) -> Tensor:
+    """Add pieces [B, F, n_fft] that start `hop` apart: [B, (F - 1) * hop + n_fft]."""
+    batch, count, size = pieces.shape
+    parts = pieces.view(batch, count, size // hop, hop)
+    total = pieces.new_zeros(batch, count + size // hop - 1, hop)
+    for shift in range(size // hop):
+        total[:, shift : shift + count] += parts[:, :, shift]
+    return total.flatten(1)
