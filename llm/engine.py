@@ -20,7 +20,7 @@ from llm.batch import ForwardMode, ScheduledBatch
 from llm.engine_types import EngineStats, Pipeline, Sink, StepHook, TokenStream
 from llm.errors import EngineStoppedError, QueueFullError, RequestError
 from llm.request import FinishReason, Request, TokenChunk
-from llm.scheduler import RequestRules, Scheduler
+from llm.scheduler import RequestRules, Scheduler, check_switches
 from llm.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -378,6 +378,19 @@ def create_engine(config: PipelineConfig, tokenizer: TokenSpelling | None = None
     return Engine(
         pipeline,
         scheduler,
-        admit=pipeline.admit,
+        admit=_admission(config, pipeline.admit),
         execute_empty_batches=config.execute_empty_batches,
     )
+
+
+def _admission(
+    config: PipelineConfig, admit: Callable[[Request], None]
+) -> Callable[[Request], None]:
+    sampling = config.sampling
+
+    def checked(request: Request) -> None:
+        penalties, min_tokens = sampling.enable_penalties, sampling.enable_min_tokens
+        check_switches(request, penalties=penalties, min_tokens=min_tokens)
+        admit(request)
+
+    return checked

@@ -21,8 +21,6 @@ NOT_YET_AVAILABLE: dict[str, str] = {
     "draft_model": "there is no speculative decoding",
     "speculative": "there is no speculative decoding",
     "lora": "there are no LoRA adapters",
-    "sampling.enable_penalties": "every request may use penalties without it",
-    "sampling.enable_min_tokens": "every request may use minimum lengths without it",
     "sampling.in_dtype": "logits are sampled in float32",
     "sampling.out_dtype": "logits are sampled in float32",
     "sampling.enable_variable_logits": "logits are computed for sampled rows only",

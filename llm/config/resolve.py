@@ -7,6 +7,7 @@ the engine plans its memory.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +77,41 @@ def resolve_num_steps(config: PipelineConfig) -> None:
         )
     if config.max_num_steps == -1:
         config.max_num_steps = 1 if single or config.model.on_cpu else DEFAULT_STEPS_ON_GPU
+
+
+def resolve_sampling(config: PipelineConfig) -> None:
+    """Penalties and minimum lengths: on, unless turned off by name or by drafting.
+
+    A model whose own generation_config.json has them turns them on in any case.
+    """
+    sampling = config.sampling
+    wanted = _generation_defaults(config.model)
+    for name, is_wanted in wanted.items():
+        if is_wanted or name not in sampling.model_fields_set:
+            setattr(sampling, name, True)
+    if config.draft_model is not None and sampling.enable_penalties:
+        logger.warning("sampling.enable_penalties is turned off: a draft model knows no penalties")
+        sampling.enable_penalties = False
+
+
+def _generation_defaults(model: ModelConfig) -> dict[str, bool]:
+    """Which switches the model's generation_config.json asks for."""
+    values = _read_generation_config(model)
+    neutral = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+    has_penalties = any(values.get(key) not in (None, value) for key, value in neutral.items())
+    has_minimum = any(values.get(key) for key in ("min_length", "min_new_tokens"))
+    return {"enable_penalties": has_penalties, "enable_min_tokens": has_minimum}
+
+
+def _read_generation_config(model: ModelConfig) -> dict[str, Any]:
+    path = Path(model.model_path) / "generation_config.json"
+    if not (model.model_path and path.is_file()):
+        return {}
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    return values if isinstance(values, dict) else {}
 
 
 def resolve_kernels(config: PipelineConfig) -> None:
@@ -200,6 +236,7 @@ def resolve_batch_limits(config: PipelineConfig) -> None:
 _STEPS: tuple[Callable[[PipelineConfig], None], ...] = (
     resolve_models,
     resolve_num_steps,
+    resolve_sampling,
     resolve_drafting,
     resolve_kernels,
 )

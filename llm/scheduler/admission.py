@@ -9,6 +9,17 @@ from llm.errors import RequestError
 from llm.request import Request
 
 MAX_PRIORITY = 1000  # either way from 0
+NO_PENALTIES = (1.0, 0.0, 0.0)  # repetition, frequency, presence
+
+
+def check_switches(request: Request, *, penalties: bool, min_tokens: bool) -> None:
+    """Raise `RequestError` when a request asks for something that is switched off."""
+    sampling = request.sampling
+    asked = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
+    if asked != NO_PENALTIES and not penalties:
+        raise RequestError("penalties are switched off here (sampling.enable_penalties)")
+    if sampling.min_tokens and not min_tokens:
+        raise RequestError("minimum lengths are switched off here (sampling.enable_min_tokens)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,6 +229,56 @@ def test_drafting_needs_a_model_that_drafts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("values", "penalties", "min_tokens"),
+    [
+        ({}, True, True),
+        ({"enable_penalties": False}, False, True),
+        ({"enable_min_tokens": False}, True, False),
+        ({"enable_penalties": True, "enable_min_tokens": True}, True, True),
+    ],
+)
+def test_penalties_and_minimum_lengths_are_on_unless_turned_off(
+    values: dict[str, bool], penalties: bool, min_tokens: bool
+) -> None:
+    sampling = Everything(sampling=values).sampling
+    assert (sampling.enable_penalties, sampling.enable_min_tokens) == (penalties, min_tokens)
+
+
+@pytest.mark.parametrize(
+    ("recommended", "penalties", "min_tokens"),
+    [
+        ({"temperature": 0.5, "repetition_penalty": 1.0, "min_length": 0}, False, False),
+        ({"repetition_penalty": 1.1}, True, False),
+        ({"presence_penalty": 0.5}, True, False),
+        ({"min_new_tokens": 3}, False, True),
+        ([], False, False),
+    ],
+)
+def test_a_model_that_recommends_them_turns_them_on(
+    folder: Path, recommended: Any, penalties: bool, min_tokens: bool
+) -> None:
+    register()
+    (folder / "generation_config.json").write_text(json.dumps(recommended))
+    off = {"enable_penalties": False, "enable_min_tokens": False}
+    sampling = with_model(folder, sampling=off).sampling
+    assert (sampling.enable_penalties, sampling.enable_min_tokens) == (penalties, min_tokens)
+
+
+def test_a_broken_recommendation_is_named(folder: Path) -> None:
+    register()
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"cannot read .*generation_config\.json"):
+        with_model(folder)
+
+
+def test_a_draft_model_knows_no_penalties(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        config = Everything(draft_model={})
+    assert not config.sampling.enable_penalties
+    assert "sampling.enable_penalties is turned off" in caplog.text
+
+
+@pytest.mark.parametrize(
     ("text", "is_on"),
     [
         *((text, True) for text in ("true", "True", "on", "YES", "1")),

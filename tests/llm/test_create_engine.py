@@ -12,6 +12,7 @@ import pytest
 
 from llm.config import PipelineConfig
 from llm.engine import Engine, create_engine
+from llm.errors import RequestError
 from llm.request import FinishReason, Request, SamplingParams, TokenChunk
 
 NUM_REQUESTS = 8
@@ -158,3 +159,23 @@ def test_a_sequence_cannot_outgrow_the_pool(
 def test_an_unresolved_configuration_makes_no_engine(tiny_checkpoint: Path) -> None:
     with pytest.raises(RuntimeError, match="resolve the configuration"):
         create_engine(config(tiny_checkpoint, defer_resolve=True))
+
+
+@pytest.mark.parametrize(
+    ("switch", "wanted", "message"),
+    [
+        ("enable_penalties", {"repetition_penalty": 1.1}, "penalties are switched off"),
+        ("enable_penalties", {"presence_penalty": -0.5}, "penalties are switched off"),
+        ("enable_min_tokens", {"min_tokens": 1}, "minimum lengths are switched off"),
+    ],
+)
+def test_what_is_switched_off_is_refused(
+    tiny_checkpoint: Path, switch: str, wanted: dict[str, Any], message: str
+) -> None:
+    engine = create_engine(config(tiny_checkpoint, sampling={switch: False}))
+    try:
+        with pytest.raises(RequestError, match=f"{message}.*{switch}"):
+            engine.submit(Request("r", (1,), SamplingParams(**wanted)))
+        engine.submit(Request("r", (1,), SamplingParams()))
+    finally:
+        engine.shutdown()
