@@ -64,19 +64,16 @@ def _check_model(name: str, model: ModelConfig) -> None:
 
 
 def resolve_num_steps(config: PipelineConfig) -> None:
-    """One decode forward per turn where results must be seen first; else what is set, or 10."""
-    reasons = {
-        "enable_overlap_scheduler": config.enable_overlap_scheduler,
-        "sampling.enable_structured_output": config.sampling.enable_structured_output,
-    }
-    single = [name for name, is_on in reasons.items() if is_on]
-    if single and config.max_num_steps > 1:
+    """Unset: one decode forward per turn where each token is read anyway, ten elsewhere."""
+    overlap = config.enable_overlap_scheduler
+    if overlap and config.max_num_steps > 1:
         raise ConfigError(
-            f"max_num_steps={config.max_num_steps} must be 1 with {' and '.join(single)}: "
-            "each token is needed before the next one is decoded"
+            f"max_num_steps={config.max_num_steps} must be 1 with enable_overlap_scheduler: "
+            "the next step is prepared while one runs"
         )
     if config.max_num_steps == -1:
-        config.max_num_steps = 1 if single or config.model.on_cpu else DEFAULT_STEPS_ON_GPU
+        reads_each = overlap or config.sampling.enable_structured_output or config.model.on_cpu
+        config.max_num_steps = 1 if reads_each else DEFAULT_STEPS_ON_GPU
 
 
 def resolve_sampling(config: PipelineConfig) -> None:

@@ -212,12 +212,16 @@ def test_encodings_have_their_devices(encoding: str, cpu: bool, gpu: bool) -> No
     "values",
     [{"enable_overlap_scheduler": True}, {"sampling": {"enable_structured_output": True}}],
 )
-def test_one_decode_forward_where_each_token_is_needed_first(values: dict[str, Any]) -> None:
+def test_one_decode_forward_where_each_token_is_read(values: dict[str, Any]) -> None:
     on_gpu = {"model": {"device_specs": ["cuda"]}}
     assert Everything(**on_gpu, **values).max_num_steps == 1
     assert Everything(**on_gpu).max_num_steps == 10
-    with pytest.raises(ConfigError, match="max_num_steps=2 must be 1 with"):
-        Everything(**on_gpu, **values, max_num_steps=2)
+
+
+def test_overlap_runs_single_steps() -> None:
+    assert Everything(enable_overlap_scheduler=True, max_num_steps=1).is_resolved
+    with pytest.raises(ConfigError, match="max_num_steps=2 must be 1 with enable_overlap"):
+        Everything(enable_overlap_scheduler=True, max_num_steps=2)
 
 
 def test_drafting_needs_a_model_that_drafts() -> None:
