@@ -47,6 +47,11 @@ class ScheduledRow(NamedTuple):
     output_ids: Sequence[int] = ()  # generated so far, for penalties and minimum lengths
 
     @property
+    def echoes(self) -> bool:
+        """Whether the log-probabilities of the tokens fed are wanted."""
+        return self.is_extend and self.sampling.echo
+
+    @property
     def context_len(self) -> int:
         """Tokens in the cache once this step has run."""
         return self.start + len(self.token_ids)
@@ -75,11 +80,18 @@ class StepOutput:
 
     A stop id is still among them: the scheduler decides what ends a sequence. `failures` says of
     requests that cannot go on what went wrong with them; the rest of the batch is not affected.
+    `prompt_logprobs` has an entry for each token that an echoing prompt row has fed.
     """
 
     token_ids: Mapping[str, tuple[int, ...]]
     logprobs: Mapping[str, tuple[TokenLogprob, ...]] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
+    prompt_logprobs: Mapping[str, tuple[TokenLogprob, ...]] = field(default_factory=dict)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing but tokens."""
+        return not (self.logprobs or self.failures or self.prompt_logprobs)
 
 
 class ReturnLogits(Enum):

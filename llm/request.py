@@ -52,6 +52,7 @@ class SamplingParams:
     allowed_cycle: tuple[tuple[IdRange, ...], ...] = ()
     top_logprobs: int | None = None  # None: no log-probabilities; n: the chosen and n best
     json_schema: str = ""  # a JSON schema as text; empty = free output
+    echo: bool = False  # log-probabilities of the prompt's tokens, too
 
     @property
     def all_ranges(self) -> tuple[IdRange, ...]:
@@ -88,6 +89,7 @@ class SamplingParams:
                 not self.json_schema or not (self.all_ranges or self.ignore_eos),
                 "json_schema goes with neither allowed ranges nor ignore_eos",
             ),
+            (not self.echo or self.top_logprobs is not None, "echo needs top_logprobs (0 or more)"),
         )
         for holds, message in checks:
             if not holds:
@@ -120,10 +122,13 @@ class Request:
 
 
 class TokenLogprob(NamedTuple):
-    """The chosen token's log-probability under the raw logits, and the best alternatives'."""
+    """A token's log-probability under the raw logits, and the best alternatives'.
+
+    A prompt's first token has neither: nothing predicts it.
+    """
 
     token_id: int
-    logprob: float
+    logprob: float | None
     top: tuple[tuple[int, float], ...] = ()
 
 
@@ -142,7 +147,8 @@ class TokenChunk(NamedTuple):
     """Tokens of one request that became known in one step; each token is delivered once.
 
     The last chunk of a request, and only it, has a `finish_reason`; it may hold no tokens.
-    A stop id is never among `token_ids`.
+    A stop id is never among `token_ids`. With `echo`, every token of the prompt has its entry in
+    `prompt_logprobs` once, in order, before the first token or together with it.
     """
 
     request_id: str
@@ -154,3 +160,4 @@ class TokenChunk(NamedTuple):
     cached_prompt_tokens: int = 0  # of them taken from the prefix cache
     output_tokens: int = 0  # generated so far, this chunk included
     timings: RequestTimings = RequestTimings()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()

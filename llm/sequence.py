@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceABC
 from enum import Enum
 
-from llm.request import FinishReason, Request
+from llm.request import FinishReason, Request, TokenLogprob
 
 FUTURE_TOKEN = -1  # a token that is being sampled: the device knows it, or soon will
 
@@ -49,6 +49,7 @@ class Sequence:
         "in_flight",
         "max_outputs",
         "next_commit",
+        "num_echoed",
         "num_preemptions",
         "output_ids",
         "pages",
@@ -85,6 +86,7 @@ class Sequence:
         self.pause_requested = False
         self.entry_order: int | None = None  # place among decoding sequences; set once
         self.num_preemptions = 0
+        self.num_echoed = 0  # prompt tokens whose log-probabilities were delivered
         self.cached_prompt_tokens = 0
         self.arrival_s = arrival_s
         self.first_scheduled_s: float | None = None
@@ -231,6 +233,15 @@ class Sequence:
         """Note when the first token came."""
         if self.prefill_s is None and self.first_scheduled_s is not None:
             self.prefill_s = now - self.first_scheduled_s
+
+    def take_echo(self, entries: tuple[TokenLogprob, ...], start: int) -> tuple[TokenLogprob, ...]:
+        """Those of the entries for the tokens from `start` on that nobody has had yet.
+
+        A preempted sequence computes its prompt again, and what it has generated with it.
+        """
+        new = entries[max(0, self.num_echoed - start) : max(0, self.prompt_len - start)]
+        self.num_echoed += len(new)
+        return new
 
     def check_integrity(self, page_size: int) -> None:
         """Raise `AssertionError` unless the indices and the page table agree."""

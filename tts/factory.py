@@ -48,6 +48,7 @@ class TextModel:
     stop_token_ids: tuple[int, ...]
     max_seq_len: int
     takes_schemas: bool = False  # structured output is on
+    echoes: bool = False  # it scores prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +172,7 @@ def connect_service(
             load_eos_ids(folder),
             facts.max_seq_len,
             takes_schemas=config.sampling.enable_structured_output,
+            echoes=config.enable_echo,
         ),
         synthesizer=_synthesizer(parts, client, prompts, family) if family else None,
     )

@@ -38,6 +38,7 @@ class TextPiece:
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
@@ -81,6 +82,7 @@ def _piece(text: str, chunk: TokenChunk) -> TextPiece:
         text=text,
         token_ids=chunk.token_ids,
         logprobs=chunk.logprobs,
+        prompt_logprobs=chunk.prompt_logprobs,
         finish_reason=chunk.finish_reason,
         prompt_tokens=chunk.prompt_tokens,
         cached_prompt_tokens=chunk.cached_prompt_tokens,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
 import grpc
 
-from llm import RequestError, SamplingParams, check_json_schema
+from llm import RequestError, SamplingParams, TokenLogprob, check_json_schema
 from tts.chat import ChatMessage, ChatRole
 from tts.errors import (
     InvalidRequestError,
@@ -67,7 +67,8 @@ class TextServicer(pb_grpc.TextServiceServicer):
                 token_ids=[i for piece in pieces for i in piece.token_ids],
                 finish_reason=FINISH_REASONS[pieces[-1].finish_reason],
                 usage=_usage(call, pieces[-1]),
-                logprobs=[entry for piece in pieces for entry in _logprobs(piece)],
+                logprobs=[entry for p in pieces for entry in _logprobs(p.logprobs)],
+                prompt_logprobs=[e for p in pieces for e in _logprobs(p.prompt_logprobs)],
             )
 
     async def GenerateStream(self, request: pb.GenerateStreamRequest, context: Context) -> None:
@@ -110,6 +111,8 @@ class TextServicer(pb_grpc.TextServiceServicer):
         with Violations() as wrong:
             wrong.request_id(config.request_id, "config.request_id")
             _check_config(config, wrong)
+            can_echo = self._host.service.text.echoes or not config.echo
+            wrong.require(can_echo, "config.echo", "this server runs without enable_echo")
             self._check_input(proto.input, wrong)
         await self._check_schema(config.json_schema)
         call.facts.characters = _num_characters(proto.input)
@@ -152,8 +155,6 @@ class TextServicer(pb_grpc.TextServiceServicer):
 def _check_available(config: pb.GenerationConfig) -> None:
     if config.lora:
         raise NotAvailableError("LoRA adapters are not available in this release")
-    if config.echo:
-        raise NotAvailableError("prompt log-probabilities (echo) are not available in this release")
 
 
 def _check_config(config: pb.GenerationConfig, wrong: Violations) -> None:
@@ -207,7 +208,8 @@ def _sampling(config: pb.GenerationConfig, model: TextModel) -> SamplingParams:
             min_tokens=min_tokens,
             max_tokens=asked.max_tokens or max(DEFAULT_MAX_TOKENS, min_tokens),
             stop_token_ids=model.stop_token_ids,
-            top_logprobs=config.top_logprobs or None,
+            top_logprobs=config.top_logprobs or (0 if config.echo else None),
+            echo=config.echo,
             json_schema=config.json_schema,
         )
     except RequestError as error:
@@ -215,8 +217,13 @@ def _sampling(config: pb.GenerationConfig, model: TextModel) -> SamplingParams:
 
 
 async def _send(call: Call, piece: TextPiece) -> None:
-    if piece.text or piece.token_ids:
-        delta = pb.TextDelta(text=piece.text, token_ids=piece.token_ids, logprobs=_logprobs(piece))
+    if piece.text or piece.token_ids or piece.prompt_logprobs:
+        delta = pb.TextDelta(
+            text=piece.text,
+            token_ids=piece.token_ids,
+            logprobs=_logprobs(piece.logprobs),
+            prompt_logprobs=_logprobs(piece.prompt_logprobs),
+        )
         await call.write(pb.GenerateStreamResponse(delta=delta))
     _note(call, piece)
     if piece.finish_reason is not None:
@@ -228,14 +235,14 @@ async def _send(call: Call, piece: TextPiece) -> None:
         await call.write(pb.GenerateStreamResponse(done=done))
 
 
-def _logprobs(piece: TextPiece) -> list[pb.TokenLogprob]:
+def _logprobs(entries: Iterable[TokenLogprob]) -> list[pb.TokenLogprob]:
     return [
         pb.TokenLogprob(
             token_id=entry.token_id,
             logprob=entry.logprob,
             top=[pb.TopLogprob(token_id=i, logprob=value) for i, value in entry.top],
         )
-        for entry in piece.logprobs
+        for entry in entries
     ]
 
 

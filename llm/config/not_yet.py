@@ -11,7 +11,6 @@ from llm.errors import ConfigError
 NOT_YET_AVAILABLE: dict[str, str] = {
     "pipeline_role": "prefill and decode run in one process",
     "ep_size": "there is no expert parallelism",
-    "enable_echo": "prompt log-probabilities are not computed",
     "pool_embeddings": "there are no embedding models",
     "use_experimental_kernels": "there are no experimental kernels",
     "use_vendor_blas": "matrix products always use torch's BLAS",
@@ -23,7 +22,6 @@ NOT_YET_AVAILABLE: dict[str, str] = {
     "lora": "there are no LoRA adapters",
     "sampling.in_dtype": "logits are sampled in float32",
     "sampling.out_dtype": "logits are sampled in float32",
-    "sampling.enable_variable_logits": "logits are computed for sampled rows only",
     "profiling.gpu_profiling": "there are no profiling ranges",
     "model.data_parallel_degree": "there is one replica",
     "model.trust_remote_code": "code from checkpoints is never run",

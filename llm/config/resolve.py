@@ -141,6 +141,12 @@ def resolve_drafting(config: PipelineConfig) -> None:
         raise ConfigError("enable_echo=True cannot be used with a draft_model")
 
 
+def resolve_echo(config: PipelineConfig) -> None:
+    """A prompt's own log-probabilities need logits of every token."""
+    if config.enable_echo:
+        config.sampling.enable_variable_logits = True
+
+
 def _resolve_for_architecture(config: PipelineConfig) -> None:
     values = config.model.read_architecture()
     source = Path(config.model.model_path) / "config.json"
@@ -235,5 +241,6 @@ _STEPS: tuple[Callable[[PipelineConfig], None], ...] = (
     resolve_num_steps,
     resolve_sampling,
     resolve_drafting,
+    resolve_echo,
     resolve_kernels,
 )

@@ -163,7 +163,9 @@ class SamplingConfig(StrictModel):
     in_dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of logits")
     out_dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of results")
     enable_structured_output: bool = Field(default=False, description="JSON schemas")
-    enable_variable_logits: bool = Field(default=False, description="logits of several positions")
+    enable_variable_logits: bool = Field(
+        default=False, description="reserve memory for logits of every token (on with enable_echo)"
+    )
     enable_penalties: bool = Field(
         default=False, description="accept penalties (default: on unless turned off)"
     )

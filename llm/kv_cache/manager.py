@@ -95,6 +95,7 @@ class KVCacheManager:
         *,
         cache_salt: str = "",
         watermark: float = 1.0,
+        reads_cache: bool = True,
     ) -> int | None:
         """Bind pages for all of `token_ids`; returns how many of them are cached already.
 
@@ -104,7 +105,8 @@ class KVCacheManager:
         """
         if request_id in self._claims:
             raise ValueError(f"request {request_id} has a claim already")
-        max_hits = (len(token_ids) - 1) // self.page_size if self._caching else 0
+        may_hit = self._caching and reads_cache
+        max_hits = (len(token_ids) - 1) // self.page_size if may_hit else 0
         path = self._cache.match(cache_salt, token_ids, max_hits)
         num_new = self.pages_for(len(token_ids)) - len(path)
         num_revived = sum(node.locks == 0 for node in path)

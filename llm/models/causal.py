@@ -78,7 +78,7 @@ class CausalModel(PipelineModel[ScheduledRow]):
         for row in rows:
             if row.samples and count > len(row.token_ids):
                 raise ValueError(f"{count} logits wanted of {len(row.token_ids)} tokens fed")
-        return [count if row.samples else 0 for row in rows]
+        return [len(row.token_ids) if row.echoes else count if row.samples else 0 for row in rows]
 
     def prepare_next_token_inputs(
         self, next_tokens: Tensor, prev_model_inputs: ModelInputs

@@ -104,6 +104,8 @@ class LlamaModel(CausalModel):
         per_token = 3 * shape.hidden_size + max(attention, mlp)
         tokens = pipeline_config.max_batch_input_tokens
         rows = pipeline_config.max_batch_size or tokens
+        if pipeline_config.sampling.enable_variable_logits:
+            rows = tokens
         return tokens * per_token * width + 3 * rows * shape.vocab_size * 4
 
     def hidden_states(self, batch: ForwardBatch, cache: KVCacheInputs) -> Tensor:

@@ -13,11 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llm.batch import ModelOutputs, SampledTokens, ScheduledBatch, ScheduledRow, StepOutput
+from llm.batch import (
+    ForwardMode,
+    ModelOutputs,
+    SampledTokens,
+    ScheduledBatch,
+    ScheduledRow,
+    StepOutput,
+)
 from llm.config import PipelineConfig
 from llm.kv_cache.manager import KVCacheManager
 from llm.memory import MemoryPlan
 from llm.models.hf_config import read_eos_token_ids
+from llm.pipeline.prompt_scores import PromptScores
 from llm.request import Request, TokenLogprob
 from llm.runner.model_runner import ModelRunner
 from llm.sampling.log_probabilities import LogProbabilities
@@ -49,6 +57,7 @@ class TextGenerationPipeline:
             tokenizer,
             enabled=config.sampling.enable_structured_output,
         )
+        self.prompt_scores = PromptScores(enabled=config.enable_echo)
 
     @property
     def vocab_size(self) -> int:
@@ -73,7 +82,7 @@ class TextGenerationPipeline:
             self.runner.forward_idle()
             return StepOutput({})
         with torch.inference_mode():
-            turn = _Turn(self.runner, self.structured, batch)
+            turn = _Turn(self, batch)
             while not turn.has_ended:
                 turn.step()
             return turn.output()
@@ -90,10 +99,12 @@ class TextGenerationPipeline:
     def release(self, request_id: str) -> None:
         """Forget a request that has ended. The scheduler owns its pages."""
         self.structured.release(request_id)
+        self.prompt_scores.release(request_id)
 
     def admit(self, request: Request) -> None:
         """Raise `RequestError` for a request that this pipeline cannot run. Thread-safe."""
         self.structured.admit(request)
+        self.prompt_scores.admit(request)
 
     def initialize_bitmask(self, batch: list[ScheduledRow]) -> np.ndarray | None:
         """int32 [B, V] of ones; None when no request of the batch has a schema."""
@@ -113,12 +124,13 @@ class TextGenerationPipeline:
 class _Turn:
     """The forwards of one batch."""
 
-    def __init__(
-        self, runner: ModelRunner, structured: StructuredOutput, batch: ScheduledBatch
-    ) -> None:
-        self._runner = runner
-        self._structured = structured
+    def __init__(self, pipeline: TextGenerationPipeline, batch: ScheduledBatch) -> None:
+        self._runner = runner = pipeline.runner
+        self._structured = pipeline.structured
+        self._scores = pipeline.prompt_scores
+        self._prompts = () if batch.mode is ForwardMode.DECODE else batch.rows
         self._failures: dict[str, str] = {}
+        self._prompt_logprobs: dict[str, tuple[TokenLogprob, ...]] = {}
         self._num_steps = batch.num_steps
         self._rows = [row for row in batch.rows if row.samples]
         self._inputs = runner.prepare(batch)
@@ -133,6 +145,8 @@ class _Turn:
     def step(self) -> None:
         """One forward and, where rows sample, their tokens."""
         outputs = self._runner.forward(self._inputs)
+        if not self._steps:
+            self._prompt_logprobs = self._scores.score(self._prompts, outputs)
         if not self._rows:
             self.has_ended = True
             return
@@ -181,7 +195,7 @@ class _Turn:
     def output(self) -> StepOutput:
         """What every row sampled, in order."""
         if not self._steps:
-            return StepOutput({})
+            return StepOutput({}, prompt_logprobs=self._prompt_logprobs)
         by_step = torch.stack([step.token_ids for step in self._steps]).tolist()
         token_ids = {
             row.request_id: tuple(tokens)
@@ -192,7 +206,7 @@ class _Turn:
             entries = [step.logprobs[place] for step in self._steps if step.logprobs]
             if entries and row.sampling.top_logprobs is not None:
                 logprobs[row.request_id] = tuple(entry for entry in entries if entry is not None)
-        return StepOutput(token_ids, logprobs, self._failures)
+        return StepOutput(token_ids, logprobs, self._failures, self._prompt_logprobs)
 
 
 def _token_logprob(token: int, found: LogProbabilities, top_n: int) -> TokenLogprob:

@@ -235,6 +235,7 @@ class BatchPlanner:
             sequence.tokens,
             cache_salt=sequence.request.cache_salt,
             watermark=watermark,
+            reads_cache=not sequence.sampling.echo,  # a cached token has no logits
         )
 
     def _paused_holders(self) -> Iterator[Sequence]:

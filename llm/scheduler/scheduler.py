@@ -188,7 +188,7 @@ class Scheduler:
         if now is None:
             now = self._clock()
         chunks, sampled = [], output.token_ids
-        is_simple = batch.num_steps == 1 and not output.logprobs and not step.is_launched
+        is_simple = batch.num_steps == 1 and output.is_plain and not step.is_launched
         for row, sequence in zip(batch.rows, step.sequences, strict=True):
             tokens = sampled.get(row.request_id)
             if tokens and is_simple and sequence.decode_on(tokens[0]):
@@ -209,12 +209,17 @@ class Scheduler:
     ) -> TokenChunk | None:
         if sequence.status is SequenceStatus.FINISHED:
             return None  # it ended when this step had begun: the late result is nobody's
+        echoed = sequence.take_echo(output.prompt_logprobs.get(row.request_id, ()), row.start)
+        chunk = None
         if sequence.cancel_requested:
-            return self._finish(sequence, FinishReason.CANCELLED, now)
-        if row.samples:
-            return self._accept(sequence, step, output, now)
-        self._settle(sequence, step)
-        return None
+            chunk = self._finish(sequence, FinishReason.CANCELLED, now)
+        elif row.samples:
+            chunk = self._accept(sequence, step, output, now)
+        else:
+            self._settle(sequence, step)
+        if echoed:
+            chunk = (chunk or _chunk(sequence, now, (), ()))._replace(prompt_logprobs=echoed)
+        return chunk
 
     def fail(
         self, batch: ScheduledBatch, message: str, now: float | None = None
@@ -350,6 +355,7 @@ def _chunk(
         sequence.cached_prompt_tokens,
         len(sequence.output_ids),
         _new(RequestTimings, timings),
+        (),
     )
     return _new(TokenChunk, chunk)
 

@@ -287,7 +287,7 @@ def tokens(chunks: list[TokenChunk]) -> list[int]:
 
 
 def test_constrained_and_free_requests_share_batches(checkpoint: Path) -> None:
-    """Alone, all together, in turns of several steps, short of pages: the same tokens."""
+    """Alone, all together, short of pages: the same tokens."""
     asked = requests()
     engine = create_engine(config(checkpoint), BYTES)
     together = {name: tokens(chunks) for name, chunks in finish(engine, asked).items()}
@@ -296,7 +296,7 @@ def test_constrained_and_free_requests_share_batches(checkpoint: Path) -> None:
     assert isinstance(engine.pipeline, TextGenerationPipeline)
     assert engine.pipeline.structured.num_matchers == 0
     engine.shutdown()
-    small = config(checkpoint, num_pages=26, page_size=4, max_num_steps=5, max_length=100)
+    small = config(checkpoint, num_pages=26, page_size=4, max_length=100)
     engine = create_engine(small, BYTES)
     assert {n: tokens(c) for n, c in finish(engine, asked).items()} == together
     assert engine.stats().preemptions > 0

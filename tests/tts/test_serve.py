@@ -243,7 +243,7 @@ def test_a_metrics_address_in_use_is_told() -> None:
         (["--max-concurrent-requests=0"], "max_concurrent_requests"),
         (["--tls-cert=x.pem"], "tls_cert and tls_key go together"),
         (["--config-file=/nowhere.yaml"], "/nowhere.yaml"),
-        (["--enable-echo"], "enable_echo"),
+        (["--ep-size=2"], "ep_size"),
         (["--audio-decoder=nothing"], "audio_decoder=nothing"),
     ],
 )

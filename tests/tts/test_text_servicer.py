@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from tests.fakes import tiny_config, wait_until_idle
 from tests.tts.serving import Serving, error_of, fields_of, hear, reason_of, serve_and
 from training.vocabulary import END_OF_SPEECH, END_OF_TEXT
-from tts.factory import Service
+from tts.factory import Service, create_service
 from tts.v1 import common_pb2
 from tts.v1 import text_pb2 as pb
 
@@ -161,6 +164,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"stop": ["x" * 1001]}, "config.sampling.stop"),
     ({"top_logprobs": -1}, "config.top_logprobs"),
     ({"top_logprobs": 21}, "config.top_logprobs"),
+    ({"echo": True}, "config.echo"),
     ({"priority": 1_000_000}, "config.priority"),
     ({"request_id": "a b"}, "config.request_id"),
     ({"prompt": ""}, "input.prompt"),
@@ -202,7 +206,7 @@ def test_prompts_that_the_engine_refuses(service: Service, token_ids: list[int])
 
 @pytest.mark.parametrize(
     ("values", "word"),
-    [({"lora": "x"}, "LoRA"), ({"echo": True}, "echo")],
+    [({"lora": "x"}, "LoRA")],
 )
 def test_what_does_not_exist_yet_says_so(
     service: Service, values: dict[str, Any], word: str
@@ -235,3 +239,28 @@ def test_a_reader_that_leaves_ends_the_request(service: Service) -> None:
         call.cancel()
 
     serve_and(service, ask)
+
+
+@pytest.fixture(scope="module")
+def echoing(tiny_checkpoint: Path) -> Iterator[Service]:
+    service = create_service(tiny_config(tiny_checkpoint, enable_echo=True))
+    yield service
+    asyncio.run(wait_until_idle(service.client))
+    asyncio.run(service.client.close())
+
+
+def test_echo_scores_the_prompt_too(echoing: Service) -> None:
+    async def ask(served: Serving) -> None:
+        response = await whole(served, echo=True, top_logprobs=2)
+        entries = response.prompt_logprobs
+        assert bytes(entry.token_id for entry in entries) == PROMPT.encode()
+        assert [entry.HasField("logprob") for entry in entries] == [False] + [True] * 15
+        assert [len(entry.top) for entry in entries] == [0] + [2] * 15
+        assert len(response.logprobs) == len(response.token_ids)
+        streamed = await pieces(served, echo=True)
+        scored = [entry for event in streamed for entry in event.delta.prompt_logprobs]
+        assert [entry.logprob for entry in scored] == [entry.logprob for entry in entries]
+        assert not any(entry.top for entry in scored)
+        assert not (await whole(served)).prompt_logprobs
+
+    serve_and(echoing, ask)
