@@ -80,7 +80,7 @@ def test_entries_are_those_of_an_independent_forward(
 
 SCHEDULES: dict[str, dict[str, object]] = {
     "chunked": {"max_batch_input_tokens": 33},
-    "short of pages": {"num_pages": 13, "page_size": 8},
+    "short of pages": {"num_pages": 21, "page_size": 8, "kvcache_ce_watermark": 1.0},
     "several steps": {"max_num_steps": 4},
 }
 
