@@ -1,0 +1,104 @@
+"""`TextGenerationPipelineInterface`: what the two pipelines share, which is all but the step.
+
+It is the engine's `Pipeline`: one model on one device, loaded when constructed, used from one
+thread at a time. It decides nothing about who runs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from llm.batch import ScheduledBatch, ScheduledRow, StepOutput
+from llm.config import PipelineConfig
+from llm.kv_cache.manager import KVCacheManager
+from llm.memory import MemoryPlan
+from llm.models.base import PipelineModel
+from llm.models.hf_config import read_eos_token_ids
+from llm.models.weights import WeightsAdapter, WeightsFormat
+from llm.runner.model_runner import ModelRunner
+
+
+class TextGenerationPipelineInterface(ABC):
+    """See the module; text and speech tokens alike."""
+
+    def __init__(
+        self,
+        pipeline_config: PipelineConfig,
+        pipeline_model: type[PipelineModel[ScheduledRow]] | None = None,
+        eos_token_id: int | None = None,
+        weight_adapters: Mapping[WeightsFormat, WeightsAdapter] | None = None,
+        tokenizer: object | None = None,
+    ) -> None:
+        """`pipeline_model` None: the architecture that the checkpoint names. `eos_token_id` is
+        added to those of the checkpoint.
+
+        Raises `CheckpointError`, `ConfigError`, `CapacityError`; `TypeError` for a model that is
+        an instance and not a class.
+        """
+        if pipeline_model is not None and not isinstance(pipeline_model, type):
+            raise TypeError(f"pipeline_model must be a class, not {pipeline_model!r}")
+        self._config = pipeline_config
+        self._tokenizer = tokenizer
+        self.runner = ModelRunner(
+            pipeline_config, model_class=pipeline_model, weight_adapters=weight_adapters
+        )
+        self.runner.initialize()
+        cache = pipeline_config.model.kv_cache
+        self._kv_manager = KVCacheManager(
+            self.memory_plan.num_pages, cache.kv_cache_page_size, cache.enable_prefix_caching
+        )
+        own = set() if eos_token_id is None else {eos_token_id}
+        self.eos_token_ids = own.union(read_eos_token_ids(pipeline_config.model.model_path))
+
+    @property
+    def pipeline_config(self) -> PipelineConfig:
+        """As given."""
+        return self._config
+
+    @property
+    def tokenizer(self) -> object | None:
+        """As given; the core asks nothing of it but how tokens are spelled."""
+        return self._tokenizer
+
+    @property
+    def kv_manager(self) -> KVCacheManager:
+        """The pages, which the scheduler claims and releases."""
+        return self._kv_manager
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids the model knows are [0, vocab_size)."""
+        return self.runner.vocab_size
+
+    @property
+    def max_seq_len(self) -> int:
+        """Most tokens of one sequence, prompt and generated."""
+        return self.runner.context_len
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """How the device's memory is shared out."""
+        plan = self.runner.memory_plan
+        assert plan is not None  # `initialize` has made it
+        return plan
+
+    @property
+    @abstractmethod
+    def overlap_active(self) -> bool:
+        """Whether `execute` answers one call later, and takes as long as the batch before."""
+
+    @abstractmethod
+    def has_pending_outputs(self) -> bool:
+        """Whether results are still to come: then call `execute`, with an empty batch if need be."""
+
+    @abstractmethod
+    def execute(self, batch: ScheduledBatch) -> StepOutput:
+        """Start a batch; return the results that are due."""
+
+    def release(self, request_id: str) -> None:
+        """Forget a request that has ended. The scheduler owns its pages; nothing else is kept."""
+
+    def shutdown(self) -> None:
+        """Let go of model and memory. Calling it again is harmless."""
+        self.runner.shutdown()

@@ -1,0 +1,70 @@
+"""`FutureTokens`: tokens that a batch feeds while the batch before is still sampling them.
+
+    batch n      rows  a  b  c     samples   [ 7  4  9 ]   on the device
+    batch n + 1  rows  c  d  a     input_ids [ ?  5  ? ]   `FUTURE_TOKEN` on the host
+                                             [ 9  5  7 ]   filled in by the device
+
+The host only says which token goes where; it does not need to know them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from llm.batch import ScheduledRow
+from llm.sequence import FUTURE_TOKEN
+
+
+@dataclass(frozen=True, slots=True)
+class FutureTokens:
+    """Token `places[i]` of the batch's T is sampling row `sources[i]` of the batch before."""
+
+    places: tuple[int, ...] = ()
+    sources: tuple[int, ...] = ()
+
+    @classmethod
+    def find(cls, rows: Sequence[ScheduledRow], before: Sequence[ScheduledRow]) -> FutureTokens:
+        """For `rows` after a batch whose sampling rows were `before`.
+
+        Raises `ValueError` for a token that no row of that batch brings.
+        """
+        source_of = {row.request_id: index for index, row in enumerate(before)}
+        places, sources, first = [], [], 0
+        for row in rows:
+            if FUTURE_TOKEN in row.token_ids:
+                if row.token_ids != (FUTURE_TOKEN,) or row.request_id not in source_of:
+                    raise ValueError(
+                        f"request {row.request_id} feeds {row.token_ids}: the batch before "
+                        f"samples for {list(source_of)}"
+                    )
+                places.append(first)
+                sources.append(source_of[row.request_id])
+            first += len(row.token_ids)
+        return cls(tuple(places), tuple(sources))
+
+    def __bool__(self) -> bool:
+        return bool(self.places)
+
+    def fill(self, input_ids: Tensor, sampled: Tensor) -> None:
+        """Put sampled [rows before] into input_ids [T]. Nothing is waited for."""
+        if self:
+            device = input_ids.device
+            places = torch.tensor(self.places, device=device)
+            sources = torch.tensor(self.sources, device=device)
+            input_ids[places] = sampled[sources].to(input_ids.dtype)
+
+
+def known_outputs(
+    rows: Sequence[ScheduledRow], sampled: dict[str, int]
+) -> tuple[ScheduledRow, ...]:
+    """The rows with real `output_ids` where a placeholder stood; `sampled` is by request id."""
+    return tuple(
+        row._replace(output_ids=(*row.output_ids[:-1], sampled[row.request_id]))
+        if row.output_ids and row.output_ids[-1] == FUTURE_TOKEN
+        else row
+        for row in rows
+    )

@@ -1,0 +1,98 @@
+"""`DeviceStream`: a device's order of work, and results that the host learns later.
+
+    host    launch(forward) launch(sample) download ─ … plans the next batch … ─ wait
+    device          └────── forward ─> sample ─> copy to the host ─────────────────^
+
+Work runs in the order it was launched. What a launch returns stands for the value: later work may
+read it, the host may not before it has waited. A CPU runs all work at once, so there the value is
+always known; whoever writes for a stream must not count on that.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class Launched(Generic[T]):
+    """What some work yields. `value` may be read by work that is launched later."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self) -> None:
+        self._value: list[T] = []
+
+    def put(self, value: T) -> None:
+        """The work has run, as far as the host is concerned."""
+        self._value.append(value)
+
+    @property
+    def value(self) -> T:
+        """Raises `RuntimeError` before the device got there, and when the work failed."""
+        if not self._value:
+            raise RuntimeError("the work that yields this value has not run")
+        return self._value[0]
+
+
+class HostCopy(ABC):
+    """A tensor on its way to the host."""
+
+    @property
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether `wait` would return at once."""
+
+    @abstractmethod
+    def wait(self) -> Tensor:
+        """The tensor in host memory. Raises what the work raised. May be called again."""
+
+
+class DeviceStream(ABC):
+    """One queue of one device."""
+
+    is_asynchronous: bool
+
+    @abstractmethod
+    def launch(self, work: Callable[[], T]) -> Launched[T]:
+        """Run `work` behind everything launched before."""
+
+    @abstractmethod
+    def download(self, source: Launched[Tensor]) -> HostCopy:
+        """Copy a launched tensor to the host, behind everything launched before."""
+
+
+class ImmediateStream(DeviceStream):
+    """The CPU: work is done when `launch` returns."""
+
+    is_asynchronous = False
+
+    def launch(self, work: Callable[[], T]) -> Launched[T]:
+        """See `DeviceStream`."""
+        launched: Launched[T] = Launched()
+        launched.put(work())
+        return launched
+
+    def download(self, source: Launched[Tensor]) -> HostCopy:
+        """See `DeviceStream`."""
+        return _OnHost(source.value)
+
+
+class _OnHost(HostCopy):
+    is_ready = True
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def wait(self) -> Tensor:
+        return self._tensor.cpu()
+
+
+def create_stream(device: torch.device) -> DeviceStream:
+    """The stream that pipelines run their steps on."""
+    return ImmediateStream()
