@@ -25,6 +25,7 @@ from llm.sequence import Sequence
 
 if TYPE_CHECKING:
     from llm.config import PipelineConfig
+    from llm.pipeline.base import TextGenerationPipelineInterface
     from llm.structured.grammar import TokenSpelling
 
 logger = logging.getLogger(__name__)
@@ -361,9 +362,13 @@ def create_engine(config: PipelineConfig, tokenizer: TokenSpelling | None = None
     if not config.is_resolved:
         raise RuntimeError("resolve the configuration before an engine is made from it")
     config.load_architectures()  # it may have been resolved in another process
-    from llm.pipeline.text_generation import TextGenerationPipeline
+    from llm.pipeline.registry import create_pipeline
 
-    pipeline = TextGenerationPipeline(config, tokenizer)
+    return assemble_engine(create_pipeline(config, tokenizer), config)
+
+
+def assemble_engine(pipeline: TextGenerationPipelineInterface, config: PipelineConfig) -> Engine:
+    """An engine around a pipeline: see `create_engine`."""
     max_seq_len, kv = pipeline.max_seq_len, pipeline.kv_manager
     if max_seq_len > kv.total_pages * kv.page_size:
         logger.warning("max_length is cut from %d tokens to what %r holds", max_seq_len, kv)
@@ -374,6 +379,7 @@ def create_engine(config: PipelineConfig, tokenizer: TokenSpelling | None = None
         kv,
         max_seq_len=max_seq_len,
         enable_in_flight_batching=unset or config.enable_in_flight_batching,
+        plan_ahead=pipeline.overlap_active,
     )
     return Engine(
         pipeline,

@@ -15,7 +15,6 @@ NOT_YET_AVAILABLE: dict[str, str] = {
     "use_experimental_kernels": "there are no experimental kernels",
     "use_vendor_blas": "matrix products always use torch's BLAS",
     "zmq_endpoint_base": "front end and engine share one process",
-    "enable_overlap_scheduler": "each step's results are read before the next is scheduled",
     "use_legacy_module": "torch.compile is not used",
     "draft_model": "there is no speculative decoding",
     "speculative": "there is no speculative decoding",

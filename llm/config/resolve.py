@@ -147,6 +147,15 @@ def resolve_echo(config: PipelineConfig) -> None:
         config.sampling.enable_variable_logits = True
 
 
+def resolve_overlap(config: PipelineConfig) -> None:
+    """Overlap needs a device that is late; by force it stays on, and every step is waited for."""
+    if not (config.enable_overlap_scheduler and config.model.on_cpu):
+        return
+    if not config.force:
+        raise ConfigError("enable_overlap_scheduler=True needs a GPU: the CPU runs steps at once")
+    logger.warning("enable_overlap_scheduler is kept by force; nothing overlaps on the CPU")
+
+
 def _resolve_for_architecture(config: PipelineConfig) -> None:
     values = config.model.read_architecture()
     source = Path(config.model.model_path) / "config.json"
@@ -242,5 +251,6 @@ _STEPS: tuple[Callable[[PipelineConfig], None], ...] = (
     resolve_sampling,
     resolve_drafting,
     resolve_echo,
+    resolve_overlap,
     resolve_kernels,
 )

@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+
+
+class WeightsFormat(Enum):
+    """How weights are stored."""
+
+    SAFETENSORS = "safetensors"
+
 
 WeightsAdapter = Callable[[str], str]
 """Name in the checkpoint to the name that the model knows."""

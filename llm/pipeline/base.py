@@ -9,6 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
+import numpy as np
+
 from llm.batch import ScheduledBatch, ScheduledRow, StepOutput
 from llm.config import PipelineConfig
 from llm.kv_cache.manager import KVCacheManager
@@ -16,7 +18,11 @@ from llm.memory import MemoryPlan
 from llm.models.base import PipelineModel
 from llm.models.hf_config import read_eos_token_ids
 from llm.models.weights import WeightsAdapter, WeightsFormat
+from llm.pipeline.prompt_scores import PromptScores
+from llm.request import Request
 from llm.runner.model_runner import ModelRunner
+from llm.structured.bitmask import StructuredOutput
+from llm.structured.grammar import TokenSpelling
 
 
 class TextGenerationPipelineInterface(ABC):
@@ -28,26 +34,32 @@ class TextGenerationPipelineInterface(ABC):
         pipeline_model: type[PipelineModel[ScheduledRow]] | None = None,
         eos_token_id: int | None = None,
         weight_adapters: Mapping[WeightsFormat, WeightsAdapter] | None = None,
-        tokenizer: object | None = None,
+        tokenizer: TokenSpelling | None = None,
     ) -> None:
         """`pipeline_model` None: the architecture that the checkpoint names. `eos_token_id` is
-        added to those of the checkpoint.
+        added to those of the checkpoint. `tokenizer` spells the vocabulary; structured output
+        needs it.
 
-        Raises `CheckpointError`, `ConfigError`, `CapacityError`; `TypeError` for a model that is
-        an instance and not a class.
+        Raises `CheckpointError`, `ConfigError`, `CapacityError`; `ValueError` for structured
+        output without a tokenizer; `TypeError` for a model that is an instance, not a class.
         """
         if pipeline_model is not None and not isinstance(pipeline_model, type):
             raise TypeError(f"pipeline_model must be a class, not {pipeline_model!r}")
         self._config = pipeline_config
         self._tokenizer = tokenizer
-        self.runner = ModelRunner(
-            pipeline_config, model_class=pipeline_model, weight_adapters=weight_adapters
-        )
+        is_structured = pipeline_config.sampling.enable_structured_output
+        if is_structured and tokenizer is None:
+            raise ValueError("enable_structured_output needs the model's tokenizer")
+        self.runner = ModelRunner(pipeline_config, pipeline_model, weight_adapters)
         self.runner.initialize()
         cache = pipeline_config.model.kv_cache
         self._kv_manager = KVCacheManager(
             self.memory_plan.num_pages, cache.kv_cache_page_size, cache.enable_prefix_caching
         )
+        self.structured = StructuredOutput(
+            self.vocab_size, self.runner.device, tokenizer, enabled=is_structured
+        )
+        self.prompt_scores = PromptScores(enabled=pipeline_config.enable_echo)
         own = set() if eos_token_id is None else {eos_token_id}
         self.eos_token_ids = own.union(read_eos_token_ids(pipeline_config.model.model_path))
 
@@ -57,7 +69,7 @@ class TextGenerationPipelineInterface(ABC):
         return self._config
 
     @property
-    def tokenizer(self) -> object | None:
+    def tokenizer(self) -> TokenSpelling | None:
         """As given; the core asks nothing of it but how tokens are spelled."""
         return self._tokenizer
 
@@ -90,14 +102,34 @@ class TextGenerationPipelineInterface(ABC):
 
     @abstractmethod
     def has_pending_outputs(self) -> bool:
-        """Whether results are still to come: then call `execute`, with an empty batch if need be."""
+        """Whether results are still to come, with the next call, be its batch empty."""
 
     @abstractmethod
     def execute(self, batch: ScheduledBatch) -> StepOutput:
         """Start a batch; return the results that are due."""
 
     def release(self, request_id: str) -> None:
-        """Forget a request that has ended. The scheduler owns its pages; nothing else is kept."""
+        """Forget a request that has ended; harmless the second time.
+
+        The scheduler owns its pages; what is kept beside them goes here.
+        """
+        self.structured.release(request_id)
+        self.prompt_scores.release(request_id)
+
+    def admit(self, request: Request) -> None:
+        """Raise `RequestError` for a request that this pipeline cannot run. Thread-safe."""
+        self.structured.admit(request)
+        self.prompt_scores.admit(request)
+
+    def initialize_bitmask(self, batch: list[ScheduledRow]) -> np.ndarray | None:
+        """int32 [B, V] of ones; None when no request of the batch has a schema."""
+        return self.structured.initialize_bitmask(batch)
+
+    def update_for_structured_output(
+        self, context: ScheduledRow, bitmask: np.ndarray, index: int
+    ) -> None:
+        """Set one row of a bitmask to what the request may sample. Raises `ValueError`."""
+        self.structured.update_for_structured_output(context, bitmask, index)
 
     def shutdown(self) -> None:
         """Let go of model and memory. Calling it again is harmless."""

@@ -9,7 +9,7 @@ The host only says which token goes where; it does not need to know them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,7 +59,7 @@ class FutureTokens:
 
 
 def known_outputs(
-    rows: Sequence[ScheduledRow], sampled: dict[str, int]
+    rows: Sequence[ScheduledRow], sampled: Mapping[str, int]
 ) -> tuple[ScheduledRow, ...]:
     """The rows with real `output_ids` where a placeholder stood; `sampled` is by request id."""
     return tuple(
@@ -68,3 +68,16 @@ def known_outputs(
         else row
         for row in rows
     )
+
+
+def split_outputs(
+    rows: Sequence[ScheduledRow], sampled: Mapping[str, int]
+) -> tuple[tuple[ScheduledRow, ...], list[tuple[int, ...]]]:
+    """The same in two parts: rows that end before the placeholder, and what it stood for."""
+    settled: list[ScheduledRow] = []
+    latest: list[tuple[int, ...]] = []
+    for row in rows:
+        awaits = bool(row.output_ids) and row.output_ids[-1] == FUTURE_TOKEN
+        settled.append(row._replace(output_ids=row.output_ids[:-1]) if awaits else row)
+        latest.append((sampled[row.request_id],) if awaits else ())
+    return tuple(settled), latest

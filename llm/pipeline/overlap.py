@@ -12,54 +12,65 @@ overlaps even then.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
 
-from llm.batch import ScheduledBatch, ScheduledRow, StepOutput
+from llm.batch import ModelOutputs, ScheduledBatch, ScheduledRow, StepOutput
 from llm.config import PipelineConfig
+from llm.errors import RequestError
 from llm.models.base import PipelineModel
 from llm.models.weights import WeightsAdapter, WeightsFormat
 from llm.pipeline.base import TextGenerationPipelineInterface
-from llm.pipeline.future_tokens import FutureTokens, known_outputs
+from llm.pipeline.future_tokens import FutureTokens, known_outputs, split_outputs
+from llm.request import Request
 from llm.runner.device_stream import DeviceStream, HostCopy, Launched, create_stream
-from llm.sampling.sampler import has_penalties
-from llm.sequence import FUTURE_TOKEN
+from llm.sampling.sampler import SamplingPlan, has_penalties
+from llm.structured.bitmask import FREE, needs_tokens
+from llm.structured.grammar import TokenSpelling
+
+T = TypeVar("T")
+
+NOT_WITH_OVERLAP = "cannot be had from enable_overlap_scheduler"
 
 
 @dataclass(frozen=True, slots=True)
 class AsyncBatch:
     """A batch that was started: its sampling rows, and their tokens on both sides.
 
-    A batch without sampling rows has no tokens.
+    Without sampling rows there are no tokens, but still the end to wait for.
     """
 
     rows: tuple[ScheduledRow, ...]
-    tokens: Launched[Tensor] | None = None  # int32 [rows], on the device
-    copy: HostCopy | None = None
+    tokens: Launched[Tensor]  # int32 [rows], on the device
+    copy: HostCopy
+    failures: Mapping[str, str]
 
     def wait(self) -> dict[str, int]:
-        """The tokens by request id; returns when the device is done with the batch."""
-        if self.copy is None:
-            return {}
+        """The tokens by request id, when the device is done with the batch."""
         tokens = self.copy.wait().tolist()
         return {row.request_id: token for row, token in zip(self.rows, tokens, strict=True)}
+
+    def output(self) -> StepOutput:
+        """The same for the scheduler."""
+        tokens = {request_id: (token,) for request_id, token in self.wait().items()}
+        return StepOutput(tokens, {}, self.failures)
 
 
 @final
 class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
     """See the module. One decode forward per batch, no log-probabilities."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - seed 002
+    def __init__(
         self,
         pipeline_config: PipelineConfig,
         pipeline_model: type[PipelineModel[ScheduledRow]] | None = None,
         eos_token_id: int | None = None,
         weight_adapters: Mapping[WeightsFormat, WeightsAdapter] | None = None,
-        tokenizer: object | None = None,
+        tokenizer: TokenSpelling | None = None,
         disable_overlap: bool = False,
         *,
         stream: DeviceStream | None = None,
@@ -73,9 +84,7 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         self._stream = create_stream(device) if stream is None else stream
         if not (disable_overlap or self._stream.is_asynchronous):
             raise ValueError(f"overlap needs a GPU: {device} runs every step at once")
-        super().__init__(
-            pipeline_config, pipeline_model, eos_token_id, weight_adapters, tokenizer
-        )
+        super().__init__(pipeline_config, pipeline_model, eos_token_id, weight_adapters, tokenizer)
         self._is_disabled = disable_overlap
         self._pending: AsyncBatch | None = None
 
@@ -103,31 +112,83 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         before = self._pending
         current = self._launch(batch, before)
         self._pending = None
-        output = _output(before)
-        if not self._is_disabled:
+        output = StepOutput({}) if before is None else before.output()
+        if self.overlap_active:
             self._pending = current
             return output
-        return _output(current)
+        return output if current is None else current.output()
 
     def _launch(self, batch: ScheduledBatch, before: AsyncBatch | None) -> AsyncBatch | None:
         if not batch:
-            if self._config.execute_empty_batches:
+            if self.pipeline_config.execute_empty_batches:
                 self._stream.launch(self.runner.forward_idle)
             return None
         cloned = ScheduledBatch(tuple(map(_cloned, batch.rows)), batch.mode)
         future = FutureTokens.find(cloned.rows, () if before is None else before.rows)
-        sampled = None if before is None else before.tokens
+        outputs = self._stream.launch(self._forward(cloned, future, before))
+        rows = tuple(row for row in batch.rows if row.samples)
+        plan, failures = self._plan_sampling(rows, before)
+        sample = self.runner.sample
+        tokens = self._stream.launch(_in_inference_mode(lambda: sample(outputs.value, plan)))
+        return AsyncBatch(rows, tokens, self._stream.download(tokens), failures)
 
-        def forward() -> Tensor:
-            with torch.inference_mode():
-                inputs = self.runner.prepare(cloned)
-                if sampled is not None:
-                    future.fill(inputs.forward_batch.input_ids, sampled.value)
-                return self.runner.forward(inputs).next_token_logits
+    def _forward(
+        self, batch: ScheduledBatch, future: FutureTokens, before: AsyncBatch | None
+    ) -> Callable[[], ModelOutputs]:
+        def forward() -> ModelOutputs:
+            inputs = self.runner.prepare(batch)
+            if before is not None:
+                future.fill(inputs.forward_batch.input_ids, before.tokens.value)
+            return self.runner.forward(inputs)
 
-        logits = self._stream.launch(forward)
-        rows = tuple(row for row in cloned.rows if row.samples)
-        if not rows:
-            return AsyncBatch(rows)
-        tokens = self._stream.launch(self._sampling(rows, logits, before))
-        return AsyncBatch(rows, tokens, self._stream.download(tokens))
+        return _in_inference_mode(forward)
+
+    def _plan_sampling(
+        self, rows: Sequence[ScheduledRow], before: AsyncBatch | None
+    ) -> tuple[SamplingPlan, Mapping[str, str]]:
+        """How the rows are sampled. Waits for the batch before if that depends on its tokens."""
+        mask, known = FREE, rows
+        if any(has_penalties(row.sampling) or needs_tokens(row) for row in rows):
+            sampled = {} if before is None else before.wait()
+            mask = self.structured.mask(*split_outputs(rows, sampled))
+            known = known_outputs(rows, sampled)
+        plan = self.runner.sampler.prepare(known, mask=mask.tokens)
+        return plan, mask.failures
+
+    def admit(self, request: Request) -> None:
+        """See the interface. Raises `RequestError` for log-probabilities, too."""
+        if request.sampling.top_logprobs is not None:
+            raise RequestError(f"log-probabilities {NOT_WITH_OVERLAP}")
+        super().admit(request)
+
+    @property
+    def draft_kv_blocks(self) -> list[Tensor] | None:
+        """Keys and values of the draft model, one tensor for each replica; None without one."""
+        return None
+
+    def spec_decode_metrics(self) -> None:
+        """What became of drafted tokens; None without a draft model."""
+
+    def warmup_graph_capture(self) -> None:
+        """Raises `RuntimeError`: decoding runs eagerly in this release."""
+        raise RuntimeError("CUDA graphs are not available in this release: decoding runs eagerly")
+
+
+def _check(batch: ScheduledBatch) -> None:
+    if batch.num_steps > 1:
+        raise ValueError(f"{batch.num_steps} steps {NOT_WITH_OVERLAP}: the next batch is planned")
+    if any(row.sampling.top_logprobs is not None for row in batch.rows):
+        raise ValueError(f"log-probabilities {NOT_WITH_OVERLAP}")
+
+
+def _cloned(row: ScheduledRow) -> ScheduledRow:
+    """With a page table of its own; the device may read it long after this call."""
+    return row._replace(pages=tuple(row.pages), output_ids=())
+
+
+def _in_inference_mode(work: Callable[[], T]) -> Callable[[], T]:
+    def run() -> T:
+        with torch.inference_mode():
+            return work()
+
+    return run

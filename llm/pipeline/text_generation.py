@@ -9,7 +9,6 @@ the scheduler drops what follows.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,63 +17,17 @@ from llm.batch import (
     ModelOutputs,
     SampledTokens,
     ScheduledBatch,
-    ScheduledRow,
     StepOutput,
 )
-from llm.config import PipelineConfig
-from llm.kv_cache.manager import KVCacheManager
-from llm.memory import MemoryPlan
-from llm.models.hf_config import read_eos_token_ids
-from llm.pipeline.prompt_scores import PromptScores
-from llm.request import Request, TokenLogprob
-from llm.runner.model_runner import ModelRunner
+from llm.pipeline.base import TextGenerationPipelineInterface
+from llm.request import TokenLogprob
 from llm.sampling.log_probabilities import LogProbabilities
 from llm.sampling.sampler import has_penalties
-from llm.structured.bitmask import StructuredOutput, needs_tokens
-from llm.structured.grammar import TokenSpelling
+from llm.structured.bitmask import needs_tokens
 
 
-class TextGenerationPipeline:
-    """One model on one device, loaded when constructed. Used from one thread at a time."""
-
-    def __init__(self, config: PipelineConfig, tokenizer: TokenSpelling | None = None) -> None:
-        """`tokenizer` spells the vocabulary; structured output needs it.
-
-        Raises `CheckpointError`, `ConfigError`, `CapacityError`, `ValueError` for structured
-        output without a tokenizer.
-        """
-        self.config = config
-        self.runner = ModelRunner(config)
-        self.runner.initialize()
-        cache = config.model.kv_cache
-        self.kv_manager = KVCacheManager(
-            self.memory_plan.num_pages, cache.kv_cache_page_size, cache.enable_prefix_caching
-        )
-        self.eos_token_ids = read_eos_token_ids(config.model.model_path)
-        self.structured = StructuredOutput(
-            self.vocab_size,
-            self.runner.device,
-            tokenizer,
-            enabled=config.sampling.enable_structured_output,
-        )
-        self.prompt_scores = PromptScores(enabled=config.enable_echo)
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids the model knows are [0, vocab_size)."""
-        return self.runner.vocab_size
-
-    @property
-    def max_seq_len(self) -> int:
-        """Most tokens of one sequence, prompt and generated."""
-        return self.runner.context_len
-
-    @property
-    def memory_plan(self) -> MemoryPlan:
-        """How the device's memory is shared out."""
-        plan = self.runner.memory_plan
-        assert plan is not None  # `initialize` has made it
-        return plan
+class TextGenerationPipeline(TextGenerationPipelineInterface):
+    """Answers every batch in the call that runs it."""
 
     def execute(self, batch: ScheduledBatch) -> StepOutput:
         """Run a batch's forwards and sample for every row that is to."""
@@ -95,30 +48,6 @@ class TextGenerationPipeline:
     def has_pending_outputs(self) -> bool:
         """Never: see `overlap_active`."""
         return False
-
-    def release(self, request_id: str) -> None:
-        """Forget a request that has ended. The scheduler owns its pages."""
-        self.structured.release(request_id)
-        self.prompt_scores.release(request_id)
-
-    def admit(self, request: Request) -> None:
-        """Raise `RequestError` for a request that this pipeline cannot run. Thread-safe."""
-        self.structured.admit(request)
-        self.prompt_scores.admit(request)
-
-    def initialize_bitmask(self, batch: list[ScheduledRow]) -> np.ndarray | None:
-        """int32 [B, V] of ones; None when no request of the batch has a schema."""
-        return self.structured.initialize_bitmask(batch)
-
-    def update_for_structured_output(
-        self, context: ScheduledRow, bitmask: np.ndarray, index: int
-    ) -> None:
-        """Set one row of a bitmask to what the request may sample. Raises `ValueError`."""
-        self.structured.update_for_structured_output(context, bitmask, index)
-
-    def shutdown(self) -> None:
-        """Let go of model and memory. Calling it again is harmless."""
-        self.runner.shutdown()
 
 
 class _Turn:

@@ -93,6 +93,40 @@ class _OnHost(HostCopy):
         return self._tensor.cpu()
 
 
+class CudaStream(DeviceStream):
+    """A GPU's current stream. Results are copied to pinned memory, with an event behind them."""
+
+    is_asynchronous = True
+
+    def launch(self, work: Callable[[], T]) -> Launched[T]:
+        """See `DeviceStream`: kernels are queued, and their outputs may be read by later ones."""
+        launched: Launched[T] = Launched()
+        launched.put(work())
+        return launched
+
+    def download(self, source: Launched[Tensor]) -> HostCopy:
+        """See `DeviceStream`. Each copy has memory of its own, as long as it is held."""
+        target = torch.empty_like(source.value, device="cpu", pin_memory=True)
+        target.copy_(source.value, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return _Pinned(target, event)
+
+
+class _Pinned(HostCopy):
+    def __init__(self, tensor: Tensor, event: torch.cuda.Event) -> None:
+        self._tensor = tensor
+        self._event = event
+
+    @property
+    def is_ready(self) -> bool:
+        return self._event.query()
+
+    def wait(self) -> Tensor:
+        self._event.synchronize()
+        return self._tensor
+
+
 def create_stream(device: torch.device) -> DeviceStream:
     """The stream that pipelines run their steps on."""
-    return ImmediateStream()
+    return CudaStream() if device.type == "cuda" else ImmediateStream()

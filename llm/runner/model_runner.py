@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ from llm.models.encoding import choose_encoding
 from llm.models.hf_config import HuggingFaceConfig, ModelShape
 from llm.models.registry import model_class
 from llm.models.session import EngineSession
-from llm.models.weights import SafetensorsWeights
+from llm.models.weights import SafetensorsWeights, WeightsAdapter, WeightsFormat
 from llm.runner.device_memory import available_bytes
 from llm.sampling.sampler import Sampler, SamplingPlan
 
@@ -50,8 +50,16 @@ ATTENTION_BACKEND = "sdpa"
 class ModelRunner:
     """See the module for the life cycle. `gpu_id` is taken from the configuration's device."""
 
-    def __init__(self, config: PipelineConfig) -> None:
-        """Read what the checkpoint says of itself; nothing is allocated yet."""
+    def __init__(
+        self,
+        config: PipelineConfig,
+        model_type: type[PipelineModel[ScheduledRow]] | None = None,
+        weight_adapters: Mapping[WeightsFormat, WeightsAdapter] | None = None,
+    ) -> None:
+        """Read what the checkpoint says of itself; nothing is allocated yet.
+
+        `model_type` None: the architecture that the checkpoint names.
+        """
         if not config.is_resolved:
             raise RuntimeError("resolve the configuration before a runner is made from it")
         self.server_config = config
@@ -59,7 +67,8 @@ class ModelRunner:
         self.device = torch.device(config.model.device_specs[0])
         self.gpu_id = self.device.index or 0
         self.huggingface_config = HuggingFaceConfig.read(config.model.model_path)
-        self._model_class = model_class(self.huggingface_config)
+        self._model_class = model_type or model_class(self.huggingface_config)
+        self._weight_adapters = weight_adapters or {}
         shape = ModelShape.read(self.huggingface_config)
         self.num_hidden_layers = shape.num_layers
         self.num_attention_heads = shape.num_heads
@@ -181,6 +190,7 @@ class ModelRunner:
             [self.device],
             config.kv_cache,
             SafetensorsWeights.find(config.model_path, config.weight_path),
+            self._weight_adapters.get(WeightsFormat.SAFETENSORS),
         )
 
     def init_memory_pool(self) -> None:

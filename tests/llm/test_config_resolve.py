@@ -87,6 +87,8 @@ def test_failures_come_in_the_order_of_the_steps(folder: Path) -> None:
     config.max_num_steps = 1
     fails("enable_echo=True cannot be used with a draft_model")
     config.enable_echo = False
+    fails("enable_overlap_scheduler=True needs a GPU")
+    config.enable_overlap_scheduler = False
     fails("pdl_level=9 must be 0, 1 or 2")
     config.pdl_level = "0"
     fails(f"architecture '{NAME}' is not supported")
@@ -218,8 +220,16 @@ def test_one_decode_forward_where_each_token_is_read(values: dict[str, Any]) -> 
     assert Everything(**on_gpu).max_num_steps == 10
 
 
+def test_overlap_needs_a_gpu_or_force(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConfigError, match="enable_overlap_scheduler=True needs a GPU"):
+        Everything(enable_overlap_scheduler=True)
+    assert Everything(enable_overlap_scheduler=True, force=True).enable_overlap_scheduler
+    assert "kept by force" in caplog.text
+
+
 def test_overlap_runs_single_steps() -> None:
-    assert Everything(enable_overlap_scheduler=True, max_num_steps=1).is_resolved
+    on_gpu = {"device_specs": ["cuda"]}
+    assert Everything(enable_overlap_scheduler=True, max_num_steps=1, model=on_gpu).is_resolved
     with pytest.raises(ConfigError, match="max_num_steps=2 must be 1 with enable_overlap"):
         Everything(enable_overlap_scheduler=True, max_num_steps=2)
 

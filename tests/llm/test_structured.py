@@ -336,7 +336,7 @@ def test_a_grammar_that_breaks_while_it_runs_fails_its_request_only(checkpoint: 
 
 
 def test_stop_ids_are_needed(checkpoint: Path) -> None:
-    pipeline = TextGenerationPipeline(config(checkpoint), BYTES)
+    pipeline = TextGenerationPipeline(config(checkpoint), tokenizer=BYTES)
     sampling = SamplingParams(json_schema="{}")
     with pytest.raises(RequestError, match="stop id"):
         pipeline.admit(Request("a", (1,), sampling))

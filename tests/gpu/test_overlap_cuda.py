@@ -1,0 +1,62 @@
+"""Overlap on a real GPU: the tokens of the plain pipeline, and results that come later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llm.config import PipelineConfig
+from llm.engine import create_engine
+from llm.request import Request, SamplingParams
+from llm.runner.device_stream import CudaStream
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def generate(checkpoint: Path, **values: Any) -> dict[str, list[int]]:
+    model = {
+        "model_path": str(checkpoint),
+        "device_specs": ["cuda"],
+        "kv_cache": {"kv_cache_page_size": 16, "num_pages": 64},
+    }
+    engine = create_engine(PipelineConfig(model=model, max_num_steps=1, **values))
+    sampling = [
+        SamplingParams(temperature=0, max_tokens=30),
+        SamplingParams(seed=3, max_tokens=30, repetition_penalty=1.2),
+    ]
+    asked = [Request(f"r{n}", (5, 6 + n), params) for n, params in enumerate(sampling)]
+    streams = [engine.submit(request) for request in asked]
+    engine.start()
+    found = {
+        stream.request_id: [token for chunk in stream for token in chunk.token_ids]
+        for stream in streams
+    }
+    engine.shutdown()
+    return found
+
+
+def test_the_same_tokens_as_without(tiny_checkpoint: Path) -> None:
+    expected = generate(tiny_checkpoint)
+    assert generate(tiny_checkpoint, enable_overlap_scheduler=True) == expected
+
+
+def test_the_host_goes_on_while_the_gpu_works() -> None:
+    stream = CudaStream()
+    matrix = torch.randn(4096, 4096, device="cuda")
+
+    def work() -> torch.Tensor:
+        product = matrix
+        for _ in range(50):
+            product = product @ matrix / 64
+        return product[0]
+
+    copy = stream.download(stream.launch(work))
+    assert not copy.is_ready
+    assert len(copy.wait()) == 4096
+    assert copy.is_ready

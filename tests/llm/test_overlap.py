@@ -1,0 +1,333 @@
+"""The overlap pipeline on a device that is late: its contract, and the plain pipeline's tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow
+from llm.engine import Engine, assemble_engine, create_engine
+from llm.errors import RequestError
+from llm.models.llama import LlamaModel
+from llm.models.weights import WeightsFormat
+from llm.pipeline.overlap import OverlapTextGenerationPipeline
+from llm.pipeline.text_generation import TextGenerationPipeline
+from llm.request import FinishReason, Request, SamplingParams, TokenChunk
+from llm.runner.device_stream import ImmediateStream, Launched
+from llm.sequence import FUTURE_TOKEN
+from tests.llm import test_create_engine as plain
+from tests.llm import test_structured as structured
+from tests.llm.late_stream import LateStream
+from tests.llm.llama_checkpoints import (
+    GREEDY,
+    batch,
+    pipeline_config,
+    random_ids,
+    row,
+    write_llama,
+)
+
+EMPTY = ScheduledBatch((), ForwardMode.IDLE)
+PROMPT = random_ids(20, 96)
+PAGES = [4, 9, 2, 7, 11]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("llama"))
+
+
+def late(checkpoint: Path, **values: Any) -> tuple[OverlapTextGenerationPipeline, LateStream]:
+    stream = LateStream()
+    config = pipeline_config(checkpoint, **values)
+    return OverlapTextGenerationPipeline(config, stream=stream), stream
+
+
+def prompt_row(name: str, **values: Any) -> ScheduledRow:
+    return row(PROMPT, PAGES, request_id=name, **values)
+
+
+def next_row(name: str, num_outputs: int, **values: Any) -> ScheduledRow:
+    """A decode row whose last token is still being sampled."""
+    start = len(PROMPT) + num_outputs - 1
+    outputs = (*[1] * (num_outputs - 1), FUTURE_TOKEN)
+    return row([FUTURE_TOKEN], PAGES, start, request_id=name, output_ids=outputs, **values)
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> list[int]:
+    """Greedy tokens after PROMPT."""
+    pipeline = TextGenerationPipeline(pipeline_config(checkpoint))
+    output = pipeline.execute(batch(row(PROMPT, PAGES)))
+    first = output.token_ids["a"]
+    more = pipeline.execute(batch(row(first, PAGES, 20, output_ids=first), num_steps=5))
+    return [*first, *more.token_ids["a"]]
+
+
+def test_results_belong_to_the_batch_before(checkpoint: Path, expected: list[int]) -> None:
+    pipeline, stream = late(checkpoint)
+    assert pipeline.overlap_active
+    assert not pipeline.has_pending_outputs()
+    assert dict(pipeline.execute(batch(prompt_row("a"), prompt_row("b"))).token_ids) == {}
+    assert pipeline.has_pending_outputs()
+    second = pipeline.execute(batch(next_row("b", 1)))
+    assert second.token_ids == {"a": (expected[0],), "b": (expected[0],)}
+    third = pipeline.execute(EMPTY)
+    assert third.token_ids == {"b": (expected[1],)}
+    assert not pipeline.has_pending_outputs()
+    assert dict(pipeline.execute(EMPTY).token_ids) == {}
+    # Forward and sampling of the second batch were launched before the first was waited for.
+    assert stream.log == ["launch"] * 4 + ["wait"] * 2
+
+
+def test_a_token_goes_from_device_to_device(checkpoint: Path, expected: list[int]) -> None:
+    pipeline, _ = late(checkpoint)
+    tokens = []
+    pipeline.execute(batch(prompt_row("a")))
+    for num_outputs in range(1, 6):
+        tokens += pipeline.execute(batch(next_row("a", num_outputs))).token_ids["a"]
+    tokens += pipeline.execute(EMPTY).token_ids["a"]
+    assert tokens == expected
+
+
+def test_what_the_caller_does_afterwards_changes_nothing(
+    checkpoint: Path, expected: list[int]
+) -> None:
+    pipeline, _ = late(checkpoint)
+    pages, outputs = list(PAGES), [1, 2]
+    pipeline.execute(batch(row(PROMPT, pages, output_ids=outputs)))
+    pages[:] = [13] * 5
+    outputs.clear()
+    assert pipeline.execute(EMPTY).token_ids["a"] == (expected[0],)
+
+
+def test_a_prompt_chunk_brings_no_token_but_is_waited_for(checkpoint: Path) -> None:
+    pipeline, stream = late(checkpoint)
+    pipeline.execute(batch(row(PROMPT[:12], PAGES, samples=False)))
+    assert pipeline.has_pending_outputs()
+    assert dict(pipeline.execute(EMPTY).token_ids) == {}
+    assert not pipeline.has_pending_outputs()
+    assert not stream.queue
+    with pytest.raises(ValueError, match=r"request a feeds \(-1,\)"):
+        pipeline.execute(batch(next_row("a", 1)))
+
+
+def test_what_overlap_cannot_do(checkpoint: Path) -> None:
+    pipeline, stream = late(checkpoint)
+    asks = SamplingParams(top_logprobs=2)
+    with pytest.raises(ValueError, match="log-probabilities"):
+        pipeline.execute(batch(prompt_row("a", sampling=asks)))
+    with pytest.raises(ValueError, match="3 steps"):
+        pipeline.execute(batch(row([1], [1]), num_steps=3))
+    with pytest.raises(RequestError, match="log-probabilities"):
+        pipeline.admit(Request("a", (1,), asks))
+    pipeline.admit(Request("a", (1,)))
+    assert stream.log == []
+    with pytest.raises(RuntimeError, match="CUDA graphs are not available"):
+        pipeline.warmup_graph_capture()
+
+
+def test_overlap_needs_a_device_that_is_late(checkpoint: Path, expected: list[int]) -> None:
+    config = pipeline_config(checkpoint)
+    with pytest.raises(ValueError, match="overlap needs a GPU"):
+        OverlapTextGenerationPipeline(config)
+    pipeline = OverlapTextGenerationPipeline(config, disable_overlap=True)
+    assert not pipeline.overlap_active
+    assert pipeline.execute(batch(prompt_row("a"))).token_ids == {"a": (expected[0],)}
+    assert not pipeline.has_pending_outputs()
+    known = row([expected[0]], PAGES, 20, output_ids=expected[:1])
+    assert pipeline.execute(batch(known)).token_ids == {"a": (expected[1],)}
+    assert dict(pipeline.execute(EMPTY).token_ids) == {}
+
+
+def test_construction(checkpoint: Path) -> None:
+    config = pipeline_config(checkpoint)
+    names: list[str] = []
+
+    def adapter(name: str) -> str:
+        names.append(name)
+        return name
+
+    pipeline = OverlapTextGenerationPipeline(
+        config, LlamaModel, 77, {WeightsFormat.SAFETENSORS: adapter}, structured.BYTES, True
+    )
+    assert pipeline.pipeline_config is config
+    assert pipeline.tokenizer is structured.BYTES
+    assert pipeline.eos_token_ids == {3, 77}
+    assert isinstance(pipeline.runner.model, LlamaModel)
+    assert "model.norm.weight" in names
+    assert pipeline.draft_kv_blocks is None
+    assert pipeline.spec_decode_metrics() is None
+    pipeline.release("unknown")
+    pipeline.release("unknown")
+    with pytest.raises(TypeError, match="must be a class"):
+        OverlapTextGenerationPipeline(config, pipeline.runner.model, disable_overlap=True)  # type: ignore[arg-type]
+    asks = pipeline_config(checkpoint, sampling={"enable_structured_output": True})
+    with pytest.raises(ValueError, match="needs the model's tokenizer"):
+        OverlapTextGenerationPipeline(asks, disable_overlap=True)
+    with pytest.raises(TypeError, match="final"):
+        type("Mine", (OverlapTextGenerationPipeline,), {})
+
+
+def test_a_launch_that_fails_leaves_the_batch_before(checkpoint: Path, expected: list[int]) -> None:
+    pipeline, _ = late(checkpoint)
+    pipeline.execute(batch(prompt_row("a")))
+    with pytest.raises(ValueError, match="request z"):
+        pipeline.execute(batch(next_row("z", 1)))
+    assert pipeline.has_pending_outputs()
+    assert pipeline.execute(EMPTY).token_ids == {"a": (expected[0],)}
+
+
+def test_a_device_that_fails_takes_both_batches(checkpoint: Path, expected: list[int]) -> None:
+    pipeline, stream = late(checkpoint)
+    stream.fail_next = True
+    pipeline.execute(batch(prompt_row("a")))
+    with pytest.raises(RuntimeError, match="the device has failed"):
+        pipeline.execute(batch(next_row("a", 1)))
+    assert not pipeline.has_pending_outputs()
+    pipeline.execute(batch(prompt_row("a")))
+    assert pipeline.execute(EMPTY).token_ids == {"a": (expected[0],)}
+
+
+def test_penalties_wait_for_the_token_before_them(checkpoint: Path) -> None:
+    sampling = SamplingParams(temperature=0, presence_penalty=50.0)
+    together = TextGenerationPipeline(pipeline_config(checkpoint))
+    first = together.execute(batch(prompt_row("a", sampling=sampling))).token_ids["a"]
+    decode = row(first, PAGES, 20, sampling=sampling, output_ids=first)
+    second = together.execute(batch(decode)).token_ids["a"]
+    pipeline, stream = late(checkpoint)
+    pipeline.execute(batch(prompt_row("a", sampling=sampling)))
+    placeholder = row(
+        [FUTURE_TOKEN], PAGES, 20, sampling=sampling, output_ids=[FUTURE_TOKEN], request_id="a"
+    )
+    assert pipeline.execute(batch(placeholder)).token_ids["a"] == first
+    # The second forward was under way when the first token was waited for.
+    assert stream.log[2:5] == ["launch", "wait", "launch"]
+    assert pipeline.execute(EMPTY).token_ids["a"] == second
+
+
+def overlapping(config: Any, tokenizer: Any = None) -> tuple[Engine, LateStream]:
+    stream = LateStream()
+    pipeline = OverlapTextGenerationPipeline(config, tokenizer=tokenizer, stream=stream)
+    return assemble_engine(pipeline, config), stream
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_checkpoint: Path) -> plain.Results:
+    engine = create_engine(plain.config(tiny_checkpoint, prefix_caching=False))
+    engine.start()
+    results = plain.run(engine, together=False)
+    engine.shutdown()
+    return results
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"max_batch_input_tokens": 24},
+        {"num_pages": 14, "max_batch_input_tokens": 64},
+        {"num_pages": 14, "prefix_caching": False},
+        {"enable_in_flight_batching": False, "max_batch_input_tokens": 32},
+        {"num_pages": 14, "pausing": True},
+    ],
+    ids=str,
+)
+def test_the_same_tokens_as_without(
+    tiny_checkpoint: Path, alone: plain.Results, values: dict[str, Any]
+) -> None:
+    kept = {key: value for key, value in values.items() if key != "pausing"}
+    engine, _ = overlapping(plain.config(tiny_checkpoint, **kept))
+    engine.start()
+    try:
+        found = plain.run(engine, together=True, pausing=values.get("pausing", False))
+        assert found == alone
+        assert engine.drain(5)
+        assert engine.stats().used_pages == 0
+    finally:
+        engine.shutdown()
+
+
+def finish(engine: Engine, asked: Sequence[Request]) -> dict[str, list[TokenChunk]]:
+    streams = [engine.submit(request) for request in asked]
+    engine.start()
+    found = {stream.request_id: list(stream) for stream in streams}
+    engine.shutdown()
+    return found
+
+
+def test_two_batches_are_under_way_at_once(tiny_checkpoint: Path) -> None:
+    engine, stream = overlapping(plain.config(tiny_checkpoint))
+    sampling = SamplingParams(max_tokens=6, ignore_eos=True)
+    finish(engine, [Request(name, (1, 2), sampling) for name in "ab"])
+    assert stream.most_queued == 6  # a forward, a sampling and a copy, twice
+    assert stream.log == ["launch", "launch"] + ["launch", "launch", "wait"] * 5 + ["wait"]
+
+
+def test_structured_output_overlaps(tmp_path: Path) -> None:
+    """Constrained and free rows in one batch, a schema that cannot be met among them."""
+    folder = structured.build_text_checkpoint(tmp_path / "text")
+    config = structured.config(folder)
+    asked = structured.requests()
+    expected = finish(create_engine(config, structured.BYTES), asked)
+    engine, _ = overlapping(config, structured.BYTES)
+    found = finish(engine, asked)
+    for name, chunks in expected.items():
+        assert structured.tokens(found[name]) == structured.tokens(chunks), name
+        assert found[name][-1].finish_reason is chunks[-1].finish_reason
+    for index, schema in enumerate(structured.SCHEMAS):
+        text = bytes(structured.tokens(found[f"bound{index}"]))
+        assert structured.is_valid(json.loads(text), schema)
+    pipeline = engine.pipeline
+    assert isinstance(pipeline, OverlapTextGenerationPipeline)
+    assert pipeline.structured.num_matchers == 0
+
+
+def test_a_request_whose_grammar_breaks_fails_alone(tmp_path: Path) -> None:
+    folder = structured.build_text_checkpoint(tmp_path / "text")
+    engine, _ = overlapping(structured.config(folder), structured.Spelling([b"a"] * 256))
+    free, bound = structured.requests()[:2]
+    chunks = finish(engine, [free, bound])
+    assert chunks[bound.request_id][-1].finish_reason is FinishReason.ERROR
+    assert chunks[free.request_id][-1].finish_reason is not FinishReason.ERROR
+
+
+def test_log_probabilities_are_refused_when_they_are_asked_for(tiny_checkpoint: Path) -> None:
+    engine, _ = overlapping(plain.config(tiny_checkpoint))
+    with pytest.raises(RequestError, match="log-probabilities"):
+        engine.submit(Request("a", (1,), SamplingParams(top_logprobs=1)))
+    engine.shutdown()
+
+
+def test_a_value_is_not_known_before_the_work_has_run() -> None:
+    stream = LateStream()
+    five = stream.launch(lambda: torch.tensor([5]))
+    six = stream.launch(lambda: five.value + 1)
+    with pytest.raises(RuntimeError, match="has not run"):
+        _ = six.value
+    copy = stream.download(six)
+    assert not copy.is_ready
+    assert (copy.wait().tolist(), copy.wait().tolist(), copy.is_ready) == ([6], [6], True)
+    now = ImmediateStream()
+    done: Launched[torch.Tensor] = now.launch(lambda: torch.tensor([7]))
+    assert now.download(done).is_ready
+    assert now.download(done).wait().tolist() == [7]
+
+
+def test_greedy_rows_beside_random_ones(checkpoint: Path, expected: list[int]) -> None:
+    """One batch, each row by its own rules, whatever the other waits for."""
+    pipeline, _ = late(checkpoint)
+    other = SamplingParams(seed=4, repetition_penalty=1.4)
+    pages = [20, 21, 22]
+    pipeline.execute(batch(prompt_row("a"), row(PROMPT, pages, request_id="b", sampling=other)))
+    follow = row(
+        [FUTURE_TOKEN], pages, 20, request_id="b", sampling=other, output_ids=[FUTURE_TOKEN]
+    )
+    first = pipeline.execute(batch(next_row("a", 1, sampling=GREEDY), follow)).token_ids
+    second = pipeline.execute(EMPTY).token_ids
+    assert [first["a"][0], second["a"][0]] == expected[:2]
