@@ -331,3 +331,29 @@ def test_greedy_rows_beside_random_ones(checkpoint: Path, expected: list[int]) -
     first = pipeline.execute(batch(next_row("a", 1, sampling=GREEDY), follow)).token_ids
     second = pipeline.execute(EMPTY).token_ids
     assert [first["a"][0], second["a"][0]] == expected[:2]
+
+
+def test_empty_batches_are_run_when_asked_for(checkpoint: Path) -> None:
+    pipeline, stream = late(checkpoint)
+    pipeline.execute(EMPTY)
+    assert stream.log == []
+    pipeline, stream = late(checkpoint, execute_empty_batches=True)
+    pipeline.execute(batch(prompt_row("a")))
+    before = pipeline.runner.forward_pass_id
+    assert set(pipeline.execute(EMPTY).token_ids) == {"a"}
+    assert not pipeline.has_pending_outputs()
+    pipeline.execute(batch(prompt_row("a")))
+    pipeline.execute(EMPTY)
+    # Two prompts, and the idle pass between them; nobody has waited for the second idle one.
+    assert pipeline.runner.forward_pass_id == before + 3
+
+
+def test_the_configuration_chooses(tiny_checkpoint: Path, alone: plain.Results) -> None:
+    """By force on the CPU: the overlap pipeline, which then waits for each step."""
+    config = plain.config(tiny_checkpoint, enable_overlap_scheduler=True, force=True)
+    engine = create_engine(config)
+    assert isinstance(engine.pipeline, OverlapTextGenerationPipeline)
+    assert not engine.pipeline.overlap_active
+    engine.start()
+    assert plain.run(engine, together=True) == alone
+    engine.shutdown()
