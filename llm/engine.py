@@ -243,10 +243,7 @@ class Engine:
         return True
 
     def _step(self) -> bool:
-        """One schedule, execute, commit; False when there was nothing to do.
-
-        What is committed may be the batch before the one that was scheduled.
-        """
+        """One schedule, execute, commit (of the batch before, perhaps); False: nothing to do."""
         batch = self._scheduler.schedule()
         ended = self._scheduler.take_ended()
         self._deliver(ended)
@@ -355,9 +352,8 @@ def create_engine(config: PipelineConfig, tokenizer: TokenSpelling | None = None
     """An engine for the model of `config`, loaded and not started.
 
     `tokenizer` spells the tokens for structured output; nothing is asked of it before the first
-    schema comes. In-flight batching is on unless the configuration turns it
-    off by name, so that a long prompt never holds up streams that run. Raises `CheckpointError`,
-    `ConfigError`, `CapacityError`.
+    schema comes. In-flight batching is on unless the configuration turns it off by name, so that
+    a long prompt never holds up streams that run. Raises what `create_pipeline` does.
     """
     if not config.is_resolved:
         raise RuntimeError("resolve the configuration before an engine is made from it")
