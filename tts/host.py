@@ -20,7 +20,7 @@ class Host:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.metrics = Metrics()
-        self.calls = Calls(self.metrics, config.slow_reader_timeout_s)
+        self.calls = Calls(self.metrics, config.slow_reader_timeout_s, config.log_user_text)
         self.admission = Admission(
             AdmissionLimits(
                 max_running=config.max_concurrent_requests,

@@ -4,7 +4,7 @@
                                            ├─ error ─▶ status table ─▶ abort with details
                                            └─ cancelled, deadline ─▶ passes through
 
-Log lines hold ids, codes and numbers, never a user's text.
+Log lines hold ids, codes and numbers, and a user's text only where the configuration says so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from uuid import uuid4
 
 import grpc
 
+from tts import logs
 from tts.errors import DrainingError, LoadingError, SlowReaderError
+from tts.logs import Fields, with_fields
 from tts.metrics import Metrics
 from tts.proto_checks import REQUEST_ID
 from tts.status import DETAILS_KEY, RpcStatus, status_of
@@ -28,6 +30,7 @@ from tts.status import DETAILS_KEY, RpcStatus, status_of
 logger = logging.getLogger("tts.rpc")
 
 REQUEST_ID_KEY = "x-request-id"
+MAX_LOGGED_CHARACTERS = 1000
 
 
 class ServerState(Enum):
@@ -43,6 +46,7 @@ class CallFacts:
     """What a call's log line and the metrics will say about it."""
 
     characters: int = 0
+    text: str = ""  # the beginning of what was asked for, where it may be logged
     sample_rate: int = 0  # Hz of the audio sent
     audio_s: float = 0.0
     first_audio_s: float | None = None
@@ -60,6 +64,7 @@ class Call:
     method: str
     request_id: str
     write_timeout_s: float
+    logs_text: bool = False
     started: float = field(default_factory=time.monotonic)
     facts: CallFacts = field(default_factory=CallFacts)
     _heard: float | None = None
@@ -78,10 +83,18 @@ class Call:
         """Count the time to the first audio from now: the call was open before there was text."""
         self._heard = time.monotonic()
 
+    def note_text(self, text: str) -> None:
+        """Count what the client asks to be said or written."""
+        facts = self.facts
+        facts.characters += len(text)
+        if self.logs_text:
+            facts.text = (facts.text + text)[:MAX_LOGGED_CHARACTERS]
+
     def adopt_id(self, request_id: str) -> None:
         """Use the client's id when it can stand in a log line and in metadata."""
         if REQUEST_ID.fullmatch(request_id):
             self.request_id = request_id
+            logs.request_id.set(request_id)
 
     @property
     def client(self) -> str:
@@ -107,10 +120,11 @@ class Call:
 class Calls:
     """Opens and closes the calls of one server."""
 
-    def __init__(self, metrics: Metrics, write_timeout_s: float) -> None:
+    def __init__(self, metrics: Metrics, write_timeout_s: float, log_text: bool = False) -> None:
         self.state = ServerState.LOADING
         self.metrics = metrics
         self._write_timeout_s = write_timeout_s
+        self._log_text = log_text
         self._idle = asyncio.Event()
         self.num_open = 0
         """Calls under way, those that wait in the queue included."""
@@ -120,7 +134,9 @@ class Calls:
         self, context: grpc.aio.ServicerContext, service: str, method: str
     ) -> AsyncIterator[Call]:
         """Run one RPC's body; what it raises becomes the call's status."""
-        call = Call(context, service, method, uuid4().hex, self._write_timeout_s)
+        request_id = uuid4().hex
+        call = Call(context, service, method, request_id, self._write_timeout_s, self._log_text)
+        outer = logs.request_id.set(request_id)
         self.metrics.started.labels(service, method).inc()
         self.num_open += 1
         try:
@@ -140,6 +156,7 @@ class Calls:
             context.set_trailing_metadata(((REQUEST_ID_KEY, call.request_id),))
             self._ended(call, "OK")
         finally:
+            logs.request_id.reset(outer)
             self.num_open -= 1
             if not self.num_open:
                 self._idle.set()
@@ -182,9 +199,10 @@ class Calls:
         metrics.output_tokens.inc(facts.output_tokens)
         if facts.audio_s and code == "OK":
             metrics.real_time_factor.observe(call.age_s / facts.audio_s)
-        logger.info("%s", _line(call, code, reason))
+        fields = _fields(call, code, reason)
+        logger.info("call ended", extra=with_fields(*fields))
         if code == grpc.StatusCode.INTERNAL.name:
-            logger.error("request %s failed", call.request_id, exc_info=error)
+            logger.error("the call failed", exc_info=error)
 
 
 def _cancel_code(context: grpc.aio.ServicerContext) -> str:
@@ -204,17 +222,23 @@ async def _abort(call: Call, status: RpcStatus) -> None:
         raise asyncio.CancelledError from None
 
 
-def _line(call: Call, code: str, reason: str) -> str:
+def _fields(call: Call, code: str, reason: str) -> Fields:
+    """What there is to say about a call that ended, without what there is not."""
     facts = call.facts
-    parts = [f"{call.method} {code}", f"id={call.request_id}", f"time={call.age_s:.3f}s"]
-    if reason:
-        parts.append(f"reason={reason}")
-    if facts.characters:
-        parts.append(f"characters={facts.characters}")
-    if facts.first_audio_s is not None:
-        parts.append(f"first_audio={facts.first_audio_s:.3f}s audio={facts.audio_s:.2f}s")
-    if facts.output_tokens:
-        parts.append(f"tokens={facts.prompt_tokens}+{facts.output_tokens}")
-    if facts.warnings:
-        parts.append(f"warnings={facts.warnings}")
-    return " ".join(parts)
+    always = (
+        ("request_id", call.request_id),
+        ("method", call.method),
+        ("code", code),
+        ("duration_s", call.age_s),
+    )
+    known: Fields = (
+        ("reason", reason),
+        ("characters", facts.characters),
+        ("text", facts.text),
+        ("first_audio_s", facts.first_audio_s),
+        ("audio_s", facts.audio_s),
+        ("prompt_tokens", facts.prompt_tokens),
+        ("output_tokens", facts.output_tokens),
+        ("warnings", facts.warnings),
+    )
+    return (*always, *((name, value) for name, value in known if value))

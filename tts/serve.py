@@ -32,6 +32,7 @@ from tts.config import (
     describe_error,
 )
 from tts.factory import Service, create_service, default_values
+from tts.logs import configure_logging
 from tts.metrics import Metrics
 from tts.server import SpeechServer
 from tts.speech import SamplingOverrides, SpeechRequest
@@ -39,7 +40,6 @@ from tts.speech import SamplingOverrides, SpeechRequest
 logger = logging.getLogger("tts.serve")
 
 PROGRAM = "serve"
-LOG_LEVELS = ("debug", "info", "warning", "error")
 WARM_UP_CODES = 16
 WRONG_CONFIGURATION = (
     ConfigError,
@@ -67,7 +67,6 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Values come from flags, then --config-file, then SONANT_… variables.",
     )
     parser.add_argument("--version", action="version", version=f"sonant {__version__}")
-    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="(default: info)")
     add_config_flags(parser, ServerConfig)
     add_config_flags(parser, AudioGenerationConfig)
     return parser
@@ -182,11 +181,10 @@ def _end_process(status: int) -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit status."""
     args = build_parser().parse_args(argv)
-    logging.basicConfig(
-        level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
     try:
-        return asyncio.run(run(read_config(args)))
+        config = read_config(args)
+        configure_logging(config.server.log_level, config.server.log_format)
+        return asyncio.run(run(config))
     except ValidationError as error:
         return _refuse(describe_error(error))
     except WRONG_CONFIGURATION as error:

@@ -43,7 +43,7 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
         async with self._host.calls.serve(context, SERVICE, "Synthesize") as call:
             call.adopt_id(request.config.request_id)
             checked = self._api().check(request, call.request_id)
-            call.facts.characters = len(checked.request.text)
+            call.note_text(checked.request.text)
             async with self._host.admission.enter(call.client):
                 response = await self._api().whole(checked)
             call.facts.audio_s = _audio_s(response.done)
@@ -54,7 +54,7 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
         async with self._host.calls.serve(context, SERVICE, "SynthesizeStream") as call:
             call.adopt_id(request.config.request_id)
             checked = self._api().check(request, call.request_id)
-            call.facts.characters = len(checked.request.text)
+            call.note_text(checked.request.text)
             async with self._host.admission.enter(call.client):
                 await self._send(call, self._api().stream(checked))
 
@@ -200,7 +200,7 @@ class _Heard:
         if self._is_first:
             self._call.note_heard()
             self._is_first = False
-        self._call.facts.characters += len(message.text)
+        self._call.note_text(message.text)
         return message
 
 

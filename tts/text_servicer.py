@@ -115,7 +115,8 @@ class TextServicer(pb_grpc.TextServiceServicer):
             wrong.require(can_echo, "config.echo", "this server runs without enable_echo")
             self._check_input(proto.input, wrong)
         await self._check_schema(config.json_schema)
-        call.facts.characters = _num_characters(proto.input)
+        for text in _texts(proto.input):
+            call.note_text(text)
         return TextRequest(
             request_id=call.request_id,
             prompt_ids=_prompt_ids(proto.input, self._host.service.prompts),
@@ -182,7 +183,11 @@ def _check_characters(text: str, field: str, wrong: Violations) -> None:
 
 
 def _num_characters(proto: pb.GenerationInput) -> int:
-    return len(proto.prompt) + sum(len(message.content) for message in proto.chat.messages)
+    return sum(map(len, _texts(proto)))
+
+
+def _texts(proto: pb.GenerationInput) -> list[str]:
+    return [proto.prompt, *(message.content for message in proto.chat.messages)]
 
 
 def _prompt_ids(proto: pb.GenerationInput, prompts: PromptBuilder) -> tuple[int, ...]:

@@ -122,7 +122,7 @@ def test_a_life_ended_by_sigterm_in_mid_stream(tiny_checkpoint: Path) -> None:
             assert await process.ended() == 0
             assert await process.line() == ""
             assert "secret" not in process.log
-            assert "SynthesizeStream OK id=first" in process.log
+            assert "call ended request_id=first method=SynthesizeStream code=OK" in process.log
             assert "SIGTERM: draining" in process.log
             assert "Traceback" not in process.log
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -259,22 +258,3 @@ def test_unknown_methods_are_unimplemented(service: Service) -> None:
         assert (await error_of(call)).code() is grpc.StatusCode.UNIMPLEMENTED
 
     serve_and(service, ask)
-
-
-def test_logs_hold_ids_and_codes_but_no_text(
-    service: Service, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def ask(served: Serving) -> None:
-        await hear(served, "Confidential matter.", request_id="id-7")
-        error = await error_of(
-            served.speech.Synthesize(unary_request("Confidential\0", request_id="id-8"))
-        )
-        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-    with caplog.at_level(logging.INFO):
-        serve_and(service, ask)
-    lines = [record.getMessage() for record in caplog.records if record.name == "tts.rpc"]
-    assert "SynthesizeStream OK id=id-7" in lines[0]
-    assert "characters=20" in lines[0]
-    assert "Synthesize INVALID_ARGUMENT id=id-8" in lines[1]
-    assert "Confidential" not in caplog.text

@@ -1,0 +1,80 @@
+"""The service's log: plain lines or JSON, each with the id of the request it is about.
+
+A call's task and all it starts know the id through `request_id`; nobody has to hand it on. User
+text is not part of any message unless the configuration asks for it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from contextvars import ContextVar
+from typing import Literal
+
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+"""Id of the request that this task works for; empty outside of one."""
+
+Fields = tuple[tuple[str, object], ...]
+LogFormat = Literal["text", "json"]
+
+
+def configure_logging(level: str, log_format: LogFormat) -> None:
+    """Log everything of at least this level to standard error, and nothing twice."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class TextFormatter(logging.Formatter):
+    """A line to read: time, level, logger, message, fields as name=value."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """The line without a traceback."""
+        fields = fields_of(record)
+        shown = "".join(f" {name}={_plain(value)}" for name, value in fields)
+        return super().formatMessage(record) + shown
+
+
+class JsonFormatter(logging.Formatter):
+    """A line to parse: one JSON object with time (UTC), level, logger, message and the fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line; a traceback is its "exception"."""
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        values: dict[str, object] = {
+            "time": f"{moment}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **dict(fields_of(record)),
+        }
+        if record.exc_info:
+            values["exception"] = self.formatException(record.exc_info)
+        return json.dumps(values, ensure_ascii=False, default=str)
+
+
+def with_fields(*fields: tuple[str, object]) -> dict[str, Fields]:
+    """For a logging call's `extra`: values that stand beside the message, by name."""
+    return {"fields": fields}
+
+
+def fields_of(record: logging.LogRecord) -> Fields:
+    """A record's own fields, the request's id first where there is one."""
+    own: Fields = getattr(record, "fields", ())
+    current = request_id.get()
+    if current and all(name != "request_id" for name, _ in own):
+        return (("request_id", current), *own)
+    return own
+
+
+def _plain(value: object) -> str:
+    """As it is, in quotation marks where it would not be one word."""
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    text = str(value)
+    is_word = text and text.isprintable() and not any(mark in text for mark in ' "=')
+    return text if is_word else json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,82 @@
+"""`ServerConfig`: what the gRPC front end listens on, accepts, logs and gives up on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from llm import StrictModel
+
+MIB = 2**20
+
+
+class ServerConfig(StrictModel):
+    """What the gRPC front end listens on, accepts and gives up on. Frozen from the start."""
+
+    SECTION: ClassVar[str] = "server_config"
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on")
+    port: int = Field(default=50051, ge=0, le=65535, description="port (0: any free one)")
+    max_concurrent_requests: int = Field(default=32, gt=0, description="calls running at once")
+    max_queued_requests: int = Field(default=16, ge=0, description="calls waiting to run")
+    max_streams_per_client: int = Field(default=64, gt=0, description="open calls of one client")
+    max_text_characters: int = Field(default=10_000, gt=0, description="text of one request")
+    max_fragment_characters: int = Field(
+        default=2_000, gt=0, description="one fragment of streamed text"
+    )
+    max_stream_characters: int = Field(
+        default=100_000, gt=0, description="all text of one stream together"
+    )
+    max_prompt_audio_bytes: int = Field(
+        default=10 * MIB, gt=0, description="size of a voice prompt"
+    )
+    min_prompt_duration_s: float = Field(default=1.0, gt=0, description="shortest voice prompt")
+    max_prompt_duration_s: float = Field(default=30.0, gt=0, description="longest voice prompt")
+    max_audio_duration_s: float = Field(default=600.0, gt=0, description="audio of one request")
+    max_message_bytes: int = Field(default=16 * MIB, ge=4096, description="largest gRPC message")
+    max_voices: int = Field(default=256, ge=0, description="voices that clients may create")
+    drain_delay_s: float = Field(
+        default=0.0, ge=0, description="how long to be NOT_SERVING before calls are refused"
+    )
+    drain_grace_s: float = Field(default=30.0, ge=0, description="time to finish calls on SIGTERM")
+    slow_reader_timeout_s: float = Field(
+        default=10.0, gt=0, description="how long a client may leave audio unread"
+    )
+    idle_timeout_s: float = Field(
+        default=60.0, gt=0, description="how long a text stream may send nothing"
+    )
+    auth_token: str = Field(default="", repr=False, description="token that every call must bear")
+    admin_token: str = Field(default="", repr=False, description="token to create, delete voices")
+    tls_cert: Path | None = Field(default=None, description="server certificate chain, PEM")
+    tls_key: Path | None = Field(default=None, description="server private key, PEM")
+    tls_client_ca: Path | None = Field(
+        default=None, description="CA of client certificates, which are then required"
+    )
+    enable_reflection: bool = Field(default=True, description="serve gRPC reflection")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least important messages to log: debug, info, warning, error"
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="text, or json for one JSON object per line"
+    )
+    log_user_text: bool = Field(
+        default=False, description="put what clients ask to be said or written into the log"
+    )
+    metrics_host: str = Field(default="127.0.0.1", description="address of the metrics server")
+    metrics_port: int = Field(default=8001, ge=0, le=65535, description="port of it (0: any)")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ServerConfig:
+        if self.min_prompt_duration_s > self.max_prompt_duration_s:
+            raise ValueError("min_prompt_duration_s must not exceed max_prompt_duration_s")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key")
+        return self
+
+    def model_post_init(self, context: Any, /) -> None:
+        super().model_post_init(context)
+        self.freeze()
