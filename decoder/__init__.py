@@ -18,6 +18,7 @@ from decoder.base import (
     PrependPromptSpeechTokens,
     SpeechChunk,
     StreamingOptions,
+    StreamState,
 )
 from decoder.batching import ReadyWindow, render
 from decoder.pcm import (
@@ -83,6 +84,7 @@ __all__ = [
     "ReadyWindow",
     "Resampler",
     "SpeechChunk",
+    "StreamState",
     "StreamingOptions",
     "TimeStretcher",
     "apply_patches",

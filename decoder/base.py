@@ -190,6 +190,19 @@ class DecodeWindow:
         return len(self.codes), self.prompt_len, self.history_len, self.future_len
 
 
+@dataclass(slots=True)
+class StreamState:
+    """What rendering one stream leaves for its next block; whoever owns the stream owns it.
+
+    Only `render` changes it, and only when the whole call has succeeded. `kept` belongs to the
+    codec; `tail` are the samples after the newest block as it was rendered, float32, to be blended
+    with the next one's.
+    """
+
+    kept: object = None
+    tail: np.ndarray | None = None
+
+
 class AudioDecoder(ABC):
     """Codes to samples, and back where the codec has an encoder. Stateless between calls."""
 
@@ -204,6 +217,14 @@ class AudioDecoder(ABC):
         num_samples); what lies left of them may be anything, so it need not be rendered. A row
         never depends on the other rows.
         """
+
+    def decode_next(self, window: DecodeWindow, kept: object) -> tuple[torch.Tensor, object]:
+        """As `decode` of one window, going on from what the stream's former block left.
+
+        `kept` None is the start of a stream. Returns the row [1, S] and what to keep. Only codecs
+        with `options.stateful` keep anything.
+        """
+        return self.decode([window]), None
 
     def encode(self, samples: np.ndarray) -> tuple[int, ...]:
         """Mono float32 samples at the codec's rate to codes; raises where there is no encoder."""

@@ -23,6 +23,7 @@ PICKLE_FILE = "pytorch_model.bin"
 _DECODERS = {
     "dac": "decoder.dac:DacDecoder",
     "embedded": "decoder.embedded:EmbeddedDecoder",
+    "mimi": "decoder.mimi:MimiDecoder",
     "neucodec": "decoder.xcodec2:Xcodec2Decoder",
     "ramp": "decoder.ramp:RampDecoder",
     "snac": "decoder.snac:SnacDecoder",

@@ -17,6 +17,7 @@ from decoder.base import (
     DecodeWindow,
     StreamingOptions,
 )
+from decoder.batching import crossfade_samples
 from decoder.registry import WEIGHTS_FILE, CodecSource
 from decoder.streaming import check_codes, check_frames, validate_streaming
 from decoder.weights import layer_of, load_weights, read_tensors
@@ -55,11 +56,6 @@ def rendered_samples(spec: CodecSpec, window: DecodeWindow, options: DecoderOpti
     end = window.skip_samples + window.num_samples
     fade = crossfade_samples(spec, options) if window.future_len else 0
     return slice(window.skip_samples, end + fade)
-
-
-def crossfade_samples(spec: CodecSpec, options: DecoderOptions) -> int:
-    """The length of `crossfade_ms`."""
-    return round(options.crossfade_ms * spec.sample_rate / 1000)
 
 
 def codes_tensor(spec: CodecSpec, windows: Sequence[DecodeWindow], device: str) -> Tensor:

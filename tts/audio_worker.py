@@ -159,7 +159,7 @@ class AudioWorker:
         """Decode and deliver; when the decoder fails, only the streams that make it fail end."""
         if not batch or self._decoder is None:
             return
-        ready = [ReadyWindow(item.task.request_id, item.window) for item in batch]
+        ready = [ReadyWindow(item.task.request_id, item.window, item.task.state) for item in batch]
         try:
             audio = render(self._decoder, ready)
         except Exception as error:  # the engine thread's top: whatever a codec raises

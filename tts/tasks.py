@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from decoder import CodecSpec, DecoderStream, DecodeWindow, SpeechChunk
+from decoder import CodecSpec, DecoderStream, DecodeWindow, SpeechChunk, StreamState
 from llm import FinishReason, TokenChunk
 from tts.chunker import SpeechChunker
 from tts.engine_client import AudioBlock, SpeechJob
@@ -141,6 +141,7 @@ class SpeechTask(StreamTask):
             carry=job.carry,
             token_offset=job.token_offset,
         )
+        self.state = StreamState()
         self._waiting: deque[FiredBlock] = deque()
         self._tokens = TokenChunk(self.request_id)
         # what is in the queue already

@@ -66,6 +66,28 @@ def write_dac(folder: Path, **changes: Any) -> Any:
     return _save(DacModel, DacConfig(**(sizes | changes)), folder)
 
 
+def write_mimi(folder: Path, **changes: Any) -> Any:
+    """Mimi in Hugging Face's layout, with a short attention window."""
+    from transformers import MimiConfig, MimiModel
+
+    sizes = {
+        "hidden_size": 32,
+        "num_filters": 4,
+        "upsampling_ratios": [5, 4, 2],
+        "codebook_size": 16,
+        "codebook_dim": 8,
+        "vector_quantization_hidden_dimension": 8,
+        "num_quantizers": 4,
+        "upsample_groups": 32,
+        "num_hidden_layers": 2,
+        "intermediate_size": 48,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "sliding_window": 6,
+    }
+    return _save(MimiModel, MimiConfig(**(sizes | changes)), folder, spread=0.3)
+
+
 SMALL_XCODEC2 = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -112,6 +134,9 @@ def _save(model_class: Any, config: Any, folder: Path, spread: float | None = No
     if spread is not None:
         for parameter in reference.parameters():
             torch.nn.init.normal_(parameter, std=spread)
+        for name, buffer in reference.named_buffers():
+            if name.endswith("embed_sum"):
+                torch.nn.init.normal_(buffer)
     reference.save_pretrained(folder)
     return reference
 

@@ -40,14 +40,22 @@ def test_importing_the_package_imports_no_torch() -> None:
 
 
 def test_supported_names() -> None:
-    assert supported_decoders() == ("dac", "embedded", "neucodec", "ramp", "snac", "xcodec2")
+    assert supported_decoders() == (
+        "dac",
+        "embedded",
+        "mimi",
+        "neucodec",
+        "ramp",
+        "snac",
+        "xcodec2",
+    )
 
 
 @pytest.mark.parametrize("name", ["", "snack"])
 def test_an_unknown_name_lists_the_known_ones(name: str) -> None:
     with pytest.raises(
         DecoderConfigError,
-        match=f"decoder '{name}'; supported: dac, embedded, neucodec, ramp, snac, xcodec2",
+        match=f"decoder '{name}'; supported: dac, embedded, mimi, neucodec, ramp, snac, xcodec2",
     ):
         create_decoder(name)
 
