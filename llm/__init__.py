@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         StrictModel,
     )
     from llm.engine import Engine, create_engine
+    from llm.engine_figures import BatchFigures
     from llm.engine_types import EngineStats, StepHook, TokenStream
     from llm.errors import (
         CapacityError,
@@ -41,10 +42,12 @@ if TYPE_CHECKING:
         TokenChunk,
         TokenLogprob,
     )
+    from llm.scheduler.figures import Histogram, SequenceFigures
     from llm.structured.grammar import TokenSpelling, check_json_schema
 
 __all__ = [
     "Architecture",
+    "BatchFigures",
     "CapacityError",
     "CheckpointError",
     "ConfigError",
@@ -52,6 +55,7 @@ __all__ = [
     "EngineStats",
     "EngineStoppedError",
     "FinishReason",
+    "Histogram",
     "KVCacheConfig",
     "LLMError",
     "LoRAConfig",
@@ -65,6 +69,7 @@ __all__ = [
     "RequestTimings",
     "SamplingConfig",
     "SamplingParams",
+    "SequenceFigures",
     "SpeculativeConfig",
     "StepHook",
     "StrictModel",
@@ -90,6 +95,7 @@ _HOMES = {
         "StrictModel",
     ),
     "llm.engine": ("Engine", "create_engine"),
+    "llm.engine_figures": ("BatchFigures",),
     "llm.engine_types": ("EngineStats", "StepHook", "TokenStream"),
     "llm.errors": (
         "CapacityError",
@@ -108,6 +114,7 @@ _HOMES = {
         "TokenChunk",
         "TokenLogprob",
     ),
+    "llm.scheduler.figures": ("Histogram", "SequenceFigures"),
     "llm.structured.grammar": ("TokenSpelling", "check_json_schema"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
 from llm.batch import ForwardMode, ScheduledBatch
+from llm.engine_figures import StepCounters
 from llm.engine_types import EngineStats, Pipeline, Sink, StepHook, TokenStream
 from llm.errors import EngineStoppedError, QueueFullError, RequestError
 from llm.request import FinishReason, Request, TokenChunk
@@ -77,8 +78,7 @@ class Engine:
         self._is_awake = False  # somebody called `wake` since the last cycle
         self._thread: threading.Thread | None = None
         self._in_flight: deque[ScheduledBatch] = deque()  # executed, not committed
-        self._num_steps = self._num_failed_steps = self._num_input_tokens = 0
-        self._num_empty_steps = 0
+        self._counters = StepCounters()
 
     @property
     def pipeline(self) -> Pipeline:
@@ -187,6 +187,7 @@ class Engine:
         scheduler, kv = self._scheduler, self._pipeline.kv_manager
         return EngineStats(
             running=scheduler.num_running,
+            decoding=scheduler.num_decoding,
             waiting=self._num_waiting(),
             paused=scheduler.num_paused,
             used_pages=kv.used_pages,
@@ -195,10 +196,12 @@ class Engine:
             preemptions=scheduler.num_preemptions,
             prefix_hit_tokens=kv.prefix_hit_tokens,
             prefix_miss_tokens=kv.prefix_miss_tokens,
-            steps=self._num_steps,
-            failed_steps=self._num_failed_steps,
-            input_tokens=self._num_input_tokens,
-            empty_steps=self._num_empty_steps,
+            steps=self._counters.steps,
+            failed_steps=self._counters.failed_steps,
+            input_tokens=self._counters.input_tokens,
+            empty_steps=self._counters.empty_steps,
+            batches=self._counters.snapshot(),
+            sequences=scheduler.figures(),
         )
 
     def __repr__(self) -> str:
@@ -243,19 +246,23 @@ class Engine:
         return True
 
     def _step(self) -> bool:
-        """One schedule, execute, commit (of the batch before, perhaps); False: nothing to do."""
+        """One schedule, execute, commit; False when there was nothing to do.
+
+        What is committed may be the batch before the one that was scheduled.
+        """
+        started_s = time.perf_counter()
         batch = self._scheduler.schedule()
+        schedule_s = time.perf_counter() - started_s
         ended = self._scheduler.take_ended()
         self._deliver(ended)
         if not batch and not self._in_flight:
             if self._runs_empty and not ended:
-                self._num_empty_steps += 1
+                self._counters.empty_steps += 1
                 # One that fails would do so for ever, and fill the log.
                 self._runs_empty = self._guard(self._pipeline.execute, batch) is not _RAISED
             return bool(ended)
         if batch:
-            self._num_steps += 1
-            self._num_input_tokens += batch.num_tokens
+            self._counters.scheduled(batch, schedule_s)
             self._in_flight.append(batch)
         self._deliver(self._execute(batch))
         return True
@@ -263,19 +270,23 @@ class Engine:
     def _execute(self, batch: ScheduledBatch) -> list[TokenChunk]:
         """Run a batch, take in what has come, and let the scheduler go on with the rest."""
         chunks: list[TokenChunk] = []
+        started_s = time.perf_counter()
         try:
             output = self._pipeline.execute(batch)
         except Exception as error:
             return self._fail(f"the model failed: {error!r}")
+        execute_s = time.perf_counter() - started_s
         while len(self._in_flight) > int(self._pipeline.has_pending_outputs()):
-            chunks += self._scheduler.commit(self._in_flight.popleft(), output)
+            done = self._in_flight.popleft()
+            self._counters.executed(done, execute_s)
+            chunks += self._scheduler.commit(done, output)
         if batch and self._in_flight:
             self._scheduler.launched(batch)
         return chunks
 
     def _fail(self, message: str) -> list[TokenChunk]:
         """Give up the last batch, and the one before it when its results are lost too."""
-        self._num_failed_steps += 1
+        self._counters.failed_steps += 1
         num_lost = len(self._in_flight) - int(self._pipeline.has_pending_outputs())
         kept = [self._in_flight.popleft() for _ in range(len(self._in_flight) - max(num_lost, 1))]
         chunks: list[TokenChunk] = []

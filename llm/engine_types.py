@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from llm.batch import ScheduledBatch, StepOutput
+from llm.engine_figures import BatchFigures
 from llm.kv_cache.manager import KVCacheManager
 from llm.request import TokenChunk
+from llm.scheduler.figures import SequenceFigures
 
 Sink = Callable[[TokenChunk], None]
 
@@ -62,6 +64,7 @@ class EngineStats:
     """A snapshot. Counters count from the start."""
 
     running: int  # sequences that decode or are being encoded
+    decoding: int  # of them past their prompt
     waiting: int  # sequences that wait for prefill, new ones in the inbox included
     paused: int
     used_pages: int  # held by requests
@@ -74,6 +77,8 @@ class EngineStats:
     failed_steps: int
     input_tokens: int  # fed, all steps together
     empty_steps: int  # without a row, for `execute_empty_batches`
+    batches: tuple[BatchFigures, ...]  # by kind of batch
+    sequences: SequenceFigures
 
 
 class TokenStream:

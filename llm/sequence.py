@@ -63,6 +63,7 @@ class Sequence:
         "sampling",
         "status",
         "stop_ids",
+        "token_s",
         "tokens",
     )
 
@@ -92,6 +93,7 @@ class Sequence:
         self.first_scheduled_s: float | None = None
         self.queue_s: float | None = None
         self.prefill_s: float | None = None
+        self.token_s: float | None = None  # when the last token came
 
     @property
     def end(self) -> int:
@@ -229,9 +231,9 @@ class Sequence:
             self.first_scheduled_s = now
             self.queue_s = now - self.arrival_s
 
-    def had_token(self, now: float) -> None:
-        """Note when the first token came."""
-        if self.prefill_s is None and self.first_scheduled_s is not None:
+    def had_first_token(self, now: float) -> None:
+        """Note how long the prompt took."""
+        if self.first_scheduled_s is not None:
             self.prefill_s = now - self.first_scheduled_s
 
     def take_echo(self, entries: tuple[TokenLogprob, ...], start: int) -> tuple[TokenLogprob, ...]:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from llm.batch import ScheduledBatch, ScheduledRow, StepOutput
 from llm.kv_cache.manager import KVCacheManager
 from llm.request import FinishReason, RequestTimings, TokenChunk, TokenLogprob
+from llm.scheduler.figures import SequenceFigures, SequenceTallies
 from llm.scheduler.in_flight import Step, StepsInFlight
 from llm.scheduler.limits import ResolvedLimits, SchedulerConfig
 from llm.scheduler.planner import BatchPlanner
@@ -54,6 +55,7 @@ class Scheduler:
         self._planner = BatchPlanner(self._limits, kv_manager, self._table, clock)
         self._in_flight = StepsInFlight(kv_manager, limit=2 if plan_ahead else 1)
         self._ended: list[TokenChunk] = []
+        self._tallies = SequenceTallies()
 
     @property
     def max_length(self) -> int:
@@ -77,6 +79,11 @@ class Scheduler:
         return len(table.decoding) + len(table.encoding) + len(table.ending)
 
     @property
+    def num_decoding(self) -> int:
+        """Sequences past their prompt, paused ones aside."""
+        return len(self._table.decoding) + len(self._table.ending)
+
+    @property
     def num_paused(self) -> int:
         """Sequences set aside."""
         return len(self._table.paused)
@@ -90,6 +97,10 @@ class Scheduler:
     def held_s(self) -> float:
         """When `schedule` gave nothing: seconds until a prefill held back may start; 0 for none."""
         return max(self._planner.cycle.held_s, 0.0)
+
+    def figures(self) -> SequenceFigures:
+        """What became of the sequences so far, and how long they waited for their tokens."""
+        return self._tallies.snapshot()
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence by priority and arrival."""
@@ -188,11 +199,19 @@ class Scheduler:
         if now is None:
             now = self._clock()
         chunks, sampled = [], output.token_ids
+        last_s: float | None = None
+        num_gaps = 0
         is_simple = batch.num_steps == 1 and output.is_plain and not step.is_launched
         for row, sequence in zip(batch.rows, step.sequences, strict=True):
             tokens = sampled.get(row.request_id)
             if tokens and is_simple and sequence.decode_on(tokens[0]):
                 chunks.append(_chunk(sequence, now, tokens, ()))
+                # Most had their last token in the same step: they are counted in one go.
+                if sequence.token_s != last_s:
+                    self._tallies.count_gaps(last_s, now, num_gaps)
+                    last_s, num_gaps = sequence.token_s, 0
+                num_gaps += 1
+                sequence.token_s = now
                 continue
             if step.is_launched:
                 sequence.land()
@@ -201,6 +220,7 @@ class Scheduler:
             chunk = self._commit_row(row, sequence, step, output, now)
             if chunk is not None:
                 chunks.append(chunk)
+        self._tallies.count_gaps(last_s, now, num_gaps)
         self._in_flight.release_departed(step)
         return chunks
 
@@ -257,7 +277,11 @@ class Scheduler:
         if message or not sampled:
             message = message or "the model returned no token for this request"
             return self._finish(sequence, FinishReason.ERROR, now, error=message)
-        sequence.had_token(now)
+        if sequence.token_s is None:
+            sequence.had_first_token(now)
+            self._tallies.first_token_s.observe(now - sequence.arrival_s)
+        self._tallies.count_gaps(sequence.token_s, now, 1)
+        sequence.token_s = now
         logprobs = output.logprobs.get(sequence.request_id, ()) if output.logprobs else ()
         num_accepted, reason = 0, None
         for token in sampled:
@@ -315,6 +339,7 @@ class Scheduler:
             self._kv.release(sequence.request_id, sequence.tokens, sequence.processed)
             sequence.pages = ()
         self._table.discard(sequence)
+        self._tallies.finished[reason] += 1
         chunk = _chunk(sequence, now, token_ids, logprobs)
         return chunk._replace(finish_reason=reason, error=error)
 

@@ -102,12 +102,10 @@ def test_a_sequence_ends_at_the_length_limit() -> None:
 
 def test_timings_count_from_the_submission() -> None:
     seq = sequence()
-    seq.had_token(11.0)
-    assert (seq.queue_s, seq.prefill_s) == (None, None)
     for now in (12.0, 13.0):
         seq.was_scheduled(now)
-    for now in (15.0, 16.0):
-        seq.had_token(now)
+    assert (seq.queue_s, seq.prefill_s) == (2.0, None)
+    seq.had_first_token(15.0)
     assert (seq.queue_s, seq.prefill_s) == (2.0, 3.0)
 
 

@@ -1,0 +1,116 @@
+"""What the scheduler and the engine count, as values that any metrics library can export.
+
+`Histogram` is a frozen snapshot; `Tally` is what it is taken of. Counting is done on one thread,
+snapshots may be taken on any.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llm.request import FinishReason
+
+ROW_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+TOKEN_BOUNDS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
+STEP_BOUNDS_S = (
+    1e-4,
+    2.5e-4,
+    5e-4,
+    1e-3,
+    2.5e-3,
+    5e-3,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    5.0,
+)
+WAIT_BOUNDS_S = (
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.5,
+    0.75,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    30.0,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How many observations were at most each bound and above the one before it.
+
+    `counts` has one more entry than `bounds`, for what is above all of them; `total` is the sum
+    of the observations.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+    @property
+    def count(self) -> int:
+        """All observations."""
+        return sum(self.counts)
+
+
+class Tally:
+    """Counts observations by size."""
+
+    __slots__ = ("_bounds", "_counts", "_total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value seen so many times."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._total += value * times
+
+    def snapshot(self) -> Histogram:
+        """What was counted so far."""
+        return Histogram(self._bounds, tuple(self._counts), self._total)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceFigures:
+    """What became of the requests."""
+
+    finished: Mapping[FinishReason, int]
+    first_token_s: Histogram  # from submission
+    token_gap_s: Histogram  # between two tokens of a request, or two turns of several
+
+
+class SequenceTallies:
+    """Counts for `SequenceFigures`; the scheduler owns it."""
+
+    def __init__(self) -> None:
+        self.finished = dict.fromkeys(FinishReason, 0)
+        self.first_token_s = Tally(WAIT_BOUNDS_S)
+        self.token_gap_s = Tally(STEP_BOUNDS_S)
+
+    def count_gaps(self, last_s: float | None, now: float, times: int) -> None:
+        """So many sequences had a token `now`, and the one before it at `last_s` (None: none)."""
+        if times and last_s is not None:
+            self.token_gap_s.observe(now - last_s, times)
+
+    def snapshot(self) -> SequenceFigures:
+        """What was counted so far."""
+        return SequenceFigures(
+            dict(self.finished), self.first_token_s.snapshot(), self.token_gap_s.snapshot()
+        )

@@ -1,0 +1,121 @@
+"""What is counted: batches by kind, ends by reason, first tokens, gaps between tokens."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llm.batch import ForwardMode, StepOutput
+from llm.engine import Engine
+from llm.engine_figures import StepCounters
+from llm.request import FinishReason, Request, SamplingParams
+from llm.scheduler import Scheduler, SchedulerLimits
+from llm.scheduler.figures import STEP_BOUNDS_S, Histogram, Tally
+from tests.llm.shadow import Harness, ShadowPipeline
+
+
+def test_an_observation_is_counted_at_the_first_bound_that_holds_it() -> None:
+    tally = Tally((1, 2, 4))
+    for value in (0.5, 1, 2, 3, 4):
+        tally.observe(value)
+    tally.observe(9, times=3)
+    assert tally.snapshot() == Histogram((1, 2, 4), (2, 1, 2, 3), 10.5 + 27)
+    assert tally.snapshot().count == 8
+
+
+@given(st.lists(st.floats(0, 10, width=16)))
+def test_a_histogram_loses_nothing(values: list[float]) -> None:
+    tally = Tally(STEP_BOUNDS_S)
+    for value in values:
+        tally.observe(value)
+    made = tally.snapshot()
+    assert (made.count, len(made.counts)) == (len(values), len(made.bounds) + 1)
+    assert made.total == pytest.approx(sum(values))
+    for index, bound in enumerate(made.bounds):
+        assert sum(made.counts[: index + 1]) == sum(value <= bound for value in values)
+
+
+def test_batches_are_counted_by_kind() -> None:
+    pipeline, counters = ShadowPipeline(100, 4), StepCounters()
+    limits = SchedulerLimits(max_batch_size=8, max_batch_input_tokens=8)
+    made = Harness(limits, pipeline)
+    made.add("a", 4, stop_token_ids=(), max_tokens=5)
+    made.add("b", 12, stop_token_ids=(), max_tokens=3)
+    for number, batch in enumerate(made.run_all()):
+        counters.scheduled(batch, 0.001)
+        if number:
+            counters.executed(batch, 0.01)
+    by_mode = {figures.mode: figures for figures in counters.snapshot()}
+    extend, mixed, decode = (
+        by_mode[mode] for mode in (ForwardMode.EXTEND, ForwardMode.MIXED, ForwardMode.DECODE)
+    )
+    assert [made.rows.count for made in (extend, mixed, decode)] == [1, 2, 2]
+    assert [made.rows.total for made in (extend, mixed, decode)] == [2, 4, 4]
+    assert [made.input_tokens.total for made in (extend, mixed, decode)] == [8, 10, 4]
+    # a has 4, b 4 · a 5, b 11 · a 6, b 12 · a 7, b 13 · a 8, b 14
+    assert [made.context_tokens.total for made in (extend, mixed, decode)] == [8, 34, 42]
+    assert (extend.execute_s.count, decode.execute_s.total) == (0, pytest.approx(0.02))
+    assert (counters.steps, counters.input_tokens) == (5, 22)
+
+
+def test_first_tokens_and_gaps_are_timed_by_the_schedulers_clock() -> None:
+    made = Harness(SchedulerLimits(), ShadowPipeline(100, 4), clock_step=0.0)
+    for name in "abc":
+        made.add(name, 4, stop_token_ids=(), max_tokens=4)
+    for now in (0.25, 0.27, 0.35, 0.36):
+        made.now = now
+        made.step()
+    figures = made.scheduler.figures()
+    assert (figures.first_token_s.count, figures.first_token_s.total) == (3, 0.75)
+    assert figures.token_gap_s.count == 9
+    assert figures.token_gap_s.total == pytest.approx(3 * 0.11)
+    gaps = dict(zip(figures.token_gap_s.bounds, figures.token_gap_s.counts, strict=False))
+    assert (gaps[0.01] + gaps[0.025], gaps[0.1]) == (6, 3)
+
+
+def test_a_gap_spans_a_preemption() -> None:
+    made = Harness(SchedulerLimits(kvcache_ce_watermark=1.0), ShadowPipeline(8, 4), clock_step=0.0)
+    for name in "abc":
+        made.add(name, 8, stop_token_ids=(), max_tokens=5)
+    while made.scheduler.num_live:
+        made.now += 1.0
+        made.step()
+    assert made.scheduler.num_preemptions
+    figures = made.scheduler.figures()
+    assert (figures.first_token_s.count, figures.token_gap_s.count) == (3, 12)
+    assert figures.token_gap_s.total > 12
+
+
+def test_ends_are_counted_by_reason() -> None:
+    made = Harness(SchedulerLimits(max_batch_size=4), ShadowPipeline(12, 4))
+    made.add("a", 4, stop_token_ids=(), max_tokens=1)
+    made.add("b", 4, stop_token_ids=(5,), max_tokens=9)
+    made.add("c", 4, stop_token_ids=(), max_tokens=9)
+    batch = made.schedule()
+    made.take(made.scheduler.commit(batch, StepOutput({"a": (1,), "b": (5,), "c": (2,)}), 1.0))
+    made.take(made.scheduler.cancel("c"))
+    made.add("huge", 400)
+    made.step()
+    assert made.scheduler.figures().finished == dict.fromkeys(FinishReason, 1)
+
+
+def test_an_engine_tells_its_figures_and_they_travel() -> None:
+    pipeline = ShadowPipeline(100, 4)
+    engine = Engine(pipeline, Scheduler(SchedulerLimits(), pipeline.kv_manager))
+    engine.start()
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    list(engine.submit(Request("a", (1, 2, 3), params)))
+    engine.shutdown()
+    stats = engine.stats()
+    assert {figures.mode.value: figures.execute_s.count for figures in stats.batches} == {
+        "extend": 1,
+        "decode": 2,
+        "mixed": 0,
+    }
+    assert all(figures.schedule_s.total > 0 for figures in stats.batches[:2])
+    assert stats.sequences.finished[FinishReason.LENGTH] == 1
+    assert (stats.decoding, stats.sequences.token_gap_s.count) == (0, 2)
+    assert pickle.loads(pickle.dumps(stats)) == stats
