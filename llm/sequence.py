@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceABC
 from enum import Enum
 
-from llm.request import FinishReason, Request, TokenLogprob
+from llm.request import FinishReason, Request, RequestTimings, TokenChunk, TokenLogprob
 
 FUTURE_TOKEN = -1  # a token that is being sampled: the device knows it, or soon will
 
@@ -33,6 +33,7 @@ class SequenceStatus(Enum):
 
 
 _DECODING = SequenceStatus.DECODING  # looked up once, not for every row of every step
+_new = tuple.__new__  # makes a named tuple in half the time that its class takes
 
 
 class Sequence:
@@ -179,13 +180,14 @@ class Sequence:
         outputs.append(token)
         return FinishReason.LENGTH if len(outputs) >= self.max_outputs else None
 
-    def decode_on(self, token: int) -> bool:
-        """End a step in the common case: a decoding sequence that got `token` and goes on.
+    def decode_on(self, sampled: tuple[int, ...], now: float) -> TokenChunk | None:
+        """End a step in the common case: a decoding sequence that got a token and goes on.
 
-        False, and nothing changed, when the token may be the last, a page is full, or somebody
+        None, and nothing changed, when the token may be the last, a page is full, or somebody
         wants the sequence elsewhere: then `advance` and `accept`, one thing after the other.
         """
         outputs, processed = self.output_ids, self.active_end
+        token = sampled[0]
         if (
             token in self.stop_ids
             or processed >= self.next_commit
@@ -194,12 +196,35 @@ class Sequence:
             or self.cancel_requested
             or self.pause_requested
         ):
-            return False
+            return None
         self.processed = processed
         self.in_flight -= 1
+        self.token_s = now
         self.tokens.append(token)
         outputs.append(token)
-        return True
+        return self.chunk(now, sampled)
+
+    def chunk(
+        self,
+        now: float,
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprob, ...] = (),
+    ) -> TokenChunk:
+        """What the caller is told of these tokens, which are among the output already."""
+        timings = (self.queue_s, self.prefill_s, now - self.arrival_s)
+        chunk = (
+            self.request_id,
+            token_ids,
+            logprobs,
+            None,
+            "",
+            self.prompt_len,
+            self.cached_prompt_tokens,
+            len(self.output_ids),
+            _new(RequestTimings, timings),
+            (),
+        )
+        return _new(TokenChunk, chunk)
 
     @property
     def _may_stop(self) -> bool:

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 PREEMPTION_LOG_INTERVAL_S = 1.0
 
+_new = tuple.__new__
+
 
 class _Draft:
     """A batch while it is being filled."""
@@ -31,7 +33,8 @@ class _Draft:
     def __init__(self, budget: TokenBudget) -> None:
         self.budget = budget
         self.rows: list[ScheduledRow] = []
-        self.prompts: list[Sequence] = []
+        self.sequences: list[Sequence] = []  # of the rows
+        self.num_prompts = 0
         self.num_steps = 1
 
     def add_decode_row(self, sequence: Sequence) -> None:
@@ -49,7 +52,8 @@ class _Draft:
             sequence.output_ids,
         )
         # In the loop over all rows of all steps: half as long as `ScheduledRow(...)`.
-        self.rows.append(tuple.__new__(ScheduledRow, row))
+        self.rows.append(_new(ScheduledRow, row))
+        self.sequences.append(sequence)
 
     def add_prompt(self, sequence: Sequence, num_tokens: int) -> None:
         sequence.activate(num_tokens)
@@ -66,18 +70,24 @@ class _Draft:
                 sequence.output_ids,
             )
         )
-        self.prompts.append(sequence)
+        self.sequences.append(sequence)
+        self.num_prompts += 1
+
+    @property
+    def prompts(self) -> list[Sequence]:
+        """Those with prompt rows, which are the last."""
+        return self.sequences[len(self.sequences) - self.num_prompts :]
 
     def finish(self) -> ScheduledBatch:
         if not self.rows:
             mode = ForwardMode.IDLE
-        elif not self.prompts:
+        elif not self.num_prompts:
             mode = ForwardMode.DECODE
-        elif len(self.prompts) < len(self.rows):
+        elif self.num_prompts < len(self.rows):
             mode = ForwardMode.MIXED
         else:
             mode = ForwardMode.EXTEND
-        return ScheduledBatch(tuple(self.rows), mode, 1 if self.prompts else self.num_steps)
+        return ScheduledBatch(tuple(self.rows), mode, 1 if self.num_prompts else self.num_steps)
 
 
 class BatchPlanner:
@@ -98,6 +108,7 @@ class BatchPlanner:
         self._ahead = False
         self.cycle = Cycle(limits, table, clock)
         self.num_preemptions = 0
+        self.sequences: tuple[Sequence, ...] = ()  # of the rows of the last batch
         self.failed: list[tuple[Sequence, str]] = []  # can never run, and why; the caller's to end
 
     def plan(self, *, ahead: bool = False) -> ScheduledBatch:
@@ -124,6 +135,7 @@ class BatchPlanner:
             if not draft.rows:
                 self._add_decode_rows(draft, first or cycle.decode_order())
         cycle.planned(draft.prompts, decoded_all)
+        self.sequences = tuple(draft.sequences)
         return draft.finish()
 
     def _add_decode_rows(self, draft: _Draft, in_order: Iterable[Sequence]) -> None:
@@ -198,7 +210,7 @@ class BatchPlanner:
                 return
 
     def _has_row(self, draft: _Draft) -> bool:
-        num_decoding = len(self._table.decoding) + len(draft.prompts)
+        num_decoding = len(self._table.decoding) + draft.num_prompts
         limits = self._limits
         return len(draft.rows) < limits.max_batch_size and num_decoding < limits.max_decoding
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from llm.batch import ScheduledBatch, ScheduledRow, StepOutput
 from llm.kv_cache.manager import KVCacheManager
-from llm.request import FinishReason, RequestTimings, TokenChunk, TokenLogprob
+from llm.request import FinishReason, TokenChunk, TokenLogprob
 from llm.scheduler.figures import SequenceFigures, SequenceTallies
 from llm.scheduler.in_flight import Step, StepsInFlight
 from llm.scheduler.limits import ResolvedLimits, SchedulerConfig
@@ -24,9 +24,6 @@ from llm.scheduler.table import SequenceTable
 from llm.sequence import Sequence, SequenceStatus
 
 UNPAUSABLE = (SequenceStatus.PAUSED, SequenceStatus.ENDING)
-
-# How a named tuple is made: for every row of every step, half as long as through its class.
-_new = tuple.__new__
 
 
 class Scheduler:
@@ -158,12 +155,8 @@ class Scheduler:
                 self._ended.append(self._finish(sequence, FinishReason.ERROR, now, error=message))
             self._planner.failed.clear()
         if batch:
-            self._in_flight.add(batch, self._sequences_of(batch))
+            self._in_flight.add(batch, self._planner.sequences)
         return batch
-
-    def _sequences_of(self, batch: ScheduledBatch) -> tuple[Sequence, ...]:
-        sequences = tuple(self._table.get(row.request_id) for row in batch.rows)
-        return tuple(sequence for sequence in sequences if sequence is not None)
 
     def launched(self, batch: ScheduledBatch) -> None:
         """The batch runs, its results come later: go on as if they were there.
@@ -199,25 +192,19 @@ class Scheduler:
         if now is None:
             now = self._clock()
         chunks, sampled = [], output.token_ids
+        is_simple = batch.num_steps == 1 and output.is_plain and not step.is_launched
         last_s: float | None = None
         num_gaps = 0
-        is_simple = batch.num_steps == 1 and output.is_plain and not step.is_launched
         for row, sequence in zip(batch.rows, step.sequences, strict=True):
-            tokens = sampled.get(row.request_id)
-            if tokens and is_simple and sequence.decode_on(tokens[0]):
-                chunks.append(_chunk(sequence, now, tokens, ()))
-                # Most had their last token in the same step: they are counted in one go.
-                if sequence.token_s != last_s:
-                    self._tallies.count_gaps(last_s, now, num_gaps)
-                    last_s, num_gaps = sequence.token_s, 0
+            tokens, before_s = sampled.get(sequence.request_id), sequence.token_s
+            chunk = sequence.decode_on(tokens, now) if tokens and is_simple else None
+            if chunk is None:
+                chunk = self._commit_row(row, sequence, step, output, now)
+            elif before_s == last_s:  # as most: they had their last token in the same step
                 num_gaps += 1
-                sequence.token_s = now
-                continue
-            if step.is_launched:
-                sequence.land()
             else:
-                sequence.advance()
-            chunk = self._commit_row(row, sequence, step, output, now)
+                self._tallies.count_gaps(last_s, now, num_gaps)
+                last_s, num_gaps = before_s, 1
             if chunk is not None:
                 chunks.append(chunk)
         self._tallies.count_gaps(last_s, now, num_gaps)
@@ -227,6 +214,10 @@ class Scheduler:
     def _commit_row(
         self, row: ScheduledRow, sequence: Sequence, step: Step, output: StepOutput, now: float
     ) -> TokenChunk | None:
+        if step.is_launched:
+            sequence.land()
+        else:
+            sequence.advance()
         if sequence.status is SequenceStatus.FINISHED:
             return None  # it ended when this step had begun: the late result is nobody's
         echoed = sequence.take_echo(output.prompt_logprobs.get(row.request_id, ()), row.start)
@@ -238,7 +229,7 @@ class Scheduler:
         else:
             self._settle(sequence, step)
         if echoed:
-            chunk = (chunk or _chunk(sequence, now, (), ()))._replace(prompt_logprobs=echoed)
+            chunk = (chunk or sequence.chunk(now))._replace(prompt_logprobs=echoed)
         return chunk
 
     def fail(
@@ -300,7 +291,7 @@ class Scheduler:
         if reason is not None:
             return self._finish(sequence, reason, now, token_ids=token_ids, logprobs=logprobs)
         self._settle(sequence, step)
-        return _chunk(sequence, now, token_ids, logprobs) if token_ids else None
+        return sequence.chunk(now, token_ids, logprobs) if token_ids else None
 
     def _settle(self, sequence: Sequence, step: Step) -> None:
         """A sequence goes on after a step: cache its full pages, find its place."""
@@ -340,7 +331,7 @@ class Scheduler:
             sequence.pages = ()
         self._table.discard(sequence)
         self._tallies.finished[reason] += 1
-        chunk = _chunk(sequence, now, token_ids, logprobs)
+        chunk = sequence.chunk(now, token_ids, logprobs)
         return chunk._replace(finish_reason=reason, error=error)
 
     def check_integrity(self) -> None:
@@ -364,25 +355,6 @@ class Scheduler:
             f"Scheduler({self._in_flight!r}, {self._table!r}, {self._kv!r}, "
             f"{self.num_preemptions} preemptions)"
         )
-
-
-def _chunk(
-    sequence: Sequence, now: float, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]
-) -> TokenChunk:
-    timings = (sequence.queue_s, sequence.prefill_s, now - sequence.arrival_s)
-    chunk = (
-        sequence.request_id,
-        token_ids,
-        logprobs,
-        None,
-        "",
-        sequence.prompt_len,
-        sequence.cached_prompt_tokens,
-        len(sequence.output_ids),
-        _new(RequestTimings, timings),
-        (),
-    )
-    return _new(TokenChunk, chunk)
 
 
 def _without(

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from llm.batch import StepOutput
+from llm.batch import ScheduledRow, StepOutput
 from llm.request import FinishReason, Request, SamplingParams, TokenChunk, TokenLogprob
 from llm.scheduler import SchedulerLimits
 from llm.scheduler.queue import PendingQueue
@@ -255,6 +255,7 @@ def test_rows_are_views_so_that_long_sequences_cost_no_more() -> None:
     rows = [made.step().rows[0] for _ in range(3)]
     assert len({id(row.pages) for row in rows}) == len({id(row.output_ids) for row in rows}) == 1
     assert [len(row.token_ids) for row in rows] == [1, 1, 1]
+    assert rows == [ScheduledRow(**row._asdict()) for row in rows], "every field is there"
 
 
 def test_a_starved_priority_runs_in_the_end() -> None:

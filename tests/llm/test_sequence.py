@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm.request import FinishReason, Request, SamplingParams
+from llm.request import FinishReason, Request, SamplingParams, TokenChunk
 from llm.sequence import Sequence, SequenceStatus
 
 PAGE_SIZE = 4
@@ -127,13 +127,15 @@ def test_the_short_way_through_a_step_is_the_long_one_or_none(
 
     short, long = decoding(), decoding()
     before = repr(short)
-    goes_on = short.decode_on(token)
-    assert goes_on is (token == 7 and max_tokens > 1 and not wanted)
-    if not goes_on:
+    chunk = short.decode_on((token,), 20.0)
+    assert (chunk is not None) is (token == 7 and max_tokens > 1 and not wanted)
+    if chunk is None:
         assert (repr(short), short.in_flight) == (before, True)
         return
     long.advance()
     assert long.accept(token) is None
+    assert chunk == long.chunk(20.0, (token,))
+    assert chunk == TokenChunk(**chunk._asdict()), "every field is there"
     assert (repr(short), short.tokens, short.in_flight) == (repr(long), long.tokens, False)
 
 
@@ -141,7 +143,7 @@ def test_the_short_way_stops_at_a_full_page() -> None:
     seq = bound(8, max_tokens=9)
     seq.activate(8)
     seq.status, seq.next_commit = SequenceStatus.DECODING, 8
-    assert not seq.decode_on(7)
+    assert seq.decode_on((7,), 20.0) is None
     assert seq.in_flight
 
 
