@@ -16,8 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
-from llm.batch import ForwardMode, ScheduledBatch
-from llm.engine_figures import StepCounters
+from llm.engine_steps import EngineSteps
 from llm.engine_types import EngineStats, Pipeline, Sink, StepHook, TokenStream
 from llm.errors import EngineStoppedError, QueueFullError, RequestError
 from llm.request import FinishReason, Request, TokenChunk
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-EMPTY_BATCH_INTERVAL_S = 0.005  # between forwards of an idle engine that is to run empty batches
 
 _RAISED = object()  # what `_guard` returns for a call that raised
 
@@ -62,7 +59,6 @@ class Engine:
         self._hook = hook
         self._max_waiting = max_waiting
         self._admit = admit
-        self._runs_empty = execute_empty_batches
         self._rules = RequestRules(
             vocab_size=pipeline.vocab_size,
             max_length=min(pipeline.max_seq_len, scheduler.max_length),
@@ -77,8 +73,9 @@ class Engine:
         self._is_idle = True
         self._is_awake = False  # somebody called `wake` since the last cycle
         self._thread: threading.Thread | None = None
-        self._in_flight: deque[ScheduledBatch] = deque()  # executed, not committed
-        self._counters = StepCounters()
+        self._steps = EngineSteps(
+            pipeline, scheduler, self._deliver, runs_empty=execute_empty_batches
+        )
 
     @property
     def pipeline(self) -> Pipeline:
@@ -184,7 +181,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot, also while a step runs."""
-        scheduler, kv = self._scheduler, self._pipeline.kv_manager
+        scheduler, kv, counters = self._scheduler, self._pipeline.kv_manager, self._steps.counters
         return EngineStats(
             running=scheduler.num_running,
             decoding=scheduler.num_decoding,
@@ -196,11 +193,11 @@ class Engine:
             preemptions=scheduler.num_preemptions,
             prefix_hit_tokens=kv.prefix_hit_tokens,
             prefix_miss_tokens=kv.prefix_miss_tokens,
-            steps=self._counters.steps,
-            failed_steps=self._counters.failed_steps,
-            input_tokens=self._counters.input_tokens,
-            empty_steps=self._counters.empty_steps,
-            batches=self._counters.snapshot(),
+            steps=counters.steps,
+            failed_steps=counters.failed_steps,
+            input_tokens=counters.input_tokens,
+            empty_steps=counters.empty_steps,
+            batches=counters.snapshot(),
             sequences=scheduler.figures(),
         )
 
@@ -226,7 +223,7 @@ class Engine:
         error = ""
         try:
             while self._run_commands():
-                did_step = self._step()
+                did_step = self._steps.step()
                 hook_worked = self._hook is not None and self._guard(self._hook.after_step) is True
                 if not did_step and not hook_worked:
                     self._sleep()
@@ -244,62 +241,6 @@ class Engine:
         for _ in range(len(self._inbox)):
             self._inbox.popleft()()
         return True
-
-    def _step(self) -> bool:
-        """One schedule, execute, commit; False when there was nothing to do.
-
-        What is committed may be the batch before the one that was scheduled.
-        """
-        started_s = time.perf_counter()
-        batch = self._scheduler.schedule()
-        schedule_s = time.perf_counter() - started_s
-        ended = self._scheduler.take_ended()
-        self._deliver(ended)
-        if not batch and not self._in_flight:
-            if self._runs_empty and not ended:
-                self._counters.empty_steps += 1
-                # One that fails would do so for ever, and fill the log.
-                self._runs_empty = self._guard(self._pipeline.execute, batch) is not _RAISED
-            return bool(ended)
-        if batch:
-            self._counters.scheduled(batch, schedule_s)
-            self._in_flight.append(batch)
-        self._deliver(self._execute(batch))
-        return True
-
-    def _execute(self, batch: ScheduledBatch) -> list[TokenChunk]:
-        """Run a batch, take in what has come, and let the scheduler go on with the rest."""
-        chunks: list[TokenChunk] = []
-        started_s = time.perf_counter()
-        try:
-            output = self._pipeline.execute(batch)
-        except Exception as error:
-            return self._fail(f"the model failed: {error!r}")
-        execute_s = time.perf_counter() - started_s
-        while len(self._in_flight) > int(self._pipeline.has_pending_outputs()):
-            done = self._in_flight.popleft()
-            self._counters.executed(done, execute_s)
-            chunks += self._scheduler.commit(done, output)
-        if batch and self._in_flight:
-            self._scheduler.launched(batch)
-        return chunks
-
-    def _fail(self, message: str) -> list[TokenChunk]:
-        """Give up the last batch, and the one before it when its results are lost too."""
-        self._counters.failed_steps += 1
-        num_lost = len(self._in_flight) - int(self._pipeline.has_pending_outputs())
-        kept = [self._in_flight.popleft() for _ in range(len(self._in_flight) - max(num_lost, 1))]
-        chunks: list[TokenChunk] = []
-        for batch in self._in_flight:
-            logger.exception(
-                "a step failed: %d rows, %d tokens fed, %d in context",
-                len(batch.rows),
-                batch.num_tokens,
-                sum(row.context_len for row in batch.rows),
-            )
-            chunks += self._scheduler.fail(batch, message)
-        self._in_flight = deque(kept)
-        return chunks
 
     def _deliver(self, chunks: list[TokenChunk]) -> None:
         for chunk in chunks:
@@ -324,14 +265,11 @@ class Engine:
 
     def _sleep(self) -> None:
         """Until somebody wants something, or a prefill that waits for others has waited enough."""
-        timeout_s = self._scheduler.held_s or None
-        if self._runs_empty:
-            timeout_s = min(timeout_s or EMPTY_BATCH_INTERVAL_S, EMPTY_BATCH_INTERVAL_S)
         with self._condition:
             self._is_idle = True
             self._condition.notify_all()
             self._condition.wait_for(
-                lambda: self._inbox or self._is_awake or self._is_stopping, timeout_s
+                lambda: self._inbox or self._is_awake or self._is_stopping, self._steps.idle_s
             )
             self._is_idle = False
 
@@ -348,8 +286,7 @@ class Engine:
             reason = FinishReason.ERROR
             self._deliver([TokenChunk(i, (), (), reason, error) for i in list(self._sinks)])
         else:
-            if self._in_flight:  # the device writes to pages until these results are here
-                self._deliver(self._execute(ScheduledBatch((), ForwardMode.IDLE)))
+            self._steps.flush()
             self._deliver(self._scheduler.cancel_all())
         hook, self._hook = self._hook, None
         if hook is not None:

@@ -53,7 +53,13 @@ HOST_ONLY = (
 )
 
 # Tops of threads and of calls, what nobody above could catch; and where code of others is imported.
-CATCH_ALL = {"llm/config/plugins.py", "llm/engine.py", "tts/audio_worker.py", "tts/rpc.py"}
+CATCH_ALL = {
+    "llm/config/plugins.py",
+    "llm/engine.py",
+    "llm/engine_steps.py",
+    "tts/audio_worker.py",
+    "tts/rpc.py",
+}
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60

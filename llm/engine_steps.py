@@ -1,0 +1,116 @@
+"""`EngineSteps`: schedule, execute, commit, one step after the other.
+
+schedule(n + 1) ─> execute(n + 1) ─> results of n + 1, or of n (overlap) ─> commit ─> deliver
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+
+from llm.batch import ForwardMode, ScheduledBatch
+from llm.engine_figures import StepCounters
+from llm.engine_types import Pipeline
+from llm.request import TokenChunk
+from llm.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+EMPTY_BATCH_INTERVAL_S = 0.005  # between forwards of an idle engine that is to run empty batches
+
+
+class EngineSteps:
+    """Used on the engine thread; `counters` may be read on any.
+
+    `deliver` takes chunks to the callers. `runs_empty`: the model runs also when there is nothing
+    to run, for the sake of others that wait for it in a collective operation.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        scheduler: Scheduler,
+        deliver: Callable[[list[TokenChunk]], None],
+        *,
+        runs_empty: bool = False,
+    ) -> None:
+        self._pipeline = pipeline
+        self._scheduler = scheduler
+        self._deliver = deliver
+        self._runs_empty = runs_empty
+        self._in_flight: deque[ScheduledBatch] = deque()  # executed, not committed
+        self.counters = StepCounters()
+
+    def step(self) -> bool:
+        """One step; what is committed may be the batch before. False: there was nothing to do."""
+        started_s = time.perf_counter()
+        batch = self._scheduler.schedule()
+        schedule_s = time.perf_counter() - started_s
+        ended = self._scheduler.take_ended()
+        self._deliver(ended)
+        if not batch and not self._in_flight:
+            if self._runs_empty and not ended:
+                self._run_empty(batch)
+            return bool(ended)
+        if batch:
+            self.counters.scheduled(batch, schedule_s)
+            self._in_flight.append(batch)
+        self._deliver(self._execute(batch))
+        return True
+
+    def flush(self) -> None:
+        """Wait for what is in flight: the device writes to pages until its results are here."""
+        if self._in_flight:
+            self._deliver(self._execute(ScheduledBatch((), ForwardMode.IDLE)))
+
+    @property
+    def idle_s(self) -> float | None:
+        """After a step without anything to do: when to try again. None: when somebody asks."""
+        held_s = self._scheduler.held_s or None
+        if not self._runs_empty:
+            return held_s
+        return min(held_s or EMPTY_BATCH_INTERVAL_S, EMPTY_BATCH_INTERVAL_S)
+
+    def _run_empty(self, batch: ScheduledBatch) -> None:
+        self.counters.empty_steps += 1
+        try:
+            self._pipeline.execute(batch)
+        except Exception:
+            self._runs_empty = False
+            logger.exception("a step without rows failed; the model is not run idle any more")
+
+    def _execute(self, batch: ScheduledBatch) -> list[TokenChunk]:
+        """Run a batch, take in what has come, and let the scheduler go on with the rest."""
+        chunks: list[TokenChunk] = []
+        started_s = time.perf_counter()
+        try:
+            output = self._pipeline.execute(batch)
+        except Exception as error:
+            return self._fail(f"the model failed: {error!r}")
+        execute_s = time.perf_counter() - started_s
+        while len(self._in_flight) > int(self._pipeline.has_pending_outputs()):
+            done = self._in_flight.popleft()
+            self.counters.executed(done, execute_s)
+            chunks += self._scheduler.commit(done, output)
+        if batch and self._in_flight:
+            self._scheduler.launched(batch)
+        return chunks
+
+    def _fail(self, message: str) -> list[TokenChunk]:
+        """Give up the last batch, and the one before it when its results are lost too."""
+        self.counters.failed_steps += 1
+        num_lost = len(self._in_flight) - int(self._pipeline.has_pending_outputs())
+        kept = [self._in_flight.popleft() for _ in range(len(self._in_flight) - max(num_lost, 1))]
+        chunks: list[TokenChunk] = []
+        for batch in self._in_flight:
+            logger.exception(
+                "a step failed: %d rows, %d tokens fed, %d in context",
+                len(batch.rows),
+                batch.num_tokens,
+                sum(row.context_len for row in batch.rows),
+            )
+            chunks += self._scheduler.fail(batch, message)
+        self._in_flight = deque(kept)
+        return chunks
