@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -36,10 +36,16 @@ class AdmissionLimits:
 
 
 class Admission:
-    """First come, first served, within the limits."""
+    """First come, first served, within the limits.
 
-    def __init__(self, limits: AdmissionLimits) -> None:
+    `on_change` is told how many run and how many wait, whenever that has changed.
+    """
+
+    def __init__(
+        self, limits: AdmissionLimits, on_change: Callable[[int, int], None] | None = None
+    ) -> None:
         self._limits = limits
+        self._on_change = on_change
         self._running = 0
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._per_client: Counter[str] = Counter()
@@ -106,6 +112,7 @@ class Admission:
     async def _take_place(self) -> None:
         if self._running < self._limits.max_running:
             self._running += 1
+            self._changed()
             return
         if self.waiting >= self._limits.max_waiting:
             raise ServerBusyError(
@@ -115,6 +122,7 @@ class Admission:
             )
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(place)
+        self._changed()
         try:
             await place
         except asyncio.CancelledError:
@@ -123,6 +131,7 @@ class Admission:
             else:
                 with suppress(ValueError):  # a hand-over may have passed over it already
                     self._waiters.remove(place)
+                self._changed()
             raise
 
     def _hand_over(self) -> None:
@@ -130,5 +139,11 @@ class Admission:
             place = self._waiters.popleft()
             if not place.done():
                 place.set_result(None)
-                return
-        self._running -= 1
+                break
+        else:
+            self._running -= 1
+        self._changed()
+
+    def _changed(self) -> None:
+        if self._on_change is not None:
+            self._on_change(self.running, self.waiting)

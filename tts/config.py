@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -39,6 +39,7 @@ __all__ = [
     "describe_error",
     "load_config",
     "mask_policy",
+    "process_environment",
     "streaming_options",
 ]
 
@@ -78,12 +79,6 @@ class AudioGenerationConfig(PipelineConfig):
     """
 
     SECTION: ClassVar[str] = "audio_generation_config"
-    UNAVAILABLE_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        **PipelineConfig.UNAVAILABLE_VALUES,
-        "prometheus_metrics_mode": {
-            "launch_multiproc_server": "the service is one process; use launch_server"
-        },
-    }
 
     audio_decoder: str = Field(
         min_length=1, description="decoder name, a codec's folder, or auto: the checkpoint's own"
@@ -114,7 +109,7 @@ class AudioGenerationConfig(PipelineConfig):
     )
     prometheus_metrics_mode: PrometheusMetricsMode = Field(
         default=PrometheusMetricsMode.INSTRUMENT_ONLY,
-        description="instrument_only, or launch_server to serve metrics over HTTP",
+        description="instrument_only, launch_server (over HTTP) or launch_multiproc_server",
     )
     audio_decoder_config: dict[str, Any] = Field(
         default_factory=dict, description="the decoder's own options, as JSON"
@@ -259,6 +254,11 @@ def config_from_args(
         environ=environ,
         base=base,
     )
+
+
+def process_environment() -> MutableMapping[str, str]:
+    """This process's environment, for those who hand it on to others."""
+    return os.environ
 
 
 def environment_values(

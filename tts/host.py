@@ -26,9 +26,9 @@ class Host:
                 max_running=config.max_concurrent_requests,
                 max_waiting=config.max_queued_requests,
                 max_per_client=config.max_streams_per_client,
-            )
+            ),
+            self.metrics.note_requests,
         )
-        self.metrics.watch_admission(lambda: self.admission.running, lambda: self.admission.waiting)
         self._service: Service | None = None
 
     def __repr__(self) -> str:

@@ -6,7 +6,7 @@ read from the newest `EngineStatus` that `Metrics.engine` was given, at scrape t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -92,12 +92,13 @@ class Metrics:
             "Calls that run, and calls that wait for a place.",
             ("state",),
             registry=self.registry,
+            multiprocess_mode="livesum",
         )
 
-    def watch_admission(self, running: Callable[[], int], waiting: Callable[[], int]) -> None:
-        """Read the two states of `sonant_requests` from these at each scrape."""
-        self._requests.labels("running").set_function(running)
-        self._requests.labels("waiting").set_function(waiting)
+    def note_requests(self, running: int, waiting: int) -> None:
+        """The two states of `sonant_requests` have changed."""
+        self._requests.labels("running").set(running)
+        self._requests.labels("waiting").set(waiting)
 
     def call_ended(self, service: str, method: str, code: str, seconds: float) -> None:
         """Count one finished call."""

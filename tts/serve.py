@@ -12,12 +12,12 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
-from prometheus_client import REGISTRY, start_http_server
 from pydantic import ValidationError
 
 from decoder import DecoderConfigError
@@ -30,10 +30,12 @@ from tts.config import (
     add_config_flags,
     config_from_args,
     describe_error,
+    process_environment,
 )
 from tts.factory import Service, create_service, default_values
 from tts.logs import configure_logging
 from tts.metrics import Metrics
+from tts.metrics_export import metrics_folder, register, serve_metrics
 from tts.server import SpeechServer
 from tts.speech import SamplingOverrides, SpeechRequest
 
@@ -104,8 +106,8 @@ class Signals:
         self.asked.set()
 
 
-async def run(config: ServeConfig) -> int:
-    """Serve until a signal; the exit status."""
+async def run(config: ServeConfig, folder: Path | None = None) -> int:
+    """Serve until a signal; the exit status. `folder`: see `shared_folder`."""
     signals = Signals()
     server = SpeechServer(config.server)
     async with AsyncExitStack() as ending:
@@ -117,7 +119,7 @@ async def run(config: ServeConfig) -> int:
             _end_process(0)  # the loading thread cannot be interrupted, and nobody waits for it
         ending.push_async_callback(service.client.close)
         await _warm_up(service)
-        ending.callback(expose_metrics(config, server.host.metrics))
+        ending.enter_context(expose_metrics(config, server.host.metrics, folder))
         ending.push_async_callback(server.stop)  # calls end before the engine that answers them
         await server.serve(service)
         print(ready_line(server, service), flush=True)
@@ -146,29 +148,24 @@ async def _warm_up(service: Service) -> None:
         await service.synthesizer.synthesize(SpeechRequest("Ready.", sampling=sampling))
 
 
-def expose_metrics(config: ServeConfig, metrics: Metrics) -> Callable[[], None]:
-    """Put the metrics into the process's registry, and on HTTP where the configuration says so.
+def expose_metrics(config: ServeConfig, metrics: Metrics, folder: Path | None) -> ExitStack:
+    """Put the metrics where the configuration says; closing the result undoes it.
 
-    Returns how to undo it. Raises ConfigError when the address cannot be used.
+    Raises ConfigError when the address cannot be used.
     """
-    REGISTRY.register(metrics.registry)
-    if config.model.prometheus_metrics_mode is not PrometheusMetricsMode.LAUNCH_SERVER:
-        return lambda: REGISTRY.unregister(metrics.registry)
-    host, port = config.server.metrics_host, config.server.metrics_port
-    try:
-        http, thread = start_http_server(port, host)
-    except OSError as error:
-        REGISTRY.unregister(metrics.registry)
-        raise ConfigError(f"cannot serve metrics on {host}:{port}: {error}") from error
-    logger.info("metrics on http://%s:%d/metrics", host, http.server_port)
+    with ExitStack() as undo:
+        undo.callback(register(metrics))
+        if config.model.prometheus_metrics_mode is not PrometheusMetricsMode.INSTRUMENT_ONLY:
+            server = config.server
+            undo.callback(serve_metrics(metrics, server.metrics_host, server.metrics_port, folder))
+        return undo.pop_all()
 
-    def stop() -> None:
-        http.shutdown()
-        http.server_close()
-        thread.join()
-        REGISTRY.unregister(metrics.registry)
 
-    return stop
+def shared_folder(config: ServeConfig) -> AbstractContextManager[Path | None]:
+    """Where several processes count together; None where each counts for itself."""
+    if config.model.prometheus_metrics_mode is PrometheusMetricsMode.LAUNCH_MULTIPROC_SERVER:
+        return metrics_folder(process_environment())
+    return nullcontext()
 
 
 def _end_process(status: int) -> NoReturn:
@@ -184,7 +181,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = read_config(args)
         configure_logging(config.server.log_level, config.server.log_format)
-        return asyncio.run(run(config))
+        with shared_folder(config) as folder:
+            return asyncio.run(run(config, folder))
     except ValidationError as error:
         return _refuse(describe_error(error))
     except WRONG_CONFIGURATION as error:

@@ -134,12 +134,6 @@ def test_the_decoder_must_exist(tmp_path: Path) -> None:
         audio(audio_decoder_weights="/no/file")
 
 
-def test_the_multiprocess_metrics_server_is_not_available() -> None:
-    with pytest.raises(ConfigError, match="launch_multiproc_server is not available in this rel"):
-        audio(prometheus_metrics_mode="launch_multiproc_server")
-    assert audio(prometheus_metrics_mode="launch_server").is_resolved
-
-
 @pytest.mark.parametrize("name", ["ep_size", "use_legacy_module"])
 def test_what_the_core_lacks_the_service_lacks_too(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name}=.* is not available"):

@@ -15,9 +15,7 @@ from typing import Any
 
 import grpc
 import pytest
-from prometheus_client import generate_latest
 
-from llm import ConfigError
 from tests.tts.serving import (
     CHANNEL_OPTIONS,
     error_of,
@@ -29,7 +27,6 @@ from tests.tts.serving import (
     taken_apart,
 )
 from tts import serve
-from tts.metrics import Metrics
 from tts.v1.speech_pb2_grpc import SpeechServiceStub
 
 ROOT = Path(__file__).parents[2]
@@ -206,31 +203,6 @@ def test_an_address_in_use(tiny_checkpoint: Path) -> None:
                 assert f"serve: cannot listen on 127.0.0.1:{port}" in process.log
 
     run(scenario(), 100)
-
-
-def metrics_config(*flags: str) -> serve.ServeConfig:
-    return serve.read_config(serve.build_parser().parse_args(["--metrics-port=0", *flags]))
-
-
-def test_metrics_are_in_the_processs_registry() -> None:
-    """INSTRUMENT_ONLY: whoever embeds the service scrapes as usual, and no port is opened."""
-    metrics = Metrics()
-    stop = serve.expose_metrics(metrics_config(), metrics)
-    metrics.audio.inc(3)
-    assert "sonant_audio_seconds_total 3.0" in generate_latest().decode()
-    stop()
-    assert "sonant_" not in generate_latest().decode()
-
-
-def test_a_metrics_address_in_use_is_told() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        flags = (
-            "--prometheus-metrics-mode=launch_server",
-            f"--metrics-port={taken.getsockname()[1]}",
-        )
-        with pytest.raises(ConfigError, match=r"cannot serve metrics on 127\.0\.0\.1:"):
-            serve.expose_metrics(metrics_config(*flags), Metrics())
-    assert "sonant_" not in generate_latest().decode()
 
 
 # --- configurations that are refused before anything starts
