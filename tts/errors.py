@@ -70,6 +70,7 @@ class Precondition(Enum):
     """What the served model lacks for a well-formed request (also the ErrorInfo reason)."""
 
     VOICE_CLONING = "VOICE_CLONING_UNAVAILABLE"
+    VOICE_PROMPT = "VOICE_PROMPT_REQUIRED"
     WORD_TIMESTAMPS = "WORD_TIMESTAMPS_UNAVAILABLE"
     SPEECH = "SPEECH_UNAVAILABLE"
     TEXT_GENERATION = "TEXT_GENERATION_UNAVAILABLE"

@@ -59,8 +59,8 @@ TIMESTAMPS: Mapping[int, TimestampGranularity] = {
     pb.TIMESTAMP_GRANULARITY_SEGMENT: TimestampGranularity.SEGMENT,
     pb.TIMESTAMP_GRANULARITY_WORD: TimestampGranularity.WORD,
 }
-NORMALIZATIONS: Mapping[int, TextNormalization] = {
-    pb.TEXT_NORMALIZATION_UNSPECIFIED: TextNormalization.ON,
+NORMALIZATIONS: Mapping[int, TextNormalization | None] = {
+    pb.TEXT_NORMALIZATION_UNSPECIFIED: None,
     pb.TEXT_NORMALIZATION_OFF: TextNormalization.OFF,
     pb.TEXT_NORMALIZATION_ON: TextNormalization.ON,
 }
@@ -260,7 +260,9 @@ async def voice_of(
             return Voice("prompt", prompt=synthesizer.cloner.from_codes(codes))
     if kind == "name" and proto.name:
         check_voice_name(proto.name, f"{path}.name")
-    return synthesizer.voices.choose(proto.name, proto.language_code)
+    return await synthesizer.cloner.ready(
+        synthesizer.voices.choose(proto.name, proto.language_code)
+    )
 
 
 async def read_prompt(proto: pb.VoicePrompt, synthesizer: Synthesizer, path: str) -> VoicePrompt:

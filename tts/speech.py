@@ -144,7 +144,7 @@ class SpeechRequest:
     sampling: SamplingOverrides = field(default_factory=SamplingOverrides)
     chunking: ChunkingOverrides = field(default_factory=ChunkingOverrides)
     segment_mode: SegmentMode = SegmentMode.SENTENCE
-    normalization: TextNormalization = TextNormalization.ON
+    normalization: TextNormalization | None = None  # None: as the model was trained
     pronunciations: tuple[tuple[str, str], ...] = ()  # (phrase, plain respelling)
     max_audio_s: float | None = None
     request_id: str = ""  # made up when empty

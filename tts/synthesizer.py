@@ -118,7 +118,9 @@ class Synthesizer:
         self.codec: CodecSpec = client.codec
         self.voices = voices
         self.settings = settings or SynthesisSettings()
-        self.cloner = VoiceCloner(client, prompts, self._cloning_limits())
+        self.cloner = VoiceCloner(
+            client, prompts, self._cloning_limits(), self.settings.traits.text_options()
+        )
         self._client, self._prompts = client, prompts
 
     def _cloning_limits(self) -> CloningLimits:
@@ -138,7 +140,8 @@ class Synthesizer:
         """
         if not request.text.strip():
             raise InvalidRequestError.of("input.text", "is empty")
-        plan = self._plan(request, self.settings.max_audio_s)
+        voice = await self.cloner.ready(request.voice or self.voices.default)
+        plan = self._plan(replace(request, voice=voice), self.settings.max_audio_s)
         check_text(request.text)
         text = SegmentStream(self._text_options(request))
         segments = _segments(request.text, text)
@@ -203,12 +206,10 @@ class Synthesizer:
         return Started(plan.request_id, self.settings.model, plan.audio_format, plan.seed)
 
     def _text_options(self, request: SpeechRequest) -> TextOptions:
-        return TextOptions(
-            max_characters=self.settings.traits.max_characters,
+        return replace(
+            self.settings.traits.text_options(request.normalization),
             mode=request.segment_mode,
-            normalization=request.normalization,
             pronunciations=request.pronunciations,
-            ascii_only=self.settings.traits.ascii_only,
         )
 
     def _plan(self, request: SpeechRequest, max_audio_s: float | None) -> SpeechPlan:

@@ -16,7 +16,7 @@ from re import Match
 
 from tts.errors import InvalidRequestError
 from tts.text_clean import TextError, check_text, clean_word
-from tts.text_normalize import AlignedText, speak_words
+from tts.text_normalize import AlignedText
 from tts.text_sentences import (
     MIN_CLAUSE_CHARACTERS,
     ends_clause,
@@ -24,6 +24,7 @@ from tts.text_sentences import (
     is_safe_break,
     starts_item,
 )
+from tts.text_tags import speak_around
 
 __all__ = [
     "SegmentMode",
@@ -63,7 +64,8 @@ class TextOptions:
     """How text is read and cut.
 
     `pronunciations` are (phrase, respelling) pairs, matched as whole words in any case.
-    `ascii_only` takes accents off, for models that know no other letters.
+    `ascii_only` takes accents off, for models that know no other letters; `tags` are kept as
+    they are, for models that know them.
     """
 
     max_characters: int = 200
@@ -71,6 +73,7 @@ class TextOptions:
     normalization: TextNormalization = TextNormalization.ON
     pronunciations: tuple[tuple[str, str], ...] = ()
     ascii_only: bool = True
+    tags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_characters < 1:
@@ -278,7 +281,7 @@ class SegmentStream:
     def _speak(self, words: Sequence[_Word]) -> AlignedText:
         text = self._respell(AlignedText.of_words(word.text for word in words))
         if self._options.normalization is TextNormalization.ON:
-            return speak_words(text)
+            return speak_around(text, self._options.tags)
         return text.sub(_SPACES, lambda match: " ")
 
     def _segment(self, text: str, end: int) -> TextSegment:

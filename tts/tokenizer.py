@@ -43,6 +43,16 @@ class TextTokenizer:
             raise CheckpointError(f"tokenizer.json has no token {name}")
         return self._control_ids[name]
 
+    def find(self, name: str) -> int | None:
+        """The id of a control token; None when there is none of that name."""
+        return self._control_ids.get(name)
+
+    @property
+    def num_tokens(self) -> int:
+        """One more than the largest id."""
+        largest = max(self._control_texts, default=-1)
+        return max(largest + 1, self._model.get_vocab_size(with_added_tokens=False))
+
     def encode(self, text: str, *, with_template: bool = False) -> list[int]:
         """Ids of plain text. `with_template` adds what the tokenizer puts around every prompt.
 

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 VOICE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
 BYTES_PER_CODE = 4
+SAMPLE_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 _CREATED_KEYS = ("name", "display_name", "language_codes", "prompt", "consent")
 _BUILTIN_KEYS = frozenset(
     {"name", "display_name", "language_codes", "control_token", "speaker"}
@@ -88,10 +89,10 @@ class Voice:
 
 @dataclass(frozen=True, slots=True)
 class VoiceSet:
-    """The voices that come with a checkpoint, and the name of the default one."""
+    """The voices that come with a checkpoint, and the name of the default one (empty: none)."""
 
-    voices: tuple[Voice, ...]
-    default: str
+    voices: tuple[Voice, ...] = ()
+    default: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class VoiceRegistry:
         folder: Path | None = None,
     ) -> None:
         self._voices = {voice.name: voice for voice in builtin}
-        if default not in self._voices:
+        if default and default not in self._voices:
             raise CheckpointError(f"the default voice '{default}' is not among the voices")
         self._default = default
         self._limits = limits or VoiceLimits()
@@ -138,7 +139,11 @@ class VoiceRegistry:
 
     @property
     def default(self) -> Voice:
-        """The voice of requests that name none."""
+        """The voice of requests that name none; PreconditionError where each must name one."""
+        if not self._default:
+            raise PreconditionError(
+                Precondition.VOICE_PROMPT, "this model has no voice of its own: send a voice prompt"
+            )
         return self._voices[self._default]
 
     def get(self, name: str) -> Voice:
@@ -151,7 +156,7 @@ class VoiceRegistry:
         """The named voice; without a name the default one, or one for the language."""
         if name:
             return self.get(name)
-        if not language_code or self.default.speaks(language_code):
+        if not language_code or (self._default and self.default.speaks(language_code)):
             return self.default
         for voice in self.voices(language_code):
             return voice
@@ -228,6 +233,22 @@ def load_voices(path: Path) -> VoiceSet:
     if len({voice.name for voice in voices}) != len(voices):
         raise CheckpointError(f"{path}: two voices have the same name")
     return VoiceSet(voices, str(values.get("default", voices[0].name)))
+
+
+def sample_voices(folder: Path) -> VoiceSet:
+    """A voice for each recording in a folder that has its transcript beside it: dave.wav, dave.txt.
+
+    The first by name is the default. None are found where there is no such folder.
+    """
+    voices = []
+    for audio in sorted(path for path in folder.glob("*") if path.suffix in SAMPLE_SUFFIXES):
+        text, name = audio.with_suffix(".txt"), audio.stem.lower()
+        if not text.is_file() or not VOICE_ID.fullmatch(name):
+            logger.warning("sample %s is not used: it needs a voice's name and a .txt", audio)
+            continue
+        clip = VoiceClip(audio, text.read_text(encoding="utf-8").strip())
+        voices.append(Voice(name, name.capitalize(), clip=clip, is_builtin=True))
+    return VoiceSet(tuple(voices), voices[0].name if voices else "")
 
 
 def _builtin_voice(path: Path, entry: Any) -> Voice:

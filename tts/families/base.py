@@ -19,11 +19,13 @@ from decoder import CodecSpec
 from llm import CheckpointError, SamplingParams
 from tts.chat import ChatTemplate, load_chat_template
 from tts.checkpoint import load_sampling_defaults, load_speech_file, read_json
+from tts.text import TextNormalization, TextOptions
 from tts.tokenizer import TextTokenizer
 from tts.vocabulary import SpeechVocabulary
-from tts.voices import Voice, VoiceSet, load_voices
+from tts.voices import Voice, VoiceSet, load_voices, sample_voices
 
 VOICES_FILE = "voices.json"
+SAMPLES = "samples"
 
 
 class Checkpoint:
@@ -84,6 +86,16 @@ class FamilyTraits:
     tags: tuple[str, ...] = ()  # words of the text that are sounds, such as <laugh>
     steady_loudness: bool = False  # segments vary in loudness: later ones follow the first
 
+    def text_options(self, normalization: TextNormalization | None = None) -> TextOptions:
+        """How text is read for the model; `normalization` None: as it was trained."""
+        own = TextNormalization.ON if self.english_figures else TextNormalization.OFF
+        return TextOptions(
+            max_characters=self.max_characters,
+            normalization=normalization or own,
+            ascii_only=self.ascii_only,
+            tags=self.tags,
+        )
+
 
 class SpeechFamily(ABC):
     """One checkpoint of a family. Subclasses are named in `tts.families.registry`."""
@@ -124,11 +136,13 @@ class SpeechFamily(ABC):
         """
 
     def voices(self) -> VoiceSet:
-        """The voices that the checkpoint brings, else those that the family is known for."""
+        """Those that voices.json lists, else those that the family is known for and samples."""
         path = self.checkpoint.folder / self.traits.voices_file
-        if path.is_file() or not self.traits.voices:
+        if path.is_file():
             return load_voices(path)
-        return VoiceSet(self.traits.voices, self.traits.voices[0].name)
+        known, samples = self.traits.voices, sample_voices(self.checkpoint.folder / SAMPLES)
+        default = known[0].name if known else samples.default
+        return VoiceSet(known + samples.voices, default)
 
     def sampling(self) -> SamplingParams:
         """How a speech token is chosen unless a request says otherwise."""

@@ -13,7 +13,7 @@ from llm import CheckpointError
 from tts.checkpoint import SPEECH_FILE, SpeechDescription
 from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily
 from tts.vocabulary import SpeechTokens, SpeechVocabulary
-from tts.voices import Voice
+from tts.voices import Voice, VoiceSet, load_voices
 
 
 class EmbeddedFamily(SpeechFamily):
@@ -34,6 +34,9 @@ class EmbeddedFamily(SpeechFamily):
     @classmethod
     def matches(cls, checkpoint: Checkpoint) -> bool:
         return False  # speech.json, which it cannot do without, names it
+
+    def voices(self) -> VoiceSet:
+        return load_voices(self.checkpoint.folder / self.traits.voices_file)
 
     def own_traits(self) -> FamilyTraits:
         return FamilyTraits(ascii_only=True)

@@ -10,6 +10,10 @@ from tts.families.base import Checkpoint, SpeechFamily
 
 _FAMILIES = {
     "embedded": "tts.families.embedded:EmbeddedFamily",
+    "orpheus": "tts.families.orpheus:OrpheusFamily",
+    "vyvo": "tts.families.orpheus:VyvoFamily",
+    "llasa": "tts.families.llasa:LlasaFamily",
+    "neutts": "tts.families.neutts:NeuTTSFamily",
 }
 
 

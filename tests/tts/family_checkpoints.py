@@ -1,0 +1,346 @@
+"""Small random checkpoints of the speech families, laid out as the published ones.
+
+config.json, tokenizer.json (ids, added tokens, pre-tokenizer, template), tokenizer_config.json and
+generation_config.json have the published fields and the published ids; only the sizes inside the
+language model and the codec are small, and the weights are random. Of the text vocabulary only
+the bytes and a few words are there, with their own ids; the others leave holes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.fakes import LlamaShape, random_llama
+
+SHAPE = LlamaShape(hidden=32, layers=1, heads=4, kv_heads=2, intermediate=48)
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+BYTE_LEVEL = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": False,
+}
+
+ALPHABET = [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]
+"""GPT-2's stand-ins for bytes, in the order of the ids: those that print first."""
+
+LLAMA_TEXT_TOKENS = 128_000
+LLAMA_WORDS = {
+    "hello": 15339,
+    "Ġhello": 24748,
+    "Ċ": 198,
+    "ĊĊ": 271,
+    "system": 9125,
+    "user": 882,
+    "assistant": 78191,
+    "ĠKnowledge": 33025,
+    "ĠDate": 2696,
+    "ĠDecember": 6790,
+    "202": 2366,
+    "Today": 15724,
+    "26": 1627,
+    "ĠJul": 10263,
+    "Convert": 12281,
+    "Ġthe": 279,
+    "Ġtext": 1495,
+    "Ġto": 311,
+    "Ġspeech": 8982,
+}
+LLAMA_NAMED = {0: "begin_of_text", 1: "end_of_text", 6: "start_header_id", 7: "end_header_id"}
+LLAMA_NAMED |= {8: "eom_id", 9: "eot_id", 10: "python_tag"}
+LLAMA_SPECIAL = {
+    f"<|{LLAMA_NAMED.get(k, f'reserved_special_token_{k}')}|>": LLAMA_TEXT_TOKENS + k
+    for k in range(256)
+}
+LLAMA_CHAT = """{{- bos_token }}
+{%- if date_string is not defined %}{% if strftime_now is defined %}
+{%- set date_string = strftime_now("%d %b %Y") %}{% else %}
+{%- set date_string = "26 Jul 2024" %}{% endif %}{% endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\nCutting Knowledge Date: December 2023\\n" }}
+{{- "Today Date: " + date_string + "\\n\\n<|eot_id|>" }}
+{%- for message in messages %}
+{{- "<|start_header_id|>" + message["role"] + "<|end_header_id|>\\n\\n" }}
+{{- message["content"] | trim + "<|eot_id|>" }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- "<|start_header_id|>assistant<|end_header_id|>\\n\\n" }}
+{%- endif %}"""
+LLAMA_ROPE = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+QWEN_TEXT_TOKENS = 151_643
+QWEN_NAMED = ["endoftext", "im_start", "im_end", "object_ref_start", "object_ref_end", "box_start"]
+QWEN_NAMED += ["box_end", "quad_start", "quad_end", "vision_start", "vision_end", "vision_pad"]
+QWEN_NAMED += ["image_pad", "video_pad"]
+QWEN_TAGS = ["<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"]
+QWEN_TAGS += ["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"]
+QWEN3_TAGS = ["<tool_response>", "</tool_response>", "<think>", "</think>"]
+QWEN_NAMES = [f"<|{name}|>" for name in QWEN_NAMED] + QWEN_TAGS
+QWEN_SPECIAL = {name: QWEN_TEXT_TOKENS + k for k, name in enumerate(QWEN_NAMES)}
+QWEN3_SPECIAL = {name: QWEN_TEXT_TOKENS + k for k, name in enumerate(QWEN_NAMES + QWEN3_TAGS)}
+
+ORPHEUS_VOCABULARY = 156_940
+VYVO_QWEN3_VOCABULARY = 180_352
+LLASA_VOCABULARY = 193_800
+LLASA_SPECIAL = [
+    "<|TEXT_GENERATION_START|>",
+    "<|TEXT_GENERATION_END|>",
+    "<|TEXT_UNDERSTANDING_START|>",
+    "<|TEXT_UNDERSTANDING_END|>",
+    "<|SPEECH_GENERATION_START|>",
+    "<|SPEECH_GENERATION_END|>",
+    "<|SPEECH_UNDERSTANDING_START|>",
+    "<|SPEECH_UNDERSTANDING_END|>",
+]
+NEUTTS_SPECIAL = [
+    "<|TEXT_REPLACE|>",
+    "<|TEXT_PROMPT_START|>",
+    "<|TEXT_PROMPT_END|>",
+    "<|SPEECH_REPLACE|>",
+    "<|SPEECH_GENERATION_START|>",
+    "<|SPEECH_GENERATION_END|>",
+]
+
+SNAC_CODEC = {
+    "sampling_rate": 24_000,
+    "encoder_dim": 2,
+    "encoder_rates": [2, 4, 8, 8],
+    "decoder_dim": 32,
+    "decoder_rates": [8, 8, 4, 2],
+    "attn_window_size": None,
+    "codebook_size": 4096,
+    "codebook_dim": 4,
+    "vq_strides": [4, 2, 1],
+    "noise": True,
+    "depthwise": True,
+}
+XCODEC2_CODEC = {
+    "model_type": "xcodec2",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "sampling_rate": 16_000,
+    "quantization_levels": [4] * 8,
+    "semantic_model_config": {"model_type": "wav2vec2-bert", "hidden_size": 16},
+}
+NEUCODEC_CODEC = {
+    **{key: value for key, value in XCODEC2_CODEC.items() if key != "sampling_rate"},
+    "model_type": "neucodec",
+    "input_sampling_rate": 16_000,
+    "output_sampling_rate": 24_000,
+}
+
+
+def ramp_codec(rate: int) -> dict[str, object]:
+    """A codec that can also encode: 65,536 codes of 20 ms."""
+    return {"type": "ramp", "sample_rate": rate, "token_rate_hz": 50, "codebook_size": 65_536}
+
+
+def write_orpheus(folder: Path) -> Path:
+    """canopylabs/orpheus-3b-0.1-ft with SNAC."""
+    special = LLAMA_SPECIAL | {f"<custom_token_{k}>": 128_256 + k for k in range(28_683)}
+    return write(
+        folder,
+        llama_config(ORPHEUS_VOCABULARY, eos=[128_001, 128_008, 128_009]),
+        llama_tokenizer(special),
+        SNAC_CODEC,
+        likely={128_258: 5.0},
+    )
+
+
+def write_vyvo(folder: Path) -> Path:
+    """Vyvo/VyvoTTS-v0-Qwen3-0.6B with SNAC: its tokens have no names in the tokenizer."""
+    config = {
+        **common_config(VYVO_QWEN3_VOCABULARY),
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "bos_token_id": 151_643,
+        "eos_token_id": 151_645,
+        "max_position_embeddings": 40_960,
+        "rope_theta": 1_000_000,
+        "rms_norm_eps": 1e-6,
+    }
+    return write(folder, config, qwen_tokenizer(QWEN3_SPECIAL), SNAC_CODEC)
+
+
+def write_llasa(folder: Path, codec: Mapping[str, object] = XCODEC2_CODEC) -> Path:
+    """HKUSTAudio/Llasa-1B with XCodec2."""
+    special = dict(LLAMA_SPECIAL)
+    special |= {name: 128_256 + k for k, name in enumerate(LLASA_SPECIAL)}
+    special |= {f"<|s_{k}|>": 128_264 + k for k in range(65_536)}
+    config = llama_config(LLASA_VOCABULARY, eos=[128_001, 128_008, 128_009])
+    return write(folder, config, llama_tokenizer(special), codec, likely={128_261: 5.0})
+
+
+def write_neutts(folder: Path, codec: Mapping[str, object] = NEUCODEC_CODEC) -> Path:
+    """neuphonic/neutts-air with NeuCodec."""
+    special = dict(QWEN_SPECIAL)
+    special |= {name: 151_665 + k for k, name in enumerate(NEUTTS_SPECIAL)}
+    special |= {f"<|speech_{k}|>": 151_671 + k for k in range(65_536)}
+    config = {
+        **common_config(217_344),
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "bos_token_id": 151_643,
+        "eos_token_id": 151_645,
+        "max_position_embeddings": 32_768,
+        "rope_theta": 1_000_000.0,
+        "rms_norm_eps": 1e-6,
+        "use_sliding_window": False,
+    }
+    return write(folder, config, qwen_tokenizer(special), codec, likely={151_670: 5.0})
+
+
+def common_config(vocab_size: int) -> dict[str, object]:
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": SHAPE.hidden,
+        "intermediate_size": SHAPE.intermediate,
+        "num_hidden_layers": SHAPE.layers,
+        "num_attention_heads": SHAPE.heads,
+        "num_key_value_heads": SHAPE.kv_heads,
+        "head_dim": SHAPE.head_dim,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+    }
+
+
+def llama_config(vocab_size: int, eos: list[int]) -> dict[str, object]:
+    return {
+        **common_config(vocab_size),
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": 128_000,
+        "eos_token_id": eos,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "rope_scaling": LLAMA_ROPE,
+    }
+
+
+def llama_tokenizer(special: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Llama 3's tokenizer.json and tokenizer_config.json, with these added tokens."""
+    start = "<|begin_of_text|>"
+    template = {
+        "type": "TemplateProcessing",
+        "single": [
+            {"SpecialToken": {"id": start, "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+        ],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {start: {"id": start, "ids": [128_000], "tokens": [start]}},
+    }
+    processor = {"type": "Sequence", "processors": [BYTE_LEVEL, template]}
+    data = tokenizer_json(LLAMA_WORDS, special, processor)
+    settings = {"bos_token": start, "eos_token": "<|eot_id|>", "chat_template": LLAMA_CHAT}
+    return data, settings
+
+
+def qwen_tokenizer(special: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Qwen's, which puts nothing in front of a text."""
+    data = tokenizer_json({}, special, BYTE_LEVEL)
+    return data, {"bos_token": None, "eos_token": "<|im_end|>"}
+
+
+def tokenizer_json(
+    words: dict[str, int], special: Mapping[str, int], processor: object
+) -> dict[str, Any]:
+    vocabulary = {chr(character): k for k, character in enumerate(ALPHABET)} | words
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": token_id, "content": name, **flags, "special": True}
+            for name, token_id in special.items()
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {
+                    "type": "Split",
+                    "pattern": {"Regex": SPLIT},
+                    "behavior": "Isolated",
+                    "invert": False,
+                },
+                BYTE_LEVEL,
+            ],
+        },
+        "post_processor": processor,
+        "decoder": BYTE_LEVEL,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": True,
+            "vocab": vocabulary,
+            "merges": [],
+        },
+    }
+
+
+def write(
+    folder: Path,
+    config: Mapping[str, Any],
+    tokenizer: tuple[dict[str, Any], dict[str, Any]],
+    codec: Mapping[str, object],
+    likely: Mapping[int, float] | None = None,
+) -> Path:
+    """All files. `likely` makes tokens come now and then that random weights hardly ever choose."""
+    (folder / "codec").mkdir(parents=True)
+    files = {
+        "config.json": config,
+        "tokenizer.json": tokenizer[0],
+        "tokenizer_config.json": tokenizer[1],
+        "generation_config.json": {"do_sample": True, "temperature": 0.6, "top_p": 0.9},
+        "codec/config.json": codec,
+    }
+    for name, value in files.items():
+        (folder / name).write_text(json.dumps(value), encoding="utf-8")
+    weights = random_llama(SHAPE, config["vocab_size"], seed=0) | extra_weights(config)
+    for token_id, factor in (likely or {}).items():
+        weights["model.embed_tokens.weight"][token_id] *= factor
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def extra_weights(config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What Qwen has beyond Llama."""
+    layer = "model.layers.0.self_attn."
+    if config["model_type"] == "qwen3":
+        return {f"{layer}{part}_norm.weight": torch.ones(SHAPE.head_dim) for part in "qk"}
+    if config["model_type"] == "qwen2":
+        sizes = {"q": SHAPE.heads, "k": SHAPE.kv_heads, "v": SHAPE.kv_heads}
+        return {
+            f"{layer}{part}_proj.bias": torch.linspace(-0.5, 0.5, count * SHAPE.head_dim)
+            for part, count in sizes.items()
+        }
+    return {}

@@ -1,0 +1,75 @@
+"""NeuTTS Air and Nano: NeuCodec's single codebook, phonemes instead of letters.
+
+    user: Convert the text to speech:<|TEXT_PROMPT_START|>phonemes<|TEXT_PROMPT_END|>
+    assistant:<|SPEECH_GENERATION_START|><|speech_…|> of the voice prompt  → <|speech_…|> [end]
+
+The phonemes are those of the voice prompt's transcript, then those of the text. There is no
+speaking without a voice prompt.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from decoder import CodecSpec
+from llm import SamplingParams
+from tts.errors import Precondition, PreconditionError
+from tts.espeak import EspeakPhonemes
+from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily
+from tts.vocabulary import SpeechTokens, SpeechVocabulary
+from tts.voices import Voice
+
+CODEBOOK_SIZE = 65_536
+INSTRUCTION = "user: Convert the text to speech:"
+ANSWER = "\nassistant:"
+TEXT_START, TEXT_END = "<|TEXT_PROMPT_START|>", "<|TEXT_PROMPT_END|>"
+TOKENS = SpeechTokens("<|speech_{}|>", "<|SPEECH_GENERATION_START|>", "<|SPEECH_GENERATION_END|>")
+
+TRAITS = FamilyTraits(
+    codec_repository="neuphonic/neucodec",
+    max_codes=1000,  # 20 s
+    min_codes=50,
+    max_seq_len=2048,
+    sampling=SamplingParams(temperature=1.0, top_k=50),
+    steady_loudness=True,
+)
+
+
+class NeuTTSFamily(SpeechFamily):
+    """Every voice is a reference clip: those of the checkpoint's `samples`, and created ones."""
+
+    name = "neutts"
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint)
+        espeak = EspeakPhonemes("en-us")
+        self._phonemes = lru_cache(maxsize=256)(espeak.of_text)  # transcripts come again
+        self._text_start, self._text_end = map(self.tokenizer.control_id, (TEXT_START, TEXT_END))
+
+    @classmethod
+    def matches(cls, checkpoint: Checkpoint) -> bool:
+        names = (TEXT_START, TEXT_END, TOKENS.end, TOKENS.code.format(0))
+        return all(checkpoint.tokenizer.find(name) is not None for name in names)
+
+    def own_traits(self) -> FamilyTraits:
+        return TRAITS
+
+    def vocabulary(self, spec: CodecSpec) -> SpeechVocabulary:
+        self.check_codec(spec, CODEBOOK_SIZE)
+        return SpeechVocabulary.from_tokenizer(self.tokenizer, TOKENS, CODEBOOK_SIZE)
+
+    def prompt(self, vocabulary: SpeechVocabulary, text: str, voice: Voice) -> tuple[int, ...]:
+        if voice.prompt is None:
+            raise PreconditionError(
+                Precondition.VOICE_PROMPT, "this model speaks only like a voice prompt: send one"
+            )
+        texts = filter(None, (voice.prompt.transcript, text))
+        return (
+            *self.tokenizer.encode(INSTRUCTION, with_template=True),
+            self._text_start,
+            *self.tokenizer.encode(" ".join(map(self._phonemes, texts))),
+            self._text_end,
+            *self.tokenizer.encode(ANSWER),
+            vocabulary.start_id,
+            *vocabulary.token_ids(voice.prompt.codes),
+        )

@@ -1,0 +1,123 @@
+"""Orpheus and Vyvo: SNAC's three codebooks, seven tokens a frame, all counted from one base id.
+
+    base + 1 start, + 2 end of speech; + 3 start, + 4 end of human; + 5 start, + 6 end of AI
+    base + 10 + 4096 * (place in the frame) + code
+
+    prompt           [SOH] "tara: hello" [end of text, EOH, SOA, SOS]  → codes [EOS]
+    cloned voice     [SOH] transcript [… SOS] codes [EOS, EOA] [SOH] "hello" [… SOS]
+
+The base is the id of <custom_token_0>, or where the tokenizer ends when it does not name these
+tokens. Every place of a frame has tokens of its own, so a mask by place keeps frames whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from decoder import CodecSpec
+from llm import CheckpointError, SamplingParams
+from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily
+from tts.vocabulary import SpeechVocabulary
+from tts.voices import Voice
+
+CODES_PER_FRAME = 7
+CODEBOOK_SIZE = 4096
+FIRST_CODE = 10  # counted from the base, as are the next
+START_OF_SPEECH, END_OF_SPEECH = 1, 2
+START_OF_HUMAN, END_OF_HUMAN, START_OF_AI, END_OF_AI = 3, 4, 5, 6
+NUM_TOKENS = FIRST_CODE + CODES_PER_FRAME * CODEBOOK_SIZE
+MAX_PADDING = 1024  # spare rows of an embedding behind the last code
+END_OF_TEXT = {"orpheus": ("<|eot_id|>",), "vyvo": ("<|im_end|>", "<|eot_id|>")}
+
+SAMPLING = SamplingParams(temperature=0.6, top_p=0.9, repetition_penalty=1.1)
+TAGS = ("laugh", "chuckle", "sigh", "cough", "sniffle", "groan", "yawn", "gasp")
+ENGLISH = ("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe")
+VOICES = tuple(
+    Voice(name, name.capitalize(), ("en-US",), speaker=name, is_builtin=True) for name in ENGLISH
+)
+TRAITS = FamilyTraits(
+    codec_repository="hubertsiuzdak/snac_24khz",
+    voices=VOICES,
+    max_codes=300 * CODES_PER_FRAME,  # 25.6 s
+    max_seq_len=8192,
+    sampling=SAMPLING,
+    tags=tuple(f"<{tag}>" for tag in TAGS),
+    steady_loudness=True,
+)
+
+
+class OrpheusFamily(SpeechFamily):
+    """Orpheus 3B and its finetunes: speakers are names in front of the text."""
+
+    name = "orpheus"
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint)
+        base, end_of_text = find_base(checkpoint), find_end_of_text(checkpoint, self.name)
+        if base is None or end_of_text is None:
+            raise CheckpointError(
+                f"{checkpoint.folder} has not the {NUM_TOKENS} tokens of {self.name}"
+            )
+        self._base, self._end_of_text = base, end_of_text
+
+    @classmethod
+    def matches(cls, checkpoint: Checkpoint) -> bool:
+        found = find_end_of_text(checkpoint, cls.name)
+        return found is not None and find_base(checkpoint) is not None
+
+    def own_traits(self) -> FamilyTraits:
+        return TRAITS
+
+    def vocabulary(self, spec: CodecSpec) -> SpeechVocabulary:
+        self.check_codec(spec, CODEBOOK_SIZE, CODES_PER_FRAME)
+        first = self._base + FIRST_CODE
+        starts = range(first, first + CODES_PER_FRAME * CODEBOOK_SIZE, CODEBOOK_SIZE)
+        places = [range(start, start + CODEBOOK_SIZE) for start in starts]
+        return SpeechVocabulary(places, *self._ids(START_OF_SPEECH, END_OF_SPEECH))
+
+    def prompt(self, vocabulary: SpeechVocabulary, text: str, voice: Voice) -> tuple[int, ...]:
+        if voice.prompt is None:
+            return self._turn(f"{voice.speaker}: {text}" if voice.speaker else text)
+        return (
+            *self._turn(voice.prompt.transcript),
+            *vocabulary.token_ids(voice.prompt.codes),
+            *self._ids(END_OF_SPEECH, END_OF_AI),
+            *self._turn(text),
+        )
+
+    def _turn(self, text: str) -> tuple[int, ...]:
+        """What is to be said, up to where its codes begin."""
+        return (
+            *self._ids(START_OF_HUMAN),
+            *self.tokenizer.encode(text, with_template=True),
+            self._end_of_text,
+            *self._ids(END_OF_HUMAN, START_OF_AI, START_OF_SPEECH),
+        )
+
+    def _ids(self, *offsets: int) -> tuple[int, ...]:
+        return tuple(self._base + offset for offset in offsets)
+
+
+class VyvoFamily(OrpheusFamily):
+    """VyvoTTS on Qwen3 or Llama: the same tokens from another base, one speaker."""
+
+    name = "vyvo"
+
+    def own_traits(self) -> FamilyTraits:
+        default = Voice("default", "Default", is_builtin=True)
+        return replace(TRAITS, voices=(default,), tags=())
+
+
+def find_base(checkpoint: Checkpoint) -> int | None:
+    """The id that the family's tokens are counted from; None when the checkpoint has not them."""
+    named = checkpoint.tokenizer.find("<custom_token_0>")
+    base = checkpoint.tokenizer.num_tokens if named is None else named
+    spare = checkpoint.vocab_size - (base + NUM_TOKENS)
+    is_there = spare >= 0 if named is not None else 0 <= spare <= MAX_PADDING
+    return base if is_there else None
+
+
+def find_end_of_text(checkpoint: Checkpoint, family: str) -> int | None:
+    """The token that ends a text in the model beneath."""
+    found = map(checkpoint.tokenizer.find, END_OF_TEXT[family])
+    return next((token_id for token_id in found if token_id is not None), None)
