@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from decoder.base import AttentionKind, AudioDecoder, CodecSpec, DecodeWindow
 from decoder.codec_config import scalar, sizes
+from decoder.encoders import ClipEncoder
 from decoder.registry import CodecSource
 from decoder.rows import (
     CONVOLUTION_OPTIONS,
@@ -43,6 +45,7 @@ class DacDecoder(AudioDecoder):
         self.options = source.options
         self._network = network
         self._device = source.device
+        self._clips = ClipEncoder(source, spec, spec.sample_rate)
 
     @classmethod
     def create(cls, source: CodecSource) -> DacDecoder:
@@ -50,13 +53,17 @@ class DacDecoder(AudioDecoder):
         in_all = scalar(source.config, "dac", "n_codebooks", 9)
         config = dac_config(source.config, chosen_codebooks("dac", in_all, source.options))
         rate = scalar(source.config, "dac", "sampling_rate", 16_000)
-        spec = finish_spec(dac_spec(config, rate), source.options)
+        spec = finish_spec(dac_spec(config, rate), source)
         network = load_or_random(lambda: SnakeDecoder(config), dac_names(config), source)
         return cls(spec, network, source)
 
     def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
         """As AudioDecoder.decode; zeros where nothing is emitted."""
         return render_rows(self.spec, windows, self._device, self._render)
+
+    def encode(self, samples: np.ndarray) -> tuple[int, ...]:
+        """As ClipEncoder.encode."""
+        return self._clips.encode(samples)
 
     def _render(self, windows: Sequence[DecodeWindow]) -> Tensor:
         codes = codes_tensor(self.spec, windows, self._device)

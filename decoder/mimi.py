@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -30,6 +31,7 @@ from decoder.base import (
 )
 from decoder.codec_config import must_be, scalar, sizes
 from decoder.embedded_modules import ROTARY_BASE
+from decoder.encoders import ClipEncoder
 from decoder.mimi_modules import MimiConfig, MimiNetwork, MimiState
 from decoder.registry import CodecSource
 from decoder.rows import (
@@ -74,6 +76,7 @@ class MimiDecoder(AudioDecoder):
         self.options = source.options
         self._network = network
         self._device = source.device
+        self._clips = ClipEncoder(source, spec, spec.sample_rate)
 
     @classmethod
     def create(cls, source: CodecSource) -> MimiDecoder:
@@ -81,13 +84,17 @@ class MimiDecoder(AudioDecoder):
         in_all = scalar(source.config, "mimi", "num_quantizers", 32)
         config = mimi_config(source.config, chosen_codebooks("mimi", in_all, source.options))
         rate = scalar(source.config, "mimi", "sampling_rate", 24_000)
-        spec = finish_spec(mimi_spec(config, rate), source.options)
+        spec = finish_spec(mimi_spec(config, rate), source)
         network = load_or_random(lambda: MimiNetwork(config), mimi_names(config), source)
         return cls(spec, network, source)
 
     def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
         """As AudioDecoder.decode."""
         return render_rows(self.spec, windows, self._device, self._render)
+
+    def encode(self, samples: np.ndarray) -> tuple[int, ...]:
+        """As ClipEncoder.encode."""
+        return self._clips.encode(samples)
 
     def decode_next(self, window: DecodeWindow, kept: object) -> tuple[Tensor, object]:
         """As AudioDecoder.decode_next: the first block renders its window, later ones their codes.

@@ -18,6 +18,7 @@ from decoder.base import (
     StreamingOptions,
 )
 from decoder.batching import crossfade_samples
+from decoder.encoders import can_encode
 from decoder.registry import WEIGHTS_FILE, CodecSource
 from decoder.streaming import check_codes, check_frames, validate_streaming
 from decoder.weights import layer_of, load_weights, read_tensors
@@ -64,8 +65,9 @@ def codes_tensor(spec: CodecSpec, windows: Sequence[DecodeWindow], device: str) 
     return codes.view(len(windows), -1, spec.codes_per_frame)
 
 
-def finish_spec(spec: CodecSpec, options: DecoderOptions) -> CodecSpec:
-    """The spec with the options that change it; DecoderConfigError where they do not fit."""
+def finish_spec(spec: CodecSpec, source: CodecSource) -> CodecSpec:
+    """The spec with what options and files change; DecoderConfigError where they do not fit."""
+    options = source.options
     wanted, rate = options.token_rate_hz, spec.codes_per_second
     if wanted is not None and not math.isclose(wanted, rate, rel_tol=1e-3):
         raise DecoderConfigError(
@@ -77,7 +79,7 @@ def finish_spec(spec: CodecSpec, options: DecoderOptions) -> CodecSpec:
         spec = replace(spec, recommended=recommended)
     validate_streaming(spec.recommended, spec)
     _check_crossfade(spec, options.crossfade_ms)
-    return spec
+    return replace(spec, can_encode=can_encode(source))
 
 
 def _check_crossfade(spec: CodecSpec, crossfade_ms: float) -> None:

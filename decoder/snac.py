@@ -67,7 +67,7 @@ class SnacDecoder(AudioDecoder):
         """From the registry: DecoderConfigError when a file, size or option does not fit."""
         config = snac_config(source.config)
         rate = scalar(source.config, "snac", "sampling_rate", 24_000)
-        spec = finish_spec(snac_spec(config, rate), source.options)
+        spec = finish_spec(snac_spec(config, rate), source)
         network = load_or_random(lambda: SnakeDecoder(config), snac_names(config), source)
         return cls(spec, network, source)
 

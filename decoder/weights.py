@@ -50,6 +50,17 @@ def read_tensors(
         raise DecoderConfigError(f"cannot read codec weights {path}: {error}") from error
 
 
+def tensor_names(path: Path) -> tuple[str, ...]:
+    """The names in a safetensors file, read from its header."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return tuple(sorted(file.keys()))
+    except (OSError, SafetensorError) as error:
+        raise DecoderConfigError(f"cannot read codec weights {path}: {error}") from error
+
+
 def _read_pickle(path: Path, *, allow_pickle: bool) -> dict[str, Tensor]:
     if not allow_pickle:
         target = path.with_name("model.safetensors")

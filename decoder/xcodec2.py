@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +29,7 @@ from decoder.base import (
     StreamingOptions,
 )
 from decoder.codec_config import must_be, scalar, sizes
+from decoder.encoders import ClipEncoder
 from decoder.registry import CodecSource
 from decoder.rows import (
     CONVOLUTION_OPTIONS,
@@ -52,18 +54,23 @@ class Xcodec2Decoder(AudioDecoder):
         self.options = source.options
         self._network = network
         self._device = source.device
+        self._clips = ClipEncoder(source, spec, _rates(source.name, source.config)[0])
 
     @classmethod
     def create(cls, source: CodecSource) -> Xcodec2Decoder:
         """From the registry: DecoderConfigError when a file, size or option does not fit."""
         config = xcodec2_config(source.name, source.config)
-        spec = finish_spec(xcodec2_spec(source.name, source.config, config), source.options)
+        spec = finish_spec(xcodec2_spec(source.name, source.config, config), source)
         network = load_or_random(lambda: Xcodec2Network(config), xcodec2_names(config), source)
         return cls(spec, network, source)
 
     def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
         """As AudioDecoder.decode; zeros where nothing is emitted."""
         return render_rows(self.spec, windows, self._device, self._render)
+
+    def encode(self, samples: np.ndarray) -> tuple[int, ...]:
+        """As ClipEncoder.encode."""
+        return self._clips.encode(samples)
 
     def _render(self, windows: Sequence[DecodeWindow]) -> Tensor:
         codes = torch.tensor([window.codes for window in windows], device=self._device)

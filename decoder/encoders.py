@@ -1,0 +1,133 @@
+"""Recordings to codes through transformers, which has the encoders of the codecs it publishes.
+
+Nobody who only speaks needs it: the package is an extra, imported and loaded at the first `encode`
+of a process. It reads the same folder as the decoder, safetensors only, no code from it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decoder.base import AudioFormatError, CodecSpec, DecoderConfigError
+from decoder.pcm.resampling import resample
+from decoder.registry import WEIGHTS_FILE, CodecSource
+from decoder.weights import tensor_names
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderParts:
+    """What a codec is called in transformers, and which of its parts only decoding needs."""
+
+    model: str
+    decoder: str
+    features: str = ""
+
+
+_PARTS = {
+    "xcodec2": EncoderParts("Xcodec2Model", "acoustic_decoder", "Xcodec2FeatureExtractor"),
+    "neucodec": EncoderParts("NeuCodecModel", "acoustic_decoder", "NeuCodecFeatureExtractor"),
+    "mimi": EncoderParts("MimiModel", "decoder"),
+    "dac": EncoderParts("DacModel", "decoder"),
+}
+_ENCODERS = ("encoder.", "acoustic_encoder.")
+
+
+def can_encode(source: CodecSource) -> bool:
+    """Whether the codec's folder holds an encoder that `ClipEncoder` can load."""
+    weights = source.weights
+    if source.name not in _PARTS or weights is None or weights.name != WEIGHTS_FILE:
+        return False
+    return any(name.startswith(_ENCODERS) for name in tensor_names(weights))
+
+
+class ClipEncoder:
+    """The encoder of one codec folder, loaded at its first use."""
+
+    def __init__(self, source: CodecSource, spec: CodecSpec, input_rate: int) -> None:
+        self._source = source
+        self._spec = spec
+        self._input_rate = input_rate
+        self._model: Any = None
+        self._features: Any = None
+
+    def encode(self, samples: np.ndarray) -> tuple[int, ...]:
+        """Mono float32 [S] at the codec's rate to the flat codes of ceil(S / hop) frames.
+
+        The last frame is filled up with silence.
+        AudioFormatError for an empty, non-finite or multi-channel clip; DecoderConfigError where
+        there is no encoder or no transformers package.
+        """
+        clip = _checked(samples)
+        hop = int(self._spec.samples_per_frame)
+        num_frames = math.ceil(len(clip) / hop)
+        clip = np.pad(clip, (0, num_frames * hop - len(clip)))
+        if not self._spec.can_encode:
+            raise DecoderConfigError(f"the folder of codec '{self._spec.name}' holds no encoder")
+        if self._model is None:
+            self._load()
+        if self._input_rate != self._spec.sample_rate:
+            clip = resample(clip, self._spec.sample_rate, self._input_rate)
+        with torch.inference_mode():
+            codes = self._codes(clip)[0]  # [K, F]
+        wanted = codes[: self._spec.num_codebooks, :num_frames]
+        return tuple(wanted.T.flatten().tolist())
+
+    def _codes(self, clip: np.ndarray) -> Tensor:
+        """int64 [1, K, F]."""
+        device = self._source.device
+        if self._features is None:
+            output = self._model.encode(torch.from_numpy(clip).to(device)[None, None])
+        else:
+            inputs = self._features(clip, sampling_rate=self._input_rate, return_tensors="pt")
+            output = self._model.encode(**inputs.to(device))
+        codes: Tensor = output.audio_codes
+        return codes
+
+    def _load(self) -> None:
+        name, folder = self._spec.name, _folder(self._source)
+        parts = _PARTS[name]
+        if find_spec("transformers") is None:
+            raise DecoderConfigError(
+                f"encoding recordings with codec '{name}' needs the transformers package: "
+                "pip install 'sonant[hub]'"
+            )
+        transformers = import_module("transformers")
+        try:
+            model = getattr(transformers, parts.model).from_pretrained(
+                folder, local_files_only=True, use_safetensors=True
+            )
+            features = getattr(transformers, parts.features) if parts.features else None
+            self._features = _load_features(features, folder) if features else None
+        except (OSError, ValueError, RuntimeError) as error:
+            raise DecoderConfigError(f"cannot load the encoder of {folder}: {error}") from error
+        setattr(model, parts.decoder, None)  # ours decodes; its memory is free again
+        self._model = model.to(self._source.device).eval()
+
+
+def _load_features(features: Any, folder: Path) -> Any:
+    has_own = (folder / "preprocessor_config.json").is_file()
+    return features.from_pretrained(folder, local_files_only=True) if has_own else features()
+
+
+def _folder(source: CodecSource) -> Path:
+    if source.weights is None:
+        raise DecoderConfigError(f"codec '{source.name}' has no folder to read its encoder from")
+    return source.weights.parent
+
+
+def _checked(samples: np.ndarray) -> np.ndarray:
+    clip = np.asarray(samples, dtype=np.float32)
+    if clip.ndim != 1 or not len(clip):
+        raise AudioFormatError(f"a clip is one row of samples, not of shape {clip.shape}")
+    if not np.isfinite(clip).all():
+        raise AudioFormatError("the clip holds values that are not finite")
+    return clip
