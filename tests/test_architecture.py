@@ -61,6 +61,9 @@ CATCH_ALL = {
     "tts/rpc.py",
 }
 
+# Reads recordings of published codecs, at the first one; nobody who only speaks gets there.
+TRANSFORMERS_USERS = {"decoder/encoders.py"}
+
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MEDIAN_FUNCTION_LINES = 10
@@ -231,7 +234,8 @@ def test_importing_stays_light(modules: str, absent: str) -> None:
 
 
 def test_transformers_is_never_on_the_speaking_path() -> None:
-    wrong = [i for i in imports_in(*SERVICE) if i.module.split(".")[0] == "transformers"]
+    found = [i for i in imports_in(*SERVICE) if i.module.split(".")[0] == "transformers"]
+    wrong = [i for i in found if i.source not in TRANSFORMERS_USERS]
     assert not wrong, "\n".join(map(str, wrong))
 
 
