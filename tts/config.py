@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -27,6 +27,7 @@ from decoder import (
 )
 from llm import ConfigError, PipelineConfig, StrictModel
 from tts.flags import add_config_flags, flag_values, nested_values, walk_fields
+from tts.hub import HubOptions
 from tts.server_config import ServerConfig
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "add_config_flags",
     "config_from_args",
     "describe_error",
+    "hub_options",
     "load_config",
     "mask_policy",
     "process_environment",
@@ -114,6 +116,9 @@ class AudioGenerationConfig(PipelineConfig):
     audio_decoder_config: dict[str, Any] = Field(
         default_factory=dict, description="the decoder's own options, as JSON"
     )
+    offline: bool = Field(
+        default=False, description="download nothing; use what was downloaded before"
+    )
     family: str = Field(
         default="", description="speech family of the checkpoint (default: what it looks like)"
     )
@@ -176,6 +181,7 @@ class AudioGenerationConfig(PipelineConfig):
 
 CONFIG_CLASSES: tuple[type[StrictModel], ...] = (AudioGenerationConfig, ServerConfig)
 ConfigT = TypeVar("ConfigT", bound=StrictModel)
+Completion = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def mask_policy(config: AudioGenerationConfig) -> MaskPolicy:
@@ -219,16 +225,25 @@ def streaming_options(
     )
 
 
+def hub_options(
+    config: AudioGenerationConfig, environ: Mapping[str, str] | None = None
+) -> HubOptions:
+    """How to reach the hub: as configured, and as its own variables (HF_TOKEN, …) say."""
+    options = HubOptions(config.model.huggingface_revision, config.offline, config.allow_pickle)
+    return options.with_environment(os.environ if environ is None else environ)
+
+
 def load_config(
     model_class: type[ConfigT],
     flags: Mapping[str, Any],
     *,
     config_file: str | None = None,
     environ: Mapping[str, str] | None = None,
-    base: Mapping[str, Any] | None = None,
+    base: Mapping[str, Any] | Completion | None = None,
 ) -> ConfigT:
     """Build a configuration from its layers: `flags` > file > `environ` > `base` > defaults.
 
+    `base` may be a function that gets all given values and answers with the values to use.
     Raises pydantic's `ValidationError` (a field), `ConfigError` (the whole, the file, an unknown
     variable) or `FileNotFoundError`.
     """
@@ -236,6 +251,8 @@ def load_config(
     path = flags.get("config_file") or config_file or from_environ.get("config_file")
     section = flags.get("section_name") or from_environ.get("section_name")
     from_file = _file_values(model_class, path, section) if path else {}
+    if callable(base):
+        return model_class(**base(StrictModel.merged(from_environ, from_file, flags)))
     return model_class(**StrictModel.merged(base or {}, from_environ, from_file, flags))
 
 
@@ -244,7 +261,7 @@ def config_from_args(
     args: argparse.Namespace,
     *,
     environ: Mapping[str, str] | None = None,
-    base: Mapping[str, Any] | None = None,
+    base: Mapping[str, Any] | Completion | None = None,
 ) -> ConfigT:
     """Build a configuration from arguments parsed by a parser with `add_config_flags`."""
     return load_config(

@@ -231,6 +231,7 @@ def _decoder(config: AudioGenerationConfig, family: SpeechFamily) -> AudioDecode
         config.audio_decoder_config,
         config.model.device_specs[0],
         test_mode=config.run_model_test_mode,
+        allow_pickle=config.allow_pickle,
     )
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 CONFIG_FILE = "config.json"
 INDEX_SUFFIX = ".index.json"
+ON = ("1", "ON", "YES", "TRUE")  # what the hub's own library takes for on
 MEBIBYTE = 2**20
 
 
@@ -43,6 +44,18 @@ class HubOptions:
     token: str = field(default="", repr=False)
     endpoint: str = ""
     cache_dir: Path | None = None
+
+    def with_environment(self, environ: Mapping[str, str]) -> HubOptions:
+        """The same, with what the variables say that every tool of the hub reads."""
+        home = environ.get("HF_HOME")
+        cache = environ.get("HF_HUB_CACHE") or (f"{home}/hub" if home else "")
+        return replace(
+            self,
+            cache_dir=Path(cache).expanduser() if cache else self.cache_dir,
+            offline=self.offline or environ.get("HF_HUB_OFFLINE", "").upper() in ON,
+            token=environ.get("HF_TOKEN", self.token),
+            endpoint=environ.get("HF_ENDPOINT", self.endpoint),
+        )
 
 
 def is_hub_name(name: str) -> bool:

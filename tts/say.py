@@ -104,8 +104,14 @@ def _add_streaming(group: argparse._ArgumentGroup) -> None:
 
 def _add_server(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--model", default="", metavar="FOLDER", help="checkpoint (default: built in)"
+        "--model",
+        default="",
+        metavar="NAME",
+        help="checkpoint: a folder, or OWNER/NAME on the Hugging Face hub (default: built in)",
     )
+    group.add_argument("--revision", default="", help="its branch, tag or commit on the hub")
+    group.add_argument("--offline", action="store_true", help="download nothing")
+    group.add_argument("--allow-pickle", action="store_true", help="its weights may be pickles")
     group.add_argument("--server", default="", metavar="HOST:PORT", help="ask this server instead")
     group.add_argument("--tls", action="store_true", help="encrypt")
     group.add_argument("--tls-ca", default="", metavar="FILE", help="trust this CA (PEM)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -11,10 +12,11 @@ from decoder import DecoderConfigError, DecoderError
 from llm import CheckpointError, ConfigError, LLMError
 from tts.config import AudioGenerationConfig, ServerConfig, describe_error, load_config
 from tts.errors import TTSError
-from tts.factory import Service, create_service, default_values
+from tts.factory import Service, create_service
+from tts.model_values import complete_values
 from tts.proto_events import to_voice
 from tts.say_client import SayError
-from tts.say_options import MAX_REFERENCE_BYTES, UsageError
+from tts.say_options import MAX_REFERENCE_BYTES, ModelChoice, UsageError
 from tts.speech_api import SpeechApi
 from tts.status import rule_of
 from tts.utterance import closing
@@ -34,7 +36,7 @@ LIMITS = ServerConfig(
 class LocalClient:
     """Loads the model when it is made. Raises SayError, or UsageError for a bad checkpoint."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: ModelChoice) -> None:
         with _errors():
             self._service = _load(model)
         self._api = SpeechApi(self._service.synthesizer, LIMITS)
@@ -72,14 +74,23 @@ class LocalClient:
         await self._service.client.close()
 
 
-def _load(model: str) -> Service:
+def _load(model: ModelChoice) -> Service:
     try:
-        config = load_config(AudioGenerationConfig, {}, base=default_values(model))
+        config = load_config(AudioGenerationConfig, _values(model), base=complete_values)
         return create_service(config, LIMITS)
     except ValidationError as error:
         raise UsageError(describe_error(error)) from error
     except (CheckpointError, ConfigError, DecoderConfigError, FileNotFoundError) as error:
         raise UsageError(str(error)) from error
+
+
+def _values(model: ModelChoice) -> dict[str, Any]:
+    """What was asked for, as configuration values; the rest is left to the other layers."""
+    if not model.name:
+        return {}
+    section = {"model_path": model.name, "huggingface_revision": model.revision or "main"}
+    flags = {"offline": model.offline, "allow_pickle": model.allow_pickle}
+    return {"model": section, **{name: True for name, is_on in flags.items() if is_on}}
 
 
 @contextmanager

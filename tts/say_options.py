@@ -59,6 +59,16 @@ class Chunking:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """Which checkpoint speaks, without a server; empty: the built-in voice."""
+
+    name: str = ""  # a folder, or a name on the hub
+    revision: str = ""
+    offline: bool = False
+    allow_pickle: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SayOptions:
     """One run. `text` None: the lines of standard input, as they come."""
 
@@ -77,7 +87,7 @@ class SayOptions:
     chunking: Chunking
     timestamps: Path | None
     word_timestamps: bool
-    model: str
+    model: ModelChoice
     server: str
     credentials: Credentials
     show_progress: bool
@@ -111,7 +121,7 @@ def read_options(args: argparse.Namespace, stdin: BinaryIO | None = None) -> Say
         ),
         timestamps=_timestamps(args.timestamps),
         word_timestamps=args.timestamp_level == "word",
-        model=args.model,
+        model=ModelChoice(args.model, args.revision, args.offline, args.allow_pickle),
         server=args.server,
         credentials=_credentials(args),
         show_progress=args.progress,
@@ -126,6 +136,10 @@ def _check_together(args: argparse.Namespace) -> None:
         (bool(args.ref_audio) != bool(args.ref_text), "--ref-audio and --ref-text go together"),
         (bool(args.ref_audio and args.voice), "give --voice or --ref-audio, not both"),
         (bool(args.server and args.model), "--model is for speaking without --server"),
+        (
+            not args.model and (args.offline or args.allow_pickle or bool(args.revision)),
+            "--revision, --offline and --allow-pickle need --model",
+        ),
         (not args.server and _asks_for_server(args), "--tls-* and --token need --server"),
         (bool(args.tls_cert) != bool(args.tls_key), "--tls-cert and --tls-key go together"),
     )

@@ -32,10 +32,11 @@ from tts.config import (
     describe_error,
     process_environment,
 )
-from tts.factory import Service, create_service, default_values
+from tts.factory import Service, create_service
 from tts.logs import configure_logging
 from tts.metrics import Metrics
 from tts.metrics_export import metrics_folder, register, serve_metrics
+from tts.model_values import complete_values
 from tts.server import SpeechServer
 from tts.speech import SamplingOverrides, SpeechRequest
 
@@ -69,15 +70,36 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Values come from flags, then --config-file, then SONANT_… variables.",
     )
     parser.add_argument("--version", action="version", version=f"sonant {__version__}")
+    _add_short_names(parser)
     add_config_flags(parser, ServerConfig)
     add_config_flags(parser, AudioGenerationConfig)
     return parser
 
 
+def _add_short_names(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        dest="model.model_path",
+        default=argparse.SUPPRESS,
+        metavar="NAME",
+        help="checkpoint: a folder, or OWNER/NAME on the Hugging Face hub (default: the voice "
+        "that comes with this); short for --model.model-path",
+    )
+    parser.add_argument(
+        "--revision",
+        dest="model.huggingface_revision",
+        default=argparse.SUPPRESS,
+        help="its branch, tag or commit; short for --model.huggingface-revision",
+    )
+
+
 def read_config(args: argparse.Namespace) -> ServeConfig:
-    """Both configurations from parsed arguments, file, environment and the embedded voice's."""
+    """Both configurations from parsed arguments, file, environment and the model's own.
+
+    The model is found first, and downloaded where it must be.
+    """
     return ServeConfig(
-        model=config_from_args(AudioGenerationConfig, args, base=default_values()),
+        model=config_from_args(AudioGenerationConfig, args, base=complete_values),
         server=config_from_args(ServerConfig, args),
     )
 
@@ -187,6 +209,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(describe_error(error))
     except WRONG_CONFIGURATION as error:
         return _refuse(str(error))
+    except KeyboardInterrupt:  # while a model was downloaded: nobody listened for signals yet
+        return 128 + signal.SIGINT
 
 
 def _refuse(message: str) -> int:

@@ -116,6 +116,9 @@ class PipelineConfig(StrictModel):
     max_batch_total_tokens: int | None = Field(
         default=None, gt=0, description="most context tokens of one batch (default: no cap)"
     )
+    allow_pickle: bool = Field(
+        default=False, description="read weights that are pickles; no code in them is run"
+    )
     force: bool = Field(default=False, description="skip checks against the architecture")
     kvcache_ce_watermark: float = Field(
         default=0.95, gt=0, le=1, description="share of KV pages up to which prompts are admitted"

@@ -89,7 +89,7 @@ class SharedLimits(StrictModel):
 class ModelConfig(StrictModel):
     """One model: where its files are, how its weights are held, where it runs."""
 
-    model_path: str = Field(default="", description="folder of the checkpoint")
+    model_path: str = Field(default="", description="folder of the checkpoint, or its hub name")
     served_model_name: str | None = Field(
         default=None, description="name that clients use (default: the folder's name)"
     )
@@ -104,7 +104,9 @@ class ModelConfig(StrictModel):
     )
     data_parallel_degree: int = Field(default=1, ge=1, description="replicas of the model")
     trust_remote_code: bool = Field(default=False, description="run code from the checkpoint")
-    huggingface_revision: str = Field(default="main", description="revision to download")
+    huggingface_revision: str = Field(
+        default="main", description="branch, tag or commit on the hub"
+    )
     rope_type: str | None = Field(default=None, description="rotary layout of foreign weights")
     kv_cache: KVCacheConfig = Field(default_factory=KVCacheConfig, description="KV cache")
     _shared: SharedLimits = PrivateAttr(default_factory=SharedLimits)

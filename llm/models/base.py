@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Generic, TypeVar
 
 import torch
@@ -20,8 +19,9 @@ from llm.batch import (
 from llm.config import KVCacheConfig, PipelineConfig
 from llm.models.encoding import Encoding, choose_encoding
 from llm.models.hf_config import HuggingFaceConfig
+from llm.models.pickle_weights import find_weights
 from llm.models.session import EngineSession
-from llm.models.weights import SafetensorsWeights, Weights, WeightsAdapter
+from llm.models.weights import Weights, WeightsAdapter
 from llm.parallel.group import Group, NullGroup
 from llm.sampling.log_probabilities import LogProbabilities
 
@@ -94,7 +94,9 @@ class PipelineModel(ABC, Generic[ContextT]):
         """Bytes of the weights as they will be held, from the files' headers alone."""
         model = pipeline_config.model
         encoding = choose_encoding(model, HuggingFaceConfig.read(model.model_path))
-        weights = SafetensorsWeights.find(model.model_path, [Path(p) for p in model.weight_path])
+        weights = find_weights(
+            model.model_path, model.weight_path, allow_pickle=pipeline_config.allow_pickle
+        )
         total = 0
         for info in weights.info().values():
             is_matrix = len(info.shape) == 2 and min(info.shape) > 1

@@ -30,6 +30,7 @@ class WeightsFormat(Enum):
     """How weights are stored."""
 
     SAFETENSORS = "safetensors"
+    PICKLE = "pickle"  # of torch.save
 
 
 WeightsAdapter = Callable[[str], str]
@@ -64,6 +65,8 @@ class TensorInfo:
 class Weights(ABC):
     """A source of tensors by name."""
 
+    format: WeightsFormat
+
     @abstractmethod
     def info(self) -> Mapping[str, TensorInfo]:
         """Every tensor there is, without its data."""
@@ -79,6 +82,8 @@ class Weights(ABC):
 
 class SafetensorsWeights(Weights):
     """The tensors of safetensors files; each is read when it is asked for."""
+
+    format = WeightsFormat.SAFETENSORS
 
     def __init__(self, paths: Iterable[Path]) -> None:
         """Read the headers. Raises `CheckpointError` naming what is wrong and where."""
@@ -127,11 +132,7 @@ def weight_files(folder: Path) -> list[Path]:
     """
     index = folder / INDEX_NAME
     if index.is_file():
-        try:
-            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"cannot read {index}: {error!r}") from error
-        return [folder / shard for shard in sorted(shards)]
+        return index_files(index)
     if (folder / SINGLE_NAME).is_file():
         return [folder / SINGLE_NAME]
     found = sorted(folder.glob("*.safetensors"))
@@ -141,6 +142,19 @@ def weight_files(folder: Path) -> list[Path]:
             f"and {len(found)} other *.safetensors files instead of one"
         )
     return found
+
+
+def index_files(index: Path) -> list[Path]:
+    """The files that an index names. Raises `CheckpointError` for one that is not there."""
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"cannot read {index}: {error!r}") from error
+    paths = [index.parent / name for name in sorted(names)]
+    for path in paths:
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing, which {index.name} names")
+    return paths
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:

@@ -35,9 +35,10 @@ from llm.memory import MemoryPlan, PageLayout
 from llm.models.base import PipelineModel
 from llm.models.encoding import choose_encoding
 from llm.models.hf_config import HuggingFaceConfig, ModelShape
+from llm.models.pickle_weights import find_weights
 from llm.models.registry import model_class
 from llm.models.session import EngineSession
-from llm.models.weights import SafetensorsWeights, WeightsAdapter, WeightsFormat
+from llm.models.weights import WeightsAdapter, WeightsFormat
 from llm.runner.device_memory import available_bytes
 from llm.sampling.sampler import Sampler, SamplingPlan
 
@@ -184,13 +185,16 @@ class ModelRunner:
     def load_model(self) -> None:
         """Make the model and read its weights."""
         config = self.model_config
+        weights = find_weights(
+            config.model_path, config.weight_path, allow_pickle=self.server_config.allow_pickle
+        )
         self.model = self._model_class(
             self.server_config,
             self.session,
             [self.device],
             config.kv_cache,
-            SafetensorsWeights.find(config.model_path, config.weight_path),
-            self._weight_adapters.get(WeightsFormat.SAFETENSORS),
+            weights,
+            self._weight_adapters.get(weights.format),
         )
 
     def init_memory_pool(self) -> None:

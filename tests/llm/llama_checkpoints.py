@@ -20,7 +20,7 @@ from llm.batch import (
     ScheduledRow,
 )
 from llm.config import ModelConfig, PipelineConfig
-from llm.models.weights import SafetensorsWeights
+from llm.models.pickle_weights import find_weights
 from llm.request import SamplingParams
 from llm.runner.model_runner import ModelRunner
 
@@ -171,7 +171,7 @@ def create_runner(
         runner.session,
         [runner.device],
         config.model.kv_cache,
-        SafetensorsWeights.find(config.model.model_path),
+        find_weights(config.model.model_path, allow_pickle=config.allow_pickle),
         return_logits=return_logits,
         return_hidden_states=return_hidden_states,
     )

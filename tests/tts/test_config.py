@@ -70,7 +70,7 @@ def test_the_seeds_audio_fields_and_defaults() -> None:
     config = audio()
     assert {name: getattr(config, name) for name in SEED_DEFAULTS} == SEED_DEFAULTS
     own = AudioGenerationConfig.model_fields.keys() - PipelineConfig.model_fields.keys()
-    assert own == {*SEED_DEFAULTS, "audio_decoder", "family"}
+    assert own == {*SEED_DEFAULTS, "audio_decoder", "family", "offline"}
 
 
 def test_audio_fields_may_be_positional() -> None:

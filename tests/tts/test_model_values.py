@@ -1,0 +1,133 @@
+"""`--model`: from what was given to a configuration whose model is a folder on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llm import CheckpointError, ConfigError
+from tests.tts.hub_server import Hub, Repo, serving_hub
+from tts import say, serve
+from tts.config import AudioGenerationConfig, hub_options, load_config
+from tts.factory import create_service, embedded_folder
+from tts.hub import HubOptions
+from tts.model_values import complete_values
+
+REVISION = "b" * 40
+
+
+@pytest.fixture
+def hub(tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub with the tiny voice, whole and with its codec apart, for this process's programs."""
+    whole = Repo.of_folder(tiny_checkpoint, revisions={"main": "a" * 40, "v2": REVISION})
+    apart = Repo({n: d for n, d in whole.files.items() if not n.startswith("codec/")})
+    codec = Repo.of_folder(tiny_checkpoint / "codec")
+    with serving_hub(tiny=whole, apart=apart, codec=codec) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+        yield hub
+
+
+def config_of(*flags: str) -> AudioGenerationConfig:
+    return serve.read_config(serve.build_parser().parse_args(flags)).model
+
+
+def test_nothing_given_is_the_embedded_voice(hub: Hub) -> None:
+    config = config_of()
+    assert config.model.model_path == str(embedded_folder())
+    assert hub.downloads == []
+
+
+def test_a_folder_is_used_as_it_is(hub: Hub, tiny_checkpoint: Path) -> None:
+    config = config_of("--model", str(tiny_checkpoint), "--buffer", "3")
+    assert (config.model.model_path, config.buffer) == (str(tiny_checkpoint), 3)
+    assert config.model.served_model_name is None
+    assert hub.downloads == []
+
+
+def test_a_name_becomes_a_folder_and_stays_the_name(hub: Hub, tmp_path: Path) -> None:
+    config = config_of("--model", "acme/tiny")
+    folder = Path(config.model.model_path)
+    assert folder.is_relative_to(tmp_path / "home" / "hub")
+    assert folder.name == "a" * 40
+    assert config.model.served_model_name == "acme/tiny"
+    named = config_of("--model", "acme/tiny", "--model.served-model-name", "mine")
+    assert named.model.served_model_name == "mine"
+    other = config_of("--model", "acme/tiny", "--revision", "v2")
+    assert Path(other.model.model_path).name == REVISION
+
+
+def test_the_environment_and_files_may_name_it(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SONANT_MODEL__MODEL_PATH", "acme/tiny")
+    assert config_of().model.served_model_name == "acme/tiny"
+    file = tmp_path / "sonant.yaml"
+    file.write_text("model: {model_path: acme/tiny, huggingface_revision: v2}\n")
+    assert Path(config_of("--config-file", str(file)).model.model_path).name == REVISION
+
+
+def test_offline_by_flag_and_by_variable(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CheckpointError, match="run once without --offline"):
+        config_of("--model", "acme/tiny", "--offline")
+    config_of("--model", "acme/tiny")
+    hub.status = 503
+    assert config_of("--model", "acme/tiny", "--offline").offline
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert Path(config_of("--model", "acme/tiny").model.model_path).name == "a" * 40
+
+
+def test_the_hubs_own_variables_are_read(tiny_checkpoint: Path) -> None:
+    config = load_config(
+        AudioGenerationConfig, {"model": {"model_path": str(tiny_checkpoint)}}, base=complete_values
+    )
+    assert hub_options(config, {}) == HubOptions()
+    environ = {"HF_TOKEN": "t", "HF_HUB_OFFLINE": "yes", "HF_HUB_CACHE": "/c", "HF_HOME": "/h"}
+    expected = HubOptions(offline=True, token="t", cache_dir=Path("/c"))
+    assert hub_options(config, environ) == expected
+
+
+def test_a_gated_model_is_told_by_the_command(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.repos["acme/tiny"].gated, hub.repos["acme/tiny"].token = True, "right"
+    assert serve.main(["--model", "acme/tiny"]) == 2
+    assert "set HF_TOKEN" in capsys.readouterr().err
+    monkeypatch.setenv("HF_TOKEN", "right")
+    assert config_of("--model", "acme/tiny").model.served_model_name == "acme/tiny"
+
+
+def test_a_codec_may_have_a_name_of_its_own(hub: Hub) -> None:
+    config = config_of("--model", "acme/apart", "--audio-decoder", "acme/codec")
+    assert Path(config.audio_decoder).is_dir()
+    service = create_service(config)
+    asyncio.run(service.client.close())
+    assert service.codec is not None
+    assert service.codec.codebook_size == 64
+
+
+def test_a_draft_model_may_have_a_name(hub: Hub) -> None:
+    given = {"model": {"model_path": "acme/tiny"}, "draft_model": {"model_path": "acme/tiny"}}
+    draft = complete_values(given)["draft_model"]["model_path"]
+    assert Path(draft).name == "a" * 40
+
+
+def test_a_model_that_is_nowhere_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.main(["--model", "./nowhere"]) == 2
+    assert "nowhere is neither a folder nor a model of the hub" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="is not a folder"):
+        AudioGenerationConfig("auto", model={"model_path": "acme/tiny"})
+
+
+def test_a_model_from_the_hub_speaks(hub: Hub, tmp_path: Path) -> None:
+    target = tmp_path / "x.wav"
+    assert say.main(["--model", "acme/tiny", "--revision", "v2", "Hi.", "-o", str(target)]) == 0
+    with wave.open(str(target), "rb") as file:
+        assert file.getnframes() > 0
+    shutil.rmtree(tmp_path / "home")
+    assert say.main(["--model", "acme/tiny", "--offline", "Hi.", "-o", str(target)]) == 2

@@ -1,0 +1,66 @@
+"""From the values that a user gave to those of a configuration whose model is on this machine.
+
+--model owner/name ─▶ find_checkpoint ─▶ folder ─▶ its default values, beneath what was given
+                                           └─ a codec published on its own ─▶ its folder
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tts.config import AUTO_DECODER, AudioGenerationConfig, hub_options
+from tts.factory import default_values
+from tts.hub import find_checkpoint, is_hub_name
+
+if TYPE_CHECKING:
+    from tts.hub import HubOptions
+
+
+def complete_values(given: Mapping[str, Any]) -> dict[str, Any]:
+    """All values: the given ones, models and codecs by folder, and the model's defaults.
+
+    Downloads what is named by its hub name and not here yet. Raises pydantic's `ValidationError`,
+    `ConfigError` and `CheckpointError`.
+    """
+    merged = AudioGenerationConfig.merged
+    probe = AudioGenerationConfig(
+        **merged({"audio_decoder": AUTO_DECODER}, given, {"defer_resolve": True})
+    )
+    name, options = probe.model.model_path, hub_options(probe)
+    if not name:
+        return merged(default_values(), given)
+    folder = find_checkpoint(name, options)
+    found = {"model": {"model_path": str(folder)}}
+    named = {"model": {"served_model_name": name}} if is_hub_name(name) else {}
+    codec = _codec(probe, folder, options)
+    values = merged(default_values(folder), named, given, found, codec)
+    if probe.draft_model is not None and probe.draft_model.model_path:
+        revision = probe.draft_model.huggingface_revision
+        draft = find_checkpoint(probe.draft_model.model_path, replace(options, revision=revision))
+        values = merged(values, {"draft_model": {"model_path": str(draft)}})
+    return values
+
+
+def _codec(probe: AudioGenerationConfig, folder: Path, options: HubOptions) -> dict[str, Any]:
+    """The folder of a codec that has a repository of its own: the one that was named, or the one
+    of the speech family when the model itself came from the hub without a codec.
+    """
+    name = probe.audio_decoder
+    if name == AUTO_DECODER and is_hub_name(probe.model.model_path):
+        name = _published_codec(folder, probe.family)
+    if not is_hub_name(name):
+        return {}
+    return {"audio_decoder": str(find_checkpoint(name, replace(options, revision="main")))}
+
+
+def _published_codec(folder: Path, family_name: str) -> str:
+    from tts.families.base import Checkpoint
+    from tts.families.registry import find_family
+
+    family = find_family(Checkpoint(folder), family_name)
+    if family is None or (folder / family.traits.codec).is_dir():
+        return ""
+    return family.traits.codec_repository
