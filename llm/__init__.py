@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         QueueFullError,
         RequestError,
     )
+    from llm.models.pooling import is_embedding_model
     from llm.request import (
         FinishReason,
         Request,
@@ -79,6 +80,7 @@ __all__ = [
     "TokenStream",
     "check_json_schema",
     "create_engine",
+    "is_embedding_model",
 ]
 
 _HOMES = {
@@ -114,6 +116,7 @@ _HOMES = {
         "TokenChunk",
         "TokenLogprob",
     ),
+    "llm.models.pooling": ("is_embedding_model",),
     "llm.scheduler.figures": ("Histogram", "SequenceFigures"),
     "llm.structured.grammar": ("TokenSpelling", "check_json_schema"),
 }

@@ -46,6 +46,13 @@ class ScheduledRow(NamedTuple):
     sampling: SamplingParams
     output_ids: Sequence[int] = ()  # generated so far, for penalties and minimum lengths
 
+    embeds: bool = False  # its vectors are wanted: `samples` marks the row they are complete with
+
+    @property
+    def generates(self) -> bool:
+        """Whether a token is sampled for it."""
+        return self.samples and not self.embeds
+
     @property
     def echoes(self) -> bool:
         """Whether the log-probabilities of the tokens fed are wanted."""
@@ -87,6 +94,7 @@ class StepOutput:
     logprobs: Mapping[str, tuple[TokenLogprob, ...]] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
     prompt_logprobs: Mapping[str, tuple[TokenLogprob, ...]] = field(default_factory=dict)
+    embeddings: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict)
 
     @property
     def is_plain(self) -> bool:

@@ -113,6 +113,7 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0  # higher runs first
     cache_salt: str = ""
+    embeds: bool = False  # the vectors of the prompt are wanted, and no tokens
 
     def __post_init__(self) -> None:
         if not self.request_id:
@@ -161,3 +162,4 @@ class TokenChunk(NamedTuple):
     output_tokens: int = 0  # generated so far, this chunk included
     timings: RequestTimings = RequestTimings()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    embeddings: tuple[bytes, ...] = ()  # little-endian float32 vectors: one, or one for each token

@@ -223,6 +223,7 @@ class Sequence:
             len(self.output_ids),
             _new(RequestTimings, timings),
             (),
+            (),
         )
         return _new(TokenChunk, chunk)
 

@@ -28,6 +28,7 @@ class Architecture:
     encodings: tuple[QuantizationEncoding, ...] = HELD_AS
     required_arguments: tuple[tuple[str, Any], ...] = ()
     length_key: str = "max_position_embeddings"  # of config.json: the longest sequence
+    is_embedding: bool = False  # it has no head: it embeds texts instead of continuing them
     supports_lora: bool = False
     supports_empty_batches: bool = False
     needs_total_tokens_limit: bool = False  # one batch may hold one longest sequence only
@@ -60,6 +61,12 @@ _BUILT_IN = {
 _architectures = {
     name: Architecture(name, model, supports_empty_batches=True)
     for name, model in _BUILT_IN.items()
+}
+_architectures |= {
+    name: Architecture(name, model, is_embedding=True, supports_empty_batches=True)
+    for name, model in (
+        (causal.replace("ForCausalLM", "Model"), model) for causal, model in _BUILT_IN.items()
+    )
 }
 
 

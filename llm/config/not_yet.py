@@ -11,7 +11,6 @@ from llm.errors import ConfigError
 NOT_YET_AVAILABLE: dict[str, str] = {
     "pipeline_role": "prefill and decode run in one process",
     "ep_size": "there is no expert parallelism",
-    "pool_embeddings": "there are no embedding models",
     "use_experimental_kernels": "there are no experimental kernels",
     "use_vendor_blas": "matrix products always use torch's BLAS",
     "zmq_endpoint_base": "front end and engine share one process",

@@ -20,6 +20,7 @@ from llm.config import KVCacheConfig, PipelineConfig
 from llm.models.encoding import Encoding, choose_encoding
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.pickle_weights import find_weights
+from llm.models.pooling import read_pooling
 from llm.models.session import EngineSession
 from llm.models.weights import Weights, WeightsAdapter
 from llm.parallel.group import Group, NullGroup
@@ -61,6 +62,7 @@ class PipelineModel(ABC, Generic[ContextT]):
         self.return_logits = return_logits
         self.return_hidden_states = return_hidden_states
         self.group: Group = NullGroup()
+        self.pooling = read_pooling(pipeline_config.model.model_path)  # None: it generates
         self._huggingface_config = HuggingFaceConfig.read(pipeline_config.model.model_path)
         self.encoding: Encoding = choose_encoding(pipeline_config.model, self._huggingface_config)
         self.max_seq_len = self.calculate_max_seq_len(pipeline_config, self._huggingface_config)

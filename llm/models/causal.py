@@ -65,7 +65,7 @@ class CausalModel(PipelineModel[ScheduledRow]):
         return ModelInputs(
             forward_batch=forward_batch,
             kv_cache_inputs=kv_cache_inputs,
-            sampling_rows=tuple(index for index, row in enumerate(rows) if row.samples),
+            sampling_rows=tuple(index for index, row in enumerate(rows) if row.generates),
             logit_rows=_last_rows(forward_batch, wanted),
             logit_offsets=_running_sum(wanted),
         )
@@ -76,9 +76,9 @@ class CausalModel(PipelineModel[ScheduledRow]):
             return [len(row.token_ids) for row in rows]
         count = return_n_logits if self.return_logits is ReturnLogits.VARIABLE else 1
         for row in rows:
-            if row.samples and count > len(row.token_ids):
+            if row.generates and count > len(row.token_ids):
                 raise ValueError(f"{count} logits wanted of {len(row.token_ids)} tokens fed")
-        return [len(row.token_ids) if row.echoes else count if row.samples else 0 for row in rows]
+        return [len(row.token_ids) if row.echoes else count if row.generates else 0 for row in rows]
 
     def prepare_next_token_inputs(
         self, next_tokens: Tensor, prev_model_inputs: ModelInputs

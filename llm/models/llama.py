@@ -133,12 +133,13 @@ class LlamaModel(CausalModel):
         )
         self._layers = [self._load_layer(reader, index) for index in range(shape.num_layers)]
         self.final_norm = self._load_norm(reader, names.final_norm)
-        is_tied = self.config.is_head_tied
-        self.head = self._factory.linear(
-            embedding if is_tied else reader.matrix(names.head, *table)
-        )
+        needs_no_head = self.config.is_head_tied or self.pooling is not None
+        if self.pooling is None:
+            self.head = self._factory.linear(
+                embedding if needs_no_head else reader.matrix(names.head, *table)
+            )
         # Old checkpoints store what can be computed, and a copy of the tied head.
-        reader.skip(*names.ignored, *([f"{names.head}.weight"] if is_tied else []))
+        reader.skip(*names.ignored, *([f"{names.head}.weight"] if needs_no_head else []))
         reader.finish()
 
     def _load_layer(self, reader: WeightReader, index: int) -> DecoderLayer:

@@ -18,6 +18,7 @@ from llm.memory import MemoryPlan
 from llm.models.base import PipelineModel
 from llm.models.hf_config import read_eos_token_ids
 from llm.models.weights import WeightsAdapter, WeightsFormat
+from llm.pipeline.embeddings import Embeddings
 from llm.pipeline.prompt_scores import PromptScores
 from llm.request import Request
 from llm.runner.model_runner import ModelRunner
@@ -60,6 +61,7 @@ class TextGenerationPipelineInterface(ABC):
             self.vocab_size, self.runner.device, tokenizer, enabled=is_structured
         )
         self.prompt_scores = PromptScores(enabled=pipeline_config.enable_echo)
+        self.embeddings = Embeddings(self.runner.pooling, pools=pipeline_config.pool_embeddings)
         own = set() if eos_token_id is None else {eos_token_id}
         self.eos_token_ids = own.union(read_eos_token_ids(pipeline_config.model.model_path))
 
@@ -115,11 +117,13 @@ class TextGenerationPipelineInterface(ABC):
         """
         self.structured.release(request_id)
         self.prompt_scores.release(request_id)
+        self.embeddings.release(request_id)
 
     def admit(self, request: Request) -> None:
         """Raise `RequestError` for a request that this pipeline cannot run. Thread-safe."""
         self.structured.admit(request)
         self.prompt_scores.admit(request)
+        self.embeddings.admit(request)
 
     def initialize_bitmask(self, batch: list[ScheduledRow]) -> np.ndarray | None:
         """int32 [B, V] of ones; None when no request of the batch has a schema."""

@@ -57,11 +57,13 @@ class _Turn:
         self._runner = runner = pipeline.runner
         self._structured = pipeline.structured
         self._scores = pipeline.prompt_scores
+        self._embeddings = pipeline.embeddings
+        self._vectors: dict[str, tuple[bytes, ...]] = {}
         self._prompts = () if batch.mode is ForwardMode.DECODE else batch.rows
         self._failures: dict[str, str] = {}
         self._prompt_logprobs: dict[str, tuple[TokenLogprob, ...]] = {}
         self._num_steps = batch.num_steps
-        self._rows = [row for row in batch.rows if row.samples]
+        self._rows = [row for row in batch.rows if row.generates]
         self._inputs = runner.prepare(batch)
         self._steps: list[SampledTokens] = []
         # Tokens on the host, by row. On a GPU reading them is a wait, so only who must does so.
@@ -76,6 +78,7 @@ class _Turn:
         outputs = self._runner.forward(self._inputs)
         if not self._steps:
             self._prompt_logprobs = self._scores.score(self._prompts, outputs)
+            self._vectors = self._embeddings.take(self._prompts, self._inputs, outputs)
         if not self._rows:
             self.has_ended = True
             return
@@ -124,7 +127,7 @@ class _Turn:
     def output(self) -> StepOutput:
         """What every row sampled, in order."""
         if not self._steps:
-            return StepOutput({}, prompt_logprobs=self._prompt_logprobs)
+            return StepOutput({}, prompt_logprobs=self._prompt_logprobs, embeddings=self._vectors)
         by_step = torch.stack([step.token_ids for step in self._steps]).tolist()
         token_ids = {
             row.request_id: tuple(tokens)

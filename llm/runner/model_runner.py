@@ -25,6 +25,7 @@ from llm.batch import (
     ForwardMode,
     ModelInputs,
     ModelOutputs,
+    ReturnHiddenStates,
     ScheduledBatch,
     ScheduledRow,
 )
@@ -36,9 +37,10 @@ from llm.models.base import PipelineModel
 from llm.models.encoding import choose_encoding
 from llm.models.hf_config import HuggingFaceConfig, ModelShape
 from llm.models.pickle_weights import find_weights
+from llm.models.pooling import read_pooling
 from llm.models.registry import model_class
 from llm.models.session import EngineSession
-from llm.models.weights import WeightsAdapter, WeightsFormat
+from llm.models.weights import Weights, WeightsAdapter, WeightsFormat
 from llm.runner.device_memory import available_bytes
 from llm.sampling.sampler import Sampler, SamplingPlan
 
@@ -46,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 MAX_CPU_KV_BYTES = 512 * 2**20  # unless the configuration names a number of pages
 ATTENTION_BACKEND = "sdpa"
+ROOT = "model."
 
 
 class ModelRunner:
@@ -68,6 +71,7 @@ class ModelRunner:
         self.device = torch.device(config.model.device_specs[0])
         self.gpu_id = self.device.index or 0
         self.huggingface_config = HuggingFaceConfig.read(config.model.model_path)
+        self.pooling = read_pooling(config.model.model_path)
         self._model_class = model_type or model_class(self.huggingface_config)
         self._weight_adapters = weight_adapters or {}
         shape = ModelShape.read(self.huggingface_config)
@@ -92,8 +96,8 @@ class ModelRunner:
 
     @property
     def is_generation(self) -> bool:
-        """Whether the model generates tokens: every architecture of this release does."""
-        return True
+        """Whether the model generates tokens; else it embeds texts."""
+        return self.pooling is None
 
     @property
     def sliding_window_size(self) -> int | None:
@@ -188,13 +192,19 @@ class ModelRunner:
         weights = find_weights(
             config.model_path, config.weight_path, allow_pickle=self.server_config.allow_pickle
         )
+        adapter = self._weight_adapters.get(weights.format)
+        if adapter is None and not self.is_generation:
+            adapter = _with_root(weights)
         self.model = self._model_class(
             self.server_config,
             self.session,
             [self.device],
             config.kv_cache,
             weights,
-            self._weight_adapters.get(weights.format),
+            adapter,
+            return_hidden_states=(
+                ReturnHiddenStates.NONE if self.is_generation else ReturnHiddenStates.ALL_NORMALIZED
+            ),
         )
 
     def init_memory_pool(self) -> None:
@@ -301,3 +311,10 @@ class ModelRunner:
         self.model = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _with_root(weights: Weights) -> WeightsAdapter | None:
+    """Models without a head are stored without the name they have beside one."""
+    if any(name.startswith(ROOT) for name in weights.info()):
+        return None
+    return lambda name: name if name.startswith("lm_head") else ROOT + name

@@ -50,6 +50,7 @@ class _Draft:
             True,
             sequence.sampling,
             sequence.output_ids,
+            False,
         )
         # In the loop over all rows of all steps: half as long as `ScheduledRow(...)`.
         self.rows.append(_new(ScheduledRow, row))
@@ -68,6 +69,7 @@ class _Draft:
                 end == sequence.extend_end,
                 sequence.sampling,
                 sequence.output_ids,
+                sequence.request.embeds,
             )
         )
         self.sequences.append(sequence)
@@ -247,7 +249,8 @@ class BatchPlanner:
             sequence.tokens,
             cache_salt=sequence.request.cache_salt,
             watermark=watermark,
-            reads_cache=not sequence.sampling.echo,  # a cached token has no logits
+            # A cached token has neither logits nor a vector.
+            reads_cache=not (sequence.sampling.echo or sequence.request.embeds),
         )
 
     def _paused_holders(self) -> Iterator[Sequence]:

@@ -168,7 +168,7 @@ class Scheduler:
         for row, sequence in step.pairs():
             if sequence.status is SequenceStatus.FINISHED:
                 continue
-            sequence.launch(row.samples)
+            sequence.launch(row.generates)
             if sequence.cancel_requested:
                 self._ended.append(self._finish(sequence, FinishReason.CANCELLED, self._clock()))
             elif sequence.is_ending:
@@ -224,6 +224,8 @@ class Scheduler:
         chunk = None
         if sequence.cancel_requested:
             chunk = self._finish(sequence, FinishReason.CANCELLED, now)
+        elif vectors := output.embeddings.get(row.request_id):
+            chunk = self._finish(sequence, FinishReason.STOP, now)._replace(embeddings=vectors)
         elif row.samples:
             chunk = self._accept(sequence, step, output, now)
         else:
