@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decoder import AudioEncoding
-from llm import CheckpointError, SamplingParams
+from llm import CheckpointError, SamplingParams, is_embedding_model
 from tts.checkpoint import load_eos_ids, load_sampling_defaults, read_json
 from tts.engine_client import EngineFacts
 
@@ -49,6 +49,8 @@ class TextModel:
     max_seq_len: int
     takes_schemas: bool = False  # structured output is on
     echoes: bool = False  # it scores prompts
+    embeds: bool = False  # it embeds texts, and writes none
+    pools_embeddings: bool = True  # one vector for each text
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,8 @@ def connect_service(
             facts.max_seq_len,
             takes_schemas=config.sampling.enable_structured_output,
             echoes=config.enable_echo,
+            embeds=is_embedding_model(folder),
+            pools_embeddings=config.pool_embeddings,
         ),
         synthesizer=_synthesizer(parts, client, prompts, family) if family else None,
     )

@@ -27,6 +27,7 @@ from tts.proto_events import FINISH_REASONS, to_timings
 from tts.rpc import Call
 from tts.speech import MAX_PRIORITY
 from tts.text import TextError, check_text
+from tts.text_embedder import TextEmbedder
 from tts.text_generator import TextGenerator, TextPiece, TextRequest
 from tts.utterance import closing
 from tts.v1 import common_pb2
@@ -37,6 +38,7 @@ SERVICE = "tts.v1.TextService"
 DEFAULT_MAX_TOKENS = 1024
 MAX_STOPS, MAX_STOP_CHARACTERS = 16, 1000
 MAX_TOP_LOGPROBS = 20
+MAX_EMBED_INPUTS = 256
 
 ROLES: Mapping[int, ChatRole] = {
     pb.CHAT_ROLE_SYSTEM: ChatRole.SYSTEM,
@@ -89,9 +91,29 @@ class TextServicer(pb_grpc.TextServiceServicer):
         async with self._host.calls.serve(context, SERVICE, "Embed") as call:
             call.adopt_id(request.request_id)
             self._check_model(request.model)
-            raise PreconditionError(
-                Precondition.EMBEDDING, "this model writes text and speaks; it does not embed"
+            if not self._host.service.text.embeds:
+                raise PreconditionError(
+                    Precondition.EMBEDDING, "this model writes text and speaks; it does not embed"
+                )
+            _check_inputs(request, self._host.config.max_stream_characters)
+            call.facts.characters = sum(map(len, request.inputs))
+            async with self._host.admission.enter(call.client):
+                found = await self._embedder().embed(call.request_id, request.inputs)
+            call.facts.prompt_tokens = sum(item.num_tokens for item in found)
+            return pb.EmbedResponse(
+                embeddings=[
+                    pb.Embedding(values=vector, input=index, token_id=token_id)
+                    for index, item in enumerate(found)
+                    for token_id, vector in item.labelled()
+                ],
+                usage=common_pb2.Usage(
+                    input_characters=call.facts.characters, prompt_tokens=call.facts.prompt_tokens
+                ),
             )
+
+    def _embedder(self) -> TextEmbedder:
+        service = self._host.service
+        return TextEmbedder(service.client, service.prompts, pools=service.text.pools_embeddings)
 
     def _write(self, asked: TextRequest) -> AsyncIterator[TextPiece]:
         service = self._host.service
@@ -107,6 +129,9 @@ class TextServicer(pb_grpc.TextServiceServicer):
         config = proto.config
         call.adopt_id(config.request_id)
         self._check_model(config.model)
+        if self._host.service.text.embeds:
+            reason = Precondition.TEXT_GENERATION
+            raise PreconditionError(reason, "this model embeds texts; it writes none")
         _check_available(config)
         with Violations() as wrong:
             wrong.request_id(config.request_id, "config.request_id")
@@ -173,6 +198,18 @@ def _check_config(config: pb.GenerationConfig, wrong: Violations) -> None:
     wrong.require(
         abs(config.priority) <= MAX_PRIORITY, "config.priority", f"must be in ±{MAX_PRIORITY}"
     )
+
+
+def _check_inputs(request: pb.EmbedRequest, max_characters: int) -> None:
+    with Violations() as wrong:
+        wrong.request_id(request.request_id, "request_id")
+        most = MAX_EMBED_INPUTS
+        wrong.require(0 < len(request.inputs) <= most, "inputs", f"must be 1 to {most} texts")
+        for index, text in enumerate(request.inputs[:most]):
+            field = f"inputs[{index}]"
+            _check_characters(text, field, wrong)
+            fits = 0 < len(text) <= max_characters
+            wrong.require(fits, field, f"must have 1 to {max_characters} characters")
 
 
 def _check_characters(text: str, field: str, wrong: Violations) -> None:

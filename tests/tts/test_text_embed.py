@@ -1,0 +1,96 @@
+"""`Embed` over a real connection."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.fakes import build_text_checkpoint, tiny_config, wait_until_idle
+from tests.tts.serving import Serving, error_of, fields_of, reason_of, serve_and
+from tests.tts.test_text_servicer import generation
+from tts.factory import Service, create_service
+from tts.v1 import text_pb2 as pb
+
+TEXTS = ["a cat", "one longer text about something else", "x"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny text model as an embedding model: by its layout, not by its weights."""
+    made = build_text_checkpoint(tmp_path_factory.mktemp("models") / "embeds")
+    kinds = ("Transformer", "Pooling", "Normalize")
+    modules = [{"type": f"sentence_transformers.models.{k}", "path": k} for k in kinds]
+    (made / "modules.json").write_text(json.dumps(modules))
+    (made / "Pooling").mkdir()
+    (made / "Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    return made
+
+
+def served_by(folder: Path, **values: Any) -> Iterator[Service]:
+    service = create_service(tiny_config(folder, **values))
+    yield service
+    asyncio.run(wait_until_idle(service.client))
+    asyncio.run(service.client.close())
+
+
+@pytest.fixture(scope="module")
+def embedding(folder: Path) -> Iterator[Service]:
+    yield from served_by(folder)
+
+
+@pytest.fixture(scope="module")
+def by_token(folder: Path) -> Iterator[Service]:
+    yield from served_by(folder, pool_embeddings=False)
+
+
+def test_one_vector_for_each_input(embedding: Service, by_token: Service) -> None:
+    async def ask(served: Serving) -> pb.EmbedResponse:
+        response = await served.text.Embed(pb.EmbedRequest(inputs=TEXTS))
+        assert response.usage.prompt_tokens == sum(map(len, TEXTS))
+        assert response.usage.input_characters == sum(map(len, TEXTS))
+        alone = await served.text.Embed(pb.EmbedRequest(inputs=TEXTS[:1]))
+        assert alone.embeddings[0].values == response.embeddings[0].values
+        return response
+
+    pooled = serve_and(embedding, ask).embeddings
+    assert [item.input for item in pooled] == [0, 1, 2]
+    assert not any(item.HasField("token_id") for item in pooled)
+    assert [float(np.linalg.norm(item.values)) for item in pooled] == pytest.approx([1, 1, 1])
+    tokens = serve_and(by_token, ask).embeddings
+    assert [item.input for item in tokens] == [i for i, t in enumerate(TEXTS) for _ in t]
+    assert bytes(item.token_id for item in tokens) == "".join(TEXTS).encode()
+    assert {len(item.values) for item in tokens} == {len(pooled[0].values)} == {64}
+    assert list(tokens[-1].values) == pytest.approx(list(pooled[2].values), abs=1e-6)
+
+
+def test_wrong_inputs_are_named(embedding: Service) -> None:
+    async def ask(served: Serving) -> None:
+        for inputs, fields in (
+            ([], ["inputs"]),
+            (["x"] * 257, ["inputs"]),
+            (["ok", "", "a\0b"], ["inputs[1]", "inputs[2]"]),
+            (["x" * 2001], ["inputs[0]"]),
+        ):
+            error = await error_of(served.text.Embed(pb.EmbedRequest(inputs=inputs)))
+            assert fields_of(error) == fields
+        long = await error_of(served.text.Embed(pb.EmbedRequest(inputs=["ok", "x" * 1500])))
+        assert long.code() is grpc.StatusCode.INVALID_ARGUMENT, "the context has fewer tokens"
+        assert (await served.text.Embed(pb.EmbedRequest(inputs=["ok"]))).embeddings
+
+    serve_and(embedding, ask, max_stream_characters=2_000)
+
+
+def test_it_does_not_write(embedding: Service) -> None:
+    async def ask(served: Serving) -> None:
+        error = await error_of(served.text.Generate(pb.GenerateRequest(**generation())))
+        assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert reason_of(error) == "TEXT_GENERATION_UNAVAILABLE"
+
+    serve_and(embedding, ask)

@@ -1,0 +1,69 @@
+"""Texts to vectors with an engine that holds an embedding model."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llm import FinishReason, Request
+from tts.engine_client import EngineClient
+from tts.errors import SynthesisError
+from tts.prompt import PromptBuilder
+from tts.utterance import closing
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """One text's vectors: one, or one for each of its tokens."""
+
+    token_ids: tuple[int, ...]
+    vectors: tuple[np.ndarray, ...]  # float32 [H] each
+    is_pooled: bool
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the text."""
+        return len(self.token_ids)
+
+    def labelled(self) -> Iterator[tuple[int | None, np.ndarray]]:
+        """Vectors with their tokens; None for that of the whole text."""
+        if self.is_pooled:
+            return zip((None,), self.vectors, strict=True)
+        return zip(self.token_ids, self.vectors, strict=True)
+
+
+class TextEmbedder:
+    """Any number of texts at once: the engine puts them into batches."""
+
+    def __init__(self, client: EngineClient, prompts: PromptBuilder, *, pools: bool = True) -> None:
+        self._client, self._prompts, self._pools = client, prompts, pools
+
+    async def embed(self, name: str, texts: Sequence[str]) -> list[Embedded]:
+        """The vectors of each text. When one fails, or the caller leaves, all end.
+
+        Raises what the engine raises for texts that do not fit, and SynthesisError.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._embed(name, text)) for text in texts]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _embed(self, name: str, text: str) -> Embedded:
+        ids = self._prompts.text_prompt(text)
+        request = Request(f"{name}#embed{next(_numbers)}", ids, embeds=True)
+        async with closing(self._client.generate(request)) as chunks:
+            async for chunk in chunks:
+                if chunk.finish_reason is FinishReason.ERROR:
+                    raise SynthesisError(f"request {name}: {chunk.error}")
+                if chunk.embeddings:
+                    vectors = tuple(np.frombuffer(v, dtype="<f4") for v in chunk.embeddings)
+                    return Embedded(ids, vectors, self._pools)
+        raise SynthesisError(f"request {name}: the engine returned no embedding")
