@@ -58,6 +58,7 @@ CATCH_ALL = {
     "llm/engine.py",
     "llm/engine_steps.py",
     "tts/audio_worker.py",
+    "tts/ipc/engine_server.py",
     "tts/rpc.py",
 }
 

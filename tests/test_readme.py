@@ -31,6 +31,7 @@ MODULES = {
     "protobuf": "google.protobuf",
     "prometheus-client": "prometheus_client",
     "pyyaml": "yaml",
+    "pyzmq": "zmq",
 }
 """What a distribution is imported as, where that is not its name."""
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+import numpy as np
 
 from decoder import AudioEncoding, CodecSpec, StreamingOptions
 from llm import FinishReason, Request, RequestTimings, TokenChunk
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)

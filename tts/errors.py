@@ -124,6 +124,10 @@ class DrainingError(UnavailableError):
     """The server is shutting down; another one should be asked."""
 
 
+class EngineLostError(UnavailableError):
+    """The engine's process has gone, or does not answer; it is being restarted."""
+
+
 class SlowReaderError(TTSError):
     """The client left a message unread for too long."""
 

@@ -134,6 +134,7 @@ RULES: Mapping[type[BaseException], StatusRule] = {
     errors.UnavailableError: StatusRule(_Code.UNAVAILABLE, "UNAVAILABLE", _retry),
     errors.LoadingError: StatusRule(_Code.UNAVAILABLE, "LOADING", _retry),
     errors.DrainingError: StatusRule(_Code.UNAVAILABLE, "DRAINING", _retry),
+    errors.EngineLostError: StatusRule(_Code.UNAVAILABLE, "ENGINE_LOST", _retry),
     errors.SlowReaderError: StatusRule(_Code.ABORTED, "SLOW_READER"),
     errors.IdleTimeoutError: StatusRule(_Code.DEADLINE_EXCEEDED, "IDLE_TIMEOUT"),
     # tts: our side

@@ -1,0 +1,77 @@
+"""An engine behind the hop, in this process: the true server, endpoints and clients."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import zmq
+
+from decoder import AudioEncoding
+from tts.admission import Admission
+from tts.engine_client import EngineClient, EngineFacts
+from tts.ipc.endpoints import Endpoints, reserved
+from tts.ipc.engine_server import EngineServer
+from tts.ipc.remote_client import RemoteEngineClient
+
+
+def new_base() -> str:
+    """An ipc base of its own; pytest's folders may be too long for a socket's path."""
+    return f"ipc://{tempfile.gettempdir()}/{secrets.token_hex(9)}"
+
+
+async def wait_until(holds: Callable[[], bool], timeout_s: float = 10) -> None:
+    for _ in range(round(timeout_s / 0.005)):
+        if holds():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it never came true")
+
+
+def facts_of(client: EngineClient) -> EngineFacts:
+    return EngineFacts(client.codec, max_seq_len=1024, raw_encoding=AudioEncoding.PCM_S16LE)
+
+
+@dataclass
+class Hop:
+    """One engine's server, and the clients that are connected to it."""
+
+    server: EngineServer
+    endpoints: Endpoints
+    clients: list[RemoteEngineClient]
+    context: zmq.Context
+
+    @property
+    def client(self) -> RemoteEngineClient:
+        return self.clients[0]
+
+    async def until_idle(self) -> None:
+        """Nothing is left of any stream on the engine's side."""
+        await wait_until(lambda: self.server.num_streams == 0)
+
+
+@asynccontextmanager
+async def hop(
+    engine: EngineClient,
+    base: str,
+    *,
+    front_ends: int = 1,
+    admission: Admission | None = None,
+) -> AsyncIterator[Hop]:
+    """Serve an engine at a base and connect; everything is closed and gone afterwards."""
+    async with AsyncExitStack() as ending:
+        endpoints = ending.enter_context(reserved(base))
+        context = ending.enter_context(zmq.Context())
+        server = EngineServer(engine, facts_of(engine), endpoints, admission, context)
+        server.start()
+        ending.push_async_callback(server.close)
+        clients = []
+        for number in range(front_ends):
+            connecting = RemoteEngineClient.connect(endpoints, f"front{number}", context)
+            clients.append(await asyncio.wait_for(connecting, 10))
+            ending.push_async_callback(clients[-1].close)
+        yield Hop(server, endpoints, clients, context)

@@ -1,0 +1,158 @@
+"""Messages are the same after the wire, and only messages are read."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decoder import AudioEncoding, CodecSpec, CodeRangeError, DecoderError, StreamingOptions
+from decoder.ramp import ramp_spec
+from llm import (
+    FinishReason,
+    LLMError,
+    QueueFullError,
+    Request,
+    RequestTimings,
+    SamplingParams,
+    TokenChunk,
+    TokenLogprob,
+)
+from tts import errors
+from tts.engine_client import AudioBlock, EngineFacts, EngineStatus, SpeechJob
+from tts.ipc import messages
+from tts.ipc.codec import (
+    decode_from_engine,
+    decode_from_front_end,
+    encode,
+    from_error_value,
+    to_error_value,
+)
+from tts.ipc.messages import Audio, Beat, Encode, Failed, Generate, Speak, Tokens, Welcome
+from tts.status import status_of
+
+ids = st.lists(st.integers(0, 2**31), min_size=1, max_size=40).map(tuple)
+sampling = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 2),
+    seed=st.integers(0, 2**64 - 1),
+    max_tokens=st.integers(1, 1000),
+    stop_token_ids=ids,
+    allowed_ranges=st.just(((1, 5), (7, 9))),
+    top_logprobs=st.none() | st.integers(0, 20),
+)
+requests = st.builds(Request, st.text(min_size=1), ids, sampling, st.integers(-9, 9), st.text())
+jobs = st.builds(
+    SpeechJob,
+    requests,
+    st.builds(StreamingOptions, st.none() | ids, st.integers(0, 99)),
+    ids | st.just(()),
+    st.none() | ids | st.just(()),
+    st.integers(0, 10**6),
+)
+samples = st.lists(st.floats(-1, 1, width=32), max_size=50).map(
+    lambda values: np.array(values, np.float32)
+)
+
+
+@given(requests, jobs)
+def test_requests_arrive_as_they_were(request: Request, job: SpeechJob) -> None:
+    for message in (Generate("f", 1, request), Speak("f", 2, job)):
+        assert decode_from_front_end(encode(message)) == message
+
+
+@given(samples)
+def test_samples_arrive_as_they_were(values: np.ndarray) -> None:
+    clip = decode_from_front_end(encode(Encode("f", 1, values)))
+    assert isinstance(clip, Encode)
+    np.testing.assert_array_equal(clip.samples, values)
+    block = AudioBlock("r", values, 1, 2, 3, 4, (5,), FinishReason.STOP)
+    audio = decode_from_engine(encode(Audio(9, block)))
+    assert isinstance(audio, Audio)
+    assert audio.block.samples.dtype == np.float32
+    assert audio.block.samples.tobytes() == values.tobytes()
+    assert audio.block.finish_reason is FinishReason.STOP
+
+
+def test_every_second_sample_is_every_second_sample() -> None:
+    values = np.arange(10, dtype=np.float32)[::2]
+    clip = decode_from_front_end(encode(Encode("f", 1, values)))
+    assert isinstance(clip, Encode)
+    assert clip.samples.tolist() == values.tolist()
+
+
+def test_answers_arrive_as_they_were() -> None:
+    codec = ramp_spec({"codebook_size": 7})
+    odd = CodecSpec("odd", 24_000, Fraction(24_000, 49), 7)
+    chunk = TokenChunk("r", (1,), (TokenLogprob(1, -0.5, ((1, -0.5),)),), timings=RequestTimings(1))
+    for answer in (
+        Welcome(EngineFacts(codec, 9, AudioEncoding.MULAW)),
+        Welcome(EngineFacts(odd, 9, AudioEncoding.PCM_F32LE)),
+        Welcome(EngineFacts(None, 9, AudioEncoding.PCM_S16LE)),
+        Beat(EngineStatus(1, 2, 3, 4, 5, 6, 7, is_alive=False)),
+        Tokens(3, chunk),
+    ):
+        assert decode_from_engine(encode(answer)) == answer
+
+
+def test_messages_are_frozen() -> None:
+    kinds = [*messages.FrontEndMessage.__args__, *messages.EngineMessage.__args__]
+    assert len(kinds) > 12
+    assert all(kind.__struct_config__.frozen for kind in kinds)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00", b"nonsense", encode(Beat(EngineStatus(*[0] * 7)))])
+def test_what_is_no_message_is_refused(data: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decode_from_front_end(data)
+
+
+def test_a_wrong_type_is_refused() -> None:
+    data = msgspec.msgpack.encode(["Took", "f", "one", 1])
+    with pytest.raises(msgspec.ValidationError):
+        decode_from_front_end(data)
+
+
+# --- errors
+
+
+def tree(root: type[Exception]) -> list[type[Exception]]:
+    return [root, *(found for child in root.__subclasses__() for found in tree(child))]
+
+
+def crossed(error: Exception) -> Exception:
+    failed = decode_from_engine(encode(Failed(1, to_error_value(error))))
+    assert isinstance(failed, Failed)
+    return from_error_value(failed.error)
+
+
+@pytest.mark.parametrize("kind", [*tree(LLMError), *tree(DecoderError)])
+def test_every_error_of_the_core_and_the_decoder_crosses(kind: type[Exception]) -> None:
+    again = crossed(kind("say less"))
+    assert type(again) is kind
+    assert str(again) == "say less"
+
+
+def test_errors_with_more_to_say_give_the_same_status() -> None:
+    for error in (
+        errors.PreconditionError(errors.Precondition.VOICE_CLONING, "it cannot"),
+        errors.ServerBusyError("full", subject="server", retry_after_s=1.5),
+        errors.StreamLimitError("too many", subject="client", retry_after_s=0.5),
+        errors.SlowReaderError("slow"),
+        errors.EngineLostError("gone"),
+        QueueFullError("full"),
+        CodeRangeError("70 of 64"),
+    ):
+        again = crossed(error)
+        assert type(again) is type(error)
+        assert status_of(again, "id") == status_of(error, "id")
+
+
+def test_an_error_without_a_name_is_a_failure_without_words_for_the_client() -> None:
+    again = crossed(ZeroDivisionError("secret"))
+    assert isinstance(again, errors.SynthesisError)
+    assert "secret" not in status_of(again, "id").message

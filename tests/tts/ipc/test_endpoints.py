@@ -1,0 +1,60 @@
+"""Addresses made from a base, and who may have them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from llm import ConfigError
+from tts.ipc.endpoints import Endpoints, reserved
+
+
+def test_ipc_and_inproc_have_suffixes() -> None:
+    assert list(Endpoints.of("ipc:///tmp/x")) == [
+        "ipc:///tmp/x-request",
+        "ipc:///tmp/x-cancel",
+        "ipc:///tmp/x-control",
+        "ipc:///tmp/x-response",
+    ]
+    assert Endpoints.of("inproc://x").request == "inproc://x-request"
+
+
+def test_tcp_has_ports() -> None:
+    assert list(Endpoints.of("tcp://127.0.0.1:5555")) == [
+        f"tcp://127.0.0.1:{port}" for port in range(5555, 5559)
+    ]
+
+
+@pytest.mark.parametrize("base", ["tcp://localhost", "tcp://localhost:0", "tcp://h:65533"])
+def test_tcp_needs_four_ports(base: str) -> None:
+    with pytest.raises(ConfigError, match="zmq_endpoint_base"):
+        Endpoints.of(base)
+
+
+def test_a_base_belongs_to_one_server(tmp_path: Path) -> None:
+    base = f"ipc://{tmp_path / 'x'}"
+    with reserved(base) as endpoints:
+        for path in endpoints.paths:
+            path.touch()
+        with pytest.raises(ConfigError, match="another server's"), reserved(base):
+            pass
+        assert len(list(tmp_path.iterdir())) == 5
+    assert list(tmp_path.iterdir()) == []
+    with reserved(base):
+        pass
+
+
+def test_what_a_dead_server_left_is_in_nobodys_way(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path / "x-lock", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    os.close(descriptor)
+    with reserved(f"ipc://{tmp_path / 'x'}"):
+        pass
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be used"), reserved(f"ipc://{tmp_path}/none/x"):
+        pass

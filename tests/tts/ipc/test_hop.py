@@ -1,0 +1,301 @@
+"""The engine behind the hop does what it does without: same audio, same errors, same limits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from decoder import CodeRangeError, StreamingOptions
+from llm import FinishReason, Request, RequestError
+from tests.fakes import create_client, wait_until_idle
+from tests.tts.ipc.hop import facts_of, hop, new_base, wait_until
+from tests.tts.jobs import listen, read, run, samples, speech, text
+from tests.tts.ramp import RampClient
+from tts.admission import Admission, AdmissionLimits
+from tts.engine_client import SpeechJob
+from tts.errors import EngineLostError, PreconditionError, ServerBusyError, StreamLimitError
+from tts.ipc.codec import encode
+from tts.ipc.engine_server import AUDIO_WINDOW, EngineServer
+from tts.ipc.messages import Hello, Speak
+from tts.ipc.remote_client import RemoteEngineClient
+from tts.speech_engine import LocalEngineClient
+from tts.utterance import closing
+
+
+@pytest.fixture(params=["ipc", "inproc", "tcp"])
+def base(request: pytest.FixtureRequest) -> str:
+    if request.param == "tcp":
+        return f"tcp://127.0.0.1:{_four_free_ports()}"
+    return new_base() if request.param == "ipc" else "inproc://engine"
+
+
+def _four_free_ports() -> int:
+    """The first of four; taken by nobody a moment ago."""
+    for first in range(20_000 + os.getpid() % 10_000, 60_000, 4):
+        with ExitStack() as taken, suppress(OSError):
+            for port in range(first, first + 4):
+                taken.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
+    raise AssertionError("no ports")
+
+
+def test_both_ways_give_the_same(engine_client: LocalEngineClient, base: str) -> None:
+    """Speech and text, several streams at once, over every kind of endpoint."""
+    jobs = [speech(f"s{n}", f"sentence {n}", seed=n) for n in range(4)]
+
+    async def scenario() -> None:
+        alone = [samples(await listen(engine_client, job)) for job in jobs]
+        words = await read(engine_client, text("t", exactly=12))
+        async with hop(engine_client, base, front_ends=2) as served:
+            one, two = served.clients
+            streams = await asyncio.gather(*(listen(c, job) for job in jobs for c in (one, two)))
+            for number, blocks in enumerate(streams):
+                np.testing.assert_array_equal(samples(blocks), alone[number // 2])
+                assert {block.request_id for block in blocks} == {f"s{number // 2}"}
+                assert blocks[-1].finish_reason is not None
+            again = await read(one, text("t", exactly=12))
+            assert [c.token_ids for c in again] == [c.token_ids for c in words]
+            assert one.codec == engine_client.codec
+            await served.until_idle()
+
+    run(scenario)
+
+
+def test_the_engines_errors_are_the_front_ends(engine_client: LocalEngineClient) -> None:
+    async def scenario() -> None:
+        async with hop(engine_client, new_base()) as served:
+            client = served.client
+            with pytest.raises(RequestError) as far:
+                await listen(client, speech("long", prompt_ids=(1,) * 5000))
+            with pytest.raises(RequestError) as near:
+                await listen(engine_client, speech("long", prompt_ids=(1,) * 5000))
+            assert str(far.value) == str(near.value)
+            wrong = SpeechJob(speech("x").request, StreamingOptions(), prompt_codes=(10**6,))
+            with pytest.raises(CodeRangeError):
+                await listen(client, wrong)
+            with pytest.raises(RequestError):
+                await read(client, Request("token", (10**6,)))
+            assert (await listen(client, speech("after")))[-1].finish_reason is not None
+
+    run(scenario)
+
+
+def test_a_text_model_says_so(text_checkpoint: Path) -> None:
+    async def scenario() -> None:
+        engine = create_client(text_checkpoint)
+        async with hop(engine, new_base()) as served:
+            assert served.client.codec is None
+            with pytest.raises(PreconditionError, match="text only"):
+                await listen(served.client, speech("x"))
+            with pytest.raises(PreconditionError, match="recording"):
+                await served.client.encode_prompt(np.zeros(10, np.float32))
+        await engine.close()
+
+    run(scenario)
+
+
+def test_reference_clips_are_encoded(engine_client: LocalEngineClient) -> None:
+    clip = np.sin(np.arange(16_000) / 20).astype(np.float32)
+
+    async def scenario() -> None:
+        async with hop(engine_client, new_base()) as served:
+            codes = await served.client.encode_prompt(clip)
+            assert codes == await engine_client.encode_prompt(clip)
+            assert len(codes) > 10
+
+    run(scenario)
+
+
+def test_leaving_a_stream_frees_its_pages(engine_client: LocalEngineClient) -> None:
+    async def scenario() -> None:
+        async with hop(engine_client, new_base()) as served:
+            for _ in range(20):
+                async with closing(served.client.speak(speech("go", exactly=500))) as blocks:
+                    await anext(blocks)
+            await served.until_idle()
+            await wait_until_idle(engine_client)
+            # Left before the engine has even heard of it.
+            waiting = asyncio.ensure_future(listen(served.client, speech("never", exactly=500)))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            await served.until_idle()
+            await wait_until_idle(engine_client)
+
+    run(scenario)
+
+
+def test_a_reader_that_stops_holds_the_engine_back() -> None:
+    """Credit: no more than the window is sent ahead, and none of it is lost."""
+    engine = RampClient()
+    engine.is_endless = True
+
+    async def scenario() -> None:
+        async with hop(engine, new_base()) as served:
+            job = speech("slow", max_tokens=800, streaming=StreamingOptions((8,)))
+            async with closing(served.client.speak(job)) as blocks:
+                first = await anext(blocks)
+                await asyncio.sleep(0.1)
+                stopped = len(engine.spoken)
+                assert stopped <= (AUDIO_WINDOW + 2) * 8
+                rest = [block async for block in blocks]
+            assert [first.block_index, *(b.block_index for b in rest)] == list(range(100))
+            assert len(engine.spoken) == 800
+            assert rest[-1].finish_reason is FinishReason.LENGTH
+
+    run(scenario)
+
+
+# --- ends
+
+
+def test_a_front_end_that_vanishes_leaves_nothing(engine_client: LocalEngineClient) -> None:
+    """Its sockets close without a word, as when its process is killed."""
+
+    async def scenario() -> None:
+        async with hop(engine_client, new_base()) as served:
+            with zmq.Context() as context:
+                work, control = context.socket(zmq.PUSH), context.socket(zmq.PUSH)
+                replies = context.socket(zmq.DEALER)
+                replies.set(zmq.IDENTITY, b"doomed")
+                work.connect(served.endpoints.request)
+                control.connect(served.endpoints.control)
+                replies.connect(served.endpoints.response)
+                while not replies.poll(0):
+                    control.send(encode(Hello("doomed")))
+                    await asyncio.sleep(0.02)
+                work.send(encode(Speak("doomed", 0, speech("x", exactly=800))))
+                await wait_until(lambda: served.server.num_streams == 1)
+                assert await listen(served.client, speech("other"))
+                assert served.server.num_streams == 1
+                context.destroy(linger=0)
+            await served.until_idle()
+            await wait_until_idle(engine_client)
+            assert await listen(served.client, speech("after"))
+
+    run(scenario)
+
+
+def test_an_engine_that_ends_is_told_at_once_and_met_again(
+    engine_client: LocalEngineClient,
+) -> None:
+    async def scenario() -> None:
+        base = new_base()
+        async with hop(engine_client, base) as served:
+            client = served.client
+            stream = client.speak(speech("x", exactly=800))
+            await anext(stream)
+            assert (await client.status()).is_alive or client._link.status is None
+            await served.server.close()
+            with pytest.raises(EngineLostError):
+                async for _ in stream:
+                    pass
+            with pytest.raises(EngineLostError):
+                await listen(client, speech("y"))
+            assert not (await client.status()).is_alive
+            await wait_until_idle(engine_client)
+            again = EngineServer(
+                engine_client, facts_of(engine_client), served.endpoints, None, served.context
+            )
+            again.start()
+            await wait_until(lambda: client._link.is_up)
+            assert await listen(client, speech("z"))
+            await again.close()
+
+    run(scenario)
+
+
+def test_another_model_is_not_taken_for_the_old_one(
+    engine_client: LocalEngineClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with hop(engine_client, new_base()) as served:
+            await served.server.close()
+            other = RampClient(codebook_size=9)
+            again = EngineServer(other, facts_of(other), served.endpoints, None, served.context)
+            again.start()
+            await wait_until(lambda: "another model" in caplog.text)
+            with pytest.raises(EngineLostError):
+                await listen(served.client, speech("x"))
+            await again.close()
+
+    run(scenario)
+
+
+def test_nonsense_on_the_wire_harms_nobody(
+    engine_client: LocalEngineClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with hop(engine_client, new_base()) as served:
+            with served.context.socket(zmq.PUSH) as stranger:
+                stranger.connect(served.endpoints.request)
+                stranger.send(b"nonsense")
+                stranger.send_multipart((b"", b"more", b"frames"))
+                await wait_until(lambda: caplog.text.count("no message of ours") == 2)
+                assert await listen(served.client, speech("x"))
+
+    run(scenario)
+
+
+# --- places
+
+
+def test_places_are_shared_by_all_front_ends() -> None:
+    async def scenario() -> None:
+        admission = Admission(AdmissionLimits(max_running=2, max_waiting=1, max_per_client=3))
+        async with hop(RampClient(), new_base(), front_ends=2, admission=admission) as served:
+            one, two = served.clients
+            async with one.place("a"), two.place("a"):
+                assert admission.running == 2
+                waiting = asyncio.ensure_future(one.place("b").__aenter__())
+                await wait_until(lambda: admission.waiting == 1)
+                with pytest.raises(ServerBusyError) as busy:
+                    await two.place("c").__aenter__()
+                assert busy.value.retry_after_s > 0
+            await waiting
+            assert admission.running == 1
+            admission.check_integrity()
+
+    run(scenario)
+
+
+def test_one_clients_calls_are_counted_over_all_front_ends() -> None:
+    async def scenario() -> None:
+        admission = Admission(AdmissionLimits(max_running=9, max_waiting=9, max_per_client=2))
+        async with hop(RampClient(), new_base(), front_ends=2, admission=admission) as served:
+            one, two = served.clients
+            async with one.place("a"), two.place("a"):
+                with pytest.raises(StreamLimitError):
+                    await one.place("a").__aenter__()
+            await wait_until(lambda: admission.running == 0)
+            async with one.place("a"):
+                pass
+
+    run(scenario)
+
+
+def test_connecting_waits_for_the_engine() -> None:
+    async def scenario() -> None:
+        base = new_base()
+        async with hop(RampClient(), base) as served:
+            endpoints, context = served.endpoints, served.context
+            await served.server.close()
+            early = asyncio.ensure_future(RemoteEngineClient.connect(endpoints, "early", context))
+            await asyncio.sleep(0.1)
+            assert not early.done()
+            engine = RampClient()
+            again = EngineServer(engine, facts_of(engine), endpoints, None, context)
+            again.start()
+            client = await early
+            assert client.codec == engine.codec
+            await client.close()
+            await again.close()
+
+    run(scenario)

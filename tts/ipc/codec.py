@@ -1,0 +1,99 @@
+"""Messages to bytes and back: MessagePack, checked against the messages' types when it is read.
+
+The values of `llm`, `decoder` and `tts` inside are dataclasses that the codec reads from their
+annotations, so a field that is added there crosses without a change here.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from types import WrapperDescriptorType
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from decoder import DecoderError
+from llm import LLMError
+from tts import errors
+from tts.ipc.messages import EngineMessage, ErrorValue, FrontEndMessage, Message
+
+ErrorT = TypeVar("ErrorT", bound=Exception)
+
+SAMPLE = np.dtype("<f4")  # what crosses of arrays: float32 [S]
+
+
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value, SAMPLE).tobytes()
+    if isinstance(value, Fraction):
+        return value.numerator, value.denominator
+    raise NotImplementedError(f"{type(value).__name__} does not cross processes")
+
+
+def _from_plain(kind: type, value: Any) -> Any:
+    if kind is np.ndarray:
+        return np.frombuffer(bytearray(value), SAMPLE)  # writable, as arrays are
+    if kind is Fraction:
+        return Fraction(*value)
+    raise NotImplementedError(f"{kind.__name__} does not cross processes")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_to_plain)
+_from_front_end = msgspec.msgpack.Decoder(FrontEndMessage, dec_hook=_from_plain)
+_from_engine = msgspec.msgpack.Decoder(EngineMessage, dec_hook=_from_plain)
+
+
+def encode(message: Message) -> bytes:
+    """The message's bytes."""
+    return _encoder.encode(message)
+
+
+def decode_from_front_end(data: bytes) -> FrontEndMessage:
+    """What a front end sent; msgspec.ValidationError or DecodeError for anything else."""
+    return _from_front_end.decode(data)
+
+
+def decode_from_engine(data: bytes) -> EngineMessage:
+    """What the engine sent; msgspec.ValidationError or DecodeError for anything else."""
+    return _from_engine.decode(data)
+
+
+def _tree(root: type[ErrorT]) -> list[type[ErrorT]]:
+    return [root, *(found for child in root.__subclasses__() for found in _tree(child))]
+
+
+_PLAIN: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for root in (LLMError, DecoderError, errors.TTSError)
+    for kind in _tree(root)
+    if isinstance(kind.__init__, WrapperDescriptorType)  # Python's own constructor
+}
+"""Errors that are made of their message alone."""
+_BUSY = {kind.__name__: kind for kind in _tree(errors.BusyError)}
+
+
+def to_error_value(error: Exception) -> ErrorValue:
+    """An error as a value; one without a name here is told as a failure of the engine."""
+    kind = type(error).__name__
+    match error:
+        case errors.PreconditionError():
+            return ErrorValue(kind, str(error), reason=error.reason.value)
+        case errors.BusyError():
+            return ErrorValue(
+                kind, str(error), subject=error.subject, retry_after_s=error.retry_after_s
+            )
+    if kind in _PLAIN:
+        return ErrorValue(kind, str(error))
+    return ErrorValue(errors.SynthesisError.__name__, f"the engine failed: {error!r}")
+
+
+def from_error_value(value: ErrorValue) -> Exception:
+    """The error again, of the same class and with the same words."""
+    if value.kind == errors.PreconditionError.__name__:
+        return errors.PreconditionError(errors.Precondition(value.reason), value.message)
+    if value.kind in _BUSY:
+        return _BUSY[value.kind](
+            value.message, subject=value.subject, retry_after_s=value.retry_after_s
+        )
+    return _PLAIN.get(value.kind, errors.SynthesisError)(value.message)

@@ -1,0 +1,285 @@
+"""The engine's end of the hop: serves an `EngineClient` of this process to front ends of others.
+
+    Speak ─▶ task: async for block in client.speak(job): wait for credit ─▶ Audio
+    Cancel ─▶ the task is cancelled, which closes the iterator, which cancels the job
+
+A stream may be WINDOW items ahead of its reader; then its task reads no more from the client,
+whose own queue fills, which pauses the sequence. A front end whose connection is gone is found
+out at the next message to it, a beat at the latest; all it asked for is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from functools import singledispatchmethod
+
+import msgspec
+import zmq
+
+from llm import Request
+from tts.admission import Admission
+from tts.engine_client import EngineClient, EngineFacts
+from tts.errors import NotAvailableError
+from tts.ipc.codec import decode_from_front_end, encode, to_error_value
+from tts.ipc.endpoints import Endpoints
+from tts.ipc.messages import (
+    Audio,
+    Beat,
+    Cancel,
+    Codes,
+    Encode,
+    Enter,
+    Entered,
+    Failed,
+    Farewell,
+    Generate,
+    Goodbye,
+    Hello,
+    Message,
+    Speak,
+    Tokens,
+    Took,
+    Welcome,
+    Work,
+)
+from tts.ipc.sockets import Inlet, new_socket
+from tts.utterance import closing
+
+logger = logging.getLogger("tts.engine")
+
+AUDIO_WINDOW, TEXT_WINDOW = 4, 32  # items of one stream that were sent and not yet read
+BEAT_S = 0.5
+REQUEST_BOUND = 1024  # of one front end, waiting to be taken
+REPLY_BOUND = 16_384  # to one front end, waiting to be taken
+NOTICE_BOUND = 65_536  # cancellations and reading; a few for each stream
+
+
+class _Stream:
+    """One stream's task, and how many more items it may send."""
+
+    def __init__(self, credit: int) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self._credit = credit
+        self._may_send = asyncio.Event()
+        self.give(0)
+
+    def give(self, num_items: int) -> None:
+        """The reader took items."""
+        self._credit += num_items
+        if self._credit > 0:
+            self._may_send.set()
+
+    async def take(self) -> None:
+        """Use up one item of credit; waits for it."""
+        await self._may_send.wait()
+        self._credit -= 1
+        if self._credit <= 0:
+            self._may_send.clear()
+
+
+@dataclass(slots=True)
+class _Peer:
+    """One front end's connection: its streams, and cancellations that overtook their request."""
+
+    name: str
+    streams: dict[int, _Stream] = field(default_factory=dict)
+    newest: int = -1  # of the streams it asked for
+    cancelled: set[int] = field(default_factory=set)
+
+
+class EngineServer:
+    """Serves from `start` to `close`. One event loop; the client is the caller's to close.
+
+    `admission` holds the places of calls when several front ends share them.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        facts: EngineFacts,
+        endpoints: Endpoints,
+        admission: Admission | None = None,
+        context: zmq.Context | None = None,
+    ) -> None:
+        self._client, self._facts, self._admission = client, facts, admission
+        self._endpoints = endpoints
+        self._context = context or zmq.Context.instance()
+        self._peers: dict[str, _Peer] = {}
+        self._inlets: list[Inlet] = []
+        self._reply: zmq.Socket | None = None
+        self._beating: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"EngineServer(peers={len(self._peers)}, streams={self.num_streams})"
+
+    @property
+    def num_streams(self) -> int:
+        """Streams and places that front ends hold now."""
+        return sum(len(peer.streams) for peer in self._peers.values())
+
+    def start(self) -> None:
+        """Bind the endpoints and take work. Raises zmq.ZMQError when one cannot be bound."""
+        reply = new_socket(self._context, zmq.ROUTER, REPLY_BOUND)
+        reply.set(zmq.ROUTER_MANDATORY, 1)  # a message to nobody is an error, not lost
+        reply.bind(self._endpoints.response)
+        self._reply = reply
+        for address, bound in (
+            (self._endpoints.request, REQUEST_BOUND),
+            (self._endpoints.cancel, NOTICE_BOUND),
+            (self._endpoints.control, NOTICE_BOUND),
+        ):
+            socket = new_socket(self._context, zmq.PULL, bound)
+            socket.bind(address)
+            self._inlets.append(Inlet(socket, self._received))
+        self._beating = asyncio.create_task(self._beat())
+
+    async def close(self) -> None:
+        """Cancel every stream, tell the front ends, unbind."""
+        if self._beating is not None:
+            self._beating.cancel()
+        for peer in list(self._peers.values()):
+            self._send(peer, Farewell())
+            await self._forget(peer)
+        for inlet in self._inlets:
+            inlet.close()
+        if self._reply is not None:
+            self._reply.close(linger=100)
+
+    async def _beat(self) -> None:
+        """Tell every front end how the engine is; find those that are gone."""
+        while True:
+            if self._peers:
+                beat = encode(Beat(await self._client.status()))
+                for peer in list(self._peers.values()):
+                    self._send_bytes(peer, beat)
+            await asyncio.sleep(BEAT_S)
+
+    def _received(self, frames: list[bytes]) -> None:
+        try:
+            message = decode_from_front_end(b"".join(frames))
+        except msgspec.DecodeError as error:
+            logger.warning("no message of ours: %s", error)
+            return
+        if isinstance(message, Hello):
+            self._greet(message.front_end)
+            return
+        peer = self._peers.get(message.front_end)
+        if peer is not None:  # else it was forgotten, and will find out
+            self._handle(message, peer)
+
+    def _greet(self, name: str) -> None:
+        """Take a front end in once it can be reached; until then it repeats its greeting."""
+        if self._reached(name, encode(Welcome(self._facts))):
+            self._peers.setdefault(name, _Peer(name))
+
+    @singledispatchmethod
+    def _handle(self, message: Message, peer: _Peer) -> None:
+        """Act on what a known front end sent: here, on work."""
+        assert isinstance(message, Work)
+        peer.newest = message.stream
+        if message.stream in peer.cancelled:
+            peer.cancelled.remove(message.stream)
+            return
+        stream = _Stream(AUDIO_WINDOW if isinstance(message, Speak) else TEXT_WINDOW)
+        peer.streams[message.stream] = stream
+        stream.task = asyncio.create_task(self._work(peer, message, stream))
+
+    @_handle.register
+    def _(self, message: Took, peer: _Peer) -> None:
+        stream = peer.streams.get(message.stream)
+        if stream is not None:
+            stream.give(message.num_items)
+
+    @_handle.register
+    def _(self, message: Cancel, peer: _Peer) -> None:
+        stream = peer.streams.get(message.stream)
+        if stream is not None and stream.task is not None:
+            stream.task.cancel()
+        elif message.stream > peer.newest:
+            peer.cancelled.add(message.stream)
+
+    @_handle.register
+    def _(self, message: Goodbye, peer: _Peer) -> None:
+        self._drop(peer)
+
+    async def _work(self, peer: _Peer, work: Work, stream: _Stream) -> None:
+        """The top of one stream: what it raises is its answer."""
+        try:
+            async with closing(self._answers(peer, work)) as answers:
+                async for answer in answers:
+                    await stream.take()
+                    self._send(peer, answer)
+        except Exception as error:
+            value = to_error_value(error)
+            if value.message != str(error):
+                logger.error("%s of %s failed", type(work).__name__, peer.name, exc_info=error)
+            self._send(peer, Failed(work.stream, value))
+        finally:
+            peer.streams.pop(work.stream, None)
+
+    async def _answers(self, peer: _Peer, work: Work) -> AsyncIterator[Message]:
+        number = work.stream
+        match work:
+            case Speak(job=job):
+                request = job.request
+                job = replace(job, request=_renamed(request, peer, number))
+                async with closing(self._client.speak(job)) as blocks:
+                    async for block in blocks:
+                        yield Audio(number, replace(block, request_id=request.request_id))
+            case Generate(request=request):
+                async with closing(
+                    self._client.generate(_renamed(request, peer, number))
+                ) as chunks:
+                    async for chunk in chunks:
+                        yield Tokens(number, replace(chunk, request_id=request.request_id))
+            case Encode(samples=samples):
+                yield Codes(number, await self._client.encode_prompt(samples))
+            case Enter(client=client):
+                async for answer in self._place(number, client):
+                    yield answer
+
+    async def _place(self, number: int, client: str) -> AsyncIterator[Message]:
+        """A place among the running calls, held until the stream is cancelled."""
+        if self._admission is None:
+            raise NotAvailableError("this engine keeps no places; its front end does")
+        async with self._admission.enter(client):
+            yield Entered(number)
+            await asyncio.Event().wait()
+
+    def _send(self, peer: _Peer, message: Message) -> None:
+        self._send_bytes(peer, encode(message))
+
+    def _send_bytes(self, peer: _Peer, data: bytes) -> None:
+        if peer.name in self._peers and not self._reached(peer.name, data):
+            logger.warning("front end %s is gone; %d streams end", peer.name, len(peer.streams))
+            self._drop(peer)
+
+    def _reached(self, name: str, data: bytes) -> bool:
+        """Send; False when nobody of that name is connected, or takes anything any more."""
+        assert self._reply is not None
+        try:
+            self._reply.send_multipart((name.encode(), data), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            return False
+        return True
+
+    def _drop(self, peer: _Peer) -> list[asyncio.Task[None]]:
+        """Forget a front end and cancel what it asked for."""
+        self._peers.pop(peer.name, None)
+        tasks = [stream.task for stream in peer.streams.values() if stream.task is not None]
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    async def _forget(self, peer: _Peer) -> None:
+        await asyncio.gather(*self._drop(peer), return_exceptions=True)
+
+
+def _renamed(request: Request, peer: _Peer, stream: int) -> Request:
+    """With an id that no other stream's request has, of whichever front end."""
+    return replace(request, request_id=f"{peer.name}/{stream}/{request.request_id}")

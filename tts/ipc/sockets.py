@@ -1,0 +1,70 @@
+"""ZeroMQ sockets on an asyncio event loop: they wake it when something has come, and never wait.
+
+A socket's descriptor only says that its state has changed, so whoever is woken reads until there
+is nothing more. Sockets that send are not watched: a send that has no room fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+MAX_MESSAGE_BYTES = 64 * 2**20
+TURN = 256  # messages read in one turn of the event loop
+KEEPALIVE_S = 10  # TCP only: how long the other machine may be silent before it is asked
+
+
+def new_socket(context: zmq.Context, kind: int, bound: int) -> zmq.Socket:
+    """A socket that holds at most `bound` messages for each peer, and loses them when closed."""
+    socket = context.socket(kind)
+    socket.set(zmq.LINGER, 0)
+    socket.set(zmq.SNDHWM, bound)
+    socket.set(zmq.RCVHWM, bound)
+    socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.set(zmq.TCP_KEEPALIVE, 1)
+    socket.set(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
+    return socket
+
+
+class Inlet:
+    """Gives every message of a socket to `take`, on the event loop, in order."""
+
+    def __init__(self, socket: zmq.Socket, take: Callable[[list[bytes]], None]) -> None:
+        self._socket, self._take = socket, take
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = int(socket.get(zmq.FD))
+        self._is_open = True
+        self._loop.add_reader(self._descriptor, self._read)
+        self._loop.call_soon(self._read)  # what came before anybody watched
+
+    def close(self) -> None:
+        """Read no more, and close the socket."""
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self._descriptor)
+            self._socket.close()
+
+    def _read(self) -> None:
+        for _ in range(TURN):
+            if not self._is_open:
+                return
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._take(frames)
+        self._loop.call_soon(self._read)
+
+
+def watch_connection(socket: zmq.Socket, on_lost: Callable[[], None]) -> Inlet:
+    """Call when the socket's connection breaks, as the death of the other process does."""
+    monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+
+    def take(frames: list[bytes]) -> None:
+        if parse_monitor_message(frames)["event"] == zmq.EVENT_DISCONNECTED:
+            on_lost()
+
+    return Inlet(monitor, take)
