@@ -234,7 +234,7 @@ class EngineServer:
                     self._client.generate(_renamed(request, peer, number))
                 ) as chunks:
                     async for chunk in chunks:
-                        yield Tokens(number, replace(chunk, request_id=request.request_id))
+                        yield Tokens(number, chunk._replace(request_id=request.request_id))
             case Encode(samples=samples):
                 yield Codes(number, await self._client.encode_prompt(samples))
             case Enter(client=client):
