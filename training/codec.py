@@ -3,8 +3,9 @@
     python -m training.codec reconstruct --speech runs/speech --out runs --until 400
     python -m training.codec adversarial --speech runs/speech --out runs --until 1400
 
-Stage 1 learns encoder, codebook and decoder by mel distance alone; then encoder and codebook are
-frozen, so that speech can be tokenised, and stage 2 sharpens the decoder against discriminators.
+Stage 1 learns encoder, codebook and decoder by mel distance and by how well the phones are still
+recognised; then encoder and codebook are frozen, so that speech can be tokenised, and stage 2
+sharpens the decoder against discriminators.
 Every step draws a random block length, so that the decoder learns to stream by its masks.
 Times are seconds since RECIPE_START (or since this process started).
 """
@@ -18,12 +19,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from decoder.embedded_modules import CodecConfig, EmbeddedCodec
 from training.distributed import Clock, Group
-from training.losses import Discriminators, MelLoss, discriminator_loss, generator_losses
+from training.labels import FRAME, NUM_PHONE_LABELS
+from training.losses import (
+    Discriminators,
+    MelLoss,
+    PhoneListener,
+    discriminator_loss,
+    generator_losses,
+)
 from training.shards import read_clips
 
 BLOCKS = (0, 0, 3, 4, 6, 8, 12, 16, 25)  # codes; 0 = the whole crop is one block
@@ -31,11 +40,12 @@ CROP_CODES = 50
 
 
 class SpeechPool:
-    """Synthesised samples on the device, grown as shards grow; gives random crops."""
+    """Synthesised samples and their phones on the device, grown as shards grow; random crops."""
 
     def __init__(self, folder: Path, hop: int, max_hours: float, device: torch.device) -> None:
         size = int(max_hours * 3600 * 16_000) // hop * hop
         self.samples = torch.empty(size, dtype=torch.int16, device=device)
+        self.phones = torch.empty(size // FRAME, dtype=torch.uint8, device=device)
         self.folder, self.hop, self.used = folder, hop, 0
         self._taken: dict[Path, int] = {}
 
@@ -47,16 +57,22 @@ class SpeechPool:
             if count <= 0:
                 continue
             data = np.fromfile(pcm, dtype=np.int16, count=count, offset=2 * start)
+            labels = np.fromfile(
+                pcm.with_suffix(".phone"), np.uint8, count=count // FRAME, offset=start // FRAME
+            )
             self.samples[self.used : self.used + count] = torch.from_numpy(data)
+            first = self.used // FRAME
+            self.phones[first : first + len(labels)] = torch.from_numpy(labels)
             self.used += count
             self._taken[pcm] = start + count
 
-    def batch(self, size: int, codes: int) -> Tensor:
-        """float32 [size, codes * hop] in [-1, 1), on the code grid."""
+    def batch(self, size: int, codes: int) -> tuple[Tensor, Tensor]:
+        """float32 [size, codes * hop] in [-1, 1), on the code grid; and phones int64 [size, F]."""
         device, length = self.samples.device, codes * self.hop
         start = torch.randint(0, (self.used - length) // self.hop, (size, 1), device=device)
         index = start * self.hop + torch.arange(length, device=device)
-        return self.samples[index].float() / 32768
+        frames = start * (self.hop // FRAME) + torch.arange(length // FRAME, device=device)
+        return self.samples[index].float() / 32768, self.phones[frames].long()
 
 
 def block_mask(length: int, device: torch.device) -> Tensor | None:
@@ -77,6 +93,40 @@ def initialise(codec: EmbeddedCodec) -> None:
             nn.init.normal_(block.ff_out.weight, std=std)
 
 
+class Ear:
+    """A phone recogniser that learns on the real speech while it judges the decoded."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, config = trainer, trainer.config
+        self.listener = PhoneListener(config.mel_bins, NUM_PHONE_LABELS).to(trainer.device)
+        self.parameters = list(self.listener.parameters())
+        self.optimiser = torch.optim.AdamW(self.parameters, lr=1e-3, betas=(0.9, 0.98))
+
+    def _score(self, samples: Tensor, phones: Tensor) -> Tensor:
+        """Mean cross-entropy of the phones in samples [B, S]."""
+        config = self.trainer.config
+        mel = self.trainer.codec.encoder.log_mel(samples) / 4 + 2
+        with self.trainer.autocast():
+            logits = self.listener(mel.reshape(len(samples), -1, config.mel_bins))
+        return F.cross_entropy(logits.float().flatten(0, 1), phones.flatten())
+
+    def learn(self, real: Tensor, phones: Tensor) -> Tensor:
+        """One step on real speech; returns its loss."""
+        loss = self._score(real, phones)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        self.trainer.group.average_gradients(self.parameters)
+        self.optimiser.step()
+        return loss.detach()
+
+    def judge(self, decoded: Tensor, phones: Tensor) -> Tensor:
+        """How badly the decoded samples are recognised; only they get a gradient."""
+        self.listener.requires_grad_(False)
+        loss = self._score(decoded, phones)
+        self.listener.requires_grad_(True)
+        return loss
+
+
 class Trainer:
     """What both stages share: data, masks, precision, log, saving."""
 
@@ -90,6 +140,7 @@ class Trainer:
         self.config = CodecConfig()
         self.codec = EmbeddedCodec(self.config).to(self.device)
         self.mel_loss = MelLoss(self.config.sample_rate).to(self.device)
+        self.ear = Ear(self)
         self.pool = SpeechPool(args.speech, self.config.hop, args.max_hours, self.device)
         needed = max(args.min_hours * 3600 * 16_000, 2 * CROP_CODES * self.config.hop)
         while self.pool.used < needed:
@@ -134,9 +185,12 @@ def reconstruct(args: argparse.Namespace) -> None:
             share = group.agree((clock.now() - began) / (args.until - began))
         for setting in optimiser.param_groups:
             setting["lr"] = args.lr * min(1.0, (step + 1) / 300) * (1 - 0.95 * min(1.0, share))
-        wanted = trainer.pool.batch(args.batch, CROP_CODES)
+        wanted, phones = trainer.pool.batch(args.batch, CROP_CODES)
+        heard = trainer.ear.learn(wanted, phones)
         got, codes = trainer.render(wanted, frozen=False)
-        loss = trainer.mel_loss(got[:, hop:], wanted[:, hop:])
+        mel = trainer.mel_loss(got[:, hop:], wanted[:, hop:])
+        phone = trainer.ear.judge(got, phones)
+        loss = mel + args.phone_weight * min(1.0, step / 1000) * phone
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         group.average_gradients(parameters)
@@ -146,10 +200,12 @@ def reconstruct(args: argparse.Namespace) -> None:
         if step % 250 == 0 or step in (1, 20):
             used = len(torch.unique(codes))
             pace = (clock.now() - last) / (250 if step > 250 else step) * 1e3
-            trainer.log(f"stage 1 step {step} loss {loss.item():.3f} gradient {norm.item():.2f}",
+            trainer.log(f"stage 1 step {step} mel {mel.item():.3f} gradient {norm.item():.2f}",
+                        f"phones {phone.item():.3f} (real {heard.item():.3f})",
                         f"codes {used} of {codes.numel()} {pace:.0f} ms")  # fmt: skip
             last = clock.now()
             if step % 1000 == 0:
+                trainer.save(codec.state_dict(), "codec_stage1_partial")
                 trainer.pool.refresh()
                 last = clock.now()
     trainer.save(codec.state_dict(), "codec_stage1")
@@ -179,6 +235,7 @@ class Adversary:
             loss = discriminator_loss(self.judges(real), self.judges(fake.detach()))
         self.critic.zero_grad(set_to_none=True)
         loss.backward()
+        self.trainer.group.average_gradients(self.judges.parameters())
         nn.utils.clip_grad_norm_(self.judges.parameters(), 5.0)
         self.critic.step()
         return loss.detach()
@@ -196,7 +253,8 @@ class Adversary:
     def step(self, step: int) -> tuple[Tensor, ...]:
         """One step of both; returns mel, critic's, adversarial and matching loss."""
         trainer, hop = self.trainer, self.trainer.config.hop
-        wanted = trainer.pool.batch(trainer.args.batch, CROP_CODES)
+        wanted, phones = trainer.pool.batch(trainer.args.batch, CROP_CODES)
+        trainer.ear.learn(wanted, phones)
         got, _ = trainer.render(wanted, frozen=True)
         a = random.randrange(1, CROP_CODES // 2) * hop
         real, fake = wanted[:, a : a + 25 * hop], got[:, a : a + 25 * hop]
@@ -204,9 +262,12 @@ class Adversary:
         fooled, matching = self.judge(real, fake)
         mel = trainer.mel_loss(got[:, hop:], wanted[:, hop:])
         weight = min(1.0, step / 500)
-        loss = trainer.args.mel_weight * mel + weight * (fooled / 3 + 2 * matching / 5)
+        phone = trainer.args.phone_weight * weight * trainer.ear.judge(got, phones)
+        loss = trainer.args.mel_weight * (mel + phone)
+        loss = loss + weight * (fooled / 3 + 2 * matching / 5)
         self.generator.zero_grad(set_to_none=True)
         loss.backward()
+        trainer.group.average_gradients(self.parameters)
         nn.utils.clip_grad_norm_(self.parameters, 2.0)
         self.generator.step()
         if step % 10 == 0:
@@ -223,11 +284,16 @@ def adversarial(args: argparse.Namespace) -> None:
     """Stage 2: only the decoder learns."""
     trainer = Trainer(args)
     clock = trainer.clock
+    group = trainer.group
     trainer.codec.load_state_dict({k: v.float() for k, v in load_file(args.init).items()})
     adversary = Adversary(trainer)
-    began, step, last, saved = clock.now(), 0, clock.now(), clock.now()
-    while (share := (clock.now() - began) / (args.until - began)) < 1:
-        adversary.set_lr(3e-4 * min(1.0, (step + 1) / 200) * (1 - 0.95 * share))
+    group.broadcast(adversary.judges.state_dict().values())
+    began, step, last, saved = group.agree(clock.now()), 0, clock.now(), clock.now()
+    share = 0.0
+    while share < 1:
+        if step % 10 == 0:
+            share = group.agree((clock.now() - began) / (args.until - began))
+        adversary.set_lr(3e-4 * min(1.0, (step + 1) / 200) * (1 - 0.95 * min(1.0, share)))
         mel, critic, fooled, matching = adversary.step(step)
         step += 1
         if step % 250 == 0 or step in (1, 20):
@@ -243,6 +309,7 @@ def adversarial(args: argparse.Namespace) -> None:
             saved = last = clock.now()
     trainer.save(adversary.average, "codec")
     trainer.log("stage 2 done", step, "steps")
+    group.close()
 
 
 def main() -> None:
@@ -255,6 +322,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128, help="clips of two seconds per rank")
     parser.add_argument("--lr", type=float, default=8e-4)
     parser.add_argument("--mel-weight", type=float, default=8.0, help="against the judges")
+    parser.add_argument("--phone-weight", type=float, default=0.3, help="against mel distance")
     parser.add_argument("--min-hours", type=float, default=8.0)
     parser.add_argument("--max-hours", type=float, default=150.0)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,15 +1,20 @@
 """Tokenise the synthesised speech: samples to codes, kept for every later training run.
 
     python -m training.codes --speech runs/speech --codec runs/codec_stage1.safetensors \
-        --out runs/codes.npz
+        --out runs/codes1.npz
 
-The file holds `codes` (uint16, all clips one after another) and `clips` (int64 [N, 4]: first code,
-codes, line, voice), `phones` (uint8, the phones of all clips as ASCII text, joined by newlines).
+Files runs/codes*.npz are parts of one set: a run takes only the speech that no earlier part holds.
+A part holds `codes` (uint16, all clips one after another) and `clips` (int64 [N, 4]: first code,
+codes, line, voice), `phones` (uint8, the phones of all clips as ASCII text, joined by newlines),
+`letters` (uint8, a label for every 10 ms, see `training.labels`), and `shards`, `ends`: how far
+each shard of samples has been taken.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +24,7 @@ from safetensors.torch import load_file
 
 from decoder.embedded_modules import CodecConfig, EmbeddedCodec
 from training.distributed import Clock
+from training.labels import FRAME
 from training.shards import read_clips
 
 WINDOW_CODES, BATCH = 400, 64
@@ -44,15 +50,21 @@ def encode(codec: EmbeddedCodec, samples: np.ndarray, device: torch.device) -> n
 
 @dataclass(frozen=True, slots=True)
 class Tokenised:
-    """Everything that goes into the file."""
+    """Everything that goes into one part."""
 
     codes: np.ndarray  # uint16
     clips: np.ndarray  # int64 [N, 4]: first code, codes, line, voice
     phones: np.ndarray  # uint8
+    letters: np.ndarray  # uint8
+    ends: dict[str, int]  # samples taken of each shard, by its name
 
     def save(self, path: Path) -> None:
         temporary = path.with_suffix(".tmp.npz")
-        np.savez(temporary, codes=self.codes, clips=self.clips, phones=self.phones)
+        np.savez(
+            temporary, codes=self.codes, clips=self.clips, phones=self.phones,
+            letters=self.letters, shards=np.array(list(self.ends)),
+            ends=np.array(list(self.ends.values()), dtype=np.int64),
+        )  # fmt: skip
         temporary.rename(path)
 
     def describe(self, config: CodecConfig) -> str:
@@ -67,24 +79,54 @@ class Tokenised:
         )
 
 
-def tokenise(codec: EmbeddedCodec, speech: Path, device: torch.device) -> Tokenised:
-    """Encode every clip that is on disk now."""
+def part_files(prefix: Path) -> list[Path]:
+    """Finished parts prefix*.npz, oldest first."""
+    found = (path for path in prefix.parent.glob(f"{prefix.name}*.npz") if ".tmp" not in path.name)
+    return sorted(found, key=lambda path: int(re.sub(r"\D", "", path.stem) or 0))
+
+
+def taken(parts: Iterable[Path]) -> dict[str, int]:
+    """Samples of each shard that earlier parts hold."""
+    ends: dict[str, int] = {}
+    for path in parts:
+        with np.load(path) as data:
+            for name, end in zip(data["shards"].tolist(), data["ends"].tolist(), strict=True):
+                ends[name] = max(end, ends.get(name, 0))
+    return ends
+
+
+def tokenise(
+    codec: EmbeddedCodec, speech: Path, device: torch.device, start: dict[str, int]
+) -> Tokenised:
+    """Encode every clip that is on disk now, from `start` in each shard."""
     hop = codec.config.hop
-    codes: list[np.ndarray] = []
+    codes: list[np.ndarray] = [np.empty(0, np.uint16)]
+    letters: list[np.ndarray] = [np.empty(0, np.uint8)]
     table: list[tuple[int, int, int, int]] = []
     phones: list[str] = []
+    ends: dict[str, int] = {}
     base = 0
-    for pcm, clips in read_clips(speech):
+    for pcm, all_clips in read_clips(speech):
+        first = start.get(pcm.stem, 0)
+        clips = [clip for clip in all_clips if clip.offset >= first]
         if not clips:
             continue
-        samples = np.fromfile(pcm, dtype=np.int16, count=clips[-1].offset + clips[-1].length)
+        end = clips[-1].offset + clips[-1].length
+        samples = np.fromfile(pcm, np.int16, count=end - first, offset=2 * first)
+        spoken = pcm.with_suffix(".letter")
         codes.append(encode(codec, samples, device))
+        letters.append(
+            np.fromfile(spoken, np.uint8, count=(end - first) // FRAME, offset=first // FRAME)
+        )
         for clip in clips:
-            table.append((base + clip.offset // hop, clip.length // hop, clip.line, clip.voice))
+            at = base + (clip.offset - first) // hop
+            table.append((at, clip.length // hop, clip.line, clip.voice))
             phones.append(clip.phones)
         base += len(codes[-1])
+        ends[pcm.stem] = end
     text = np.frombuffer("\n".join(phones).encode(), np.uint8)
-    return Tokenised(np.concatenate(codes), np.array(table, dtype=np.int64), text)
+    clips_ = np.array(table, dtype=np.int64).reshape(-1, 4)
+    return Tokenised(np.concatenate(codes), clips_, text, np.concatenate(letters), ends)
 
 
 def main() -> None:
@@ -98,7 +140,9 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
     codec = EmbeddedCodec(CodecConfig())
     codec.load_state_dict({k: v.float() for k, v in load_file(args.codec).items()})
-    tokenised = tokenise(codec.to(device).eval(), args.speech, device)
+    prefix = args.out.parent / re.sub(r"\d+$", "", args.out.stem)
+    start = taken(path for path in part_files(prefix) if path != args.out)
+    tokenised = tokenise(codec.to(device).eval(), args.speech, device, start)
     tokenised.save(args.out)
     clock.log(tokenised.describe(codec.config))
 

@@ -1,6 +1,6 @@
 """Text to speak, from Debian packages installed by name (see `PACKAGES`).
 
-    python -m training.corpus --out runs/corpus.txt
+    python -m training.corpus --out runs/corpus.txt --held-out benchmarks/*.txt
 
 Running prose first (essays, guides, missions of a game, scripture, quotations), then dictionary
 sentences, templates for numbers, dates and questions, and word lists for coverage. One line is one
@@ -31,6 +31,7 @@ PACKAGES = (
 SHARE = Path("/usr/share")
 MIN_CHARACTERS, MAX_CHARACTERS = 3, 200
 ALLOWED = re.compile(r"^[A-Za-z0-9 ,.;:?!'\-]+$")
+HTML_PARAGRAPH = re.compile(r'<(?:p\b[^>]*|div class="para")>(.*?)</(?:p|div)>', re.S | re.I)
 SUSPECT = re.compile(r"\d{5,}|\.\.|[A-Z]{5,}|(.)\1\1|\d[A-Za-z]|[A-Za-z]\d")
 SENTENCE_END = re.compile(r"(?<=[.?!])['\"]?\s+(?=[A-Z'\"])")
 
@@ -73,7 +74,7 @@ def unzip(path: Path) -> str:
 def html_paragraphs(pattern: str) -> Iterator[str]:
     for path in sorted(glob.glob(pattern, recursive=True)):
         text = Path(path).read_text(encoding="utf-8", errors="ignore")
-        for paragraph in re.findall(r"<p\b[^>]*>(.*?)</p>", text, re.S | re.I):
+        for paragraph in re.findall(HTML_PARAGRAPH, text):
             if "<code" not in paragraph and "<tt" not in paragraph:
                 yield html.unescape(re.sub(r"<[^>]+>", "", paragraph))
 
@@ -253,16 +254,37 @@ def build(held_out: Iterable[str], seed: int = 7) -> Corpus:
     return corpus
 
 
+def reserve(lines: list[str], count: int) -> list[str]:
+    """Take `count` lines of all lengths out of shuffled `lines`: they are for evaluation."""
+    by_length = sorted(range(len(lines)), key=lambda i: (len(lines[i]), i))
+    lengths = range(MIN_CHARACTERS, MAX_CHARACTERS + 1)
+    taken: list[int] = []
+    place = 0
+    for number in range(count):
+        wanted = lengths[number * len(lengths) // count]
+        while place < len(by_length) - 1 and len(lines[by_length[place]]) < wanted:
+            place += 1
+        taken.append(by_length[place])
+        place = min(place + 1, len(by_length) - 1)
+    kept = [lines[i] for i in taken]
+    for i in sorted(set(taken), reverse=True):
+        del lines[i]
+    return kept
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--held-out", type=Path, nargs="*", default=[], help="lines to leave out")
+    parser.add_argument("--reserve", type=int, default=500, help="lines kept out for evaluation")
     parser.add_argument("--seed", type=int, default=7)
     args = parser.parse_args()
     held_out = [line for path in args.held_out for line in path.read_text().splitlines()]
     corpus = build(held_out, args.seed)
     lines = corpus.finish()
     args.out.parent.mkdir(parents=True, exist_ok=True)
+    kept = reserve(lines, args.reserve)
+    args.out.with_stem(args.out.stem + "_held_out").write_text("\n".join(kept) + "\n")
     args.out.write_text("\n".join(lines) + "\n")
     characters = sum(map(len, lines))
     print(f"{len(lines)} lines, {characters} characters, about {characters / 52_200:.0f} h")

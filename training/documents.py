@@ -1,11 +1,13 @@
 """Tokenised speech as training sequences, vectorised: hundreds of thousands of clips a second.
 
 A document is a voice token and one or more turns of that voice, each
-`text <|start_of_speech|> codes <|end_of_speech|>`; or a text and its phones.
+`text <|start_of_speech|> codes <|end_of_speech|>`; or a text and its phones. A voice without a name
+has no token: its documents begin with `<|voice_any|>` and have several turns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from training.lexicon import is_held_out, words_of
 from training.llama import MAX_TOKENS
 from training.vocabulary import (
     ANY_VOICE,
@@ -24,8 +27,14 @@ from training.vocabulary import (
     PHONEMES,
     START_OF_SPEECH,
 )
+from training.voices import NAMED
 
-BUCKETS = (96, 128, 160, 192, 256, 320, 448, MAX_TOKENS)
+NUM_NAMED = len(NAMED)
+NAMED_TURNS, UNNAMED_TURNS = (0.62, 0.2, 0.1, 0.08), (0.0, 0.5, 0.3, 0.2)  # shares of 1 … 4 turns
+FOLLOW_SHARE = 0.3  # of documents of several turns: the voice has to be taken from the first
+TEXTLESS_SHARE = 0.15  # of those: and its text is not there
+HELD_OUT_LINE, MAX_HELD_OUT = 797, 512  # one line in so many is never trained on
+BUCKETS = (32, 64, 96, 128, 160, 192, 256, 320, 448, MAX_TOKENS)
 
 
 def flat_index(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -34,23 +43,37 @@ def flat_index(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
 
 
+class Strings:
+    """Byte strings as one flat array."""
+
+    def __init__(self, strings: Sequence[bytes]) -> None:
+        self.length = np.array([len(string) for string in strings], np.int64)
+        self.start = np.cumsum(self.length) - self.length
+        self.bytes = np.frombuffer(b"".join(strings), np.uint8)
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        return self.bytes[self.start[i] : self.start[i] + self.length[i]]
+
+
 class Speech:
     """Tokenised clips as one flat array of turns."""
 
-    def __init__(self, path: Path, lines: list[str], held_out: int) -> None:
-        with np.load(path) as data:
-            codes, clips, phones = data["codes"], data["clips"], data["phones"]
-        encoded = [line.encode("ascii", "ignore") for line in lines]
-        line_len = np.array([len(line) for line in encoded])
-        line_start = np.cumsum(line_len) - line_len
-        self.text = np.frombuffer(b"".join(encoded), np.uint8)
-        self.text_start, self.text_len = line_start[clips[:, 2]], line_len[clips[:, 2]]
+    def __init__(self, paths: Sequence[Path], lines: list[str]) -> None:
+        parts = [np.load(path) for path in paths]
+        codes = np.concatenate([part["codes"] for part in parts])
+        sizes = np.cumsum([0, *(len(part["codes"]) for part in parts)])
+        clips = np.concatenate(
+            [part["clips"] + [at, 0, 0, 0] for part, at in zip(parts, sizes[:-1], strict=True)]
+        )
+        self.line = clips[:, 2]
+        self.text = Strings([line.encode("ascii", "ignore") for line in lines])
+        self.text_start, self.text_len = self.text.start[self.line], self.text.length[self.line]
         self.code_len, self.voice = clips[:, 1], clips[:, 3]
         self.turn_len = self.text_len + self.code_len + 2
         self.start = np.cumsum(self.turn_len) - self.turn_len
         self.turns = np.empty(int(self.turn_len.sum()), np.int16)
         spoken = self.start + self.text_len
-        self.turns[flat_index(self.start, self.text_len)] = self.text[
+        self.turns[flat_index(self.start, self.text_len)] = self.text.bytes[
             flat_index(self.text_start, self.text_len)
         ]
         self.turns[spoken] = START_OF_SPEECH
@@ -58,12 +81,16 @@ class Speech:
             flat_index(clips[:, 0], self.code_len)
         ].astype(np.int16)
         self.turns[spoken + 1 + self.code_len] = END_OF_SPEECH
-        self.phones = phones
-        breaks = np.flatnonzero(phones == ord("\n"))
-        self.phone_start = np.concatenate([[0], breaks + 1])
-        self.phone_len = np.concatenate([breaks, [len(phones)]]) - self.phone_start
-        order = np.random.default_rng(0).permutation(len(clips))
-        self.held_out, self.train = order[:held_out], order[held_out:]
+        phones = b"\n".join(part["phones"].tobytes() for part in parts if len(part["clips"]))
+        self.phones = Strings(phones.split(b"\n"))
+        is_held_out = self.line % HELD_OUT_LINE == 0
+        self.train = np.flatnonzero(~is_held_out)
+        self.held_out = np.flatnonzero(is_held_out & (self.voice < NUM_NAMED))[:MAX_HELD_OUT]
+
+    def first_token(self, clips: np.ndarray) -> np.ndarray:
+        """The voice's token, or that of any voice."""
+        voice = self.voice[clips]
+        return np.where(voice < NUM_NAMED, FIRST_VOICE + voice, ANY_VOICE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +109,6 @@ class Documents:
         """Document i, int16."""
         clips = self.clips[self.at[i] : self.at[i] + self.count[i]]
         first = np.array([self.first[i]], np.int16)
-        if self.first[i] == PHONEMES:
-            return np.concatenate([first, _phoneme_turn(speech, clips[0])])
         skip = speech.text_len[clips[0]] if self.textless[i] else 0
         starts = speech.start[clips]
         turns = [
@@ -93,51 +118,94 @@ class Documents:
         return np.concatenate([first, *turns])
 
 
-def _phoneme_turn(speech: Speech, clip: int) -> np.ndarray:
-    a, b = speech.text_start[clip], speech.phone_start[clip]
-    text = speech.text[a : a + speech.text_len[clip]]
-    phones = speech.phones[b : b + speech.phone_len[clip]]
-    return np.concatenate([text, [END_OF_TEXT], phones, [END_OF_TEXT]]).astype(np.int16)
+class Pronunciations:
+    """Texts and their phones: words of the lexicon, and sentences as they were spoken."""
+
+    def __init__(self, texts: Strings, phones: Strings, which: tuple[np.ndarray, np.ndarray]):
+        self._texts, self._phones = texts, phones
+        self._text_index, self._phone_index = which
+        self.length = texts.length[which[0]] + phones.length[which[1]] + 3
+        self.first = np.full(len(self.length), PHONEMES)
+
+    def tokens(self, speech: Speech, i: int) -> np.ndarray:
+        """Document i, int16."""
+        text, phones = self._texts[self._text_index[i]], self._phones[self._phone_index[i]]
+        parts = ([PHONEMES], text, [END_OF_TEXT], phones, [END_OF_TEXT])
+        return np.concatenate(parts).astype(np.int16)
+
+
+def sentence_pronunciations(speech: Speech, clips: np.ndarray) -> Pronunciations:
+    """Of spoken clips."""
+    return Pronunciations(speech.text, speech.phones, (speech.line[clips], clips))
+
+
+def word_pronunciations(path: Path) -> Pronunciations:
+    """Of `training.lexicon`'s words; some are capitalised."""
+    pairs = [line.split("\t") for line in path.read_text().splitlines()]
+    words = [w.capitalize() if i % 4 == 0 else w for i, (w, _) in enumerate(pairs)]
+    everything = np.arange(len(pairs))
+    texts, phones = ([s.encode() for s in strings] for strings in (words, [p for _, p in pairs]))
+    return Pronunciations(Strings(texts), Strings(phones), (everything, everything))
+
+
+def pure_lines(lines: Iterable[str]) -> np.ndarray:
+    """bool: lines without a word that the phoneme task must not see."""
+    cache: dict[str, bool] = {}
+    pure = []
+    for line in lines:
+        words = words_of(line)
+        for word in words:
+            if word not in cache:
+                cache[word] = is_held_out(word)
+        pure.append(not any(cache[word] for word in words))
+    return np.array(pure)
 
 
 def single_turns(speech: Speech, clips: np.ndarray) -> Documents:
     """Every clip as a document of its own."""
     count = np.ones(len(clips), np.int64)
-    first, length = FIRST_VOICE + speech.voice[clips], 1 + speech.turn_len[clips]
-    return Documents(clips, first, np.arange(len(clips)), count, count < 1, length)
-
-
-def phoneme_documents(speech: Speech, clips: np.ndarray) -> Documents:
-    count = np.ones(len(clips), np.int64)
-    length = speech.text_len[clips] + speech.phone_len[clips] + 3
-    first = np.full(len(clips), PHONEMES)
-    return Documents(clips, first, np.arange(len(clips)), count, count < 1, length)
+    length = 1 + speech.turn_len[clips]
+    at = np.arange(len(clips))
+    return Documents(clips, speech.first_token(clips), at, count, count < 1, length)
 
 
 def multi_turns(speech: Speech, clips: np.ndarray, rng: np.random.Generator) -> Documents:
     """Clips of one voice as documents of one to four turns; too long ones lose their last turns."""
-    count = rng.choice((1, 2, 3, 4), size=len(clips), p=(0.62, 0.2, 0.1, 0.08))
+    is_named = bool(speech.voice[clips[0]] < NUM_NAMED)
+    shares = NAMED_TURNS if is_named else UNNAMED_TURNS
+    count = rng.choice((1, 2, 3, 4), size=len(clips), p=shares)
     at = np.cumsum(count) - count
     count, at = count[at + count <= len(clips)], at[at + count <= len(clips)]
     total = np.concatenate([[0], np.cumsum(speech.turn_len[clips])])
     for _ in range(3):
         count = count - ((total[at + count] - total[at] >= BUCKETS[-1]) & (count > 1))
     chances = rng.random((2, len(count)))
-    follow = (count > 1) & (chances[0] < 0.4)
-    textless = follow & (chances[1] < 0.15)
-    first = np.where(follow, ANY_VOICE, FIRST_VOICE + speech.voice[clips[0]])
+    follow = (count > 1) & (chances[0] < (FOLLOW_SHARE if is_named else 1))
+    textless = follow & (chances[1] < TEXTLESS_SHARE)
+    first = np.where(follow, ANY_VOICE, speech.first_token(clips[at]))
     length = 1 + total[at + count] - total[at] - textless * speech.text_len[clips[at]]
     return Documents(clips, first, at, count, textless, length)
 
 
-def compose(speech: Speech, rng: np.random.Generator, phoneme_share: float) -> list[Documents]:
-    """One pass over the training clips."""
-    parts = []
+def compose(
+    speech: Speech,
+    rng: np.random.Generator,
+    phoneme_share: float = 0.0,
+    pure: np.ndarray | None = None,
+    words: Pronunciations | None = None,
+) -> list[Documents | Pronunciations]:
+    """One pass over the training clips, and the phoneme task's share of documents."""
+    parts: list[Documents | Pronunciations] = []
     for voice in np.unique(speech.voice):
         mine = speech.train[speech.voice[speech.train] == voice]
-        parts.append(multi_turns(speech, rng.permutation(mine), rng))
+        if len(mine):
+            parts.append(multi_turns(speech, rng.permutation(mine), rng))
     some = int(sum(len(p.first) for p in parts) * phoneme_share)
-    parts.append(phoneme_documents(speech, rng.permutation(speech.train)[:some]))
+    if some and pure is not None:
+        allowed = speech.train[pure[speech.line[speech.train]]]
+        parts.append(sentence_pronunciations(speech, rng.permutation(allowed)[:some]))
+    if words is not None:
+        parts.append(words)
     return parts
 
 
@@ -174,7 +242,9 @@ def assemble(rows: list[np.ndarray], length: int, size: int) -> Batch:
 Plan = tuple[int, list[tuple[int, int]]]  # bucket length, (part, document) of each row
 
 
-def bucketed(parts: list[Documents], tokens: int, rng: np.random.Generator) -> list[Plan]:
+def bucketed(
+    parts: Sequence[Documents | Pronunciations], tokens: int, rng: np.random.Generator
+) -> list[Plan]:
     """Full batches of `tokens` tokens, each of one bucket's length, in random order."""
     part = np.concatenate([np.full(len(p.first), i) for i, p in enumerate(parts)])
     index = np.concatenate([np.arange(len(p.first)) for p in parts])

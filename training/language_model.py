@@ -26,8 +26,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from decoder.embedded_modules import CodecConfig
+from training.codes import part_files
 from training.distributed import Clock, Group
-from training.documents import BUCKETS, Batch, Speech, assemble, bucketed, compose, single_turns
+from training.documents import (
+    BUCKETS,
+    Batch,
+    Speech,
+    assemble,
+    bucketed,
+    compose,
+    pure_lines,
+    single_turns,
+    word_pronunciations,
+)
 from training.llama import LanguageModel, ModelConfig, checkpoint, quantise, restore
 from training.vocabulary import FIRST_CODE
 
@@ -37,19 +48,23 @@ class Loader:
 
     def __init__(self, args: argparse.Namespace, group: Group, lines: list[str]) -> None:
         self.args, self.group, self.lines = args, group, lines
+        self.pure = pure_lines(lines)
+        self.words = word_pronunciations(args.words) if args.words else None
         self.speech: Speech | None = None
-        self.source: Path | None = None
+        self.num_parts = 0
         self.epoch = 0
         self._queue: queue.Queue[Batch | None] = queue.Queue(8)
         self._stop = threading.Event()
 
-    def newest(self) -> Path | None:
-        files = sorted(self.args.codes.parent.glob(f"{self.args.codes.name}*.npz"))
-        ready = [f for f in files if ".tmp" not in f.name]
-        return ready[-1] if ready else None
+    @property
+    def has_news(self) -> bool:
+        """Whether there is speech that has not been loaded."""
+        return len(part_files(self.args.codes)) > self.num_parts
 
-    def load(self, path: Path) -> None:
-        self.speech, self.source = Speech(path, self.lines, self.args.held_out), path
+    def load(self) -> None:
+        """All parts that are there now."""
+        parts = part_files(self.args.codes)
+        self.speech, self.num_parts = Speech(parts, self.lines), len(parts)
 
     def start_epoch(self) -> None:
         self._stop = threading.Event()
@@ -64,7 +79,7 @@ class Loader:
     def _fill(self, out: queue.Queue, stop: threading.Event) -> None:
         speech, size, rank = self.speech, self.group.size, self.group.rank
         rng = np.random.default_rng((self.args.seed, self.epoch))
-        parts = compose(speech, rng, self.args.phoneme_share)
+        parts = compose(speech, rng, self.args.phoneme_share, self.pure, self.words)
         for bucket, members in bucketed(parts, self.args.tokens * size, rng):
             rows = max(1, self.args.tokens // bucket)
             mine = members[rank * rows : (rank + 1) * rows]
@@ -97,7 +112,9 @@ class Training:
         torch.backends.cuda.matmul.allow_tf32 = True
         levels = CodecConfig().levels
         self.config = ModelConfig(math.prod(levels), num_layers=args.layers, hidden_size=args.dim,
-                                  intermediate_size=3 * args.dim)  # fmt: skip
+                                  num_heads=args.dim // 64, num_kv_heads=args.dim // 128,
+                                  intermediate_size=3 * args.dim,
+                                  dropout=args.dropout)  # fmt: skip
         self.model = LanguageModel(self.config, levels).to(self.group.device)
         if args.init:
             restore(self.model, load_file(args.init))
@@ -158,9 +175,11 @@ class Training:
         self.optimiser.step()
         return loss.detach()
 
-    @torch.no_grad()
     def validate(self, speech: Speech) -> float:
-        """Mean loss per code of single turns that are not trained on."""
+        """Mean loss per code of single turns that are not trained on.
+
+        Computed as in training, dropout included: another mode would be compiled anew.
+        """
         documents = single_turns(speech, speech.held_out)
         total = count = 0.0
         for bucket, members in bucketed([documents], self.args.tokens, np.random.default_rng(0)):
@@ -168,7 +187,7 @@ class Training:
             batch = assemble(rows, bucket, max(1, self.args.tokens // bucket))
             device = self.group.device
             loss = self.forward(batch.ids.to(device), batch.chosen.to(device),
-                                batch.targets.to(device))  # fmt: skip
+                                batch.targets.to(device)).detach()  # fmt: skip
             total, count = total + float(loss) * len(batch.targets), count + len(batch.targets)
         return total / max(count, 1)
 
@@ -182,11 +201,11 @@ def train(args: argparse.Namespace) -> None:
     training = Training(args)
     clock, group = training.clock, training.group
     loader = Loader(args, group, args.corpus.read_text().splitlines())
-    while (path := loader.newest()) is None:
+    while group.agree(float(not loader.has_news)):
         time.sleep(0.5)
     time.sleep(1.0)
-    loader.load(path)
-    training.log(f"{path}: {len(loader.speech.train)} clips, {len(loader.speech.turns)} tokens")
+    loader.load()
+    training.log(f"{len(loader.speech.train)} clips, {len(loader.speech.turns)} tokens")
     began = last = saved = group.agree(clock.now())
     step, seen, share, running = 0, 0, 0.0, 0.0
     while share < 1:
@@ -210,12 +229,12 @@ def train(args: argparse.Namespace) -> None:
                 if group.agree(clock.now() - saved) > args.save_every:
                     training.save()
                     saved = last = clock.now()
-                if group.agree(float(loader.newest() != loader.source)):
+                if group.agree(float(loader.has_news)):
                     break
         loader.stop_epoch()
-        if group.agree(float(loader.newest() != loader.source)):
-            loader.load(loader.newest())
-            training.log(f"{loader.source}: {len(loader.speech.train)} clips")
+        if group.agree(float(loader.has_news)):
+            loader.load()
+            training.log(f"{len(loader.speech.train)} clips, {len(loader.speech.turns)} tokens")
     training.save()
     training.log(f"done: {step} steps, held out {training.validate(loader.speech):.3f}")
     group.close()
@@ -230,11 +249,12 @@ def main() -> None:
     parser.add_argument("--init", type=Path, help="go on from these weights")
     parser.add_argument("--tokens", type=int, default=65_536, help="tokens per step and rank")
     parser.add_argument("--lr", type=float, default=1.6e-3)
-    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--noise", type=float, default=0.04)
-    parser.add_argument("--phoneme-share", type=float, default=0.06)
-    parser.add_argument("--held-out", type=int, default=512)
+    parser.add_argument("--dropout", type=float, default=0.05)
+    parser.add_argument("--words", type=Path, help="words.tsv of training.lexicon")
+    parser.add_argument("--phoneme-share", type=float, default=0.05, help="of documents")
     parser.add_argument("--save-every", type=float, default=90.0)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--seed", type=int, default=2)

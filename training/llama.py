@@ -21,12 +21,13 @@ class ModelConfig:
 
     codebook_size: int
     hidden_size: int = 512
-    num_layers: int = 8
+    num_layers: int = 6
     num_heads: int = 8
     num_kv_heads: int = 4
     intermediate_size: int = 1536
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
+    dropout: float = 0.0
 
     @property
     def head_dim(self) -> int:
@@ -62,9 +63,12 @@ class DecoderLayer(nn.Module):
         groups = c.num_heads // c.num_kv_heads
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.o_proj(mixed.transpose(1, 2).reshape(batch, length, dim))
+        x = x + self._drop(self.o_proj(mixed.transpose(1, 2).reshape(batch, length, dim)))
         gate, up = self.gate_up_proj(self.post_attention_layernorm(x)).chunk(2, -1)
-        return x + self.down_proj(F.silu(gate) * up)
+        return x + self._drop(self.down_proj(F.silu(gate) * up))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.config.dropout, self.training)
 
     @staticmethod
     def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""What a good reconstruction is: multi-scale mel distance, and two families of discriminators.
+"""What a good reconstruction is: multi-scale mel distance, phones that are still recognised, and
+two families of discriminators.
 
 Sources: multi-scale mel L1, DAC, arXiv 2306.06546; multi-period discriminator, HiFi-GAN,
 arXiv 2010.05646; multi-resolution spectral discriminator, UnivNet, arXiv 2106.07889.
@@ -43,6 +44,32 @@ class MelLoss(nn.Module):
             log_distance = (a.clamp_min(1e-4).log10() - b.clamp_min(1e-4).log10()).abs().mean()
             total = total + log_distance + 0.5 * (a - b).abs().mean()
         return total
+
+
+class PhoneListener(nn.Module):
+    """Log-mel frames to phone logits: what a listener makes of 10 ms and their neighbourhood.
+
+    It learns on real speech only. What the decoder puts out is scored by it, so that the codec
+    spends its bits on what tells phones apart; mel distance alone does not.
+    """
+
+    def __init__(self, num_mels: int, num_labels: int, width: int = 256) -> None:
+        super().__init__()
+        sizes = (num_mels, *(width,) * 4)
+        dilations = (1, 1, 2, 4)
+        self.layers = nn.ModuleList(
+            nn.Conv1d(a, b, 5, padding=2 * d, dilation=d)
+            for (a, b), d in zip(pairwise(sizes), dilations, strict=True)
+        )
+        self.output = nn.Conv1d(width, num_labels, 1)
+
+    def forward(self, mel: Tensor) -> Tensor:
+        """mel [B, F, num_mels] to logits [B, F, num_labels]."""
+        x = mel.transpose(1, 2)
+        for number, layer in enumerate(self.layers):
+            y = F.gelu(layer(x))
+            x = y if number == 0 else x + y
+        return self.output(x).transpose(1, 2)
 
 
 class PeriodDiscriminator(nn.Module):

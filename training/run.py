@@ -1,13 +1,15 @@
 """The whole recipe against the clock, on as many GPUs as there are.
 
-    python -m training.run --corpus runs/corpus.txt --out runs --minutes 24
+    python -m training.run --corpus runs/corpus.txt --words runs/words.tsv --out runs --minutes 23
 
-    |-- synthesis on all cores, until 75 % of the time ------------------|
-    |-- codec stage 1, all GPUs --|-- stage 2, first GPU ---------------------|
-                                  | tokenise   | tokenise again | and again
-                                  |-- language model, the other GPUs ---------|
+    |-- synthesis on all cores, until 76 % of the time --------------|
+    |-- codec stage 1, all GPUs --|-- stage 2, the first half of them -----------|
+                                  | tokenise | tokenise again | and again
+                                             |-- aligner --|
+                                             |-- language model, the other GPUs -|
 
-Each stage is its own process with its own log in OUT/logs; weights are saved all along.
+Each stage is its own process with its own log in OUT/logs; weights are saved all along. With
+--codec it goes on from a codec.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ from pathlib import Path
 
 import torch
 
-STAGE1_END, SPEECH_END = 0.28, 0.75  # shares of the whole time
-TOKENISE_AGAIN = (0.45, 0.62, 0.77)
-RESUMED_TOKENISE = (0.1, 0.3, 0.5, 0.7)  # when the codec's first stage is there already
+STAGE1_END, SPEECH_END = 0.48, 0.76  # shares of the whole time
+TOKENISE_AGAIN = (0.62, 0.77)
+RESUMED_TOKENISE = (0.3, 0.5, 0.7)  # when the codec's first stage is there already
+ALIGNER_SHARE = 0.08
 COMPILE_S = 110.0  # the language model compiles this long before there are codes
 
 
@@ -91,34 +94,49 @@ class Recipe:
             "--hours", args.hours, "--workers", args.workers, "--libraries", args.libraries,
             "--first-round", args.first_round,
         )  # fmt: skip
-        stage1_end = STAGE1_END * total
         if args.codec:
             self.resume(synthesis)
             return
+        stage1_end = STAGE1_END * total
         reconstruct = self.spawn_group(
             "reconstruct", "training.codec", "reconstruct", "--speech", self.speech, "--out", out,
             "--until", stage1_end, "--min-hours", args.min_hours, "--batch", args.batch,
             gpus=everything,
         )  # fmt: skip
         self.wait_until(max(0.0, stage1_end - COMPILE_S))
-        others = everything[1:] or everything
-        model = self.spawn_group(
-            "language_model", "training.language_model", "--corpus", args.corpus, "--out", out,
-            "--codes", out / "codes", "--until", total, *args.model_options.split(), gpus=others,
-        )  # fmt: skip
+        half = max(1, self.gpus // 2)
+        judged, others = everything[:half], everything[half:] or everything
+        model = self.language_model(others)
         for process in reconstruct:
             process.wait()
-        self.tokenise(1, first).wait()
-        adversarial = self.adversarial(out / "codec_stage1.safetensors", first)
+        adversarial = self.adversarial(out / "codec_stage1.safetensors", judged)
+        self.tokenise(1, str(others[-1]) if others else "").wait()
+        aligner = self.aligner(first)
         self.tokenise_at(TOKENISE_AGAIN, 2, others, synthesis)
-        self.finish(*model, adversarial)
+        self.finish(*model, *adversarial, aligner)
 
-    def adversarial(self, init: Path, gpu: str) -> subprocess.Popen:
+    def language_model(self, gpus: list[int]) -> list:
         args = self.args
+        words = ("--words", args.words) if args.words else ()
+        return self.spawn_group(
+            "language_model", "training.language_model", "--corpus", args.corpus,
+            "--out", args.out, "--codes", args.out / "codes", "--until", self.total, *words,
+            *args.model_options.split(), gpus=gpus,
+        )  # fmt: skip
+
+    def aligner(self, gpu: str) -> subprocess.Popen:
+        until = time.time() - self.start + ALIGNER_SHARE * self.total
         return self.spawn(
+            "aligner", "training.aligner", "--codes", self.args.out / "codes",
+            "--out", self.args.out, "--until", until, gpus=gpu,
+        )  # fmt: skip
+
+    def adversarial(self, init: Path, gpus: list[int]) -> list:
+        args = self.args
+        return self.spawn_group(
             "adversarial", "training.codec", "adversarial", "--speech", self.speech,
             "--out", args.out, "--until", self.total, "--init", init, "--min-hours", 1,
-            "--batch", max(1, args.batch // 2), gpus=gpu,
+            "--batch", max(1, args.batch // 2), gpus=gpus,
         )  # fmt: skip
 
     def tokenise_at(
@@ -140,21 +158,19 @@ class Recipe:
         """Go on from a codec (its encoder is frozen) and, with --model-options, from a model."""
         args, out = self.args, self.args.out
         gpus = list(range(self.gpus))
-        others = gpus[1:] or gpus
+        half = max(1, self.gpus // 2)
+        others = gpus[half:] or gpus
         shutil.copy(args.codec, out / "codec_stage1.safetensors")
-        adversarial = self.adversarial(args.codec, "0" if gpus else "")
-        model = self.spawn_group(
-            "language_model", "training.language_model", "--corpus", args.corpus, "--out", out,
-            "--codes", out / "codes", "--until", self.total, *args.model_options.split(),
-            gpus=others,
-        )  # fmt: skip
+        adversarial = self.adversarial(args.codec, gpus[:half])
+        model = self.language_model(others)
         self.tokenise_at(RESUMED_TOKENISE, 1, others, synthesis)
-        self.finish(*model, adversarial)
+        self.finish(*model, *adversarial, self.aligner("0" if gpus else ""))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--words", type=Path, help="words.tsv of training.lexicon")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=24.0)
     parser.add_argument("--hours", type=float, default=1500.0, help="of speech, at most")

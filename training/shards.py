@@ -2,6 +2,7 @@
 
     NNN.pcm   int16 little-endian, clips one after another, each a whole number of codes long
     NNN.tsv   offset <TAB> samples <TAB> line number <TAB> voice <TAB> phones as text
+    NNN.phone, NNN.letter   uint8, a label for every 160 samples (see `training.labels`)
 
 Writers append and flush; readers take what is complete.
 """
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-SAMPLE_RATE = 16_000
+from training.labels import FRAME, letter_labels, phone_labels
+from training.teacher import SAMPLE_RATE, Utterance, phone_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +34,29 @@ class ShardWriter:
 
     def __init__(self, folder: Path, index: int, hop: int) -> None:
         self.hop, self.offset, self.count = hop, 0, 0
-        self._pcm = open(folder / f"{index:03d}.pcm", "wb")  # noqa: SIM115 (closed in close)
-        self._index = open(folder / f"{index:03d}.tsv", "w")  # noqa: SIM115
+        names = ("pcm", "phone", "letter", "tsv")
+        self._files = {name: open(folder / f"{index:03d}.{name}", "wb") for name in names}
 
-    def add(self, samples: np.ndarray, line: int, voice: int, phones: str) -> None:
-        padded = np.pad(samples, (0, -len(samples) % self.hop))
-        self._pcm.write(padded.tobytes())
-        self._index.write(f"{self.offset}\t{len(padded)}\t{line}\t{voice}\t{phones}\n")
-        self.offset += len(padded)
+    def add(self, spoken: Utterance, line: int, voice: int) -> None:
+        """Append one clip."""
+        samples = np.pad(spoken.samples, (0, -len(spoken.samples) % self.hop))
+        num_frames = len(samples) // FRAME
+        phones = phone_text(spoken.phones)
+        index = f"{self.offset}\t{len(samples)}\t{line}\t{voice}\t{phones}\n"
+        self._files["pcm"].write(samples.tobytes())
+        self._files["phone"].write(phone_labels(spoken.phones, num_frames).tobytes())
+        labels = letter_labels(spoken.words, spoken.phones, num_frames)
+        self._files["letter"].write(labels.tobytes())
+        self._files["tsv"].write(index.encode())
+        self.offset += len(samples)
         self.count += 1
         if self.count % 20 == 0:
-            self._pcm.flush()
-            self._index.flush()
+            for file in self._files.values():  # the index last
+                file.flush()
 
     def close(self) -> None:
-        self._pcm.close()
-        self._index.close()
+        for file in self._files.values():
+            file.close()
 
 
 def read_clips(folder: Path) -> list[tuple[Path, list[Clip]]]:
@@ -55,7 +64,8 @@ def read_clips(folder: Path) -> list[tuple[Path, list[Clip]]]:
     shards = []
     for index in sorted(folder.glob("[0-9]*.tsv")):
         pcm = index.with_suffix(".pcm")
-        available = pcm.stat().st_size // 2
+        sizes = [index.with_suffix(f".{name}").stat().st_size for name in ("phone", "letter")]
+        available = min(pcm.stat().st_size // 2, *(size * FRAME for size in sizes))
         clips = []
         for line in index.read_text().split("\n")[:-1]:
             parts = line.split("\t")

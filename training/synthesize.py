@@ -3,7 +3,7 @@
     python -m training.synthesize --corpus runs/corpus.txt --out runs/speech --hours 1 --workers 2
 
 Worker w takes lines w, w + W, w + 2W …; which voice speaks a line turns with every pass, so that
-no voice owns any text. A file named STOP in the folder ends it early.
+no voice owns any text (`training.voices.voice_of`). A file named STOP in the folder ends it early.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ import os
 import time
 from pathlib import Path
 
-from training.shards import SAMPLE_RATE, ShardWriter, hours
-from training.teacher import VOICES, Teacher, phone_text
+import torch
+
+from training.shards import ShardWriter, hours
+from training.teacher import SAMPLE_RATE, Teacher
+from training.voices import TURNS, VOICES, voice_of
 
 MIN_SAMPLES, MAX_SAMPLES = SAMPLE_RATE * 2 // 5, SAMPLE_RATE * 13
 
@@ -23,18 +26,19 @@ MIN_SAMPLES, MAX_SAMPLES = SAMPLE_RATE * 2 // 5, SAMPLE_RATE * 13
 def work(worker: int, args: argparse.Namespace) -> None:
     """One process: its share of the lines, pass after pass."""
     os.nice(10)
+    torch.set_num_threads(1)
     teacher = Teacher(args.libraries)
     lines = args.corpus.read_text().splitlines()
     writer = ShardWriter(args.out, worker, args.hop)
     limit = args.hours * 3600 * SAMPLE_RATE / args.workers
-    for round_ in range(args.first_round, args.first_round + len(VOICES)):
+    for round_ in range(args.first_round, args.first_round + len(TURNS)):
         for number in range(worker, len(lines), args.workers):
             if writer.offset >= limit or (args.out / "STOP").exists():
                 break
-            voice = (number + number // args.workers + round_) % len(VOICES)
-            spoken = teacher.speak(lines[number], voice)
+            voice = voice_of(number, number // args.workers, round_)
+            spoken = teacher.speak(lines[number], VOICES[voice])
             if spoken is not None and MIN_SAMPLES <= len(spoken.samples) <= MAX_SAMPLES:
-                writer.add(spoken.samples, number, voice, phone_text(spoken.phones))
+                writer.add(spoken, number, voice)
     writer.close()
     (args.out / f"{worker:03d}.done").touch()
 

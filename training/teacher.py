@@ -1,6 +1,7 @@
 """The teacher: flite's statistical-parametric voices (Debian packages libflite1), through ctypes.
 
-Besides samples it gives what only a synthesiser knows: every phone with its true end time.
+Besides samples it gives what only a synthesiser knows: every phone with its true times. Voices made
+of the teacher's (see `training.voices`) are spoken too. Sources: flite's public headers.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torchaudio.functional import resample
 
-VOICES = ("slt", "rms", "awb")
-GAINS = (0.8, 1.2, 1.0)  # brings the three to one loudness
+from training.voices import TEACHERS, Voice
+
 SAMPLE_RATE = 16_000
 SILENCE_LEVEL = 250  # int16; below it is lead or tail
 LEAD, TAIL = 800, 1600  # samples kept around the speech
+LEVEL = 0.12 * 32768  # every line's RMS between its first and its last loud sample
 
 
 class _Wave(ctypes.Structure):
@@ -30,20 +34,26 @@ class _Wave(ctypes.Structure):
     )
 
 
+class _Voice(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("features", ctypes.c_void_p))
+
+
 @dataclass(frozen=True, slots=True)
 class Phone:
-    """One phone with stress, the word it belongs to, and its end in seconds."""
+    """One phone with stress, the word it belongs to, and its times in seconds."""
 
     name: str
     word_index: int
+    start_s: float
     end_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """One synthesised line: trimmed int16 samples at 16 kHz, and its phones."""
+    """One synthesised line: trimmed int16 samples at 16 kHz, its words as spoken, its phones."""
 
     samples: np.ndarray
+    words: tuple[str, ...]
     phones: tuple[Phone, ...]
 
 
@@ -65,6 +75,9 @@ class Teacher:
         pointer, string = ctypes.c_void_p, ctypes.c_char_p
         signatures = {
             "flite_synth_text": (pointer, [string, pointer]),
+            "new_utterance": (pointer, []),
+            "utt_set_input_text": (None, [pointer, string]),
+            "flite_do_synth": (pointer, [pointer, pointer, pointer]),
             "utt_wave": (ctypes.POINTER(_Wave), [pointer]),
             "delete_utterance": (None, [pointer]),
             "utt_relation": (pointer, [pointer, string]),
@@ -73,12 +86,15 @@ class Teacher:
             "item_daughter": (pointer, [pointer]),
             "item_as": (pointer, [pointer, string]),
             "item_feat_float": (ctypes.c_float, [pointer, string]),
+            "ffeature_float": (ctypes.c_float, [pointer, string]),
             "ffeature_string": (string, [pointer, string]),
+            "feat_set_float": (None, [pointer, string, ctypes.c_float]),
         }
         for name, (result, arguments) in signatures.items():
             function = getattr(flite, name)
             function.restype, function.argtypes = result, arguments
-        self._voices = [self._register(folder, name) for name in VOICES]
+        self._front_end = ctypes.cast(flite.utt_synth_text2segs, pointer)
+        self._voices = [self._register(folder, name) for name in TEACHERS]
 
     @staticmethod
     def _register(folder: str, name: str) -> int:
@@ -86,31 +102,68 @@ class Teacher:
         register.restype, register.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
         return register(None)
 
-    def speak(self, text: str, voice: int) -> Utterance | None:
+    def speak(self, text: str, voice: Voice) -> Utterance | None:
         """Synthesise ASCII text; None when nothing audible came out."""
-        flite = self._flite
-        utterance = flite.flite_synth_text(text.encode("ascii", "ignore"), self._voices[voice])
+        flite, teacher = self._flite, self._voices[voice.teacher]
+        features = ctypes.cast(teacher, ctypes.POINTER(_Voice)).contents.features
+        flite.feat_set_float(features, b"duration_stretch", float(voice.formants))
+        flite.feat_set_float(features, b"f0_shift", voice.pitch / float(voice.formants))
+        utterance = flite.flite_synth_text(text.encode("ascii", "ignore"), teacher)
         if not utterance:
             return None
         try:
             wave = flite.utt_wave(utterance).contents
             samples = np.ctypeslib.as_array(wave.samples, (wave.num_samples,)).copy()
-            phones = self._phones(utterance)
+            words = self._words(utterance)
+            phones = self._phones(words)
+            names = tuple(flite.ffeature_string(word, b"name").decode() for word in words)
         finally:
             flite.delete_utterance(utterance)
-        return _trim(samples, phones, GAINS[voice])
+        samples, phones = _play_faster(samples, phones, voice)
+        return _trim(samples, names, phones)
 
-    def _phones(self, utterance: int) -> list[Phone]:
-        flite, phones = self._flite, []
-        words = self._items(flite.relation_head(flite.utt_relation(utterance, b"Word")))
-        for index, word in enumerate(words):
-            for syllable in self._daughters(flite.item_as(word, b"SylStructure")):
-                stress = flite.ffeature_string(syllable, b"stress").decode()
-                for segment in self._daughters(syllable):
-                    name = flite.ffeature_string(segment, b"name").decode()
-                    end_s = flite.item_feat_float(segment, b"end")
-                    phones.append(Phone(name + stress * (name[0] in "aeiou"), index, end_s))
-        return phones
+    def pronounce(self, text: str) -> str:
+        """Phones of a text as `phone_text` writes them, from lexicon and rules alone: no sound."""
+        flite = self._flite
+        utterance = flite.new_utterance()
+        flite.utt_set_input_text(utterance, text.encode("ascii", "ignore"))
+        utterance = flite.flite_do_synth(utterance, self._voices[0], self._front_end)
+        if not utterance:
+            return ""
+        try:
+            words = self._words(utterance)
+            spoken = [" ".join(self._name(s, y) for y, s in self._segments(w)) for w in words]
+            return " / ".join(filter(None, spoken))
+        finally:
+            flite.delete_utterance(utterance)
+
+    def _words(self, utterance: int) -> list[int]:
+        flite = self._flite
+        return list(self._items(flite.relation_head(flite.utt_relation(utterance, b"Word"))))
+
+    def _segments(self, word: int) -> Iterator[tuple[int, int]]:
+        """Every syllable and segment of a word."""
+        for syllable in self._daughters(self._flite.item_as(word, b"SylStructure")):
+            for segment in self._daughters(syllable):
+                yield syllable, segment
+
+    def _name(self, segment: int, syllable: int) -> str:
+        name = self._flite.ffeature_string(segment, b"name").decode()
+        stress = self._flite.ffeature_string(syllable, b"stress").decode()
+        return name + stress * (name[0] in "aeiou")
+
+    def _phones(self, words: list[int]) -> list[Phone]:
+        flite = self._flite
+        return [
+            Phone(
+                self._name(segment, syllable),
+                index,
+                flite.ffeature_float(segment, b"R:Segment.p.end"),
+                flite.item_feat_float(segment, b"end"),
+            )
+            for index, word in enumerate(words)
+            for syllable, segment in self._segments(word)
+        ]
 
     def _daughters(self, item: int) -> Iterator[int]:
         return self._items(self._flite.item_daughter(item))
@@ -121,15 +174,34 @@ class Teacher:
             item = self._flite.item_next(item)
 
 
-def _trim(samples: np.ndarray, phones: list[Phone], gain: float) -> Utterance | None:
+def _play_faster(
+    samples: np.ndarray, phones: list[Phone], voice: Voice
+) -> tuple[np.ndarray, list[Phone]]:
+    """What moves the formants: samples and times `formants` times as fast."""
+    ratio = voice.formants
+    if ratio == 1:
+        return samples, phones
+    wave = torch.from_numpy(samples.astype(np.float32))
+    faster = resample(wave, ratio.numerator, ratio.denominator).numpy()
+    speed = float(ratio)
+    moved = [Phone(p.name, p.word_index, p.start_s / speed, p.end_s / speed) for p in phones]
+    return faster, moved
+
+
+def _trim(samples: np.ndarray, words: tuple[str, ...], phones: list[Phone]) -> Utterance | None:
     loud = np.flatnonzero(np.abs(samples) > SILENCE_LEVEL)
     if len(loud) == 0:
         return None
     start = max(0, int(loud[0]) - LEAD)
-    cut = samples[start : int(loud[-1]) + TAIL].astype(np.float32) * gain
+    cut = samples[start : int(loud[-1]) + TAIL].astype(np.float32)
+    speech = cut[int(loud[0]) - start : int(loud[-1]) + 1 - start]
+    cut *= LEVEL / float(np.sqrt(np.mean(speech**2)))
     shift = start / SAMPLE_RATE
-    moved = tuple(Phone(p.name, p.word_index, max(0.0, p.end_s - shift)) for p in phones)
-    return Utterance(np.clip(cut, -32767, 32767).astype(np.int16), moved)
+    moved = tuple(
+        Phone(p.name, p.word_index, max(0.0, p.start_s - shift), max(0.0, p.end_s - shift))
+        for p in phones
+    )
+    return Utterance(np.clip(cut, -32767, 32767).astype(np.int16), words, moved)
 
 
 def phone_text(phones: tuple[Phone, ...]) -> str:
