@@ -2,13 +2,14 @@
 
     codes [B, T] --table--> [B, T, table_width] --convolutions over codes--> [B, T * frames, letters]
 
-Label 0 is silence, 1 … 26 are a to z, 27 is the apostrophe. The letters of a word are spread evenly
-over its time, so only words have exact times. Shared by serving and training.
+Label 0 is silence, 1 … 26 are a to z, 27 is the apostrophe. The letters of a word are spread
+evenly over its time, so only words have exact times. Shared by serving and training.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -43,8 +44,7 @@ class AlignerNetwork(nn.Module):
         self.table = nn.Embedding(config.codebook_size, config.table_width)
         widths = (config.table_width, *(config.width,) * config.layers)
         self.layers = nn.ModuleList(
-            nn.Conv1d(a, b, config.kernel, padding=config.kernel // 2)
-            for a, b in zip(widths[:-1], widths[1:], strict=True)
+            nn.Conv1d(a, b, config.kernel, padding=config.kernel // 2) for a, b in pairwise(widths)
         )
         self.output = nn.Linear(config.width, config.frames_per_code * (len(LETTERS) + 1))
 
