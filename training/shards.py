@@ -35,7 +35,7 @@ class ShardWriter:
     def __init__(self, folder: Path, index: int, hop: int) -> None:
         self.hop, self.offset, self.count = hop, 0, 0
         names = ("pcm", "phone", "letter", "tsv")
-        self._files = {name: open(folder / f"{index:03d}.{name}", "wb") for name in names}
+        self._files = {name: (folder / f"{index:03d}.{name}").open("wb") for name in names}
 
     def add(self, spoken: Utterance, line: int, voice: int) -> None:
         """Append one clip."""

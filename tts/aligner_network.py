@@ -1,6 +1,6 @@
 """`AlignerNetwork`: speech codes to the letters being spoken, for every 10 ms.
 
-    codes [B, T] --table--> [B, T, table_width] --convolutions over codes--> [B, T * frames, letters]
+    codes [B, T] --table--> [B, T, width] --convolutions over codes--> [B, T * frames, letters]
 
 Label 0 is silence, 1 … 26 are a to z, 27 is the apostrophe. The letters of a word are spread
 evenly over its time, so only words have exact times. Shared by serving and training.
