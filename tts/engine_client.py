@@ -44,6 +44,7 @@ class AudioBlock:
     first_sample: int
     first_code: int
     num_codes: int
+    codes: tuple[int, ...] = ()  # that it was rendered from
     carry: tuple[int, ...] = ()  # last `buffer` codes, for a job that continues this one
     finish_reason: FinishReason | None = None
     error: str = ""

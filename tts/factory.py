@@ -282,9 +282,10 @@ def _synthesizer(
     from tts.voices import VoiceLimits, VoiceRegistry
 
     settings = _settings(parts, client, family)
-    limits = VoiceLimits(max_voices=parts.server.max_voices) if parts.server else None
-    own = family.voices()
-    voices = VoiceRegistry(own.voices, own.default, limits, parts.voice_folder)
+    own, server = family.voices(), parts.server
+    limits = VoiceLimits(server.max_voices, server.max_voice_bytes) if server else None
+    folder = parts.voice_folder or (server.voice_folder if server else None)
+    voices = VoiceRegistry(own.voices, own.default, limits, folder)
     for voice in own.voices:
         if voice.clip is None:
             prompts.speech_prompt("", voice)  # what a voice lacks is told now, not when asked

@@ -37,6 +37,10 @@ class ServerConfig(StrictModel):
     max_audio_duration_s: float = Field(default=600.0, gt=0, description="audio of one request")
     max_message_bytes: int = Field(default=16 * MIB, ge=4096, description="largest gRPC message")
     max_voices: int = Field(default=256, ge=0, description="voices that clients may create")
+    max_voice_bytes: int = Field(default=16 * MIB, ge=0, description="size of them all together")
+    voice_folder: Path | None = Field(
+        default=None, description="folder that keeps created voices over a restart"
+    )
     drain_delay_s: float = Field(
         default=0.0, ge=0, description="how long to be NOT_SERVING before calls are refused"
     )

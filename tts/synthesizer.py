@@ -233,6 +233,7 @@ class Synthesizer:
             max_audio_s=min(bounds, default=None),
             max_segment_codes=settings.traits.max_codes,
             min_segment_codes=settings.traits.min_codes,
+            invents_voices=settings.traits.invents_voices,
             max_seq_len=settings.max_seq_len,
             priority=request.priority,
             carry=request.carry,

@@ -227,6 +227,7 @@ class SpeechTask(StreamTask):
                 first_sample=self._num_samples,
                 first_code=block.chunk.first_code,
                 num_codes=len(block.chunk.codes),
+                codes=block.chunk.codes,
                 carry=block.carry,
                 finish_reason=tokens.finish_reason if block.is_last else None,
                 error=tokens.error,

@@ -25,7 +25,7 @@ from tts.errors import SynthesisError
 from tts.prompt import PromptBuilder
 from tts.speech import AudioChunk, SpeechTimings, SpeechUsage, SynthesisResult
 from tts.text import TextSegment
-from tts.voices import Voice
+from tts.voices import Voice, VoicePrompt
 
 Item = TypeVar("Item")
 
@@ -53,6 +53,7 @@ class SpeechPlan:
     max_audio_s: float | None = None  # of the whole request, as it is sent
     max_segment_codes: int = 500
     min_segment_codes: int = 1
+    invents_voices: bool = False  # the speaker of the first segment is the later ones' prompt
     max_seq_len: int | None = None
     priority: int = 0
     carry: tuple[int, ...] | None = None
@@ -96,6 +97,8 @@ class SpeechStream:
         self._output = AudioOutput(
             spec.sample_rate, plan.audio_format, plan.speaking_rate, plan.gain_db
         )
+        self._voice = plan.voice
+        self._segment_codes: list[int] = []
         self._carry = plan.carry
         self._is_fresh = True  # the next segment starts with the first, small chunk sizes
         self._num_codes = 0
@@ -145,7 +148,7 @@ class SpeechStream:
             self._hit_cap(budget)
             return
         job = self._job(segment, budget)
-        self._is_fresh = False
+        self._is_fresh, self._segment_codes = False, []
         last = None
         try:
             async with closing(self._client.speak(job)) as blocks:
@@ -204,7 +207,7 @@ class SpeechStream:
 
     def _job(self, segment: TextSegment, budget: _Budget) -> SpeechJob:
         plan, vocabulary = self._plan, self._vocabulary
-        prompt_ids = self._prompts.speech_prompt(segment.text, plan.voice)
+        prompt_ids = self._prompts.speech_prompt(segment.text, self._voice)
         max_codes = budget.max_codes
         if plan.max_seq_len is not None:
             room = vocabulary.whole_frames(plan.max_seq_len - len(prompt_ids))
@@ -220,7 +223,7 @@ class SpeechStream:
         return SpeechJob(
             request=Request(request_id, prompt_ids, sampling, priority=plan.priority),
             streaming=self._streaming(),
-            prompt_codes=plan.voice.prompt.codes if plan.voice.prompt else (),
+            prompt_codes=self._voice.prompt.codes if self._voice.prompt else (),
             carry=self._carry,
             token_offset=self._num_codes,
         )
@@ -237,6 +240,7 @@ class SpeechStream:
         self._timings = self._timings or block.timings
         self._num_codes += block.num_codes
         self._unsent_codes += block.num_codes
+        self._segment_codes += block.codes
         self._carry = block.carry
 
     def _chunk(self, piece: EncodedAudio) -> AudioChunk:
@@ -271,10 +275,22 @@ class SpeechStream:
     def _end_segment(self, block: AudioBlock | None, budget: _Budget) -> None:
         if block is None:
             raise SynthesisError(f"request {self._plan.request_id}: the engine sent nothing")
-        if block.finish_reason is FinishReason.LENGTH:
+        if block.finish_reason is FinishReason.STOP:
+            self._keep_voice()
+        elif block.finish_reason is FinishReason.LENGTH:
             self._hit_cap(budget)
-        elif block.finish_reason is not FinishReason.STOP:
+        else:
             self.finish_reason, self.is_exhausted = FinishReason.CANCELLED, True
+
+    def _keep_voice(self) -> None:
+        """Make a speaker whom the model made up the prompt of what follows, if that leaves room."""
+        plan, prompt = self._plan, VoicePrompt(tuple(self._segment_codes), self._segment.text)
+        if not plan.invents_voices or self._voice.prompt is not None:
+            return
+        voice = replace(self._voice, prompt=prompt)
+        length = len(self._prompts.speech_prompt(self._segment.text, voice))
+        if plan.max_seq_len is None or length + plan.max_segment_codes <= plan.max_seq_len:
+            self._voice = voice
 
     def _hit_cap(self, budget: _Budget) -> None:
         self.finish_reason = FinishReason.LENGTH

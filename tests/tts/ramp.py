@@ -196,6 +196,7 @@ class RampClient:
             first_sample=window.first_sample,
             first_code=chunk.first_code,
             num_codes=len(chunk.codes),
+            codes=chunk.codes,
             carry=stream.carry,
             finish_reason=reason,
             error="the pages burnt" if reason is FinishReason.ERROR else "",

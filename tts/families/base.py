@@ -84,6 +84,7 @@ class FamilyTraits:
     ascii_only: bool = False  # the model knows no other letters
     english_figures: bool = True  # figures and abbreviations become English words unless told
     tags: tuple[str, ...] = ()  # words of the text that are sounds, such as <laugh>
+    invents_voices: bool = False  # a call without a prompt makes up a speaker
     steady_loudness: bool = False  # segments vary in loudness: later ones follow the first
 
     def text_options(self, normalization: TextNormalization | None = None) -> TextOptions:

@@ -31,12 +31,13 @@ TRAITS = FamilyTraits(
     max_seq_len=2048,  # as in training
     sampling=SamplingParams(temperature=0.8, repetition_penalty=1.1),
     english_figures=False,
+    invents_voices=True,
     steady_loudness=True,
 )
 
 
 class LlasaFamily(SpeechFamily):
-    """Without a voice prompt the model makes a speaker up."""
+    """Without a voice prompt the model makes a speaker up, whom later segments then imitate."""
 
     name = "llasa"
 

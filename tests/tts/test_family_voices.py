@@ -1,0 +1,340 @@
+"""Voice prompts of the families that imitate: clips, samples, created voices, the prefix cache."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from decoder.ramp import ramp_spec
+from llm import CheckpointError, FinishReason
+from tests.tts.family_checkpoints import ramp_codec, write_llasa, write_neutts
+from tests.tts.ramp import RampClient, hear
+from tests.tts.serving import (
+    Serving,
+    error_of,
+    fields_of,
+    hum,
+    reason_of,
+    serve_and,
+    wav,
+)
+from tests.tts.serving import hear as listen
+from tests.tts.test_families import configured
+from tts.cloning import PromptCache
+from tts.config import ServerConfig
+from tts.espeak import EspeakPhonemes
+from tts.factory import Service, create_service
+from tts.families.base import Checkpoint, FamilyTraits
+from tts.families.llasa import LlasaFamily
+from tts.families.registry import find_family
+from tts.prompt import PromptBuilder
+from tts.synthesizer import SynthesisSettings, Synthesizer
+from tts.text import TextOptions, split_text
+from tts.v1 import speech_pb2 as pb
+from tts.voices import Voice, VoicePrompt, VoiceRegistry, sample_voices
+
+PAGE = 16  # tokens, as `configured` sets it
+
+
+def add_sample(folder: Path, name: str, seconds: float, text: str) -> None:
+    samples = folder / "samples"
+    samples.mkdir(exist_ok=True)
+    (samples / f"{name}.wav").write_bytes(wav(hum(seconds)))
+    (samples / f"{name}.txt").write_text(text + "\n")
+
+
+def clip(seconds: float = 1.2, transcript: str = "This is what I said.") -> pb.VoicePrompt:
+    return pb.VoicePrompt(audio=wav(hum(seconds)), transcript=transcript)
+
+
+@pytest.fixture(scope="module")
+def neutts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """NeuTTS with two recordings beside it, and a codec that encodes."""
+    folder = write_neutts(tmp_path_factory.mktemp("voices") / "neutts", ramp_codec(24_000))
+    add_sample(folder, "dave", 1.0, "My name is Dave.")
+    add_sample(folder, "jo", 2.0, "And I am Jo.")
+    service = create_service(configured(folder))
+    yield service
+    asyncio.run(service.client.close())
+
+
+@pytest.fixture(scope="module")
+def llasa(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llasa(tmp_path_factory.mktemp("voices") / "llasa", ramp_codec(16_000))
+
+
+def test_recordings_beside_the_model_are_voices(neutts: Service) -> None:
+    """The first is the default; each is encoded once, and then needs its file no more."""
+    dave, jo = pb.VoiceSelection(name="dave"), pb.VoiceSelection(name="jo")
+
+    async def ask(served: Serving) -> None:
+        listed = (await served.speech.ListVoices(pb.ListVoicesRequest())).voices
+        assert [voice.name for voice in listed] == ["dave", "jo"]
+        first = await listen(served, "Hello.", voice=dave)
+        other = await listen(served, "Hello.", voice=jo)
+        default = await listen(served, "Hello.")
+        assert default.data == first.data != other.data
+        assert neutts.prompts.family is not None
+        (neutts.prompts.family.checkpoint.folder / "samples" / "dave.wav").unlink()
+        again = await listen(served, "Hello.", voice=dave)
+        assert again.data == first.data
+        # 34 of "user: Convert …" with its mark, then the transcript's phonemes.
+        cached = again.done.usage.cached_prompt_tokens
+        assert cached % PAGE == 0
+        assert cached >= 48
+        close = await listen(served, "Bye, then.", voice=dave)
+        assert close.done.usage.cached_prompt_tokens >= 48
+
+    serve_and(neutts, ask)
+
+
+def test_created_voices_are_bounded(neutts: Service) -> None:
+    async def ask(served: Serving) -> None:
+        create = served.speech.CreateVoice
+        await create(pb.CreateVoiceRequest(voice_id="mine", prompt=clip()))
+        mine = await listen(served, "Hello.", voice=pb.VoiceSelection(name="mine"))
+        inline = await listen(served, "Hello.", voice=pb.VoiceSelection(prompt=clip()))
+        assert mine.data == inline.data
+        full = await error_of(create(pb.CreateVoiceRequest(voice_id="two", prompt=clip(29.0))))
+        assert fields_of(full) == ["prompt"]
+        assert "of the model's context" in str(full.details())
+        await served.speech.DeleteVoice(pb.DeleteVoiceRequest(name="mine"))
+
+    serve_and(neutts, ask)
+
+
+def test_the_count_and_the_bytes_of_created_voices_have_limits(llasa: Path) -> None:
+    server = ServerConfig(max_voices=2, max_voice_bytes=600)
+    service = create_service(configured(llasa), server)
+
+    async def ask(served: Serving) -> None:
+        create = served.speech.CreateVoice
+        await create(pb.CreateVoiceRequest(voice_id="one", prompt=clip()))  # 60 codes
+        heavy = await error_of(create(pb.CreateVoiceRequest(voice_id="two", prompt=clip(3.0))))
+        assert (heavy.code(), reason_of(heavy)) == (
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "VOICE_LIMIT_REACHED",
+        )
+        await create(pb.CreateVoiceRequest(voice_id="two", prompt=clip()))
+        third = await error_of(create(pb.CreateVoiceRequest(voice_id="three", prompt=clip())))
+        assert reason_of(third) == "VOICE_LIMIT_REACHED"
+
+    serve_and(service, ask)
+    asyncio.run(service.client.close())
+
+
+def test_a_clip_that_comes_again_is_not_encoded_again() -> None:
+    cache = PromptCache(max_codes=10)
+    cache.put(b"a", (1, 2, 3, 4))
+    cache.put(b"b", (5, 6, 7, 8))
+    assert cache.get(b"a") == (1, 2, 3, 4)
+    cache.put(b"c", (9, 9, 9, 9))  # b is the oldest now
+    assert (cache.get(b"a"), cache.get(b"b"), cache.get(b"c")) == ((1, 2, 3, 4), None, (9,) * 4)
+    cache.put(b"d", tuple(range(11)))  # larger than all that may be kept
+    assert cache.get(b"d") is None
+    assert len(cache) == 0
+
+
+def test_samples_need_a_name_and_a_text(tmp_path: Path) -> None:
+    assert sample_voices(tmp_path / "nowhere").default == ""
+    for name in ("b.wav", "a.wav", "a.txt", "b.txt", "no text.flac", "c.wav", "notes.md"):
+        (tmp_path / name).write_text("words")
+    found = sample_voices(tmp_path)
+    assert [voice.name for voice in found.voices] == ["a", "b"]
+    assert found.default == "a"
+
+
+def test_a_voices_file_may_hold_codes_speakers_and_clips(tmp_path: Path) -> None:
+    (tmp_path / "me.wav").write_bytes(wav(hum(1.0)))
+    entries = [
+        {"name": "codes", "codes": [1, 2], "transcript": "One, two."},
+        {"name": "named", "speaker": "Anna", "language_codes": ["de-DE"]},
+        {"name": "clip", "audio": "me.wav", "transcript": "My words."},
+    ]
+    (tmp_path / "voices.json").write_text(json.dumps({"voices": entries}))
+    registry = VoiceRegistry.load(tmp_path / "voices.json")
+    assert registry.default.prompt == VoicePrompt((1, 2), "One, two.")
+    assert registry.choose("", "de").speaker == "Anna"
+    recorded = registry.get("clip").clip
+    assert recorded is not None
+    assert recorded.path == tmp_path / "me.wav"
+
+
+# --- a speaker that the model makes up
+
+
+def made_up(client: RampClient, folder: Path, **values: object) -> Synthesizer:
+    prompts = PromptBuilder.load(folder, client.codec)
+    assert prompts.family is not None
+    own = prompts.family.voices()
+    settings = SynthesisSettings(traits=prompts.family.traits, **values)  # type: ignore[arg-type]
+    return Synthesizer(client, prompts, VoiceRegistry(own.voices, own.default), settings)
+
+
+@pytest.fixture
+def client() -> RampClient:
+    return RampClient(codebook_size=65_536)
+
+
+def test_later_segments_imitate_the_first(client: RampClient, llasa: Path) -> None:
+    synthesizer = made_up(client, llasa)
+    hear(synthesizer, "One is here. Two is there. Three.")
+    first, second, third = client.jobs
+    spoken = tuple(client.codes_of(first.request))
+    made = Voice("default", prompt=VoicePrompt(spoken, "One is here."))
+    builder = PromptBuilder.load(llasa, client.codec)
+    assert second.request.prompt_ids == builder.speech_prompt("Two is there.", made)
+    assert third.request.prompt_ids == builder.speech_prompt("Three.", made)
+    assert second.prompt_codes == spoken
+
+
+def test_what_ran_away_is_not_imitated(client: RampClient, llasa: Path) -> None:
+    synthesizer = made_up(client, llasa)
+    client.ends_with = FinishReason.LENGTH
+    hear(synthesizer, "One is here. Two is there. Three.")
+    lengths = [len(job.prompt_codes) for job in client.jobs]
+    assert lengths[:2] == [0, 0]
+    assert lengths[2] == len(client.codes_of(client.jobs[1].request))
+
+
+def test_a_speaker_too_long_for_the_context_is_not_imitated(
+    client: RampClient, llasa: Path
+) -> None:
+    hear(made_up(client, llasa, max_seq_len=1000), "One is here. Two is there.")
+    assert [job.prompt_codes for job in client.jobs] == [(), ()]
+
+
+def test_a_chosen_voice_stays(client: RampClient, llasa: Path) -> None:
+    mine = Voice("mine", prompt=VoicePrompt((1, 2, 3), "Mine."))
+    hear(made_up(client, llasa), "One is here. Two is there.", voice=mine)
+    assert [job.prompt_codes for job in client.jobs] == [(1, 2, 3)] * 2
+
+
+# --- what a family needs
+
+
+def test_neutts_without_the_phoneme_packages_says_what_to_install(
+    neutts: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "phonemizer.backend", None)
+    assert neutts.prompts.family is not None
+    with pytest.raises(CheckpointError, match=r"reads phonemes: pip install 'sonant\[espeak\]'"):
+        find_family(neutts.prompts.family.checkpoint)
+
+
+def test_an_espeak_that_does_not_know_the_language_is_an_error() -> None:
+    with pytest.raises(CheckpointError, match="espeak-ng does not work"):
+        EspeakPhonemes("xx-yy")
+
+
+def test_phonemes_keep_stress_and_punctuation() -> None:
+    espeak = EspeakPhonemes("en-us")
+    assert espeak.of_text("Hello, world.  It works!") == "həlˈoʊ, wˈɜːld. ɪt wˈɜːks!"
+
+
+def without_holes(vocab: dict[str, int], size: int) -> dict[str, int]:
+    """The library counts added tokens on from the last text token, so all must be there."""
+    names = {token_id: name for name, token_id in vocab.items()}
+    return {names.get(k, f"<text {k}>"): k for k in range(size)}
+
+
+def test_llasas_prompt_is_what_transformers_makes_of_it(llasa: Path, tmp_path: Path) -> None:
+    """The published way: the template, with the assistant's turn to be continued."""
+    from transformers import PreTrainedTokenizerFast
+
+    settings = json.loads((llasa / "tokenizer_config.json").read_text())
+    full = json.loads((llasa / "tokenizer.json").read_text())
+    full["model"]["vocab"] = without_holes(full["model"]["vocab"], 128_000)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(full))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token=settings["bos_token"]
+    )
+    text = "It's 5 o'clock, isn't it? Größe: «3,50 €»\n今天"
+    asked = "<|TEXT_UNDERSTANDING_START|>{}<|TEXT_UNDERSTANDING_END|>".format(f"My words. {text}")
+    turns = [
+        {"role": "user", "content": f"Convert the text to speech:{asked}"},
+        {"role": "assistant", "content": "<|SPEECH_GENERATION_START|><|s_7|><|s_65535|>"},
+    ]
+    expected = tokenizer.apply_chat_template(
+        turns,
+        chat_template=settings["chat_template"],
+        continue_final_message=True,
+        date_string="26 Jul 2024",
+        return_dict=False,
+    )
+    builder = PromptBuilder.load(llasa, RampClient(codebook_size=65_536).codec)
+    mine = Voice("mine", prompt=VoicePrompt((7, 65_535), "My words."))
+    assert builder.speech_prompt(text, mine) == tuple(expected)
+
+
+def test_llasa_without_a_chat_template_is_an_error(llasa: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).symlink_to(llasa / name)
+    with pytest.raises(CheckpointError, match="needs the chat template"):
+        find_family(Checkpoint(tmp_path))
+
+
+def test_a_codec_with_other_codes_is_an_error(llasa: Path) -> None:
+    family = find_family(Checkpoint(llasa))
+    assert isinstance(family, LlasaFamily)
+    with pytest.raises(CheckpointError, match=r"frames of 1 codes below 65536, codec 'ramp' reads"):
+        family.vocabulary(ramp_spec({"codebook_size": 4096}))
+
+
+def test_a_named_family_must_fit_the_checkpoint(llasa: Path, tiny_checkpoint: Path) -> None:
+    with pytest.raises(CheckpointError, match="has not the 28682 tokens of orpheus"):
+        find_family(Checkpoint(llasa), "orpheus")
+    with pytest.raises(CheckpointError, match="unknown family 'bark'; supported: embedded, orph"):
+        find_family(Checkpoint(tiny_checkpoint), "bark")
+
+
+def test_a_family_is_changed_by_speech_json(llasa: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).symlink_to(llasa / name)
+    changes = {"family": "llasa", "max_codes": 300, "codec": "other", "voices": "mine.json"}
+    (tmp_path / "speech.json").write_text(json.dumps(changes))
+    family = find_family(Checkpoint(tmp_path))
+    assert isinstance(family, LlasaFamily)
+    assert family.traits == replace(
+        family.own_traits(), max_codes=300, codec="other", voices_file="mine.json"
+    )
+    (tmp_path / "speech.json").write_text(json.dumps(changes | {"any_voice": "x"}))
+    with pytest.raises(CheckpointError, match="llasa has no any_voice; there are: codec, family"):
+        find_family(Checkpoint(tmp_path))
+
+
+# --- text
+
+
+def spoken(text: str, **options: object) -> list[str]:
+    made = FamilyTraits(**options).text_options()  # type: ignore[arg-type]
+    return [segment.text for segment in split_text(text, made)]
+
+
+def test_tags_are_kept_and_the_rest_is_read() -> None:
+    text = "Ha <laugh> it cost $3, <sigh>ok? Then <giggle> 5 more. <yawn>"
+    assert spoken(text, tags=("<laugh>", "<sigh>", "<yawn>")) == [
+        "Ha <laugh> it cost three dollars <sigh> ok?",
+        "Then giggle five more.",
+        "<yawn>",
+    ]
+
+
+def test_text_ranges_of_tagged_text_join() -> None:
+    text = "Oh <sigh> no. That <laugh> is 5."
+    options = TextOptions(tags=("<sigh>", "<laugh>"))
+    ranges = [(s.start, s.end) for s in split_text(text, options)]
+    assert ranges[0][0] == 0
+    assert ranges[1] == (ranges[0][1], len(text))
+
+
+def test_other_languages_keep_their_letters_and_figures() -> None:
+    assert spoken("今天3点见。", english_figures=False) == ["今天3点见."]
+    assert spoken("Café, 5 €.", english_figures=True) == ["Café, five euros."]
