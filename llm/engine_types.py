@@ -70,6 +70,9 @@ class EngineStats:
     used_pages: int  # held by requests
     cached_pages: int  # kept for their prefix only
     total_pages: int
+    host_pages: int  # of the prefix cache, in host memory
+    pages_to_host: int  # copied
+    pages_from_host: int
     preemptions: int
     prefix_hit_tokens: int  # prompt tokens that were not computed again
     prefix_miss_tokens: int

@@ -48,6 +48,8 @@ HOST_ONLY = (
     "llm/sequence.py",
     "llm/scheduler/*.py",
     "llm/kv_cache/page_pool.py",
+    "llm/kv_cache/page_node.py",
+    "llm/kv_cache/host_slots.py",
     "llm/kv_cache/radix_cache.py",
     "llm/kv_cache/manager.py",
 )

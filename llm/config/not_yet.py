@@ -24,8 +24,6 @@ NOT_YET_AVAILABLE: dict[str, str] = {
     "model.data_parallel_degree": "there is one replica",
     "model.trust_remote_code": "code from checkpoints is never run",
     "model.rope_type": "the rotary type comes from the checkpoint's config.json",
-    "model.kv_cache.enable_kvcache_swapping_to_host": "pages are never swapped to the host",
-    "model.kv_cache.host_kvcache_swap_space_gb": "pages are never swapped to the host",
 }
 """Field (dotted path) -> why setting it to other than its default is an error in this release."""
 

@@ -32,6 +32,7 @@ def log_basics(config: PipelineConfig, reserved_bytes: int | None) -> None:
 def log_pipeline(config: PipelineConfig) -> None:
     """The limits of a batch and the KV cache; see `PipelineConfig.log_pipeline_info`."""
     cache = config.model.kv_cache
+    swap_space = f"{cache.host_kvcache_swap_space_gb:g} GiB"
     _log(
         ("encoding", config.model.quantization_encoding or "by device"),
         ("max_batch_input_tokens", config.max_batch_input_tokens),
@@ -42,6 +43,7 @@ def log_pipeline(config: PipelineConfig) -> None:
         ("KV page size", cache.kv_cache_page_size),
         ("KV pages", cache.num_pages or "from memory"),
         ("prefix caching", cache.enable_prefix_caching),
+        ("swapping to host", swap_space if cache.enable_kvcache_swapping_to_host else False),
         ("memory utilization", f"{cache.device_memory_utilization:.0%}"),
         ("KV watermark", f"{config.kvcache_ce_watermark:.0%}"),
     )

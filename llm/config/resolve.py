@@ -245,12 +245,22 @@ def resolve_batch_limits(config: PipelineConfig) -> None:
         )
 
 
+def resolve_kv_cache(config: PipelineConfig) -> None:
+    """What goes to the host are pages of the prefix cache, so there must be one."""
+    cache = config.model.kv_cache
+    if cache.enable_kvcache_swapping_to_host and not cache.enable_prefix_caching:
+        raise ConfigError(
+            "model.kv_cache.enable_kvcache_swapping_to_host=True needs enable_prefix_caching"
+        )
+
+
 _STEPS: tuple[Callable[[PipelineConfig], None], ...] = (
     resolve_models,
     resolve_num_steps,
     resolve_sampling,
     resolve_drafting,
     resolve_echo,
+    resolve_kv_cache,
     resolve_overlap,
     resolve_kernels,
 )

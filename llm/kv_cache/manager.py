@@ -6,6 +6,7 @@ commit   put full pages whose KV has been computed into the prefix cache
 release  give everything back; committed pages stay cached until the room is needed
 
     free ──claim──> used ──release──> free, or cached (evictable) ──claim──> used
+                                                └──> host ──claim──> used, in another page
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from llm.kv_cache.host_slots import HostStore
+from llm.kv_cache.page_node import PageNode
 from llm.kv_cache.page_pool import PagePool
-from llm.kv_cache.radix_cache import PageNode, RadixCache
+from llm.kv_cache.radix_cache import RadixCache
 
 
 class _Claim:
@@ -39,9 +42,17 @@ class KVCacheManager:
     Not thread-safe: the engine thread owns it.
     """
 
-    def __init__(self, num_pages: int, page_size: int, enable_prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        enable_prefix_caching: bool = True,
+        *,
+        host: HostStore | None = None,
+    ) -> None:
+        """`host`: where cached pages go whose room is needed, and come back from."""
         self._pool = PagePool(num_pages, page_size)
-        self._cache = RadixCache(self._pool)
+        self._cache = RadixCache(self._pool, host)
         self._caching = enable_prefix_caching
         self._claims: dict[str, _Claim] = {}
         self.page_size = page_size
@@ -67,6 +78,21 @@ class KVCacheManager:
     def cached_pages(self) -> int:
         """Pages of the prefix cache that no request uses."""
         return self._cache.evictable_pages
+
+    @property
+    def host_pages(self) -> int:
+        """Pages of the prefix cache in host memory."""
+        return self._cache.host.num_used
+
+    @property
+    def num_pages_to_host(self) -> int:
+        """Pages copied to host memory, since the start."""
+        return self._cache.host.num_saved
+
+    @property
+    def num_pages_from_host(self) -> int:
+        """Pages that came back from there."""
+        return self._cache.host.num_loaded
 
     @property
     def available_pages(self) -> int:
@@ -108,14 +134,18 @@ class KVCacheManager:
         may_hit = self._caching and reads_cache
         max_hits = (len(token_ids) - 1) // self.page_size if may_hit else 0
         path = self._cache.match(cache_salt, token_ids, max_hits)
-        num_new = self.pages_for(len(token_ids)) - len(path)
-        num_revived = sum(node.locks == 0 for node in path)
+        num_on_device = sum(node.is_on_device for node in path)
+        num_new = self.pages_for(len(token_ids)) - num_on_device
+        num_revived = sum(node.locks == 0 for node in path[:num_on_device])
         if num_revived + num_new > self.room(watermark):
             return None
         self._cache.lock(path)
+        taken = self._take(num_new)
+        on_host = path[num_on_device:]
+        self._cache.restore(on_host, taken[: len(on_host)])
         shared = [node.page for node in path]
         self._pool.retain(shared)
-        self._claims[request_id] = _Claim(cache_salt, shared + self._take(num_new), path)
+        self._claims[request_id] = _Claim(cache_salt, shared + taken[len(on_host) :], path)
         num_hits = len(path) * self.page_size
         self.prefix_hit_tokens += num_hits
         self.prefix_miss_tokens += len(token_ids) - num_hits
@@ -203,14 +233,16 @@ class KVCacheManager:
                 raise AssertionError(f"request {request_id} locks pages that are not its own")
             holders.update(claim.pages)
             locks.update(claim.path)
-        holders.update(node.page for node in self._cache)
+        cached = [node for node in self._cache if node.is_on_device]
+        holders.update(node.page for node in cached)
         self._pool.check_integrity(holders)
         self._cache.check_integrity(locks)
-        if any(holders[node.page] != 1 for node in self._cache if node.locks == 0):
+        if any(holders[node.page] != 1 for node in cached if node.locks == 0):
             raise AssertionError("a page in use can be evicted")
 
     def __repr__(self) -> str:
+        host = f", {self._cache.host!r}" if self._cache.host.num_slots else ""
         return (
             f"KVCacheManager({len(self._claims)} requests hold {self.used_pages} of "
-            f"{self.total_pages} pages, {self.cached_pages} cached)"
+            f"{self.total_pages} pages, {self.cached_pages} cached{host})"
         )

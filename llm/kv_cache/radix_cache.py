@@ -9,62 +9,56 @@ spells a prefix. Each cache salt has a root of its own. After SGLang's RadixAtte
 
 A claim locks every node on its path, so a locked node's ancestors are locked too and the
 unlocked nodes are exactly those that eviction, leaf by leaf, can free.
+
+With a `HostStore`, an evicted page goes to host memory, and its node stays: the upper part of the
+tree is on the device, and below it hang the parts that are on the host. What the host has no room
+for is forgotten, again leaf by leaf.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from llm.kv_cache.host_slots import HostSlots, HostStore
+from llm.kv_cache.page_node import LeafQueue, PageNode
 from llm.kv_cache.page_pool import PADDING_PAGE, PagePool
-
-
-class PageNode:
-    """One cached page. `last_used` is a count of tree operations, not a time."""
-
-    __slots__ = ("children", "key", "last_used", "locks", "page", "parent", "queued", "serial")
-
-    def __init__(self, key: tuple[int, ...], page: int, parent: PageNode | None, serial: int):
-        self.key = key
-        self.page = page
-        self.parent = parent
-        self.serial = serial
-        self.children: dict[tuple[int, ...], PageNode] = {}
-        self.locks = 0
-        self.last_used = serial
-        self.queued = False  # has an entry in the eviction queue, perhaps an outdated one
-
-    def __repr__(self) -> str:
-        return f"PageNode(page {self.page}, {self.locks} locks, {len(self.children)} children)"
 
 
 class RadixCache:
     """Cached pages by the tokens that lead to them. Holds one reference to each in the pool."""
 
-    def __init__(self, pool: PagePool) -> None:
+    def __init__(self, pool: PagePool, host: HostStore | None = None) -> None:
         self._pool = pool
+        self._host = HostSlots(host)
         self._roots: dict[str, PageNode] = {}
         self._salt_of: dict[PageNode, str] = {}  # the other way round
         self._unlocked = 0
         self._num_pages = 0
         self._clock = 0
-        # Unlocked leaves by last use. An entry may be outdated: it is put right when it surfaces,
-        # which keeps the queue as small as the tree.
-        self._queue: list[tuple[int, int, PageNode]] = []
+        self._leaves = LeafQueue(PageNode.may_leave_device)
+        self._host_leaves = LeafQueue(PageNode.may_leave_host)
 
     @property
     def num_pages(self) -> int:
-        """Pages in the tree."""
+        """Pages of the device in the tree."""
         return self._num_pages
 
     @property
     def evictable_pages(self) -> int:
-        """Pages of the tree that no claim uses."""
+        """Pages of the device that no claim uses."""
         return self._unlocked
 
+    @property
+    def host(self) -> HostSlots:
+        """What of the tree is in host memory."""
+        return self._host
+
     def match(self, salt: str, token_ids: Sequence[int], max_pages: int) -> list[PageNode]:
-        """The longest cached path for these tokens, at most `max_pages` nodes; locks nothing."""
+        """The longest cached path for these tokens, at most `max_pages` nodes; locks nothing.
+
+        Those on the device come first, then those on the host.
+        """
         size = self._pool.page_size
         node = self._roots.get(salt)
         path: list[PageNode] = []
@@ -79,7 +73,7 @@ class RadixCache:
         """Keep these nodes, a path from the root, from eviction."""
         tick = self._tick()
         for node in path:
-            if node.locks == 0:
+            if node.locks == 0 and node.is_on_device:
                 self._unlocked -= 1
             node.locks += 1
             node.last_used = tick
@@ -94,14 +88,14 @@ class RadixCache:
             node.last_used = tick
             if node.locks == 0:
                 self._unlocked += 1
-                self._enqueue(node)
+                self._leaves.push(node)
 
     def insert(
         self, salt: str, parent: PageNode | None, key: tuple[int, ...], page: int
     ) -> PageNode:
         """The child of `parent` (None: the salt's root) for `key`; not locked by this.
 
-        When the tree has that prefix already, its own page stays and `page` is not taken.
+        When the device has that prefix already, its own page stays and `page` is not taken.
         """
         above = parent if parent is not None else self._roots.get(salt)
         if above is None:
@@ -109,45 +103,78 @@ class RadixCache:
             self._salt_of[above] = salt
         node = above.children.get(key)
         if node is None:
+            node = above.children[key] = PageNode(key, PADDING_PAGE, above, self._tick())
+        if not node.is_on_device:
             self._pool.retain((page,))
-            node = above.children[key] = PageNode(key, page, above, self._tick())
-            self._num_pages += 1
-            self._unlocked += 1
-            self._enqueue(node)
+            self._put_on_device(node, page)
         return node
+
+    def restore(self, path: Sequence[PageNode], pages: Sequence[int]) -> None:
+        """Bring locked nodes back from the host, into pages the caller has taken for them."""
+        for node, page in zip(path, pages, strict=True):
+            self._host.load(node, page)
+            self._put_on_device(node, page)
+
+    def _put_on_device(self, node: PageNode, page: int) -> None:
+        self._host.forget(node)
+        node.page = page
+        self._num_pages += 1
+        if node.locks == 0:
+            self._unlocked += 1
+        assert node.parent is not None
+        node.parent.num_on_device += 1
+        self._leaves.push(node)
 
     def evict(self, count: int) -> int:
         """Free up to `count` pages, least recently used leaves first; returns how many."""
         freed = 0
-        while freed < count and self._queue:
-            last_used, _, node = heapq.heappop(self._queue)
-            node.queued = False
-            if node.locks or node.children:
-                continue
-            if last_used != node.last_used:
-                self._enqueue(node)
-                continue
-            self._remove(node)
+        while freed < count:
+            node = self._leaves.pop()
+            if node is None:
+                break
+            self._leave_device(node)
             freed += 1
         return freed
 
-    def _remove(self, node: PageNode) -> None:
+    def _leave_device(self, node: PageNode) -> None:
+        parent = node.parent
+        assert parent is not None
+        goes_to_host = self._make_room_on_host()
+        if goes_to_host:
+            self._host.save(node)
         self._pool.free((node.page,))
+        node.page = PADDING_PAGE
         self._num_pages -= 1
         self._unlocked -= 1
+        parent.num_on_device -= 1
+        if goes_to_host:
+            self._host_leaves.push(node)
+        else:
+            self._remove(node)
+        self._leaves.push(parent)
+
+    def _make_room_on_host(self) -> bool:
+        """Whether one more page fits, when what was used least recently there is forgotten."""
+        if not self._host.is_full:
+            return True
+        # None: claims hold all that is there (or there is no host), and below this node is nothing.
+        oldest = self._host_leaves.pop()
+        if oldest is None:
+            return False
+        self._host.forget(oldest)
+        self._remove(oldest)
+        return True
+
+    def _remove(self, node: PageNode) -> None:
+        """Take a node without children out of the tree."""
         parent = node.parent
         assert parent is not None
         del parent.children[node.key]
+        self._host_leaves.discard(node)
         if parent.parent is not None:
-            if parent.locks == 0:
-                self._enqueue(parent)
+            self._host_leaves.push(parent)
         elif not parent.children:
             del self._roots[self._salt_of.pop(parent)]
-
-    def _enqueue(self, node: PageNode) -> None:
-        if not node.queued and not node.children:
-            node.queued = True
-            heapq.heappush(self._queue, (node.last_used, node.serial, node))
 
     def _tick(self) -> int:
         self._clock += 1
@@ -168,25 +195,25 @@ class RadixCache:
         if set(expected_locks) - set(nodes):
             raise AssertionError("a claim locks a node that is not in the tree")
         for node in nodes:
-            assert node.parent is not None
-            if node.locks != expected_locks[node]:
-                raise AssertionError(f"{node}: {expected_locks[node]} locks expected")
-            if node.parent.parent is not None and node.parent.locks < node.locks:
-                raise AssertionError(f"{node} is locked more often than its parent")
-            if node.parent.children.get(node.key) is not node:
-                raise AssertionError(f"{node} is not its parent's child")
-            if not (node.locks or node.children or node.queued):
+            node.check_integrity(expected_locks[node])
+            if node.may_leave_device() and node not in self._leaves:
                 raise AssertionError(f"{node} can never be evicted")
-        unlocked = sum(node.locks == 0 for node in nodes)
-        if (self._num_pages, self._unlocked) != (len(nodes), unlocked):
+            if node.may_leave_host() and node not in self._host_leaves:
+                raise AssertionError(f"{node} can never be forgotten")
+        on_device = [node for node in nodes if node.is_on_device]
+        unlocked = sum(node.locks == 0 for node in on_device)
+        if (self._num_pages, self._unlocked) != (len(on_device), unlocked):
             raise AssertionError(
-                f"{self!r}, but the tree has {len(nodes)} pages, {unlocked} unlocked"
+                f"{self!r}, but the tree has {len(on_device)} pages, {unlocked} unlocked"
             )
-        if len(self._queue) > len(nodes):
-            raise AssertionError(f"{len(self._queue)} queue entries for {len(nodes)} nodes")
+        self._host.check_integrity(nodes)
+        for queue in (self._leaves, self._host_leaves):
+            if len(queue) > len(nodes):
+                raise AssertionError(f"{len(queue)} queue entries for {len(nodes)} nodes")
 
     def __repr__(self) -> str:
+        host = f", {self._host!r}" if self._host.num_slots else ""
         return (
             f"RadixCache({self._num_pages} pages, {self._unlocked} evictable, "
-            f"{len(self._roots)} salts)"
+            f"{len(self._roots)} salts{host})"
         )

@@ -19,8 +19,10 @@ from llm.models.base import PipelineModel
 from llm.models.hf_config import read_eos_token_ids
 from llm.models.weights import WeightsAdapter, WeightsFormat
 from llm.pipeline.embeddings import Embeddings
+from llm.pipeline.kv_memory import create_kv_manager
 from llm.pipeline.prompt_scores import PromptScores
 from llm.request import Request
+from llm.runner.device_stream import DeviceStream, create_stream
 from llm.runner.model_runner import ModelRunner
 from llm.structured.bitmask import StructuredOutput
 from llm.structured.grammar import TokenSpelling
@@ -36,10 +38,12 @@ class TextGenerationPipelineInterface(ABC):
         eos_token_id: int | None = None,
         weight_adapters: Mapping[WeightsFormat, WeightsAdapter] | None = None,
         tokenizer: TokenSpelling | None = None,
+        *,
+        stream: DeviceStream | None = None,
     ) -> None:
         """`pipeline_model` None: the architecture that the checkpoint names. `eos_token_id` is
         added to those of the checkpoint. `tokenizer` spells the vocabulary; structured output
-        needs it.
+        needs it. `stream` None: the device's own.
 
         Raises `CheckpointError`, `ConfigError`, `CapacityError`; `ValueError` for structured
         output without a tokenizer; `TypeError` for a model that is an instance, not a class.
@@ -53,10 +57,9 @@ class TextGenerationPipelineInterface(ABC):
             raise ValueError("enable_structured_output needs the model's tokenizer")
         self.runner = ModelRunner(pipeline_config, pipeline_model, weight_adapters)
         self.runner.initialize()
+        self._stream = create_stream(self.runner.device) if stream is None else stream
         cache = pipeline_config.model.kv_cache
-        self._kv_manager = KVCacheManager(
-            self.memory_plan.num_pages, cache.kv_cache_page_size, cache.enable_prefix_caching
-        )
+        self._kv_manager = create_kv_manager(cache, self.runner, self._stream)
         self.structured = StructuredOutput(
             self.vocab_size, self.runner.device, tokenizer, enabled=is_structured
         )

@@ -81,10 +81,17 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         and what the interface raises.
         """
         device = torch.device(pipeline_config.model.device_specs[0])
-        self._stream = create_stream(device) if stream is None else stream
-        if not (disable_overlap or self._stream.is_asynchronous):
+        stream = create_stream(device) if stream is None else stream
+        if not (disable_overlap or stream.is_asynchronous):
             raise ValueError(f"overlap needs a GPU: {device} runs every step at once")
-        super().__init__(pipeline_config, pipeline_model, eos_token_id, weight_adapters, tokenizer)
+        super().__init__(
+            pipeline_config,
+            pipeline_model,
+            eos_token_id,
+            weight_adapters,
+            tokenizer,
+            stream=stream,
+        )
         self._is_disabled = disable_overlap
         self._pending: AsyncBatch | None = None
 

@@ -60,8 +60,11 @@ class ShadowPipeline:
         *,
         prefix_caching: bool = True,
         max_seq_len: int = 1000,
+        num_slots: int = 0,
     ) -> None:
-        self.kv_manager = KVCacheManager(num_pages, page_size, prefix_caching)
+        self.num_slots = num_slots
+        host = self if num_slots else None
+        self.kv_manager = KVCacheManager(num_pages, page_size, prefix_caching, host=host)
         self.vocab_size = VOCAB_SIZE
         self.eos_token_ids = (EOS,)
         self.max_seq_len = max_seq_len
@@ -69,6 +72,21 @@ class ShadowPipeline:
         self.released: list[str] = []
         self.fail_next = False
         self._memory: list[int | None] = [None] * (num_pages * page_size)
+        self._host: dict[int, list[int | None]] = {}
+
+    def save(self, page: int, slot: int, /) -> None:
+        """As a `HostStore`: the page may be overwritten from now on."""
+        assert 0 <= slot < self.num_slots
+        self._host[slot] = self._memory[self._page(page)]
+        self._memory[self._page(page)] = [None] * self.kv_manager.page_size
+
+    def load(self, slot: int, page: int, /) -> None:
+        """As a `HostStore`: each slot is read once."""
+        self._memory[self._page(page)] = self._host.pop(slot)
+
+    def _page(self, page: int) -> slice:
+        size = self.kv_manager.page_size
+        return slice(page * size, (page + 1) * size)
 
     def execute(self, batch: ScheduledBatch, /) -> StepOutput:
         """Write the fed tokens, read the contexts back, hash them."""

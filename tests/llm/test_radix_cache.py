@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llm.kv_cache.page_node import PageNode
 from llm.kv_cache.page_pool import PagePool
-from llm.kv_cache.radix_cache import PageNode, RadixCache
+from llm.kv_cache.radix_cache import RadixCache
 
 SIZE = 2
 

@@ -204,7 +204,8 @@ def long_storm(seed: int, is_late: bool = False) -> Storm:
     random = Random(seed)
     verbs = ["add"] * 4 + ["pause"] * 2 + ["resume", "cancel"] + ["step"] * 8
     kind = LateShadowPipeline if is_late else ShadowPipeline
-    pipeline = kind(random.randint(13, 40), 4, prefix_caching=seed % 4 > 0)
+    num_slots = (0, 5, 60)[seed % 3]
+    pipeline = kind(random.randint(13, 40), 4, prefix_caching=seed % 4 > 0, num_slots=num_slots)
     limits = SchedulerLimits(
         max_length=MAX_LENGTH,
         max_batch_size=random.randint(2, 8),
@@ -247,5 +248,6 @@ def test_long_storms_reach_what_they_are_for() -> None:
     assert modes == {ForwardMode.EXTEND, ForwardMode.DECODE, ForwardMode.MIXED}
     assert sum(storm.harness.scheduler.num_preemptions for storm in storms) > 50
     assert sum(storm.harness.kv.prefix_hit_tokens for storm in storms) > 500
+    assert sum(storm.harness.kv.num_pages_from_host for storm in storms) > 10
     reasons = [storm.harness.reason(name) for storm in storms for name in storm.harness.requests]
     assert set(reasons) == {FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED}

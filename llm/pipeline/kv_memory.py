@@ -1,0 +1,57 @@
+"""`create_kv_manager`: the page manager of a pipeline, and the host memory behind it."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from llm.config import KVCacheConfig
+from llm.errors import CapacityError, ConfigError
+from llm.kv_cache.host_pool import HostPool
+from llm.kv_cache.manager import KVCacheManager
+from llm.runner.device_memory import GIB, available_bytes
+from llm.runner.device_stream import DeviceStream
+from llm.runner.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+HOST_SHARE = 0.8  # of the host's free memory, at most
+
+
+def create_kv_manager(
+    cache: KVCacheConfig, runner: ModelRunner, stream: DeviceStream
+) -> KVCacheManager:
+    """For an initialized runner. Copies to and from the host run on `stream`."""
+    plan = runner.memory_plan
+    assert plan is not None  # `initialize` has made it
+    host = None
+    if cache.enable_kvcache_swapping_to_host:
+        host = _host_pool(cache.host_kvcache_swap_space_gb, plan.page_bytes, runner, stream)
+    return KVCacheManager(
+        plan.num_pages, cache.kv_cache_page_size, cache.enable_prefix_caching, host=host
+    )
+
+
+def _host_pool(
+    space_gb: float, page_bytes: int, runner: ModelRunner, stream: DeviceStream
+) -> HostPool:
+    pool = runner.token_to_kv_pool
+    assert pool is not None
+    wanted = int(space_gb * GIB)
+    most = int(available_bytes(torch.device("cpu")) * HOST_SHARE)
+    if wanted < page_bytes:
+        raise ConfigError(
+            f"model.kv_cache.host_kvcache_swap_space_gb={space_gb} holds no page of "
+            f"{page_bytes} bytes"
+        )
+    if most < page_bytes:
+        raise CapacityError(f"the host has no memory for a KV page of {page_bytes} bytes")
+    if wanted > most:
+        logger.warning(
+            "host_kvcache_swap_space_gb is cut from %.1f to %.1f GiB, %.0f %% of the free memory",
+            space_gb,
+            most / GIB,
+            100 * HOST_SHARE,
+        )
+    return HostPool(pool, min(wanted, most) // page_bytes, stream.launch)
