@@ -26,6 +26,7 @@ from decoder.base import (
     CodecSpec,
     DecoderConfigError,
     DecodeWindow,
+    PrependPromptSpeechTokens,
     StreamingOptions,
 )
 from decoder.codec_config import must_be, scalar, sizes
@@ -41,7 +42,9 @@ from decoder.rows import (
 from decoder.streaming import attention_mask
 from decoder.xcodec2_modules import NUM_GROUPS, Xcodec2Config, Xcodec2Network
 
-RECOMMENDED = StreamingOptions(chunk_sizes=(10, 25), buffer=50, look_ahead=5)
+RECOMMENDED = StreamingOptions(
+    chunk_sizes=(10, 25), buffer=50, prepend=PrependPromptSpeechTokens.ROLLING, look_ahead=5
+)
 
 
 class Xcodec2Decoder(AudioDecoder):

@@ -1,0 +1,150 @@
+"""What streaming costs in fidelity: streamed against whole audio of each codec, in dB.
+
+A stream of random codes is rendered twice, in one block and in the codec's recommended blocks,
+and with less context for comparison. The signal-to-noise ratio is that of the whole audio to the
+difference. A transformer codec is measured with a voice prompt as its recommended setup takes it.
+
+Without `--codec` the networks have their published sizes and random weights: for convolutions that
+settles it, because what lies beyond their field is never heard; how much a trained transformer
+minds a shorter past only its weights can tell (`--codec FOLDER`).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.report import Figure, Report, arguments, publish
+from decoder import (
+    AudioDecoder,
+    DecoderStream,
+    PrependPromptSpeechTokens,
+    ReadyWindow,
+    StreamingOptions,
+    StreamState,
+    create_decoder,
+    render,
+)
+from tts.chunker import SpeechChunker
+
+EMBEDDED = Path(__file__).parent.parent / "tts" / "embedded" / "codec"
+SAME_DB = 200.0  # stands for: not one bit differs
+SECONDS = 3.0
+PROMPT_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One codec to measure: a registered name, which gets random weights, or a folder."""
+
+    source: str | Path
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    def create(self) -> AudioDecoder:
+        return create_decoder(self.source, options=self.options, test_mode=True)
+
+
+SUBJECTS = (
+    Subject(EMBEDDED),
+    Subject("snac"),
+    Subject("dac", {"num_codebooks": 2}),
+    Subject("mimi", {"num_codebooks": 8}),
+    Subject("mimi", {"num_codebooks": 8, "stateful": True}),
+    Subject("xcodec2"),
+    Subject("neucodec"),
+)
+
+
+def settings(decoder: AudioDecoder) -> Iterator[tuple[str, StreamingOptions]]:
+    """What is measured: the recommended setup, then with less and less context."""
+    spec, frame = decoder.spec, decoder.spec.codes_per_frame
+    best = spec.recommended
+    yield "recommended", best
+    if decoder.options.stateful:
+        return
+    if best.look_ahead >= 2 * frame:
+        shorter = best.look_ahead // 2 // frame * frame
+        yield "half the look-ahead", replace(best, look_ahead=shorter)
+    if best.look_ahead:
+        yield "no look-ahead", replace(best, look_ahead=0)
+    yield "no context", replace(best, look_ahead=0, buffer=0, prepend=_NEVER)
+
+
+_NEVER = PrependPromptSpeechTokens.NEVER
+
+
+def random_codes(decoder: AudioDecoder, seconds: float, seed: int) -> tuple[int, ...]:
+    """Whole frames of about so many seconds."""
+    frames = math.ceil(seconds * decoder.spec.sample_rate / decoder.spec.samples_per_frame)
+    count = frames * decoder.spec.codes_per_frame
+    codes = np.random.default_rng(seed).integers(0, decoder.spec.codebook_size, count)
+    return tuple(codes.tolist())
+
+
+def stream(
+    decoder: AudioDecoder,
+    options: StreamingOptions,
+    codes: Sequence[int],
+    prompt: Sequence[int] = (),
+) -> list[np.ndarray]:
+    """The audio of one stream, block by block, as the service makes it."""
+    chunker = SpeechChunker(
+        options.chunk_sizes,
+        look_ahead=options.look_ahead,
+        codes_per_frame=decoder.spec.codes_per_frame,
+    )
+    blocks, state = [*chunker.push(codes), *chunker.finish()], StreamState()
+    windows = DecoderStream(decoder.spec, options, prompt_codes=prompt)
+    ready = (ReadyWindow("stream", windows.window(block), state) for block in blocks)
+    return [render(decoder, [item])[0] for item in ready]
+
+
+def decibels(whole: np.ndarray, other: np.ndarray) -> float:
+    """Signal-to-noise ratio of `other` as a copy of `whole`."""
+    noise = np.square(whole.astype(np.float64) - other).sum()
+    signal = np.square(whole.astype(np.float64)).sum()
+    return float(min(10 * np.log10(signal / noise), SAME_DB)) if noise else SAME_DB
+
+
+def measure(subject: Subject, seconds: float = SECONDS, repeat: int = 1) -> Iterator[Figure]:
+    """One figure per setting, over `repeat` streams of random codes."""
+    decoder = subject.create()
+    best = decoder.spec.recommended
+    prompt = random_codes(decoder, PROMPT_SECONDS, seed=999) if best.prepend is not _NEVER else ()
+    streams = [random_codes(decoder, seconds, seed) for seed in range(repeat)]
+    one_block = StreamingOptions(masks=best.masks, prepend=best.prepend)
+    wholes = [np.concatenate(stream(decoder, one_block, codes, prompt)) for codes in streams]
+    for name, options in settings(decoder):
+        parts = [np.concatenate(stream(decoder, options, codes, prompt)) for codes in streams]
+        values = tuple(decibels(*pair) for pair in zip(wholes, parts, strict=True))
+        label = f"{decoder.spec.name}{', stateful' if decoder.options.stateful else ''}: {name}"
+        yield Figure(label, values, "dB", note=describe(decoder, options))
+
+
+def describe(decoder: AudioDecoder, options: StreamingOptions) -> str:
+    """The setup, and how much must have been generated before anything is heard."""
+    first = (options.chunk_sizes or (0,))[0] + options.look_ahead
+    chunks = ",".join(map(str, options.chunk_sizes or ()))
+    return (
+        f"chunks {chunks}, buffer {options.buffer}, look-ahead {options.look_ahead}; "
+        f"first block after {first} codes ({1000 * first / decoder.spec.codes_per_second:.0f} ms)"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments("Streamed against whole audio of each codec.", repeat=1)
+    options.add_argument("--codec", action="append", type=Path, help="codec folder; may repeat")
+    options.add_argument("--seconds", type=float, default=SECONDS, help="length of a stream")
+    args = options.parse_args(argv)
+    subjects = [Subject(folder) for folder in args.codec] if args.codec else SUBJECTS
+    figures = [f for s in subjects for f in measure(s, args.seconds, args.repeat)]
+    return publish(Report("seams", tuple(figures)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
