@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import soundfile
 
-from benchmarks import cold_start, first_audio, memory, scheduler, speed, understood
+from benchmarks import cold_start, first_audio, memory, scheduler, seams, speed, understood
 from benchmarks.report import Figure, Report, arguments, lines_of, publish, this_machine
 from benchmarks.serving import Server, SpeechClient, serving
 from benchmarks.word_errors import Recogniser, WordErrors, edit_distance, total, word_errors
+from tests.decoder.codecs import to_safetensors, write_snac
 
 ROOT = Path(__file__).parent.parent
 NOT_COMMANDS = {"__init__", "report", "serving", "word_errors"}
@@ -30,6 +31,7 @@ def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
         "first_audio",
         "memory",
         "scheduler",
+        "seams",
         "speed",
         "understood",
     }
@@ -206,6 +208,20 @@ def test_a_cold_start_is_a_whole_process(tiny_checkpoint: Path) -> None:
     first, later = report.figures
     assert first.value > 0.2
     assert later.value > 0.2
+
+
+def test_seams_are_heard_where_context_is_missing(tmp_path: Path) -> None:
+    write_snac(tmp_path)
+    to_safetensors(tmp_path)
+    best, half, no_look_ahead, nothing = seams.measure(seams.Subject(tmp_path), 0.6, repeat=2)
+    assert best.name == "snac: recommended"
+    assert min(best.values) > 100 > half.value > no_look_ahead.value > nothing.value
+    assert best.note.startswith("chunks 7,14,28,56, buffer 21, look-ahead 21; first block after 28")
+
+
+def test_identical_audio_has_no_infinite_ratio() -> None:
+    assert seams.decibels(np.ones(4), np.ones(4)) == seams.SAME_DB
+    assert seams.decibels(np.ones(4), np.ones(4) * 0.9) == pytest.approx(20)
 
 
 def test_a_server_that_cannot_start_is_told(tmp_path: Path) -> None:
