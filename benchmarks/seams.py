@@ -4,10 +4,10 @@ A stream of random codes is rendered twice, in one block and in the codec's reco
 and with less context for comparison. The signal-to-noise ratio is that of the whole audio to the
 difference. A transformer codec is measured with a voice prompt as its recommended setup takes it.
 
-Without a codec folder the networks have their published sizes and random weights: for convolutions that
-settles it, because what lies beyond their field is never heard; how much a trained transformer
-minds a shorter past only its own weights can tell. The embedded voice's codec is
-not among them: its blocks are masked, and streamed it is the whole bit for bit (tests/decoder).
+Without a codec folder the networks have their published sizes and random weights: for
+convolutions that settles it, because what lies beyond their field is never heard; how much a
+trained transformer minds a shorter past only its own weights can tell. The embedded voice's codec
+is not among them: its blocks are masked, and streamed it is the whole (tests/decoder).
 """
 
 from __future__ import annotations
