@@ -24,12 +24,13 @@ class PageLayout:
     num_kv_heads: int
     head_dim: int
     bytes_per_value: int
+    draft_bytes: int = 0  # of a draft model's page under the same id
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page: keys and values of all layers."""
+        """Bytes of one page: keys and values of all layers, and the draft model's."""
         values = self.num_layers * self.page_size * self.num_kv_heads * self.head_dim
-        return 2 * values * self.bytes_per_value
+        return 2 * values * self.bytes_per_value + self.draft_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from llm.config.architectures import Architecture, find_architecture
 from llm.config.not_yet import unavailable
-from llm.config.sections import CPU_ENCODINGS, GPU_ENCODINGS, ModelConfig, switch
+from llm.config.sections import (
+    CPU_ENCODINGS,
+    GPU_ENCODINGS,
+    ModelConfig,
+    SpeculativeConfig,
+    switch,
+)
 from llm.config.strict import StrictModel
 from llm.errors import ConfigError
 
@@ -64,7 +70,13 @@ def _check_model(name: str, model: ModelConfig) -> None:
 
 
 def resolve_num_steps(config: PipelineConfig) -> None:
-    """Unset: one decode forward per turn where each token is read anyway, ten elsewhere."""
+    """Unset: one decode forward per turn where each token is read anyway, ten elsewhere.
+
+    With a draft model a turn is one verification, and yields one token more than is drafted.
+    """
+    if config.draft_model is not None:
+        _resolve_drafted_steps(config)
+        return
     overlap = config.enable_overlap_scheduler
     if overlap and config.max_num_steps > 1:
         raise ConfigError(
@@ -74,6 +86,18 @@ def resolve_num_steps(config: PipelineConfig) -> None:
     if config.max_num_steps == -1:
         reads_each = overlap or config.sampling.enable_structured_output or config.model.on_cpu
         config.max_num_steps = 1 if reads_each else DEFAULT_STEPS_ON_GPU
+
+
+def _resolve_drafted_steps(config: PipelineConfig) -> None:
+    if config.speculative is None:
+        config.speculative = SpeculativeConfig()
+    num_steps = 1 + config.speculative.num_speculative_tokens
+    if config.max_num_steps not in (-1, 1, num_steps):
+        raise ConfigError(
+            f"max_num_steps={config.max_num_steps} cannot be set with a draft_model: "
+            f"speculative.num_speculative_tokens makes it {num_steps}"
+        )
+    config.max_num_steps = num_steps
 
 
 def resolve_sampling(config: PipelineConfig) -> None:
@@ -132,13 +156,44 @@ def launch_level(text: str) -> int:
 
 
 def resolve_drafting(config: PipelineConfig) -> None:
-    """A draft model and how it drafts go together, and not with echo."""
+    """A draft model and how it drafts go together; it must speak the model's own language."""
+    speculative = config.speculative
+    if speculative is not None and speculative.speculative_method != "standalone":
+        method = speculative.speculative_method
+        reason = "drafts come from a model of their own"
+        raise unavailable("speculative.speculative_method", method, reason)
     if config.draft_model is None:
-        if config.speculative is not None and config.speculative.speculative_method == "standalone":
+        if speculative is not None:
             raise ConfigError("speculative: the method standalone needs a draft_model")
         return
     if config.enable_echo:
         raise ConfigError("enable_echo=True cannot be used with a draft_model")
+    if config.model.model_path and config.draft_model.model_path:
+        _check_draft(config.model, config.draft_model)
+
+
+def _check_draft(model: ModelConfig, draft: ModelConfig) -> None:
+    own, other = model.read_architecture(), draft.read_architecture()
+    for key in ("architectures", "vocab_size"):
+        if own.get(key) != other.get(key):
+            raise ConfigError(
+                f"draft_model has {key}={other.get(key)}, the model {own.get(key)}: "
+                "a draft model needs the same architecture and vocabulary"
+            )
+    if _vocabulary(model) != _vocabulary(draft):
+        raise ConfigError("draft_model has a tokenizer.json with another vocabulary than the model")
+
+
+def _vocabulary(model: ModelConfig) -> object:
+    """What tokenizer.json spells; None where there is none."""
+    path = Path(model.model_path) / "tokenizer.json"
+    if not path.is_file():
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    return values.get("model", {}).get("vocab"), values.get("added_tokens")
 
 
 def resolve_echo(config: PipelineConfig) -> None:

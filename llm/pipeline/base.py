@@ -12,7 +12,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from llm.batch import ScheduledBatch, ScheduledRow, StepOutput
-from llm.config import PipelineConfig
+from llm.config import PipelineConfig, SpeculativeConfig
+from llm.kv_cache.kv_pool import KVPool
 from llm.kv_cache.manager import KVCacheManager
 from llm.memory import MemoryPlan
 from llm.models.base import PipelineModel
@@ -24,6 +25,9 @@ from llm.pipeline.prompt_scores import PromptScores
 from llm.request import Request
 from llm.runner.device_stream import DeviceStream, create_stream
 from llm.runner.model_runner import ModelRunner
+from llm.speculative.draft import DraftModel, create_draft_runner
+from llm.speculative.metrics import SpeculativeDecodingMetrics
+from llm.speculative.verify import SpeculativeDecoding
 from llm.structured.bitmask import StructuredOutput
 from llm.structured.grammar import TokenSpelling
 
@@ -56,17 +60,33 @@ class TextGenerationPipelineInterface(ABC):
         if is_structured and tokenizer is None:
             raise ValueError("enable_structured_output needs the model's tokenizer")
         self.runner = ModelRunner(pipeline_config, pipeline_model, weight_adapters)
-        self.runner.initialize()
+        draft = self._load_models()
         self._stream = create_stream(self.runner.device) if stream is None else stream
         cache = pipeline_config.model.kv_cache
-        self._kv_manager = create_kv_manager(cache, self.runner, self._stream)
+        runners = [self.runner] if draft is None else [self.runner, draft.runner]
+        self._kv_manager = create_kv_manager(cache, runners, self._stream)
         self.structured = StructuredOutput(
             self.vocab_size, self.runner.device, tokenizer, enabled=is_structured
         )
+        self.speculation: SpeculativeDecoding | None = None
+        if draft is not None:
+            speculative = pipeline_config.speculative or SpeculativeConfig()
+            self.speculation = SpeculativeDecoding(speculative, self.runner, draft, self.structured)
         self.prompt_scores = PromptScores(enabled=pipeline_config.enable_echo)
         self.embeddings = Embeddings(self.runner.pooling, pools=pipeline_config.pool_embeddings)
         own = set() if eos_token_id is None else {eos_token_id}
         self.eos_token_ids = own.union(read_eos_token_ids(pipeline_config.model.model_path))
+
+    def _load_models(self) -> DraftModel | None:
+        """Load the model, and the draft model where there is one."""
+        if self._config.draft_model is None:
+            self.runner.initialize()
+            return None
+        planned = create_draft_runner(self._config, self.max_seq_len)
+        self.runner.initialize(planned)
+        draft = create_draft_runner(self._config, self.max_seq_len, self.memory_plan.num_pages)
+        draft.initialize()
+        return DraftModel(draft)
 
     @property
     def pipeline_config(self) -> PipelineConfig:
@@ -99,6 +119,15 @@ class TextGenerationPipelineInterface(ABC):
         plan = self.runner.memory_plan
         assert plan is not None  # `initialize` has made it
         return plan
+
+    @property
+    def draft_kv_blocks(self) -> list[KVPool] | None:
+        """Keys and values of the draft model, a pool for each replica; None without one."""
+        return None if self.speculation is None else self.speculation.draft.kv_blocks
+
+    def spec_decode_metrics(self) -> SpeculativeDecodingMetrics | None:
+        """What became of drafted tokens; None without a draft model."""
+        return None if self.speculation is None else self.speculation.metrics()
 
     @property
     @abstractmethod
@@ -141,3 +170,5 @@ class TextGenerationPipelineInterface(ABC):
     def shutdown(self) -> None:
         """Let go of model and memory. Calling it again is harmless."""
         self.runner.shutdown()
+        if self.speculation is not None:
+            self.speculation.draft.shutdown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 
@@ -20,24 +21,26 @@ HOST_SHARE = 0.8  # of the host's free memory, at most
 
 
 def create_kv_manager(
-    cache: KVCacheConfig, runner: ModelRunner, stream: DeviceStream
+    cache: KVCacheConfig, runners: Sequence[ModelRunner], stream: DeviceStream
 ) -> KVCacheManager:
-    """For an initialized runner. Copies to and from the host run on `stream`."""
-    plan = runner.memory_plan
+    """For an initialized runner, and one that shares its page ids (a draft model's).
+
+    Copies to and from the host run on `stream`.
+    """
+    plan = runners[0].memory_plan
     assert plan is not None  # `initialize` has made it
     host = None
     if cache.enable_kvcache_swapping_to_host:
-        host = _host_pool(cache.host_kvcache_swap_space_gb, plan.page_bytes, runner, stream)
+        host = _host_pool(cache.host_kvcache_swap_space_gb, plan.page_bytes, runners, stream)
     return KVCacheManager(
         plan.num_pages, cache.kv_cache_page_size, cache.enable_prefix_caching, host=host
     )
 
 
 def _host_pool(
-    space_gb: float, page_bytes: int, runner: ModelRunner, stream: DeviceStream
+    space_gb: float, page_bytes: int, runners: Sequence[ModelRunner], stream: DeviceStream
 ) -> HostPool:
-    pool = runner.token_to_kv_pool
-    assert pool is not None
+    pools = [runner.token_to_kv_pool for runner in runners if runner.token_to_kv_pool is not None]
     wanted = int(space_gb * GIB)
     most = int(available_bytes(torch.device("cpu")) * HOST_SHARE)
     if wanted < page_bytes:
@@ -54,4 +57,4 @@ def _host_pool(
             most / GIB,
             100 * HOST_SHARE,
         )
-    return HostPool(pool, min(wanted, most) // page_bytes, stream.launch)
+    return HostPool(pools, min(wanted, most) // page_bytes, stream.launch)

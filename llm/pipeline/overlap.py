@@ -26,6 +26,7 @@ from llm.models.base import PipelineModel
 from llm.models.weights import WeightsAdapter, WeightsFormat
 from llm.pipeline.base import TextGenerationPipelineInterface
 from llm.pipeline.future_tokens import FutureTokens, known_outputs, split_outputs
+from llm.pipeline.text_generation import run_batch
 from llm.request import Request
 from llm.runner.device_stream import DeviceStream, HostCopy, Launched, create_stream
 from llm.sampling.sampler import SamplingPlan, has_penalties
@@ -100,8 +101,10 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
 
     @property
     def overlap_active(self) -> bool:
-        """See the interface."""
-        return not self._is_disabled
+        """See the interface. With a draft model nothing overlaps: how far a step gets, and so
+        where the next one begins, is not known before its drafts are verified.
+        """
+        return not self._is_disabled and self.speculation is None
 
     def has_pending_outputs(self) -> bool:
         """See the interface."""
@@ -115,6 +118,8 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         placeholders that no row of the batch before fills. When the batch before cannot be
         waited for, this one is lost with it.
         """
+        if self.speculation is not None:
+            return run_batch(self, batch)
         _check(batch)
         before = self._pending
         current = self._launch(batch, before)
@@ -167,14 +172,6 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         if request.sampling.top_logprobs is not None:
             raise RequestError(f"log-probabilities {NOT_WITH_OVERLAP}")
         super().admit(request)
-
-    @property
-    def draft_kv_blocks(self) -> list[Tensor] | None:
-        """Keys and values of the draft model, one tensor for each replica; None without one."""
-        return None
-
-    def spec_decode_metrics(self) -> None:
-        """What became of drafted tokens; None without a draft model."""
 
     def warmup_graph_capture(self) -> None:
         """Raises `RuntimeError`: decoding runs eagerly in this release."""

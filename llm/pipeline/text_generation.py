@@ -31,14 +31,7 @@ class TextGenerationPipeline(TextGenerationPipelineInterface):
 
     def execute(self, batch: ScheduledBatch) -> StepOutput:
         """Run a batch's forwards and sample for every row that is to."""
-        if not batch:
-            self.runner.forward_idle()
-            return StepOutput({})
-        with torch.inference_mode():
-            turn = _Turn(self, batch)
-            while not turn.has_ended:
-                turn.step()
-            return turn.output()
+        return run_batch(self, batch)
 
     @property
     def overlap_active(self) -> bool:
@@ -50,10 +43,27 @@ class TextGenerationPipeline(TextGenerationPipelineInterface):
         return False
 
 
+def run_batch(pipeline: TextGenerationPipelineInterface, batch: ScheduledBatch) -> StepOutput:
+    """Run a batch and wait for its results."""
+    if not batch:
+        pipeline.runner.forward_idle()
+        return StepOutput({})
+    speculation = pipeline.speculation
+    with torch.inference_mode():
+        if speculation is not None:
+            if batch.num_steps > 1:
+                return speculation.execute(batch)
+            speculation.ingest(batch)
+        turn = _Turn(pipeline, batch)
+        while not turn.has_ended:
+            turn.step()
+        return turn.output()
+
+
 class _Turn:
     """The forwards of one batch."""
 
-    def __init__(self, pipeline: TextGenerationPipeline, batch: ScheduledBatch) -> None:
+    def __init__(self, pipeline: TextGenerationPipelineInterface, batch: ScheduledBatch) -> None:
         self._runner = runner = pipeline.runner
         self._structured = pipeline.structured
         self._scores = pipeline.prompt_scores

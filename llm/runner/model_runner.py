@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -124,14 +125,17 @@ class ModelRunner:
             return self.dtype
         return torch.float32 if kv_format == "float32" else torch.bfloat16
 
-    def initialize(self) -> None:
-        """Do everything that precedes the first forward. Raises `RuntimeError` the second time."""
+    def initialize(self, draft: ModelRunner | None = None) -> None:
+        """Do everything that precedes the first forward. Raises `RuntimeError` the second time.
+
+        `draft` is the runner of a model that will share the device and the page ids.
+        """
         if self.model is not None:
             raise RuntimeError("the runner is initialized already")
         started = time.perf_counter()
         self._check_device()
         self.server_config.configure_session(self.session)
-        self.plan_memory()
+        self.plan_memory(draft)
         self.load_model()
         self.init_memory_pool()
         self.init_attention_backend()
@@ -154,20 +158,41 @@ class ModelRunner:
             raise ConfigError(f"device {self.device} asked for, {count} CUDA devices found")
         torch.cuda.set_device(self.device)
 
-    def plan_memory(self) -> MemoryPlan:
-        """Share out the device's memory. Raises `CapacityError` with the numbers when it is short.
-
-        The KV cache gets at most what `max_batch_size` sequences of full length need, and on the
-        CPU no more than `MAX_CPU_KV_BYTES`.
-        """
-        config, cache = self.server_config, self.model_config.kv_cache
-        layout = PageLayout(
+    @property
+    def page_layout(self) -> PageLayout:
+        """What a page of this model holds."""
+        cache = self.model_config.kv_cache
+        return PageLayout(
             num_layers=self.num_hidden_layers,
             page_size=cache.kv_cache_page_size,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
             bytes_per_value=self.kv_cache_dtype.itemsize,
         )
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the weights as they will be held."""
+        return self._model_class.estimate_weights_size(self.server_config)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of scratch of the largest step."""
+        return self._model_class.estimate_activation_memory(
+            self.server_config, self.huggingface_config
+        )
+
+    def plan_memory(self, draft: ModelRunner | None = None) -> MemoryPlan:
+        """Share out the device's memory. Raises `CapacityError` with the numbers when it is short.
+
+        The KV cache gets at most what `max_batch_size` sequences of full length need, and on the
+        CPU no more than `MAX_CPU_KV_BYTES`. A draft model's weights and pages are counted, too.
+        """
+        cache, layout = self.model_config.kv_cache, self.page_layout
+        models = [self]
+        if draft is not None:
+            models.append(draft)
+            layout = replace(layout, draft_bytes=draft.page_layout.page_bytes)
         pages_each = -(-self.context_len // layout.page_size)
         useful_pages = 1 + self.max_running_requests * pages_each
         if self.device.type == "cpu":
@@ -176,10 +201,8 @@ class ModelRunner:
         self.memory_plan = MemoryPlan.create(
             layout,
             available_bytes=int(available_bytes(self.device) * cache.device_memory_utilization),
-            weights_bytes=self._model_class.estimate_weights_size(config),
-            activation_bytes=self._model_class.estimate_activation_memory(
-                config, self.huggingface_config
-            ),
+            weights_bytes=sum(model.weights_bytes for model in models),
+            activation_bytes=sum(model.activation_bytes for model in models),
             num_pages=cache.num_pages,
             max_pages=useful_pages,
         )

@@ -84,7 +84,7 @@ def sample_top_p(logits: Tensor, draw: DrawParameters) -> Tensor:
 
     A nucleus among the `HEAD_SIZE` best is found without sorting the row.
     """
-    probabilities = _probabilities(logits, draw)
+    probabilities = probabilities_of(logits, draw)
     width = logits.shape[1]
     best = torch.topk(probabilities, min(HEAD_SIZE, width), dim=1)
     columns = best.indices.gather(1, _pick_sorted(best.values, draw)).flatten()
@@ -100,30 +100,35 @@ def sample_top_p(logits: Tensor, draw: DrawParameters) -> Tensor:
 
 def sample_any(logits: Tensor, draw: DrawParameters) -> Tensor:
     """Column [B] of each row, drawn from all that is not below min_p times the largest."""
-    probabilities = _probabilities(logits, draw)
+    probabilities = probabilities_of(logits, draw)
     if not draw.cuts:
-        return _pick(probabilities, draw.uniform).flatten()
+        return pick(probabilities, draw.uniform).flatten()
     floor = probabilities.amax(1, True) * draw.min_p
-    return _pick(probabilities.where(probabilities >= floor, 0.0), draw.uniform).flatten()
+    return pick(probabilities.where(probabilities >= floor, 0.0), draw.uniform).flatten()
 
 
-def _probabilities(logits: Tensor, draw: DrawParameters) -> Tensor:
+def probabilities_of(logits: Tensor, draw: DrawParameters) -> Tensor:
     return torch.softmax(logits / draw.temperature.to(logits.dtype), dim=1)
 
 
 def _pick_sorted(probabilities: Tensor, draw: DrawParameters) -> Tensor:
-    """Column [B, 1] of descending probabilities [B, K], after cutting to top_p and min_p.
+    """Column [B, 1] of descending probabilities [B, K], after cutting to top_p and min_p."""
+    return pick(cut_sorted(probabilities, draw), draw.uniform)
+
+
+def cut_sorted(probabilities: Tensor, draw: DrawParameters) -> Tensor:
+    """Descending probabilities [B, K] with those at 0 that top_p and min_p leave out.
 
     top_p keeps every token before which less than top_p has accumulated: the first always.
     """
     if not draw.cuts:
-        return _pick(probabilities, draw.uniform)
+        return probabilities
     before = probabilities.cumsum(1, dtype=torch.float64) - probabilities
     kept = (before < draw.top_p) & (probabilities >= draw.min_p * probabilities[:, :1])
-    return _pick(probabilities.where(kept, 0.0), draw.uniform)
+    return probabilities.where(kept, 0.0)
 
 
-def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
+def pick(weights: Tensor, uniform: Tensor) -> Tensor:
     """Column [B, 1] by inverse cumulative distribution; weights [B, K] need not sum to 1."""
     cumulative = weights.cumsum(1, dtype=torch.float64)
     total = cumulative[:, -1:]

@@ -128,20 +128,26 @@ class Sampler:
 
     def sample(self, logits: Tensor, plan: SamplingPlan) -> Tensor:
         """int32 [B] token ids for logits [B, V], which are left alone."""
-        if plan.num_rows != len(logits):
-            raise ValueError(f"{plan.num_rows} rows planned, {len(logits)} rows of logits")
-        if plan.penalties is not None or plan.mask is not None:
-            logits = logits.clone()
-        if plan.penalties is not None:
-            plan.penalties.apply_(logits)
-        if plan.mask is not None:
-            plan.mask.apply_(logits)
+        logits = adjusted(logits, plan)
         if len(plan.groups) == 1:
             return _choose(plan.groups[0], logits).int()
         token_ids = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
         for group in plan.groups:
             token_ids[group.index] = _choose(group, logits[group.index]).int()
         return token_ids
+
+
+def adjusted(logits: Tensor, plan: SamplingPlan) -> Tensor:
+    """Logits [B, V] after the plan's penalties and bitmask; the given ones are left alone."""
+    if plan.num_rows != len(logits):
+        raise ValueError(f"{plan.num_rows} rows planned, {len(logits)} rows of logits")
+    if plan.penalties is not None or plan.mask is not None:
+        logits = logits.clone()
+    if plan.penalties is not None:
+        plan.penalties.apply_(logits)
+    if plan.mask is not None:
+        plan.mask.apply_(logits)
+    return logits
 
 
 def has_penalties(sampling: SamplingParams) -> bool:
@@ -153,8 +159,13 @@ def has_penalties(sampling: SamplingParams) -> bool:
     )
 
 
+def is_greedy(sampling: SamplingParams) -> bool:
+    """Whether the most likely token is always chosen."""
+    return sampling.temperature < SMALLEST_TEMPERATURE or sampling.top_k == 1
+
+
 def _method(sampling: SamplingParams) -> tuple[Method, int]:
-    if sampling.temperature < SMALLEST_TEMPERATURE or sampling.top_k == 1:
+    if is_greedy(sampling):
         return Method.GREEDY, 0
     if sampling.top_k > 0:
         return Method.TOP_K, sampling.top_k

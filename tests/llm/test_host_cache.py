@@ -170,7 +170,7 @@ def test_a_page_comes_back_bit_by_bit_and_alone(dtype: torch.dtype) -> None:
     for storage in pool.storage:
         storage.copy_(torch.randn(storage.shape))
     before = [storage.clone() for storage in pool.storage]
-    host = HostPool(pool, 2, lambda copy: copy())
+    host = HostPool([pool], 2, lambda copy: copy())
     host.save(2, 0)
     host.save(3, 1)
     for storage in pool.storage:

@@ -1,0 +1,134 @@
+"""`DraftModel`: a small model that runs ahead of the large one.
+
+Its keys and values lie in a pool of its own under the same page ids, so a page table, a cached
+prefix and a preemption mean the same to both models. For that to hold, both are fed the same
+positions in every step:
+
+    step            target is fed       draft is fed
+    prompt          p p p p             p p p p
+    verification    t d1 d2 d3          t, d1, d2, d3       one after the other; d3 for its KV only
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from torch import Tensor
+
+from llm.batch import ForwardMode, ModelInputs, ScheduledBatch, ScheduledRow
+from llm.config import PipelineConfig
+from llm.errors import ConfigError
+from llm.kv_cache.kv_pool import KVPool
+from llm.request import SamplingParams
+from llm.runner.model_runner import ModelRunner
+from llm.sampling.sampler import SamplingPlan
+
+DRAFT_STREAM = 0xD1B54A32D192ED03  # makes another stream of random numbers of a seed
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStep:
+    """One drafted token of each of B rows, and what it was drawn from."""
+
+    token_ids: tuple[int, ...]  # [B]
+    logits: Tensor  # [B, V]
+    plan: SamplingPlan
+
+
+class DraftModel:
+    """On the target's device. `runner` is initialized, its pool has the target's pages."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+
+    @property
+    def kv_blocks(self) -> list[KVPool]:
+        """The pool of each replica."""
+        pool = self.runner.token_to_kv_pool
+        return [] if pool is None else [pool]
+
+    def ingest(self, batch: ScheduledBatch) -> None:
+        """Feed what the target is fed, and draft nothing."""
+        rows = tuple(row._replace(samples=False) for row in batch.rows)
+        self.runner.forward(self.runner.prepare(ScheduledBatch(rows, batch.mode)))
+
+    def propose(
+        self, rows: Sequence[ScheduledRow], num_tokens: int, *, own_stream: bool
+    ) -> list[DraftStep]:
+        """Draft `num_tokens` for each row, by its own sampling parameters.
+
+        With `own_stream` the draws are independent of those that the target makes for the same
+        tokens; without, they are the very same numbers, so that like distributions yield like
+        tokens.
+        """
+        if own_stream:
+            rows = [row._replace(sampling=_with_own_stream(row.sampling)) for row in rows]
+        runner, model = self.runner, self.runner.loaded_model
+        inputs = runner.prepare(ScheduledBatch(tuple(rows), ForwardMode.DECODE))
+        sampled: list[list[int]] = [[] for _ in rows]
+        steps = []
+        for step in range(num_tokens):
+            outputs = runner.forward(inputs)
+            plan = runner.sampler.prepare(rows, step, sampled)
+            token_ids = runner.sample(outputs, plan)
+            inputs = model.prepare_next_token_inputs(token_ids, inputs)
+            steps.append(DraftStep(tuple(token_ids.tolist()), outputs.next_token_logits, plan))
+            for tokens, token in zip(sampled, steps[-1].token_ids, strict=True):
+                tokens.append(token)
+        runner.forward(_without_logits(inputs))
+        return steps
+
+    def shutdown(self) -> None:
+        """Let go of model and memory."""
+        self.runner.shutdown()
+
+
+def create_draft_runner(
+    config: PipelineConfig, max_length: int, num_pages: int | None = None
+) -> ModelRunner:
+    """A runner for `config.draft_model`, not initialized, with pages like the target's.
+
+    Raises `ConfigError` when the draft model is too short or on another device.
+    """
+    assert config.draft_model is not None
+    model, target = config.draft_model, config.model
+    if "device_specs" in model.model_fields_set and model.device_specs != target.device_specs:
+        raise ConfigError(f"draft_model.device_specs must be the model's {target.device_specs}")
+    cache = {
+        "kv_cache_page_size": target.kv_cache.kv_cache_page_size,
+        "num_pages": num_pages,
+        "kv_cache_format": model.kv_cache.kv_cache_format,
+        "device_memory_utilization": target.kv_cache.device_memory_utilization,
+    }
+    values = model.model_dump(exclude_unset=True) | {
+        "kv_cache": cache,
+        "device_specs": target.device_specs,
+    }
+    try:
+        own = PipelineConfig(
+            model=values,
+            max_length=max_length,
+            max_batch_size=config.max_batch_size,
+            max_batch_input_tokens=config.max_batch_input_tokens,
+            force=config.force,
+            custom_architectures=config.custom_architectures,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"draft_model: {error}") from error
+    return ModelRunner(own)
+
+
+def _without_logits(inputs: ModelInputs) -> ModelInputs:
+    num_rows = len(inputs.forward_batch.query_lens)
+    inputs.logit_rows = inputs.forward_batch.positions.new_empty(0)
+    inputs.logit_offsets = (0,) * (num_rows + 1)
+    inputs.sampling_rows = ()
+    return inputs
+
+
+@lru_cache(maxsize=1024)
+def _with_own_stream(sampling: SamplingParams) -> SamplingParams:
+    return dataclasses.replace(sampling, seed=sampling.seed ^ DRAFT_STREAM)
