@@ -83,7 +83,7 @@ def test_failures_come_in_the_order_of_the_steps(folder: Path) -> None:
     config.chat_template = folder / "template"
     fails("model.weight_path: .*none is not a file")
     config.model.weight_path = []
-    fails("max_num_steps=4 must be 1 with enable_overlap_scheduler")
+    fails("max_num_steps=4 cannot be set with a draft_model")
     config.max_num_steps = 1
     fails("enable_echo=True cannot be used with a draft_model")
     config.enable_echo = False

@@ -1,0 +1,433 @@
+"""Drafting and verifying: the tokens of plain decoding, its distribution, and what is counted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llm.batch import ScheduledRow
+from llm.config import PipelineConfig
+from llm.engine import Engine, create_engine
+from llm.errors import ConfigError, RequestError
+from llm.kv_cache.kv_pool import KVPool
+from llm.pipeline.overlap import OverlapTextGenerationPipeline
+from llm.pipeline.text_generation import TextGenerationPipeline
+from llm.request import Request, SamplingParams, TokenChunk
+from llm.sampling.distribution import distribution
+from llm.sampling.sampler import Sampler
+from llm.speculative.acceptance import RULES, Drafted
+from llm.speculative.metrics import AcceptanceCounter
+from tests.fakes import FIRST_CODE, LlamaShape, build_text_checkpoint, build_tiny_checkpoint
+from tests.llm import test_structured as structured
+from tests.llm.llama_checkpoints import batch, pipeline_config, random_ids, row, write_llama
+
+SMALL_DRAFT = LlamaShape(hidden=32, layers=1, heads=2, kv_heads=1, intermediate=64)
+SPEECH = {"allowed_ranges": ((FIRST_CODE, FIRST_CODE + 64),), "stop_token_ids": (258,)}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A speech model, and a smaller one with the same vocabulary."""
+    folder = tmp_path_factory.mktemp("models")
+    target = build_tiny_checkpoint(folder / "target")
+    return target, build_tiny_checkpoint(folder / "draft", seed=5, shape=SMALL_DRAFT)
+
+
+def requests() -> list[Request]:
+    """Text and speech tokens, greedy and sampled."""
+    ways: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.7, "top_k": 20},
+        {"top_p": 0.8},
+        {"temperature": 0.5, **SPEECH},
+        {"temperature": 0.0, **SPEECH},
+        {"min_p": 0.05, "min_tokens": 10},
+        {"temperature": 0.4, "top_logprobs": 2},
+    ]
+    return [
+        Request(
+            f"r{index}",
+            tuple([5] * 20 + random_ids(8 + 7 * index, 256, seed=index)),
+            SamplingParams(**{"seed": index, "max_tokens": 30, **way}),
+        )
+        for index, way in enumerate(ways)
+    ]
+
+
+def config(models: tuple[Path, Path], draft: Path | None = None, **values: Any) -> PipelineConfig:
+    own: dict[str, Any] = {
+        "max_batch_size": 8,
+        "max_length": 200,
+        "kvcache_ce_watermark": 1.0,
+        "model": {
+            "model_path": str(models[0]),
+            "kv_cache": {"kv_cache_page_size": 8, "num_pages": values.pop("num_pages", 300)},
+        },
+    }
+    if draft is not None:
+        own["draft_model"] = {"model_path": str(draft)}
+    return PipelineConfig(**PipelineConfig.merged(own, values))
+
+
+def finish(engine: Engine, asked: Sequence[Request]) -> dict[str, list[TokenChunk]]:
+    streams = [engine.submit(request) for request in asked]
+    if not engine.is_running:
+        engine.start()
+    return {stream.request_id: list(stream) for stream in streams}
+
+
+def results(engine: Engine, asked: Sequence[Request]) -> dict[str, tuple[Any, ...]]:
+    """Tokens, log-probabilities, reason."""
+    found = {}
+    for name, chunks in finish(engine, asked).items():
+        tokens = [token for chunk in chunks for token in chunk.token_ids]
+        logprobs = [entry for chunk in chunks for entry in chunk.logprobs]
+        found[name] = (tokens, logprobs, chunks[-1].finish_reason)
+    engine.shutdown()
+    assert engine.stats().used_pages == 0
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(models: tuple[Path, Path]) -> dict[str, tuple[Any, ...]]:
+    """Without a draft model."""
+    return results(create_engine(config(models)), requests())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"speculative": {"num_speculative_tokens": 1}},
+        {"num_pages": 30},
+        {"max_batch_input_tokens": 24, "enable_in_flight_batching": False},
+        {"max_batch_size": 1},
+    ],
+    ids=str,
+)
+def test_the_same_tokens_as_without_a_draft(
+    models: tuple[Path, Path], expected: dict[str, tuple[Any, ...]], values: dict[str, Any]
+) -> None:
+    """Greedy and sampled, whatever else is in the batch and whatever is preempted."""
+    engine = create_engine(config(models, models[1], **values))
+    assert results(engine, requests()) == expected
+    assert engine.stats().preemptions > 0 or "num_pages" not in values
+    metrics = engine.pipeline.spec_decode_metrics()  # type: ignore[attr-defined]
+    assert metrics.num_verifications > 0
+    assert all(0 <= a <= d for a, d in zip(metrics.accepted, metrics.drafted, strict=True))
+    assert list(metrics.accepted) == sorted(metrics.accepted, reverse=True)
+
+
+@pytest.mark.parametrize("strategy", RULES)
+def test_greedy_requests_are_the_same_under_every_rule(
+    models: tuple[Path, Path], expected: dict[str, tuple[Any, ...]], strategy: str
+) -> None:
+    greedy = [request for request in requests() if request.sampling.temperature == 0]
+    speculative = {"rejection_strategy": strategy, "num_speculative_tokens": 3}
+    engine = create_engine(config(models, models[1], speculative=speculative))
+    found = results(engine, greedy)
+    assert found == {request.request_id: expected[request.request_id] for request in greedy}
+
+
+@pytest.mark.parametrize("strategy", RULES)
+def test_a_perfect_draft_is_accepted_everywhere(models: tuple[Path, Path], strategy: str) -> None:
+    """The target as its own draft: every position 1.0, and far fewer steps."""
+    values = {"rejection_strategy": strategy, "num_speculative_tokens": 4}
+    engine = create_engine(config(models, models[0], speculative=values))
+    asked = [Request(f"r{n}", (5, n), SamplingParams(seed=n, max_tokens=26)) for n in range(4)]
+    results(engine, asked)
+    metrics = engine.pipeline.spec_decode_metrics()  # type: ignore[attr-defined]
+    assert metrics.acceptance_rates == (1.0,) * 4
+    assert metrics.mean_accepted > 3
+    assert engine.stats().steps < 10
+
+
+def test_structured_rows_are_not_drafted_and_share_the_batch(tmp_path: Path) -> None:
+    target = build_text_checkpoint(tmp_path / "target")
+    draft = build_text_checkpoint(tmp_path / "draft", seed=3, shape=SMALL_DRAFT)
+    sampling = {"enable_structured_output": True}
+    asked = [r for r in structured.requests() if r.sampling.repetition_penalty == 1.0]
+    plain = create_engine(config((target, draft), sampling=sampling), structured.BYTES)
+    wanted = results(plain, asked)
+    drafting = create_engine(config((target, draft), draft, sampling=sampling), structured.BYTES)
+    assert results(drafting, asked) == wanted
+    for index in range(4):
+        text = bytes(wanted[f"bound{index}"][0])
+        assert structured.is_valid(json.loads(text), structured.SCHEMAS[index])
+
+
+# The distribution of sampled tokens.
+
+NUM_ROWS, NUM_IDS, NUM_DRAWS = 250, 5, 2000
+FEW_IDS = ((10, 10 + NUM_IDS),)
+
+
+def chi_square(counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
+    """Pearson's statistic divided by its degrees of freedom: about 1 for a true hypothesis."""
+    total = sum(counts.values())
+    assert set(counts) <= set(expected)
+    terms = [(counts[key] - total * p) ** 2 / (total * p) for key, p in expected.items()]
+    return sum(terms) / (len(terms) - 1)
+
+
+def exact_pairs(
+    pipeline: TextGenerationPipeline, prompt: list[int]
+) -> dict[tuple[int, ...], float]:
+    """Probability of each pair of next tokens, from the model itself."""
+    sampling = SamplingParams(temperature=1.2, allowed_ranges=FEW_IDS)
+
+    def next_token(tokens: list[int]) -> list[float]:
+        asked = row(tokens, [1], sampling=sampling)
+        outputs = pipeline.runner.forward(pipeline.runner.prepare(batch(asked)))
+        plan = pipeline.runner.sampler.prepare([asked])
+        return distribution(outputs.next_token_logits, plan)[0, 10 : 10 + NUM_IDS].tolist()
+
+    return {
+        (10 + first, 10 + second): p * q
+        for first, p in enumerate(next_token(prompt))
+        for second, q in enumerate(next_token([*prompt, 10 + first]))
+    }
+
+
+def drawn_pairs(pipeline: TextGenerationPipeline, prompt: list[int]) -> Counter[tuple[int, ...]]:
+    """The first two tokens after the prompt, drafted and verified, with a seed for each row."""
+    found: Counter[tuple[int, ...]] = Counter()
+    for start in range(0, NUM_DRAWS, NUM_ROWS):
+        turn: list[ScheduledRow] = []
+        for n in range(NUM_ROWS):
+            sampling = SamplingParams(temperature=1.2, seed=start + n, allowed_ranges=FEW_IDS)
+            turn.append(row(prompt[-1:], [n + 1], len(prompt) - 1, sampling=sampling))
+            turn[-1] = turn[-1]._replace(request_id=str(n))
+        fed = [r._replace(token_ids=tuple(prompt[:-1]), start=0, samples=False) for r in turn]
+        pipeline.execute(batch(*[r._replace(is_extend=True) for r in fed]))
+        first = pipeline.execute(batch(*turn, num_steps=3)).token_ids
+        short = [r for r in turn if len(first[r.request_id]) == 1]
+        second = {}
+        if short:
+            more = [
+                r._replace(
+                    token_ids=first[r.request_id], start=r.start + 1, output_ids=first[r.request_id]
+                )
+                for r in short
+            ]
+            second = pipeline.execute(batch(*more, num_steps=2)).token_ids
+        for r in turn:
+            tokens = (*first[r.request_id], *second.get(r.request_id, ()))
+            found[tokens[:2]] += 1
+    return found
+
+
+def _continued(fed: ScheduledRow, tokens: tuple[int, ...]) -> ScheduledRow:
+    return fed._replace(token_ids=tokens, start=fed.start + 1, output_ids=tokens)
+
+
+@pytest.fixture(scope="module")
+def unlike(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two models that disagree much of the time."""
+    folder = tmp_path_factory.mktemp("unlike")
+    keys: dict[str, Any] = {"num_hidden_layers": 1, "initializer_range": 0.15}
+    return write_llama(folder / "a", seed=1, **keys), write_llama(folder / "b", seed=2, **keys)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "is_exact"), [("greedy", True), ("residual", True), ("logit-comparison", False)]
+)
+def test_sampled_tokens_have_the_targets_distribution(
+    unlike: tuple[Path, Path], strategy: str, is_exact: bool
+) -> None:
+    """2,000 draws of two tokens against the 25 exact probabilities; a rule that is known to
+    change the distribution is found out by the same test.
+    """
+    values = pipeline_config(
+        unlike[0],
+        num_pages=NUM_ROWS + 2,
+        max_batch_size=NUM_ROWS,
+        draft_model={"model_path": str(unlike[1])},
+        speculative={"rejection_strategy": strategy, "num_speculative_tokens": 2},
+    )
+    pipeline = TextGenerationPipeline(values)
+    prompt = random_ids(6, 96, seed=4)
+    counts = drawn_pairs(pipeline, prompt)
+    assert sum(counts.values()) == NUM_DRAWS
+    statistic = chi_square(counts, exact_pairs(pipeline, prompt))
+    assert (statistic < 2) if is_exact else (statistic > 4)  # 24 degrees: 2 is one in 400
+    metrics = pipeline.spec_decode_metrics()
+    assert metrics is not None
+    assert 0.1 < metrics.acceptance_rates[0] < 0.95
+
+
+def test_the_residual_rule_by_itself() -> None:
+    """Drawn from q, judged by p: what is kept is drawn from p."""
+    count, vocab = 40_000, 6
+    p = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05, 0.0], dtype=torch.float64).expand(count, vocab)
+    q = torch.tensor([0.1, 0.1, 0.5, 0.1, 0.0, 0.2], dtype=torch.float64).expand(count, vocab)
+    rows = [row([1], [1], sampling=SamplingParams(seed=seed)) for seed in range(count)]
+    generator = torch.Generator().manual_seed(0)
+    guesses = torch.multinomial(q, 1, generator=generator).flatten()
+    nothing = torch.zeros(0)
+    kept = RULES["residual"](
+        Drafted(rows, 0, guesses, nothing, lambda: q, nothing, lambda: p, guesses)
+    )
+    counts = Counter((int(token),) for token in kept)
+    exact = {(token,): float(p[0, token]) for token in range(5)}
+    assert chi_square(counts, exact) < 2
+    # No rule that keeps p accepts more often than Σ min(p, q).
+    accepted = (kept == guesses).double().mean()
+    assert accepted == pytest.approx(float(torch.minimum(p[0], q[0]).sum()), abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.6, top_k=4),
+        SamplingParams(top_p=0.7),
+        SamplingParams(min_p=0.2, temperature=1.5),
+        SamplingParams(temperature=0),
+        SamplingParams(allowed_ranges=((2, 5), (7, 9)), stop_token_ids=(11,), top_p=0.9),
+        SamplingParams(repetition_penalty=3.0, top_k=6, top_p=0.8),
+    ],
+)
+def test_the_distribution_is_what_the_sampler_draws_from(sampling: SamplingParams) -> None:
+    count, vocab = 6000, 12
+    logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(3)).expand(count, vocab)
+    rows = []
+    for seed in range(count):
+        params = SamplingParams(
+            **{name: getattr(sampling, name) for name in SamplingParams.__slots__} | {"seed": seed}
+        )
+        rows.append(row([1], [1], sampling=params, output_ids=(3, 4)))
+    sampler = Sampler(vocab, torch.device("cpu"))
+    plan = sampler.prepare(rows)
+    found = distribution(logits, plan)
+    assert torch.allclose(found.sum(1), torch.ones(count, dtype=torch.float64))
+    drawn = Counter((int(token),) for token in sampler.sample(logits, plan))
+    exact = {(token,): float(p) for token, p in enumerate(found[0]) if p > 0}
+    assert set(drawn) <= set(exact)
+    if len(exact) > 1:
+        assert chi_square(drawn, exact) < 3
+
+
+# What is counted, kept and refused.
+
+
+def test_what_is_counted() -> None:
+    counter = AcceptanceCounter(3)
+    for drafted, accepted in ((3, 3), (3, 1), (2, 0), (0, 0)):
+        counter.add(drafted, accepted)
+    found = counter.snapshot()
+    assert found.num_verifications == 3
+    assert (found.drafted, found.accepted) == ((3, 3, 2), (2, 1, 1))
+    assert found.acceptance_rates == (2 / 3, 1 / 3, 1 / 2)
+    assert found.mean_accepted == 4 / 3
+    assert AcceptanceCounter(2).snapshot().acceptance_rates == (0.0, 0.0)
+    with pytest.raises(ValueError, match="4 of 3"):
+        counter.add(3, 4)
+
+
+def test_tokens_past_the_end_are_not_counted(models: tuple[Path, Path]) -> None:
+    """The draft goes on behind a stop id; nobody asked it to."""
+    pipeline = TextGenerationPipeline(
+        config(models, models[0], speculative={"num_speculative_tokens": 5})
+    )
+    prompt = row([5, 6, 7], [1, 2])
+    tokens = list(pipeline.execute(batch(prompt)).token_ids["a"])
+    decode = row(tokens, [1, 2], 3, output_ids=tuple(tokens))
+    tokens += pipeline.execute(batch(decode, num_steps=6)).token_ids["a"]
+    stop = next(n for n in range(2, 6) if tokens[n] not in tokens[1:n])
+    before = pipeline.spec_decode_metrics()
+    stopping = SamplingParams(temperature=0, stop_token_ids=(tokens[stop],))
+    again = pipeline.execute(batch(decode._replace(sampling=stopping), num_steps=6))
+    assert again.token_ids["a"] == tuple(tokens[1 : stop + 1])
+    after = pipeline.spec_decode_metrics()
+    assert before is not None
+    assert after is not None
+    assert sum(after.drafted) - sum(before.drafted) == stop
+    assert after.acceptance_rates == (1.0,) * 5
+
+
+def test_the_drafts_keys_and_values(models: tuple[Path, Path]) -> None:
+    """They lie under the target's page ids and hold every position that the target holds."""
+    plain = TextGenerationPipeline(config(models))
+    assert plain.draft_kv_blocks is None
+    assert plain.spec_decode_metrics() is None
+    pipeline = TextGenerationPipeline(config(models, models[1]))
+    (blocks,) = pipeline.draft_kv_blocks or []
+    assert isinstance(blocks, KVPool)
+    target = pipeline.runner.token_to_kv_pool
+    assert target is not None
+    assert (blocks.num_pages, blocks.page_size) == (target.num_pages, target.page_size)
+    assert pipeline.memory_plan.kv_bytes == blocks.nbytes + target.nbytes
+    assert pipeline.memory_plan.weights_bytes > plain.memory_plan.weights_bytes
+    first = pipeline.execute(batch(row(random_ids(9, 256), [1, 2, 3]))).token_ids["a"]
+    decode = row(first, [1, 2, 3], 9, output_ids=first)
+    tokens = pipeline.execute(batch(decode, num_steps=6)).token_ids["a"]
+    known = 9 + len(tokens)
+    for pool in (blocks, target):
+        keys = pool.keys(0)[[1, 2, 3]].flatten(0, 1)
+        assert bool((keys[:known] != 0).any(2).any(1).all())
+    pipeline.shutdown()
+    assert pipeline.draft_kv_blocks == []
+
+
+def test_with_the_overlap_pipeline_steps_are_waited_for(
+    models: tuple[Path, Path], expected: dict[str, tuple[Any, ...]]
+) -> None:
+    asked = [request for request in requests() if request.sampling.top_logprobs is None]
+    engine = create_engine(config(models, models[1], enable_overlap_scheduler=True, force=True))
+    pipeline = engine.pipeline
+    assert isinstance(pipeline, OverlapTextGenerationPipeline)
+    assert not pipeline.overlap_active
+    found = results(engine, asked)
+    assert found == {request.request_id: expected[request.request_id] for request in asked}
+    metrics = pipeline.spec_decode_metrics()
+    assert metrics is not None
+    assert metrics.num_verifications > 0
+
+
+def test_penalties_are_refused_beside_a_draft(models: tuple[Path, Path]) -> None:
+    engine = create_engine(config(models, models[1]))
+    with pytest.raises(RequestError, match="enable_penalties"):
+        engine.submit(Request("a", (1,), SamplingParams(repetition_penalty=1.1)))
+    engine.shutdown()
+
+
+def edited(folder: Path, source: Path, name: str, **values: Any) -> Path:
+    """A copy of a checkpoint with some keys of one JSON file changed."""
+    copy = folder / name.replace(".", "_")
+    shutil.copytree(source, copy)
+    path = copy / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return copy
+
+
+def test_a_draft_that_does_not_fit(models: tuple[Path, Path], tmp_path: Path) -> None:
+    target, draft = models
+    other = edited(tmp_path / "a", draft, "config.json", architectures=["MistralForCausalLM"])
+    with pytest.raises(ConfigError, match=r"architectures=.*Mistral.*needs the same architecture"):
+        config(models, other)
+    other = edited(tmp_path / "b", draft, "config.json", vocab_size=7)
+    with pytest.raises(ConfigError, match="vocab_size=7"):
+        config(models, other)
+    other = edited(tmp_path / "c", draft, "tokenizer.json", added_tokens=[])
+    with pytest.raises(ConfigError, match="another vocabulary"):
+        config(models, other)
+    with pytest.raises(ConfigError, match=r"speculative_method=eagle is not available"):
+        config(models, draft, speculative={"speculative_method": "eagle"})
+    with pytest.raises(ConfigError, match="max_num_steps=4 cannot be set with a draft_model"):
+        config(models, draft, max_num_steps=4)
+    short = edited(tmp_path / "d", draft, "config.json", max_position_embeddings=100)
+    with pytest.raises(ConfigError, match=r"draft_model: max_length=200 exceeds .*=100"):
+        create_engine(config(models, short))
+    elsewhere = {"draft_model": {"model_path": str(draft), "device_specs": ["cuda"]}}
+    with pytest.raises(ConfigError, match=r"draft_model.device_specs must be the model's"):
+        create_engine(config(models, **elsewhere))
+    assert config(models, draft).max_num_steps == 6
+    assert target != draft
