@@ -1,7 +1,7 @@
 """`HostPool`: pages of KV pools in host memory, slot by slot.
 
-A slot is [L, 2 × Hkv, page_size, D] of each pool (the model's, and a draft model's), made when it is
-first used, pinned when the pool is on a GPU.
+A slot is [L, 2 × Hkv, page_size, D] of each pool (the model's, and a draft model's), made when it
+is first used, pinned when the pool is on a GPU.
 """
 
 from __future__ import annotations

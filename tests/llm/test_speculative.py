@@ -392,6 +392,26 @@ def test_with_the_overlap_pipeline_steps_are_waited_for(
     assert metrics.num_verifications > 0
 
 
+def test_the_drafts_pages_come_back_from_the_host(models: tuple[Path, Path]) -> None:
+    """A perfect draft stays perfect on pages that were evicted: nothing of it was lost."""
+    cache = {"enable_kvcache_swapping_to_host": True, "host_kvcache_swap_space_gb": 0.01}
+    engine = create_engine(
+        config(models, models[0], num_pages=24, max_batch_size=2, model={"kv_cache": cache})
+    )
+    tokens = []
+    for first in (1, 50, 100, 150, 1):
+        ids = tuple((first + 7 * index) % 250 for index in range(70))
+        asked = Request(str(len(tokens)), ids, SamplingParams(temperature=0, max_tokens=20))
+        (chunks,) = finish(engine, [asked]).values()
+        tokens.append([token for chunk in chunks for token in chunk.token_ids])
+    assert tokens[0] == tokens[-1]
+    assert chunks[-1].cached_prompt_tokens == 64
+    assert engine.stats().pages_from_host >= 4
+    metrics = engine.pipeline.spec_decode_metrics()  # type: ignore[attr-defined]
+    assert metrics.acceptance_rates == (1.0,) * 5
+    engine.shutdown()
+
+
 def test_penalties_are_refused_beside_a_draft(models: tuple[Path, Path]) -> None:
     engine = create_engine(config(models, models[1]))
     with pytest.raises(RequestError, match="enable_penalties"):
