@@ -95,7 +95,7 @@ def create_decoder(
         name = str(folder_or_name)
         decoder_class = _load_class(name)
         weights_path = _find_weights(weights, None)
-        config = read_json(weights_path.parent / CONFIG_FILE) if weights_path else {}
+        config = _config_beside(weights_path)
     else:
         config = read_json(folder / CONFIG_FILE)
         name = _name_in(config, folder / CONFIG_FILE)
@@ -126,6 +126,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DecoderConfigError(f"{path} does not hold a JSON object")
     return value
+
+
+def _config_beside(weights: Path | None) -> dict[str, Any]:
+    """The config.json beside a weights file; a named codec without one is as published."""
+    path = weights.parent / CONFIG_FILE if weights else None
+    return read_json(path) if path is not None and path.is_file() else {}
 
 
 def _name_in(config: Mapping[str, Any], path: Path) -> str:

@@ -117,11 +117,15 @@ def frame_streaming(spec: CodecSpec, frames: tuple[int, ...], left: int, right: 
 
 
 def load_or_random(
-    build: Callable[[], NetworkT], theirs: Mapping[str, str], source: CodecSource
+    build: Callable[[], NetworkT],
+    theirs: Mapping[str, str],
+    source: CodecSource,
+    rename: Callable[[str], tuple[str, ...]] = lambda name: (name,),
 ) -> NetworkT:
     """The decoding network on its device with its weights, or seeded random ones in test mode.
 
     `theirs` maps the network's layer names to the checkpoint's, which may hold more: encoders.
+    `rename` brings other publications' names into that form; several mean equal parts.
     """
     if source.weights is None and not source.test_mode:
         raise DecoderConfigError(
@@ -132,8 +136,14 @@ def load_or_random(
         network = build()
     if source.weights is not None:
         layers = set(theirs.values())
-        tensors = read_tensors(
-            source.weights, lambda name: layer_of(name) in layers, allow_pickle=source.allow_pickle
+        found = read_tensors(
+            source.weights,
+            lambda name: layer_of(rename(name)[0]) in layers,
+            allow_pickle=source.allow_pickle,
         )
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in found.items():
+            names = rename(name)
+            tensors |= zip(names, tensor.chunk(len(names)), strict=True)
         load_weights(network, tensors, theirs, source.weights)
     return network.to(source.device).eval().requires_grad_(requires_grad=False)

@@ -6,7 +6,7 @@ recommended history and look-ahead keep the difference small (benchmarks/seams.p
 attention; the convolutions and the norms before and after it see the window as it is.
 
 Folder: config.json and model.safetensors in Hugging Face's layout ("model_type": "xcodec2" or
-"neucodec").
+"neucodec"), or with the names of the first publications, which only decode here.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from decoder.rows import (
 )
 from decoder.streaming import attention_mask
 from decoder.xcodec2_modules import NUM_GROUPS, Xcodec2Config, Xcodec2Network
+from decoder.xcodec2_names import from_first_layout, xcodec2_names
 
 RECOMMENDED = StreamingOptions(
     chunk_sizes=(10, 25), buffer=50, prepend=PrependPromptSpeechTokens.ROLLING, look_ahead=5
@@ -64,7 +65,9 @@ class Xcodec2Decoder(AudioDecoder):
         """From the registry: DecoderConfigError when a file, size or option does not fit."""
         config = xcodec2_config(source.name, source.config)
         spec = finish_spec(xcodec2_spec(source.name, source.config, config), source)
-        network = load_or_random(lambda: Xcodec2Network(config), xcodec2_names(config), source)
+        network = load_or_random(
+            lambda: Xcodec2Network(config), xcodec2_names(config), source, from_first_layout
+        )
         return cls(spec, network, source)
 
     def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
@@ -150,33 +153,3 @@ def xcodec2_spec(codec: str, values: Mapping[str, Any], config: Xcodec2Config) -
         attention=AttentionKind.BIDIRECTIONAL,
         recommended=RECOMMENDED,
     )
-
-
-def xcodec2_names(config: Xcodec2Config) -> dict[str, str]:
-    """Our layers' names to those of the published checkpoint."""
-    names = {
-        "codebook.projection": "quantizer.project_out",
-        "input": "acoustic_decoder.fc",
-        "embed": "acoustic_decoder.embed",
-        "norm": "acoustic_decoder.norm",
-        "spectrum": "acoustic_decoder.head.linear",
-    }
-    blocks = {"norm_in": "norm1", "conv_in": "conv1", "norm_out": "norm2", "conv_out": "conv2"}
-    for ours, theirs in (("before", "prior_net"), ("after", "post_net")):
-        for index in range(2):
-            for own, other in blocks.items():
-                names[f"{ours}.{index}.{own}"] = f"acoustic_decoder.{theirs}.{index}.{other}"
-    inner = {
-        "attention_norm": "input_layernorm",
-        "query": "self_attn.q_proj",
-        "key": "self_attn.k_proj",
-        "value": "self_attn.v_proj",
-        "attention_out": "self_attn.o_proj",
-        "ff_norm": "post_attention_layernorm",
-        "ff_in": "mlp.fc1",
-        "ff_out": "mlp.fc2",
-    }
-    for index in range(config.num_layers):
-        for own, other in inner.items():
-            names[f"layers.{index}.{own}"] = f"acoustic_decoder.layers.{index}.{other}"
-    return names

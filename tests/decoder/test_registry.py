@@ -84,6 +84,17 @@ def test_a_folder_with_a_bad_config(tmp_path: Path, text: str, message: str) -> 
         create_decoder(tmp_path)
 
 
+def test_a_named_codec_without_a_config_is_as_published(tmp_path: Path) -> None:
+    """Its weights alone: NeuCodec's first publication has no config.json."""
+    assert create_decoder("ramp").spec.sample_rate == 16_000
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(DecoderConfigError, match="cannot read codec weights"):
+        create_decoder("snac", weights=str(tmp_path), allow_pickle=True)
+    (tmp_path / "config.json").write_text('{"codebook_size": 0}')
+    with pytest.raises(DecoderConfigError, match="codebook_size is 0"):
+        create_decoder("snac", weights=str(tmp_path), allow_pickle=True)
+
+
 def test_a_folder_without_a_config(tmp_path: Path) -> None:
     with pytest.raises(DecoderConfigError, match=r"cannot read .*config\.json: No such file"):
         create_decoder(tmp_path)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from decoder import (
     AttentionKind,
@@ -141,6 +143,48 @@ def test_a_stream_loses_no_sample(codec) -> None:
     streamed = audio_of(codec.decoder, codes, codec.decoder.spec.recommended)
     assert len(streamed) == 43 * codec.decoder.spec.samples_per_code
     assert np.isfinite(streamed).all()
+
+
+def first_layout(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The decoder's tensors as the codec's first publication names them."""
+    names = {
+        "quantizer.project_out": "generator.quantizer.project_out",
+        "acoustic_decoder.fc": "fc_post_a",
+        "acoustic_decoder.norm": "generator.backbone.final_layer_norm",
+        "acoustic_decoder.head.linear": "generator.head.out",
+        "input_layernorm": "att_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.o_proj": "att.c_proj",
+        "acoustic_decoder.layers": "generator.backbone.transformers",
+        "acoustic_decoder": "generator.backbone",
+    }
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if not name.startswith(("acoustic_decoder.", "quantizer.project_out")):
+            continue
+        if name.endswith("q_proj.weight"):
+            parts = [tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
+            joined = name.replace("self_attn.q_proj", "att.c_attn")
+            found[replaced(joined, names)] = torch.cat(parts)
+        elif not name.endswith(("k_proj.weight", "v_proj.weight")):
+            found[replaced(name, names)] = tensor
+    return found
+
+
+def replaced(text: str, names: dict[str, str]) -> str:
+    return reduce(lambda done, pair: done.replace(*pair), names.items(), text)
+
+
+def test_the_first_publications_names_are_known(codec, tmp_path) -> None:
+    """As a pickle with other parts in it, which is how NeuCodec came first."""
+    tensors = first_layout(load_file(codec.folder / "model.safetensors"))
+    assert "generator.backbone.transformers.1.att.c_attn.weight" in tensors
+    torch.save({**tensors, "CodecEnc.conv.weight": torch.ones(1)}, tmp_path / "pytorch_model.bin")
+    config = (codec.folder / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config)
+    decoder = create_decoder(tmp_path, allow_pickle=True)
+    codes = random_codes(decoder, 20)
+    assert np.array_equal(audio_of(decoder, codes), audio_of(codec.decoder, codes))
 
 
 @pytest.mark.parametrize(
