@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         TokenChunk,
         TokenLogprob,
     )
-    from llm.scheduler.figures import Histogram, SequenceFigures
+    from llm.scheduler.figures import Histogram, SequenceFigures, Tally
     from llm.structured.grammar import TokenSpelling, check_json_schema
 
 __all__ = [
@@ -74,6 +74,7 @@ __all__ = [
     "SpeculativeConfig",
     "StepHook",
     "StrictModel",
+    "Tally",
     "TokenChunk",
     "TokenLogprob",
     "TokenSpelling",
@@ -117,7 +118,7 @@ _HOMES = {
         "TokenLogprob",
     ),
     "llm.models.pooling": ("is_embedding_model",),
-    "llm.scheduler.figures": ("Histogram", "SequenceFigures"),
+    "llm.scheduler.figures": ("Histogram", "SequenceFigures", "Tally"),
     "llm.structured.grammar": ("TokenSpelling", "check_json_schema"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -23,11 +23,14 @@ from typing import Protocol
 import numpy as np
 
 from decoder import AudioDecoder, DecodeWindow, ReadyWindow, render
-from llm import FinishReason, RequestError, TokenChunk
+from llm import FinishReason, RequestError, Tally, TokenChunk
+from tts.engine_client import AudioFigures
 from tts.tasks import SpeechTask, StreamTask
 
 logger = logging.getLogger(__name__)
 
+DECODE_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+BLOCK_BOUNDS = (1, 2, 4, 8, 16, 32)
 COMFORT_S = 0.5
 """A listener with this much audio ahead can wait while another one has heard nothing yet."""
 
@@ -64,6 +67,8 @@ class AudioWorker:
         self._max_batch = decoder.options.max_batch if decoder else 0
         self._tasks: dict[str, StreamTask] = {}
         self._changed = threading.Condition()
+        self._decode_s, self._blocks = Tally(DECODE_BOUNDS_S), Tally(BLOCK_BOUNDS)
+        self._audio_s = 0.0
 
     def __repr__(self) -> str:
         return f"AudioWorker({self._snapshot()})"
@@ -72,6 +77,15 @@ class AudioWorker:
     def num_audio_streams(self) -> int:
         """Decoder states alive."""
         return sum(isinstance(task, SpeechTask) for task in self._snapshot())
+
+    def figures(self) -> AudioFigures:
+        """What was rendered since the start, and what waits for its reader; from any thread."""
+        return AudioFigures(
+            self._decode_s.snapshot(),
+            self._blocks.snapshot(),
+            self._audio_s,
+            sum(len(task.queue) for task in self._snapshot()),
+        )
 
     def add(self, task: StreamTask) -> None:
         """Serve a stream from now on; before its request is submitted."""
@@ -160,11 +174,15 @@ class AudioWorker:
         if not batch or self._decoder is None:
             return
         ready = [ReadyWindow(item.task.request_id, item.window, item.task.state) for item in batch]
+        started_s = time.perf_counter()
         try:
             audio = render(self._decoder, ready)
         except Exception as error:  # the engine thread's top: whatever a codec raises
             self._isolate(batch, error)
             return
+        self._decode_s.observe(time.perf_counter() - started_s)
+        self._blocks.observe(len(batch))
+        self._audio_s += sum(map(len, audio)) / self._decoder.spec.sample_rate
         self._deliver(batch, audio)
 
     def _isolate(self, batch: Sequence[Rendering], error: Exception) -> None:

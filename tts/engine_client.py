@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from decoder import AudioEncoding, CodecSpec, StreamingOptions
-from llm import FinishReason, Request, RequestTimings, TokenChunk
+from llm import EngineStats, FinishReason, Histogram, Request, RequestTimings, TokenChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,16 @@ class AudioBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class AudioFigures:
+    """What the audio decoder did since the start."""
+
+    decode_s: Histogram  # time of one call, which renders blocks of one or several streams
+    blocks: Histogram  # blocks of one call
+    audio_s: float  # rendered, all streams together
+    buffered: int  # blocks and chunks of text that wait for their readers, now
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
     """A snapshot for health, metrics and tests."""
 
@@ -66,6 +76,8 @@ class EngineStatus:
     preemptions: int
     prefix_hit_tokens: int
     is_alive: bool = True  # False: it has stopped, or broke down, and nothing runs any more
+    stats: EngineStats | None = None
+    audio: AudioFigures | None = None
 
 
 @dataclass(frozen=True, slots=True)

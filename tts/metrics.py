@@ -6,50 +6,13 @@ read from the newest `EngineStatus` that `Metrics.engine` was given, at scrape t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from tts.engine_client import EngineStatus
+from tts.metrics_engine import EngineCollector
 
 LATENCY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60)
 FACTOR_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 5)
 CALL_LABELS = ("grpc_service", "grpc_method")
-
-
-class EngineCollector(Collector):
-    """The engine's last snapshot as metrics; empty while there is none."""
-
-    def __init__(self) -> None:
-        self.status: EngineStatus | None = None
-
-    def collect(self) -> Iterable[Metric]:
-        """Metrics of the snapshot (called by the registry at each scrape)."""
-        status = self.status
-        if status is None:
-            return
-        sequences = GaugeMetricFamily(
-            "sonant_engine_sequences", "Sequences in the engine.", labels=["state"]
-        )
-        sequences.add_metric(["running"], status.running)
-        sequences.add_metric(["waiting"], status.waiting)
-        pages = GaugeMetricFamily("sonant_kv_pages", "Pages of the KV pool.", labels=["state"])
-        pages.add_metric(["used"], status.used_pages)
-        pages.add_metric(["total"], status.total_pages)
-        yield from (sequences, pages)
-        yield GaugeMetricFamily(
-            "sonant_audio_streams", "Decoder states alive.", value=status.audio_streams
-        )
-        yield CounterMetricFamily(
-            "sonant_preemptions", "Sequences put back for lack of pages.", value=status.preemptions
-        )
-        yield CounterMetricFamily(
-            "sonant_prefix_cache_hit_tokens",
-            "Prompt tokens taken from the prefix cache.",
-            value=status.prefix_hit_tokens,
-        )
 
 
 class Metrics:

@@ -137,6 +137,8 @@ class LocalEngineClient:
             preemptions=stats.preemptions,
             prefix_hit_tokens=stats.prefix_hit_tokens,
             is_alive=self._engine.is_running,
+            stats=stats,
+            audio=self._worker.figures(),
         )
 
     async def close(self, drain_s: float = 0.0) -> None:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 
 import grpc
 import pytest
 
+from llm import Tally
 from tests.tts.serving import (
     Serving,
     error_of,
     hear,
+    run,
     serve_and,
     session_config,
     stream_request,
     unary_request,
 )
-from tts.engine_client import EngineStatus
+from tts.engine_client import AudioFigures, EngineStatus
 from tts.factory import Service
 from tts.metrics import Metrics
 from tts.v1 import speech_pb2 as pb
@@ -116,19 +119,64 @@ def test_the_engines_numbers_are_exposed() -> None:
     assert metrics.value("sonant_prefix_cache_hit_tokens_total") == 900
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came true")
+
+
 def test_a_running_servers_engine_is_watched(service: Service) -> None:
+    """After one utterance: batches by kind and size, tokens, times, ends, audio."""
+
     async def ask(served: Serving) -> None:
-        await hear(served)
-        assert "sonant_kv_pages" in served.server.host.metrics.text()
+        before = served.metric("sonant_sequences_finished_total", reason="length")
+        spoken = await hear(served)
+        finished = "sonant_sequences_finished_total"
+        await until(lambda: served.metric(finished, reason="length") > before)
+        for kind in ("extend", "decode"):
+            batches = served.metric("sonant_batch_rows_count", mode=kind)
+            assert batches > 0
+            assert served.metric("sonant_batch_rows_sum", mode=kind) >= batches
+            for name in ("input_tokens", "context_tokens", "schedule_seconds", "execute_seconds"):
+                assert served.metric(f"sonant_batch_{name}_count", mode=kind) == batches
+                assert served.metric(f"sonant_batch_{name}_sum", mode=kind) > 0
+        fed = served.metric("sonant_batch_input_tokens_sum", mode="extend")
+        missed = served.metric("sonant_prefix_cache_miss_tokens_total")
+        assert fed == missed > 0
+        tokens = spoken.done.usage.output_tokens
+        assert served.metric("sonant_inter_token_seconds_count") >= tokens - 2
+        assert served.metric("sonant_time_to_first_token_seconds_count") >= 1
+        assert served.metric("sonant_block_decode_seconds_count") >= len(spoken.audio)
+        sent = served.metric("sonant_audio_seconds_total")
+        assert served.metric("sonant_audio_rendered_seconds_total") >= sent > 0
+        assert served.metric("sonant_buffered_messages") == 0
+        assert served.metric("sonant_failed_batches_total") == 0
 
     serve_and(service, ask)
 
 
-def test_names_follow_the_conventions() -> None:
+def test_the_counts_of_a_histogram_become_cumulative() -> None:
+    """Semantics of the format: each bucket counts what is at most its bound."""
+    tally = Tally((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 7.0):
+        tally.observe(value)
     metrics = Metrics()
-    metrics.engine.status = EngineStatus(0, 0, 0, 0, 0, 0, 0)
+    figures = AudioFigures(tally.snapshot(), Tally((1,)).snapshot(), 3.5, 2)
+    metrics.engine.status = EngineStatus(0, 0, 0, 0, 0, 0, 0, audio=figures)
+    name = "sonant_block_decode_seconds"
+    assert [metrics.value(f"{name}_bucket", le=le) for le in ("1.0", "2.0", "+Inf")] == [2, 3, 4]
+    assert (metrics.value(f"{name}_count"), metrics.value(f"{name}_sum")) == (4, 10.0)
+    assert metrics.value("sonant_audio_rendered_seconds_total") == 3.5
+    assert metrics.value("sonant_buffered_messages") == 2
+
+
+def test_names_follow_the_conventions(service: Service) -> None:
+    metrics = Metrics()
+    metrics.engine.status = run(service.client.status())
     names = re.findall(r"^# TYPE (\S+) (\S+)$", metrics.text(), re.M)
-    assert len(names) > 12
+    assert len(names) > 30
     for name, kind in names:
         assert name.startswith(("sonant_", "grpc_server_"))
         assert name.endswith("_total") == (kind == "counter") or name.endswith("_created")

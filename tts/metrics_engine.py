@@ -1,0 +1,124 @@
+"""The engine's and the audio decoder's numbers as Prometheus metrics, read at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from llm import EngineStats, Histogram
+from tts.engine_client import AudioFigures, EngineStatus
+
+BATCH_HISTOGRAMS = (
+    ("rows", "sonant_batch_rows", "Requests of one batch."),
+    ("input_tokens", "sonant_batch_input_tokens", "Tokens fed to one batch."),
+    ("context_tokens", "sonant_batch_context_tokens", "Tokens in the KV cache after one batch."),
+    ("schedule_s", "sonant_batch_schedule_seconds", "Time to decide on one batch."),
+    ("execute_s", "sonant_batch_execute_seconds", "Time to run one batch."),
+)
+"""Field of the engine's figures, name and description; all by kind of batch."""
+
+
+class EngineCollector(Collector):
+    """The engine's last snapshot as metrics; empty while there is none."""
+
+    def __init__(self) -> None:
+        self.status: EngineStatus | None = None
+
+    def collect(self) -> Iterable[Metric]:
+        """Metrics of the snapshot (called by the registry at each scrape)."""
+        status = self.status
+        if status is None:
+            return
+        yield from _state(status)
+        if status.stats is not None:
+            yield from _batches(status.stats)
+            yield from _sequences(status.stats)
+        if status.audio is not None:
+            yield from _audio(status.audio)
+
+
+def _state(status: EngineStatus) -> Iterator[Metric]:
+    stats = status.stats
+    states = {"running": status.running, "waiting": status.waiting}
+    pages = {"used": status.used_pages, "total": status.total_pages}
+    if stats is not None:
+        states |= {"decoding": stats.decoding, "paused": stats.paused}
+        pages["cached"] = stats.cached_pages
+    yield _gauge("sonant_engine_sequences", "Sequences in the engine.", states)
+    yield _gauge("sonant_kv_pages", "Pages of the KV pool.", pages)
+    yield GaugeMetricFamily(
+        "sonant_audio_streams", "Decoder states alive.", value=status.audio_streams
+    )
+    preempted = "Sequences put back for lack of pages."
+    yield _counter("sonant_preemptions", preempted, status.preemptions)
+    hits = "Prompt tokens taken from the prefix cache."
+    yield _counter("sonant_prefix_cache_hit_tokens", hits, status.prefix_hit_tokens)
+
+
+def _batches(stats: EngineStats) -> Iterator[Metric]:
+    for field, name, text in BATCH_HISTOGRAMS:
+        family = HistogramMetricFamily(name, text, labels=["mode"])
+        for figures in stats.batches:
+            _add(family, [figures.mode.value], getattr(figures, field))
+        yield family
+    missed = "Prompt tokens that were computed."
+    yield _counter("sonant_prefix_cache_miss_tokens", missed, stats.prefix_miss_tokens)
+    yield _counter("sonant_empty_forwards", "Forwards without a row.", stats.empty_steps)
+    yield _counter("sonant_failed_batches", "Batches whose forward failed.", stats.failed_steps)
+
+
+def _sequences(stats: EngineStats) -> Iterator[Metric]:
+    figures = stats.sequences
+    first = "From submission to the first token."
+    yield _histogram("sonant_time_to_first_token_seconds", first, figures.first_token_s)
+    gap = "Between two tokens of a sequence, or two turns of several."
+    yield _histogram("sonant_inter_token_seconds", gap, figures.token_gap_s)
+    finished = CounterMetricFamily(
+        "sonant_sequences_finished", "Sequences that ended, by reason.", labels=["reason"]
+    )
+    for reason, count in figures.finished.items():
+        finished.add_metric([reason.value], count)
+    yield finished
+
+
+def _audio(figures: AudioFigures) -> Iterator[Metric]:
+    decode = "Time of one call of the audio decoder."
+    yield _histogram("sonant_block_decode_seconds", decode, figures.decode_s)
+    blocks = "Blocks that one call of the audio decoder rendered."
+    yield _histogram("sonant_block_batch", blocks, figures.blocks)
+    yield _counter("sonant_audio_rendered_seconds", "Audio rendered.", figures.audio_s)
+    waiting = "Blocks and chunks of text that wait for their readers."
+    yield GaugeMetricFamily("sonant_buffered_messages", waiting, value=figures.buffered)
+
+
+def _gauge(name: str, text: str, by_state: dict[str, int]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=["state"])
+    for state, value in by_state.items():
+        family.add_metric([state], value)
+    return family
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, text, value=value)
+
+
+def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
+    family = HistogramMetricFamily(name, text)
+    _add(family, [], histogram)
+    return family
+
+
+def _add(family: HistogramMetricFamily, labels: list[str], histogram: Histogram) -> None:
+    """One histogram, its counts made cumulative as the format has them."""
+    buckets, seen = [], 0
+    for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
+        seen += count
+        buckets.append(("+Inf" if bound == float("inf") else str(float(bound)), seen))
+    family.add_metric(labels, buckets=buckets, sum_value=histogram.total)
