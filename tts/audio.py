@@ -1,4 +1,7 @@
-"""The way of one stream's audio out: codec samples → speaking rate → sample rate → gain → bytes."""
+"""The way of one stream's audio out.
+
+codec samples → steady loudness → trimmed silence → speaking rate → sample rate → gain → bytes
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ from decoder import (
     AudioEncoding,
     AudioFormat,
     HeaderPatch,
+    LoudnessKeeper,
     Resampler,
+    SilenceTrimmer,
     TimeStretcher,
     create_encoder,
     gain_factor,
@@ -32,22 +37,32 @@ class EncodedAudio:
     num_samples: int
 
 
+@dataclass(frozen=True, slots=True)
+class AudioShape:
+    """What is done to the samples on their way out."""
+
+    speaking_rate: float = 1.0
+    gain_db: float = 0.0
+    trim_silence: bool = False  # at the ends of an utterance
+    steady_loudness: bool = False  # later segments come to the level of the first
+
+
 class AudioOutput:
     """Turns mono float32 at the codec's rate into the bytes a client asked for, as it comes.
 
     The methods give pieces one by one, each a short piece of work; pieces not asked for are not
-    made. `flush` lets go of what rate conversion holds back, so that an utterance is sent to its
+    made. `flush` lets go of what is held back, so that an utterance is sent to its
     end; `drop` forgets it. Neither clicks between utterances: speech ends in silence.
     """
 
-    def __init__(
-        self, codec_rate: int, audio_format: AudioFormat, speaking_rate: float, gain_db: float
-    ) -> None:
-        self._stretcher = TimeStretcher(speaking_rate, codec_rate)
+    def __init__(self, codec_rate: int, audio_format: AudioFormat, shape: AudioShape) -> None:
+        self._loudness = LoudnessKeeper(codec_rate) if shape.steady_loudness else None
+        self._trimmer = SilenceTrimmer(codec_rate) if shape.trim_silence else None
+        self._stretcher = TimeStretcher(shape.speaking_rate, codec_rate)
         self._resampler = Resampler(codec_rate, audio_format.sample_rate)
-        self._gain = np.float32(gain_factor(gain_db))
+        self._gain = np.float32(gain_factor(shape.gain_db))
         self._encoder = create_encoder(audio_format)
-        is_costly = audio_format.encoding in COMPRESSED or speaking_rate != 1.0
+        is_costly = audio_format.encoding in COMPRESSED or shape.speaking_rate != 1.0
         self._step = round((COSTLY_PIECE_S if is_costly else PIECE_S) * codec_rate)
         sample_bytes = 4 if audio_format.encoding is AudioEncoding.PCM_F32LE else 2
         self._max_piece = MAX_PIECE_BYTES // sample_bytes
@@ -55,18 +70,30 @@ class AudioOutput:
         self.num_samples = 0
         """Samples sent so far, at the output rate."""
 
+    def begin_segment(self) -> None:
+        """What is written now is another segment."""
+        if self._loudness is not None:
+            self._loudness.begin_segment()
+
     def write(self, samples: np.ndarray) -> Iterator[EncodedAudio]:
         """Send on float32 [S] at the codec's rate; what comes out may lag behind a little."""
         for start in range(0, len(samples), self._step):
-            stretched = self._stretcher.process(samples[start : start + self._step])
+            stretched = self._stretcher.process(self._shaped(samples[start : start + self._step]))
             yield from self._encode([self._resampler.process(stretched)])
 
+    def _shaped(self, samples: np.ndarray) -> np.ndarray:
+        if self._loudness is not None:
+            samples = self._loudness.process(samples)
+        return samples if self._trimmer is None else self._trimmer.process(samples)
+
     def flush(self) -> Iterator[EncodedAudio]:
-        """Send what rate conversion holds back. The stream goes on."""
+        """Send what trimming and rate conversion hold back. The stream goes on."""
         return self._encode(self._tails())
 
     def drop(self) -> None:
-        """Forget what rate conversion holds back. The stream goes on."""
+        """Forget what trimming and rate conversion hold back. The stream goes on."""
+        if self._trimmer is not None:
+            self._trimmer.drop()
         for _ in self._tails():
             pass
 
@@ -83,6 +110,8 @@ class AudioOutput:
         return self._encoder.patches
 
     def _tails(self) -> Iterator[np.ndarray]:
+        if self._trimmer is not None:
+            yield self._resampler.process(self._stretcher.process(self._trimmer.finish()))
         yield self._resampler.process(self._stretcher.finish())
         yield self._resampler.finish()
 

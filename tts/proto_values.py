@@ -128,6 +128,7 @@ def read_config(proto: pb.SynthesisConfig, rules: WireRules, text: str = "") -> 
             sample_rate=sample_rate,
             speaking_rate=1.0 if rate is None else rate,
             gain_db=0.0 if gain is None else gain,
+            trim_silence=proto.trim_silence,
             sampling=sampling,
             chunking=chunking,
             segment_mode=SEGMENT_MODES[proto.segment_mode if has_modes else 0],

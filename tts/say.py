@@ -75,6 +75,9 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--format", default="", choices=FORMATS, help="format, whatever the suffix")
     group.add_argument("--sample-rate", type=_integer(0), default=0, metavar="HZ", help="resample")
+    group.add_argument(
+        "--trim-silence", action="store_true", help="none before the first and after the last word"
+    )
     group.add_argument("--timestamps", default="", metavar="FILE", help="write .srt or .json too")
     group.add_argument("--timestamp-level", choices=("segment", "word"), default="segment")
     group.add_argument("--progress", action="store_true", help="tell every chunk")

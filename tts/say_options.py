@@ -78,6 +78,7 @@ class SayOptions:
     output: str  # a file name, "-", or "" for a player
     encoding: str  # one of FORMATS
     sample_rate: int
+    trim_silence: bool
     rate: float | None
     seed: int | None
     temperature: float | None
@@ -106,6 +107,7 @@ def read_options(args: argparse.Namespace, stdin: BinaryIO | None = None) -> Say
         output=args.output,
         encoding=_encoding(args.output, args.format),
         sample_rate=args.sample_rate,
+        trim_silence=args.trim_silence,
         rate=args.rate,
         seed=args.seed,
         temperature=args.temperature,

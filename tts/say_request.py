@@ -62,6 +62,7 @@ def synthesis_config(options: SayOptions) -> speech_pb2.SynthesisConfig:
             encoding=ENCODINGS[options.encoding], sample_rate_hertz=options.sample_rate
         ),
         chunking=_chunking(options.chunking),
+        trim_silence=options.trim_silence,
     )
     if options.rate is not None:
         config.speaking_rate = options.rate

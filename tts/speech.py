@@ -141,6 +141,7 @@ class SpeechRequest:
     sample_rate: int = 0  # Hz; 0 = the codec's own, or the nearest the encoding has
     speaking_rate: float = 1.0
     gain_db: float = 0.0
+    trim_silence: bool = False
     sampling: SamplingOverrides = field(default_factory=SamplingOverrides)
     chunking: ChunkingOverrides = field(default_factory=ChunkingOverrides)
     segment_mode: SegmentMode = SegmentMode.SENTENCE

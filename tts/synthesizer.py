@@ -27,6 +27,7 @@ from decoder import (
     validate_streaming,
 )
 from llm import SamplingParams
+from tts.audio import AudioShape
 from tts.cloning import CloningLimits, VoiceCloner
 from tts.engine_client import EngineClient
 from tts.errors import (
@@ -223,8 +224,12 @@ class Synthesizer:
             request_id=request.request_id or uuid4().hex,
             voice=request.voice or self.voices.default,
             audio_format=self._audio_format(self.encoding_of(request), request.sample_rate),
-            speaking_rate=request.speaking_rate,
-            gain_db=request.gain_db,
+            shape=AudioShape(
+                speaking_rate=request.speaking_rate,
+                gain_db=request.gain_db,
+                trim_silence=request.trim_silence,
+                steady_loudness=settings.traits.steady_loudness,
+            ),
             streaming=self._streaming(request.chunking),
             sampling=sampling.over(settings.sampling),
             seed=secrets.randbits(64) if sampling.seed is None else sampling.seed,

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from decoder import AudioFormat, CodecSpec, StreamingOptions
 from llm import FinishReason, Request, RequestTimings, SamplingParams
-from tts.audio import AudioOutput, EncodedAudio
+from tts.audio import AudioOutput, AudioShape, EncodedAudio
 from tts.engine_client import AudioBlock, EngineClient, SpeechJob
 from tts.errors import SynthesisError
 from tts.prompt import PromptBuilder
@@ -43,8 +43,7 @@ class SpeechPlan:
     request_id: str
     voice: Voice
     audio_format: AudioFormat
-    speaking_rate: float
-    gain_db: float
+    shape: AudioShape
     streaming: StreamingOptions
     sampling: SamplingParams  # how a token is chosen; lengths and seed are set per segment
     seed: int
@@ -94,9 +93,7 @@ class SpeechStream:
         self._client, self._prompts, self._spec, self._plan = client, prompts, spec, plan
         assert prompts.vocabulary is not None
         self._vocabulary = prompts.vocabulary
-        self._output = AudioOutput(
-            spec.sample_rate, plan.audio_format, plan.speaking_rate, plan.gain_db
-        )
+        self._output = AudioOutput(spec.sample_rate, plan.audio_format, plan.shape)
         self._voice = plan.voice
         self._segment_codes: list[int] = []
         self._carry = plan.carry
@@ -149,6 +146,7 @@ class SpeechStream:
             return
         job = self._job(segment, budget)
         self._is_fresh, self._segment_codes = False, []
+        self._output.begin_segment()
         last = None
         try:
             async with closing(self._client.speak(job)) as blocks:
@@ -198,7 +196,7 @@ class SpeechStream:
         if plan.max_tokens is not None:
             left = min(left, plan.max_tokens - self._num_codes)
         if plan.max_audio_s is not None:
-            total = math.floor(plan.max_audio_s * plan.speaking_rate * rate)
+            total = math.floor(plan.max_audio_s * plan.shape.speaking_rate * rate)
             left = min(left, total - self._num_codes)
         left = self._vocabulary.whole_frames(left)
         shortest = math.floor(rate * SHORTEST_S_PER_CHARACTER * length)

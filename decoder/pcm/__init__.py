@@ -1,7 +1,8 @@
 """Everything that touches sample formats: float32 samples to and from bytes.
 
 formats (s16le, f32le, mu-law, A-law, gain) · resampling · time_stretch (speaking rate) · encoders
-(streams in any format or container) · prompt_audio (a stranger's clip, checked)
+(streams in any format or container) · silence · loudness · prompt_audio (a stranger's clip,
+checked)
 """
 
 from decoder.pcm.encoders import (
@@ -23,8 +24,10 @@ from decoder.pcm.formats import (
     gain_factor,
     to_s16,
 )
+from decoder.pcm.loudness import LoudnessKeeper
 from decoder.pcm.prompt_audio import PromptAudioLimits, read_prompt_audio
 from decoder.pcm.resampling import Resampler, resample
+from decoder.pcm.silence import SilenceTrimmer
 from decoder.pcm.time_stretch import MAX_SPEAKING_RATE, MIN_SPEAKING_RATE, TimeStretcher
 
 __all__ = [
@@ -34,8 +37,10 @@ __all__ = [
     "AudioEncoding",
     "AudioFormat",
     "HeaderPatch",
+    "LoudnessKeeper",
     "PromptAudioLimits",
     "Resampler",
+    "SilenceTrimmer",
     "TimeStretcher",
     "apply_patches",
     "check_output_format",

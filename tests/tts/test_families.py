@@ -256,7 +256,8 @@ def test_codes_and_samples_belong_together(running: Running) -> None:
         assert len(codes) % spec.codes_per_frame == 0
         assert spoken.done.usage.output_tokens in (len(codes), len(codes) + 1)  # with the end
         assert running.vocabulary.codes(running.vocabulary.token_ids(codes)) == tuple(codes)
-        expected = audio_of(running.decoder(), codes, options)
+        prompt = () if case.voices else case.codes
+        expected = audio_of(running.decoder(), codes, options, prompt_codes=prompt)
         assert len(expected) == len(codes) * spec.samples_per_code
         np.testing.assert_array_equal(np.frombuffer(spoken.data, "<f4"), expected)
 

@@ -1,0 +1,69 @@
+"""Silence at the two ends of an utterance, cut off a stream; pauses inside stay as they are.
+
+    in    ......speech...speech..........
+    out      ...speech...speech...          what is kept at either end: `KEPT_S`
+
+Every decision depends on complete frames at absolute positions: the output is the same however
+the input is cut.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+FRAME_S = 0.01
+SILENCE_RMS = 10 ** (-45 / 20)  # full scale is 1
+KEPT_S = 0.05
+
+
+class SilenceTrimmer:
+    """Mono float32 without the silence at its ends. Holds back what may be an end."""
+
+    def __init__(self, sample_rate: int) -> None:
+        self._frame = max(1, round(FRAME_S * sample_rate))
+        self._kept = round(KEPT_S * sample_rate)
+        self._held = np.zeros(0, dtype=np.float32)
+        self._num_judged = 0  # of the held samples: all silent
+        self._is_speaking = False
+        self.num_dropped = 0
+        """Samples cut off so far, at both ends."""
+
+    def process(self, samples: np.ndarray) -> np.ndarray:
+        """float32 [S] in, what is certain out (possibly nothing)."""
+        self._held = np.concatenate([self._held, samples])
+        complete = len(self._held) - (len(self._held) - self._num_judged) % self._frame
+        frames = self._held[self._num_judged : complete].reshape(-1, self._frame)
+        loud = np.flatnonzero(np.sqrt((frames.astype(np.float64) ** 2).mean(1)) > SILENCE_RMS)
+        start = self._num_judged
+        self._num_judged = complete
+        if not len(loud):
+            return self._shorten()
+        first, end = (start + int(k) * self._frame for k in (loud[0], loud[-1] + 1))
+        return self._release(0 if self._is_speaking else max(0, first - self._kept), end)
+
+    def finish(self) -> np.ndarray:
+        """What is kept of the end. The next sample begins a new utterance."""
+        keep = min(self._kept, len(self._held)) if self._is_speaking else 0
+        ready = self._release(0, keep)
+        self.drop()
+        return ready
+
+    def drop(self) -> None:
+        """Forget what is held back; the next sample begins a new utterance."""
+        self.num_dropped += len(self._held)
+        self._held, self._num_judged, self._is_speaking = self._held[:0], 0, False
+
+    def _release(self, start: int, end: int) -> np.ndarray:
+        ready, self._held = self._held[start:end], self._held[end:]
+        self._num_judged = max(0, self._num_judged - end)
+        self._is_speaking = self._is_speaking or end > start
+        self.num_dropped += start
+        return ready
+
+    def _shorten(self) -> np.ndarray:
+        """Before the first sound no more than what will be kept is held."""
+        surplus = 0 if self._is_speaking else max(0, self._num_judged - self._kept)
+        self._held = self._held[surplus:]
+        self._num_judged -= surplus
+        self.num_dropped += surplus
+        return self._held[:0]
