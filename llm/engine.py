@@ -202,6 +202,7 @@ class Engine:
             empty_steps=counters.empty_steps,
             batches=counters.snapshot(),
             sequences=scheduler.figures(),
+            speculative=self._pipeline.spec_decode_metrics(),
         )
 
     def __repr__(self) -> str:

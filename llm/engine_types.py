@@ -12,6 +12,7 @@ from llm.engine_figures import BatchFigures
 from llm.kv_cache.manager import KVCacheManager
 from llm.request import TokenChunk
 from llm.scheduler.figures import SequenceFigures
+from llm.speculative.metrics import SpeculativeDecodingMetrics
 
 Sink = Callable[[TokenChunk], None]
 
@@ -44,6 +45,9 @@ class Pipeline(Protocol):
 
     def has_pending_outputs(self) -> bool:
         """Whether the last batch's results are still to come, with the next call."""
+
+    def spec_decode_metrics(self) -> SpeculativeDecodingMetrics | None:
+        """What became of drafted tokens; None without a draft model."""
 
     def release(self, request_id: str, /) -> None:
         """Forget a request that has ended; harmless when nothing is known of it."""
@@ -82,6 +86,7 @@ class EngineStats:
     empty_steps: int  # without a row, for `execute_empty_batches`
     batches: tuple[BatchFigures, ...]  # by kind of batch
     sequences: SequenceFigures
+    speculative: SpeculativeDecodingMetrics | None = None  # None without a draft model
 
 
 class TokenStream:

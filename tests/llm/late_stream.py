@@ -27,6 +27,7 @@ class LateStream(DeviceStream):
         self.log: list[str] = []
         self.fail_next = False
         self.most_queued = 0
+        self.done = 0  # pieces of work
 
     def launch(self, work: Callable[[], T]) -> Launched[T]:
         launched: Launched[T] = Launched()
@@ -52,6 +53,7 @@ class LateStream(DeviceStream):
         while not is_done():
             try:
                 self.queue.popleft()()
+                self.done += 1
             except RuntimeError:
                 self.queue.clear()
                 raise

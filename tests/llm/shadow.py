@@ -117,6 +117,9 @@ class ShadowPipeline:
         """Never."""
         return False
 
+    def spec_decode_metrics(self) -> None:
+        """Nothing is drafted."""
+
     def release(self, request_id: str, /) -> None:
         """Remember that the request was released."""
         self.released.append(request_id)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from llm import engine_steps
 from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow
 from llm.engine import Engine, assemble_engine, create_engine
 from llm.errors import RequestError
@@ -267,6 +269,20 @@ def test_two_batches_are_under_way_at_once(tiny_checkpoint: Path) -> None:
     finish(engine, [Request(name, (1, 2), sampling) for name in "ab"])
     assert stream.most_queued == 6  # a forward, a sampling and a copy, twice
     assert stream.log == ["launch", "launch"] + ["launch", "launch", "wait"] * 5 + ["wait"]
+
+
+def test_a_steps_time_is_counted_for_the_batch_that_was_waited_for(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that only the device's work moves on, one second for each piece of it."""
+    engine, stream = overlapping(plain.config(tiny_checkpoint))
+    clock = SimpleNamespace(perf_counter=lambda: float(stream.done))
+    monkeypatch.setattr(engine_steps, "time", clock)
+    finish(engine, [Request("a", (1, 2), SamplingParams(max_tokens=4, ignore_eos=True))])
+    spent = {kind.mode: kind.execute_s for kind in engine.stats().batches}
+    # The call that launched the prompt took no time at all; each was waited for by the next.
+    assert (spent[ForwardMode.EXTEND].count, spent[ForwardMode.EXTEND].total) == (1, 3.0)
+    assert (spent[ForwardMode.DECODE].count, spent[ForwardMode.DECODE].total) == (3, 9.0)
 
 
 def test_structured_output_overlaps(tmp_path: Path) -> None:

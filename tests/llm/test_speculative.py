@@ -114,7 +114,8 @@ def test_the_same_tokens_as_without_a_draft(
     engine = create_engine(config(models, models[1], **values))
     assert results(engine, requests()) == expected
     assert engine.stats().preemptions > 0 or "num_pages" not in values
-    metrics = engine.pipeline.spec_decode_metrics()  # type: ignore[attr-defined]
+    metrics = engine.stats().speculative
+    assert metrics is not None
     assert metrics.num_verifications > 0
     assert all(0 <= a <= d for a, d in zip(metrics.accepted, metrics.drafted, strict=True))
     assert list(metrics.accepted) == sorted(metrics.accepted, reverse=True)
@@ -138,7 +139,8 @@ def test_a_perfect_draft_is_accepted_everywhere(models: tuple[Path, Path], strat
     engine = create_engine(config(models, models[0], speculative=values))
     asked = [Request(f"r{n}", (5, n), SamplingParams(seed=n, max_tokens=26)) for n in range(4)]
     results(engine, asked)
-    metrics = engine.pipeline.spec_decode_metrics()  # type: ignore[attr-defined]
+    metrics = engine.stats().speculative
+    assert metrics is not None
     assert metrics.acceptance_rates == (1.0,) * 4
     assert metrics.mean_accepted > 3
     assert engine.stats().steps < 10
@@ -250,7 +252,8 @@ def test_the_drafts_pages_come_back_from_the_host(models: tuple[Path, Path]) -> 
     assert tokens[0] == tokens[-1]
     assert chunks[-1].cached_prompt_tokens == 64
     assert engine.stats().pages_from_host >= 4
-    metrics = engine.pipeline.spec_decode_metrics()  # type: ignore[attr-defined]
+    metrics = engine.stats().speculative
+    assert metrics is not None
     assert metrics.acceptance_rates == (1.0,) * 5
     engine.shutdown()
 
