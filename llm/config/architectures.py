@@ -70,6 +70,15 @@ _architectures |= {
 }
 
 
+FALLBACK = Architecture(
+    "AutoModelForCausalLM",
+    "llm.models.auto:AutoModel",
+    encodings=(QuantizationEncoding.FLOAT32, QuantizationEncoding.BFLOAT16),
+    required_arguments=(("enable_chunked_prefill", False), ("enable_overlap_scheduler", False)),
+)
+"""What runs an architecture that has no entry, by way of the transformers package."""
+
+
 def register_architecture(architecture: Architecture) -> None:
     """Add an architecture to this process; one of the same name is replaced."""
     _architectures[architecture.name] = architecture
@@ -80,12 +89,19 @@ def supported_architectures() -> tuple[str, ...]:
     return tuple(_architectures)
 
 
-def find_architecture(name: str, source: object) -> Architecture:
-    """By name; `source` is who asks for it. Raises `CheckpointError` listing those there are."""
+def find_architecture(name: str, source: object, *, runs_alone: bool = False) -> Architecture:
+    """By name; `source` is who asks for it.
+
+    A model that `runs_alone` (see `PipelineConfig`) may be any that transformers knows. Raises
+    `CheckpointError` listing those there are, and how others run.
+    """
     found = _architectures.get(name)
+    if found is None and runs_alone:
+        return FALLBACK
     if found is None:
         raise CheckpointError(
             f"{source}: architecture '{name}' is not supported; "
-            f"these are: {', '.join(_architectures)}"
+            f"these are: {', '.join(_architectures)}. transformers runs others, one request at a "
+            "time: set max_batch_size=1 and model.kv_cache.enable_prefix_caching=false"
         )
     return found

@@ -181,6 +181,11 @@ class PipelineConfig(StrictModel):
         """Whether `resolve()` has checked, filled in and frozen this configuration."""
         return self._resolved
 
+    @property
+    def runs_alone(self) -> bool:
+        """Whether requests share nothing: one at a time, and no prefix cache."""
+        return self.max_batch_size == 1 and not self.model.kv_cache.enable_prefix_caching
+
     def resolve(self) -> None:
         """Check the configuration as a whole, fill in what is unset, freeze. Idempotent.
 

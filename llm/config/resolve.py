@@ -214,7 +214,9 @@ def resolve_overlap(config: PipelineConfig) -> None:
 def _resolve_for_architecture(config: PipelineConfig) -> None:
     values = config.model.read_architecture()
     source = Path(config.model.model_path) / "config.json"
-    architecture = find_architecture(str(values["architectures"][0]), source)
+    architecture = find_architecture(
+        str(values["architectures"][0]), source, runs_alone=config.runs_alone
+    )
     _apply_required_arguments(config, architecture)
     _check_support(config, architecture)
     _check_encoding(config, architecture)

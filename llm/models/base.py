@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from llm.batch import (
 )
 from llm.config import KVCacheConfig, PipelineConfig
 from llm.models.encoding import Encoding, choose_encoding
-from llm.models.hf_config import HuggingFaceConfig
+from llm.models.hf_config import HuggingFaceConfig, ModelShape
 from llm.models.pickle_weights import find_weights
 from llm.models.pooling import read_pooling
 from llm.models.session import EngineSession
@@ -34,6 +34,8 @@ class PipelineModel(ABC, Generic[ContextT]):
 
     `ContextT` is what a request looks like to the model; text and speech requests share it.
     """
+
+    uses_kv_pool: ClassVar[bool] = True  # else it keeps keys and values itself, if any
 
     def __init__(  # noqa: PLR0913, PLR0917 - seed 000
         self,
@@ -82,6 +84,11 @@ class PipelineModel(ABC, Generic[ContextT]):
 
         Raises `ValueError` with both numbers when `max_length` is above the model's limit.
         """
+
+    @classmethod
+    def shape(cls, huggingface_config: HuggingFaceConfig) -> ModelShape:
+        """The sizes that the memory plan and the sampler need. Needs no weights."""
+        return ModelShape.read(huggingface_config)
 
     @classmethod
     def attention_windows(cls, huggingface_config: HuggingFaceConfig) -> tuple[int | None, ...]:
@@ -155,6 +162,10 @@ class PipelineModel(ABC, Generic[ContextT]):
     @abstractmethod
     def execute(self, model_inputs: ModelInputs) -> ModelOutputs:
         """One forward."""
+
+    def release(self, request_id: str) -> None:
+        """Forget what is kept for a request that has ended; harmless the second time."""
+        return
 
     def compute_log_probabilities(
         self,

@@ -68,7 +68,8 @@ def read_pooling(folder: Path | str) -> PoolingSpec | None:
     if path.is_file():
         return _read_modules(path)
     config = HuggingFaceConfig.read(folder)
-    architecture = find_architecture(config.architecture, config.path)
+    # One that has no entry, if it runs at all, is a language model of transformers.
+    architecture = find_architecture(config.architecture, config.path, runs_alone=True)
     return PoolingSpec() if architecture.is_embedding else None
 
 

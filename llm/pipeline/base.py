@@ -147,6 +147,7 @@ class TextGenerationPipelineInterface(ABC):
 
         The scheduler owns its pages; what is kept beside them goes here.
         """
+        self.runner.release(request_id)
         self.structured.release(request_id)
         self.prompt_scores.release(request_id)
         self.embeddings.release(request_id)

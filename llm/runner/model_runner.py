@@ -36,7 +36,7 @@ from llm.kv_cache.kv_pool import KVPool
 from llm.memory import MemoryPlan, PageLayout
 from llm.models.base import PipelineModel
 from llm.models.encoding import choose_encoding
-from llm.models.hf_config import HuggingFaceConfig, ModelShape
+from llm.models.hf_config import HuggingFaceConfig
 from llm.models.pickle_weights import find_weights
 from llm.models.pooling import read_pooling
 from llm.models.registry import model_class
@@ -73,9 +73,11 @@ class ModelRunner:
         self.gpu_id = self.device.index or 0
         self.huggingface_config = HuggingFaceConfig.read(config.model.model_path)
         self.pooling = read_pooling(config.model.model_path)
-        self._model_class = model_type or model_class(self.huggingface_config)
+        self._model_class = model_type or model_class(
+            self.huggingface_config, runs_alone=config.runs_alone
+        )
         self._weight_adapters = weight_adapters or {}
-        shape = ModelShape.read(self.huggingface_config)
+        shape = self._model_class.shape(self.huggingface_config)
         self.num_hidden_layers = shape.num_layers
         self.num_attention_heads = shape.num_heads
         self.num_kv_heads = shape.num_kv_heads
@@ -235,7 +237,7 @@ class ModelRunner:
         if self.memory_plan is None:
             raise RuntimeError("plan the memory before the pool is allocated")
         self.token_to_kv_pool = KVPool(
-            num_layers=self.num_hidden_layers,
+            num_layers=self.num_hidden_layers if self._model_class.uses_kv_pool else 0,
             num_pages=self.memory_plan.num_pages,
             page_size=self.memory_plan.page_size,
             num_kv_heads=self.num_kv_heads,
@@ -326,6 +328,11 @@ class ModelRunner:
     def sample(self, outputs: ModelOutputs, plan: SamplingPlan) -> Tensor:
         """int32 [B] token ids for the rows of a plan of `self.sampler`."""
         return self.sampler.sample(outputs.next_token_logits, plan)
+
+    def release(self, request_id: str) -> None:
+        """Let the model forget a request that has ended; harmless the second time."""
+        if self.model is not None:
+            self.model.release(request_id)
 
     def shutdown(self) -> None:
         """Let go of model and memory. Calling it again is harmless."""
