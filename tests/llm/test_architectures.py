@@ -218,12 +218,8 @@ def test_stretched_positions_raise_the_limit(tmp_path: Path) -> None:
 
 
 def test_the_registry_lists_what_it_knows() -> None:
-    assert supported_architectures() == (
-        "LlamaForCausalLM",
-        "MistralForCausalLM",
-        "Qwen2ForCausalLM",
-        "Qwen3ForCausalLM",
-    )
+    families = ("Llama", "Mistral", "Qwen2", "Qwen3")
+    assert {f"{family}ForCausalLM" for family in families} <= set(supported_architectures())
     for name in supported_architectures():
         found = model_class(HuggingFaceConfig(Path("config.json"), {"architectures": [name]}))
         assert issubclass(found, LlamaModel)
