@@ -46,6 +46,7 @@ class ScheduledRow(NamedTuple):
     sampling: SamplingParams
     output_ids: Sequence[int] = ()  # generated so far, for penalties and minimum lengths
 
+    lora: str = ""  # the adapter it is computed with
     embeds: bool = False  # its vectors are wanted: `samples` marks the row they are complete with
 
     @property
@@ -191,6 +192,7 @@ class ModelInputs:
     sampling_rows: tuple[int, ...] = ()  # batch rows whose next token is wanted, ascending
     logit_rows: Tensor | None = None  # int64 [R]
     logit_offsets: tuple[int, ...] = (0,)  # [B + 1]
+    adapters: tuple[str, ...] = ()  # [B] the name of each row's, '' for the base model
 
     def update(self, **values: object) -> None:
         """Set the fields that exist to the values that are not None."""

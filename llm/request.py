@@ -114,12 +114,18 @@ class Request:
     priority: int = 0  # higher runs first
     cache_salt: str = ""
     embeds: bool = False  # the vectors of the prompt are wanted, and no tokens
+    lora: str = ""  # name of the adapter; empty = the base model
 
     def __post_init__(self) -> None:
         if not self.request_id:
             raise RequestError("request_id must not be empty")
         if not self.prompt_ids:
             raise RequestError("the prompt must hold at least one token")
+
+    @property
+    def cache_namespace(self) -> str:
+        """Whose prefixes it may share: an adapter's keys and values are nobody else's."""
+        return f"{self.lora}\0{self.cache_salt}" if self.lora else self.cache_salt
 
 
 class TokenLogprob(NamedTuple):

@@ -48,6 +48,7 @@ class Sequence:
         "extend_end",
         "first_scheduled_s",
         "in_flight",
+        "lora",
         "max_outputs",
         "next_commit",
         "num_echoed",
@@ -72,6 +73,7 @@ class Sequence:
         self.request = request
         self.request_id = request.request_id
         self.sampling = request.sampling
+        self.lora = request.lora
         self.stop_ids = frozenset(request.sampling.stop_token_ids)
         self.tokens = list(request.prompt_ids)
         self.prompt_len = len(self.tokens)  # as submitted: preemption does not change it

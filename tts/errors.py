@@ -62,6 +62,13 @@ class ModelNotFoundError(NotFoundError):
         super().__init__("model", name, known)
 
 
+class AdapterNotFoundError(NotFoundError):
+    """The named LoRA adapter is not served here."""
+
+    def __init__(self, name: str, known: Iterable[str] = ()) -> None:
+        super().__init__("adapter", name, known)
+
+
 class VoiceExistsError(TTSError):
     """A voice of that name is there already (built-in ones cannot be replaced)."""
 

@@ -51,6 +51,7 @@ class TextModel:
     echoes: bool = False  # it scores prompts
     embeds: bool = False  # it embeds texts, and writes none
     pools_embeddings: bool = True  # one vector for each text
+    adapters: tuple[str, ...] = ()  # that requests can name
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +178,15 @@ def connect_service(
             echoes=config.enable_echo,
             embeds=is_embedding_model(folder),
             pools_embeddings=config.pool_embeddings,
+            adapters=_adapter_names(config),
         ),
         synthesizer=_synthesizer(parts, client, prompts, family) if family else None,
     )
+
+
+def _adapter_names(config: AudioGenerationConfig) -> tuple[str, ...]:
+    lora = config.lora
+    return tuple(lora.adapters()) if lora is not None and lora.enable_lora else ()
 
 
 def cpu_threads(num_cores: int) -> int:

@@ -119,6 +119,7 @@ RULES: Mapping[type[BaseException], StatusRule] = {
     ),
     errors.NotFoundError: StatusRule(_Code.NOT_FOUND, "NOT_FOUND", _resource),
     errors.VoiceNotFoundError: StatusRule(_Code.NOT_FOUND, "VOICE_NOT_FOUND", _resource),
+    errors.AdapterNotFoundError: StatusRule(_Code.NOT_FOUND, "ADAPTER_NOT_FOUND", _resource),
     errors.ModelNotFoundError: StatusRule(_Code.NOT_FOUND, "MODEL_NOT_FOUND", _resource),
     errors.VoiceExistsError: StatusRule(_Code.ALREADY_EXISTS, "VOICE_EXISTS"),
     errors.PreconditionError: StatusRule(

@@ -25,6 +25,7 @@ class TextRequest:
     sampling: SamplingParams
     stops: tuple[str, ...] = ()
     priority: int = 0
+    lora: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,9 @@ class TextGenerator:
 def _engine_request(request: TextRequest) -> Request:
     """With an id of our own: a client's id is not unique among those that run."""
     engine_id = f"{request.request_id}#text{next(_numbers)}"
-    return Request(engine_id, request.prompt_ids, request.sampling, request.priority)
+    return Request(
+        engine_id, request.prompt_ids, request.sampling, request.priority, lora=request.lora
+    )
 
 
 def _piece(text: str, chunk: TokenChunk) -> TextPiece:

@@ -13,9 +13,9 @@ import grpc
 from llm import RequestError, SamplingParams, TokenLogprob, check_json_schema
 from tts.chat import ChatMessage, ChatRole
 from tts.errors import (
+    AdapterNotFoundError,
     InvalidRequestError,
     ModelNotFoundError,
-    NotAvailableError,
     Precondition,
     PreconditionError,
 )
@@ -132,7 +132,7 @@ class TextServicer(pb_grpc.TextServiceServicer):
         if self._host.service.text.embeds:
             reason = Precondition.TEXT_GENERATION
             raise PreconditionError(reason, "this model embeds texts; it writes none")
-        _check_available(config)
+        self._check_adapter(config.lora)
         with Violations() as wrong:
             wrong.request_id(config.request_id, "config.request_id")
             _check_config(config, wrong)
@@ -148,7 +148,13 @@ class TextServicer(pb_grpc.TextServiceServicer):
             sampling=_sampling(config, self._host.service.text),
             stops=tuple(config.sampling.stop),
             priority=config.priority,
+            lora=config.lora,
         )
+
+    def _check_adapter(self, name: str) -> None:
+        adapters = self._host.service.text.adapters
+        if name and name not in adapters:
+            raise AdapterNotFoundError(name, adapters)
 
     async def _check_schema(self, schema: str) -> None:
         if not schema:
@@ -176,11 +182,6 @@ class TextServicer(pb_grpc.TextServiceServicer):
             path = f"input.chat.messages[{index}]"
             wrong.one_of(message.role, ROLES, f"{path}.role")
             _check_characters(message.content, f"{path}.content", wrong)
-
-
-def _check_available(config: pb.GenerationConfig) -> None:
-    if config.lora:
-        raise NotAvailableError("LoRA adapters are not available in this release")
 
 
 def _check_config(config: pb.GenerationConfig, wrong: Violations) -> None:

@@ -59,11 +59,13 @@ _BUILT_IN = {
     "Qwen3ForCausalLM": "llm.models.qwen3:Qwen3Model",
 }
 _architectures = {
-    name: Architecture(name, model, supports_empty_batches=True)
+    name: Architecture(name, model, supports_lora=True, supports_empty_batches=True)
     for name, model in _BUILT_IN.items()
 }
 _architectures |= {
-    name: Architecture(name, model, is_embedding=True, supports_empty_batches=True)
+    name: Architecture(
+        name, model, is_embedding=True, supports_lora=True, supports_empty_batches=True
+    )
     for name, model in (
         (causal.replace("ForCausalLM", "Model"), model) for causal, model in _BUILT_IN.items()
     )

@@ -15,7 +15,6 @@ NOT_YET_AVAILABLE: dict[str, str] = {
     "use_vendor_blas": "matrix products always use torch's BLAS",
     "zmq_endpoint_base": "front end and engine share one process",
     "use_legacy_module": "torch.compile is not used",
-    "lora": "there are no LoRA adapters",
     "sampling.in_dtype": "logits are sampled in float32",
     "sampling.out_dtype": "logits are sampled in float32",
     "profiling.gpu_profiling": "there are no profiling ranges",

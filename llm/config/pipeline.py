@@ -226,6 +226,12 @@ class PipelineConfig(StrictModel):
         )
 
     @property
+    def max_active_adapters(self) -> int | None:
+        """How many adapters may run at once; None: there are none, so nobody counts."""
+        lora = self.lora
+        return lora.max_num_loras if lora is not None and lora.enable_lora else None
+
+    @property
     def graph_quantization_encoding(self) -> QuantizationEncoding | None:
         """The weight-only quantisation the model runs with; None for plain number formats."""
         encoding = self.model.quantization_encoding

@@ -253,6 +253,7 @@ def _check_support(config: PipelineConfig, architecture: Architecture) -> None:
     lora = config.lora
     if lora is None or not lora.enable_lora:
         return
+    lora.adapters()
     if not architecture.supports_lora:
         raise ConfigError(f"lora: {architecture.name} does not take adapters")
     if config.model.data_parallel_degree > 1:

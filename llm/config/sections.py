@@ -188,9 +188,32 @@ class LoRAConfig(StrictModel):
     """Low-rank adapters served beside the base model."""
 
     enable_lora: bool = Field(default=False, description="serve adapters")
-    lora_paths: list[str] = Field(default_factory=list, description="adapters to load at start")
+    lora_paths: list[str] = Field(
+        default_factory=list, description="folders of adapters, each FOLDER or NAME=FOLDER"
+    )
     max_lora_rank: int = Field(default=16, gt=0, description="largest rank accepted")
-    max_num_loras: int = Field(default=1, gt=0, description="adapters resident at once")
+    max_num_loras: int = Field(
+        default=1, gt=0, description="adapters that run at once; requests for others wait"
+    )
+
+    def adapters(self) -> dict[str, Path]:
+        """Folders by name; a folder's own name where none is given.
+
+        Raises `ConfigError` for a name that is odd or given twice, and a folder that is not there.
+        """
+        found: dict[str, Path] = {}
+        for entry in self.lora_paths:
+            name, separator, folder = entry.rpartition("=")
+            path = Path(folder).expanduser()
+            name = name if separator else path.resolve().name
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+                raise ConfigError(f"lora.lora_paths: '{name}' is no name; write NAME=FOLDER")
+            if name in found:
+                raise ConfigError(f"lora.lora_paths: adapter '{name}' is given twice")
+            if not path.is_dir():
+                raise ConfigError(f"lora.lora_paths: {path} is not a folder")
+            found[name] = path
+        return found
 
 
 class SpeculativeConfig(StrictModel):

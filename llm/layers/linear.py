@@ -19,6 +19,7 @@ from llm.layers.int8 import (
     has_integer_kernels,
 )
 from llm.layers.weight import LinearWeight
+from llm.lora.manager import LoRAManager
 
 ROW_TILE = 8
 
@@ -70,7 +71,16 @@ class BiasedLinear:
 class LinearFactory:
     """Makes the layers of one model: int8 (rounded now unless it is int8 already) or `dtype`."""
 
-    def __init__(self, *, dtype: torch.dtype, device: torch.device, int8: bool) -> None:
+    def __init__(
+        self,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        int8: bool,
+        lora: LoRAManager | None = None,
+    ) -> None:
+        """With `lora`, layers that an adapter changes can be adapted; others stay what they are."""
+        self._lora = lora
         self.dtype = dtype
         self.device = device
         self.int8 = int8
@@ -78,8 +88,15 @@ class LinearFactory:
 
     def linear(self, weight: LinearWeight) -> Linear:
         """The layer for a weight."""
-        product = self._product(weight)
-        return product if weight.bias is None else BiasedLinear(product, self.vector(weight.bias))
+        layer: Linear = self._product(weight)
+        if weight.bias is not None:
+            layer = BiasedLinear(layer, self.vector(weight.bias))
+        lora = self._lora
+        if lora is None or not any(lora.adapts(source.name) for source in weight.sources):
+            return layer
+        from llm.layers.adapted import AdaptedLinear
+
+        return AdaptedLinear(layer, weight.sources, lora, self.dtype, self.device)
 
     def _product(self, weight: LinearWeight) -> Linear:
         if not self.int8:

@@ -11,12 +11,22 @@ INT8_MAX = 127
 
 
 @dataclass(frozen=True, slots=True)
+class WeightSource:
+    """The checkpoint's module that some output rows are from, and their order if it is another."""
+
+    name: str
+    num_rows: int
+    order: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LinearWeight:
     """The matrix is `values`, or `values × scales[:, None]` where there are scales."""
 
     values: Tensor  # [out, in] floating point, or int8
     scales: Tensor | None = None  # float32 [out]
     bias: Tensor | None = None  # [out] floating point, added to the product
+    sources: tuple[WeightSource, ...] = ()  # of all rows in turn, where it is known
 
     @property
     def is_quantized(self) -> bool:
@@ -25,6 +35,7 @@ class LinearWeight:
     @classmethod
     def stack(cls, weights: list[LinearWeight]) -> LinearWeight:
         """One matrix with the outputs of all, so that one product computes them."""
+        all_sources = [weight.sources for weight in weights] if _are_known(weights) else []
         scales = [weight.scales for weight in weights if weight.scales is not None]
         if len(scales) not in (0, len(weights)):
             weights = [cls(w.to_float(torch.float32), bias=w.bias) for w in weights]
@@ -34,14 +45,22 @@ class LinearWeight:
         if len(biases) not in (0, len(weights)):
             raise ValueError("of stacked weights either all have a bias or none")
         return cls(
-            values, torch.cat(scales) if scales else None, torch.cat(biases) if biases else None
+            values,
+            torch.cat(scales) if scales else None,
+            torch.cat(biases) if biases else None,
+            tuple(source for sources in all_sources for source in sources),
         )
 
     def rows(self, index: Tensor) -> LinearWeight:
         """The output rows `index`, in that order."""
         scales = None if self.scales is None else self.scales[index]
         bias = None if self.bias is None else self.bias[index]
-        return LinearWeight(self.values[index], scales, bias)
+        sources = tuple(
+            WeightSource(source.name, len(index), index)
+            for source in self.sources
+            if source.order is None and len(self.sources) == 1
+        )
+        return LinearWeight(self.values[index], scales, bias, sources)
 
     def to_float(self, dtype: torch.dtype) -> Tensor:
         """[out, in] numbers."""
@@ -56,3 +75,7 @@ class LinearWeight:
         values = self.values.float()
         scales = values.abs().amax(dim=1).clamp_(min=1e-12) / INT8_MAX
         return (values / scales[:, None]).round_().to(torch.int8), scales
+
+
+def _are_known(weights: list[LinearWeight]) -> bool:
+    return all(weight.sources for weight in weights)

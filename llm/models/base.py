@@ -17,6 +17,7 @@ from llm.batch import (
     ReturnLogits,
 )
 from llm.config import KVCacheConfig, PipelineConfig
+from llm.lora.manager import LoRAManager
 from llm.models.encoding import Encoding, choose_encoding
 from llm.models.hf_config import HuggingFaceConfig, ModelShape
 from llm.models.pickle_weights import find_weights
@@ -68,7 +69,13 @@ class PipelineModel(ABC, Generic[ContextT]):
         self._huggingface_config = HuggingFaceConfig.read(pipeline_config.model.model_path)
         self.encoding: Encoding = choose_encoding(pipeline_config.model, self._huggingface_config)
         self.max_seq_len = self.calculate_max_seq_len(pipeline_config, self._huggingface_config)
+        lora = pipeline_config.lora
+        self._lora_manager: LoRAManager | None = None
+        if lora is not None and lora.enable_lora:
+            self._lora_manager = LoRAManager(lora, self.devices[0])
         self.load_weights()
+        if self._lora_manager is not None:
+            self._lora_manager.check_claimed()
         weights.close()
 
     def load_weights(self) -> None:
@@ -131,9 +138,9 @@ class PipelineModel(ABC, Generic[ContextT]):
         return self._huggingface_config
 
     @property
-    def lora_manager(self) -> None:
-        """Adapters, where there are any: none in this release."""
-        return None
+    def lora_manager(self) -> LoRAManager | None:
+        """The adapters; None unless the configuration enables them."""
+        return self._lora_manager
 
     @property
     def signal_buffers(self) -> list[Tensor]:

@@ -68,6 +68,7 @@ class CausalModel(PipelineModel[ScheduledRow]):
             sampling_rows=tuple(index for index, row in enumerate(rows) if row.generates),
             logit_rows=_last_rows(forward_batch, wanted),
             logit_offsets=_running_sum(wanted),
+            adapters=tuple(row.lora for row in rows),
         )
 
     def _wanted(self, rows: Sequence[ScheduledRow], return_n_logits: int) -> list[int]:
@@ -96,6 +97,7 @@ class CausalModel(PipelineModel[ScheduledRow]):
             kv_cache_inputs=advanced,
             sampling_rows=prev_model_inputs.sampling_rows,
             logit_offsets=tuple(range(num_rows + 1)),
+            adapters=prev_model_inputs.adapters,
         )
 
     def execute(self, model_inputs: ModelInputs) -> ModelOutputs:
@@ -103,6 +105,9 @@ class CausalModel(PipelineModel[ScheduledRow]):
         cache = model_inputs.kv_cache_inputs
         if cache is None:
             raise ValueError(f"{type(self).__name__} needs kv_cache_inputs")
+        if self.lora_manager is not None:
+            query_lens = model_inputs.forward_batch.query_lens
+            self.lora_manager.begin(model_inputs.adapters, query_lens)
         with torch.inference_mode():
             hidden = self.hidden_states(model_inputs.forward_batch, cache)
             rows = model_inputs.logit_rows

@@ -120,7 +120,10 @@ class LlamaModel(CausalModel):
         """See `PipelineModel`."""
         self.config = self.read_config(self.huggingface_config)
         self._factory = LinearFactory(
-            dtype=self.dtype, device=self.devices[0], int8=self.encoding.int8
+            dtype=self.dtype,
+            device=self.devices[0],
+            int8=self.encoding.int8,
+            lora=self.lora_manager,
         )
         reader = WeightReader(self.weights, self.adapter)
         shape, names = self.config.shape, self.names

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm.errors import CheckpointError
-from llm.layers.weight import LinearWeight
+from llm.layers.weight import LinearWeight, WeightSource
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -204,7 +204,7 @@ class WeightReader:
         if not values.is_floating_point():
             scales = self.tensor(f"{name}.weight_scale", shape[0], 1).flatten().float()
         bias = self.tensor(f"{name}.bias", shape[0]) if has_bias else None
-        return LinearWeight(values, scales, bias)
+        return LinearWeight(values, scales, bias, (WeightSource(name, shape[0]),))
 
     def skip(self, *suffixes: str) -> None:
         """Names that end like this need not be read."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from llm.batch import ScheduledBatch, ScheduledRow, StepOutput
 from llm.config import PipelineConfig, SpeculativeConfig
+from llm.errors import RequestError
 from llm.kv_cache.kv_pool import KVPool
 from llm.kv_cache.manager import KVCacheManager
 from llm.memory import MemoryPlan
@@ -157,6 +158,11 @@ class TextGenerationPipelineInterface(ABC):
         self.structured.admit(request)
         self.prompt_scores.admit(request)
         self.embeddings.admit(request)
+        manager = self.runner.loaded_model.lora_manager
+        if manager is not None:
+            manager.admit(request)
+        elif request.lora:
+            raise RequestError("adapters need lora.enable_lora")
 
     def initialize_bitmask(self, batch: list[ScheduledRow]) -> np.ndarray | None:
         """int32 [B, V] of ones; None when no request of the batch has a schema."""

@@ -33,6 +33,7 @@ from llm.batch import (
 from llm.config import ModelConfig, PipelineConfig
 from llm.errors import ConfigError
 from llm.kv_cache.kv_pool import KVPool
+from llm.lora.manager import reserved_bytes
 from llm.memory import MemoryPlan, PageLayout
 from llm.models.base import PipelineModel
 from llm.models.encoding import choose_encoding
@@ -174,8 +175,9 @@ class ModelRunner:
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of the weights as they will be held."""
-        return self._model_class.estimate_weights_size(self.server_config)
+        """Bytes of the weights as they will be held, and of the slots of adapters."""
+        own = self._model_class.estimate_weights_size(self.server_config)
+        return own + reserved_bytes(self.server_config.lora)
 
     @property
     def activation_bytes(self) -> int:

@@ -38,6 +38,8 @@ class SchedulerConfig(Protocol):
     def kvcache_ce_watermark(self) -> float: ...
     @property
     def max_num_steps(self) -> int: ...
+    @property
+    def max_active_adapters(self) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class SchedulerLimits:
     enable_in_flight_batching: bool = True
     kvcache_ce_watermark: float = 0.95
     max_num_steps: int = 1  # decode forwards per step; -1: one
+    max_active_adapters: int | None = None  # that run at once; None: requests have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class ResolvedLimits:
     in_flight_batching: bool
     watermark: float
     max_num_steps: int
+    max_adapters: int | None
 
     @classmethod
     def create(
@@ -105,6 +109,7 @@ class ResolvedLimits:
             in_flight_batching=in_flight_batching,
             watermark=config.kvcache_ce_watermark,
             max_num_steps=max(config.max_num_steps, 1),
+            max_adapters=config.max_active_adapters,
         )
         limits._check()
         return limits

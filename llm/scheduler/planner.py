@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow
 from llm.kv_cache.manager import KVCacheManager
+from llm.scheduler.adapters import AdapterGate
 from llm.scheduler.budget import TokenBudget, Verdict
 from llm.scheduler.cycle import Cycle
 from llm.scheduler.limits import ResolvedLimits
@@ -50,6 +51,7 @@ class _Draft:
             True,
             sequence.sampling,
             sequence.output_ids,
+            sequence.lora,
             False,
         )
         # In the loop over all rows of all steps: half as long as `ScheduledRow(...)`.
@@ -69,6 +71,7 @@ class _Draft:
                 end == sequence.extend_end,
                 sequence.sampling,
                 sequence.output_ids,
+                sequence.lora,
                 sequence.request.embeds,
             )
         )
@@ -191,8 +194,14 @@ class BatchPlanner:
         return True
 
     def _add_prompts(self, draft: _Draft) -> None:
+        table, limit = self._table, self._limits.max_adapters
+        gate = AdapterGate(limit, table, table.pending, self._clock())
+        self._add_admitted(draft, gate)
+        gate.close()
+
+    def _add_admitted(self, draft: _Draft, gate: AdapterGate) -> None:
         pending, budget = self._table.pending, draft.budget
-        while pending and self._has_row(draft):
+        while pending and self._has_row(draft) and gate.skip_waiting():
             sequence = pending.peek()
             num_tokens = len(sequence.tokens)
             if not self._can_ever_run(sequence, budget):
@@ -247,7 +256,7 @@ class BatchPlanner:
         return self._kv.claim(
             sequence.request_id,
             sequence.tokens,
-            cache_salt=sequence.request.cache_salt,
+            cache_salt=sequence.request.cache_namespace,
             watermark=watermark,
             # A cached token has neither logits nor a vector.
             reads_cache=not (sequence.sampling.echo or sequence.request.embeds),

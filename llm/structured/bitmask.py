@@ -20,7 +20,7 @@ from llm.batch import ScheduledRow
 from llm.errors import RequestError
 from llm.request import Request
 from llm.sampling.logits import TokenMask
-from llm.structured.grammar import GrammarCompiler, GrammarError, GrammarMatcher, TokenSpelling
+from llm.structured.grammar import GrammarCompiler, GrammarMatcher, TokenSpelling
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class StructuredOutput:
         for own, place in zip(words, places, strict=True):
             try:
                 self._fill(own, rows[place], sampled[place] if sampled else ())
-            except (GrammarError, RequestError) as error:
+            except RequestError as error:
                 own.fill(-1)
                 failures[rows[place].request_id] = str(error)
         index = torch.tensor(places).to(self._device)

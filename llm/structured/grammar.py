@@ -38,10 +38,6 @@ JSON_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
 NOTHING_FITS = "json_schema: no token of this model goes on with the document"
 
 
-class GrammarError(Exception):
-    """A grammar cannot go on for one request (too complex, or no token of the model fits)."""
-
-
 def check_json_schema(schema: str) -> None:
     """Raise `RequestError` unless a grammar can be made from the schema; no model is needed."""
     from llguidance import LLMatcher
@@ -180,11 +176,11 @@ class GrammarMatcher:
             for stop in stop_ids:
                 bits[stop // 32] |= np.uint32(1 << (stop % 32))
         if not bits.any():
-            raise GrammarError(NOTHING_FITS)
+            raise RequestError(NOTHING_FITS)
 
 
-def _broken(matcher: LLMatcher) -> GrammarError:
+def _broken(matcher: LLMatcher) -> RequestError:
     """With the first line of what the library says; the rest is its inner state."""
     if matcher.get_error().startswith("NoExtension"):
-        return GrammarError(NOTHING_FITS)
-    return GrammarError(f"json_schema: {matcher.get_error().splitlines()[0]}")
+        return RequestError(NOTHING_FITS)
+    return RequestError(f"json_schema: {matcher.get_error().splitlines()[0]}")

@@ -20,6 +20,7 @@ from decoder import AudioFormatError, DecoderError
 from llm import LLMError, RequestError
 from tts import errors
 from tts.errors import (
+    AdapterNotFoundError,
     FieldViolation,
     InvalidRequestError,
     ModelNotFoundError,
@@ -116,6 +117,7 @@ def test_errors_of_the_core_about_requests_are_the_clients(error: Exception) -> 
     [
         (VoiceNotFoundError("x", ["slt"]), "VOICE_NOT_FOUND", "voice"),
         (ModelNotFoundError("x"), "MODEL_NOT_FOUND", "model"),
+        (AdapterNotFoundError("x"), "ADAPTER_NOT_FOUND", "adapter"),
     ],
 )
 def test_what_is_not_found_is_named(error: Exception, reason: str, key: str) -> None:

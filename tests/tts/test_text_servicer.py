@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from tests.fakes import tiny_config, wait_until_idle
+from tests.llm.adapters import write_adapter
 from tests.tts.serving import Serving, error_of, fields_of, hear, reason_of, serve_and
 from training.vocabulary import END_OF_SPEECH, END_OF_TEXT
 from tts.factory import Service, create_service
@@ -204,19 +205,36 @@ def test_prompts_that_the_engine_refuses(service: Service, token_ids: list[int])
     serve_and(service, ask)
 
 
-@pytest.mark.parametrize(
-    ("values", "word"),
-    [({"lora": "x"}, "LoRA")],
-)
-def test_what_does_not_exist_yet_says_so(
-    service: Service, values: dict[str, Any], word: str
-) -> None:
+def test_an_adapter_that_is_not_there(service: Service) -> None:
     async def ask(served: Serving) -> None:
-        error = await error_of(served.text.Generate(pb.GenerateRequest(**generation(**values))))
-        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
-        assert word in error.details()
+        request = pb.GenerateRequest(**generation(lora="pirate"))
+        error = await error_of(served.text.Generate(request))
+        assert error.code() is grpc.StatusCode.NOT_FOUND
+        assert reason_of(error) == "ADAPTER_NOT_FOUND"
 
     serve_and(service, ask)
+
+
+def test_requests_name_adapters(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Together with the base model and with speech, in the same batches."""
+    folder = write_adapter(tmp_path / "pirate", tiny_checkpoint, gain=1.0)
+    lora = {"enable_lora": True, "lora_paths": [f"shanty={folder}"]}
+    adapted = create_service(tiny_config(tiny_checkpoint, lora=lora))
+
+    async def ask(served: Serving) -> None:
+        base, own, spoken = (
+            await whole(served),
+            await whole(served, lora="shanty"),
+            await hear(served),
+        )
+        assert own.token_ids != base.token_ids
+        both = await asyncio.gather(whole(served, lora="shanty"), whole(served), hear(served))
+        assert [both[0].token_ids, both[1].token_ids] == [own.token_ids, base.token_ids]
+        assert both[2].data == spoken.data
+
+    serve_and(adapted, ask)
+    asyncio.run(wait_until_idle(adapted.client))
+    asyncio.run(adapted.client.close())
 
 
 def test_embedding_needs_another_model(service: Service) -> None:
