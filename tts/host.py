@@ -12,6 +12,16 @@ from tts.rpc import Calls, ServerState
 
 if TYPE_CHECKING:
     from tts.factory import Service
+    from tts.ipc.places import SharedAdmission
+
+
+def admission_limits(config: ServerConfig) -> AdmissionLimits:
+    """How many calls a server has at once, all its front ends together."""
+    return AdmissionLimits(
+        max_running=config.max_concurrent_requests,
+        max_waiting=config.max_queued_requests,
+        max_per_client=config.max_streams_per_client,
+    )
 
 
 class Host:
@@ -21,13 +31,8 @@ class Host:
         self.config = config
         self.metrics = Metrics()
         self.calls = Calls(self.metrics, config.slow_reader_timeout_s, config.log_user_text)
-        self.admission = Admission(
-            AdmissionLimits(
-                max_running=config.max_concurrent_requests,
-                max_waiting=config.max_queued_requests,
-                max_per_client=config.max_streams_per_client,
-            ),
-            self.metrics.note_requests,
+        self.admission: Admission | SharedAdmission = Admission(
+            admission_limits(config), self.metrics.note_requests
         )
         self._service: Service | None = None
 

@@ -40,11 +40,14 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 STATUS_PERIOD_S = 0.5
 LAST_WORDS_S = 1.0  # for final statuses under way, once no call runs any more
 
+_GONE = (logging.ERROR, "the engine has gone; NOT_SERVING")
+_BACK = (logging.INFO, "the engine is back; SERVING")
+
 _Status = health_pb2.HealthCheckResponse
 
 
 def server_options(config: ServerConfig) -> tuple[tuple[str, int], ...]:
-    """gRPC channel arguments. Two servers never share a port by accident."""
+    """gRPC channel arguments. Only the front ends of one server share a port."""
     return (
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
@@ -54,7 +57,7 @@ def server_options(config: ServerConfig) -> tuple[tuple[str, int], ...]:
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", SHORTEST_CLIENT_PING_S * 1000),
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", int(config.front_ends > 1)),
     )
 
 
@@ -103,7 +106,7 @@ class SpeechServer:
     async def serve(self, service: Service) -> None:
         """The model is loaded: take calls."""
         self.host.serve(service)
-        await self._set_health(_Status.SERVING, SERVICES if service.synthesizer else TEXT_ONLY)
+        await self._set_health(_Status.SERVING, self._services(service))
         self._watch = asyncio.create_task(self._watch_engine(service))
 
     async def drain(self, delay_s: float | None = None, grace_s: float | None = None) -> bool:
@@ -148,15 +151,22 @@ class SpeechServer:
             raise ConfigError(f"cannot listen on {wanted}: {error}") from error
 
     async def _watch_engine(self, service: Service) -> None:
-        """Keep the metrics' snapshot of the engine fresh; a dead engine is not SERVING."""
+        """Keep the metrics' snapshot of the engine fresh; without an engine: NOT_SERVING."""
+        was_alive = True
         while True:
             status = await service.client.status()
             self.host.metrics.engine.status = status
-            if not status.is_alive:
-                logger.error("the engine has stopped; restart the server")
-                await self._set_health(_Status.NOT_SERVING)
-                return
+            if status.is_alive != was_alive:
+                was_alive = status.is_alive
+                logger.log(*(_BACK if was_alive else _GONE))
+                await self._set_health(
+                    _Status.SERVING if was_alive else _Status.NOT_SERVING, self._services(service)
+                )
             await asyncio.sleep(STATUS_PERIOD_S)
+
+    @staticmethod
+    def _services(service: Service) -> Iterable[str]:
+        return SERVICES if service.synthesizer else TEXT_ONLY
 
     async def _set_health(self, status: int, services: Iterable[str] = SERVICES) -> None:
         for service in ("", *services):

@@ -19,6 +19,12 @@ class ServerConfig(StrictModel):
 
     host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(default=50051, ge=0, le=65535, description="port (0: any free one)")
+    front_ends: int = Field(
+        default=1, ge=0, le=64, description="gRPC processes (0: in the engine's own process)"
+    )
+    max_restarts: int = Field(
+        default=5, ge=0, description="how often in a row a process that died is started again"
+    )
     max_concurrent_requests: int = Field(default=32, gt=0, description="calls running at once")
     max_queued_requests: int = Field(default=16, ge=0, description="calls waiting to run")
     max_streams_per_client: int = Field(default=64, gt=0, description="open calls of one client")

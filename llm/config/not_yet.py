@@ -13,7 +13,6 @@ NOT_YET_AVAILABLE: dict[str, str] = {
     "ep_size": "there is no expert parallelism",
     "use_experimental_kernels": "there are no experimental kernels",
     "use_vendor_blas": "matrix products always use torch's BLAS",
-    "zmq_endpoint_base": "front end and engine share one process",
     "use_legacy_module": "torch.compile is not used",
     "sampling.in_dtype": "logits are sampled in float32",
     "sampling.out_dtype": "logits are sampled in float32",

@@ -264,7 +264,7 @@ def test_what_does_not_work_yet_says_so(name: str) -> None:
     assert f"is not available in this release: {NOT_YET_AVAILABLE[name]}" in message
 
 
-@pytest.mark.parametrize("name", sorted(NOT_YET_AVAILABLE.keys() - {"zmq_endpoint_base"}))
+@pytest.mark.parametrize("name", sorted(NOT_YET_AVAILABLE))
 def test_the_default_of_what_does_not_work_yet_may_be_written_out(name: str) -> None:
     default = field_at(name).get_default(call_default_factory=True)
     assert PipelineConfig(**nested(name, default)).is_resolved

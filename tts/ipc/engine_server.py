@@ -111,6 +111,8 @@ class EngineServer:
         self._inlets: list[Inlet] = []
         self._reply: zmq.Socket | None = None
         self._beating: asyncio.Task[None] | None = None
+        self.broken = asyncio.Event()
+        """Set when the client's engine has stopped by itself."""
 
     def __repr__(self) -> str:
         return f"EngineServer(peers={len(self._peers)}, streams={self.num_streams})"
@@ -151,10 +153,12 @@ class EngineServer:
     async def _beat(self) -> None:
         """Tell every front end how the engine is; find those that are gone."""
         while True:
-            if self._peers:
-                beat = encode(Beat(await self._client.status()))
-                for peer in list(self._peers.values()):
-                    self._send_bytes(peer, beat)
+            status = await self._client.status()
+            beat = encode(Beat(status))
+            for peer in list(self._peers.values()):
+                self._send_bytes(peer, beat)
+            if not status.is_alive:
+                self.broken.set()
             await asyncio.sleep(BEAT_S)
 
     def _received(self, frames: list[bytes]) -> None:

@@ -1,0 +1,54 @@
+"""`SharedAdmission`: the places of all front ends together, kept by the engine's process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from tts.ipc.remote_client import RemoteEngineClient
+
+
+class SharedAdmission:
+    """The interface of `Admission`; counts what this front end's calls do. One event loop."""
+
+    def __init__(
+        self, client: RemoteEngineClient, note: Callable[[int, int], None] = lambda *_: None
+    ) -> None:
+        self._client, self._note = client, note
+        self.running = 0
+        """Calls of this front end that hold a place."""
+        self.waiting = 0
+        """Calls of this front end that wait for one, the moment of asking included."""
+
+    def __repr__(self) -> str:
+        return f"SharedAdmission(running={self.running}, waiting={self.waiting})"
+
+    @asynccontextmanager
+    async def enter(self, client: str) -> AsyncIterator[None]:
+        """Hold a place while the body runs; waits for one.
+
+        Raises StreamLimitError or ServerBusyError when there is no room, and EngineLostError.
+        """
+        self._count(0, 1)
+        is_waiting = True
+        try:
+            async with self._client.place(client):
+                is_waiting = False
+                self._count(1, -1)
+                try:
+                    yield
+                finally:
+                    self._count(-1, 0)
+        finally:
+            if is_waiting:
+                self._count(0, -1)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when the counts contradict each other."""
+        assert self.running >= 0, self
+        assert self.waiting >= 0, self
+
+    def _count(self, running: int, waiting: int) -> None:
+        self.running += running
+        self.waiting += waiting
+        self._note(self.running, self.waiting)

@@ -1,0 +1,47 @@
+"""The metrics of all processes of a server, on one HTTP port of the supervisor's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+from tts.ipc.endpoints import Endpoints
+from tts.ipc.remote_client import RemoteEngineClient
+from tts.metrics import Metrics
+from tts.metrics_export import forget_process, serve_metrics
+from tts.serve_config import ServeConfig
+
+PERIOD_S = 0.5
+
+
+@asynccontextmanager
+async def shown_metrics(config: ServeConfig, folder: Path) -> AsyncIterator[Callable[[int], None]]:
+    """Serve them while the block lasts; gives what is to be called with the id of a dead process.
+
+    The engine's own numbers come over the hop, as to a front end. Raises ConfigError when the
+    address cannot be used.
+    """
+    metrics = Metrics()
+    server = config.server
+    stop = serve_metrics(metrics, server.metrics_host, server.metrics_port, folder)
+    following = asyncio.create_task(_follow(metrics, config.model.zmq_endpoint_base))
+    try:
+        yield partial(forget_process, folder=folder)
+    finally:
+        following.cancel()
+        await asyncio.wait((following,))
+        await asyncio.to_thread(stop)
+
+
+async def _follow(metrics: Metrics, base: str) -> None:
+    """Keep the snapshot of the engine fresh."""
+    client = await RemoteEngineClient.connect(Endpoints.of(base), "metrics")
+    try:
+        while True:
+            metrics.engine.status = await client.status()
+            await asyncio.sleep(PERIOD_S)
+    finally:
+        await client.close()
