@@ -1,4 +1,4 @@
-"""How much memory a serving process holds: ready, and idle again after it has spoken."""
+"""How much memory a server's processes hold together: ready, and idle again after it has spoken."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def measure(server: Server, client: SpeechClient, repeat: int, text: str = TEXT)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = arguments("Resident memory of the serving process.", repeat=3).parse_args(argv)
+    args = arguments("Resident memory of the serving processes.", repeat=3).parse_args(argv)
     with serving(args.model) as server, SpeechClient(server.address) as client:
         return publish(measure(server, client, args.repeat))
 

@@ -27,12 +27,22 @@ class Server:
     address: str
     pid: int
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The server's processes: the supervisor and those that it started."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return self.pid, *map(int, children)
+
     def resident_bytes(self) -> int:
-        """What of it is in memory (VmRSS), bytes."""
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-        raise RuntimeError("the server has gone")
+        """What of them is in memory (VmRSS), bytes; what they share counts for each."""
+        return sum(map(_resident_bytes, self.pids))
+
+
+def _resident_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("the server has gone")
 
 
 @contextmanager

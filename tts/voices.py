@@ -1,20 +1,23 @@
 """The voices one can ask for: those the checkpoint brings, and those that clients register.
 
 Created voices are bounded in number and bytes; beyond the bound creating fails, nothing is ever
-thrown out silently. With a folder they survive a restart, one JSON file each.
+thrown out silently. With a folder they survive a restart, one JSON file each; registries of several
+processes that have the same folder hold the same voices at any moment.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llm import CheckpointError
 from tts.checkpoint import read_json
@@ -119,9 +122,10 @@ class VoiceRegistry:
         self._default = default
         self._limits = limits or VoiceLimits()
         self._folder = folder
+        self._files: dict[str, _FileMark] = {}  # what was read last, by the files' names
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            self._restore(folder)
+        self._refresh()
 
     @classmethod
     def load(
@@ -148,6 +152,7 @@ class VoiceRegistry:
 
     def get(self, name: str) -> Voice:
         """The voice of that name; VoiceNotFoundError lists what there is."""
+        self._refresh()
         if name not in self._voices:
             raise VoiceNotFoundError(name, self._voices)
         return self._voices[name]
@@ -164,18 +169,14 @@ class VoiceRegistry:
 
     def voices(self, language_code: str = "") -> tuple[Voice, ...]:
         """Built-in ones in their file's order, then created ones by name."""
+        self._refresh()
         found = [v for v in self._voices.values() if not language_code or v.speaks(language_code)]
         return tuple(sorted(found, key=lambda v: "" if v.is_builtin else v.name))
 
     def check_new(self, name: str) -> None:
         """Raise what `create` would raise for the name and the count, before costly work."""
-        if not VOICE_ID.fullmatch(name):
-            raise InvalidRequestError.of(
-                "voice_id",
-                "use 1 to 64 characters: a-z, 0-9, '_' and '-', the first a letter or digit",
-            )
-        if name in self._voices:
-            raise VoiceExistsError(f"there is a voice '{name}' already")
+        self._refresh()
+        self._check_name(name)
         if len(self._created()) >= self._limits.max_voices:
             raise PreconditionError(
                 Precondition.VOICE_LIMIT,
@@ -185,16 +186,19 @@ class VoiceRegistry:
     def create(self, voice: Voice) -> Voice:
         """Register a voice made from a clip; InvalidRequestError, VoiceExistsError or
         PreconditionError when its name, or its size, does not fit."""
-        self.check_new(voice.name)
-        held = sum(created.num_bytes for created in self._created())
-        if held + voice.num_bytes > self._limits.max_bytes:
-            raise PreconditionError(
-                Precondition.VOICE_LIMIT,
-                f"registered voices may take {self._limits.max_bytes} bytes; delete one first",
-            )
-        if self._folder is not None:
-            _write_json(self._folder / f"{voice.name}.json", _to_json(voice))
-        self._voices[voice.name] = voice
+        with _alone_in(self._folder):
+            self.check_new(voice.name)
+            held = sum(created.num_bytes for created in self._created())
+            if held + voice.num_bytes > self._limits.max_bytes:
+                raise PreconditionError(
+                    Precondition.VOICE_LIMIT,
+                    f"registered voices may take {self._limits.max_bytes} bytes; delete one first",
+                )
+            if self._folder is None:
+                self._voices[voice.name] = voice
+            else:
+                _write_json(self._folder / f"{voice.name}.json", _to_json(voice))
+                self._refresh()
         return voice
 
     def delete(self, name: str) -> None:
@@ -204,23 +208,79 @@ class VoiceRegistry:
             raise PreconditionError(
                 Precondition.BUILTIN_VOICE, f"'{name}' is built in and cannot be deleted"
             )
-        if self._folder is not None:
+        if self._folder is None:
+            del self._voices[name]
+            return
+        with _alone_in(self._folder):
             (self._folder / f"{name}.json").unlink(missing_ok=True)
-        del self._voices[name]
+            self._refresh()
+
+    def _check_name(self, name: str) -> None:
+        if not VOICE_ID.fullmatch(name):
+            raise InvalidRequestError.of(
+                "voice_id",
+                "use 1 to 64 characters: a-z, 0-9, '_' and '-', the first a letter or digit",
+            )
+        if name in self._voices:
+            raise VoiceExistsError(f"there is a voice '{name}' already")
 
     def _created(self) -> list[Voice]:
         return [voice for voice in self._voices.values() if not voice.is_builtin]
 
-    def _restore(self, folder: Path) -> None:
-        """Voices of an earlier run; a file that does not fit any more is left alone and named."""
-        for path in sorted(folder.glob("*.json")):
-            try:
-                voice = _from_json(path)
-                self.check_new(voice.name)
-            except (CheckpointError, InvalidRequestError, VoiceExistsError) as error:
-                logger.warning("voice file %s is not used: %s", path, error)
-            else:
-                self._voices[voice.name] = voice
+    def _refresh(self) -> None:
+        """Take over what has changed in the folder, by whomever."""
+        if self._folder is None:
+            return
+        found = _marks(self._folder)
+        former, self._files = self._files, found
+        for name in [name for name, mark in former.items() if found.get(name) != mark]:
+            voice = self._voices.get(Path(name).stem)
+            if voice is not None and not voice.is_builtin:
+                del self._voices[voice.name]
+        for name in [name for name, mark in found.items() if former.get(name) != mark]:
+            self._restore(self._folder / name)
+
+    def _restore(self, path: Path) -> None:
+        """A voice that was created before; a file that does not fit is left alone and named."""
+        try:
+            voice = _from_json(path)
+            self._check_name(voice.name)
+        except (CheckpointError, InvalidRequestError, VoiceExistsError) as error:
+            logger.warning("voice file %s is not used: %s", path, error)
+        else:
+            self._voices[voice.name] = voice
+
+
+class _FileMark(NamedTuple):
+    """Tells one file from another that has its name later."""
+
+    inode: int
+    modified_ns: int
+
+
+def _marks(folder: Path) -> dict[str, _FileMark]:
+    marks = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".json"):
+                with suppress(FileNotFoundError):
+                    status = entry.stat()
+                    marks[entry.name] = _FileMark(status.st_ino, status.st_mtime_ns)
+    return dict(sorted(marks.items()))
+
+
+@contextmanager
+def _alone_in(folder: Path | None) -> Iterator[None]:
+    """No other process creates or deletes voices in the folder meanwhile."""
+    if folder is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def load_voices(path: Path) -> VoiceSet:

@@ -19,6 +19,7 @@ from tts import serve
 from tts.engine_client import EngineStatus
 from tts.metrics import Metrics
 from tts.metrics_export import FOLDER_VARIABLE, forget_process, metrics_folder, serve_metrics
+from tts.processes.calls import expose_metrics
 
 ROOT = Path(__file__).parents[2]
 WORKER = """
@@ -68,7 +69,7 @@ def scrape(url: str) -> dict[str, float]:
 def test_instrument_only_opens_no_port() -> None:
     """Whoever embeds the service scrapes as usual."""
     metrics, before = Metrics(), listening()
-    with serve.expose_metrics(config(), metrics, None):
+    with expose_metrics(config(), metrics, None):
         metrics.audio.inc(3)
         assert listening() == before
         assert "sonant_audio_seconds_total 3.0" in generate_latest().decode()
@@ -78,7 +79,7 @@ def test_instrument_only_opens_no_port() -> None:
 def test_a_server_shows_counters_that_rise(address: Callable[[], str]) -> None:
     metrics, before = Metrics(), listening()
     launch = config("--prometheus-metrics-mode=launch_server")
-    with serve.expose_metrics(launch, metrics, None):
+    with expose_metrics(launch, metrics, None):
         assert len(listening() - before) == 1
         metrics.audio.inc(1)
         assert scrape(address())["sonant_audio_seconds_total"] == 1
@@ -94,7 +95,7 @@ def test_an_address_in_use_is_told() -> None:
             f"--metrics-port={taken.getsockname()[1]}",
         )
         with pytest.raises(ConfigError, match=r"cannot serve metrics on 127\.0\.0\.1:"):
-            serve.expose_metrics(config(*flags), Metrics(), None)
+            expose_metrics(config(*flags), Metrics(), None)
     assert "sonant_" not in generate_latest().decode()
 
 

@@ -139,6 +139,28 @@ def test_created_voices_survive_a_restart(voices_file: Path, tmp_path: Path) -> 
     assert [path.name for path in (tmp_path / "voices").iterdir()] == ["mine.json"]
 
 
+def test_registries_with_one_folder_hold_the_same(voices_file: Path, tmp_path: Path) -> None:
+    """As in two front ends of one server, each of which may be asked about any voice."""
+    limits = VoiceLimits(max_voices=2)
+    one, two = (VoiceRegistry.load(voices_file, limits, tmp_path / "both") for _ in range(2))
+    one.create(MINE)
+    assert two.get("mine") == MINE
+    with pytest.raises(VoiceExistsError):
+        two.create(MINE)
+    two.delete("mine")
+    assert [voice.name for voice in one.voices()] == [v.name for v in two.voices() if v.is_builtin]
+    with pytest.raises(VoiceNotFoundError):
+        one.get("mine")
+    two.create(replace(MINE, display_name="another one"))
+    assert one.get("mine").display_name == "another one"
+    one.delete("mine")
+    two.create(replace(MINE, display_name="a third"))
+    assert one.choose("mine").display_name == "a third"
+    one.create(replace(MINE, name="other"))
+    with pytest.raises(PreconditionError, match="2 voices"):
+        two.create(replace(MINE, name="more"))
+
+
 @pytest.mark.parametrize(
     "text",
     [
