@@ -70,7 +70,7 @@ def test_samples_arrive_as_they_were(values: np.ndarray) -> None:
     clip = decode_from_front_end(encode(Encode("f", 1, values)))
     assert isinstance(clip, Encode)
     np.testing.assert_array_equal(clip.samples, values)
-    block = AudioBlock("r", values, 1, 2, 3, 4, (5,), FinishReason.STOP)
+    block = AudioBlock("r", values, 1, 2, 3, 4, carry=(5,), finish_reason=FinishReason.STOP)
     audio = decode_from_engine(encode(Audio(9, block)))
     assert isinstance(audio, Audio)
     assert audio.block.samples.dtype == np.float32
