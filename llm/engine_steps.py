@@ -44,7 +44,10 @@ class EngineSteps:
         self.counters = StepCounters()
 
     def step(self) -> bool:
-        """One step; what is committed may be the batch before. False: there was nothing to do."""
+        """One step; what is committed may be the batch before. False: there was nothing to do.
+
+        Raises `RuntimeError` when a step failed and left no device to go on with.
+        """
         started_s = time.perf_counter()
         batch = self._scheduler.schedule()
         schedule_s = time.perf_counter() - started_s
@@ -88,7 +91,10 @@ class EngineSteps:
         try:
             output = self._pipeline.execute(batch)
         except Exception as error:
-            return self._fail(f"the model failed: {error!r}")
+            self._deliver(self._fail(f"the model failed: {error!r}"))
+            if not self._pipeline.is_alive():
+                raise RuntimeError("the device is lost") from error
+            return chunks
         execute_s = time.perf_counter() - started_s
         while len(self._in_flight) > int(self._pipeline.has_pending_outputs()):
             done = self._in_flight.popleft()

@@ -49,6 +49,9 @@ class Pipeline(Protocol):
     def spec_decode_metrics(self) -> SpeculativeDecodingMetrics | None:
         """What became of drafted tokens; None without a draft model."""
 
+    def is_alive(self) -> bool:
+        """Whether further steps can run after one that raised."""
+
     def release(self, request_id: str, /) -> None:
         """Forget a request that has ended; harmless when nothing is known of it."""
 

@@ -139,6 +139,10 @@ class TextGenerationPipelineInterface(ABC):
     def has_pending_outputs(self) -> bool:
         """Whether results are still to come, with the next call, be its batch empty."""
 
+    def is_alive(self) -> bool:
+        """Whether further steps can run after one that raised."""
+        return self._stream.is_alive()
+
     @abstractmethod
     def execute(self, batch: ScheduledBatch) -> StepOutput:
         """Start a batch; return the results that are due."""

@@ -66,6 +66,10 @@ class DeviceStream(ABC):
     def download(self, source: Launched[Tensor]) -> HostCopy:
         """Copy a launched tensor to the host, behind everything launched before."""
 
+    def is_alive(self) -> bool:
+        """Whether the device goes on after work that raised."""
+        return True
+
 
 class ImmediateStream(DeviceStream):
     """The CPU: work is done when `launch` returns."""
@@ -103,6 +107,14 @@ class CudaStream(DeviceStream):
         launched: Launched[T] = Launched()
         launched.put(work())
         return launched
+
+    def is_alive(self) -> bool:
+        """An error in a kernel breaks the context for good: every later call raises it again."""
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return False
+        return True
 
     def download(self, source: Launched[Tensor]) -> HostCopy:
         """See `DeviceStream`. Each copy has memory of its own, as long as it is held."""

@@ -71,6 +71,7 @@ class ShadowPipeline:
         self.batches: list[ScheduledBatch] = []
         self.released: list[str] = []
         self.fail_next = False
+        self.dies = False  # with the step that fails
         self._memory: list[int | None] = [None] * (num_pages * page_size)
         self._host: dict[int, list[int | None]] = {}
 
@@ -119,6 +120,10 @@ class ShadowPipeline:
 
     def spec_decode_metrics(self) -> None:
         """Nothing is drafted."""
+
+    def is_alive(self) -> bool:
+        """Unless `dies` says otherwise."""
+        return not self.dies
 
     def release(self, request_id: str, /) -> None:
         """Remember that the request was released."""

@@ -12,7 +12,7 @@ import pytest
 
 from llm.batch import ScheduledBatch, StepOutput
 from llm.engine import Engine, create_engine
-from llm.errors import CapacityError
+from llm.errors import CapacityError, EngineStoppedError
 from llm.request import FinishReason, Request, SamplingParams
 from llm.scheduler import Scheduler, SchedulerLimits
 from tests.llm.shadow import ShadowPipeline
@@ -122,3 +122,47 @@ def test_an_idle_model_runs_forwards(tiny_checkpoint: Path) -> None:
         assert time.monotonic() < deadline
         threading.Event().wait(0.005)
     engine.shutdown()
+
+
+def test_a_device_that_is_lost_ends_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever runs and whoever waits is told, and nobody is taken in any more."""
+    pipeline = ShadowPipeline(100, 4)
+    pipeline.dies = pipeline.fail_next = True
+    scheduler = Scheduler(SchedulerLimits(max_batch_size=1), pipeline.kv_manager)
+    engine = Engine(pipeline, scheduler)
+    streams = [engine.submit(request(name)) for name in "ab"]
+    engine.start()
+    ends = [list(stream)[-1] for stream in streams]
+    assert [end.finish_reason for end in ends] == [FinishReason.ERROR] * 2
+    assert "the model failed" in ends[0].error
+    assert "the device is lost" in ends[1].error
+    with pytest.raises(EngineStoppedError):
+        engine.submit(request("c"))
+    engine.shutdown()
+    assert not engine.is_running
+    assert "the device is lost" in caplog.text
+
+
+def test_no_batch_is_larger_than_the_cap() -> None:
+    pipeline = ShadowPipeline(100, 4)
+    with running(pipeline, max_batch_size=4) as engine:
+        for stream in [engine.submit(request(name)) for name in "abcdefghij"]:
+            list(stream)
+        batches = engine.stats().batches
+    for figures in batches:
+        sizes = zip(figures.rows.bounds, figures.rows.counts, strict=False)
+        assert sum(count for bound, count in sizes if bound > 4) == 0
+    assert sum(figures.rows.total for figures in batches) == 10 * 3
+
+
+@pytest.mark.parametrize(("steps", "turns"), [(1, 20), (10, 3)])
+def test_several_steps_a_turn_are_fewer_turns(
+    tiny_checkpoint: Path, steps: int, turns: int
+) -> None:
+    """A prefill, then nineteen tokens."""
+    engine = create_engine(config(tiny_checkpoint, max_num_steps=steps))
+    engine.start()
+    made = SamplingParams(seed=4, max_tokens=20, ignore_eos=True)
+    chunks = list(engine.submit(Request("a", tuple(range(30)), made)))
+    engine.shutdown()
+    assert (engine.stats().steps, chunks[-1].output_tokens) == (turns, 20)

@@ -33,6 +33,8 @@ TEXTS = [
 
 TOO_FEW = 8  # pages, so that requests lose theirs to others
 
+NOT_FIELDS = {"page_size", "pages", "swap", "overlap"}  # pages count as such of 16 tokens
+
 KNOBS: list[dict[str, Any]] = [
     {"enable_in_flight_batching": True},
     {"enable_in_flight_batching": True, "max_batch_input_tokens": 16},
@@ -48,6 +50,8 @@ KNOBS: list[dict[str, Any]] = [
     {"kvcache_ce_watermark": 0.2, "pages": 12},
     {"kvcache_ce_watermark": 1.0, "pages": TOO_FEW},
     {"kvcache_ce_watermark": 1.0, "pages": TOO_FEW, "swap": True, "max_num_steps": 4},
+    {"page_size": 1},
+    {"page_size": 64},
     {"overlap": True},
     {"overlap": True, "pages": TOO_FEW, "kvcache_ce_watermark": 1.0, "swap": True},
 ]
@@ -55,10 +59,12 @@ KNOBS: list[dict[str, Any]] = [
 
 def create_engine(checkpoint: Path, values: dict[str, Any]) -> Engine:
     """With the configuration as it is written, in-flight batching off where it is not on."""
-    cache = {"kv_cache_page_size": 16, "num_pages": values.get("pages", 256)}
+    page_size = values.get("page_size", 16)
+    num_pages = values.get("pages", 256) * 16 // page_size
+    cache = {"kv_cache_page_size": page_size, "num_pages": num_pages}
     if values.get("swap"):
         cache |= {"enable_kvcache_swapping_to_host": True, "host_kvcache_swap_space_gb": 0.01}
-    own = {k: v for k, v in values.items() if k not in ("pages", "swap", "overlap")}
+    own = {k: v for k, v in values.items() if k not in NOT_FIELDS}
     model = {"model_path": str(checkpoint), "kv_cache": cache}
     config = tiny_config(checkpoint, **({"enable_in_flight_batching": False} | own), model=model)
     if values.get("overlap"):
@@ -136,6 +142,7 @@ def mixtures(draw: st.DrawFn) -> dict[str, Any]:
         "max_batch_input_tokens": draw(st.integers(size, 60)),
         "kvcache_ce_watermark": draw(st.sampled_from([0.3, 0.95, 1.0])),
         "pages": draw(st.sampled_from([9, 12, 256])),
+        "page_size": draw(st.sampled_from([2, 16])),
         "swap": draw(st.booleans()),
     }
 
