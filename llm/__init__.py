@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         RequestError,
     )
     from llm.models.pooling import is_embedding_model
+    from llm.models.profiling import Profiler
     from llm.request import (
         FinishReason,
         Request,
@@ -63,6 +64,7 @@ __all__ = [
     "ModelConfig",
     "PipelineConfig",
     "PipelineRole",
+    "Profiler",
     "ProfilingConfig",
     "QueueFullError",
     "Request",
@@ -118,6 +120,7 @@ _HOMES = {
         "TokenLogprob",
     ),
     "llm.models.pooling": ("is_embedding_model",),
+    "llm.models.profiling": ("Profiler",),
     "llm.scheduler.figures": ("Histogram", "SequenceFigures", "Tally"),
     "llm.structured.grammar": ("TokenSpelling", "check_json_schema"),
 }

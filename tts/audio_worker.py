@@ -17,6 +17,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,6 +48,12 @@ class EngineControl(Protocol):
     def wake(self) -> None: ...
 
 
+class Ranges(Protocol):
+    """Names a phase for a profiler; `llm.Profiler` is one."""
+
+    def range(self, name: str) -> AbstractContextManager[object]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Rendering:
     """One window of one task, on its way through the decoder."""
@@ -61,8 +68,14 @@ class AudioWorker:
     A turn belongs to the engine's thread; streams come and go from any.
     """
 
-    def __init__(self, engine: EngineControl, decoder: AudioDecoder | None) -> None:
+    def __init__(
+        self,
+        engine: EngineControl,
+        decoder: AudioDecoder | None,
+        profiler: Ranges | None = None,
+    ) -> None:
         self._engine = engine
+        self._profiler = profiler
         self._decoder = decoder
         self._max_batch = decoder.options.max_batch if decoder else 0
         self._tasks: dict[str, StreamTask] = {}
@@ -176,7 +189,8 @@ class AudioWorker:
         ready = [ReadyWindow(item.task.request_id, item.window, item.task.state) for item in batch]
         started_s = time.perf_counter()
         try:
-            audio = render(self._decoder, ready)
+            with self._profiler.range("decode_audio") if self._profiler else nullcontext():
+                audio = render(self._decoder, ready)
         except Exception as error:  # the engine thread's top: whatever a codec raises
             self._isolate(batch, error)
             return

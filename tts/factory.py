@@ -124,7 +124,7 @@ def create_engine_client(
     import torch
 
     torch.set_num_threads(cpu_threads(_usable_cores()))
-    from llm import create_engine
+    from llm import Profiler, create_engine
     from tts.families.registry import find_family
     from tts.speech_engine import LocalEngineClient, StreamLimits
 
@@ -134,7 +134,11 @@ def create_engine_client(
     engine = create_engine(config, checkpoint.tokenizer)
     timeout_s = server.slow_reader_timeout_s * READER_PATIENCE if server else None
     client = LocalEngineClient(
-        engine, decoder, vocabulary, StreamLimits(reader_timeout_s=timeout_s)
+        engine,
+        decoder,
+        vocabulary,
+        StreamLimits(reader_timeout_s=timeout_s),
+        profiler=Profiler(config.profiling.gpu_profiling, config.model.device_specs[0]),
     )
     facts = EngineFacts(
         codec=client.codec,

@@ -40,6 +40,7 @@ class EngineCollector(Collector):
         if status.stats is not None:
             yield from _batches(status.stats)
             yield from _sequences(status.stats)
+            yield from _drafts(status.stats)
         if status.audio is not None:
             yield from _audio(status.audio)
 
@@ -50,7 +51,7 @@ def _state(status: EngineStatus) -> Iterator[Metric]:
     pages = {"used": status.used_pages, "total": status.total_pages}
     if stats is not None:
         states |= {"decoding": stats.decoding, "paused": stats.paused}
-        pages["cached"] = stats.cached_pages
+        pages |= {"cached": stats.cached_pages, "host": stats.host_pages}
     yield _gauge("sonant_engine_sequences", "Sequences in the engine.", states)
     yield _gauge("sonant_kv_pages", "Pages of the KV pool.", pages)
     yield GaugeMetricFamily(
@@ -70,6 +71,12 @@ def _batches(stats: EngineStats) -> Iterator[Metric]:
         yield family
     missed = "Prompt tokens that were computed."
     yield _counter("sonant_prefix_cache_miss_tokens", missed, stats.prefix_miss_tokens)
+    moved = CounterMetricFamily(
+        "sonant_swapped_pages", "Prefix pages copied to and from host memory.", labels=["to"]
+    )
+    moved.add_metric(["host"], stats.pages_to_host)
+    moved.add_metric(["device"], stats.pages_from_host)
+    yield moved
     yield _counter("sonant_empty_forwards", "Forwards without a row.", stats.empty_steps)
     yield _counter("sonant_failed_batches", "Batches whose forward failed.", stats.failed_steps)
 
@@ -86,6 +93,25 @@ def _sequences(stats: EngineStats) -> Iterator[Metric]:
     for reason, count in figures.finished.items():
         finished.add_metric([reason.value], count)
     yield finished
+
+
+def _drafts(stats: EngineStats) -> Iterator[Metric]:
+    """By position in the draft, 0 its first token; nothing without a draft model."""
+    if stats.speculative is None:
+        return
+    drafted = CounterMetricFamily(
+        "sonant_drafted_tokens", "Tokens that a draft model proposed.", labels=["position"]
+    )
+    accepted = CounterMetricFamily(
+        "sonant_accepted_tokens", "Of them those that the model accepted.", labels=["position"]
+    )
+    for family, counts in (
+        (drafted, stats.speculative.drafted),
+        (accepted, stats.speculative.accepted),
+    ):
+        for position, count in enumerate(counts):
+            family.add_metric([str(position)], count)
+        yield family
 
 
 def _audio(figures: AudioFigures) -> Iterator[Metric]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from decoder import AudioDecoder, CodecSpec
 from llm import EngineStoppedError, Request, TokenChunk
-from tts.audio_worker import AudioWorker
+from tts.audio_worker import AudioWorker, Ranges
 from tts.engine_client import AudioBlock, EngineStatus, SpeechJob
 from tts.errors import Precondition, PreconditionError
 from tts.stream import StreamHooks, StreamQueue
@@ -58,6 +58,8 @@ class LocalEngineClient:
         decoder: AudioDecoder | None = None,
         code_map: CodeMap | None = None,
         limits: StreamLimits | None = None,
+        *,
+        profiler: Ranges | None = None,
     ) -> None:
         self._limits = limits or StreamLimits()
         self._engine = engine
@@ -65,7 +67,7 @@ class LocalEngineClient:
         self._setup = None
         if decoder is not None and code_map is not None:
             self._setup = SpeechSetup(decoder.spec, code_map, self._limits.codes_ahead)
-        self._worker = AudioWorker(engine, decoder)
+        self._worker = AudioWorker(engine, decoder, profiler)
         self._encoders = ThreadPoolExecutor(self._limits.encoders, thread_name_prefix="encode")
         self._is_closing = False
         engine.set_hook(self._worker)

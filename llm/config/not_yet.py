@@ -16,7 +16,6 @@ NOT_YET_AVAILABLE: dict[str, str] = {
     "use_legacy_module": "torch.compile is not used",
     "sampling.in_dtype": "logits are sampled in float32",
     "sampling.out_dtype": "logits are sampled in float32",
-    "profiling.gpu_profiling": "there are no profiling ranges",
     "model.data_parallel_degree": "there is one replica",
     "model.trust_remote_code": "code from checkpoints is never run",
     "model.rope_type": "the rotary type comes from the checkpoint's config.json",

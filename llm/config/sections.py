@@ -180,7 +180,8 @@ class ProfilingConfig(StrictModel):
     """What a profiler sees."""
 
     gpu_profiling: Literal["off", "on", "detailed"] = Field(
-        default="off", description="name the phases of a step for a GPU profiler"
+        default="off",
+        description="name phases for a profiler: off, on, or detailed with their parts",
     )
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from llm.models.profiling import Profiler
+
 
 @dataclass(slots=True)
 class EngineSession:
@@ -16,3 +18,8 @@ class EngineSession:
     use_experimental_kernels: bool = False
     use_vendor_blas: bool = False
     pdl_level: int = 0
+
+    @property
+    def profiler(self) -> Profiler:
+        """Names phases at the level that was set."""
+        return Profiler(self.gpu_profiling, str(self.device))

@@ -122,7 +122,8 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
             return run_batch(self, batch)
         _check(batch)
         before = self._pending
-        current = self._launch(batch, before)
+        with self.runner.session.profiler.step(batch.mode):
+            current = self._launch(batch, before)
         self._pending = None
         output = StepOutput({}) if before is None else before.output()
         if self.overlap_active:

@@ -45,6 +45,11 @@ class TextGenerationPipeline(TextGenerationPipelineInterface):
 
 def run_batch(pipeline: TextGenerationPipelineInterface, batch: ScheduledBatch) -> StepOutput:
     """Run a batch and wait for its results."""
+    with pipeline.runner.session.profiler.step(batch.mode):
+        return _run_batch(pipeline, batch)
+
+
+def _run_batch(pipeline: TextGenerationPipelineInterface, batch: ScheduledBatch) -> StepOutput:
     if not batch:
         pipeline.runner.forward_idle()
         return StepOutput({})

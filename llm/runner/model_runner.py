@@ -260,12 +260,13 @@ class ModelRunner:
         """Inputs of a batch's first forward, attention planned."""
         if self.attn_backend is None:
             raise RuntimeError("initialize the runner before its first forward")
-        if batch.mode is ForwardMode.DECODE:
-            forward_batch = self.prepare_forward_batch_decode(batch.rows)
-        else:
-            forward_batch = self.prepare_forward_batch_extend(batch.rows, batch.mode)
-        planned = PlannedAttention.create(forward_batch, self.attn_backend)
-        return self.loaded_model.prepare_initial_token_inputs([batch.rows], planned)
+        with self.session.profiler.range("prepare", detail=True):
+            if batch.mode is ForwardMode.DECODE:
+                forward_batch = self.prepare_forward_batch_decode(batch.rows)
+            else:
+                forward_batch = self.prepare_forward_batch_extend(batch.rows, batch.mode)
+            planned = PlannedAttention.create(forward_batch, self.attn_backend)
+            return self.loaded_model.prepare_initial_token_inputs([batch.rows], planned)
 
     def prepare_forward_batch_extend(
         self, rows: Sequence[ScheduledRow], mode: ForwardMode = ForwardMode.EXTEND
@@ -319,7 +320,8 @@ class ModelRunner:
         """One forward pass."""
         model = self.loaded_model
         self.forward_pass_id += 1
-        return model.execute(inputs)
+        with self.session.profiler.range("forward", detail=True):
+            return model.execute(inputs)
 
     def forward_idle(self) -> ModelOutputs:
         """A pass without rows: [0, V] logits."""
@@ -329,7 +331,8 @@ class ModelRunner:
 
     def sample(self, outputs: ModelOutputs, plan: SamplingPlan) -> Tensor:
         """int32 [B] token ids for the rows of a plan of `self.sampler`."""
-        return self.sampler.sample(outputs.next_token_logits, plan)
+        with self.session.profiler.range("sample", detail=True):
+            return self.sampler.sample(outputs.next_token_logits, plan)
 
     def release(self, request_id: str) -> None:
         """Let the model forget a request that has ended; harmless the second time."""

@@ -10,7 +10,7 @@ import torch
 from decoder import AudioDecoder, DecodeWindow, StreamingOptions, create_decoder
 from llm import FinishReason, Request, TokenChunk
 from tests.fakes import OffsetCodes
-from tts.audio_worker import AudioWorker
+from tts.audio_worker import AudioWorker, Ranges
 from tts.engine_client import AudioBlock, SpeechJob
 from tts.stream import StreamQueue
 from tts.tasks import SpeechSetup, SpeechTask, TextTask
@@ -57,10 +57,12 @@ class WatchedDecoder(AudioDecoder):
 class Bench:
     """A worker, its streams and everything that reached their readers."""
 
-    def __init__(self, capacity: int = 8, max_codes_ahead: int = 100) -> None:
+    def __init__(
+        self, capacity: int = 8, max_codes_ahead: int = 100, profiler: Ranges | None = None
+    ) -> None:
         self.decoder = WatchedDecoder()
         self.engine = EngineLog()
-        self.worker = AudioWorker(self.engine, self.decoder)
+        self.worker = AudioWorker(self.engine, self.decoder, profiler)
         self._setup = SpeechSetup(self.decoder.spec, OffsetCodes(OFFSET), max_codes_ahead)
         self._capacity = capacity
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from decoder import CodeRangeError
-from llm import FinishReason, RequestError, TokenChunk
+from llm import FinishReason, Profiler, RequestError, TokenChunk
 from tests.tts.audio_bench import HOP, OFFSET, Bench, in_loop, numbers, read, tokens
 
 
@@ -144,5 +145,21 @@ def test_an_id_in_use_is_refused_and_the_first_stream_lives_on() -> None:
         tokens(first, 1, 2)
         bench.turns()
         assert len(await read(first)) == 1
+
+    in_loop(scenario)
+
+
+@pytest.mark.parametrize("level", ["off", "on"])
+def test_decoding_is_a_range_for_a_profiler(level: str) -> None:
+    async def scenario() -> None:
+        bench = Bench(profiler=Profiler(level))
+        tokens(bench.speak(sizes=(2,)), 1, 2, 3)
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True
+        ) as run:
+            bench.worker.after_step()
+        assert bench.decoder.batches == [1]
+        names = [event.name for event in run.events()]
+        assert ("sonant.decode_audio" in names) == (level == "on")
 
     in_loop(scenario)

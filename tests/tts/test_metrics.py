@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import grpc
 import pytest
 
 from llm import Tally
+from llm.speculative.metrics import SpeculativeDecodingMetrics
 from tests.tts.serving import (
     Serving,
     error_of,
@@ -155,6 +157,18 @@ def test_a_running_servers_engine_is_watched(service: Service) -> None:
         assert served.metric("sonant_failed_batches_total") == 0
 
     serve_and(service, ask)
+
+
+def test_drafts_are_counted_by_position(service: Service) -> None:
+    status = run(service.client.status())
+    assert status.stats is not None
+    drafts = SpeculativeDecodingMetrics(9, drafted=(9, 8), accepted=(7, 3))
+    metrics = Metrics()
+    metrics.engine.status = replace(status, stats=replace(status.stats, speculative=drafts))
+    for name, counts in (("drafted", (9, 8)), ("accepted", (7, 3))):
+        for position, count in enumerate(counts):
+            labels = {"position": str(position)}
+            assert metrics.value(f"sonant_{name}_tokens_total", **labels) == count
 
 
 def test_the_counts_of_a_histogram_become_cumulative() -> None:

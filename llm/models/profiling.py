@@ -1,0 +1,47 @@
+"""`Profiler`: names the phases of a step for a profiler that looks on."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+
+import torch
+
+from llm.batch import ForwardMode
+
+STEP_RANGES = {
+    ForwardMode.EXTEND: "context_encoding",
+    ForwardMode.DECODE: "token_generation",
+    ForwardMode.MIXED: "mixed_batch",
+    ForwardMode.IDLE: "empty_batch",
+}
+_OFF: AbstractContextManager[object] = nullcontext()
+
+
+class Profiler:
+    """Ranges for torch's own profiler and, on a GPU, NVTX ranges for NVIDIA's.
+
+    `level` is off (no ranges at all), on (the phases of a turn) or detailed (their parts, too).
+    """
+
+    def __init__(self, level: str = "off", device: str = "cpu") -> None:
+        self.level = level
+        self._has_nvtx = device.startswith("cuda")
+
+    def range(self, name: str, *, detail: bool = False) -> AbstractContextManager[object]:
+        """A range "sonant.NAME" around the body; `detail`: only at the level detailed."""
+        if self.level == "off" or (detail and self.level != "detailed"):
+            return _OFF
+        return self._range(f"sonant.{name}")
+
+    def step(self, mode: ForwardMode) -> AbstractContextManager[object]:
+        """A range around one batch of this kind."""
+        return self.range(STEP_RANGES[mode])
+
+    def _range(self, name: str) -> AbstractContextManager[object]:
+        recorded = torch.profiler.record_function(name)
+        if not self._has_nvtx:
+            return recorded
+        with ExitStack() as both:
+            both.enter_context(torch.cuda.nvtx.range(name))
+            both.enter_context(recorded)
+            return both.pop_all()
