@@ -137,7 +137,7 @@ class Repository:
                 raise CheckpointError(str(error)) from error
             logger.warning("%s; using the earlier download %s", error, folder)
             return folder
-        wanted = files_to_fetch(files, allow_pickle=self.options.allow_pickle)
+        wanted = files_to_fetch(self.name, files, allow_pickle=self.options.allow_pickle)
         config = next((file for file in wanted if file.name == CONFIG_FILE), None)
         if config is None or not any(has_weights(file.name) for file in wanted):
             lacking = CONFIG_FILE if config is None else f"*{TENSOR_SUFFIX}"
@@ -185,6 +185,7 @@ class Repository:
                 f"{file.name} of {self.name} is not the file that the hub lists: damaged on the "
                 "way, or replaced; it has been removed, so run it again"
             )
+        logger.info("%s: %s, %.1f MiB", self.name, file.name, file.num_bytes / MEBIBYTE)
         return path
 
     @contextmanager

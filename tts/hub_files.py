@@ -27,10 +27,12 @@ class HubFile:
     git_id: str = ""
 
 
-def files_to_fetch(files: Sequence[HubFile], *, allow_pickle: bool) -> tuple[HubFile, ...]:
+def files_to_fetch(
+    source: str, files: Sequence[HubFile], *, allow_pickle: bool
+) -> tuple[HubFile, ...]:
     """Configuration, tokenizer, template and voice files, and the weights in one format.
 
-    Raises `CheckpointError` when there are pickles only and they are not allowed.
+    Raises `CheckpointError` naming `source` when there are pickles only and they are not allowed.
     """
     usable = [file for file in files if _is_plain(file.name)]
     data = [file for file in usable if file.name.endswith(DATA_SUFFIXES)]
@@ -41,8 +43,8 @@ def files_to_fetch(files: Sequence[HubFile], *, allow_pickle: bool) -> tuple[Hub
     if pickles and not allow_pickle:
         names = ", ".join(file.name for file in pickles[:3])
         raise CheckpointError(
-            f"the weights are pickles ({names}), which may hold code; use a repository with "
-            "safetensors, or allow them with --allow-pickle"
+            f"the weights of {source} are pickles ({names}), which may hold code; use a repository "
+            "with safetensors, or allow them with --allow-pickle"
         )
     return (*data, *pickles)
 

@@ -198,7 +198,9 @@ def test_a_repository_without_a_model_is_refused(hub: Hub, options: HubOptions) 
 def test_pickles_are_fetched_only_when_allowed(hub: Hub, options: HubOptions) -> None:
     files = {"config.json": b"{}", "pytorch_model.bin": b"pickle", "training_args.bin": b"other"}
     hub.repos["acme/old"] = Repo(files)
-    with pytest.raises(CheckpointError, match=r"pickles \(pytorch_model\.bin\).*--allow-pickle"):
+    with pytest.raises(
+        CheckpointError, match=r"acme/old are pickles \(pytorch_model.*--allow-p"
+    ):
         find_checkpoint("acme/old", options)
     assert not [name for name in hub.downloads if name.endswith(".bin")]
     folder = find_checkpoint("acme/old", replace(options, allow_pickle=True))
@@ -235,7 +237,7 @@ def test_which_files_are_taken() -> None:
         "model.py",
         "codec/model.safetensors",
     )
-    assert [file.name for file in files_to_fetch(files, allow_pickle=True)] == [
+    assert [file.name for file in files_to_fetch("x", files, allow_pickle=True)] == [
         "config.json",
         "chat_template.jinja",
         "model.safetensors.index.json",
@@ -244,7 +246,7 @@ def test_which_files_are_taken() -> None:
         "codec/model.safetensors",
     ]
     only = listed("consolidated.safetensors")
-    assert list(files_to_fetch(only, allow_pickle=False)) == only
+    assert list(files_to_fetch("x", only, allow_pickle=False)) == only
 
 
 def test_hashes_tell_files_apart(tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""A speech model by its published name: the language model and its codec from two repositories."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llm import CheckpointError
+from tests.decoder.codecs import write_snac
+from tests.tts.family_checkpoints import write_orpheus
+from tests.tts.hub_server import Hub, Repo, serving_hub
+from tests.tts.serving import Serving, hear, serve_and
+from tts import serve
+from tts.config import AudioGenerationConfig
+from tts.factory import create_service
+
+MODEL, CODEC = "canopylabs/orpheus-3b-0.1-ft", "hubertsiuzdak/snac_24khz"
+
+
+@pytest.fixture(scope="module")
+def repos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Repo]:
+    """Laid out as published: the model gated and without a codec, the codec a pickle."""
+    folder = tmp_path_factory.mktemp("orpheus")
+    write_orpheus(folder / "model")
+    shutil.rmtree(folder / "model" / "codec")
+    write_snac(folder / "codec", codebook_size=4096)
+    model = Repo.of_folder(folder / "model", gated=True, token="right")
+    return {MODEL: model, CODEC: Repo.of_folder(folder / "codec")}
+
+
+@pytest.fixture
+def hub(repos: dict[str, Repo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serving_hub() as hub:
+        hub.repos |= repos
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("HF_TOKEN", "right")
+        yield hub
+
+
+def config_of(*flags: str) -> AudioGenerationConfig:
+    more = ("--model.kv-cache.num-pages", "64")
+    return serve.read_config(serve.build_parser().parse_args([*flags, *more])).model
+
+
+def test_the_published_name_is_enough(hub: Hub) -> None:
+    config = config_of("--model", MODEL, "--allow-pickle")
+    assert config.model.served_model_name == MODEL
+    assert Path(config.audio_decoder).is_dir()
+    service = create_service(config)
+    assert (service.model, service.family) == (MODEL, "orpheus")
+    assert service.codec is not None
+    assert service.codec.sample_rate == 24_000
+
+    async def ask(served: Serving) -> int:
+        spoken = await hear(served, "hello", max_tokens=28)
+        return len(spoken.data)
+
+    try:
+        assert serve_and(service, ask) >= 2 * 2048
+    finally:
+        asyncio.run(service.client.close())
+    hub.status = 503
+    again = config_of("--model", MODEL, "--allow-pickle", "--offline")
+    assert again.audio_decoder == config.audio_decoder
+
+
+def test_a_codec_in_a_pickle_has_to_be_allowed(hub: Hub) -> None:
+    with pytest.raises(CheckpointError, match=rf"{CODEC} are pickles.*--allow-pickle"):
+        config_of("--model", MODEL)
+
+
+def test_another_codec_may_be_named(hub: Hub, tmp_path: Path) -> None:
+    write_snac(tmp_path / "mine", codebook_size=4096)
+    config = config_of("--model", MODEL, "--audio-decoder", str(tmp_path / "mine"))
+    assert config.audio_decoder == str(tmp_path / "mine")
+    assert not [name for name in hub.downloads if name.endswith(".bin")]
+
+
+def test_a_folder_without_its_codec_fetches_nothing(hub: Hub, tmp_path: Path) -> None:
+    """What is given as a folder stays on this machine; the error says what is missing."""
+    write_orpheus(tmp_path / "local")
+    shutil.rmtree(tmp_path / "local" / "codec")
+    with pytest.raises(CheckpointError, match=CODEC):
+        create_service(config_of("--model", str(tmp_path / "local")))
+    assert hub.downloads == []
