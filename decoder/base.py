@@ -36,7 +36,11 @@ class DecoderConfigError(DecoderError, ValueError):
 
 
 class CodeRangeError(DecoderError, ValueError):
-    """A code outside the codebook."""
+    """Codes that cannot be this codec's: outside the codebook, or not whole frames."""
+
+
+class EncoderUnavailableError(DecoderError):
+    """Recordings cannot become codes here: there is no encoder, or a package is missing."""
 
 
 class AudioFormatError(DecoderError, ValueError):

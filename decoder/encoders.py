@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoder.base import AudioFormatError, CodecSpec, DecoderConfigError
+from decoder.base import AudioFormatError, CodecSpec, EncoderUnavailableError
 from decoder.pcm.resampling import resample
 from decoder.registry import WEIGHTS_FILE, CodecSource
 from decoder.weights import tensor_names
@@ -63,15 +63,17 @@ class ClipEncoder:
         """Mono float32 [S] at the codec's rate to the flat codes of ceil(S / hop) frames.
 
         The last frame is filled up with silence.
-        AudioFormatError for an empty, non-finite or multi-channel clip; DecoderConfigError where
-        there is no encoder or no transformers package.
+        AudioFormatError for an empty, non-finite or multi-channel clip; EncoderUnavailableError
+        where there is no encoder or no transformers package.
         """
         clip = _checked(samples)
         hop = int(self._spec.samples_per_frame)
         num_frames = math.ceil(len(clip) / hop)
         clip = np.pad(clip, (0, num_frames * hop - len(clip)))
         if not self._spec.can_encode:
-            raise DecoderConfigError(f"the folder of codec '{self._spec.name}' holds no encoder")
+            raise EncoderUnavailableError(
+                f"the folder of codec '{self._spec.name}' holds no encoder"
+            )
         if self._model is None:
             self._load()
         if self._input_rate != self._spec.sample_rate:
@@ -96,7 +98,7 @@ class ClipEncoder:
         name, folder = self._spec.name, _folder(self._source)
         parts = _PARTS[name]
         if find_spec("transformers") is None:
-            raise DecoderConfigError(
+            raise EncoderUnavailableError(
                 f"encoding recordings with codec '{name}' needs the transformers package: "
                 "pip install 'sonant[hub]'"
             )
@@ -108,7 +110,9 @@ class ClipEncoder:
             features = getattr(transformers, parts.features) if parts.features else None
             self._features = _load_features(features, folder) if features else None
         except (OSError, ValueError, RuntimeError) as error:
-            raise DecoderConfigError(f"cannot load the encoder of {folder}: {error}") from error
+            raise EncoderUnavailableError(
+                f"cannot load the encoder of {folder}: {error}"
+            ) from error
         setattr(model, parts.decoder, None)  # ours decodes; its memory is free again
         self._model = model.to(self._source.device).eval()
 
@@ -120,7 +124,9 @@ def _load_features(features: Any, folder: Path) -> Any:
 
 def _folder(source: CodecSource) -> Path:
     if source.weights is None:
-        raise DecoderConfigError(f"codec '{source.name}' has no folder to read its encoder from")
+        raise EncoderUnavailableError(
+            f"codec '{source.name}' has no folder to read its encoder from"
+        )
     return source.weights.parent
 
 

@@ -24,6 +24,7 @@ from decoder.base import (
     CodecSpec,
     CodeRangeError,
     DecoderConfigError,
+    DecoderError,
     DecodeWindow,
     MaskPolicy,
     PrependPromptSpeechTokens,
@@ -61,10 +62,12 @@ def check_codes(codes: Iterable[int], codebook_size: int, what: str) -> tuple[in
     return checked
 
 
-def check_frames(count: int, spec: CodecSpec, what: str) -> None:
-    """Raise DecoderConfigError when a number of codes is not whole frames."""
+def check_frames(
+    count: int, spec: CodecSpec, what: str, error: type[DecoderError] = DecoderConfigError
+) -> None:
+    """Raise an error when a number of codes is not whole frames."""
     if count % spec.codes_per_frame:
-        raise DecoderConfigError(
+        raise error(
             f"{what} is {count} but codec '{spec.name}' has {spec.codes_per_frame} codes per "
             "frame: give a multiple"
         )
@@ -94,7 +97,7 @@ class DecoderStream:
             ("number of carried codes", len(carry or ())),
             ("number of voice prompt codes", len(prompt_codes)),
         ):
-            check_frames(count, spec, what)
+            check_frames(count, spec, what, CodeRangeError)
         carried = check_codes(carry or (), spec.codebook_size, "carried")
         self._spec = spec
         self._options = options

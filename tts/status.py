@@ -152,6 +152,7 @@ RULES: Mapping[type[BaseException], StatusRule] = {
     # decoder
     decoder.AudioFormatError: StatusRule(_Code.INVALID_ARGUMENT, "BAD_AUDIO", _bad_request),
     decoder.CodeRangeError: StatusRule(_Code.INVALID_ARGUMENT, "CODE_OUT_OF_RANGE", _bad_request),
+    decoder.EncoderUnavailableError: StatusRule(_Code.FAILED_PRECONDITION, "VOICE_CLONING"),
     decoder.DecoderConfigError: StatusRule(_Code.INTERNAL, "DECODER", shows_message=False),
     decoder.DecoderError: StatusRule(_Code.INTERNAL, "DECODER", shows_message=False),
     # Python's own

@@ -12,7 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from decoder import AudioDecoder, AudioFormatError, DecoderConfigError, create_decoder
+from decoder import (
+    AudioDecoder,
+    AudioFormatError,
+    DecoderConfigError,
+    EncoderUnavailableError,
+    create_decoder,
+)
 from decoder.pcm.resampling import resample
 from tests.decoder.codecs import (
     write_dac,
@@ -115,7 +121,7 @@ def test_a_folder_without_an_encoder_says_so(codec, tmp_path) -> None:
     (tmp_path / "config.json").write_text((codec.folder / "config.json").read_text())
     decoder = create_decoder(tmp_path)
     assert not decoder.spec.can_encode
-    with pytest.raises(DecoderConfigError, match=f"codec '{codec.name}' holds no encoder"):
+    with pytest.raises(EncoderUnavailableError, match=f"codec '{codec.name}' holds no encoder"):
         decoder.encode(np.zeros(100))
 
 
@@ -130,7 +136,9 @@ def test_snac_only_decodes(tmp_path) -> None:
 def test_encoding_says_which_package_is_missing(codec, monkeypatch) -> None:
     monkeypatch.setattr("decoder.encoders.find_spec", lambda name: None)
     decoder = create_decoder(codec.folder)
-    with pytest.raises(DecoderConfigError, match=r"needs the transformers package: pip install"):
+    with pytest.raises(
+        EncoderUnavailableError, match=r"needs the transformers package: pip install"
+    ):
         decoder.encode(clip_of(codec, 5))
 
 

@@ -294,12 +294,16 @@ def test_frames_are_never_cut(options: StreamingOptions, message: str) -> None:
         validate_streaming(options, FRAMES)
 
 
-@pytest.mark.parametrize(
-    "start", [{"prompt_codes": (1,)}, {"carry": (1, 2)}, {"token_offset": 8}, {}]
-)
+@pytest.mark.parametrize("start", [{"prompt_codes": (1,)}, {"carry": (1, 2)}, {"token_offset": 8}])
 def test_a_stream_takes_whole_frames(start: dict[str, object]) -> None:
+    with pytest.raises(CodeRangeError, match="give a multiple"):
+        DecoderStream(FRAMES, StreamingOptions((7,)), **start)
+
+
+@pytest.mark.parametrize("chunk", [SpeechChunk((1,), 0, 0), SpeechChunk((1,) * 7, 0, 0, (2,) * 6)])
+def test_a_block_is_whole_frames(chunk: SpeechChunk) -> None:
     with pytest.raises(DecoderConfigError, match="give a multiple"):
-        DecoderStream(FRAMES, StreamingOptions((7,)), **start).window(SpeechChunk((1,), 0, 0))
+        DecoderStream(FRAMES, StreamingOptions((7,))).window(chunk)
 
 
 def test_a_codec_without_attention_takes_no_voice_prompt() -> None:
