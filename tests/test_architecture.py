@@ -223,8 +223,10 @@ def test_host_only_modules_know_no_tensor() -> None:
         ("tts.say_run", "torch transformers"),
         (
             "tts.say_local, llm.engine, llm.pipeline.text_generation",
-            "transformers torchaudio llguidance",
+            "transformers torchaudio llguidance zmq msgspec",
         ),
+        ("tts.processes.supervisor, tts.serve", "torch grpc"),
+        ("tts.processes.front_end", "torch"),
     ],
 )
 def test_importing_stays_light(modules: str, absent: str) -> None:

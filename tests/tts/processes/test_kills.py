@@ -1,0 +1,229 @@
+"""Real processes, killed: what clients see, what is freed, what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import signal
+import stat
+import tempfile
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from tests.tts.server_process import (
+    ENGINE,
+    FRONT_END,
+    Process,
+    is_running,
+    processes_of,
+    serving_process,
+)
+from tests.tts.serving import (
+    CHANNEL_OPTIONS,
+    Spoken,
+    error_of,
+    error_of_reading,
+    health,
+    hum,
+    reason_of,
+    retry_s,
+    run,
+    stream_request,
+    taken_apart,
+    wav,
+)
+from tts.ipc.endpoints import Endpoints
+from tts.v1 import common_pb2
+from tts.v1 import speech_pb2 as pb
+from tts.v1.speech_pb2_grpc import SpeechServiceStub
+
+Status = health_pb2.HealthCheckResponse
+CHANNELS = 12  # the kernel spreads them: all are on one of two front ends once in 2,048 runs
+
+
+async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 30) -> None:
+    for _ in range(round(timeout_s / 0.02)):
+        if await holds():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it never came true")
+
+
+def endless() -> pb.SynthesizeStreamRequest:
+    """A segment that goes on until somebody ends it: about 18 s of audio."""
+    sampling = common_pb2.SamplingParams(seed=7, min_tokens=450)
+    return stream_request("and on it went " * 12, sampling=sampling, seed=None)
+
+
+@asynccontextmanager
+async def channel_to(address: str) -> AsyncIterator[grpc.aio.Channel]:
+    async with grpc.aio.insecure_channel(address, CHANNEL_OPTIONS) as channel:
+        yield channel
+
+
+async def heard(channel: grpc.aio.Channel) -> Spoken:
+    call = SpeechServiceStub(channel).SynthesizeStream(stream_request(), wait_for_ready=True)
+    return taken_apart([response async for response in call])
+
+
+async def create_voice(channel: grpc.aio.Channel, name: str) -> None:
+    prompt = pb.VoicePrompt(audio=wav(hum(1.5)), transcript="hello there")
+    request = pb.CreateVoiceRequest(voice_id=name, prompt=prompt, consent="mine")
+    await SpeechServiceStub(channel).CreateVoice(request)
+
+
+async def voice_names(channel: grpc.aio.Channel) -> set[str]:
+    response = await SpeechServiceStub(channel).ListVoices(pb.ListVoicesRequest())
+    return {voice.name for voice in response.voices}
+
+
+def test_the_engine_is_killed_and_comes_back(tiny_checkpoint: Path) -> None:
+    """Calls fail at once, health says so, the same voice speaks again; the second time is one
+    too many for this server."""
+    base = f"ipc://{tempfile.gettempdir()}/{secrets.token_hex(9)}"
+    endpoints = Endpoints.of(base)
+    flags = {"zmq-endpoint-base": base, "max-restarts": 1}
+
+    async def scenario() -> None:
+        async with serving_process(tiny_checkpoint, **flags) as process:
+            address = await process.ready()
+            for path in endpoints.paths:
+                mode = path.stat().st_mode
+                assert stat.S_ISSOCK(mode)
+                assert stat.S_IMODE(mode) & 0o077 == 0, "others could connect"
+            async with channel_to(address) as channel:
+                before = await heard(channel)
+                (engine,), (front_end,) = (processes_of(process, m) for m in (ENGINE, FRONT_END))
+                assert "torch" in _mapped(engine)
+                assert "torch" not in _mapped(front_end), "a front end is small"
+                await create_voice(channel, "mine")
+                await _is_refused(tiny_checkpoint, base)
+                await _is_killed_in_mid_stream(process, channel)
+                await until(lambda: _is(Status.SERVING, channel))
+                assert (await heard(channel)).data == before.data
+                assert "mine" in await voice_names(channel)
+                os.kill(processes_of(process, ENGINE)[0], signal.SIGKILL)
+            assert await process.ended() == 1
+            assert "engine was ended by SIGKILL; starting it again in" in process.log
+            assert "engine was ended by SIGKILL once too often; giving up" in process.log
+            assert "Traceback" not in process.log
+        assert [path for path in endpoints.paths if path.exists()] == []
+
+    run(scenario(), 100)
+
+
+def _mapped(pid: int) -> str:
+    """The files that a process has in its memory."""
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
+async def _is_refused(checkpoint: Path, base: str) -> None:
+    """Another server with the same endpoints does not start."""
+    async with serving_process(checkpoint, **{"zmq-endpoint-base": base}) as second:
+        assert await second.ended(60) == 2
+        assert re.search(r"serve: zmq_endpoint_base=\S+ is another server's", second.log)
+
+
+async def _is(status: int, channel: grpc.aio.Channel) -> bool:
+    return await health(channel, "tts.v1.SpeechService") == status
+
+
+async def _is_killed_in_mid_stream(process: Process, channel: grpc.aio.Channel) -> None:
+    stub = SpeechServiceStub(channel)
+    running = stub.SynthesizeStream(endless())
+    while (await running.read()).WhichOneof("event") != "audio":
+        pass
+    (engine,) = processes_of(process, ENGINE)
+    killed = time.monotonic()
+    os.kill(engine, signal.SIGKILL)
+    error = await error_of_reading(running)
+    assert time.monotonic() - killed < 2
+    refused = await error_of(stub.SynthesizeStream(stream_request()))
+    for failed in (error, refused):
+        assert failed.code() is grpc.StatusCode.UNAVAILABLE
+        assert reason_of(failed) == "ENGINE_LOST"
+        assert retry_s(failed) > 0
+    await until(lambda: _is(Status.NOT_SERVING, channel))
+
+
+def test_a_front_end_is_killed_and_comes_back(tiny_checkpoint: Path) -> None:
+    """Of two that share a port: its streams' pages are freed, what others do goes on."""
+    flags = {
+        "front-ends": 2,
+        "prometheus-metrics-mode": "launch_multiproc_server",
+        "metrics-port": 0,
+        "max-concurrent-requests": CHANNELS,
+        "max-queued-requests": 0,
+    }
+
+    async def scenario() -> None:
+        async with (
+            serving_process(tiny_checkpoint, **flags) as process,
+            AsyncExitStack() as channels,
+        ):
+            address = await process.ready()
+            url = (await process.logged(r"metrics on (http://127\.0\.0\.1:\d+/metrics)"))[1]
+            opened = [
+                await channels.enter_async_context(channel_to(address)) for _ in range(CHANNELS)
+            ]
+            await create_voice(opened[0], "mine")
+            for channel in opened:
+                assert "mine" in await voice_names(channel)
+            await _survive(process, opened, url)
+            assert len({(await heard(channel)).data for channel in opened}) == 1
+            engine, *others = processes_of(process, ENGINE) + processes_of(process, FRONT_END)
+            assert len(others) == 2
+            process.process.kill()
+            await until(lambda: _are_gone([engine, *others]))
+
+    run(scenario(), 100)
+
+
+async def _survive(process: Process, channels: list[grpc.aio.Channel], url: str) -> None:
+    calls = [SpeechServiceStub(channel).SynthesizeStream(endless()) for channel in channels]
+    for call in calls:
+        while (await call.read()).WhichOneof("event") != "audio":
+            pass
+    refused = await error_of(SpeechServiceStub(channels[0]).SynthesizeStream(stream_request()))
+    assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, "places are shared"
+    os.kill(processes_of(process, FRONT_END)[0], signal.SIGKILL)
+    ends = await asyncio.gather(*(_code_of(call) for call in calls))
+    assert set(ends) == {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
+    await until(lambda: _is_free(url))
+    await process.logged("front-end-[01] is back")
+
+
+async def _code_of(call: grpc.aio.UnaryStreamCall) -> grpc.StatusCode:
+    """What a call ends with."""
+    with suppress(grpc.aio.AioRpcError):
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    code: grpc.StatusCode = await call.code()
+    return code
+
+
+async def _are_gone(pids: list[int]) -> bool:
+    return not any(map(is_running, pids))
+
+
+async def _is_free(url: str) -> bool:
+    """By the engine's own account no page is used and no audio stream is alive."""
+    scraped = await asyncio.to_thread(_get, url)
+    assert 'sonant_kv_pages{state="total"}' in scraped
+    in_use = re.findall(
+        r'^(?:sonant_kv_pages\{state="used"\}|sonant_audio_streams) (\S+)$', scraped, re.M
+    )
+    return len(in_use) == 2 and set(in_use) == {"0.0"}
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as response:
+        return str(response.read().decode())

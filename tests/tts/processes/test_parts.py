@@ -1,0 +1,81 @@
+"""What the supervisor is made of: restarts, ports, and what does not go together."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from pathlib import Path
+
+import pytest
+
+from llm import ConfigError
+from tests.fakes import tiny_config
+from tts.config import ServerConfig
+from tts.processes.child import Launch, Ready
+from tts.processes.ports import reserved_port
+from tts.processes.restarts import LONGEST_DELAY_S, STEADY_S, Restarts
+from tts.processes.supervisor import check_processes
+from tts.serve_config import ServeConfig
+
+
+def test_each_restart_waits_longer_until_there_are_no_more() -> None:
+    restarts = Restarts(10)
+    delays = [restarts.next_delay_s(up_s=1) for _ in range(10)]
+    assert delays[:4] == [0.1, 0.2, 0.4, 0.8]
+    assert delays[-1] == LONGEST_DELAY_S
+    assert restarts.next_delay_s(up_s=1) is None
+    assert restarts.next_delay_s(up_s=STEADY_S) == 0.1, "it was fine for a while"
+    assert Restarts(0).next_delay_s(up_s=STEADY_S) is None
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_port_is_one_servers(is_shared: bool) -> None:
+    with reserved_port("127.0.0.1", 0, is_shared=is_shared) as port:
+        assert port > 0
+        with socket.socket() as listening:
+            option = socket.SO_REUSEPORT if is_shared else socket.SO_REUSEADDR
+            listening.setsockopt(socket.SOL_SOCKET, option, 1)
+            listening.bind(("127.0.0.1", port))
+            listening.listen()
+            for other_is_shared in (False, True):
+                with (
+                    pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"),
+                    reserved_port("127.0.0.1", port, is_shared=other_is_shared),
+                ):
+                    pass
+
+
+def test_a_host_that_does_not_exist_is_told() -> None:
+    with (
+        pytest.raises(ConfigError, match="cannot listen on no-such-host"),
+        reserved_port("no-such-host.invalid", 0, is_shared=False),
+    ):
+        pass
+
+
+def config(checkpoint: Path, front_ends: int = 1, **model: object) -> ServeConfig:
+    return ServeConfig(tiny_config(checkpoint, **model), ServerConfig(front_ends=front_ends))
+
+
+def test_what_does_not_go_with_processes_is_refused(tiny_checkpoint: Path) -> None:
+    check_processes(config(tiny_checkpoint))
+    with pytest.raises(ConfigError, match="reaches no other process"):
+        check_processes(config(tiny_checkpoint, zmq_endpoint_base="inproc://here"))
+    metrics = {"prometheus_metrics_mode": "launch_server"}
+    check_processes(config(tiny_checkpoint, **metrics))
+    with pytest.raises(ConfigError, match="use launch_multiproc_server"):
+        check_processes(config(tiny_checkpoint, front_ends=2, **metrics))
+
+
+def test_a_launch_order_arrives_as_it_was(tiny_checkpoint: Path) -> None:
+    launch = Launch(config(tiny_checkpoint, max_num_steps=3), "engine", 7, tiny_checkpoint)
+    again = pickle.loads(launch.to_bytes())
+    assert again == launch
+    assert again.config.model.is_resolved
+    with pytest.raises(ConfigError, match="resolved"):
+        again.config.model.max_num_steps = 4
+
+
+def test_the_ready_line() -> None:
+    assert str(Ready("h:1", "m", ("a", "b"))) == "ready: h:1 model=m voices=a, b"
+    assert str(Ready("h:1", "m")) == "ready: h:1 model=m voices=none"

@@ -1,0 +1,113 @@
+"""`python -m tts.serve` as a child of a test: its lines, its log, its processes, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+
+from tests.tts.serving import CHANNEL_OPTIONS
+from tts.v1.speech_pb2_grpc import SpeechServiceStub
+
+ROOT = Path(__file__).parents[2]
+READY = re.compile(r"ready: (127\.0\.0\.1:\d+) model=(\S+) voices=(.+)\n")
+START_S = 60
+
+
+class Process:
+    """One running command; its standard error is collected as it comes."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.errors: list[str] = []
+        self._reading = asyncio.create_task(self._read_errors())
+
+    async def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        async for line in self.process.stderr:
+            self.errors.append(line.decode())
+
+    @property
+    def log(self) -> str:
+        return "".join(self.errors)
+
+    async def line(self) -> str:
+        """The next line of standard output; empty at its end."""
+        assert self.process.stdout is not None
+        return (await asyncio.wait_for(self.process.stdout.readline(), START_S)).decode()
+
+    async def ready(self) -> str:
+        """The address, once calls are taken."""
+        line = await self.line()
+        match = READY.fullmatch(line)
+        assert match, (line, self.log)
+        return match[1]
+
+    async def logged(self, pattern: str) -> re.Match[str]:
+        for _ in range(START_S * 100):
+            if match := re.search(pattern, self.log):
+                return match
+            assert self.process.returncode is None, self.log
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"never logged: {pattern}\n{self.log}")
+
+    async def ended(self, timeout_s: float = 15) -> int:
+        status = await asyncio.wait_for(self.process.wait(), timeout_s)
+        await self._reading
+        return status
+
+
+@asynccontextmanager
+async def serving_process(checkpoint: Path, **flags: object) -> AsyncIterator[Process]:
+    """The command on a tiny checkpoint and a free port; killed at the end if it still runs."""
+    values = {"model.model-path": checkpoint, "port": 0, **flags}
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
+    pipe = asyncio.subprocess.PIPE
+    command = (sys.executable, "-m", "tts.serve", *arguments)
+    process = Process(
+        await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe, cwd=ROOT)
+    )
+    try:
+        yield process
+    finally:
+        if process.process.returncode is None:
+            process.process.kill()
+        await process.ended()
+        process.process._transport.close()  # type: ignore[attr-defined]
+
+
+@asynccontextmanager
+async def stub_of(address: str) -> AsyncIterator[SpeechServiceStub]:
+    async with grpc.aio.insecure_channel(address, CHANNEL_OPTIONS) as channel:
+        yield SpeechServiceStub(channel)
+
+
+ENGINE, FRONT_END = "tts.processes.engine", "tts.processes.front_end"
+
+
+def processes_of(process: Process, module: str) -> list[int]:
+    """Ids of the processes that a server has started and that run this module."""
+    parent = process.process.pid
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(pid) for pid in children if module in _command_line(pid)]
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there; one that has ended and was not yet waited for is not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def _command_line(pid: str) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    except FileNotFoundError:
+        return []
