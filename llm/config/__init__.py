@@ -10,6 +10,7 @@ from llm.config.sections import (
     PipelineRole,
     ProfilingConfig,
     QuantizationEncoding,
+    RopeType,
     SamplingConfig,
     SpeculativeConfig,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "PipelineRole",
     "ProfilingConfig",
     "QuantizationEncoding",
+    "RopeType",
     "SamplingConfig",
     "Session",
     "SpeculativeConfig",

@@ -18,7 +18,6 @@ NOT_YET_AVAILABLE: dict[str, str] = {
     "sampling.out_dtype": "logits are sampled in float32",
     "model.data_parallel_degree": "there is one replica",
     "model.trust_remote_code": "code from checkpoints is never run",
-    "model.rope_type": "the rotary type comes from the checkpoint's config.json",
 }
 """Field (dotted path) -> why setting it to other than its default is an error in this release."""
 

@@ -57,6 +57,13 @@ def switch(name: str, text: str) -> bool:
     return values[text.lower()]
 
 
+class RopeType(StrEnum):
+    """Which values of a head a rotation pairs, in the weights of queries and keys."""
+
+    NEOX = "neox"  # i and i + D/2, as transformers stores them
+    NORMAL = "normal"  # neighbours, as Meta and Mistral do
+
+
 class KVCacheConfig(StrictModel):
     """The paged key-value cache."""
 
@@ -107,7 +114,9 @@ class ModelConfig(StrictModel):
     huggingface_revision: str = Field(
         default="main", description="branch, tag or commit on the hub"
     )
-    rope_type: str | None = Field(default=None, description="rotary layout of foreign weights")
+    rope_type: RopeType | None = Field(
+        default=None, description="neox or normal: rotary layout of the weights (default: by name)"
+    )
     kv_cache: KVCacheConfig = Field(default_factory=KVCacheConfig, description="KV cache")
     _shared: SharedLimits = PrivateAttr(default_factory=SharedLimits)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from llm.batch import ForwardBatch, KVCacheInputs
-from llm.config import PipelineConfig
+from llm.config import PipelineConfig, RopeType
 from llm.layers.activation import GatedMLP
 from llm.layers.attention import AttentionShape, AttentionWeights, SelfAttention
 from llm.layers.embedding import Embedding
@@ -26,6 +26,7 @@ from llm.models.causal import CausalModel
 from llm.models.encoding import choose_encoding
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.llama_config import LlamaConfig
+from llm.models.original_names import original_adapter
 from llm.models.weight_names import WeightNames
 from llm.models.weights import WeightReader
 
@@ -94,7 +95,7 @@ class LlamaModel(CausalModel):
     def estimate_activation_memory(
         cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
     ) -> int:
-        """Peak of the MLP or the attention of one full batch, and the logits of its rows."""
+        """Peak of the MLP or the attention of one full batch, its rows' logits, all rotations."""
         config = cls.read_config(huggingface_config)
         width = choose_encoding(pipeline_config.model, huggingface_config).dtype.itemsize
         shape = config.shape
@@ -106,7 +107,9 @@ class LlamaModel(CausalModel):
         rows = pipeline_config.max_batch_size or tokens
         if pipeline_config.sampling.enable_variable_logits:
             rows = tokens
-        return tokens * per_token * width + 3 * rows * shape.vocab_size * 4
+        positions = cls.calculate_max_seq_len(pipeline_config, huggingface_config)
+        rotations = 4 * positions * shape.head_dim
+        return tokens * per_token * width + 3 * rows * shape.vocab_size * 4 + rotations
 
     def hidden_states(self, batch: ForwardBatch, cache: KVCacheInputs) -> Tensor:
         """See `CausalModel`."""
@@ -125,7 +128,11 @@ class LlamaModel(CausalModel):
             int8=self.encoding.int8,
             lora=self.lora_manager,
         )
-        reader = WeightReader(self.weights, self.adapter)
+        original = original_adapter(self.weights.info()) if self.adapter is None else None
+        self._rope_type = self.pipeline_config.model.rope_type or (
+            RopeType.NORMAL if original else RopeType.NEOX
+        )
+        reader = WeightReader(self.weights, self.adapter or original)
         shape, names = self.config.shape, self.names
         self.vocab_size = shape.vocab_size
         self._rotary = Rotary(self.config.rotary, self.max_seq_len, self.devices[0])
@@ -174,8 +181,8 @@ class LlamaModel(CausalModel):
             shape.num_heads * head_dim,
             has_bias=config.has_output_bias,
         )
-        query = query.rows(interleaved_rows(shape.num_heads, head_dim))
-        key = key.rows(interleaved_rows(shape.num_kv_heads, head_dim))
+        query = query.rows(self._paired_rows(shape.num_heads))
+        key = key.rows(self._paired_rows(shape.num_kv_heads))
         weights = AttentionWeights(
             self._factory.linear(LinearWeight.stack([query, key, value])),
             self._factory.linear(output),
@@ -184,10 +191,17 @@ class LlamaModel(CausalModel):
         heads = AttentionShape(shape.num_heads, shape.num_kv_heads, head_dim)
         return SelfAttention(index, heads, weights, self.group)
 
+    def _paired_rows(self, num_heads: int) -> Tensor:
+        """The order of these heads' rows in which the pairs of a rotation are neighbours."""
+        head_dim = self.config.shape.head_dim
+        if self._rope_type is RopeType.NORMAL:
+            return torch.arange(num_heads * head_dim)
+        return interleaved_rows(num_heads, head_dim)
+
     def _load_head_norm(self, reader: WeightReader, index: int) -> HeadNorm:
         """One weight for all queries and one for all keys, in the order of the rotated pairs."""
         shape, names = self.config.shape, self.names
-        order = interleaved_rows(1, shape.head_dim)
+        order = self._paired_rows(1)
         by_head = [
             reader.tensor(f"{name.format(index)}.weight", shape.head_dim)[order].expand(count, -1)
             for name, count in (

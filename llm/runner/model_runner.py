@@ -68,6 +68,8 @@ class ModelRunner:
         """
         if not config.is_resolved:
             raise RuntimeError("resolve the configuration before a runner is made from it")
+        if not config.model.model_path:
+            raise RuntimeError("model.model_path is not set: there is nothing to load")
         self.server_config = config
         self.model_config: ModelConfig = config.model
         self.device = torch.device(config.model.device_specs[0])

@@ -88,10 +88,11 @@ def reference(folder: Path) -> PreTrainedModel:
 def pipeline_config(
     folder: Path, *, num_pages: int | None = 64, page_size: int = 16, **keys: Any
 ) -> PipelineConfig:
-    """A resolved configuration; `encoding` and `kv_format` are the model's, others the root's."""
+    """A resolved configuration; `encoding`, `rope_type` and `kv_format` are the model's."""
     model = ModelConfig(
         model_path=str(folder),
         quantization_encoding=keys.pop("encoding", None),
+        rope_type=keys.pop("rope_type", None),
         kv_cache={
             "num_pages": num_pages,
             "kv_cache_page_size": page_size,

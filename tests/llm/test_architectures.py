@@ -223,3 +223,66 @@ def test_the_registry_lists_what_it_knows() -> None:
     for name in supported_architectures():
         found = model_class(HuggingFaceConfig(Path("config.json"), {"architectures": [name]}))
         assert issubclass(found, LlamaModel)
+
+
+ORIGINAL_NAMES = {
+    "model.embed_tokens.": "tok_embeddings.",
+    "model.norm.": "norm.",
+    "lm_head.": "output.",
+    "model.layers.": "layers.",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attention.wq",
+    "self_attn.k_proj": "attention.wk",
+    "self_attn.v_proj": "attention.wv",
+    "self_attn.o_proj": "attention.wo",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.down_proj": "feed_forward.w2",
+    "mlp.up_proj": "feed_forward.w3",
+}
+
+
+def original_name(name: str) -> str:
+    for theirs, ours in ORIGINAL_NAMES.items():
+        name = name.replace(theirs, ours)
+    return name
+
+
+def as_original(folder: Path, *, rename: bool) -> None:
+    """The checkpoint as its authors store it: pairs of a rotation beside each other, own names."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name in [n for n in tensors if n.endswith(("q_proj.weight", "k_proj.weight"))]:
+        halves = tensors[name].unflatten(0, (-1, 2, 8))
+        tensors[name] = halves.transpose(1, 2).flatten(0, 2).contiguous()
+    path.unlink()
+    file = "consolidated.safetensors" if rename else "model.safetensors"
+    named = {original_name(name) if rename else name: tensors[name] for name in tensors}
+    save_file(named, folder / file, metadata={"format": "pt"})
+
+
+def logits_of(folder: Path, **keys: Any) -> Tensor:
+    config = pipeline_config(folder, **keys)
+    return run_all(create_runner(config, ReturnLogits.ALL), random_ids(40, 96))
+
+
+def test_the_authors_own_layout_is_known_by_its_names(tmp_path: Path) -> None:
+    """consolidated.safetensors of Mistral and Llama: other names, and other pairs."""
+    config = MistralConfig(**(SMALL | {"tie_word_embeddings": False, "head_dim": 16}))
+    expected = logits_of(write_random(tmp_path, config))
+    as_original(tmp_path, rename=True)
+    assert torch.equal(logits_of(tmp_path), expected)
+    path = tmp_path / "consolidated.safetensors"
+    save_file(load_file(path) | {"layers.0.attention.surplus.weight": torch.ones(1)}, path)
+    with pytest.raises(CheckpointError, match=r"does not: layers\.0\.attention\.surplus"):
+        logits_of(tmp_path)
+
+
+def test_the_layout_of_pairs_may_be_told(tmp_path: Path) -> None:
+    expected = logits_of(write_random(tmp_path, LlamaConfig(**SMALL, head_dim=16)))
+    assert torch.equal(logits_of(tmp_path, rope_type="neox"), expected)
+    assert not torch.allclose(logits_of(tmp_path, rope_type="normal"), expected, atol=0.1)
+    as_original(tmp_path, rename=False)
+    assert torch.equal(logits_of(tmp_path, rope_type="normal"), expected)
+    with pytest.raises(ValueError, match="rope_type"):
+        logits_of(tmp_path, rope_type="sideways")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from llm.batch import ModelInputs, ReturnHiddenStates, ReturnLogits
-from llm.config import supported_architectures
+from llm.config import PipelineConfig, supported_architectures
 from llm.errors import CheckpointError
 from llm.layers.rotary_scaling import Llama3Scaling
 from llm.models.base import PipelineModel
@@ -260,6 +260,11 @@ def test_an_unresolved_configuration_is_refused(checkpoint: Path) -> None:
     config = pipeline_config(checkpoint, defer_resolve=True)
     with pytest.raises(RuntimeError, match="resolve"):
         ModelRunner(config)
+
+
+def test_a_model_that_is_not_named_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"model\.model_path is not set"):
+        ModelRunner(PipelineConfig())
 
 
 def test_the_interface_says_what_a_model_must_have() -> None:

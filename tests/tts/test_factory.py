@@ -192,17 +192,20 @@ def test_a_core_is_left_to_the_event_loop(cores: int, threads: int) -> None:
 SAY_HELLO = """
 import asyncio, sys
 from pathlib import Path
-from tts.factory import create_service, default_values
+from tts.factory import create_service
+from tts.model_values import complete_values
 assert "torch" not in sys.modules
 from tts.config import AudioGenerationConfig
 from tts.speech import SpeechRequest
-service = create_service(AudioGenerationConfig(**default_values(sys.argv[1])))
+values = complete_values({"model": {"model_path": sys.argv[1]}})
+service = create_service(AudioGenerationConfig(**values))
 async def main():
     speech = await service.synthesizer.synthesize(SpeechRequest("hello"))
     await service.client.close()
     return speech
 assert asyncio.run(main()).audio
-heavy = {"transformers", "torchaudio", "scipy", "sympy", "torch._dynamo", "torch._inductor"}
+heavy = {"transformers", "huggingface_hub", "torchaudio", "scipy", "sympy"}
+heavy |= {"torch._dynamo", "torch._inductor"}
 print(sorted(heavy & set(sys.modules)))
 """
 

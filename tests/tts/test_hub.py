@@ -198,9 +198,7 @@ def test_a_repository_without_a_model_is_refused(hub: Hub, options: HubOptions) 
 def test_pickles_are_fetched_only_when_allowed(hub: Hub, options: HubOptions) -> None:
     files = {"config.json": b"{}", "pytorch_model.bin": b"pickle", "training_args.bin": b"other"}
     hub.repos["acme/old"] = Repo(files)
-    with pytest.raises(
-        CheckpointError, match=r"acme/old are pickles \(pytorch_model.*--allow-p"
-    ):
+    with pytest.raises(CheckpointError, match=r"acme/old are pickles \(pytorch_model.*--allow-p"):
         find_checkpoint("acme/old", options)
     assert not [name for name in hub.downloads if name.endswith(".bin")]
     folder = find_checkpoint("acme/old", replace(options, allow_pickle=True))
