@@ -10,7 +10,7 @@ from llm import FinishReason, Request, RequestTimings, SamplingParams, TokenChun
 from tts.engine_client import EngineClient
 from tts.errors import SynthesisError
 from tts.prompt import PromptBuilder
-from tts.tokenizer import StopMatcher
+from tts.tokenizer import IncrementalDetokenizer, StopMatcher
 from tts.utterance import closing
 
 _numbers = itertools.count()
@@ -54,22 +54,57 @@ class TextGenerator:
         self._client, self._prompts = client, prompts
 
     async def write(self, request: TextRequest) -> AsyncIterator[TextPiece]:
-        """Stream a request; closing the iterator cancels it. A stop string ends it before itself.
+        """Stream a request; closing the iterator cancels it. A stop string ends it before itself,
+        from `min_tokens` on.
 
         Raises what the engine raises for requests that do not fit, and SynthesisError.
         """
-        detokenizer, matcher = self._prompts.detokenizer(), StopMatcher(request.stops)
+        writer = _Writer(self._prompts.detokenizer(), request)
         async with closing(self._client.generate(_engine_request(request))) as chunks:
             async for chunk in chunks:
                 if chunk.finish_reason is FinishReason.ERROR:
                     raise SynthesisError(f"request {request.request_id}: {chunk.error}")
-                text = matcher.push(detokenizer.push(chunk.token_ids))
-                if chunk.finish_reason is not None:
-                    text += matcher.push(detokenizer.finish()) + matcher.finish()
-                if matcher.is_stopped:
-                    yield _piece(text, chunk._replace(finish_reason=FinishReason.STOP))
+                piece = writer.push(chunk)
+                yield piece
+                if piece.finish_reason is not None:
                     return
-                yield _piece(text, chunk)
+
+
+class _Writer:
+    """One stream's chunks to pieces, token by token: how they come together does not show."""
+
+    def __init__(self, detokenizer: IncrementalDetokenizer, request: TextRequest) -> None:
+        self._detokenizer = detokenizer
+        self._matcher = StopMatcher(request.stops)
+        self._min_tokens = request.sampling.min_tokens
+        self._num_tokens = 0
+
+    def push(self, chunk: TokenChunk) -> TextPiece:
+        """What is certain with this chunk; what comes after a stop string is left out."""
+        matcher, texts = self._matcher, []
+        for place, token_id in enumerate(chunk.token_ids, start=1):
+            text = self._detokenizer.push((token_id,))
+            self._num_tokens += 1
+            is_matched = self._num_tokens > self._min_tokens
+            texts.append(matcher.push(text) if is_matched else text)
+            if matcher.is_stopped:
+                return _piece("".join(texts), _cut(chunk, place))
+        if chunk.finish_reason is not None:
+            texts += [matcher.push(self._detokenizer.finish()), matcher.finish()]
+        if matcher.is_stopped:  # by half a character, which has become U+FFFD
+            chunk = _cut(chunk, len(chunk.token_ids))
+        return _piece("".join(texts), chunk)
+
+
+def _cut(chunk: TokenChunk, num_tokens: int) -> TokenChunk:
+    """The chunk up to the token that completed a stop string."""
+    num_dropped = len(chunk.token_ids) - num_tokens
+    return chunk._replace(
+        token_ids=chunk.token_ids[:num_tokens],
+        logprobs=chunk.logprobs[:num_tokens],
+        output_tokens=chunk.output_tokens - num_dropped,
+        finish_reason=FinishReason.STOP,
+    )
 
 
 def _engine_request(request: TextRequest) -> Request:
