@@ -318,9 +318,11 @@ def create_engine(config: PipelineConfig, tokenizer: TokenSpelling | None = None
 def assemble_engine(pipeline: TextGenerationPipelineInterface, config: PipelineConfig) -> Engine:
     """An engine around a pipeline: see `create_engine`."""
     max_seq_len, kv = pipeline.max_seq_len, pipeline.kv_manager
-    if max_seq_len > kv.total_pages * kv.page_size:
-        logger.warning("max_length is cut from %d tokens to what %r holds", max_seq_len, kv)
-        max_seq_len = kv.total_pages * kv.page_size
+    most = min(kv.total_pages * kv.page_size, config.max_batch_total_tokens or max_seq_len)
+    if max_seq_len > most:
+        text = "max_length is cut from %d to %d tokens: no more fit %r or max_batch_total_tokens"
+        logger.warning(text, max_seq_len, most, kv)
+        max_seq_len = most
     unset = "enable_in_flight_batching" not in config.model_fields_set
     scheduler = Scheduler(
         config,

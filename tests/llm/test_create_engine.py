@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -140,12 +141,17 @@ def test_in_flight_batching_is_on_unless_turned_off(
     assert "".join(delivered) == order
 
 
-def test_a_sequence_cannot_outgrow_the_pool(
-    tiny_checkpoint: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "values", [{"num_pages": 5}, {"max_batch_total_tokens": 64, "max_length": None}], ids=str
+)
+def test_a_sequence_cannot_outgrow_what_can_run(
+    tiny_checkpoint: Path, caplog: pytest.LogCaptureFixture, values: dict[str, Any]
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        engine = create_engine(config(tiny_checkpoint, num_pages=5))
-    assert "max_length is cut from 200 tokens" in caplog.text
+        engine = create_engine(config(tiny_checkpoint, **values))
+    assert re.search(r"max_length is cut from \d+ to 64 tokens", caplog.text)
+    with pytest.raises(RequestError, match="the prompt has 64 tokens; at most 63 fit"):
+        engine.submit(Request("long", (1,) * 64, SamplingParams()))
     engine.start()
     made = SamplingParams(max_tokens=500, ignore_eos=True)
     last = list(engine.submit(Request("a", (1,) * 10, made)))[-1]

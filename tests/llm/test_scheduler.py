@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from llm.batch import ForwardMode, ScheduledBatch, StepOutput
@@ -202,6 +204,19 @@ def test_preemption_repeats_and_loses_no_token() -> None:
     for name in "abc":
         assert made.result(name) == expected_output(made.requests[name])
         assert made.chunks[name][-1].prompt_tokens == 8
+
+
+def test_preemptions_are_logged_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    made = decoding_abc(16)
+    with caplog.at_level(logging.INFO, "llm.scheduler"):
+        while made.scheduler.num_preemptions < 2:
+            made.step()
+        assert (made.now < 1.0, caplog.text.count("preempted ")) == (True, 1)
+        made.now += 1.0
+        while made.scheduler.num_preemptions < 3:
+            made.step()
+    assert caplog.text.count("preempted ") == 2
+    assert "3 preemptions so far" in caplog.text
 
 
 def test_a_lower_priority_gives_its_pages_first() -> None:
