@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Collection, Iterator, Mapping
+from enum import Enum
+from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -30,8 +32,8 @@ def add_config_flags(
     for name, field in walk_fields(model_class):
         if only is None or name in only:
             description = (field.description or "").replace("%", "%%")
-            note = "; not available yet" if name in unavailable else ""
-            _add_flag(group, name, field, description + note)
+            lacks = name in unavailable or name.split(".")[0] in unavailable
+            _add_flag(group, name, field, description + "; not available yet" * lacks)
 
 
 def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo, help_text: str) -> None:
@@ -51,7 +53,13 @@ def _metavar(field: FieldInfo) -> str:
     kind = inner_type(field.annotation)
     if get_origin(kind) is list:
         return "A,B,…"
-    return {int: "N", float: "X"}.get(kind, "VALUE")
+    if get_origin(kind) is Literal:
+        return "|".join(map(str, get_args(kind)))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return "|".join(member.value for member in kind)
+    if is_section(kind) or get_origin(kind) is dict:
+        return "JSON"
+    return {int: "N", float: "X", Path: "PATH"}.get(kind, "VALUE")
 
 
 def flag_values(args: argparse.Namespace, model_class: type[BaseModel]) -> dict[str, Any]:
@@ -69,7 +77,9 @@ def nested_values(model_class: type[BaseModel], texts: Mapping[str, Any]) -> dic
             *sections, leaf = name.split(".")
             target = result
             for section in sections:
-                target = target.setdefault(section, {})
+                if target.get(section) is None:
+                    target[section] = {}
+                target = target[section]
             target[leaf] = parse_text(name, texts[name], field)
     return result
 
@@ -77,14 +87,20 @@ def nested_values(model_class: type[BaseModel], texts: Mapping[str, Any]) -> dic
 def walk_fields(model_class: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """(dotted name, field) of every field, sections replaced by the fields inside them.
 
-    A section that may be absent (`lora`) is one field, whose text is JSON.
+    A section that may be absent (`lora`) is a field, too, whose text is JSON; a value for one of
+    those inside it makes the section.
     """
     for name, field in model_class.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from walk_fields(kind, f"{prefix}{name}.")
-        else:
+        kind = inner_type(field.annotation)
+        if kind is not field.annotation or not is_section(kind):
             yield prefix + name, field
+        if is_section(kind):
+            yield from walk_fields(kind, f"{prefix}{name}.")
+
+
+def is_section(kind: Any) -> TypeGuard[type[BaseModel]]:
+    """Whether a field of this type is a section of fields."""
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def parse_text(name: str, text: Any, field: FieldInfo) -> Any:
@@ -98,9 +114,8 @@ def parse_text(name: str, text: Any, field: FieldInfo) -> Any:
     kind = inner_type(field.annotation)
     if kind is not field.annotation and text.lower() == "none":
         return None
-    is_section = isinstance(kind, type) and issubclass(kind, BaseModel)
     is_list = get_origin(kind) is list
-    if is_section or get_origin(kind) is dict or (is_list and text.startswith("[")):
+    if is_section(kind) or get_origin(kind) is dict or (is_list and text.startswith("[")):
         try:
             return json.loads(text)
         except ValueError as error:

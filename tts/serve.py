@@ -34,6 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line: a flag for every configuration field."""
     parser = argparse.ArgumentParser(
         prog="python -m tts.serve",
+        usage="%(prog)s [options]",
         allow_abbrev=False,
         description="Serve speech and text over gRPC (default: the embedded voice).",
         epilog="Values come from flags, then --config-file, then SONANT_… variables.",

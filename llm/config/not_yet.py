@@ -37,11 +37,15 @@ def refuse_unavailable(
     fields: Mapping[str, str],
     values: Mapping[str, Mapping[str, str]],
 ) -> None:
-    """Raise `ConfigError` for a field of `fields` that is not at its default, or a value listed."""
+    """Raise `ConfigError` for a field of `fields` that is not at its default, or a value listed.
+
+    What is said of `model` holds for `draft_model`, too.
+    """
     for name, value, default in _walk(config):
-        reason = values.get(name, {}).get(str(value))
-        if name in fields and value != default:
-            reason = fields[name]
+        known = name.removeprefix("draft_") if name.startswith("draft_model.") else name
+        reason = values.get(known, {}).get(str(value))
+        if known in fields and value != default:
+            reason = fields[known]
         if reason is not None:
             raise unavailable(name, value, reason)
 
@@ -52,10 +56,10 @@ def unavailable(name: str, value: object, reason: str) -> ConfigError:
 
 
 def _walk(section: StrictModel, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(dotted name, value, default) of every field that was set, sections taken apart."""
+    """(dotted name, value, default) of every field that was set, also inside of sections."""
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
-        if isinstance(value, StrictModel) and field.default_factory is not None:
-            yield from _walk(value, f"{prefix}{name}.")
-        elif name in section.model_fields_set:
+        if name in section.model_fields_set:
             yield prefix + name, value, field.get_default(call_default_factory=True)
+        if isinstance(value, StrictModel):
+            yield from _walk(value, f"{prefix}{name}.")
