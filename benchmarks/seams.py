@@ -33,6 +33,7 @@ from decoder import (
 )
 from tts.chunker import SpeechChunker
 
+BAR_DB = 100.0  # below what 16-bit samples can hold
 SAME_DB = 200.0  # stands for: not one bit differs
 SECONDS = 3.0
 PROMPT_SECONDS = 2.0
@@ -122,7 +123,17 @@ def measure(subject: Subject, seconds: float = SECONDS, repeat: int = 1) -> Iter
         parts = [np.concatenate(stream(decoder, options, codes, prompt)) for codes in streams]
         values = tuple(decibels(*pair) for pair in zip(wholes, parts, strict=True))
         label = f"{decoder.spec.name}{', stateful' if decoder.options.stateful else ''}: {name}"
-        yield Figure(label, values, "dB", note=describe(decoder, options))
+        bar = BAR_DB if options is best and hears_enough(decoder) else None
+        yield Figure(label, values, "dB", bar, at_least=True, note=describe(decoder, options))
+
+
+def hears_enough(decoder: AudioDecoder) -> bool:
+    """Whether the recommended context covers all that a code can hear: then nothing may differ."""
+    spec, best = decoder.spec, decoder.spec.recommended
+    fields = (spec.receptive_field, spec.right_field)
+    given = (best.buffer, best.look_ahead)
+    covered = all(f is not None and f <= g for f, g in zip(fields, given, strict=True))
+    return covered or decoder.options.stateful
 
 
 def describe(decoder: AudioDecoder, options: StreamingOptions) -> str:

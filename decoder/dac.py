@@ -18,7 +18,6 @@ from torch import Tensor
 
 from decoder.base import AttentionKind, AudioDecoder, CodecSpec, DecodeWindow
 from decoder.codec_config import scalar, sizes
-from decoder.encoders import ClipEncoder
 from decoder.registry import CodecSource
 from decoder.rows import (
     CONVOLUTION_OPTIONS,
@@ -30,7 +29,9 @@ from decoder.rows import (
     render_rows,
     rendered_samples,
 )
-from decoder.snake_decoder import DILATIONS, SnakeConfig, SnakeDecoder
+from decoder.snake_decoder import SnakeConfig, SnakeDecoder
+from decoder.snake_encoder import SnakeClipEncoder, SnakeEncoderConfig
+from decoder.snake_names import dac_encoder_names, dac_names
 
 CHUNK_FRAMES = (12, 25, 50)
 
@@ -45,7 +46,8 @@ class DacDecoder(AudioDecoder):
         self.options = source.options
         self._network = network
         self._device = source.device
-        self._clips = ClipEncoder(source, spec, spec.sample_rate)
+        config = dac_encoder_config(source.config, network.config)
+        self._clips = SnakeClipEncoder(source, spec, config, dac_encoder_names(config))
 
     @classmethod
     def create(cls, source: CodecSource) -> DacDecoder:
@@ -62,7 +64,7 @@ class DacDecoder(AudioDecoder):
         return render_rows(self.spec, windows, self._device, self._render)
 
     def encode(self, samples: np.ndarray) -> tuple[int, ...]:
-        """As ClipEncoder.encode."""
+        """As SnakeClipEncoder.encode."""
         return self._clips.encode(samples)
 
     def _render(self, windows: Sequence[DecodeWindow]) -> Tensor:
@@ -88,6 +90,13 @@ def dac_config(values: Mapping[str, Any], num_codebooks: int) -> SnakeConfig:
     )
 
 
+def dac_encoder_config(values: Mapping[str, Any], decoder: SnakeConfig) -> SnakeEncoderConfig:
+    """The encoder's sizes from the same file."""
+    dim = scalar(values, "dac", "encoder_hidden_size", 64)
+    rates = sizes(values, "dac", "downsampling_ratios", (2, 4, 8, 8))
+    return SnakeEncoderConfig(decoder, dim, rates, exit_kernel=3, has_exit_snake=True)
+
+
 def dac_spec(config: SnakeConfig, sample_rate: int) -> CodecSpec:
     """The facts of one DAC."""
     num_codebooks = len(config.vq_strides)
@@ -100,20 +109,3 @@ def dac_spec(config: SnakeConfig, sample_rate: int) -> CodecSpec:
         attention=AttentionKind.NONE,
     )
     return frame_streaming(spec, CHUNK_FRAMES, *config.reach())
-
-
-def dac_names(config: SnakeConfig) -> dict[str, str]:
-    """Our layers' names to those of the published checkpoint."""
-    names = {"entry.0": "decoder.conv1", "exit_snake": "decoder.snake1", "exit": "decoder.conv2"}
-    for k in range(len(config.vq_strides)):
-        names[f"codebooks.{k}.vectors"] = f"quantizer.quantizers.{k}.codebook"
-        names[f"codebooks.{k}.projection"] = f"quantizer.quantizers.{k}.out_proj"
-    unit_names = {"snake_in": "snake1", "dilated": "conv1", "snake_out": "snake2", "mix": "conv2"}
-    for index in range(len(config.rates)):
-        names[f"stages.{index}.snake"] = f"decoder.block.{index}.snake1"
-        names[f"stages.{index}.up"] = f"decoder.block.{index}.conv_t1"
-        for unit in range(len(DILATIONS)):
-            for ours, theirs in unit_names.items():
-                target = f"decoder.block.{index}.res_unit{unit + 1}.{theirs}"
-                names[f"stages.{index}.units.{unit}.{ours}"] = target
-    return names

@@ -6,7 +6,6 @@ of a process. It reads the same folder as the decoder, safetensors only, no code
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoder.base import AudioFormatError, CodecSpec, EncoderUnavailableError
+from decoder.base import CodecSpec, EncoderUnavailableError
+from decoder.clips import whole_frames
 from decoder.pcm.resampling import resample
 from decoder.registry import WEIGHTS_FILE, CodecSource
 from decoder.weights import tensor_names
@@ -36,20 +36,20 @@ _PARTS = {
     "xcodec2": EncoderParts("Xcodec2Model", "acoustic_decoder", "Xcodec2FeatureExtractor"),
     "neucodec": EncoderParts("NeuCodecModel", "acoustic_decoder", "NeuCodecFeatureExtractor"),
     "mimi": EncoderParts("MimiModel", "decoder"),
-    "dac": EncoderParts("DacModel", "decoder"),
 }
 _ENCODERS = ("encoder.", "acoustic_encoder.")
 
 
 def can_encode(source: CodecSource) -> bool:
-    """Whether the codec's folder holds an encoder that `ClipEncoder` can load."""
+    """Whether the codec's folder holds an encoder that can be loaded from there."""
     weights = source.weights
-    if source.name not in _PARTS or weights is None or weights.name != WEIGHTS_FILE:
+    if weights is None or (source.name in _PARTS and weights.name != WEIGHTS_FILE):
         return False
-    return any(name.startswith(_ENCODERS) for name in tensor_names(weights))
+    names = tensor_names(weights, allow_pickle=source.allow_pickle)
+    return any(name.startswith(_ENCODERS) for name in names)
 
 
-class ClipEncoder:
+class TransformersEncoder:
     """The encoder of one codec folder, loaded at its first use."""
 
     def __init__(self, source: CodecSource, spec: CodecSpec, input_rate: int) -> None:
@@ -62,14 +62,11 @@ class ClipEncoder:
     def encode(self, samples: np.ndarray) -> tuple[int, ...]:
         """Mono float32 [S] at the codec's rate to the flat codes of ceil(S / hop) frames.
 
-        The last frame is filled up with silence.
-        AudioFormatError for an empty, non-finite or multi-channel clip; EncoderUnavailableError
-        where there is no encoder or no transformers package.
+        AudioFormatError as in `whole_frames`; EncoderUnavailableError where there is no encoder or
+        no transformers package.
         """
-        clip = _checked(samples)
-        hop = int(self._spec.samples_per_frame)
-        num_frames = math.ceil(len(clip) / hop)
-        clip = np.pad(clip, (0, num_frames * hop - len(clip)))
+        clip = whole_frames(samples, self._spec)
+        num_frames = len(clip) // int(self._spec.samples_per_frame)
         if not self._spec.can_encode:
             raise EncoderUnavailableError(
                 f"the folder of codec '{self._spec.name}' holds no encoder"
@@ -128,12 +125,3 @@ def _folder(source: CodecSource) -> Path:
             f"codec '{source.name}' has no folder to read its encoder from"
         )
     return source.weights.parent
-
-
-def _checked(samples: np.ndarray) -> np.ndarray:
-    clip = np.asarray(samples, dtype=np.float32)
-    if clip.ndim != 1 or not len(clip):
-        raise AudioFormatError(f"a clip is one row of samples, not of shape {clip.shape}")
-    if not np.isfinite(clip).all():
-        raise AudioFormatError("the clip holds values that are not finite")
-    return clip

@@ -31,7 +31,7 @@ from decoder.base import (
 )
 from decoder.codec_config import must_be, scalar, sizes
 from decoder.embedded_modules import ROTARY_BASE
-from decoder.encoders import ClipEncoder
+from decoder.encoders import TransformersEncoder
 from decoder.mimi_modules import MimiConfig, MimiNetwork, MimiState
 from decoder.registry import CodecSource
 from decoder.rows import (
@@ -76,7 +76,7 @@ class MimiDecoder(AudioDecoder):
         self.options = source.options
         self._network = network
         self._device = source.device
-        self._clips = ClipEncoder(source, spec, spec.sample_rate)
+        self._clips = TransformersEncoder(source, spec, spec.sample_rate)
 
     @classmethod
     def create(cls, source: CodecSource) -> MimiDecoder:
@@ -93,7 +93,7 @@ class MimiDecoder(AudioDecoder):
         return render_rows(self.spec, windows, self._device, self._render)
 
     def encode(self, samples: np.ndarray) -> tuple[int, ...]:
-        """As ClipEncoder.encode."""
+        """As TransformersEncoder.encode."""
         return self._clips.encode(samples)
 
     def decode_next(self, window: DecodeWindow, kept: object) -> tuple[Tensor, object]:

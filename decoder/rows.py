@@ -131,6 +131,16 @@ def load_or_random(
         raise DecoderConfigError(
             f"codec '{source.name}' needs weights: name a codec folder with {WEIGHTS_FILE}"
         )
+    return load_network(build, theirs, source, rename)
+
+
+def load_network(
+    build: Callable[[], NetworkT],
+    theirs: Mapping[str, str],
+    source: CodecSource,
+    rename: Callable[[str], tuple[str, ...]] = lambda name: (name,),
+) -> NetworkT:
+    """As `load_or_random`, whatever the mode."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(RANDOM_SEED)
         network = build()

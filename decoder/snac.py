@@ -46,6 +46,8 @@ from decoder.rows import (
     rendered_samples,
 )
 from decoder.snake_decoder import SnakeConfig, SnakeDecoder
+from decoder.snake_encoder import SnakeClipEncoder, SnakeEncoderConfig
+from decoder.snake_names import snac_encoder_names, snac_names
 
 CHUNK_FRAMES = (1, 2, 4, 8)
 
@@ -61,6 +63,8 @@ class SnacDecoder(AudioDecoder):
         self._network = network
         self._device = source.device
         self._seed = source.options.noise_seed or 0
+        config = snac_encoder_config(source.config, network.config)
+        self._clips = SnakeClipEncoder(source, spec, config, snac_encoder_names(config))
 
     @classmethod
     def create(cls, source: CodecSource) -> SnacDecoder:
@@ -74,6 +78,10 @@ class SnacDecoder(AudioDecoder):
     def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
         """As AudioDecoder.decode; zeros where nothing is emitted."""
         return render_rows(self.spec, windows, self._device, self._render)
+
+    def encode(self, samples: np.ndarray) -> tuple[int, ...]:
+        """As SnakeClipEncoder.encode."""
+        return self._clips.encode(samples)
 
     def _render(self, windows: Sequence[DecodeWindow]) -> Tensor:
         codes = codes_tensor(self.spec, windows, self._device)
@@ -97,8 +105,7 @@ class SnacDecoder(AudioDecoder):
 def snac_config(values: Mapping[str, Any]) -> SnakeConfig:
     """Sizes from a published config.json; what is absent is as in the 24 kHz checkpoint."""
     must_be(values, "snac", "attn_window_size", None)
-    encoder_dim = scalar(values, "snac", "encoder_dim", 48)
-    encoder_rates = sizes(values, "snac", "encoder_rates", (2, 4, 8, 8))
+    encoder_dim, encoder_rates = _encoder_sizes(values)
     config = SnakeConfig(
         latent_dim=scalar(values, "snac", "latent_dim", encoder_dim * 2 ** len(encoder_rates)),
         decoder_dim=scalar(values, "snac", "decoder_dim", 1024),
@@ -112,6 +119,19 @@ def snac_config(values: Mapping[str, Any]) -> SnakeConfig:
     if math.prod(config.rates) != math.prod(encoder_rates):
         raise DecoderConfigError("snac config: encoder_rates and decoder_rates differ in product")
     return config
+
+
+def snac_encoder_config(values: Mapping[str, Any], decoder: SnakeConfig) -> SnakeEncoderConfig:
+    """The encoder's sizes from the same file."""
+    dim, rates = _encoder_sizes(values)
+    return SnakeEncoderConfig(decoder, dim, rates, exit_kernel=7, has_exit_snake=False)
+
+
+def _encoder_sizes(values: Mapping[str, Any]) -> tuple[int, tuple[int, ...]]:
+    return (
+        scalar(values, "snac", "encoder_dim", 48),
+        sizes(values, "snac", "encoder_rates", (2, 4, 8, 8)),
+    )
 
 
 def snac_layout(vq_strides: Sequence[int]) -> tuple[int, ...]:
@@ -133,25 +153,3 @@ def snac_spec(config: SnakeConfig, sample_rate: int) -> CodecSpec:
         attention=AttentionKind.NONE,
     )
     return frame_streaming(spec, CHUNK_FRAMES, *config.reach())
-
-
-def snac_names(config: SnakeConfig) -> dict[str, str]:
-    """Our layers' names to those of the published checkpoint."""
-    names = {}
-    for k in range(len(config.vq_strides)):
-        names[f"codebooks.{k}.vectors"] = f"quantizer.quantizers.{k}.codebook"
-        names[f"codebooks.{k}.projection"] = f"quantizer.quantizers.{k}.out_proj"
-    num_entry = 2 if config.depthwise else 1
-    names |= {f"entry.{index}": f"decoder.model.{index}" for index in range(num_entry)}
-    for index in range(len(config.rates)):
-        block = f"decoder.model.{num_entry + index}.block"
-        parts = ["snake", "up", *(["noise"] if config.has_noise else [])]
-        for place, part in enumerate(parts):
-            inner = f"{block}.{place}"
-            names[f"stages.{index}.{part}"] = f"{inner}.linear" if part == "noise" else inner
-        for unit in range(3):
-            theirs = f"{block}.{len(parts) + unit}.block"
-            for place, part in enumerate(("snake_in", "dilated", "snake_out", "mix")):
-                names[f"stages.{index}.units.{unit}.{part}"] = f"{theirs}.{place}"
-    end = num_entry + len(config.rates)
-    return names | {"exit_snake": f"decoder.model.{end}", "exit": f"decoder.model.{end + 1}"}

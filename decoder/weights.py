@@ -50,8 +50,10 @@ def read_tensors(
         raise DecoderConfigError(f"cannot read codec weights {path}: {error}") from error
 
 
-def tensor_names(path: Path) -> tuple[str, ...]:
-    """The names in a safetensors file, read from its header."""
+def tensor_names(path: Path, *, allow_pickle: bool = False) -> tuple[str, ...]:
+    """The names in a file; of a safetensors file, only its header is read."""
+    if path.suffix in PICKLE_SUFFIXES:
+        return tuple(sorted(_read_pickle(path, allow_pickle=allow_pickle)))
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -30,7 +30,7 @@ from decoder.base import (
     StreamingOptions,
 )
 from decoder.codec_config import must_be, scalar, sizes
-from decoder.encoders import ClipEncoder
+from decoder.encoders import TransformersEncoder
 from decoder.registry import CodecSource
 from decoder.rows import (
     CONVOLUTION_OPTIONS,
@@ -58,7 +58,7 @@ class Xcodec2Decoder(AudioDecoder):
         self.options = source.options
         self._network = network
         self._device = source.device
-        self._clips = ClipEncoder(source, spec, _rates(source.name, source.config)[0])
+        self._clips = TransformersEncoder(source, spec, _rates(source.name, source.config)[0])
 
     @classmethod
     def create(cls, source: CodecSource) -> Xcodec2Decoder:
@@ -75,7 +75,7 @@ class Xcodec2Decoder(AudioDecoder):
         return render_rows(self.spec, windows, self._device, self._render)
 
     def encode(self, samples: np.ndarray) -> tuple[int, ...]:
-        """As ClipEncoder.encode."""
+        """As TransformersEncoder.encode."""
         return self._clips.encode(samples)
 
     def _render(self, windows: Sequence[DecodeWindow]) -> Tensor:

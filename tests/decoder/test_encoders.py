@@ -1,4 +1,4 @@
-"""Recordings to codes: the same as transformers', whole frames, and clear errors without it."""
+"""Recordings to codes: the same as the published packages', whole frames, clear errors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 from decoder import (
     AudioDecoder,
     AudioFormatError,
-    DecoderConfigError,
     EncoderUnavailableError,
     create_decoder,
 )
 from decoder.pcm.resampling import resample
 from tests.decoder.codecs import (
+    to_safetensors,
     write_dac,
     write_mimi,
     write_neucodec,
@@ -32,8 +32,10 @@ WRITERS = {
     "dac": write_dac,
     "mimi": write_mimi,
     "neucodec": write_neucodec,
+    "snac": write_snac,
     "xcodec2": write_xcodec2,
 }
+OWN = {"dac", "snac"}  # encoders that need no other package
 
 
 class Codec(NamedTuple):
@@ -47,6 +49,8 @@ class Codec(NamedTuple):
 def codec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Codec:
     folder = tmp_path_factory.mktemp(request.param)
     reference = WRITERS[request.param](folder)
+    if request.param == "snac":
+        to_safetensors(folder)
     return Codec(request.param, folder, reference, create_decoder(folder))
 
 
@@ -60,7 +64,11 @@ def clip_of(codec: Codec, frames: float) -> np.ndarray:
 
 @torch.inference_mode()
 def reference_codes(codec: Codec, clip: np.ndarray) -> torch.Tensor:
-    """[K, F], as the package's own documentation calls it."""
+    """[codes_per_frame, F], as the package's own documentation calls it."""
+    if codec.name == "snac":
+        coarse, middle, fine = codec.reference.encode(torch.from_numpy(clip)[None, None])
+        order = (coarse, middle[:, ::2], fine[:, ::4], fine[:, 1::4])
+        return torch.cat((*order, middle[:, 1::2], fine[:, 2::4], fine[:, 3::4]))
     if codec.name in ("dac", "mimi"):
         return codec.reference.encode(torch.from_numpy(clip)[None, None]).audio_codes[0]
     import transformers
@@ -125,17 +133,38 @@ def test_a_folder_without_an_encoder_says_so(codec, tmp_path) -> None:
         decoder.encode(np.zeros(100))
 
 
-def test_snac_only_decodes(tmp_path) -> None:
+def test_a_pickle_is_encoded_from_too(tmp_path) -> None:
     write_snac(tmp_path)
     decoder = create_decoder(tmp_path, allow_pickle=True)
+    assert decoder.spec.can_encode
+    assert len(decoder.encode(np.zeros(3000))) == 14
+
+
+def test_a_codec_without_files_has_no_encoder() -> None:
+    decoder = create_decoder("snac", test_mode=True)
     assert not decoder.spec.can_encode
-    with pytest.raises(DecoderConfigError, match="codec 'snac' has no encoder in this release"):
+    with pytest.raises(EncoderUnavailableError, match="codec 'snac' holds no encoder"):
         decoder.encode(np.zeros(100))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"depthwise": False}, {"encoder_rates": [2, 5, 4], "decoder_rates": [4, 5, 2]}]
+)
+def test_variants_of_the_own_encoder_equal_the_reference(tmp_path, changes) -> None:
+    reference = write_snac(tmp_path, **changes)
+    decoder = create_decoder(tmp_path, allow_pickle=True)
+    codec = Codec("snac", tmp_path, reference, decoder)
+    clip = clip_of(codec, 9)
+    rows = torch.tensor(decoder.encode(clip)).view(9, 7).T
+    assert torch.equal(rows, reference_codes(codec, clip))
 
 
 def test_encoding_says_which_package_is_missing(codec, monkeypatch) -> None:
     monkeypatch.setattr("decoder.encoders.find_spec", lambda name: None)
     decoder = create_decoder(codec.folder)
+    if codec.name in OWN:
+        assert decoder.encode(clip_of(codec, 5))
+        return
     with pytest.raises(
         EncoderUnavailableError, match=r"needs the transformers package: pip install"
     ):

@@ -1,0 +1,20 @@
+"""What every encoder does with a recording first: check it, fill its last frame with silence."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from decoder.base import AudioFormatError, CodecSpec
+
+
+def whole_frames(samples: np.ndarray, spec: CodecSpec) -> np.ndarray:
+    """Mono float32 [S] at the codec's rate to [F * samples_per_frame].
+
+    AudioFormatError for an empty, non-finite or multi-channel clip.
+    """
+    clip = np.asarray(samples, dtype=np.float32)
+    if clip.ndim != 1 or not len(clip):
+        raise AudioFormatError(f"a clip is one row of samples, not of shape {clip.shape}")
+    if not np.isfinite(clip).all():
+        raise AudioFormatError("the clip holds values that are not finite")
+    return np.pad(clip, (0, -len(clip) % int(spec.samples_per_frame)))
