@@ -146,7 +146,8 @@ class VoiceRegistry:
         """The voice of requests that name none; PreconditionError where each must name one."""
         if not self._default:
             raise PreconditionError(
-                Precondition.VOICE_PROMPT, "this model has no voice of its own: send a voice prompt"
+                Precondition.VOICE_PROMPT,
+                "this model has no voice of its own: send a recording and what is said in it",
             )
         return self._voices[self._default]
 

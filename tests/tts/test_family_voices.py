@@ -12,8 +12,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from decoder import create_decoder, read_prompt_audio
 from decoder.ramp import ramp_spec
 from llm import CheckpointError, FinishReason
+from tests.decoder.codecs import write_neucodec
 from tests.tts.family_checkpoints import ramp_codec, write_llasa, write_neutts
 from tests.tts.ramp import RampClient, hear
 from tests.tts.serving import (
@@ -93,6 +95,28 @@ def test_recordings_beside_the_model_are_voices(neutts: Service) -> None:
         assert close.done.usage.cached_prompt_tokens >= 48
 
     serve_and(neutts, ask)
+
+
+def test_a_recording_passes_the_published_encoder(tmp_path: Path) -> None:
+    """Reference clip → NeuCodec's own encoder → prompt codes → speech, as one service."""
+    folder = write_neutts(tmp_path / "neutts")
+    write_neucodec(folder / "codec", quantization_levels=[4] * 8)
+    add_sample(folder, "dave", 1.0, "My name is Dave.")
+    service = create_service(configured(folder))
+
+    async def ask(served: Serving) -> None:
+        synthesizer = service.synthesizer
+        assert synthesizer is not None
+        dave = await synthesizer.cloner.ready(synthesizer.voices.get("dave"))
+        assert dave.prompt is not None
+        recording = (folder / "samples" / "dave.wav").read_bytes()
+        codec = create_decoder(folder / "codec")
+        assert dave.prompt.codes == codec.encode(read_prompt_audio(recording, 24_000))
+        assert len(dave.prompt.codes) == 50
+        assert (await listen(served, "Hello.")).data
+
+    serve_and(service, ask)
+    asyncio.run(service.client.close())
 
 
 def test_created_voices_are_bounded(neutts: Service) -> None:

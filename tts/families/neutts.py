@@ -61,7 +61,7 @@ class NeuTTSFamily(SpeechFamily):
     def prompt(self, vocabulary: SpeechVocabulary, text: str, voice: Voice) -> tuple[int, ...]:
         if voice.prompt is None:
             raise PreconditionError(
-                Precondition.VOICE_PROMPT, "this model speaks only like a voice prompt: send one"
+                Precondition.VOICE_PROMPT, "this model only imitates: send a voice prompt"
             )
         texts = filter(None, (voice.prompt.transcript, text))
         return (
