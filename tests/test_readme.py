@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.report import arguments
 from tts.config import AudioGenerationConfig
+from tts.families.registry import supported_families
 from tts.say import build_parser as say_parser
 from tts.serve import build_parser as serve_parser
 
@@ -74,6 +75,11 @@ def test_every_dependency_is_imported_by_what_ships() -> None:
     modules = {MODULES.get(name, name) for name in dependencies()}
     unused = {m for m in modules if not any(i == m or i.startswith(m + ".") for i in imported)}
     assert unused == set()
+
+
+def test_every_speech_family_is_described() -> None:
+    part = README[README.index("### Speech families") : README.index("## Codecs")]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE)) == supported_families()
 
 
 def test_the_test_command_is_what_make_runs() -> None:

@@ -317,7 +317,7 @@ def _settings(parts: _Parts, client: EngineClient, family: SpeechFamily) -> Synt
     settings = SynthesisSettings(
         model=parts.model,
         streaming=streaming,
-        sampling=family.sampling(),
+        sampling=_sampling(parts.config, family),
         traits=family.traits,
         max_seq_len=min(parts.facts.max_seq_len, family.traits.max_seq_len or 2**31),
         raw_encoding=parts.facts.raw_encoding,
@@ -330,6 +330,17 @@ def _settings(parts: _Parts, client: EngineClient, family: SpeechFamily) -> Synt
         settings,
         max_audio_s=parts.server.max_audio_duration_s,
         cloning=CloningLimits(audio=_prompt_limits(parts.server)),
+    )
+
+
+def _sampling(config: AudioGenerationConfig, family: SpeechFamily) -> SamplingParams:
+    """The family's, without the penalties that this server's engine is not to know."""
+    from dataclasses import replace
+
+    if config.sampling.enable_penalties:
+        return family.sampling()
+    return replace(
+        family.sampling(), repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0
     )
 
 

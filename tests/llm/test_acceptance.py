@@ -144,6 +144,9 @@ def test_the_residual_rule_by_itself() -> None:
         SamplingParams(min_p=0.2, temperature=1.5),
         SamplingParams(temperature=0),
         SamplingParams(allowed_ranges=((2, 5), (7, 9)), stop_token_ids=(11,), top_p=0.9),
+        SamplingParams(
+            allowed_cycle=(((0, 3),), ((3, 6),), ((2, 5), (7, 9))), stop_token_ids=(11,)
+        ),
         SamplingParams(repetition_penalty=3.0, top_k=6, top_p=0.8),
     ],
 )

@@ -25,6 +25,10 @@ from tests.llm.llama_checkpoints import batch, random_ids, row
 
 SMALL_DRAFT = LlamaShape(hidden=32, layers=1, heads=2, kv_heads=1, intermediate=64)
 SPEECH = {"allowed_ranges": ((FIRST_CODE, FIRST_CODE + 64),), "stop_token_ids": (258,)}
+FRAMES = {
+    "allowed_cycle": tuple(((FIRST_CODE + k, FIRST_CODE + k + 16),) for k in (0, 16, 40)),
+    "stop_token_ids": (258,),
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +47,7 @@ def requests() -> list[Request]:
         {"top_p": 0.8},
         {"temperature": 0.5, **SPEECH},
         {"temperature": 0.0, **SPEECH},
+        {"temperature": 0.0, **FRAMES},
         {"min_p": 0.05, "min_tokens": 10},
         {"temperature": 0.4, "top_logprobs": 2},
     ]
