@@ -321,6 +321,7 @@ def _settings(parts: _Parts, client: EngineClient, family: SpeechFamily) -> Synt
         traits=family.traits,
         max_seq_len=min(parts.facts.max_seq_len, family.traits.max_seq_len or 2**31),
         raw_encoding=parts.facts.raw_encoding,
+        adapters=_adapter_names(parts.config),
     )
     if parts.server is None:
         return settings

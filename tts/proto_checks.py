@@ -112,6 +112,8 @@ def read_sampling(proto: common_pb2.SamplingParams) -> SamplingOverrides:
         top_k=proto.top_k if proto.HasField("top_k") else None,
         min_p=optional_float(proto, "min_p"),
         repetition_penalty=optional_float(proto, "repetition_penalty"),
+        frequency_penalty=optional_float(proto, "frequency_penalty"),
+        presence_penalty=optional_float(proto, "presence_penalty"),
         repetition_window=proto.repetition_window if proto.HasField("repetition_window") else None,
         min_tokens=proto.min_tokens if proto.HasField("min_tokens") else None,
         max_tokens=proto.max_tokens if proto.HasField("max_tokens") else None,

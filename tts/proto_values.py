@@ -139,6 +139,7 @@ def read_config(proto: pb.SynthesisConfig, rules: WireRules, text: str = "") -> 
             request_id=proto.request_id,
             priority=proto.priority,
             carry=carry,
+            lora=proto.lora,
         )
     _check_abilities(proto)
     return request
@@ -166,8 +167,9 @@ def _check_modes(proto: pb.SynthesisConfig, path: str, wrong: Violations) -> boo
 
 
 def _read_sampling(proto: pb.SynthesisConfig, path: str, wrong: Violations) -> SamplingOverrides:
-    text = "is for text generation only"
-    wrong.require(not proto.sampling.stop, f"{path}.sampling.stop", text)
+    for field in ("stop", "stop_token_ids", "ignore_eos"):
+        is_unset = not getattr(proto.sampling, field)
+        wrong.require(is_unset, f"{path}.sampling.{field}", "is for text generation only")
     return read_sampling(proto.sampling)
 
 

@@ -52,6 +52,8 @@ class SamplingOverrides:
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
     repetition_window: int | None = None  # 0 = whole output
     min_tokens: int | None = None
     max_tokens: int | None = None
@@ -70,6 +72,8 @@ class SamplingOverrides:
                 lambda v: math.isfinite(v) and v > 0,
                 "must be above 0 (1 = off)",
             ),
+            ("frequency_penalty", self.frequency_penalty, _is_penalty, "must be in [-2, 2]"),
+            ("presence_penalty", self.presence_penalty, _is_penalty, "must be in [-2, 2]"),
             ("repetition_window", self.repetition_window, lambda v: v >= 0, "must be 0 or more"),
             ("min_tokens", self.min_tokens, lambda v: v >= 0, "must be 0 or more"),
             ("max_tokens", self.max_tokens, lambda v: v >= 1, "must be 1 or more"),
@@ -89,9 +93,15 @@ class SamplingOverrides:
             "top_k": self.top_k,
             "min_p": self.min_p,
             "repetition_penalty": self.repetition_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
             "penalty_window": self.repetition_window,
         }
         return replace(defaults, **{k: v for k, v in given.items() if v is not None})
+
+
+def _is_penalty(value: float) -> bool:
+    return abs(value) <= 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +162,7 @@ class SpeechRequest:
     priority: int = 0
     carry: tuple[int, ...] | None = None  # () continues with no history; None starts afresh
     timestamps: TimestampGranularity = TimestampGranularity.NONE
+    lora: str = ""  # adapter; empty = the base model
 
     def __post_init__(self) -> None:
         violations = [*self._violations(), *self.sampling.violations()]

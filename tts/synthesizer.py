@@ -31,6 +31,7 @@ from tts.audio import AudioShape
 from tts.cloning import CloningLimits, VoiceCloner
 from tts.engine_client import EngineClient
 from tts.errors import (
+    AdapterNotFoundError,
     InvalidRequestError,
     NotAvailableError,
     Precondition,
@@ -102,6 +103,7 @@ class SynthesisSettings:
     max_audio_s: float = 600.0
     raw_encoding: AudioEncoding = AudioEncoding.PCM_S16LE
     cloning: CloningLimits = field(default_factory=CloningLimits)
+    adapters: tuple[str, ...] = ()  # that requests can name
 
 
 class Synthesizer:
@@ -219,6 +221,8 @@ class Synthesizer:
                 Precondition.WORD_TIMESTAMPS, "this model knows no word timings; ask for segments"
             )
         settings, sampling = self.settings, request.sampling
+        if request.lora and request.lora not in settings.adapters:
+            raise AdapterNotFoundError(request.lora, settings.adapters)
         bounds = [s for s in (request.max_audio_s, max_audio_s) if s is not None]
         return SpeechPlan(
             request_id=request.request_id or uuid4().hex,
@@ -241,6 +245,7 @@ class Synthesizer:
             invents_voices=settings.traits.invents_voices,
             max_seq_len=settings.max_seq_len,
             priority=request.priority,
+            lora=request.lora,
             carry=request.carry,
         )
 

@@ -44,21 +44,21 @@ class TextEmbedder:
     def __init__(self, client: EngineClient, prompts: PromptBuilder, *, pools: bool = True) -> None:
         self._client, self._prompts, self._pools = client, prompts, pools
 
-    async def embed(self, name: str, texts: Sequence[str]) -> list[Embedded]:
+    async def embed(self, name: str, texts: Sequence[str], lora: str = "") -> list[Embedded]:
         """The vectors of each text. When one fails, or the caller leaves, all end.
 
         Raises what the engine raises for texts that do not fit, and SynthesisError.
         """
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._embed(name, text)) for text in texts]
+                tasks = [group.create_task(self._embed(name, text, lora)) for text in texts]
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _embed(self, name: str, text: str) -> Embedded:
+    async def _embed(self, name: str, text: str, lora: str) -> Embedded:
         ids = self._prompts.text_prompt(text)
-        request = Request(f"{name}#embed{next(_numbers)}", ids, embeds=True)
+        request = Request(f"{name}#embed{next(_numbers)}", ids, embeds=True, lora=lora)
         async with closing(self._client.generate(request)) as chunks:
             async for chunk in chunks:
                 if chunk.finish_reason is FinishReason.ERROR:

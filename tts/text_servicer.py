@@ -95,10 +95,11 @@ class TextServicer(pb_grpc.TextServiceServicer):
                 raise PreconditionError(
                     Precondition.EMBEDDING, "this model writes text and speaks; it does not embed"
                 )
+            self._check_adapter(request.lora)
             _check_inputs(request, self._host.config.max_stream_characters)
             call.facts.characters = sum(map(len, request.inputs))
             async with self._host.admission.enter(call.client):
-                found = await self._embedder().embed(call.request_id, request.inputs)
+                found = await self._embedder().embed(call.request_id, request.inputs, request.lora)
             call.facts.prompt_tokens = sum(item.num_tokens for item in found)
             return pb.EmbedResponse(
                 embeddings=[
@@ -192,6 +193,8 @@ def _check_config(config: pb.GenerationConfig, wrong: Violations) -> None:
         "config.sampling.stop",
         f"must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARACTERS} characters",
     )
+    few = len(config.sampling.stop_token_ids) <= MAX_STOPS
+    wrong.require(few, "config.sampling.stop_token_ids", f"must be at most {MAX_STOPS} ids")
     most = MAX_TOP_LOGPROBS
     wrong.require(
         0 <= config.top_logprobs <= most, "config.top_logprobs", f"must be in [0, {most}]"
@@ -250,7 +253,10 @@ def _sampling(config: pb.GenerationConfig, model: TextModel) -> SamplingParams:
             seed=secrets.randbits(64) if asked.seed is None else asked.seed,
             min_tokens=min_tokens,
             max_tokens=asked.max_tokens or max(DEFAULT_MAX_TOKENS, min_tokens),
-            stop_token_ids=model.stop_token_ids,
+            stop_token_ids=tuple(
+                dict.fromkeys((*model.stop_token_ids, *config.sampling.stop_token_ids))
+            ),
+            ignore_eos=config.sampling.ignore_eos,
             top_logprobs=config.top_logprobs or (0 if config.echo else None),
             echo=config.echo,
             json_schema=config.json_schema,

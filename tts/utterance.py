@@ -55,6 +55,7 @@ class SpeechPlan:
     invents_voices: bool = False  # the speaker of the first segment is the later ones' prompt
     max_seq_len: int | None = None
     priority: int = 0
+    lora: str = ""
     carry: tuple[int, ...] | None = None
 
 
@@ -219,7 +220,9 @@ class SpeechStream:
         # A request id of the client's is not unique among those that run.
         request_id = f"{plan.request_id}#{next(_job_numbers)}"
         return SpeechJob(
-            request=Request(request_id, prompt_ids, sampling, priority=plan.priority),
+            request=Request(
+                request_id, prompt_ids, sampling, priority=plan.priority, lora=plan.lora
+            ),
             streaming=self._streaming(),
             prompt_codes=self._voice.prompt.codes if self._voice.prompt else (),
             carry=self._carry,

@@ -82,6 +82,8 @@ def test_wrong_inputs_are_named(embedding: Service) -> None:
             assert fields_of(error) == fields
         long = await error_of(served.text.Embed(pb.EmbedRequest(inputs=["ok", "x" * 1500])))
         assert long.code() is grpc.StatusCode.INVALID_ARGUMENT, "the context has fewer tokens"
+        unknown = await error_of(served.text.Embed(pb.EmbedRequest(inputs=["x"], lora="no")))
+        assert reason_of(unknown) == "ADAPTER_NOT_FOUND"
         assert (await served.text.Embed(pb.EmbedRequest(inputs=["ok"]))).embeddings
 
     serve_and(embedding, ask, max_stream_characters=2_000)

@@ -12,7 +12,15 @@ import pytest
 
 from tests.fakes import tiny_config, wait_until_idle
 from tests.llm.adapters import write_adapter
-from tests.tts.serving import Serving, error_of, fields_of, hear, reason_of, serve_and
+from tests.tts.serving import (
+    Serving,
+    error_of,
+    fields_of,
+    hear,
+    reason_of,
+    serve_and,
+    stream_request,
+)
 from training.vocabulary import END_OF_SPEECH, END_OF_TEXT
 from tts.factory import Service, create_service
 from tts.v1 import common_pb2
@@ -134,6 +142,32 @@ def test_stop_strings_end_before_themselves(service: Service) -> None:
     serve_and(service, ask)
 
 
+def test_stop_ids_end_before_themselves_unless_they_are_ignored(service: Service) -> None:
+    async def ask(served: Serving) -> None:
+        free = await whole(served, max_tokens=60)
+        stop = free.token_ids[3]
+        stopped = await whole(served, max_tokens=60, stop_token_ids=[stop])
+        place = list(free.token_ids).index(stop)
+        assert list(stopped.token_ids) == list(free.token_ids[:place])
+        assert stopped.finish_reason == common_pb2.FINISH_REASON_STOP
+        ignored = await whole(served, max_tokens=60, stop_token_ids=[stop], ignore_eos=True)
+        assert ignored.finish_reason == common_pb2.FINISH_REASON_LENGTH
+        assert ignored.usage.output_tokens == 60
+
+    serve_and(service, ask)
+
+
+def test_penalties_reach_the_sampler(service: Service) -> None:
+    async def ask(served: Serving) -> None:
+        plain = await whole(served, max_tokens=40, temperature=0.0)
+        for penalty in ("frequency_penalty", "presence_penalty", "repetition_penalty"):
+            other = await whole(served, max_tokens=40, temperature=0.0, **{penalty: 1.9})
+            assert other.token_ids != plain.token_ids
+            assert len(set(other.token_ids)) >= len(set(plain.token_ids))
+
+    serve_and(service, ask)
+
+
 def test_length_is_told(service: Service) -> None:
     async def ask(served: Serving) -> None:
         response = await whole(served, max_tokens=5, min_tokens=5)
@@ -163,6 +197,10 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"stop": [""]}, "config.sampling.stop"),
     ({"stop": ["x"] * 17}, "config.sampling.stop"),
     ({"stop": ["x" * 1001]}, "config.sampling.stop"),
+    ({"stop_token_ids": [1] * 17}, "config.sampling.stop_token_ids"),
+    ({"frequency_penalty": 2.5}, "config.sampling.frequency_penalty"),
+    ({"presence_penalty": float("nan")}, "config.sampling.presence_penalty"),
+    ({"json_schema": "{}", "ignore_eos": True}, "config.json_schema"),
     ({"top_logprobs": -1}, "config.top_logprobs"),
     ({"top_logprobs": 21}, "config.top_logprobs"),
     ({"echo": True}, "config.echo"),
@@ -231,6 +269,10 @@ def test_requests_name_adapters(tiny_checkpoint: Path, tmp_path: Path) -> None:
         both = await asyncio.gather(whole(served, lora="shanty"), whole(served), hear(served))
         assert [both[0].token_ids, both[1].token_ids] == [own.token_ids, base.token_ids]
         assert both[2].data == spoken.data
+        other = await hear(served, lora="shanty")
+        assert other.data != spoken.data
+        error = await error_of(served.speech.SynthesizeStream(stream_request(lora="pirate")))
+        assert reason_of(error) == "ADAPTER_NOT_FOUND"
 
     serve_and(adapted, ask)
     asyncio.run(wait_until_idle(adapted.client))

@@ -142,7 +142,7 @@ class Pronunciation(_message.Message):
     def __init__(self, phrase: _Optional[str] = ..., pronunciation: _Optional[str] = ..., alphabet: _Optional[_Union[PronunciationAlphabet, str]] = ...) -> None: ...
 
 class SynthesisConfig(_message.Message):
-    __slots__ = ("model", "voice", "audio_format", "speaking_rate", "volume_gain_db", "sampling", "chunking", "timestamps", "text_normalization", "segment_mode", "pronunciations", "instructions", "max_audio_duration", "request_id", "priority", "buffer_speech_tokens", "trim_silence")
+    __slots__ = ("model", "voice", "audio_format", "speaking_rate", "volume_gain_db", "sampling", "chunking", "timestamps", "text_normalization", "segment_mode", "pronunciations", "instructions", "max_audio_duration", "request_id", "priority", "buffer_speech_tokens", "trim_silence", "lora")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOICE_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FORMAT_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +160,7 @@ class SynthesisConfig(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     BUFFER_SPEECH_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRIM_SILENCE_FIELD_NUMBER: _ClassVar[int]
+    LORA_FIELD_NUMBER: _ClassVar[int]
     model: str
     voice: VoiceSelection
     audio_format: AudioFormat
@@ -177,7 +178,8 @@ class SynthesisConfig(_message.Message):
     priority: int
     buffer_speech_tokens: SpeechTokens
     trim_silence: bool
-    def __init__(self, model: _Optional[str] = ..., voice: _Optional[_Union[VoiceSelection, _Mapping]] = ..., audio_format: _Optional[_Union[AudioFormat, _Mapping]] = ..., speaking_rate: _Optional[float] = ..., volume_gain_db: _Optional[float] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., chunking: _Optional[_Union[ChunkingConfig, _Mapping]] = ..., timestamps: _Optional[_Union[TimestampGranularity, str]] = ..., text_normalization: _Optional[_Union[TextNormalization, str]] = ..., segment_mode: _Optional[_Union[SegmentMode, str]] = ..., pronunciations: _Optional[_Iterable[_Union[Pronunciation, _Mapping]]] = ..., instructions: _Optional[str] = ..., max_audio_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., buffer_speech_tokens: _Optional[_Union[SpeechTokens, _Mapping]] = ..., trim_silence: _Optional[bool] = ...) -> None: ...
+    lora: str
+    def __init__(self, model: _Optional[str] = ..., voice: _Optional[_Union[VoiceSelection, _Mapping]] = ..., audio_format: _Optional[_Union[AudioFormat, _Mapping]] = ..., speaking_rate: _Optional[float] = ..., volume_gain_db: _Optional[float] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., chunking: _Optional[_Union[ChunkingConfig, _Mapping]] = ..., timestamps: _Optional[_Union[TimestampGranularity, str]] = ..., text_normalization: _Optional[_Union[TextNormalization, str]] = ..., segment_mode: _Optional[_Union[SegmentMode, str]] = ..., pronunciations: _Optional[_Iterable[_Union[Pronunciation, _Mapping]]] = ..., instructions: _Optional[str] = ..., max_audio_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., buffer_speech_tokens: _Optional[_Union[SpeechTokens, _Mapping]] = ..., trim_silence: _Optional[bool] = ..., lora: _Optional[str] = ...) -> None: ...
 
 class SynthesisInput(_message.Message):
     __slots__ = ("text", "ssml")
