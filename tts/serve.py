@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -96,12 +97,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit status."""
     args = build_parser().parse_args(argv)
     try:
+        server = config_from_args(ServerConfig, args)
+        configure_logging(server.log_level, server.log_format)  # a download is told, too
         config = read_config(args)
-        configure_logging(config.server.log_level, config.server.log_format)
         with shared_folder(config) as folder:
             return asyncio.run(run(config, folder))
     except WRONG_CONFIGURATION as error:
         return refuse(error)
+    except KeyboardInterrupt:  # while a model was downloaded: nobody listened for signals yet
+        return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":

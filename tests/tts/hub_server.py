@@ -46,6 +46,10 @@ class Hub:
     damaged: str = ""  # name of a file that is sent wrong
     status: int = 0  # answer everything with it
     downloads: list[str] = field(default_factory=list)  # names, and "from N" where resumed
+    stuck: str = ""  # name of a file whose data never come, until `goes_on`
+    waits: threading.Event = field(default_factory=threading.Event)
+    goes_on: threading.Event = field(default_factory=threading.Event)
+    strange: list[str] = field(default_factory=list)  # what the hub's library asks besides
 
     def siblings(self, repo: Repo) -> list[dict[str, object]]:
         listed = []
@@ -86,6 +90,9 @@ class _Handler(BaseHTTPRequestHandler):
         parts = unquote(urlsplit(self.path).path).strip("/").split("/")
         if parts[:2] == ["api", "models"]:
             self._list("/".join(parts[2:4]), parts[5] if len(parts) > 5 else "main")
+        elif len(parts) < 5 or parts[2] != "resolve":
+            self.hub.strange.append(self.path)
+            self._refuse(404)
         else:
             revision, name = parts[3], "/".join(parts[4:])
             self._send_file("/".join(parts[:2]), revision, name, with_body)
@@ -131,6 +138,9 @@ class _Handler(BaseHTTPRequestHandler):
         if not with_body:
             self._send(200, data, headers, with_body=False)
             return
+        if name == self.hub.stuck:
+            self.hub.waits.set()
+            self.hub.goes_on.wait(60)
         self.hub.downloads.append(f"{name} from {first}" if first else name)
         if first:
             headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"

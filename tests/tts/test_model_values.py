@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,3 +135,22 @@ def test_a_model_from_the_hub_speaks(hub: Hub, tmp_path: Path) -> None:
         assert file.getnframes() > 0
     shutil.rmtree(tmp_path / "home")
     assert say.main(["--model", "acme/tiny", "--offline", "Hi.", "-o", str(target)]) == 2
+
+
+def test_a_download_is_logged_and_can_be_interrupted(hub: Hub, tmp_path: Path) -> None:
+    """The command as a process: it waits for a file that never ends, and Ctrl-C ends it."""
+    environ = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+    hub.stuck = "model.safetensors"
+    command = [sys.executable, "-m", "tts.serve", "--port", "0", "--model", "acme/tiny"]
+    process = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True)
+    try:
+        assert hub.waits.wait(60)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        hub.goes_on.set()
+    assert process.returncode == 128 + signal.SIGINT
+    assert "tts.hub: acme/tiny at aaaa" in errors
+    assert "tts.hub: acme/tiny: tokenizer.json" in errors
+    assert "Traceback" not in errors
