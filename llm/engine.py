@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
+from llm.config.report import RunningPlan
 from llm.engine_steps import EngineSteps
 from llm.engine_types import EngineStats, Pipeline, Sink, StepHook, TokenStream
 from llm.errors import EngineStoppedError, QueueFullError, RequestError
@@ -323,6 +324,8 @@ def assemble_engine(pipeline: TextGenerationPipelineInterface, config: PipelineC
         text = "max_length is cut from %d to %d tokens: no more fit %r or max_batch_total_tokens"
         logger.warning(text, max_seq_len, most, kv)
         max_seq_len = most
+    config.note_plan(_plan(pipeline, max_seq_len))
+    config.log_pipeline_info()
     unset = "enable_in_flight_batching" not in config.model_fields_set
     scheduler = Scheduler(
         config,
@@ -336,6 +339,18 @@ def assemble_engine(pipeline: TextGenerationPipelineInterface, config: PipelineC
         scheduler,
         admit=_admission(config, pipeline.admit),
         execute_empty_batches=config.execute_empty_batches,
+    )
+
+
+def _plan(pipeline: TextGenerationPipelineInterface, max_seq_len: int) -> RunningPlan:
+    encoding = pipeline.runner.loaded_model.encoding
+    matrices = ", matrices int8" if encoding.int8 else ""
+    return RunningPlan(
+        pipeline=type(pipeline).__name__,
+        encoding=str(encoding.dtype).removeprefix("torch.") + matrices,
+        max_seq_len=max_seq_len,
+        kv_bytes=pipeline.memory_plan.kv_bytes,
+        draft_kv_bytes=sum(pool.nbytes for pool in pipeline.draft_kv_blocks or ()),
     )
 
 

@@ -81,6 +81,7 @@ class AudioGenerationConfig(PipelineConfig):
     """
 
     SECTION: ClassVar[str] = "audio_generation_config"
+    TASK: ClassVar[str] = "audio generation"
 
     audio_decoder: str = Field(
         min_length=1, description="decoder name, a codec's folder, or auto: the checkpoint's own"

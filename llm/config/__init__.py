@@ -3,6 +3,7 @@
 from llm.config.architectures import Architecture, supported_architectures
 from llm.config.not_yet import NOT_YET_AVAILABLE, NOT_YET_AVAILABLE_VALUES
 from llm.config.pipeline import PipelineConfig, Session
+from llm.config.report import RunningPlan
 from llm.config.sections import (
     KVCacheConfig,
     LoRAConfig,
@@ -28,6 +29,7 @@ __all__ = [
     "ProfilingConfig",
     "QuantizationEncoding",
     "RopeType",
+    "RunningPlan",
     "SamplingConfig",
     "Session",
     "SpeculativeConfig",

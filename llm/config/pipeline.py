@@ -22,7 +22,7 @@ from llm.config.not_yet import (
     refuse_unavailable,
 )
 from llm.config.plugins import load_plugins
-from llm.config.report import log_basics, log_pipeline
+from llm.config.report import RunningPlan, log_basics, log_pipeline
 from llm.config.resolve import launch_level, resolve_steps
 from llm.config.sections import (
     LoRAConfig,
@@ -58,6 +58,7 @@ class PipelineConfig(StrictModel):
     """
 
     SECTION: ClassVar[str] = "pipeline_config"
+    TASK: ClassVar[str] = "text generation"
     UNAVAILABLE: ClassVar[Mapping[str, str]] = NOT_YET_AVAILABLE
     UNAVAILABLE_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = NOT_YET_AVAILABLE_VALUES
 
@@ -136,6 +137,7 @@ class PipelineConfig(StrictModel):
     speculative: SpeculativeConfig | None = Field(default=None, description="drafting")
     _resolved: bool = PrivateAttr(default=False)
     _chat_template_text: str | None = PrivateAttr(default=None)
+    _plan: RunningPlan | None = PrivateAttr(default=None)
 
     def __init__(self, **values: Any) -> None:
         if values.get("config_file") is not None:
@@ -250,14 +252,18 @@ class PipelineConfig(StrictModel):
         session.use_vendor_blas = switch("use_vendor_blas", self.use_vendor_blas)
         session.pdl_level = 0 if self.model.on_cpu else level
 
-    def log_basic_config(self, *, reserved_bytes: int | None = None) -> None:
+    def note_plan(self, plan: RunningPlan) -> None:
+        """Remember what an engine made of this, for the log. Changes no field."""
+        self._plan = plan
+
+    def log_basic_config(self) -> None:
         """Log model, task, weights, limits, devices and the memory reserved for the KV cache.
 
-        Raises `ConfigError` when the checkpoint names no architecture.
+        Raises `ConfigError` when the checkpoint names no architecture, or when no engine has
+        planned the memory yet (making one does).
         """
-        log_basics(self, reserved_bytes)
+        log_basics(self, self._plan)
 
-    def log_pipeline_info(self, *, available_kv_bytes: int | None = None) -> None:
+    def log_pipeline_info(self) -> None:
         """Log everything of `log_basic_config`, the limits of a batch and the KV cache."""
-        log_basics(self, available_kv_bytes)
-        log_pipeline(self)
+        log_pipeline(self, self._plan)

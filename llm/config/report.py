@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from llm.config.sections import KVCacheConfig, ModelConfig
+from llm.errors import ConfigError
 
 if TYPE_CHECKING:
     from llm.config.pipeline import PipelineConfig
@@ -12,41 +16,73 @@ if TYPE_CHECKING:
 logger = logging.getLogger("llm.config")
 
 
-def log_basics(config: PipelineConfig, reserved_bytes: int | None) -> None:
+@dataclass(frozen=True, slots=True)
+class RunningPlan:
+    """What became of a configuration once its model was loaded."""
+
+    pipeline: str  # class
+    encoding: str  # of weights and activations
+    max_seq_len: int
+    kv_bytes: int  # of the KV cache
+    draft_kv_bytes: int = 0  # of them for the draft model
+
+
+def log_basics(config: PipelineConfig, plan: RunningPlan | None) -> None:
     """See `PipelineConfig.log_basic_config`."""
     model = config.model
-    architecture = model.read_architecture()
-    own_limit = architecture.get("max_position_embeddings", "unknown")
+    architecture = ", ".join(model.read_architecture()["architectures"])
+    if plan is None:
+        raise ConfigError("the memory of the KV cache is not planned: make an engine first")
     _log(
-        ("model", model.served_model_name or Path(model.model_path).name),
-        ("architecture", ", ".join(architecture["architectures"])),
-        ("task", "text generation"),
+        ("model", _name(model)),
+        ("architecture", architecture),
+        ("task", config.TASK),
+        ("pipeline", plan.pipeline),
         ("weights", _abbreviated([str(path) for path in model.weight_path])),
         ("devices", ", ".join(model.device_specs)),
         ("max_batch_size", config.max_batch_size),
-        ("max_seq_len", config.max_length or own_limit),
-        ("reserved memory", "by device" if reserved_bytes is None else _mib(reserved_bytes)),
+        ("max_seq_len", plan.max_seq_len),
+        ("reserved memory", _mib(plan.kv_bytes)),
     )
 
 
-def log_pipeline(config: PipelineConfig) -> None:
-    """The limits of a batch and the KV cache; see `PipelineConfig.log_pipeline_info`."""
-    cache = config.model.kv_cache
-    swap_space = f"{cache.host_kvcache_swap_space_gb:g} GiB"
+def log_pipeline(config: PipelineConfig, plan: RunningPlan | None) -> None:
+    """See `PipelineConfig.log_pipeline_info`."""
+    log_basics(config, plan)
+    assert plan is not None
     _log(
-        ("encoding", config.model.quantization_encoding or "by device"),
+        ("encoding", plan.encoding),
+        ("modules", "as written" if config.use_legacy_module else "compiled"),
+        ("dependent launch", "off" if config.model.on_cpu else config.pdl_level),
         ("max_batch_input_tokens", config.max_batch_input_tokens),
         ("max_batch_total_tokens", config.max_batch_total_tokens or "no cap"),
+        ("max_queue_size_tg", config.max_queue_size_tg),
         ("chunked prefill", config.enable_chunked_prefill),
         ("in-flight batching", config.enable_in_flight_batching),
         ("decode steps per turn", config.max_num_steps),
+        ("KV watermark", f"{config.kvcache_ce_watermark:.0%}"),
+    )
+    _log_cache(config.model.kv_cache, plan.kv_bytes - plan.draft_kv_bytes)
+    if config.draft_model is not None:
+        _log(("draft model", _name(config.draft_model)), ("draft KV", _mib(plan.draft_kv_bytes)))
+    if config.lora is not None and config.lora.enable_lora:
+        lora = config.lora
+        _log(("adapters", f"{lora.max_num_loras} at once, rank {lora.max_lora_rank} at most"))
+
+
+def _log_cache(cache: KVCacheConfig, num_bytes: int) -> None:
+    swap_space = f"{cache.host_kvcache_swap_space_gb:g} GiB"
+    _log(
         ("KV page size", cache.kv_cache_page_size),
-        ("KV pages", cache.num_pages or "from memory"),
         ("prefix caching", cache.enable_prefix_caching),
         ("swapping to host", swap_space if cache.enable_kvcache_swapping_to_host else False),
         ("memory utilization", f"{cache.device_memory_utilization:.0%}"),
-        ("KV watermark", f"{config.kvcache_ce_watermark:.0%}"),
+        ("available cache memory", f"{num_bytes} bytes"),
     )
+
+
+def _name(model: ModelConfig) -> str:
+    return model.served_model_name or Path(model.model_path).name
 
 
 def _log(*lines: tuple[str, object]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from llm.config import PipelineConfig
+from llm.config import PipelineConfig, RunningPlan
 from llm.errors import ConfigError
 
 FILE_VALUES = {"max_length": 44, "model": {"kv_cache": {"kv_cache_page_size": 32}}}
@@ -110,31 +112,77 @@ def test_a_chat_template_must_be_text(tmp_path: Path) -> None:
         PipelineConfig(chat_template=path)
 
 
-def test_logs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "config.json").write_text(
-        json.dumps({"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096})
-    )
+@pytest.fixture
+def logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Callable[..., str]:
+    """What a configuration logs, once an engine has planned the memory."""
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+
+    def log(method: str, plan: RunningPlan | None = PLAN, **values: Any) -> str:
+        model = {"model_path": str(tmp_path)} | values.pop("model", {})
+        config = PipelineConfig(model=model, **values)
+        if plan is not None:
+            config.note_plan(plan)
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            getattr(config, method)()
+        return "\n".join(" ".join(line.split()) for line in caplog.messages)
+
+    return log
+
+
+PLAN = RunningPlan("SomePipeline", "float32", 4000, 3 * 2**20, 2**20)
+
+
+def test_the_basic_log(logged: Callable[..., str], tmp_path: Path) -> None:
     weights = [tmp_path / f"{i}.safetensors" for i in range(7)]
     for path in weights:
         path.touch()
-    config = PipelineConfig(
-        max_batch_size=11, model={"model_path": str(tmp_path), "weight_path": weights}
-    )
-    with caplog.at_level(logging.INFO):
-        config.log_basic_config(reserved_bytes=3 * 2**20)
-        basic = caplog.text
-        config.log_pipeline_info()
-    for part in ("LlamaForCausalLM", tmp_path.name, "4096", "11", "3 MiB", "cpu", "and 2 more"):
-        assert part in basic
-    assert "KV page size" not in basic
-    for part in ("KV page size", "128", "90%", "95%", "prefix caching"):
-        assert part in caplog.text
+    lines = logged("log_basic_config", max_batch_size=11, model={"weight_path": weights})
+    for line in (
+        f"model {tmp_path.name}",
+        "architecture LlamaForCausalLM",
+        "task text generation",
+        "pipeline SomePipeline",
+        f"weights {', '.join(map(str, weights[:5]))} and 2 more",
+        "devices cpu",
+        "max_batch_size 11",
+        "max_seq_len 4000",
+        "reserved memory 3 MiB",
+    ):
+        assert line in lines.splitlines()
+    assert "KV" not in lines
 
 
-def test_logging_needs_an_architecture(tmp_path: Path) -> None:
+def test_the_whole_log(logged: Callable[..., str]) -> None:
+    cache = {"enable_kvcache_swapping_to_host": True, "host_kvcache_swap_space_gb": 1.5}
+    lines = logged("log_pipeline_info", model={"kv_cache": cache}, draft_model={})
+    for line in (
+        "max_seq_len 4000",
+        "encoding float32",
+        "modules as written",
+        "KV page size 128",
+        "prefix caching True",
+        "swapping to host 1.5 GiB",
+        "memory utilization 90%",
+        f"available cache memory {2 * 2**20} bytes",
+        "KV watermark 95%",
+        "draft KV 1 MiB",
+    ):
+        assert line in lines.splitlines()
+    assert "swapping to host False" in logged("log_pipeline_info")
+    assert "draft" not in logged("log_pipeline_info")
+
+
+@pytest.mark.parametrize("method", ["log_basic_config", "log_pipeline_info"])
+def test_logging_needs_an_architecture_and_a_memory_plan(
+    tmp_path: Path, logged: Callable[..., str], method: str
+) -> None:
+    with pytest.raises(ConfigError, match="the memory of the KV cache is not planned"):
+        logged(method, plan=None)
     config = PipelineConfig(model={"model_path": str(tmp_path)}, defer_resolve=True)
-    with pytest.raises(ConfigError, match=r"cannot read .*config\.json"):
-        config.log_basic_config()
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="names no architecture"):
-        config.log_pipeline_info()
+        getattr(config, method)()
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ConfigError, match=r"cannot read .*config\.json"):
+        getattr(config, method)()

@@ -185,3 +185,13 @@ def test_what_is_switched_off_is_refused(
         engine.submit(Request("r", (1,), SamplingParams()))
     finally:
         engine.shutdown()
+
+
+def test_an_engine_says_what_it_runs(
+    tiny_checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "llm.config"):
+        create_engine(config(tiny_checkpoint, num_pages=5)).shutdown()
+    lines = [" ".join(line.split()) for line in caplog.messages]
+    assert {"pipeline TextGenerationPipeline", "encoding float32", "max_seq_len 64"} <= {*lines}
+    assert "KV page size 16" in lines
