@@ -29,6 +29,21 @@ class ForwardMode(Enum):
     MIXED = "mixed"  # both
     IDLE = "idle"  # no rows
 
+    @property
+    def is_extend(self) -> bool:
+        """Whether rows may feed more than one token: a mixed batch counts as such."""
+        return self in (ForwardMode.EXTEND, ForwardMode.MIXED)
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every row feeds one token."""
+        return self is ForwardMode.DECODE
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there are no rows."""
+        return self is ForwardMode.IDLE
+
 
 class ScheduledRow(NamedTuple):
     """One sequence's share of a step.
@@ -137,6 +152,7 @@ class ForwardBatch:
     input_ids: Tensor  # int64 [T]
     positions: Tensor  # int64 [T]
     slot_mapping: Tensor  # int64 [T] where each token's keys and values go
+    top_logprobs_nums: tuple[int, ...] | None = None  # [B] best ones wanted; None: no log-probs
 
     @property
     def row_offsets(self) -> tuple[int, ...]:

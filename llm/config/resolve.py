@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm.config.architectures import Architecture, find_architecture
+from llm.config.architectures import FALLBACK, Architecture, find_architecture
 from llm.config.not_yet import unavailable
 from llm.config.sections import (
     CPU_ENCODINGS,
@@ -250,6 +250,8 @@ def _locate(config: StrictModel, name: str, architecture: Architecture) -> tuple
 def _check_support(config: PipelineConfig, architecture: Architecture) -> None:
     if config.execute_empty_batches and not architecture.supports_empty_batches:
         raise ConfigError(f"execute_empty_batches: {architecture.name} cannot run empty batches")
+    if config.draft_model is not None and architecture is FALLBACK:
+        raise ConfigError(f"draft_model: {architecture.name} cannot verify what is drafted")
     lora = config.lora
     if lora is None or not lora.enable_lora:
         return

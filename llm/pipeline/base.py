@@ -60,7 +60,9 @@ class TextGenerationPipelineInterface(ABC):
         is_structured = pipeline_config.sampling.enable_structured_output
         if is_structured and tokenizer is None:
             raise ValueError("enable_structured_output needs the model's tokenizer")
-        self.runner = ModelRunner(pipeline_config, pipeline_model, weight_adapters)
+        self.runner = ModelRunner(
+            pipeline_config, model_type=pipeline_model, weight_adapters=weight_adapters
+        )
         draft = self._load_models()
         self._stream = create_stream(self.runner.device) if stream is None else stream
         cache = pipeline_config.model.kv_cache

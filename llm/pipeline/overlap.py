@@ -79,7 +79,7 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         """`disable_overlap`: wait for each batch in the call that starts it.
 
         Raises `ValueError` for a device that does its work at once, unless overlap is disabled,
-        and what the interface raises.
+        and for an embedding model; also what the interface raises.
         """
         device = torch.device(pipeline_config.model.device_specs[0])
         stream = create_stream(device) if stream is None else stream
@@ -93,6 +93,8 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
             tokenizer,
             stream=stream,
         )
+        if not self.runner.is_generation:
+            raise ValueError("an embedding model generates nothing: there is nothing to overlap")
         self._is_disabled = disable_overlap
         self._pending: AsyncBatch | None = None
 
@@ -141,8 +143,8 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         outputs = self._stream.launch(self._forward(cloned, future, before))
         rows = tuple(row for row in batch.rows if row.samples)
         plan, failures = self._plan_sampling(rows, before)
-        sample = self.runner.sample
-        tokens = self._stream.launch(_in_inference_mode(lambda: sample(outputs.value, plan)))
+        choose = self.runner.choose
+        tokens = self._stream.launch(_in_inference_mode(lambda: choose(outputs.value, plan)))
         return AsyncBatch(rows, tokens, self._stream.download(tokens), failures)
 
     def _forward(

@@ -100,7 +100,7 @@ class _Turn:
         mask = self._structured.mask(self._rows, self._tokens)
         self._failures.update(mask.failures)
         plan = self._runner.sampler.prepare(self._rows, len(self._steps), self._tokens, mask.tokens)
-        token_ids = self._runner.sample(outputs, plan)
+        token_ids = self._runner.choose(outputs, plan)
         self._steps.append(SampledTokens(token_ids, self._logprobs(outputs, token_ids)))
         if self._reads_each_step:
             for tokens, token in zip(self._tokens, token_ids.tolist(), strict=True):

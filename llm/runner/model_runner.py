@@ -4,33 +4,32 @@ runner = ModelRunner(config)
 runner.initialize()                          # device, memory plan, weights, pool, attention
 inputs = runner.prepare(batch)               # ScheduledBatch -> ForwardBatch -> ModelInputs
 outputs = runner.forward(inputs)             # the attention backend has planned by now
-token_ids = runner.sample(outputs, plan)     # plan = runner.sampler.prepare(rows)
+token_ids = runner.choose(outputs, runner.sampler.prepare(rows))
+
+Without a scheduler it is driven by tensors: see `TensorInterface`.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from llm.attention.base import AttentionBackend, PlannedAttention
 from llm.attention.registry import create_attention_backend
 from llm.batch import (
     ForwardBatch,
-    ForwardMode,
     ModelInputs,
     ModelOutputs,
     ReturnHiddenStates,
     ScheduledBatch,
     ScheduledRow,
 )
-from llm.config import ModelConfig, PipelineConfig
+from llm.config import ModelConfig, PipelineConfig, default_config
 from llm.errors import ConfigError
 from llm.kv_cache.kv_pool import KVPool
 from llm.lora.manager import reserved_bytes
@@ -44,6 +43,8 @@ from llm.models.registry import model_class
 from llm.models.session import EngineSession
 from llm.models.weights import Weights, WeightsAdapter, WeightsFormat
 from llm.runner.device_memory import available_bytes
+from llm.runner.forward_batches import batch_of_rows
+from llm.runner.tensor_interface import LogitsProcessorOutput, TensorInterface
 from llm.sampling.sampler import Sampler, SamplingPlan
 
 logger = logging.getLogger(__name__)
@@ -53,21 +54,27 @@ ATTENTION_BACKEND = "sdpa"
 ROOT = "model."
 
 
-class ModelRunner:
-    """See the module for the life cycle. `gpu_id` is taken from the configuration's device."""
+class ModelRunner(TensorInterface):
+    """See the module for the life cycle."""
 
     def __init__(
         self,
-        config: PipelineConfig,
+        server_config: PipelineConfig | None = None,
+        model_config: ModelConfig | None = None,
+        gpu_id: int | None = None,
+        *,
         model_type: type[PipelineModel[ScheduledRow]] | None = None,
         weight_adapters: Mapping[WeightsFormat, WeightsAdapter] | None = None,
     ) -> None:
         """Read what the checkpoint says of itself; nothing is allocated yet.
 
-        `model_type` None: the architecture that the checkpoint names.
+        Left out: the process's default configuration, the configuration's model and its device,
+        the architecture that the checkpoint names.
         """
+        config = default_config() if server_config is None else server_config
         if not config.is_resolved:
             raise RuntimeError("resolve the configuration before a runner is made from it")
+        config = _with_model(config, model_config, gpu_id)
         if not config.model.model_path:
             raise RuntimeError("model.model_path is not set: there is nothing to load")
         self.server_config = config
@@ -98,6 +105,7 @@ class ModelRunner:
         self.token_to_kv_pool: KVPool | None = None
         self.attn_backend: AttentionBackend[Any] | None = None
         self.graph_runner: None = None  # decoding runs eagerly in this release
+        self.gdn_pool: None = None  # no architecture here keeps a recurrent state
         self.sampler = Sampler(self.vocab_size, self.device)
 
     @property
@@ -116,6 +124,11 @@ class ModelRunner:
         if self.model is None:
             raise RuntimeError("initialize the runner before it is used")
         return self.model
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a KV page."""
+        return self.model_config.kv_cache.kv_cache_page_size
 
     @property
     def dtype(self) -> torch.dtype:
@@ -258,72 +271,37 @@ class ModelRunner:
             ATTENTION_BACKEND, self.token_to_kv_pool, self._windows
         )
 
+    def init_cuda_graphs(self) -> None:
+        """Skipped where there is no CUDA, and for models that generate nothing.
+
+        Raises `RuntimeError` elsewhere: graphs are not available in this release.
+        """
+        if self.device.type == "cuda" and self.is_generation:
+            raise RuntimeError("CUDA graphs are not available in this release")
+
     def prepare(self, batch: ScheduledBatch) -> ModelInputs:
         """Inputs of a batch's first forward, attention planned."""
         if self.attn_backend is None:
             raise RuntimeError("initialize the runner before its first forward")
         with self.session.profiler.range("prepare", detail=True):
-            if batch.mode is ForwardMode.DECODE:
-                forward_batch = self.prepare_forward_batch_decode(batch.rows)
-            else:
-                forward_batch = self.prepare_forward_batch_extend(batch.rows, batch.mode)
+            forward_batch = batch_of_rows(batch.rows, batch.mode, self.page_size, self.device)
             planned = PlannedAttention.create(forward_batch, self.attn_backend)
             return self.loaded_model.prepare_initial_token_inputs([batch.rows], planned)
 
-    def prepare_forward_batch_extend(
-        self, rows: Sequence[ScheduledRow], mode: ForwardMode = ForwardMode.EXTEND
-    ) -> ForwardBatch:
-        """Rows of any lengths: row b feeds the positions from its `start` on."""
-        size = self.model_config.kv_cache.kv_cache_page_size
-        positions = [np.arange(row.start, row.context_len) for row in rows]
-        slots = [
-            np.asarray(row.pages, dtype=np.int64)[position // size] * size + position % size
-            for row, position in zip(rows, positions, strict=True)
-        ]
-        token_ids = [token for row in rows for token in row.token_ids]
-        return self._forward_batch(
-            rows, mode, token_ids, np.concatenate(positions), np.concatenate(slots)
-        )
+    @overload
+    def forward(self, batch: ForwardBatch) -> LogitsProcessorOutput: ...
 
-    def prepare_forward_batch_decode(self, rows: Sequence[ScheduledRow]) -> ForwardBatch:
-        """One token for each row; its position is the row's context length − 1."""
-        size = self.model_config.kv_cache.kv_cache_page_size
-        token_ids, positions, slots = [], [], []
-        for row in rows:
-            position = row.start
-            token_ids.append(row.token_ids[0])
-            positions.append(position)
-            slots.append(row.pages[position // size] * size + position % size)
-        return self._forward_batch(rows, ForwardMode.DECODE, token_ids, positions, slots)
+    @overload
+    def forward(self, batch: ModelInputs) -> ModelOutputs: ...
 
-    def _forward_batch(
-        self,
-        rows: Sequence[ScheduledRow],
-        mode: ForwardMode,
-        token_ids: Sequence[int],
-        positions: Sequence[int] | np.ndarray,
-        slots: Sequence[int] | np.ndarray,
-    ) -> ForwardBatch:
-        numbers = np.array([token_ids, positions, slots], dtype=np.int64)
-        input_ids, positions_, slot_mapping = torch.from_numpy(numbers).to(self.device).unbind(0)
-        return ForwardBatch(
-            mode=mode,
-            request_ids=tuple(row.request_id for row in rows),
-            query_lens=tuple(len(row.token_ids) for row in rows),
-            context_lens=tuple(row.context_len for row in rows),
-            pages=tuple(row.pages for row in rows),
-            page_size=self.model_config.kv_cache.kv_cache_page_size,
-            input_ids=input_ids,
-            positions=positions_,
-            slot_mapping=slot_mapping,
-        )
-
-    def forward(self, inputs: ModelInputs) -> ModelOutputs:
-        """One forward pass."""
+    def forward(self, batch: ForwardBatch | ModelInputs) -> LogitsProcessorOutput | ModelOutputs:
+        """One forward pass: of a batch by its mode, or of inputs that `prepare` has planned."""
+        if isinstance(batch, ForwardBatch):
+            return self._dispatch(batch)
         model = self.loaded_model
         self.forward_pass_id += 1
         with self.session.profiler.range("forward", detail=True):
-            return model.execute(inputs)
+            return model.execute(batch)
 
     def forward_idle(self) -> ModelOutputs:
         """A pass without rows: [0, V] logits."""
@@ -331,13 +309,13 @@ class ModelRunner:
         nothing = torch.empty(0, self.vocab_size, device=self.device)
         return ModelOutputs(nothing, nothing, (0,))
 
-    def sample(self, outputs: ModelOutputs, plan: SamplingPlan) -> Tensor:
+    def choose(self, outputs: ModelOutputs, plan: SamplingPlan) -> Tensor:
         """int32 [B] token ids for the rows of a plan of `self.sampler`."""
         with self.session.profiler.range("sample", detail=True):
             return self.sampler.sample(outputs.next_token_logits, plan)
 
     def release(self, request_id: str) -> None:
-        """Let the model forget a request that has ended; harmless the second time."""
+        """Forget a request that has ended; harmless when nothing is known of it."""
         if self.model is not None:
             self.model.release(request_id)
 
@@ -346,8 +324,24 @@ class ModelRunner:
         self.attn_backend = None
         self.token_to_kv_pool = None
         self.model = None
+        self._req_to_token_pool = self._allocator = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _with_model(
+    config: PipelineConfig, model: ModelConfig | None, gpu_id: int | None
+) -> PipelineConfig:
+    """The configuration with another model, or the same on another GPU."""
+    wanted = config.model if model is None else model
+    changes = {}
+    if gpu_id is not None and not wanted.on_cpu and wanted.device_specs != [f"cuda:{gpu_id}"]:
+        changes = {"device_specs": [f"cuda:{gpu_id}"]}
+    if wanted is config.model and not changes:
+        return config
+    changed = wanted.model_dump() | changes
+    kept = config.model_dump(exclude_unset=True, exclude={"config_file", "section_name"})
+    return type(config)(**kept | {"model": changed})
 
 
 def _with_root(weights: Weights) -> WeightsAdapter | None:

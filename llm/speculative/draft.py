@@ -73,7 +73,7 @@ class DraftModel:
         for step in range(num_tokens):
             outputs = runner.forward(inputs)
             plan = runner.sampler.prepare(rows, step, sampled)
-            token_ids = runner.sample(outputs, plan)
+            token_ids = runner.choose(outputs, plan)
             inputs = model.prepare_next_token_inputs(token_ids, inputs)
             steps.append(DraftStep(tuple(token_ids.tolist()), outputs.next_token_logits, plan))
             for tokens, token in zip(sampled, steps[-1].token_ids, strict=True):

@@ -98,7 +98,8 @@ def test_attention_is_planned_once_before_each_pass(checkpoint: Path) -> None:
     assert calls == ["plan"]
     outputs = runner.forward(inputs)
     assert calls == ["plan", *layers]
-    token = runner.sample(outputs, runner.sampler.prepare([row([1, 2], [1])]))
+    plan = runner.sampler.prepare([row([1, 2], [1])])
+    token = runner.choose(outputs, plan)
     runner.forward(runner.loaded_model.prepare_next_token_inputs(token, inputs))
     assert calls == ["plan", *layers, "plan", *layers]
     assert runner.forward_pass_id == 2
