@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any, overload
 
 import torch
+from torch import Tensor
 
 from llm.attention.base import AttentionBackend, PlannedAttention
 from llm.attention.registry import create_attention_backend

@@ -300,12 +300,12 @@ def test_a_draft_that_does_not_fit(models: tuple[Path, Path], tmp_path: Path) ->
     elsewhere = {"draft_model": {"model_path": str(draft), "device_specs": ["cuda"]}}
     with pytest.raises(ConfigError, match=r"draft_model.device_specs must be the model's"):
         create_engine(config(models, **elsewhere))
+    strange = [
+        edited(tmp_path / name, source, "config.json", architectures=["StrangeForCausalLM"])
+        for name, source in (("e", target), ("f", draft))
+    ]
+    alone = {"max_batch_size": 1, "model": {"kv_cache": {"enable_prefix_caching": False}}}
     with pytest.raises(ConfigError, match="AutoModelForCausalLM cannot verify"):
-        alone = {"max_batch_size": 1, "model": {"kv_cache": {"enable_prefix_caching": False}}}
-        strange = [
-            edited(tmp_path / name, source, "config.json", architectures=["StrangeForCausalLM"])
-            for name, source in (("e", target), ("f", draft))
-        ]
         config((strange[0], strange[1]), strange[1], **alone)
     assert config(models, draft).max_num_steps == 6
     assert target != draft
