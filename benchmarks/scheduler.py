@@ -13,7 +13,8 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from llm.kv_cache.manager import KVCacheManager
 from llm.request import Request, SamplingParams
 from llm.scheduler import Scheduler, SchedulerLimits
 from llm.sequence import Sequence as LiveSequence
+from tts.collector import calm_collector
 
 RUNNING = 512
 WAITING = 2000
@@ -76,6 +78,18 @@ class Load:
         return Cost(batch.mode, cpu / 1e6, wall / 1e6)
 
 
+@contextmanager
+def calm() -> Iterator[None]:
+    """Garbage collection as in a process that serves."""
+    former = gc.get_threshold()
+    calm_collector()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*former)
+        gc.unfreeze()
+
+
 def answer(batch: ScheduledBatch) -> StepOutput:
     """A token, never the stop id, for every row that samples."""
     return StepOutput({row.request_id: (7,) for row in batch.rows if row.samples})
@@ -86,12 +100,8 @@ def measure(
 ) -> Report:
     """The cost of a step under a load of so many requests, `repeat` times over `steps` of them."""
     load = Load(running, waiting)
-    gc.collect()
-    gc.freeze()  # as in a server: what lives since the start is not looked at again
-    try:
+    with calm():
         rounds = [[load.step() for _ in range(steps)] for _ in range(repeat)]
-    finally:
-        gc.unfreeze()
 
     def figure(name: str, of: Callable[[Sequence[Cost]], Sequence[float]], **more: Any) -> Figure:
         medians = tuple(statistics.median(of(costs)) for costs in rounds if of(costs))

@@ -31,10 +31,6 @@ class SequenceTable:
         """The live sequence of that id."""
         return self._live.get(request_id)
 
-    def find(self, request_id: str) -> Sequence:
-        """The live sequence of that id; KeyError when it has ended."""
-        return self._live[request_id]
-
     def add(self, sequence: Sequence) -> None:
         """Take a new sequence; it waits."""
         if sequence.request_id in self._live:

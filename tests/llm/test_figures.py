@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import pickle
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm.batch import ForwardMode, StepOutput
+from llm.batch import ForwardMode, ScheduledBatch, StepOutput
 from llm.engine import Engine
 from llm.engine_figures import StepCounters
 from llm.request import FinishReason, Request, SamplingParams
 from llm.scheduler import Scheduler, SchedulerLimits
 from llm.scheduler.figures import STEP_BOUNDS_S, Histogram, Tally
-from tests.llm.shadow import Harness, ShadowPipeline
+from tests.llm.shadow import Harness, LateShadowPipeline, ShadowPipeline
 
 
 def test_an_observation_is_counted_at_the_first_bound_that_holds_it() -> None:
@@ -59,6 +60,34 @@ def test_batches_are_counted_by_kind() -> None:
     assert [made.context_tokens.total for made in (extend, mixed, decode)] == [8, 34, 42]
     assert (extend.execute_s.count, decode.execute_s.total) == (0, pytest.approx(0.02))
     assert (counters.steps, counters.input_tokens) == (5, 22)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_call_is_attributed_to_the_batch_whose_results_it_brought(is_late: bool) -> None:
+    """Only the call that ends a prefill is slow: the next one, where results come late."""
+
+    class Slow(LateShadowPipeline if is_late else ShadowPipeline):  # type: ignore[misc]
+        waits_for_prefill = False
+
+        def execute(self, batch: ScheduledBatch, /) -> StepOutput:
+            is_prefill = batch.mode is ForwardMode.EXTEND
+            is_slow = self.waits_for_prefill if is_late else is_prefill
+            self.waits_for_prefill = is_prefill
+            if is_slow:
+                time.sleep(0.02)
+            return super().execute(batch)
+
+    pipeline = Slow(100, 4)
+    scheduler = Scheduler(SchedulerLimits(), pipeline.kv_manager, plan_ahead=is_late)
+    engine = Engine(pipeline, scheduler)
+    engine.start()
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    list(engine.submit(Request("a", (1, 2, 3), params)))
+    engine.shutdown()
+    extend, decode, _ = engine.stats().batches
+    assert (extend.execute_s.count, decode.execute_s.count) == (1, decode.rows.count)
+    assert extend.execute_s.total >= 0.02
+    assert decode.execute_s.total < 0.02
 
 
 def test_first_tokens_and_gaps_are_timed_by_the_schedulers_clock() -> None:

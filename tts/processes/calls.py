@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
+from tts.collector import calm_collector
 from tts.config import PrometheusMetricsMode
 from tts.factory import Service, create_service
 from tts.metrics import Metrics
@@ -48,6 +49,7 @@ async def serve_calls(
             end_process(0)  # a loading thread cannot be interrupted, and nobody waits for it
         ending.push_async_callback(service.client.close)
         await warm_up(service)
+        calm_collector()
         ending.enter_context(expose_metrics(config, server.host.metrics, folder))
         ending.push_async_callback(server.stop)  # calls end before the engine that answers them
         await server.serve(service)

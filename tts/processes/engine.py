@@ -16,6 +16,7 @@ import zmq
 
 from llm import ConfigError
 from tts.admission import Admission
+from tts.collector import calm_collector
 from tts.factory import connect_service, create_engine_client
 from tts.host import admission_limits
 from tts.ipc.endpoints import Endpoints
@@ -36,6 +37,7 @@ async def run(launch: Launch, report: Reporter) -> int:
     signals = Signals()  # until here a signal ends the process, which nothing would be lost by
     try:
         await warm_up(connect_service(config.model, config.server, client, facts))
+        calm_collector()
         server = EngineServer(client, facts, Endpoints.of(_base(config)), _admission(config))
         with owner_only():
             _start(server, _base(config))
