@@ -41,6 +41,7 @@ class HubOptions:
     revision: str = "main"  # branch, tag or commit
     offline: bool = False
     allow_pickle: bool = False
+    config_file: str = CONFIG_FILE  # what every repository of the kind has
     token: str = field(default="", repr=False)
     endpoint: str = ""
     cache_dir: Path | None = None
@@ -117,7 +118,7 @@ class Repository:
 
         found = try_to_load_from_cache(
             self.name,
-            CONFIG_FILE,
+            self.options.config_file,
             cache_dir=self.options.cache_dir,
             revision=self.options.revision,
         )
@@ -138,9 +139,10 @@ class Repository:
             logger.warning("%s; using the earlier download %s", error, folder)
             return folder
         wanted = files_to_fetch(self.name, files, allow_pickle=self.options.allow_pickle)
-        config = next((file for file in wanted if file.name == CONFIG_FILE), None)
+        wanted_config = self.options.config_file
+        config = next((file for file in wanted if file.name == wanted_config), None)
         if config is None or not any(has_weights(file.name) for file in wanted):
-            lacking = CONFIG_FILE if config is None else f"*{TENSOR_SUFFIX}"
+            lacking = wanted_config if config is None else f"*{TENSOR_SUFFIX}"
             raise CheckpointError(f"{self.name} has no {lacking}: it is no checkpoint")
         size = sum(file.num_bytes for file in wanted) / MEBIBYTE
         logger.info("%s at %s: %d files, %.1f MiB", self.name, commit, len(wanted), size)

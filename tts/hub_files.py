@@ -14,6 +14,7 @@ TENSOR_SUFFIX = ".safetensors"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 PICKLE_NAME = "pytorch_model"  # what transformers calls its pickles: others hold other things
 OTHER_FORMATS = ("original", "onnx", "openvino", "coreml", "gguf", "runs")  # the same model again
+EARLIER = "checkpoint-"  # folders that training left
 READ_BYTES = 1 << 20
 
 
@@ -65,6 +66,7 @@ def _is_plain(name: str) -> bool:
         or "\\" in name
         or any(part.startswith(".") for part in parts)
         or parts[0] in OTHER_FORMATS
+        or parts[0].startswith(EARLIER)
     )
 
 

@@ -18,6 +18,8 @@ from tts.hub import find_checkpoint, is_hub_name
 if TYPE_CHECKING:
     from tts.hub import HubOptions
 
+ADAPTER_CONFIG = "adapter_config.json"
+
 
 def complete_values(given: Mapping[str, Any]) -> dict[str, Any]:
     """All values: the given ones, models and codecs by folder, and the model's defaults.
@@ -29,19 +31,39 @@ def complete_values(given: Mapping[str, Any]) -> dict[str, Any]:
     probe = AudioGenerationConfig(
         **merged({"audio_decoder": AUTO_DECODER}, given, {"defer_resolve": True})
     )
-    name, options = probe.model.model_path, hub_options(probe)
-    if not name:
-        return merged(default_values(), given)
-    folder = find_checkpoint(name, options)
-    found = {"model": {"model_path": str(folder)}}
-    named = {"model": {"served_model_name": name}} if is_hub_name(name) else {}
-    codec = _codec(probe, folder, options)
-    values = merged(default_values(folder), named, given, found, codec)
+    options = hub_options(probe)
+    values = _model_values(probe, options, given)
     if probe.draft_model is not None and probe.draft_model.model_path:
         revision = probe.draft_model.huggingface_revision
         draft = find_checkpoint(probe.draft_model.model_path, replace(options, revision=revision))
         values = merged(values, {"draft_model": {"model_path": str(draft)}})
+    if probe.lora is not None and probe.lora.lora_paths:
+        adapters = [_adapter(entry, options) for entry in probe.lora.lora_paths]
+        values = merged(values, {"lora": {"lora_paths": adapters}})
     return values
+
+
+def _model_values(
+    probe: AudioGenerationConfig, options: HubOptions, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The given values with the model's folder and its defaults beneath; no model: the embedded."""
+    name = probe.model.model_path
+    if not name:
+        return probe.merged(default_values(), given)
+    folder = find_checkpoint(name, options)
+    found = {"model": {"model_path": str(folder)}}
+    named = {"model": {"served_model_name": name}} if is_hub_name(name) else {}
+    codec = _codec(probe, folder, options)
+    return probe.merged(default_values(folder), named, given, found, codec)
+
+
+def _adapter(entry: str, options: HubOptions) -> str:
+    """NAME=FOLDER of an entry; an adapter of the hub is called as its repository."""
+    given, _, path = entry.rpartition("=")
+    if not is_hub_name(path):
+        return entry
+    options = replace(options, revision="main", config_file=ADAPTER_CONFIG)
+    return f"{given or path.partition('/')[2]}={find_checkpoint(path, options)}"
 
 
 def _codec(probe: AudioGenerationConfig, folder: Path, options: HubOptions) -> dict[str, Any]:

@@ -97,6 +97,20 @@ def test_logits_are_those_of_transformers(tmp_path: Path, variant: str) -> None:
     assert (torch.cat(parts) - cached).abs().max() < 1e-4
 
 
+def test_dynamic_scaling_goes_on_as_transformers_does(tmp_path: Path) -> None:
+    """Beyond the trained length, token by token; for us it is the same however it is cut."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    keys = SMALL | {"max_position_embeddings": 40, "rope_parameters": rope}
+    folder = write_random(tmp_path, LlamaConfig(**keys))
+    ids = random_ids(150, 96)
+    runner = create_runner(pipeline_config(folder), ReturnLogits.ALL)
+    assert runner.context_len == 160
+    whole = run_all(runner, ids)
+    assert (whole - cached_reference(folder, ids, prefill=30)).abs().max() < 1e-4
+    parts = [run_all(runner, ids[a:b], a) for a, b in ((0, 41), (41, 100), (100, 150))]
+    assert torch.equal(torch.cat(parts), whole)
+
+
 def test_a_window_changes_what_is_seen(tmp_path: Path) -> None:
     """Tokens beyond the window change nothing in a model of one layer, those within do."""
     config = MistralConfig(**(SMALL | {"num_hidden_layers": 1, "sliding_window": 40}))

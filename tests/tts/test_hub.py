@@ -228,6 +228,7 @@ def test_which_files_are_taken() -> None:
         "consolidated.safetensors",
         "original/consolidated.00.pth",
         "onnx/model.safetensors",
+        "checkpoint-500/model.safetensors",
         "../outside.json",
         "/etc/passwd.json",
         ".cache/x.json",

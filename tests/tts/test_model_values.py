@@ -121,6 +121,17 @@ def test_a_draft_model_may_have_a_name(hub: Hub) -> None:
     assert Path(draft).name == "a" * 40
 
 
+def test_adapters_may_have_names(hub: Hub, tiny_checkpoint: Path) -> None:
+    files = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"x" * 9, "x.pt": b""}
+    hub.repos["acme/brogue"] = Repo(files)
+    paths = ["acme/brogue", "mine=acme/brogue", str(tiny_checkpoint)]
+    given = {"model": {"model_path": "acme/tiny"}, "lora": {"lora_paths": paths}}
+    named, renamed, local = complete_values(given)["lora"]["lora_paths"]
+    name, _, folder = named.partition("=")
+    assert (name, renamed, local) == ("brogue", f"mine={folder}", str(tiny_checkpoint))
+    assert {path.name for path in Path(folder).iterdir()} == set(files) - {"x.pt"}
+
+
 def test_a_model_that_is_nowhere_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert serve.main(["--model", "./nowhere"]) == 2
     assert "nowhere is neither a folder nor a model of the hub" in capsys.readouterr().err
