@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 GUARDS = tuple(map(chr, range(0xFDD0, 0xFDF0)))  # Unicode noncharacters: never exchanged as text
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+EXTENSIONS = ("jinja2.ext.loopcontrols", "tts.chat_extensions.Generation")
 
 
 class ChatRole(Enum):
@@ -39,7 +40,7 @@ class ChatMessage:
 
 
 class ChatTemplate:
-    """Renders as transformers does: trimmed blocks, `add_generation_prompt`, token names.
+    """Renders as transformers does: trimmed blocks, `add_generation_prompt`, token names, no tools.
 
     Templates come from checkpoints, so they run in the immutable sandbox: no attribute that
     leads out of it, no changes to what they are given.
@@ -62,16 +63,20 @@ class ChatTemplate:
         try:
             self._compiled = self._compiled or self._compile()
             return self._compiled.render(
-                messages=turns, add_generation_prompt=True, **{**self._tokens, **values}
+                messages=turns,
+                add_generation_prompt=True,
+                tools=None,
+                documents=None,
+                **{**self._tokens, **values},
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:
             raise CheckpointError(f"the chat template fails: {error}") from error
 
     def _compile(self) -> Template:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=EXTENSIONS
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse

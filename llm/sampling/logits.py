@@ -66,10 +66,11 @@ class TokenMask:
 
     def apply_(self, logits: Tensor) -> None:
         """Put what is not allowed at −∞, in logits [B, V], in place."""
-        bits = torch.arange(32, dtype=torch.int32, device=self.words.device)
-        allowed = (self.words.unsqueeze(2) >> bits).bitwise_and_(1).bool().flatten(1)
-        masked = logits[self.rows].masked_fill_(~allowed[:, : logits.shape[1]], -torch.inf)
-        logits[self.rows] = masked
+        # Bytes are a quarter of the work that words are; all devices here are little-endian.
+        octets = self.words.view(torch.uint8).unsqueeze(2)
+        bits = 2 ** torch.arange(8, dtype=torch.uint8, device=octets.device)
+        banned = (octets & bits).flatten(1)[:, : logits.shape[1]] == 0
+        logits[self.rows] = logits[self.rows].masked_fill_(banned, -torch.inf)
 
 
 def sample_top_k(logits: Tensor, top_k: int, draw: DrawParameters) -> Tensor:

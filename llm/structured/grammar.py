@@ -44,7 +44,7 @@ def check_json_schema(schema: str) -> None:
 
     found = LLMatcher.validate_grammar(_json_grammar(schema), None)
     if found and not found.startswith("WARNING"):
-        raise RequestError(f"json_schema: {found}")
+        raise RequestError(f"json_schema: {' '.join(found.split())}")
 
 
 def _json_grammar(schema: str) -> str:
@@ -87,7 +87,7 @@ class GrammarCompiler:
             self._tokenizer = _create_tokenizer(self._spelling, self.vocab_size)
         matcher = LLMatcher(self._tokenizer, _json_grammar(schema), log_level=0)
         if matcher.is_error():
-            raise RequestError(f"json_schema: {matcher.get_error()}")
+            raise _broken(matcher)
         return matcher
 
 

@@ -206,3 +206,18 @@ def test_templates_have_what_published_ones_use() -> None:
         "{{ strftime_now('%Y') | length }}{% endfor %}"
     )
     assert ChatTemplate(source).render([user("a"), user("b")]) == "4"
+
+
+def test_templates_may_mark_what_is_generated_and_ask_for_tools() -> None:
+    """As transformers renders them: nothing is marked, and there are no tools."""
+    source = (
+        "{% for m in messages %}{% generation %}[{{ m.content }}]{% endgeneration %}{% endfor %}"
+        "{% if tools is not none %}tools{% endif %}{{ documents is none }}"
+    )
+    assert ChatTemplate(source).render([user("a"), user("b")]) == "[a][b]True"
+
+
+@pytest.mark.parametrize("source", ["{{ 1 + 'a' }}", "{% generation %}", "{{ x.y.z }}"])
+def test_templates_that_are_broken_are_the_checkpoints_fault(source: str) -> None:
+    with pytest.raises(CheckpointError, match="chat template"):
+        ChatTemplate(source).render([user("a")])

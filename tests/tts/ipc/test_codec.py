@@ -156,3 +156,19 @@ def test_an_error_without_a_name_is_a_failure_without_words_for_the_client() -> 
     again = crossed(ZeroDivisionError("secret"))
     assert isinstance(again, errors.SynthesisError)
     assert "secret" not in status_of(again, "id").message
+
+
+def test_what_text_requests_ask_and_get_arrives_as_it_was() -> None:
+    """Schemas, echo, adapters and embeddings; absent and empty values stay what they are."""
+    sampling = SamplingParams(json_schema='{"const": "é"}', echo=True, top_logprobs=0)
+    for request in (
+        Request("r", (1, 2), sampling, lora="pirate", cache_salt="tenant"),
+        Request("r", (1,), embeds=True),
+    ):
+        assert decode_from_front_end(encode(Generate("f", 1, request))) == Generate("f", 1, request)
+    scores = (TokenLogprob(5, None), TokenLogprob(6, -0.5, ((6, -0.5), (7, -1.0))))
+    for chunk in (
+        TokenChunk("r", prompt_logprobs=scores),
+        TokenChunk("r", (), (), FinishReason.STOP, embeddings=(b"\x00\x00\x80?", b"")),
+    ):
+        assert decode_from_engine(encode(Tokens(3, chunk))) == Tokens(3, chunk)
