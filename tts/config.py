@@ -160,6 +160,11 @@ class AudioGenerationConfig(PipelineConfig):
         values = {name: _flag_value(name, text) for name, text in audio_flags.items()}
         return cls(**values, **config_flags)
 
+    @property
+    def is_test_mode(self) -> bool:
+        """`run_model_test_mode`, as the core knows it."""
+        return self.run_model_test_mode
+
     @classmethod
     def take_plugin(cls, entry: object) -> bool:
         """An audio decoder, or what the core takes."""

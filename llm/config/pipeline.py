@@ -188,6 +188,11 @@ class PipelineConfig(StrictModel):
         """Whether requests share nothing: one at a time, and no prefix cache."""
         return self.max_batch_size == 1 and not self.model.kv_cache.enable_prefix_caching
 
+    @property
+    def is_test_mode(self) -> bool:
+        """Whether a model without weight files is to run, on random weights."""
+        return False
+
     def resolve(self) -> None:
         """Check the configuration as a whole, fill in what is unset, freeze. Idempotent.
 

@@ -20,8 +20,8 @@ from llm.config import KVCacheConfig, PipelineConfig
 from llm.lora.manager import LoRAManager
 from llm.models.encoding import Encoding, choose_encoding
 from llm.models.hf_config import HuggingFaceConfig, ModelShape
-from llm.models.pickle_weights import find_weights
 from llm.models.pooling import read_pooling
+from llm.models.random_weights import open_weights
 from llm.models.session import EngineSession
 from llm.models.weights import Weights, WeightsAdapter
 from llm.parallel.group import Group, NullGroup
@@ -110,11 +110,8 @@ class PipelineModel(ABC, Generic[ContextT]):
         """Bytes of the weights as they will be held, from the files' headers alone."""
         model = pipeline_config.model
         encoding = choose_encoding(model, HuggingFaceConfig.read(model.model_path))
-        weights = find_weights(
-            model.model_path, model.weight_path, allow_pickle=pipeline_config.allow_pickle
-        )
         total = 0
-        for info in weights.info().values():
+        for info in open_weights(pipeline_config).info().values():
             is_matrix = len(info.shape) == 2 and min(info.shape) > 1
             width = encoding.matrix_bytes if is_matrix else encoding.dtype.itemsize
             total += info.num_values * width

@@ -75,6 +75,10 @@ class Weights(ABC):
     def tensor(self, name: str) -> Tensor:
         """One tensor, on the CPU. Raises `CheckpointError` naming it when there is none."""
 
+    def shaped(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """`tensor`, for those who know its shape, which the caller checks."""
+        return self.tensor(name)
+
     @abstractmethod
     def close(self) -> None:
         """Let go of files; tensors read before stay valid."""
@@ -190,7 +194,7 @@ class WeightReader:
     def tensor(self, name: str, *shape: int) -> Tensor:
         """A tensor of this shape. Raises `CheckpointError` naming it when missing or different."""
         self._unread.discard(name)
-        tensor = self._weights.tensor(self._sources.get(name, name))
+        tensor = self._weights.shaped(self._sources.get(name, name), shape)
         if tuple(tensor.shape) != shape:
             raise CheckpointError(f"tensor '{name}' is {list(tensor.shape)}, not {list(shape)}")
         return tensor

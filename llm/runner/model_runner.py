@@ -38,8 +38,8 @@ from llm.memory import MemoryPlan, PageLayout
 from llm.models.base import PipelineModel
 from llm.models.encoding import choose_encoding
 from llm.models.hf_config import HuggingFaceConfig
-from llm.models.pickle_weights import find_weights
 from llm.models.pooling import read_pooling
+from llm.models.random_weights import open_weights
 from llm.models.registry import model_class
 from llm.models.session import EngineSession
 from llm.models.weights import Weights, WeightsAdapter, WeightsFormat
@@ -232,9 +232,7 @@ class ModelRunner(TensorInterface):
     def load_model(self) -> None:
         """Make the model and read its weights."""
         config = self.model_config
-        weights = find_weights(
-            config.model_path, config.weight_path, allow_pickle=self.server_config.allow_pickle
-        )
+        weights = open_weights(self.server_config)
         adapter = self._weight_adapters.get(weights.format)
         if adapter is None and not self.is_generation:
             adapter = _with_root(weights)

@@ -215,3 +215,33 @@ def test_speaking_imports_nothing_heavy_but_torch(tiny_checkpoint: Path) -> None
     command = [sys.executable, "-W", "error", "-c", SAY_HELLO, str(tiny_checkpoint)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (result.stdout.strip(), result.stderr) == ("[]", "")
+
+
+def test_the_test_mode_needs_no_weight_files(folder: Path) -> None:
+    """Random, and the same each time; without the mode the files are missed."""
+    for path in folder.rglob("*.safetensors"):
+        path.unlink()
+    with pytest.raises((CheckpointError, DecoderConfigError), match="safetensors"):
+        create_service(tiny_config(folder))
+    request = SpeechRequest("Hello.", sampling=SamplingOverrides(seed=1, max_tokens=12))
+    spoken = []
+    for _ in range(2):
+        service = create_service(tiny_config(folder, run_model_test_mode=True))
+        assert service.synthesizer is not None
+        spoken.append(asyncio.run(service.synthesizer.synthesize(request)).audio)
+        closed(service)
+    assert len(spoken[0]) > 1000
+    assert spoken[0] == spoken[1]
+    assert len(set(spoken[0])) > 20  # sound, not silence
+
+
+def test_the_test_mode_prefers_the_weights_there_are(
+    tiny_checkpoint: Path, service: Service
+) -> None:
+    request = SpeechRequest("Hello.", sampling=SamplingOverrides(seed=1, max_tokens=12))
+    assert service.synthesizer is not None
+    expected = asyncio.run(service.synthesizer.synthesize(request)).audio
+    tested = create_service(tiny_config(tiny_checkpoint, run_model_test_mode=True))
+    assert tested.synthesizer is not None
+    assert asyncio.run(tested.synthesizer.synthesize(request)).audio == expected
+    closed(tested)
