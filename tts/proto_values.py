@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from decoder import AudioEncoding, AudioFormat, PrependPromptSpeechTokens
-from tts.errors import InvalidRequestError, NotAvailableError, Precondition, PreconditionError
+from decoder import AudioEncoding, AudioFormat, CodecSpec, PrependPromptSpeechTokens
+from tts.errors import NotAvailableError, Precondition, PreconditionError
 from tts.proto_checks import (
     Violations,
     fields_renamed,
@@ -87,7 +87,7 @@ FIELD_PATHS = {
 class WireRules:
     """What a request's config is checked against besides its own ranges."""
 
-    codebook_size: int
+    codec: CodecSpec
     path: str = "config"  # of the SynthesisConfig in its message
 
 
@@ -228,11 +228,13 @@ def _read_carry(
 ) -> tuple[int, ...] | None:
     if not proto.HasField("buffer_speech_tokens"):
         return None
-    codes = tuple(proto.buffer_speech_tokens.tokens)
-    known = all(0 <= code < rules.codebook_size for code in codes)
-    text = f"must be speech tokens in [0, {rules.codebook_size})"
-    wrong.require(known, f"{rules.path}.buffer_speech_tokens", text)
-    return codes[-MAX_BUFFER_CODES:]
+    codes, size = tuple(proto.buffer_speech_tokens.tokens), rules.codec.codebook_size
+    per_frame, path = rules.codec.codes_per_frame, f"{rules.path}.buffer_speech_tokens"
+    known = all(0 <= code < size for code in codes)
+    wrong.require(known, path, f"must be speech tokens in [0, {size})")
+    is_whole = len(codes) % per_frame == 0
+    wrong.require(is_whole, path, f"must be whole frames of {per_frame} speech tokens")
+    return codes[-(MAX_BUFFER_CODES - MAX_BUFFER_CODES % per_frame) :]
 
 
 def check_voice_name(name: str, field: str) -> None:
@@ -256,10 +258,13 @@ async def voice_of(
                 "prompt", prompt=await read_prompt(proto.prompt, synthesizer, f"{path}.prompt")
             )
         if kind == "prompt_tokens":
-            codes = tuple(proto.prompt_tokens.tokens)
-            size = synthesizer.codec.codebook_size
-            if not all(0 <= code < size for code in codes):
-                raise InvalidRequestError.of("voice.prompt_tokens", f"must be in [0, {size})")
+            codes, codec = tuple(proto.prompt_tokens.tokens), synthesizer.codec
+            with Violations() as wrong:
+                known = all(0 <= code < codec.codebook_size for code in codes)
+                field = "voice.prompt_tokens"
+                wrong.require(known, field, f"must be in [0, {codec.codebook_size})")
+                is_whole = len(codes) % codec.codes_per_frame == 0
+                wrong.require(is_whole, field, f"must be whole frames of {codec.codes_per_frame}")
             return Voice("prompt", prompt=synthesizer.cloner.from_codes(codes))
     if kind == "name" and proto.name:
         check_voice_name(proto.name, f"{path}.name")

@@ -83,7 +83,7 @@ class SpeechApi:
         """
         synthesizer = self.synthesizer
         self._check_model(proto.config)
-        rules = WireRules(synthesizer.codec.codebook_size)
+        rules = WireRules(synthesizer.codec)
         with Violations() as wrong:
             text = ""
             try:
@@ -122,7 +122,7 @@ class SpeechApi:
         config = proto.config
         synthesizer = self.synthesizer
         self._check_model(config.synthesis)
-        rules = WireRules(synthesizer.codec.codebook_size, "config.synthesis")
+        rules = WireRules(synthesizer.codec, "config.synthesis")
         with Violations() as wrong:
             delay_s, idle_s = seconds(config, "max_text_delay"), seconds(config, "idle_timeout")
             wrong.require((delay_s or 0) >= 0, "config.max_text_delay", "must not be negative")

@@ -20,6 +20,7 @@ from tests.tts.serving import (
     Serving,
     converse,
     error_of,
+    fields_of,
     flush,
     hear,
     reason_of,
@@ -276,14 +277,17 @@ def test_the_chunk_sizes_change_no_length(running: Running) -> None:
     serve_and(running.service, ask)
 
 
+def exactly(count: int) -> dict[str, Any]:
+    """Sampling values that let no end token come before so many tokens."""
+    sampling = common_pb2.SamplingParams(seed=7, min_tokens=count, max_tokens=count)
+    return {"seed": None, "sampling": sampling}
+
+
 def test_without_an_end_it_stops_with_a_warning(running: Running) -> None:
     per_frame = running.vocabulary.codes_per_frame
 
     async def ask(served: Serving) -> None:
-        endless = common_pb2.SamplingParams(seed=7, min_tokens=20, max_tokens=20)
-        spoken = await hear(
-            served, "Hello.", voice=running.case.selection, seed=None, sampling=endless
-        )
+        spoken = await hear(served, "Hello.", voice=running.case.selection, **exactly(20))
         done = spoken.done
         assert done.finish_reason == common_pb2.FINISH_REASON_LENGTH
         assert list(done.warnings) == ["segment 0 hit the audio cap"]
@@ -327,6 +331,14 @@ def test_the_same_model_writes_text(running: Running) -> None:
         first, second = [await served.text.Generate(request) for _ in range(2)]
         assert first.text == second.text
         assert first.usage.output_tokens == 5
+        turn = text_pb2.ChatMessage(role=text_pb2.CHAT_ROLE_USER, content="hello")
+        request.input.chat.messages.append(turn)
+        if running.service.prompts.can_chat:
+            answer = await served.text.Generate(request)
+            assert answer.usage.prompt_tokens > first.usage.prompt_tokens
+        else:
+            error = await error_of(served.text.Generate(request))
+            assert reason_of(error) == "CHAT_TEMPLATE_UNAVAILABLE"
 
     serve_and(running.service, ask)
 
@@ -339,5 +351,77 @@ def test_a_model_that_only_imitates_says_so(running: Running) -> None:
         error = await error_of(served.speech.Synthesize(unary_request("Hello.")))
         assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert reason_of(error) == "VOICE_PROMPT_REQUIRED"
+
+    serve_and(running.service, ask)
+
+
+# --- what a client may ask of a stream
+
+
+def wrong_fields(running: Running, **values: Any) -> list[str]:
+    """The fields that a request is refused for."""
+    found: list[str] = []
+
+    async def ask(served: Serving) -> None:
+        values.setdefault("voice", running.case.selection)
+        found.extend(fields_of(await error_of(served.speech.Synthesize(unary_request(**values)))))
+
+    serve_and(running.service, ask)
+    return found
+
+
+def test_masks_need_attention(running: Running) -> None:
+    """A codec of convolutions refuses them; the others sound different with them."""
+    masked = pb.ChunkingConfig(
+        chunk_sizes=[14], buffer=21, block_causal=True, prepend_prompt_speech_tokens_causal=True
+    )
+    if running.vocabulary.codes_per_frame > 1:
+        assert wrong_fields(running, chunking=masked) == ["config.chunking"]
+        return
+
+    async def ask(served: Serving) -> None:
+        prompt = pb.VoiceSelection(prompt_tokens=pb.SpeechTokens(tokens=range(0, 60_000, 3000)))
+        heard = set()
+        for causal in (False, True):
+            for mode in (1, 2, 3):  # never, once, rolling
+                chunking = pb.ChunkingConfig()
+                chunking.CopyFrom(masked)
+                chunking.block_causal = causal
+                chunking.prepend_prompt_speech_tokens = mode
+                spoken = await hear(
+                    served, "Hello there.", voice=prompt, chunking=chunking, **exactly(42)
+                )
+                heard.add(spoken.data)
+        assert len(heard) == 6
+        assert len(set(map(len, heard))) == 1
+
+    serve_and(running.service, ask)
+
+
+def test_half_a_frame_is_refused_by_name(running: Running) -> None:
+    if running.vocabulary.codes_per_frame == 1:
+        return
+    half = pb.SpeechTokens(tokens=[1, 2, 3])
+    voice = pb.VoiceSelection(prompt_tokens=half)
+    assert wrong_fields(running, voice=voice) == ["config.voice.prompt_tokens"]
+    assert wrong_fields(running, buffer_speech_tokens=half) == ["config.buffer_speech_tokens"]
+    odd = pb.ChunkingConfig(chunk_sizes=[7, 10])
+    assert wrong_fields(running, chunking=odd) == ["config.chunking"]
+
+
+def test_a_stream_is_continued_without_a_seam(running: Running) -> None:
+    """What one request spoke last is the next one's left context: no first block again."""
+    case = running.case
+
+    async def ask(served: Serving) -> None:
+        chunking = pb.ChunkingConfig(buffer=28)
+        values = {"voice": case.selection, "chunking": chunking, **exactly(42)}
+        first = await hear(served, "Hello there.", **values)
+        carried = first.audio[-1].buffer_speech_tokens
+        assert len(carried.tokens) == 28
+        fresh = await hear(served, "And more.", **values)
+        carried_on = await hear(served, "And more.", buffer_speech_tokens=carried, **values)
+        assert len(carried_on.data) == len(fresh.data)
+        assert carried_on.data != fresh.data
 
     serve_and(running.service, ask)
