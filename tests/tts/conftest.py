@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.serving import Server
+from tests.tts.families import CASES, Case, Running, configured
 from tests.tts.ramp import RampClient, build
 from tests.tts.saying import Say
+from tts.factory import create_service
 from tts.say import main
 from tts.synthesizer import Synthesizer
 
@@ -37,3 +41,15 @@ def say(request: pytest.FixtureRequest, tiny_checkpoint: Path) -> Say:
     else:
         where = ["--server", request.getfixturevalue("server")]
     return lambda *arguments: main([*map(str, arguments), *where])
+
+
+@pytest.fixture(scope="session", params=CASES, ids=lambda case: case.name)
+def running(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """The whole service of each speech family, on random weights."""
+    case: Case = request.param
+    folder = case.write(tmp_path_factory.mktemp("families") / case.name)
+    service = create_service(configured(folder))
+    yield Running(case, service, folder)
+    asyncio.run(service.client.close())

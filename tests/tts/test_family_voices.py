@@ -16,6 +16,7 @@ from decoder import create_decoder, read_prompt_audio
 from decoder.ramp import ramp_spec
 from llm import CheckpointError, FinishReason
 from tests.decoder.codecs import write_neucodec
+from tests.tts.families import configured
 from tests.tts.family_checkpoints import ramp_codec, write_llasa, write_neutts
 from tests.tts.ramp import RampClient, hear
 from tests.tts.serving import (
@@ -28,7 +29,6 @@ from tests.tts.serving import (
     wav,
 )
 from tests.tts.serving import hear as listen
-from tests.tts.test_families import configured
 from tts.cloning import PromptCache
 from tts.config import ServerConfig
 from tts.espeak import EspeakPhonemes
