@@ -57,6 +57,7 @@ SUBJECTS = (
     Subject("mimi", {"num_codebooks": 8, "stateful": True}),
     Subject("xcodec2"),
     Subject("neucodec"),
+    Subject("neucodec", {"crossfade_ms": 20}),
 )
 
 
@@ -65,7 +66,7 @@ def settings(decoder: AudioDecoder) -> Iterator[tuple[str, StreamingOptions]]:
     spec, frame = decoder.spec, decoder.spec.codes_per_frame
     best = spec.recommended
     yield "recommended", best
-    if decoder.options.stateful:
+    if decoder.options.stateful or decoder.options.crossfade_ms:
         return
     if best.look_ahead >= 2 * frame:
         shorter = best.look_ahead // 2 // frame * frame
@@ -122,9 +123,15 @@ def measure(subject: Subject, seconds: float = SECONDS, repeat: int = 1) -> Iter
     for name, options in settings(decoder):
         parts = [np.concatenate(stream(decoder, options, codes, prompt)) for codes in streams]
         values = tuple(decibels(*pair) for pair in zip(wholes, parts, strict=True))
-        label = f"{decoder.spec.name}{', stateful' if decoder.options.stateful else ''}: {name}"
+        label = f"{decoder.spec.name}{way(decoder)}: {name}"
         bar = BAR_DB if options is best and hears_enough(decoder) else None
         yield Figure(label, values, "dB", bar, at_least=True, note=describe(decoder, options))
+
+
+def way(decoder: AudioDecoder) -> str:
+    """How it streams, where that is not the plain way."""
+    fade = decoder.options.crossfade_ms
+    return ", stateful" if decoder.options.stateful else f", crossfade {fade:g} ms" if fade else ""
 
 
 def hears_enough(decoder: AudioDecoder) -> bool:

@@ -98,7 +98,8 @@ class Snake(nn.Module):
         self.alpha = nn.Parameter(torch.ones(1, channels, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + (self.alpha * x).sin().square() / (self.alpha + 1e-9)
+        wave = (self.alpha * x).sin_().square_()
+        return wave.mul_((self.alpha + 1e-9).reciprocal()).add_(x)
 
 
 class ResidualUnit(nn.Module):
