@@ -103,15 +103,17 @@ def _resolve_drafted_steps(config: PipelineConfig) -> None:
 def resolve_sampling(config: PipelineConfig) -> None:
     """Penalties and minimum lengths: on, unless turned off by name or by drafting.
 
-    A model whose own generation_config.json has them turns them on in any case.
+    A model whose own generation_config.json has them turns them on in any case. Beside a draft
+    model they have to be asked for by name.
     """
     sampling = config.sampling
+    are_asked_for = "enable_penalties" in sampling.model_fields_set and sampling.enable_penalties
     wanted = _generation_defaults(config.model)
     for name, is_wanted in wanted.items():
         if is_wanted or name not in sampling.model_fields_set:
             setattr(sampling, name, True)
-    if config.draft_model is not None and sampling.enable_penalties:
-        logger.warning("sampling.enable_penalties is turned off: a draft model knows no penalties")
+    if config.draft_model is not None and sampling.enable_penalties and not are_asked_for:
+        logger.warning("sampling.enable_penalties is turned off beside a draft model")
         sampling.enable_penalties = False
 
 

@@ -285,11 +285,13 @@ def test_a_broken_recommendation_is_named(folder: Path) -> None:
         with_model(folder)
 
 
-def test_a_draft_model_knows_no_penalties(caplog: pytest.LogCaptureFixture) -> None:
+def test_penalties_beside_a_draft_model_are_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         config = Everything(draft_model={})
     assert not config.sampling.enable_penalties
     assert "sampling.enable_penalties is turned off" in caplog.text
+    asked = Everything(draft_model={}, sampling={"enable_penalties": True})
+    assert asked.sampling.enable_penalties
 
 
 @pytest.mark.parametrize(

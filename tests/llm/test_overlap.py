@@ -33,6 +33,7 @@ from tests.llm.llama_checkpoints import (
     row,
     write_llama,
 )
+from tests.llm.test_embeddings import write_modules
 
 EMPTY = ScheduledBatch((), ForwardMode.IDLE)
 PROMPT = random_ids(20, 96)
@@ -145,6 +146,12 @@ def test_overlap_needs_a_device_that_is_late(checkpoint: Path, expected: list[in
     known = row([expected[0]], PAGES, 20, output_ids=expected[:1])
     assert pipeline.execute(batch(known)).token_ids == {"a": (expected[1],)}
     assert dict(pipeline.execute(EMPTY).token_ids) == {}
+
+
+def test_an_embedding_model_has_nothing_to_overlap(tmp_path: Path) -> None:
+    folder = write_modules(write_llama(tmp_path), "mean_tokens")
+    with pytest.raises(ValueError, match="nothing to overlap"):
+        late(folder)
 
 
 def test_construction(checkpoint: Path) -> None:

@@ -263,11 +263,29 @@ def test_the_drafts_pages_come_back_from_the_host(models: tuple[Path, Path]) -> 
     engine.shutdown()
 
 
-def test_penalties_are_refused_beside_a_draft(models: tuple[Path, Path]) -> None:
+def test_penalties_beside_a_draft_are_asked_for(models: tuple[Path, Path]) -> None:
+    """Then they are counted token by token, in the draft and in its verification."""
+    ways: list[dict[str, Any]] = [
+        {"temperature": 0.0, "repetition_penalty": 1.5},
+        {"presence_penalty": 2.0, "penalty_window": 4},
+        {"temperature": 0.6, "frequency_penalty": 0.7, **SPEECH},
+    ]
+    asked = [
+        Request(f"r{n}", (5, 6, n), SamplingParams(**{"seed": n, "max_tokens": 30, **way}))
+        for n, way in enumerate(ways)
+    ]
     engine = create_engine(config(models, models[1]))
     with pytest.raises(RequestError, match="enable_penalties"):
-        engine.submit(Request("a", (1,), SamplingParams(repetition_penalty=1.1)))
+        engine.submit(asked[0])
     engine.shutdown()
+    wanted = results(create_engine(config(models)), asked)
+    sampling = {"enable_penalties": True}
+    assert results(create_engine(config(models, models[1], sampling=sampling)), asked) == wanted
+    perfect = create_engine(config(models, models[0], sampling=sampling))
+    assert results(perfect, asked) == wanted
+    metrics = perfect.stats().speculative
+    assert metrics is not None
+    assert metrics.acceptance_rates == (1.0,) * 5
 
 
 def edited(folder: Path, source: Path, name: str, **values: Any) -> Path:
