@@ -13,7 +13,7 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -44,15 +44,39 @@ class Cost:
     wall_ms: float
 
 
-class Load:
-    """A scheduler kept at `running` rows and `waiting` requests behind them."""
+class Stopwatch:
+    """Adds up the time inside of its `with` blocks."""
 
-    def __init__(self, running: int, waiting: int) -> None:
+    def __init__(self) -> None:
+        self._cpu = self._wall = 0
+
+    def __enter__(self) -> None:
+        self._cpu -= time.thread_time_ns()
+        self._wall -= time.perf_counter_ns()
+
+    def __exit__(self, *_: object) -> None:
+        self._cpu += time.thread_time_ns()
+        self._wall += time.perf_counter_ns()
+
+    def cost(self, mode: ForwardMode) -> Cost:
+        """The time so far, as that of a step."""
+        return Cost(mode, self._cpu / 1e6, self._wall / 1e6)
+
+
+class Load:
+    """A scheduler kept at `running` rows and `waiting` requests behind them.
+
+    `ahead`: a step is planned while the one before runs, as with the overlap scheduler.
+    """
+
+    def __init__(self, running: int, waiting: int, *, ahead: bool = False) -> None:
         self._waiting = waiting
+        self._ahead = ahead
         self._numbers = itertools.count()
+        self._launched: ScheduledBatch | None = None
         limits = SchedulerLimits(max_batch_size=running)
-        pages = running * 4 + 1
-        self.scheduler = Scheduler(limits, KVCacheManager(pages, PAGE_SIZE), max_seq_len=1024)
+        kv = KVCacheManager(running * 4 + 1, PAGE_SIZE)
+        self.scheduler = Scheduler(limits, kv, max_seq_len=1024, plan_ahead=ahead)
         self._refill()
         while self.scheduler.num_running < running:
             self.step()
@@ -66,16 +90,21 @@ class Load:
             self.scheduler.add(LiveSequence(Request(f"request-{number:08}", prompt, sampling)))
 
     def step(self) -> Cost:
-        """One step; the time between schedule and commit is not counted."""
-        cpu, wall = time.thread_time_ns(), time.perf_counter_ns()
-        batch = self.scheduler.schedule()
-        cpu, wall = time.thread_time_ns() - cpu, time.perf_counter_ns() - wall
-        output = answer(batch)
-        cpu, wall = time.thread_time_ns() - cpu, time.perf_counter_ns() - wall
-        self.scheduler.commit(batch, output)
-        cpu, wall = time.thread_time_ns() - cpu, time.perf_counter_ns() - wall
+        """One step; what is between schedule, launch and commit is not counted."""
+        watch, scheduler = Stopwatch(), self.scheduler
+        with watch:
+            batch = scheduler.schedule()
+        due = self._launched if self._ahead else batch
+        if due is not None:
+            output = answer(due)
+            with watch:
+                scheduler.commit(due, output)
+        if self._ahead:
+            with watch:
+                scheduler.launched(batch)
+            self._launched = batch
         self._refill()
-        return Cost(batch.mode, cpu / 1e6, wall / 1e6)
+        return watch.cost(batch.mode)
 
 
 @contextmanager
@@ -99,32 +128,33 @@ def measure(
     repeat: int, steps: int = STEPS, running: int = RUNNING, waiting: int = WAITING
 ) -> Report:
     """The cost of a step under a load of so many requests, `repeat` times over `steps` of them."""
-    load = Load(running, waiting)
+    load, ahead = Load(running, waiting), Load(running, waiting, ahead=True)
     with calm():
         rounds = [[load.step() for _ in range(steps)] for _ in range(repeat)]
-
-    def figure(name: str, of: Callable[[Sequence[Cost]], Sequence[float]], **more: Any) -> Figure:
-        medians = tuple(statistics.median(of(costs)) for costs in rounds if of(costs))
-        return Figure(name, medians, "ms", **more)
-
+        rounds_ahead = [[ahead.step() for _ in range(steps)] for _ in range(repeat)]
+    size = f"{running} rows, {waiting} wait"
     return Report(
         "scheduler",
         (
-            figure(
-                "a step, schedule + commit",
-                lambda costs: [cost.cpu_ms for cost in costs],
-                bar=BAR_MS,
-                note=f"{running} rows, {waiting} wait",
-            ),
-            figure("of them, only decode", lambda costs: _of(costs, ForwardMode.DECODE)),
-            figure("of them, with prompts", lambda costs: _of(costs, ForwardMode.MIXED)),
-            figure("a step, wall clock", lambda costs: [cost.wall_ms for cost in costs]),
+            _figure("a step, schedule + commit", rounds, bar=BAR_MS, note=size),
+            _figure("of them, only decode", rounds, ForwardMode.DECODE),
+            _figure("of them, with prompts", rounds, ForwardMode.MIXED),
+            _figure("a step, planned ahead (overlap)", rounds_ahead, bar=BAR_MS, note=size),
+            Figure("a step, wall clock", _medians([[c.wall_ms for c in r] for r in rounds]), "ms"),
         ),
     )
 
 
-def _of(costs: Sequence[Cost], mode: ForwardMode) -> list[float]:
-    return [cost.cpu_ms for cost in costs if cost.mode is mode]
+def _figure(
+    name: str, rounds: Sequence[Sequence[Cost]], mode: ForwardMode | None = None, **more: Any
+) -> Figure:
+    """Processor time of the steps, or of those of one kind."""
+    times = [[cost.cpu_ms for cost in costs if mode in (None, cost.mode)] for costs in rounds]
+    return Figure(name, _medians(times), "ms", **more)
+
+
+def _medians(rounds: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    return tuple(statistics.median(times) for times in rounds if times)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -206,6 +206,44 @@ class Sequence:
         outputs.append(token)
         return self.chunk(now, sampled)
 
+    def launch_on(self) -> bool:
+        """Launch in the common case: a decoding sequence that goes on whatever its token is.
+
+        False, and nothing changed, otherwise: then `launch`, and see where it belongs.
+        """
+        outputs = self.output_ids
+        if (
+            self.status is not _DECODING
+            or self.cancel_requested
+            or self.pause_requested
+            or len(outputs) + 1 >= self.max_outputs
+            or not outputs
+            or outputs[-1] == FUTURE_TOKEN
+        ):
+            return False
+        self.processed = self.active_end
+        self.tokens.append(FUTURE_TOKEN)
+        outputs.append(FUTURE_TOKEN)
+        return True
+
+    def land_on(self, sampled: tuple[int, ...], now: float) -> TokenChunk | None:
+        """`decode_on` for a step that was launched: the token takes its placeholder's place."""
+        outputs, token = self.output_ids, sampled[0]
+        if (
+            token in self.stop_ids
+            or self.processed >= self.next_commit
+            or len(outputs) >= self.max_outputs
+            or self.status is not _DECODING
+            or self.cancel_requested
+            or self.token_s is None
+            or outputs[-1] != FUTURE_TOKEN
+        ):
+            return None
+        self.in_flight -= 1
+        self.token_s = now
+        self.tokens[-1] = outputs[-1] = token
+        return self.chunk(now, sampled)
+
     def chunk(
         self,
         now: float,

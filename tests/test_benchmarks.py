@@ -172,16 +172,20 @@ def test_speed_reports_all_its_figures(tiny_checkpoint: Path) -> None:
 
 
 def test_the_scheduler_is_measured_under_its_load() -> None:
-    load = scheduler.Load(running=8, waiting=20)
-    for _ in range(150):  # long enough for requests to end and others to take their places
-        load.step()
-        assert (load.scheduler.num_running, load.scheduler.num_waiting) in {(8, 20), (7, 20)}
-    load.scheduler.check_integrity()
+    for ahead in (False, True):
+        load = scheduler.Load(running=8, waiting=20, ahead=ahead)
+        for _ in range(150):  # long enough for requests to end and others to take their places
+            load.step()
+            made = load.scheduler
+            assert (made.num_running, made.num_waiting) in {(8, 20), (7, 20)}
+        made.check_integrity()
     report = scheduler.measure(repeat=2, steps=200, running=8, waiting=20)
-    step, decode, mixed, wall = report.figures
-    assert len(step.values) == len(decode.values) == len(mixed.values) == len(wall.values) == 2
+    step, decode, mixed, planned, wall = report.figures
+    assert {len(figure.values) for figure in report.figures} == {2}
     assert 0 < decode.value < mixed.value
-    assert step.bar == scheduler.BAR_MS
+    assert planned.value > 0
+    assert wall.value > 0
+    assert step.bar == planned.bar == scheduler.BAR_MS
 
 
 def test_first_audio_comes_before_the_rest(tiny_server: Server) -> None:

@@ -166,7 +166,7 @@ class Scheduler:
         step = self._in_flight.newest(batch)
         step.is_launched = True
         for row, sequence in step.pairs():
-            if sequence.status is SequenceStatus.FINISHED:
+            if sequence.launch_on() or sequence.status is SequenceStatus.FINISHED:
                 continue
             sequence.launch(row.generates)
             if sequence.cancel_requested:
@@ -192,12 +192,13 @@ class Scheduler:
         if now is None:
             now = self._clock()
         chunks, sampled = [], output.token_ids
-        is_simple = batch.num_steps == 1 and output.is_plain and not step.is_launched
+        is_simple = batch.num_steps == 1 and output.is_plain
+        go_on = Sequence.land_on if step.is_launched else Sequence.decode_on
         last_s: float | None = None
         num_gaps = 0
         for row, sequence in zip(batch.rows, step.sequences, strict=True):
             tokens, before_s = sampled.get(sequence.request_id), sequence.token_s
-            chunk = sequence.decode_on(tokens, now) if tokens and is_simple else None
+            chunk = go_on(sequence, tokens, now) if tokens and is_simple else None
             if chunk is None:
                 chunk = self._commit_row(row, sequence, step, output, now)
             elif before_s == last_s:  # as most: they had their last token in the same step

@@ -139,6 +139,54 @@ def test_the_short_way_through_a_step_is_the_long_one_or_none(
     assert (repr(short), short.tokens, short.in_flight) == (repr(long), long.tokens, False)
 
 
+@pytest.mark.parametrize("token", [7, 9])
+@pytest.mark.parametrize("max_tokens", [2, 3, 9])
+@pytest.mark.parametrize("wanted", ["", "cancel_requested", "pause_requested"])
+@pytest.mark.parametrize("is_fed_again", [False, True])
+def test_the_short_way_through_a_launched_step(
+    token: int, max_tokens: int, wanted: str, is_fed_again: bool
+) -> None:
+    """`launch_on` and `land_on` against `launch`, `land` and `accept`."""
+
+    def decoding() -> Sequence:
+        seq = bound(6, max_tokens=max_tokens, stop_token_ids=(9,))
+        seq.activate(6)
+        seq.advance()
+        assert seq.accept(5) is None
+        seq.token_s, seq.status, seq.next_commit = 1.0, SequenceStatus.DECODING, 8
+        seq.activate(1)
+        return seq
+
+    short, long = decoding(), decoding()
+    if wanted:
+        setattr(short, wanted, True)
+    before = repr(short)
+    goes_on = short.launch_on()
+    assert goes_on is (max_tokens > 2 and not wanted)
+    if not goes_on:
+        assert repr(short) == before
+        return
+    assert not short.launch_on(), "it awaits a token already"
+    long.launch(True)
+    assert repr(short) == repr(long)
+    if is_fed_again:
+        for seq in (short, long):
+            seq.activate(1)
+    chunk = short.land_on((token,), 20.0)
+    assert (chunk is None) is (token == 9)
+    if chunk is None:
+        assert repr(short) == repr(long)
+        return
+    long.land()
+    assert long.accept(token) is None
+    assert chunk == long.chunk(20.0, (token,))
+    assert (repr(short), short.tokens, short.in_flight) == (
+        repr(long),
+        long.tokens,
+        long.in_flight,
+    )
+
+
 def test_the_short_way_stops_at_a_full_page() -> None:
     seq = bound(8, max_tokens=9)
     seq.activate(8)
