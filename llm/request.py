@@ -166,6 +166,13 @@ class TokenChunk(NamedTuple):
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0  # of them taken from the prefix cache
     output_tokens: int = 0  # generated so far, this chunk included
-    timings: RequestTimings = RequestTimings()
+    queue_s: float | None = None  # see `timings`
+    prefill_s: float | None = None
+    total_s: float = 0.0
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     embeddings: tuple[bytes, ...] = ()  # little-endian float32 vectors: one, or one for each token
+
+    @property
+    def timings(self) -> RequestTimings:
+        """How long the request has taken so far."""
+        return RequestTimings(self.queue_s, self.prefill_s, self.total_s)

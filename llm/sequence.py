@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceABC
 from enum import Enum
 
-from llm.request import FinishReason, Request, RequestTimings, TokenChunk, TokenLogprob
+from llm.request import FinishReason, Request, TokenChunk, TokenLogprob
 
 FUTURE_TOKEN = -1  # a token that is being sampled: the device knows it, or soon will
 
@@ -251,7 +251,6 @@ class Sequence:
         logprobs: tuple[TokenLogprob, ...] = (),
     ) -> TokenChunk:
         """What the caller is told of these tokens, which are among the output already."""
-        timings = (self.queue_s, self.prefill_s, now - self.arrival_s)
         chunk = (
             self.request_id,
             token_ids,
@@ -261,7 +260,9 @@ class Sequence:
             self.prompt_len,
             self.cached_prompt_tokens,
             len(self.output_ids),
-            _new(RequestTimings, timings),
+            self.queue_s,
+            self.prefill_s,
+            now - self.arrival_s,
             (),
             (),
         )

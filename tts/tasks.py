@@ -245,12 +245,6 @@ class SpeechTask(StreamTask):
 
 def _ended(tokens: TokenChunk, reason: FinishReason, error: str) -> TokenChunk:
     """What was last known about a request, with another end."""
-    return TokenChunk(
-        tokens.request_id,
-        finish_reason=reason,
-        error=error,
-        prompt_tokens=tokens.prompt_tokens,
-        cached_prompt_tokens=tokens.cached_prompt_tokens,
-        output_tokens=tokens.output_tokens,
-        timings=tokens.timings,
+    return tokens._replace(
+        token_ids=(), logprobs=(), prompt_logprobs=(), finish_reason=reason, error=error
     )

@@ -17,7 +17,6 @@ from llm import (
     LLMError,
     QueueFullError,
     Request,
-    RequestTimings,
     SamplingParams,
     TokenChunk,
     TokenLogprob,
@@ -88,7 +87,7 @@ def test_every_second_sample_is_every_second_sample() -> None:
 def test_answers_arrive_as_they_were() -> None:
     codec = ramp_spec({"codebook_size": 7})
     odd = CodecSpec("odd", 24_000, Fraction(24_000, 49), 7)
-    chunk = TokenChunk("r", (1,), (TokenLogprob(1, -0.5, ((1, -0.5),)),), timings=RequestTimings(1))
+    chunk = TokenChunk("r", (1,), (TokenLogprob(1, -0.5, ((1, -0.5),)),), queue_s=1.0)
     for answer in (
         Welcome(EngineFacts(codec, 9, AudioEncoding.MULAW)),
         Welcome(EngineFacts(odd, 9, AudioEncoding.PCM_F32LE)),
