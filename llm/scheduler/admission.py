@@ -52,6 +52,11 @@ class RequestRules:
         longest = self.max_length - 1
         checks = (
             (len(ids) <= longest, f"the prompt has {len(ids)} tokens; at most {longest} fit"),
+            (
+                len(ids) + sampling.min_tokens <= self.max_length,
+                f"the prompt has {len(ids)} tokens and min_tokens is {sampling.min_tokens}; "
+                f"together at most {self.max_length} fit",
+            ),
             (self._has(*ids), f"a prompt id is not in the vocabulary of {size}"),
             (self._has(*sampling.stop_token_ids), f"a stop id is not in the vocabulary of {size}"),
             (max(ends, default=0) <= size, f"allowed ranges go beyond the vocabulary of {size}"),

@@ -158,6 +158,10 @@ def test_a_sink_is_called_on_the_engine_thread(rig: Rig) -> None:
         (Request("a", (1, VOCAB_SIZE)), "prompt id is not in the vocabulary of 64"),
         (Request("a", (-1,)), "prompt id is not in the vocabulary of 64"),
         (Request("a", (1,) * 1000), "has 1000 tokens; at most 999 fit"),
+        (
+            Request("a", (1,) * 900, SamplingParams(max_tokens=200, min_tokens=101)),
+            "900 tokens and min_tokens is 101; together at most 1000 fit",
+        ),
         (request("a", stop_token_ids=(64,)), "stop id is not in the vocabulary"),
         (request("a", allowed_ranges=((3, 65),)), "allowed ranges go beyond"),
         (request("a", allowed_cycle=(((3, 9),), ((9, 65),))), "allowed ranges go beyond"),
