@@ -96,7 +96,7 @@ class ShadowPipeline:
         self._check(batch)
         for row in batch.rows:
             for offset, token in enumerate(row.token_ids):
-                self._memory[self._slot(row, row.start + offset)] = token
+                self._memory[self._slot(row, row.start + offset)] = token + _mark(row)
         if self.fail_next:
             self.fail_next = False
             raise CapacityError("the device is out of memory")
@@ -136,8 +136,9 @@ class ShadowPipeline:
         for step in range(num_steps):
             if step:
                 position = row.context_len + step - 1
-                self._memory[self._slot(row, position)] = tokens[-1]
-            known = [token for token in context if token is not None] + tokens
+                self._memory[self._slot(row, position)] = tokens[-1] + _mark(row)
+            known = [token - _mark(row) for token in context if token is not None] + tokens
+            assert all(0 <= token < VOCAB_SIZE for token in known), "another adapter wrote this"
             num_outputs = len(row.output_ids) + step
             tokens.append(next_token(known, row.sampling.seed, num_outputs))
         return tuple(tokens)
@@ -163,6 +164,11 @@ class ShadowPipeline:
             assert len(slots) == end - row.start
             assert not slots & written, "two rows write to the same slot"
             written |= slots
+
+
+def _mark(row: ScheduledRow) -> int:
+    """What makes the keys and values of one adapter different from another's."""
+    return VOCAB_SIZE * zlib.crc32(row.lora.encode())
 
 
 class LateShadowPipeline(ShadowPipeline):
@@ -224,6 +230,7 @@ class Harness:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        lora: str = "",
         **sampling: object,
     ) -> Request:
         """Queue a request; an integer stands for a prompt of that length, unlike any other."""
@@ -232,7 +239,7 @@ class Harness:
             prompt = [1 + (seed + 7 * i * i + i) % (VOCAB_SIZE - 1) for i in range(prompt)]
         options = {"stop_token_ids": (EOS,), "max_tokens": 16} | sampling
         params = SamplingParams(**options)  # type: ignore[arg-type]
-        request = Request(request_id, tuple(prompt), params, priority, cache_salt)
+        request = Request(request_id, tuple(prompt), params, priority, cache_salt, lora=lora)
         self.scheduler.add(LiveSequence(request, self.now))
         self.requests[request_id] = request
         self.chunks[request_id] = []
@@ -251,6 +258,8 @@ class Harness:
         batch = self.scheduler.schedule()
         self.take(self.scheduler.take_ended())
         assert len(batch.rows) <= (self._limits.max_batch_size or len(batch.rows))
+        adapters = {row.lora for row in batch.rows} - {""}
+        assert len(adapters) <= (self._limits.max_active_adapters or len(adapters))
         if self._limits.enable_chunked_prefill:
             assert batch.num_tokens <= self._limits.max_batch_input_tokens
         assert all(row.samples for row in batch.rows[:-1]), "only the last can be a chunk"

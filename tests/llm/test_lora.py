@@ -26,6 +26,7 @@ from llm.layers.weight import LinearWeight, WeightSource
 from llm.lora.adapter import LoRAAdapter
 from llm.lora.manager import LoRAManager, reserved_bytes
 from llm.pipeline.text_generation import TextGenerationPipeline
+from llm.runner.model_runner import ModelRunner
 from llm.scheduler import Scheduler
 from tests.fakes import StepLog
 from tests.llm.adapters import merge, write_adapter
@@ -274,6 +275,15 @@ def test_names_and_folders(paths: list[str]) -> None:
     assert reserved_bytes(None) == reserved_bytes(LoRAConfig(lora_paths=paths)) == 0
     one = LoRAAdapter.read("red", Path(paths[0]), 16)
     assert reserved_bytes(lora(paths, max_num_loras=1)) >= one.nbytes
+
+
+def test_memory_is_set_aside_for_the_slots(base: Path, paths: list[str]) -> None:
+    plain = ModelRunner(pipeline_config(base)).weights_bytes
+    sizes = [LoRAAdapter.read(n, Path(p), 16).nbytes for n, p in zip(NAMES, paths, strict=True)]
+    for slots in (1, 2, 9):
+        config = pipeline_config(base, lora=lora(paths, max_num_loras=slots))
+        found = ModelRunner(config).weights_bytes - plain
+        assert found >= min(slots, 3) * max(sizes)
 
 
 def test_a_rank_above_the_limit(base: Path, paths: list[str]) -> None:

@@ -48,6 +48,7 @@ def limits(draw: st.DrawFn) -> SchedulerLimits:
         enable_in_flight_batching=draw(st.booleans()),
         kvcache_ce_watermark=draw(st.sampled_from([0.3, 0.95, 1.0])),
         max_num_steps=draw(st.integers(1, 4)),
+        max_active_adapters=draw(st.sampled_from([None, None, 1, 2])),
     )
 
 
@@ -91,7 +92,12 @@ class Storm:
         if kind % 7 == 0:
             options |= {"ignore_eos": True}
         self.harness.add(
-            f"r{count}", prompt, priority=kind % 3 - 1, cache_salt="s" * (kind % 2), **options
+            f"r{count}",
+            prompt,
+            priority=kind % 3 - 1,
+            cache_salt="s" * (kind % 2),
+            lora=("", "red", "green", "blue")[count % 4],
+            **options,
         )
 
     def _disturb(self, event: Event) -> None:
@@ -219,6 +225,7 @@ def long_storm(seed: int, is_late: bool = False) -> Storm:
         enable_in_flight_batching=seed % 2 > 0,
         kvcache_ce_watermark=random.choice([0.6, 0.95, 1.0]),
         max_num_steps=1 if is_late else random.choice([1, 1, 4]),
+        max_active_adapters=(None, 1, 2, 3)[seed % 4],
     )
     storm = Storm(Harness(limits, pipeline))
     for _ in range(250):
