@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from tts.admission import Admission, AdmissionLimits
 from tts.config import ServerConfig
 from tts.errors import LoadingError
 from tts.metrics import Metrics
-from tts.rpc import Calls, ServerState
+from tts.rpc import Call, Calls, ServerState
+from tts.tracing import Phases, create_tracer
 
 if TYPE_CHECKING:
     from tts.factory import Service
@@ -30,7 +33,12 @@ class Host:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.metrics = Metrics()
-        self.calls = Calls(self.metrics, config.slow_reader_timeout_s, config.log_user_text)
+        self.calls = Calls(
+            self.metrics,
+            config.slow_reader_timeout_s,
+            config.log_user_text,
+            create_tracer(config.trace_requests),
+        )
         self.admission: Admission | SharedAdmission = Admission(
             admission_limits(config), self.metrics.note_requests
         )
@@ -45,6 +53,13 @@ class Host:
         if self._service is None:
             raise LoadingError("the model is still loading; try again in a moment")
         return self._service
+
+    @asynccontextmanager
+    async def enter(self, call: Call) -> AsyncIterator[None]:
+        """Hold a place among the calls that run; see `Admission.enter`."""
+        async with self.admission.enter(call.client):
+            call.facts.phases = Phases(admission_s=call.age_s)
+            yield
 
     def serve(self, service: Service) -> None:
         """The model is there: take calls."""

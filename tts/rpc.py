@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from uuid import uuid4
 
@@ -26,6 +26,7 @@ from tts.logs import Fields, with_fields
 from tts.metrics import Metrics
 from tts.proto_checks import REQUEST_ID
 from tts.status import DETAILS_KEY, RpcStatus, status_of
+from tts.tracing import CallSpan, NoTracer, Phases, Tracer
 
 logger = logging.getLogger("tts.rpc")
 
@@ -50,6 +51,7 @@ class CallFacts:
     sample_rate: int = 0  # Hz of the audio sent
     audio_s: float = 0.0
     first_audio_s: float | None = None
+    phases: Phases = field(default_factory=Phases)
     prompt_tokens: int = 0
     output_tokens: int = 0
     warnings: int = 0
@@ -64,6 +66,7 @@ class Call:
     method: str
     request_id: str
     write_timeout_s: float
+    span: CallSpan
     logs_text: bool = False
     started: float = field(default_factory=time.monotonic)
     facts: CallFacts = field(default_factory=CallFacts)
@@ -89,6 +92,13 @@ class Call:
         facts.characters += len(text)
         if self.logs_text:
             facts.text = (facts.text + text)[:MAX_LOGGED_CHARACTERS]
+
+    def note_timings(self, queue_s: float, prefill_s: float) -> None:
+        """Seconds in the engine's queue and until the first token. A call that was open before
+        there was text is not made of these phases.
+        """
+        if self._heard is None:
+            self.facts.phases = replace(self.facts.phases, queue_s=queue_s, prefill_s=prefill_s)
 
     def adopt_id(self, request_id: str) -> None:
         """Use the client's id when it can stand in a log line and in metadata."""
@@ -120,9 +130,16 @@ class Call:
 class Calls:
     """Opens and closes the calls of one server."""
 
-    def __init__(self, metrics: Metrics, write_timeout_s: float, log_text: bool = False) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        write_timeout_s: float,
+        log_text: bool = False,
+        tracer: Tracer | None = None,
+    ) -> None:
         self.state = ServerState.LOADING
         self.metrics = metrics
+        self.tracer: Tracer = tracer or NoTracer()
         self._write_timeout_s = write_timeout_s
         self._log_text = log_text
         self._idle = asyncio.Event()
@@ -135,7 +152,10 @@ class Calls:
     ) -> AsyncIterator[Call]:
         """Run one RPC's body; what it raises becomes the call's status."""
         request_id = uuid4().hex
-        call = Call(context, service, method, request_id, self._write_timeout_s, self._log_text)
+        span = self.tracer.start(service, method, context.invocation_metadata() or ())
+        call = Call(
+            context, service, method, request_id, self._write_timeout_s, span, self._log_text
+        )
         outer = logs.request_id.set(request_id)
         self.metrics.started.labels(service, method).inc()
         self.num_open += 1
@@ -201,6 +221,7 @@ class Calls:
             metrics.real_time_factor.observe(call.age_s / facts.audio_s)
         fields = _fields(call, code, reason)
         logger.info("call ended", extra=with_fields(*fields))
+        call.span.end(fields, facts.phases)
         if code == grpc.StatusCode.INTERNAL.name:
             logger.error("the call failed", exc_info=error)
 

@@ -69,10 +69,9 @@ def read_config(args: argparse.Namespace) -> ServeConfig:
 
     The model is found first, and downloaded where it must be.
     """
-    return ServeConfig(
-        model=config_from_args(AudioGenerationConfig, args, base=complete_values),
-        server=config_from_args(ServerConfig, args),
-    )
+    model = config_from_args(AudioGenerationConfig, args, base=complete_values)
+    model.resolve()  # also where `defer_resolve` has left it to us
+    return ServeConfig(model, config_from_args(ServerConfig, args))
 
 
 def shared_folder(config: ServeConfig) -> AbstractContextManager[Path | None]:

@@ -74,6 +74,9 @@ class ServerConfig(StrictModel):
     log_user_text: bool = Field(
         default=False, description="put what clients ask to be said or written into the log"
     )
+    trace_requests: bool = Field(
+        default=False, description="make an OpenTelemetry trace of each call"
+    )
     metrics_host: str = Field(default="127.0.0.1", description="address of the metrics server")
     metrics_port: int = Field(default=8001, ge=0, le=65535, description="port of it (0: any)")
 

@@ -44,7 +44,7 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
             call.adopt_id(request.config.request_id)
             checked = self._api().check(request, call.request_id)
             call.note_text(checked.request.text)
-            async with self._host.admission.enter(call.client):
+            async with self._host.enter(call):
                 response = await self._api().whole(checked)
             call.facts.audio_s = _audio_s(response.done)
             _note_done(call, response.done)
@@ -55,7 +55,7 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
             call.adopt_id(request.config.request_id)
             checked = self._api().check(request, call.request_id)
             call.note_text(checked.request.text)
-            async with self._host.admission.enter(call.client):
+            async with self._host.enter(call):
                 await self._send(call, self._api().stream(checked))
 
     async def StreamingSynthesize(
@@ -67,7 +67,7 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
                 call.adopt_id(first.config.synthesis.request_id)
             checked = self._api().check_session(first, call.request_id)
             messages = _Heard(call, requests)
-            async with self._host.admission.enter(call.client):
+            async with self._host.enter(call):
                 await self._send(call, self._api().converse(checked, messages))
 
     async def ListVoices(
@@ -94,7 +94,7 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
             synthesizer = self._api().synthesizer
             _check_new_voice(request)
             synthesizer.voices.check_new(request.voice_id)
-            async with self._host.admission.enter(call.client):
+            async with self._host.enter(call):
                 read = await read_prompt(request.prompt, synthesizer, "prompt")
             languages = (request.language_code,) if request.language_code else ()
             voice = Voice(
@@ -213,6 +213,10 @@ def _note_done(call: Call, done: pb.SynthesisDone) -> None:
     call.facts.prompt_tokens = done.usage.prompt_tokens
     call.facts.output_tokens = done.usage.output_tokens
     call.facts.warnings = len(done.warnings)
+    timings = done.timings
+    call.note_timings(
+        timings.queue.ToTimedelta().total_seconds(), timings.prefill.ToTimedelta().total_seconds()
+    )
 
 
 def _check_new_voice(request: pb.CreateVoiceRequest) -> None:

@@ -59,7 +59,7 @@ class TextServicer(pb_grpc.TextServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         async with self._host.calls.serve(context, SERVICE, "Generate") as call:
             asked = await self._read(call, request)
-            async with self._host.admission.enter(call.client):
+            async with self._host.enter(call):
                 pieces = [piece async for piece in self._write(asked)]
             _note(call, pieces[-1])
             assert pieces[-1].finish_reason is not None
@@ -81,7 +81,7 @@ class TextServicer(pb_grpc.TextServiceServicer):
                 model=self._host.service.model,
                 seed=asked.sampling.seed,
             )
-            async with self._host.admission.enter(call.client):
+            async with self._host.enter(call):
                 await call.write(pb.GenerateStreamResponse(started=started))
                 async with closing(self._write(asked)) as pieces:
                     async for piece in pieces:
@@ -98,7 +98,7 @@ class TextServicer(pb_grpc.TextServiceServicer):
             self._check_adapter(request.lora)
             _check_inputs(request, self._host.config.max_stream_characters)
             call.facts.characters = sum(map(len, request.inputs))
-            async with self._host.admission.enter(call.client):
+            async with self._host.enter(call):
                 found = await self._embedder().embed(call.request_id, request.inputs, request.lora)
             call.facts.prompt_tokens = sum(item.num_tokens for item in found)
             return pb.EmbedResponse(
@@ -297,6 +297,7 @@ def _logprobs(entries: Iterable[TokenLogprob]) -> list[pb.TokenLogprob]:
 
 def _note(call: Call, piece: TextPiece) -> None:
     call.facts.prompt_tokens, call.facts.output_tokens = piece.prompt_tokens, piece.output_tokens
+    call.note_timings(piece.timings.queue_s or 0.0, piece.timings.prefill_s or 0.0)
 
 
 def _usage(call: Call, piece: TextPiece) -> common_pb2.Usage:

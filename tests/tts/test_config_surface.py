@@ -163,3 +163,8 @@ def test_what_the_model_lacks_its_draft_lacks_too() -> None:
     line = ["--audio-decoder=embedded", "--draft-model.trust-remote-code"]
     with pytest.raises(ConfigError, match=r"draft_model\.trust_remote_code=True is not available"):
         from_flags(AudioGenerationConfig, line)
+
+
+def test_the_command_resolves_what_was_deferred() -> None:
+    args = serve.build_parser().parse_args(["--defer-resolve"])
+    assert serve.read_config(args).model.is_resolved
