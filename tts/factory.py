@@ -158,7 +158,8 @@ def connect_service(
 ) -> Service:
     """The half that needs no weights: prompts, voices and settings around an engine's client.
 
-    `voice_folder` holds the voices that clients create, for every front end of one server.
+    `voice_folder` holds the voices that clients create, for every front end of one server, unless
+    `server` names a folder that is to outlive it.
     Raises CheckpointError, ConfigError and DecoderConfigError.
     """
     from tts.families.registry import find_family
@@ -295,7 +296,7 @@ def _synthesizer(
     settings = _settings(parts, client, family)
     own, server = family.voices(), parts.server
     limits = VoiceLimits(server.max_voices, server.max_voice_bytes) if server else None
-    folder = parts.voice_folder or (server.voice_folder if server else None)
+    folder = (server.voice_folder if server else None) or parts.voice_folder
     voices = VoiceRegistry(own.voices, own.default, limits, folder)
     for voice in own.voices:
         if voice.clip is None:

@@ -11,9 +11,8 @@ import fcntl
 import json
 import logging
 import os
-import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,74 +27,24 @@ from tts.errors import (
     VoiceExistsError,
     VoiceNotFoundError,
 )
+from tts.voice import VOICE_ID, Voice, VoiceClip, VoicePrompt, VoiceSet
+from tts.voice_files import load_voices, sample_voices, whole_codes
 
 logger = logging.getLogger(__name__)
 
-VOICE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
-BYTES_PER_CODE = 4
-SAMPLE_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
+__all__ = [
+    "VOICE_ID",
+    "Voice",
+    "VoiceClip",
+    "VoiceLimits",
+    "VoicePrompt",
+    "VoiceRegistry",
+    "VoiceSet",
+    "load_voices",
+    "sample_voices",
+]
+
 _CREATED_KEYS = ("name", "display_name", "language_codes", "prompt", "consent")
-_BUILTIN_KEYS = frozenset(
-    {"name", "display_name", "language_codes", "control_token", "speaker"}
-    | {"codes", "audio", "transcript"}
-)
-
-
-@dataclass(frozen=True, slots=True)
-class VoicePrompt:
-    """A reference clip: its codes, and what is said in it (normalised, may be unknown)."""
-
-    codes: tuple[int, ...]
-    transcript: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class VoiceClip:
-    """A reference clip in a checkpoint that has not been encoded yet."""
-
-    path: Path
-    transcript: str
-
-
-@dataclass(frozen=True, slots=True)
-class Voice:
-    """What makes a model speak like somebody: a control token of its own, a speaker's name in
-    the prompt, or a prompt to imitate, which may still be a clip. None: the model's own choice.
-    """
-
-    name: str
-    display_name: str = ""
-    language_codes: tuple[str, ...] = ()
-    control_token: str = ""
-    speaker: str = ""
-    prompt: VoicePrompt | None = None
-    clip: VoiceClip | None = None
-    is_builtin: bool = False
-    consent: str = ""  # what the creator stated about the speaker's agreement
-
-    @property
-    def num_bytes(self) -> int:
-        """About what keeping it costs."""
-        texts = (self.name, self.display_name, self.consent, *self.language_codes)
-        prompt = self.prompt or VoicePrompt(())
-        size = sum(len(text.encode()) for text in (*texts, prompt.transcript))
-        return size + BYTES_PER_CODE * len(prompt.codes)
-
-    def speaks(self, language_code: str) -> bool:
-        """Whether the voice is for this BCP-47 language: "en" covers "en-US" and reverse."""
-        asked = language_code.lower()
-        return any(
-            own == asked or own.startswith(asked + "-") or asked.startswith(own + "-")
-            for own in map(str.lower, self.language_codes)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class VoiceSet:
-    """The voices that come with a checkpoint, and the name of the default one (empty: none)."""
-
-    voices: tuple[Voice, ...] = ()
-    default: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,79 +233,6 @@ def _alone_in(folder: Path | None) -> Iterator[None]:
         os.close(descriptor)
 
 
-def load_voices(path: Path) -> VoiceSet:
-    """The voices of a checkpoint's voices.json."""
-    values = read_json(path)
-    entries = values.get("voices")
-    if not isinstance(entries, list) or not entries:
-        raise CheckpointError(f"{path} lists no voices")
-    voices = tuple(_builtin_voice(path, entry) for entry in entries)
-    if len({voice.name for voice in voices}) != len(voices):
-        raise CheckpointError(f"{path}: two voices have the same name")
-    return VoiceSet(voices, str(values.get("default", voices[0].name)))
-
-
-def sample_voices(folder: Path) -> VoiceSet:
-    """A voice for each recording in a folder that has its transcript beside it: dave.wav, dave.txt.
-
-    The first by name is the default. None are found where there is no such folder.
-    """
-    voices = []
-    for audio in sorted(path for path in folder.glob("*") if path.suffix in SAMPLE_SUFFIXES):
-        text, name = audio.with_suffix(".txt"), audio.stem.lower()
-        if not text.is_file() or not VOICE_ID.fullmatch(name):
-            logger.warning("sample %s is not used: it needs a voice's name and a .txt", audio)
-            continue
-        clip = VoiceClip(audio, text.read_text(encoding="utf-8").strip())
-        voices.append(Voice(name, name.capitalize(), clip=clip, is_builtin=True))
-    return VoiceSet(tuple(voices), voices[0].name if voices else "")
-
-
-def _builtin_voice(path: Path, entry: Any) -> Voice:
-    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        raise CheckpointError(f"{path}: every voice needs a name")
-    name, unknown = entry["name"], sorted(entry.keys() - _BUILTIN_KEYS)
-    if not VOICE_ID.fullmatch(name):
-        raise CheckpointError(f"{path}: '{name}' is no voice name")
-    if unknown:
-        raise CheckpointError(f"{path}: voice '{name}' has unknown keys: {', '.join(unknown)}")
-    return Voice(
-        name=name,
-        display_name=str(entry.get("display_name", name)),
-        language_codes=tuple(entry.get("language_codes", ())),
-        control_token=str(entry.get("control_token", "")),
-        speaker=str(entry.get("speaker", "")),
-        prompt=_builtin_prompt(path, entry),
-        clip=_builtin_clip(path, entry),
-        is_builtin=True,
-    )
-
-
-def _builtin_prompt(path: Path, entry: Mapping[str, Any]) -> VoicePrompt | None:
-    if "codes" not in entry:
-        return None
-    return VoicePrompt(_codes(path, entry["codes"]), str(entry.get("transcript", "")))
-
-
-def _builtin_clip(path: Path, entry: Mapping[str, Any]) -> VoiceClip | None:
-    """`audio` names a file beside voices.json; nothing outside that folder is read."""
-    if "audio" not in entry:
-        return None
-    audio, transcript = path.parent / str(entry["audio"]), str(entry.get("transcript", ""))
-    if not audio.resolve().is_relative_to(path.parent.resolve()) or not audio.is_file():
-        raise CheckpointError(f"{path}: there is no {entry['audio']} beside it")
-    if not transcript:
-        raise CheckpointError(f"{path}: voice '{entry['name']}' has audio but no transcript")
-    return VoiceClip(audio, transcript)
-
-
-def _codes(path: Path, values: Any) -> tuple[int, ...]:
-    codes = tuple(values)
-    if not all(type(code) is int and code >= 0 for code in codes) or not codes:
-        raise CheckpointError(f"{path}: codes must be whole numbers")
-    return codes
-
-
 def _to_json(voice: Voice) -> dict[str, Any]:
     values = asdict(voice)
     return {key: values[key] for key in _CREATED_KEYS}
@@ -366,7 +242,7 @@ def _from_json(path: Path) -> Voice:
     values = read_json(path)
     try:
         prompt = values["prompt"]
-        codes = _codes(path, prompt["codes"])
+        codes = whole_codes(path, prompt["codes"])
         if values["name"] != path.stem:
             raise CheckpointError(f"{path}: holds the voice '{values['name']}'")
         return Voice(

@@ -134,8 +134,8 @@ def test_created_voices_are_bounded(neutts: Service) -> None:
     serve_and(neutts, ask)
 
 
-def test_the_count_and_the_bytes_of_created_voices_have_limits(llasa: Path) -> None:
-    server = ServerConfig(max_voices=2, max_voice_bytes=600)
+def test_the_count_and_the_bytes_of_created_voices_have_limits(llasa: Path, tmp_path: Path) -> None:
+    server = ServerConfig(max_voices=2, max_voice_bytes=600, voice_folder=tmp_path / "voices")
     service = create_service(configured(llasa), server)
 
     async def ask(served: Serving) -> None:
@@ -152,6 +152,11 @@ def test_the_count_and_the_bytes_of_created_voices_have_limits(llasa: Path) -> N
 
     serve_and(service, ask)
     asyncio.run(service.client.close())
+    again = create_service(configured(llasa), server)
+    assert again.synthesizer is not None
+    names = [voice.name for voice in again.synthesizer.voices.voices()]
+    assert names == ["default", "one", "two"]
+    asyncio.run(again.client.close())
 
 
 def test_a_server_without_penalties_speaks_without_them(llasa: Path) -> None:
