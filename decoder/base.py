@@ -93,7 +93,8 @@ class CodecSpec:
 
     `receptive_field` is how many codes before a frame can change its samples (None: unbounded),
     `right_field` how many after it. `layout` is each code's codebook inside a frame; see above.
-    `recommended` is the streaming setup this codec was made for.
+    `recommended` is the streaming setup this codec was made for. With `keeps_state` a stream's
+    whole past is heard, whatever its buffer.
     """
 
     name: str
@@ -105,6 +106,7 @@ class CodecSpec:
     right_field: int | None = 0
     attention: AttentionKind = AttentionKind.BIDIRECTIONAL
     can_encode: bool = False
+    keeps_state: bool = False
     recommended: StreamingOptions = field(default_factory=StreamingOptions)
 
     @property

@@ -209,7 +209,7 @@ class Scale(nn.Module):
 
 
 class Codebook(nn.Module):
-    """Vectors as running sums and counts of their training; `initialized` comes along unused."""
+    """Vectors as running sums and counts of their training."""
 
     embed_sum: Tensor
     cluster_usage: Tensor
@@ -218,7 +218,6 @@ class Codebook(nn.Module):
         super().__init__()
         self.register_buffer("embed_sum", torch.randn(config.codebook_size, config.codebook_dim))
         self.register_buffer("cluster_usage", torch.ones(config.codebook_size))
-        self.register_buffer("initialized", torch.ones(1))
 
     def forward(self, codes: Tensor) -> Tensor:
         """codes [B, T] to [B, T, codebook_dim]."""

@@ -79,7 +79,7 @@ def finish_spec(spec: CodecSpec, source: CodecSource) -> CodecSpec:
         spec = replace(spec, recommended=recommended)
     validate_streaming(spec.recommended, spec)
     _check_crossfade(spec, options.crossfade_ms)
-    return replace(spec, can_encode=can_encode(source))
+    return replace(spec, can_encode=can_encode(source), keeps_state=options.stateful)
 
 
 def _check_crossfade(spec: CodecSpec, crossfade_ms: float) -> None:
@@ -125,7 +125,8 @@ def load_or_random(
     """The decoding network on its device with its weights, or seeded random ones in test mode.
 
     `theirs` maps the network's layer names to the checkpoint's, which may hold more: encoders.
-    `rename` brings other publications' names into that form; several mean equal parts.
+    `rename` brings other publications' names into that form; several mean equal parts, none that
+    the tensor is left out.
     """
     if source.weights is None and not source.test_mode:
         raise DecoderConfigError(
@@ -148,7 +149,7 @@ def load_network(
         layers = set(theirs.values())
         found = read_tensors(
             source.weights,
-            lambda name: layer_of(rename(name)[0]) in layers,
+            lambda name: any(layer_of(new) in layers for new in rename(name)),
             allow_pickle=source.allow_pickle,
         )
         tensors: dict[str, Tensor] = {}

@@ -308,6 +308,8 @@ def _has_relation(spec: CodecSpec) -> bool:
 
 
 def _is_below(num_codes: int, spec: CodecSpec) -> bool:
+    if spec.keeps_state:
+        return False
     return spec.receptive_field is None or num_codes < spec.receptive_field
 
 

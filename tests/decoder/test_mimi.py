@@ -20,6 +20,7 @@ from decoder import (
     create_decoder,
     mask_policy,
     render,
+    validate_streaming,
 )
 from tests.decoder.codecs import audio_of, changed_frames, random_codes, write_mimi
 from tests.decoder.toys import windows_of
@@ -127,6 +128,12 @@ def test_a_kept_state_begins_with_the_voice_prompt_or_the_carry(mimi, stateful) 
     carried = StreamingOptions((8,), buffer=24)
     got = kept_audio(stateful, codes, carried, carry=prompt, token_offset=24)
     assert same(got, whole)
+
+
+def test_who_keeps_a_state_needs_no_buffer(mimi, stateful) -> None:
+    options = StreamingOptions((4,), buffer=4, prepend=PrependPromptSpeechTokens.ONCE)
+    assert len(validate_streaming(options, mimi.spec)) == 2
+    assert validate_streaming(options, stateful.spec) == []
 
 
 def test_masks_change_nothing(mimi) -> None:
