@@ -48,6 +48,7 @@ class Sequence:
         "extend_end",
         "first_scheduled_s",
         "in_flight",
+        "last_processed",
         "lora",
         "max_outputs",
         "next_commit",
@@ -78,7 +79,7 @@ class Sequence:
         self.tokens = list(request.prompt_ids)
         self.prompt_len = len(self.tokens)  # as submitted: preemption does not change it
         self.output_ids: list[int] = []
-        self.max_outputs = request.sampling.max_tokens
+        self.limit_outputs(request.sampling.max_tokens)
         self.processed = 0
         self.active_end = 0
         self.extend_end = self.prompt_len  # tokens to be extended before decoding goes on
@@ -193,7 +194,7 @@ class Sequence:
         if (
             token in self.stop_ids
             or processed >= self.next_commit
-            or len(outputs) + 1 >= self.max_outputs
+            or processed >= self.last_processed
             or self.status is not _DECODING
             or self.cancel_requested
             or self.pause_requested
@@ -232,7 +233,7 @@ class Sequence:
         if (
             token in self.stop_ids
             or self.processed >= self.next_commit
-            or len(outputs) >= self.max_outputs
+            or self.processed >= self.last_processed
             or self.status is not _DECODING
             or self.cancel_requested
             or self.token_s is None
@@ -290,7 +291,13 @@ class Sequence:
 
     def limit_length(self, max_length: int) -> None:
         """End the sequence at `max_length` tokens in all, if not before."""
-        self.max_outputs = min(self.sampling.max_tokens, max_length - self.prompt_len)
+        self.limit_outputs(min(self.sampling.max_tokens, max_length - self.prompt_len))
+
+    def limit_outputs(self, max_outputs: int) -> None:
+        """End the sequence when it has so many."""
+        self.max_outputs = max_outputs
+        # Tokens with KV when the last of them is sampled: the one just fed is before it.
+        self.last_processed = self.prompt_len + max_outputs - 1
 
     def was_scheduled(self, now: float) -> None:
         """Note when the first of the prompt was fed."""

@@ -38,25 +38,40 @@ class _Draft:
         self.num_prompts = 0
         self.num_steps = 1
 
-    def add_decode_row(self, sequence: Sequence) -> None:
-        processed = sequence.processed
-        sequence.active_end = processed + 1
-        sequence.in_flight += 1
-        row = (
-            sequence.request_id,
-            (sequence.tokens[-1],),
-            processed,
-            sequence.pages,
-            False,
-            True,
-            sequence.sampling,
-            sequence.output_ids,
-            sequence.lora,
-            False,
-        )
-        # In the loop over all rows of all steps: half as long as `ScheduledRow(...)`.
-        self.rows.append(_new(ScheduledRow, row))
-        self.sequences.append(sequence)
+    def add_decode_rows(
+        self,
+        candidates: list[Sequence],
+        page_size: int,
+        grow: Callable[[Sequence, _Draft], bool],
+    ) -> None:
+        """Add a row for each that has the pages, or can `grow`.
+
+        The loop over all rows of all steps: nothing is called in it that need not be.
+        """
+        rows, sequences, decoding = self.rows, self.sequences, SequenceStatus.DECODING
+        for sequence in candidates:
+            if sequence.status is not decoding:
+                continue  # it gave its pages to an older one
+            start = sequence.processed
+            lacks_pages = start + self.num_steps > len(sequence.pages) * page_size
+            if lacks_pages and not grow(sequence, self):
+                continue
+            sequence.active_end = start + 1
+            sequence.in_flight += 1
+            row = (
+                sequence.request_id,
+                (sequence.tokens[-1],),
+                start,
+                sequence.pages,
+                False,
+                True,
+                sequence.sampling,
+                sequence.output_ids,
+                sequence.lora,
+                False,
+            )
+            rows.append(_new(ScheduledRow, row))  # half as long as `ScheduledRow(...)`
+            sequences.append(sequence)
 
     def add_prompt(self, sequence: Sequence, num_tokens: int) -> None:
         sequence.activate(num_tokens)
@@ -146,17 +161,7 @@ class BatchPlanner:
     def _add_decode_rows(self, draft: _Draft, in_order: Iterable[Sequence]) -> None:
         candidates = list(itertools.islice(in_order, self._limits.max_batch_size))
         draft.num_steps = self._num_steps(candidates)
-        page_size, decoding, add_row = (
-            self._kv.page_size,
-            SequenceStatus.DECODING,
-            draft.add_decode_row,
-        )
-        for sequence in candidates:
-            if sequence.status is not decoding:
-                continue  # it gave its pages to an older one
-            num_positions = sequence.processed + draft.num_steps
-            if num_positions <= len(sequence.pages) * page_size or self._grow(sequence, draft):
-                add_row(sequence)
+        draft.add_decode_rows(candidates, self._kv.page_size, self._grow)
         context_tokens = 0
         if self._limits.max_total_tokens is not None:
             context_tokens = sum(draft.budget.context_cost(row.context_len) for row in draft.rows)
