@@ -33,8 +33,9 @@ class TokenSpelling(Protocol):
 
 MAX_CACHED_GRAMMARS = 64
 MAX_SCHEMA_CHARACTERS = 65_536
-# White space is free between JSON's own signs, but a model must not get lost in it.
-JSON_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
+# What printers of JSON write between its signs: a blank, or a new line and its indentation. With
+# free white space a weak model gets lost in it.
+JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \t]|\r?\n[ \t]{0,32}"}
 NOTHING_FITS = "json_schema: no token of this model goes on with the document"
 
 

@@ -343,3 +343,16 @@ def test_stop_ids_are_needed(checkpoint: Path) -> None:
     with pytest.raises(ValueError, match="model's tokenizer"):
         TextGenerationPipeline(config(checkpoint))
     assert {END_OF_SPEECH, END_OF_TEXT} == set(pipeline.eos_token_ids)
+
+
+def test_white_space_is_that_of_printers(structured: StructuredOutput) -> None:
+    """Whatever json.dumps writes fits; a second blank after the first does not."""
+    value = {"x": 7, "name": "süd", "tags": [True, False]}
+    for indent in (None, 0, 2, 8, "\t"):
+        structured.release(json.dumps(POINT))
+        document = json.dumps(value, indent=indent, ensure_ascii=False).encode()
+        for place, byte in enumerate(document):
+            assert byte in allowed(structured, schema_row(POINT, list(document[:place])))
+        assert set(STOPS) == allowed(structured, schema_row(POINT, list(document)))
+    structured.release(json.dumps(POINT))
+    assert ord(" ") not in allowed(structured, schema_row(POINT, list(b"{ ")))
