@@ -22,6 +22,7 @@ from llm.batch import (
 )
 from llm.layers.linear import Linear
 from llm.layers.norm import RMSNorm
+from llm.memory_copy import to_device
 from llm.models.base import PipelineModel
 from llm.models.session import EngineSession
 from llm.sampling.log_probabilities import (
@@ -115,7 +116,8 @@ class CausalModel(PipelineModel[ScheduledRow]):
             logits = self._logits(wanted)
             offsets = model_inputs.logit_offsets
             last = [offsets[row + 1] - 1 for row in model_inputs.sampling_rows]
-            next_token_logits = logits if len(last) == len(logits) else logits[last]
+            is_all = len(last) == len(logits)
+            next_token_logits = logits if is_all else logits[_index(last, logits.device)]
             return ModelOutputs(
                 logits, next_token_logits, offsets, self._returned_states(hidden, model_inputs)
             )
@@ -196,4 +198,8 @@ def _last_rows(batch: ForwardBatch, wanted: Sequence[int]) -> Tensor | None:
     rows = [
         token for end, count in zip(ends, wanted, strict=True) for token in range(end - count, end)
     ]
-    return batch.positions.new_tensor(rows)
+    return _index(rows, batch.positions.device)
+
+
+def _index(rows: Sequence[int], device: torch.device) -> Tensor:
+    return to_device(torch.tensor(rows, dtype=torch.int64), device)

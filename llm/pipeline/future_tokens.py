@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from llm.batch import ScheduledRow
+from llm.memory_copy import to_device
 from llm.sequence import FUTURE_TOKEN
 
 
@@ -52,9 +53,8 @@ class FutureTokens:
     def fill(self, input_ids: Tensor, sampled: Tensor) -> None:
         """Put sampled [rows before] into input_ids [T]. Nothing is waited for."""
         if self:
-            device = input_ids.device
-            places = torch.tensor(self.places, device=device)
-            sources = torch.tensor(self.sources, device=device)
+            pairs = torch.tensor([self.places, self.sources])
+            places, sources = to_device(pairs, input_ids.device)
             input_ids[places] = sampled[sources].to(input_ids.dtype)
 
 

@@ -79,7 +79,7 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         """`disable_overlap`: wait for each batch in the call that starts it.
 
         Raises `ValueError` for a device that does its work at once, unless overlap is disabled,
-        and for an embedding model; also what the interface raises.
+        and for models without pages or tokens; also what the interface raises.
         """
         device = torch.device(pipeline_config.model.device_specs[0])
         stream = create_stream(device) if stream is None else stream
@@ -95,6 +95,8 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         )
         if not self.runner.is_generation:
             raise ValueError("an embedding model generates nothing: there is nothing to overlap")
+        if not self.runner.loaded_model.uses_kv_pool:
+            raise ValueError("a model that keeps its own cache cannot be run ahead of its results")
         self._is_disabled = disable_overlap
         self._pending: AsyncBatch | None = None
 

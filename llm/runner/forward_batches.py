@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from llm.batch import ForwardBatch, ForwardMode, ScheduledRow
+from llm.memory_copy import to_device
 
 
 def batch_of_rows(
@@ -15,7 +16,7 @@ def batch_of_rows(
 ) -> ForwardBatch:
     """Row b feeds its tokens at the positions from its `start` on."""
     numbers = _decoded(rows, page_size) if mode.is_decode else _extended(rows, page_size)
-    input_ids, positions, slot_mapping = torch.from_numpy(numbers).to(device).unbind(0)
+    input_ids, positions, slot_mapping = to_device(torch.from_numpy(numbers), device)
     return ForwardBatch(
         mode=mode,
         request_ids=tuple(row.request_id for row in rows),

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from llm.batch import ScheduledRow
+from llm.memory_copy import to_device
 from llm.request import SamplingParams
 from llm.sampling.candidates import Candidates, candidates
 from llm.sampling.logits import (
@@ -103,10 +104,10 @@ class Sampler:
             [p.temperature, p.top_p if p.top_p < 1 else KEEP_ALL, p.min_p, float(uniform[place])]
             for p, place in zip(params, places, strict=True)
         ]
-        table = torch.tensor(numbers, dtype=torch.float64).to(self._device)
+        table = to_device(torch.tensor(numbers, dtype=torch.float64), self._device)
         index = None
         if len(places) != len(rows):
-            index = torch.tensor(places).to(self._device)
+            index = to_device(torch.tensor(places), self._device)
         temperature, top_p, min_p, uniforms_ = table.split(1, dim=1)
         cuts = any(p.top_p < 1 or p.min_p > 0 for p in params)
         return Group(*key, index, DrawParameters(temperature, top_p, min_p, uniforms_, cuts))
@@ -123,8 +124,11 @@ class Sampler:
             return None
         rows_ids_counts = np.concatenate([entry[0] for entry in entries]).T
         factors = np.concatenate([entry[1] for entry in entries]).T
-        places, ids, counts = torch.from_numpy(rows_ids_counts.copy()).to(self._device)
-        return Penalties(places, ids, counts, *torch.from_numpy(factors.copy()).to(self._device))
+        numbers = to_device(torch.from_numpy(rows_ids_counts.copy()), self._device)
+        places, ids, counts = numbers
+        return Penalties(
+            places, ids, counts, *to_device(torch.from_numpy(factors.copy()), self._device)
+        )
 
     def sample(self, logits: Tensor, plan: SamplingPlan) -> Tensor:
         """int32 [B] token ids for logits [B, V], which are left alone."""

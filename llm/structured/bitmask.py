@@ -18,6 +18,7 @@ import torch
 
 from llm.batch import ScheduledRow
 from llm.errors import RequestError
+from llm.memory_copy import to_device
 from llm.request import Request
 from llm.sampling.logits import TokenMask
 from llm.structured.grammar import GrammarCompiler, GrammarMatcher, TokenSpelling
@@ -97,8 +98,9 @@ class StructuredOutput:
             except RequestError as error:
                 own.fill(-1)
                 failures[rows[place].request_id] = str(error)
-        index = torch.tensor(places).to(self._device)
-        return StepMask(TokenMask(index, torch.from_numpy(words).to(self._device)), failures)
+        index = to_device(torch.tensor(places), self._device)
+        mask = TokenMask(index, to_device(torch.from_numpy(words), self._device))
+        return StepMask(mask, failures)
 
     def _fill(self, words: np.ndarray, row: ScheduledRow, sampled: Sequence[int]) -> None:
         stop_ids = row.sampling.stop_token_ids

@@ -10,6 +10,7 @@ import torch
 
 from llm.config import PipelineConfig
 from llm.engine import create_engine
+from llm.memory_copy import to_device
 from llm.request import Request, SamplingParams
 from llm.runner.device_stream import CudaStream
 
@@ -44,6 +45,23 @@ def generate(checkpoint: Path, **values: Any) -> dict[str, list[int]]:
 def test_the_same_tokens_as_without(tiny_checkpoint: Path) -> None:
     expected = generate(tiny_checkpoint)
     assert generate(tiny_checkpoint, enable_overlap_scheduler=True) == expected
+
+
+def test_uploading_does_not_wait_for_the_gpu() -> None:
+    stream = CudaStream()
+    matrix = torch.randn(4096, 4096, device="cuda")
+    host = torch.arange(10)
+
+    def work() -> torch.Tensor:
+        product = matrix
+        for _ in range(50):
+            product = product @ matrix / 64
+        return to_device(host, product.device)
+
+    copy = stream.download(stream.launch(work))
+    host.zero_()  # the copy was taken when it was asked for
+    assert not copy.is_ready
+    assert copy.wait().tolist() == list(range(10))
 
 
 def test_the_host_goes_on_while_the_gpu_works() -> None:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from llm import engine_steps
 from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow
-from llm.engine import Engine, assemble_engine, create_engine
+from llm.config import ModelConfig, PipelineConfig
 from llm.errors import RequestError
+from llm.models.auto import AutoModel
 from llm.models.llama import LlamaModel
 from llm.models.weights import WeightsFormat
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.pipeline.text_generation import TextGenerationPipeline
-from llm.request import FinishReason, Request, SamplingParams, TokenChunk
+from llm.request import Request, SamplingParams
 from llm.runner.device_stream import ImmediateStream, Launched
 from llm.sequence import FUTURE_TOKEN
-from tests.llm import test_create_engine as plain
 from tests.llm import test_structured as structured
 from tests.llm.late_stream import LateStream
 from tests.llm.llama_checkpoints import (
@@ -154,6 +150,14 @@ def test_an_embedding_model_has_nothing_to_overlap(tmp_path: Path) -> None:
         late(folder)
 
 
+def test_a_model_that_keeps_its_own_cache_cannot_run_ahead(checkpoint: Path) -> None:
+    cache = {"enable_prefix_caching": False}
+    model = ModelConfig(model_path=str(checkpoint), kv_cache=cache)
+    config = PipelineConfig(model=model, max_batch_size=1, enable_chunked_prefill=False)
+    with pytest.raises(ValueError, match="keeps its own cache"):
+        OverlapTextGenerationPipeline(config, AutoModel, stream=LateStream())
+
+
 def test_construction(checkpoint: Path) -> None:
     config = pipeline_config(checkpoint)
     names: list[str] = []
@@ -220,113 +224,6 @@ def test_penalties_wait_for_the_token_before_them(checkpoint: Path) -> None:
     assert pipeline.execute(EMPTY).token_ids["a"] == second
 
 
-def overlapping(config: Any, tokenizer: Any = None) -> tuple[Engine, LateStream]:
-    stream = LateStream()
-    pipeline = OverlapTextGenerationPipeline(config, tokenizer=tokenizer, stream=stream)
-    return assemble_engine(pipeline, config), stream
-
-
-@pytest.fixture(scope="module")
-def alone(tiny_checkpoint: Path) -> plain.Results:
-    engine = create_engine(plain.config(tiny_checkpoint, prefix_caching=False))
-    engine.start()
-    results = plain.run(engine, together=False)
-    engine.shutdown()
-    return results
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {},
-        {"max_batch_input_tokens": 24},
-        {"num_pages": 14, "max_batch_input_tokens": 64},
-        {"num_pages": 14, "prefix_caching": False},
-        {"enable_in_flight_batching": False, "max_batch_input_tokens": 32},
-        {"num_pages": 14, "pausing": True},
-    ],
-    ids=str,
-)
-def test_the_same_tokens_as_without(
-    tiny_checkpoint: Path, alone: plain.Results, values: dict[str, Any]
-) -> None:
-    kept = {key: value for key, value in values.items() if key != "pausing"}
-    engine, _ = overlapping(plain.config(tiny_checkpoint, **kept))
-    engine.start()
-    try:
-        found = plain.run(engine, together=True, pausing=values.get("pausing", False))
-        assert found == alone
-        assert engine.drain(5)
-        assert engine.stats().used_pages == 0
-    finally:
-        engine.shutdown()
-
-
-def finish(engine: Engine, asked: Sequence[Request]) -> dict[str, list[TokenChunk]]:
-    streams = [engine.submit(request) for request in asked]
-    engine.start()
-    found = {stream.request_id: list(stream) for stream in streams}
-    engine.shutdown()
-    return found
-
-
-def test_two_batches_are_under_way_at_once(tiny_checkpoint: Path) -> None:
-    engine, stream = overlapping(plain.config(tiny_checkpoint))
-    sampling = SamplingParams(max_tokens=6, ignore_eos=True)
-    finish(engine, [Request(name, (1, 2), sampling) for name in "ab"])
-    assert stream.most_queued == 6  # a forward, a sampling and a copy, twice
-    assert stream.log == ["launch", "launch"] + ["launch", "launch", "wait"] * 5 + ["wait"]
-
-
-def test_a_steps_time_is_counted_for_the_batch_that_was_waited_for(
-    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a clock that only the device's work moves on, one second for each piece of it."""
-    engine, stream = overlapping(plain.config(tiny_checkpoint))
-    clock = SimpleNamespace(perf_counter=lambda: float(stream.done))
-    monkeypatch.setattr(engine_steps, "time", clock)
-    finish(engine, [Request("a", (1, 2), SamplingParams(max_tokens=4, ignore_eos=True))])
-    spent = {kind.mode: kind.execute_s for kind in engine.stats().batches}
-    # The call that launched the prompt took no time at all; each was waited for by the next.
-    assert (spent[ForwardMode.EXTEND].count, spent[ForwardMode.EXTEND].total) == (1, 3.0)
-    assert (spent[ForwardMode.DECODE].count, spent[ForwardMode.DECODE].total) == (3, 9.0)
-
-
-def test_structured_output_overlaps(tmp_path: Path) -> None:
-    """Constrained and free rows in one batch, a schema that cannot be met among them."""
-    folder = structured.build_text_checkpoint(tmp_path / "text")
-    config = structured.config(folder)
-    asked = structured.requests()
-    expected = finish(create_engine(config, structured.BYTES), asked)
-    engine, _ = overlapping(config, structured.BYTES)
-    found = finish(engine, asked)
-    for name, chunks in expected.items():
-        assert structured.tokens(found[name]) == structured.tokens(chunks), name
-        assert found[name][-1].finish_reason is chunks[-1].finish_reason
-    for index, schema in enumerate(structured.SCHEMAS):
-        text = bytes(structured.tokens(found[f"bound{index}"]))
-        assert structured.is_valid(json.loads(text), schema)
-    pipeline = engine.pipeline
-    assert isinstance(pipeline, OverlapTextGenerationPipeline)
-    assert pipeline.structured.num_matchers == 0
-
-
-def test_a_request_whose_grammar_breaks_fails_alone(tmp_path: Path) -> None:
-    folder = structured.build_text_checkpoint(tmp_path / "text")
-    engine, _ = overlapping(structured.config(folder), structured.Spelling([b"a"] * 256))
-    free, bound = structured.requests()[:2]
-    chunks = finish(engine, [free, bound])
-    assert chunks[bound.request_id][-1].finish_reason is FinishReason.ERROR
-    assert chunks[free.request_id][-1].finish_reason is not FinishReason.ERROR
-
-
-def test_log_probabilities_are_refused_when_they_are_asked_for(tiny_checkpoint: Path) -> None:
-    engine, _ = overlapping(plain.config(tiny_checkpoint))
-    with pytest.raises(RequestError, match="log-probabilities"):
-        engine.submit(Request("a", (1,), SamplingParams(top_logprobs=1)))
-    engine.shutdown()
-
-
 def test_a_value_is_not_known_before_the_work_has_run() -> None:
     stream = LateStream()
     five = stream.launch(lambda: torch.tensor([5]))
@@ -369,14 +266,3 @@ def test_empty_batches_are_run_when_asked_for(checkpoint: Path) -> None:
     pipeline.execute(EMPTY)
     # Two prompts, and the idle pass between them; nobody has waited for the second idle one.
     assert pipeline.runner.forward_pass_id == before + 3
-
-
-def test_the_configuration_chooses(tiny_checkpoint: Path, alone: plain.Results) -> None:
-    """By force on the CPU: the overlap pipeline, which then waits for each step."""
-    config = plain.config(tiny_checkpoint, enable_overlap_scheduler=True, force=True)
-    engine = create_engine(config)
-    assert isinstance(engine.pipeline, OverlapTextGenerationPipeline)
-    assert not engine.pipeline.overlap_active
-    engine.start()
-    assert plain.run(engine, together=True) == alone
-    engine.shutdown()

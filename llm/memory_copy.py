@@ -1,0 +1,18 @@
+"""`to_device`: values of the host for a device that may be busy."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device; on the CPU itself.
+
+    For a GPU it goes through pinned memory, behind the work that is queued there, and the host
+    does not wait: a copy from ordinary memory would wait for all of that work. torch keeps the
+    pinned memory until the copy has been made.
+    """
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
