@@ -16,7 +16,7 @@ from tests.llm.adapters import merge, write_adapter
 from tests.llm.llama_checkpoints import SMALL, pipeline_config, random_ids, write_llama
 from tests.llm.test_embeddings import vectors, write_modules
 from tests.llm.test_lora import lora, run, tokens
-from tests.llm.test_overlap import overlapping
+from tests.llm.test_overlap_engine import overlapping
 
 ASKED = [
     Request(
