@@ -51,6 +51,16 @@ class ChatTemplate:
         self._tokens = dict(tokens or {})
         self._compiled: Template | None = None
 
+    def compiled(self) -> Template:
+        """The template, compiled once. Raises CheckpointError when it is broken."""
+        from jinja2 import TemplateError
+
+        try:
+            self._compiled = self._compiled or self._compile()
+        except TemplateError as error:
+            raise CheckpointError(f"the chat template fails: {error}") from error
+        return self._compiled
+
     def render(self, messages: Sequence[ChatMessage], **values: str) -> str:
         """The prompt up to where the assistant begins to write; `values` are named in it.
 
@@ -59,10 +69,10 @@ class ChatTemplate:
         """
         from jinja2 import TemplateError
 
+        template = self.compiled()
         turns = [{"role": m.role.value, "content": m.content} for m in messages]
         try:
-            self._compiled = self._compiled or self._compile()
-            return self._compiled.render(
+            return template.render(
                 messages=turns,
                 add_generation_prompt=True,
                 tools=None,

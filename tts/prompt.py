@@ -51,6 +51,11 @@ class PromptBuilder:
         """Whether the checkpoint has a chat template."""
         return self._chat is not None
 
+    def check_chat(self) -> None:
+        """Raise CheckpointError for a chat template that is broken, before anybody chats."""
+        if self._chat is not None:
+            self._chat.compiled()
+
     def speech_prompt(self, text: str, voice: Voice) -> tuple[int, ...]:
         """Prompt ids after which the model speaks `text` (normalised) in `voice`."""
         if self.family is None or self.vocabulary is None:

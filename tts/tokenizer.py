@@ -28,6 +28,7 @@ class TextTokenizer:
 
     def __init__(self, path: Path) -> None:
         data = read_json(path)
+        _check_model(data.get("model"), path)
         added = data.get("added_tokens") or []
         self._control_ids: dict[str, int] = {token["content"]: token["id"] for token in added}
         self._hidden_ids = {token["id"] for token in added if token.get("special")}
@@ -137,6 +138,19 @@ class TextTokenizer:
 
     def _is_prefix(self, text: str) -> bool:
         return any(name.startswith(text) for name in self._control_ids)
+
+
+def _check_model(model: Any, path: Path) -> None:
+    """The library's own errors say nothing of the file."""
+    lists = {"Unigram": list}
+    kind = model.get("type", "BPE") if isinstance(model, dict) else None
+    if kind not in ("BPE", "Unigram", "WordPiece", "WordLevel"):
+        raise CheckpointError(f"{path} has no tokenizer model that is known ({kind})")
+    has_merges = kind != "BPE" or isinstance(model.get("merges"), list)
+    if not has_merges or not isinstance(model.get("vocab"), lists.get(kind, dict)):
+        raise CheckpointError(
+            f"{path}: the vocabulary or the merges of its {kind} model are broken"
+        )
 
 
 def _lengths_by_first(names: Iterable[str]) -> dict[str, tuple[int, ...]]:

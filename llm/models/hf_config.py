@@ -67,6 +67,20 @@ class HuggingFaceConfig:
             raise CheckpointError(f"{self.path} has no '{key}'")
         return value
 
+    def size(self, key: str, default: int | None = None) -> int:
+        """A key's value, which must be a positive whole number."""
+        value = self.require(key) if default is None else self.get(key, default)
+        if type(value) is not int or value < 1:
+            raise CheckpointError(f"{self.path}: {key}={value!r} must be a positive whole number")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """A key's value, which must be a number."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise CheckpointError(f"{self.path}: {key}={value!r} must be a number")
+        return float(value)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
@@ -84,21 +98,21 @@ class ModelShape:
     def read(cls, config: HuggingFaceConfig) -> ModelShape:
         """Raises `CheckpointError` naming a key that is missing or does not fit."""
         text = config.text_config
-        hidden_size, num_heads = text.require("hidden_size"), text.require("num_attention_heads")
-        num_kv_heads = text.get("num_key_value_heads", num_heads)
+        hidden_size, num_heads = text.size("hidden_size"), text.size("num_attention_heads")
+        num_kv_heads = text.size("num_key_value_heads", num_heads)
         if num_heads % num_kv_heads:
             raise CheckpointError(
                 f"{text.path}: num_attention_heads={num_heads} must be a multiple of "
                 f"num_key_value_heads={num_kv_heads}"
             )
         return cls(
-            vocab_size=text.require("vocab_size"),
+            vocab_size=text.size("vocab_size"),
             hidden_size=hidden_size,
-            num_layers=text.require("num_hidden_layers"),
+            num_layers=text.size("num_hidden_layers"),
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
-            head_dim=text.get("head_dim", hidden_size // num_heads),
-            max_positions=text.get("max_position_embeddings", 4096),
+            head_dim=text.size("head_dim", hidden_size // num_heads),
+            max_positions=text.size("max_position_embeddings", 4096),
         )
 
 

@@ -38,8 +38,8 @@ class LlamaConfig:
         longest = shape.max_positions
         return cls(
             shape=shape,
-            intermediate_size=text.require("intermediate_size"),
-            norm_epsilon=text.get("rms_norm_eps", 1e-6),
+            intermediate_size=text.size("intermediate_size"),
+            norm_epsilon=text.number("rms_norm_eps", 1e-6),
             is_head_tied=bool(text.get("tie_word_embeddings", False)),
             rotary=rotary,
             max_positions=scaling.max_positions(longest) if scaling else longest,

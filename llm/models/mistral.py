@@ -16,5 +16,7 @@ class MistralModel(LlamaModel):
     def read_config(cls, config: HuggingFaceConfig) -> LlamaConfig:
         """See `LlamaModel`."""
         read = LlamaConfig.read(config)
-        window = config.text_config.get("sliding_window")
-        return replace(read, windows=(window,) * read.shape.num_layers if window else ())
+        text = config.text_config
+        if text.get("sliding_window") is None:
+            return read
+        return replace(read, windows=(text.size("sliding_window"),) * read.shape.num_layers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from llm.errors import CheckpointError
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.llama import LlamaModel
 from llm.models.llama_config import LlamaConfig
@@ -26,11 +27,15 @@ def qwen_windows(config: HuggingFaceConfig, num_layers: int) -> tuple[int | None
     """Windows by layer: off unless `use_sliding_window`, then for the layers that `layer_types`
     names, or (older files) those from `max_window_layers` on.
     """
-    window = config.get("sliding_window")
-    if not config.get("use_sliding_window", False) or not window:
+    if not config.get("use_sliding_window", False) or config.get("sliding_window") is None:
         return ()
+    window = config.size("sliding_window")
     kinds = config.get("layer_types")
     if kinds is None:
-        first = config.get("max_window_layers", 28)
+        first = config.number("max_window_layers", 28)
         kinds = [SLIDING if layer >= first else "" for layer in range(num_layers)]
+    if len(kinds) != num_layers:
+        raise CheckpointError(
+            f"{config.path}: layer_types names {len(kinds)} layers, there are {num_layers}"
+        )
     return tuple(window if kind == SLIDING else None for kind in kinds)

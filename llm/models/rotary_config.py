@@ -26,7 +26,9 @@ def read_rotary(config: HuggingFaceConfig, shape: ModelShape) -> RotaryConfig:
     Raises `CheckpointError` naming a kind that is not known or a key that it lacks.
     """
     keys = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = float(keys.get("rope_theta") or config.get("rope_theta", 10000.0))
+    if not isinstance(keys, dict):
+        raise CheckpointError(f"{config.path}: rotary scaling must be an object, not {keys!r}")
+    theta = float(keys.get("rope_theta") or config.number("rope_theta", 10000.0))
     kind = keys.get("rope_type") or keys.get("type") or "default"
     if kind == "default":
         return RotaryConfig(shape.head_dim, theta)
@@ -40,6 +42,8 @@ def read_rotary(config: HuggingFaceConfig, shape: ModelShape) -> RotaryConfig:
         return RotaryConfig(shape.head_dim, theta, _SCALINGS[kind](given, shape.max_positions))
     except KeyError as error:
         raise CheckpointError(f"{config.path}: rotary scaling '{kind}' has no {error}") from error
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise CheckpointError(f"{config.path}: rotary scaling '{kind}': {error}") from error
 
 
 def _linear(keys: Mapping[str, Any], max_positions: int) -> RotaryScaling:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import json
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from llm import CheckpointError, ConfigError
 from tests.tts.serving import Serving, reason_of, serve_and, stream_request
 from tests.tts.text_models import WRITERS
 from tts import serve
 from tts.factory import Service, create_service
+from tts.processes.calls import warm_up
 from tts.v1 import common_pb2, speech_pb2
 from tts.v1 import text_pb2 as pb
 
@@ -136,3 +140,75 @@ def test_it_does_not_speak(model: Model) -> None:
             assert reason_of(caught.value)
 
     serve_and(model.service, ask)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def change(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), r"tokenizer\.json is missing"),
+    "half a tokenizer": (lambda f: truncate(f / "tokenizer.json"), r"tokenizer\.json cannot be"),
+    "an empty tokenizer": (
+        lambda f: (f / "tokenizer.json").write_text("{}"),
+        r"tokenizer\.json has no tokenizer model",
+    ),
+    "an odd tokenizer": (
+        lambda f: change(f / "tokenizer.json", model={"type": "BPE", "vocab": [1], "merges": []}),
+        "merges of its BPE model are broken",
+    ),
+    "no config": (lambda f: (f / "config.json").unlink(), r"cannot read .*config\.json"),
+    "sizes in words": (
+        lambda f: change(f / "config.json", hidden_size="64"),
+        "hidden_size='64' must be a positive whole number",
+    ),
+    "no heads": (
+        lambda f: change(f / "config.json", num_attention_heads=0),
+        "num_attention_heads=0 must be a positive",
+    ),
+    "another size": (
+        lambda f: change(f / "config.json", hidden_size=128),
+        "embed_tokens.weight' is",
+    ),
+    "half the weights": (lambda f: truncate(f / "model.safetensors"), r"cannot read 'model\."),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), r"neither model\.safetensors nor"),
+    "a web page": (
+        lambda f: (f / "model.safetensors").write_text("<html>not found</html>"),
+        "is not a safetensors file",
+    ),
+    "a broken template": (
+        lambda f: (f / "chat_template.jinja").write_text("{% for %}"),
+        "the chat template fails",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return WRITERS["qwen"](tmp_path_factory.mktemp("whole") / "qwen")
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_folder_is_told_before_anything_is_served(
+    whole: Path, tmp_path: Path, what: str
+) -> None:
+    spoil, message = BROKEN[what]
+    folder = Path(shutil.copytree(whole, tmp_path / "broken"))
+    spoil(folder)
+    flags = ["--model", str(folder), "--model.kv-cache.num-pages", "8"]
+    with pytest.raises((CheckpointError, ConfigError), match=message):
+        read_and_load(flags)
+
+
+def read_and_load(flags: list[str]) -> None:
+    """What `tts.serve` does before it takes calls."""
+    config = serve.read_config(serve.build_parser().parse_args(flags)).model
+    service = create_service(config)
+    try:
+        asyncio.run(warm_up(service))
+    finally:
+        asyncio.run(service.client.close())

@@ -73,7 +73,11 @@ async def serve_in_process(config: ServeConfig, folder: Path | None = None) -> i
 
 
 async def warm_up(service: Service) -> None:
-    """Speak a word to nobody: the first call pays for no lazy import and no first allocation."""
+    """Speak a word to nobody: the first call pays for no lazy import and no first allocation.
+
+    Raises CheckpointError for what only a first call would show.
+    """
+    service.prompts.check_chat()
     if service.synthesizer is not None:
         sampling = SamplingOverrides(seed=0, max_tokens=WARM_UP_CODES)
         await service.synthesizer.synthesize(SpeechRequest("Ready.", sampling=sampling))
