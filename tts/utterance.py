@@ -193,6 +193,7 @@ class SpeechStream:
             plan.max_segment_codes,
             math.ceil(rate * (LONGEST_START_S + LONGEST_S_PER_CHARACTER * length)),
         )
+        own = self._vocabulary.whole_frames(own)
         left = own
         if plan.max_tokens is not None:
             left = min(left, plan.max_tokens - self._num_codes)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 
 import grpc
+import pytest
 
 from llm import FinishReason, Request
-from tests.tts.families import Running, exactly
+from tests.tts.families import CASES, Running, exactly
 from tests.tts.serving import (
     Serving,
     error_of,
@@ -70,6 +72,22 @@ def test_without_an_end_it_stops_with_a_warning(running: Running) -> None:
         assert done.finish_reason == common_pb2.FINISH_REASON_LENGTH
         assert list(done.warnings) == ["segment 0 hit the audio cap"]
         assert done.usage.output_tokens == 20 - 20 % per_frame
+
+    serve_and(running.service, ask)
+
+
+@pytest.mark.parametrize("running", CASES[:1], indirect=True, ids=lambda case: case.name)
+def test_a_segment_without_an_end_does_not_end_the_others(running: Running) -> None:
+    """Each stops at the length that its own text allows: 2 s, and 0.25 s for a character."""
+    rate, per_frame = running.case.codes_per_second, running.vocabulary.codes_per_frame
+    caps = [math.ceil(rate * (2 + 0.25 * len(text))) for text in ("Go.", "Stop.")]
+
+    async def ask(served: Serving) -> None:
+        endless = common_pb2.SamplingParams(seed=7, min_tokens=1000)
+        values = {"voice": running.case.selection, "seed": None, "sampling": endless}
+        done = (await hear(served, "Go. Stop.", **values)).done
+        assert done.usage.output_tokens == sum(cap - cap % per_frame for cap in caps)
+        assert list(done.warnings) == [f"segment {k} hit the audio cap" for k in range(2)]
 
     serve_and(running.service, ask)
 
