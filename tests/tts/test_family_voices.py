@@ -271,6 +271,20 @@ def test_neutts_without_the_phoneme_packages_says_what_to_install(
         find_family(neutts.prompts.family.checkpoint)
 
 
+def test_neutts_may_read_another_language(neutts: Service, tmp_path: Path) -> None:
+    assert neutts.prompts.family is not None
+    folder = neutts.prompts.family.checkpoint.folder
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).symlink_to(folder / name)
+    (tmp_path / "speech.json").write_text('{"family": "neutts", "language": "de"}')
+    family = find_family(Checkpoint(tmp_path))
+    assert family is not None
+    assert not family.traits.english_figures
+    vocabulary = family.vocabulary(ramp_spec(ramp_codec(24_000)))
+    ids = family.prompt(vocabulary, "ja", Voice("me", prompt=VoicePrompt((1,))))
+    assert family.tokenizer.decode(ids[34:-1]).startswith("jˈɑː")
+
+
 def test_an_espeak_that_does_not_know_the_language_is_an_error() -> None:
     with pytest.raises(CheckpointError, match="espeak-ng does not work"):
         EspeakPhonemes("xx-yy")

@@ -9,6 +9,7 @@ speaking without a voice prompt.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from decoder import CodecSpec
@@ -19,6 +20,7 @@ from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily
 from tts.vocabulary import SpeechTokens, SpeechVocabulary
 from tts.voices import Voice
 
+ENGLISH = "en-us"
 CODEBOOK_SIZE = 65_536
 INSTRUCTION = "user: Convert the text to speech:"
 ANSWER = "\nassistant:"
@@ -36,13 +38,18 @@ TRAITS = FamilyTraits(
 
 
 class NeuTTSFamily(SpeechFamily):
-    """Every voice is a reference clip: those of the checkpoint's `samples`, and created ones."""
+    """Every voice is a reference clip: those of the checkpoint's `samples`, and created ones.
+
+    `language` in speech.json is espeak-ng's name of another one than US English.
+    """
 
     name = "neutts"
+    overrides = SpeechFamily.overrides | {"language"}
 
     def __init__(self, checkpoint: Checkpoint) -> None:
+        self._language = str(checkpoint.speech.get("language", ENGLISH))
         super().__init__(checkpoint)
-        espeak = EspeakPhonemes("en-us")
+        espeak = EspeakPhonemes(self._language)
         self._phonemes = lru_cache(maxsize=256)(espeak.of_text)  # transcripts come again
         self._text_start, self._text_end = map(self.tokenizer.control_id, (TEXT_START, TEXT_END))
 
@@ -52,7 +59,7 @@ class NeuTTSFamily(SpeechFamily):
         return all(checkpoint.tokenizer.find(name) is not None for name in names)
 
     def own_traits(self) -> FamilyTraits:
-        return TRAITS
+        return replace(TRAITS, english_figures=self._language.startswith("en"))
 
     def vocabulary(self, spec: CodecSpec) -> SpeechVocabulary:
         self.check_codec(spec, CODEBOOK_SIZE)
