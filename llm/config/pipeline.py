@@ -53,8 +53,9 @@ class Session(Protocol):
 class PipelineConfig(StrictModel):
     """Configuration of the core. Keyword-only; frozen once resolved (which construction does).
 
-    Explicit keywords win over `config_file`. None that stay None after `resolve()`: `max_length`
-    (the model's limit), `max_batch_total_tokens` (no cap), `chat_template` (the tokenizer's own).
+    Explicit keywords win over `config_file`. What may stay None after `resolve()`: `max_length`
+    (the model's limit), `max_batch_total_tokens` (no cap), `chat_template` (the tokenizer's own),
+    `config_file` and `section_name` (no file), and the sections for what is not in use.
     """
 
     SECTION: ClassVar[str] = "pipeline_config"

@@ -299,6 +299,8 @@ def resolve_batch_limits(config: PipelineConfig) -> None:
         config.max_queue_size_tg = config.max_batch_size
     if config.min_batch_size_tg is None:
         config.min_batch_size_tg = config.max_queue_size_tg
+    if config.min_batch_size_tg is None:
+        config.min_batch_size_tg = config.max_queue_size_tg
     total, length = config.max_batch_total_tokens, config.max_length
     if total is not None and length is not None and total < length:
         raise ConfigError(

@@ -202,6 +202,30 @@ def test_resolving_fills_in_by_device() -> None:
     assert PipelineConfig(max_batch_input_tokens=8).max_batch_size == 8
 
 
+def test_what_is_unset_after_resolving_is_documented() -> None:
+    """Everything else has a value, whoever gave it."""
+    config = PipelineConfig()
+    unset = {name for name in PipelineConfig.model_fields if getattr(config, name) is None}
+    optional_sections = {"draft_model", "lora", "speculative"}
+    assert unset - optional_sections == {
+        "config_file",
+        "section_name",
+        "max_length",
+        "max_batch_total_tokens",
+        "chat_template",
+    }
+    text = PipelineConfig.__doc__ or ""
+    assert all(f"`{name}`" in text for name in unset - optional_sections)
+
+
+def test_queue_sizes_follow_the_batch() -> None:
+    config = PipelineConfig(max_batch_size=5)
+    assert (config.max_queue_size_tg, config.min_batch_size_tg) == (5, 5)
+    config = PipelineConfig(max_batch_size=5, max_queue_size_tg=9)
+    assert (config.max_queue_size_tg, config.min_batch_size_tg) == (9, 9)
+    assert PipelineConfig(min_batch_size_tg=3, max_queue_size_tg=9).min_batch_size_tg == 3
+
+
 def test_resolving_twice_changes_nothing() -> None:
     config = unresolved(max_batch_size=3)
     assert not config.is_resolved

@@ -105,6 +105,14 @@ def test_chat_template(
     assert PipelineConfig().retrieve_chat_template() is None
 
 
+def test_a_chat_template_in_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "chat.jinja").write_text("hello")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert PipelineConfig(chat_template="~/chat.jinja").retrieve_chat_template() == "hello"
+
+
 def test_a_chat_template_must_be_text(tmp_path: Path) -> None:
     path = tmp_path / "chat.jinja"
     path.write_bytes(b"\xff\xfe\xfa")

@@ -16,6 +16,7 @@ from decoder import AudioEncoding, AudioFormat, DecoderConfigError, PrependPromp
 from llm import CheckpointError, Request, SamplingParams
 from tests.fakes import build_tiny_checkpoint, tiny_config
 from training.vocabulary import END_OF_SPEECH, END_OF_TEXT
+from tts.chat import ChatMessage, ChatRole
 from tts.config import AudioGenerationConfig, ServerConfig, load_config
 from tts.factory import (
     Service,
@@ -195,6 +196,7 @@ from pathlib import Path
 from tts.factory import create_service
 from tts.model_values import complete_values
 assert "torch" not in sys.modules
+from tts.chat import ChatMessage, ChatRole
 from tts.config import AudioGenerationConfig
 from tts.speech import SpeechRequest
 values = complete_values({"model": {"model_path": sys.argv[1]}})
@@ -245,3 +247,14 @@ def test_the_test_mode_prefers_the_weights_there_are(
     assert tested.synthesizer is not None
     assert asyncio.run(tested.synthesizer.synthesize(request)).audio == expected
     closed(tested)
+
+
+def test_the_configured_chat_template_is_the_one_rendered(
+    tiny_checkpoint: Path, tmp_path: Path, service: Service
+) -> None:
+    (tmp_path / "chat.jinja").write_text("<{{ messages[0]['content'] }}>")
+    config = tiny_config(tiny_checkpoint, chat_template=tmp_path / "chat.jinja")
+    changed = closed(create_service(config))
+    messages = [ChatMessage(ChatRole.USER, "Hi")]
+    assert changed.prompts.chat_prompt(messages) == tuple(b"<Hi>")
+    assert service.prompts.chat_prompt(messages) != tuple(b"<Hi>")

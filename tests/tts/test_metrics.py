@@ -186,6 +186,44 @@ def test_the_counts_of_a_histogram_become_cumulative() -> None:
     assert metrics.value("sonant_buffered_messages") == 2
 
 
+WHAT_METRICS_MUST_SHOW = {
+    "batches by type and size": "sonant_batch_rows",
+    "time to make a batch": "sonant_batch_schedule_seconds",
+    "time to run a batch": "sonant_batch_execute_seconds",
+    "input tokens of a batch": "sonant_batch_input_tokens",
+    "context tokens of a batch": "sonant_batch_context_tokens",
+    "pending, decode set, running": "sonant_engine_sequences",
+    "used and total pages": "sonant_kv_pages",
+    "prefix hits": "sonant_prefix_cache_hit_tokens_total",
+    "prefix misses": "sonant_prefix_cache_miss_tokens_total",
+    "preemptions": "sonant_preemptions_total",
+    "time to first token": "sonant_time_to_first_token_seconds",
+    "time to first audio": "sonant_time_to_first_audio_seconds",
+    "inter-token gap": "sonant_inter_token_seconds",
+    "audio produced": "sonant_audio_rendered_seconds_total",
+    "real-time factor": "sonant_real_time_factor",
+    "block decode time": "sonant_block_decode_seconds",
+    "buffered messages": "sonant_buffered_messages",
+    "acceptance by position": "sonant_accepted_tokens_total",
+    "empty forwards": "sonant_empty_forwards_total",
+    "sequences ended by reason": "sonant_sequences_finished_total",
+    "calls failed by reason": "sonant_errors_total",
+}
+
+
+def test_all_that_metrics_must_show_is_there(service: Service) -> None:
+    """Semantics C.11."""
+    status = run(service.client.status())
+    assert status.stats is not None
+    drafts = SpeculativeDecodingMetrics(1, drafted=(1,), accepted=(1,))
+    metrics = Metrics()
+    metrics.engine.status = replace(status, stats=replace(status.stats, speculative=drafts))
+    shown = set(re.findall(r"^# TYPE (\S+) ", metrics.text(), re.M))
+    missing = {what for what, name in WHAT_METRICS_MUST_SHOW.items() if name not in shown}
+    assert not missing
+    assert metrics.value("sonant_engine_sequences", state="decoding") == 0
+
+
 def test_names_follow_the_conventions(service: Service) -> None:
     metrics = Metrics()
     metrics.engine.status = run(service.client.status())
