@@ -116,6 +116,7 @@ class EngineSteps:
                 len(batch.rows),
                 batch.num_tokens,
                 sum(row.context_len for row in batch.rows),
+                extra={"fields": (("request_ids", [row.request_id for row in batch.rows]),)},
             )
             chunks += self._scheduler.fail(batch, message)
         self._in_flight = deque(kept)

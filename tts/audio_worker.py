@@ -26,6 +26,7 @@ import numpy as np
 from decoder import AudioDecoder, DecodeWindow, ReadyWindow, render
 from llm import FinishReason, RequestError, Tally, TokenChunk
 from tts.engine_client import AudioFigures
+from tts.logs import with_fields
 from tts.tasks import SpeechTask, StreamTask
 
 logger = logging.getLogger(__name__)
@@ -208,7 +209,8 @@ class AudioWorker:
             self._render([item for item in batch if item.task is task])
 
     def _fail(self, task: StreamTask, error: Exception) -> None:
-        logger.error("request %s: its audio cannot be made", task.request_id, exc_info=error)
+        about = with_fields(("request_id", task.request_id))
+        logger.error("a request's audio cannot be made", exc_info=error, extra=about)
         self._engine.cancel(task.request_id)
         task.end(FinishReason.ERROR, f"its audio cannot be made: {error}")
 

@@ -238,6 +238,7 @@ def test_a_failed_step_fails_its_batch_and_the_engine_goes_on(
     assert chunks[-1].finish_reason is FinishReason.ERROR
     assert "the device is out of memory" in chunks[-1].error
     assert "a step failed: 1 rows, 6 tokens fed, 6 in context" in caplog.text
+    assert any(getattr(r, "fields", None) == (("request_ids", ["a"]),) for r in caplog.records)
     assert list(rig.engine.submit(request("b")))[-1].finish_reason is not FinishReason.ERROR
     assert rig.engine.stats().failed_steps == 1
     rig.check_clean()
