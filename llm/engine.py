@@ -343,7 +343,8 @@ def assemble_engine(pipeline: TextGenerationPipelineInterface, config: PipelineC
 
 
 def _plan(pipeline: TextGenerationPipelineInterface, max_seq_len: int) -> RunningPlan:
-    encoding = pipeline.runner.loaded_model.encoding
+    model = pipeline.runner.loaded_model
+    encoding = model.encoding
     matrices = ", matrices int8" if encoding.int8 else ""
     return RunningPlan(
         pipeline=type(pipeline).__name__,
@@ -351,6 +352,7 @@ def _plan(pipeline: TextGenerationPipelineInterface, max_seq_len: int) -> Runnin
         max_seq_len=max_seq_len,
         kv_bytes=pipeline.memory_plan.kv_bytes,
         draft_kv_bytes=sum(pool.nbytes for pool in pipeline.draft_kv_blocks or ()),
+        linear_layers=tuple(sorted(model.linear_backends.items())),
     )
 
 

@@ -78,6 +78,7 @@ class EngineStatus:
     is_alive: bool = True  # False: it has stopped, or broke down, and nothing runs any more
     stats: EngineStats | None = None
     audio: AudioFigures | None = None
+    linear_layers: tuple[tuple[str, int], ...] = ()  # how many compute with what
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,6 +139,7 @@ def create_engine_client(
         vocabulary,
         StreamLimits(reader_timeout_s=timeout_s),
         profiler=Profiler(config.profiling.gpu_profiling, config.model.device_specs[0]),
+        linear_layers=config.running_plan.linear_layers if config.running_plan else (),
     )
     facts = EngineFacts(
         codec=client.codec,

@@ -37,6 +37,13 @@ class EngineCollector(Collector):
         if status is None:
             return
         yield from _state(status)
+        if status.linear_layers:
+            layers = GaugeMetricFamily(
+                "sonant_linear_layers", "Linear layers, by what multiplies.", labels=["backend"]
+            )
+            for backend, count in status.linear_layers:
+                layers.add_metric([backend], count)
+            yield layers
         if status.stats is not None:
             yield from _batches(status.stats)
             yield from _sequences(status.stats)

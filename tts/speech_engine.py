@@ -60,6 +60,7 @@ class LocalEngineClient:
         limits: StreamLimits | None = None,
         *,
         profiler: Ranges | None = None,
+        linear_layers: tuple[tuple[str, int], ...] = (),
     ) -> None:
         self._limits = limits or StreamLimits()
         self._engine = engine
@@ -69,6 +70,7 @@ class LocalEngineClient:
             self._setup = SpeechSetup(decoder.spec, code_map, self._limits.codes_ahead)
         self._worker = AudioWorker(engine, decoder, profiler)
         self._encoders = ThreadPoolExecutor(self._limits.encoders, thread_name_prefix="encode")
+        self._linear_layers = linear_layers
         self._is_closing = False
         engine.set_hook(self._worker)
         engine.start()
@@ -141,6 +143,7 @@ class LocalEngineClient:
             is_alive=self._engine.is_running,
             stats=stats,
             audio=self._worker.figures(),
+            linear_layers=self._linear_layers,
         )
 
     async def close(self, drain_s: float = 0.0) -> None:

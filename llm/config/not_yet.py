@@ -12,7 +12,6 @@ NOT_YET_AVAILABLE: dict[str, str] = {
     "pipeline_role": "prefill and decode run in one process",
     "ep_size": "there is no expert parallelism",
     "use_experimental_kernels": "there are no experimental kernels",
-    "use_vendor_blas": "matrix products always use torch's BLAS",
     "use_legacy_module": "torch.compile is not used",
     "sampling.in_dtype": "logits are sampled in float32",
     "sampling.out_dtype": "logits are sampled in float32",

@@ -105,7 +105,9 @@ class PipelineConfig(StrictModel):
         default=None, description="file that replaces the tokenizer's chat template"
     )
     use_experimental_kernels: str = Field(default="false", description="true or false")
-    use_vendor_blas: str = Field(default="false", description="true or false")
+    use_vendor_blas: str = Field(
+        default="false", description="expand int8 weights, so that a BLAS multiplies: true or false"
+    )
     pdl_level: str = Field(default="0", description="programmatic dependent launch: 0, 1 or 2")
     custom_architectures: list[str] = Field(
         default_factory=list, description="modules that add architectures"
@@ -261,6 +263,11 @@ class PipelineConfig(StrictModel):
     def note_plan(self, plan: RunningPlan) -> None:
         """Remember what an engine made of this, for the log. Changes no field."""
         self._plan = plan
+
+    @property
+    def running_plan(self) -> RunningPlan | None:
+        """What an engine made of this; None before."""
+        return self._plan
 
     def log_basic_config(self) -> None:
         """Log model, task, weights, limits, devices and the memory reserved for the KV cache.

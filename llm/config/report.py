@@ -25,6 +25,7 @@ class RunningPlan:
     max_seq_len: int
     kv_bytes: int  # of the KV cache
     draft_kv_bytes: int = 0  # of them for the draft model
+    linear_layers: tuple[tuple[str, int], ...] = ()  # how many compute with what
 
 
 def log_basics(config: PipelineConfig, plan: RunningPlan | None) -> None:
@@ -52,6 +53,7 @@ def log_pipeline(config: PipelineConfig, plan: RunningPlan | None) -> None:
     assert plan is not None
     _log(
         ("encoding", plan.encoding),
+        ("linear layers", ", ".join(f"{n} {name}" for name, n in plan.linear_layers) or "none"),
         ("modules", "as written" if config.use_legacy_module else "compiled"),
         ("dependent launch", "off" if config.model.on_cpu else config.pdl_level),
         ("max_batch_input_tokens", config.max_batch_input_tokens),

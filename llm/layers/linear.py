@@ -6,6 +6,7 @@ token gets the same logits alone, in a batch, and in a prompt chunk.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Protocol
 
 import torch
@@ -68,6 +69,13 @@ class BiasedLinear:
         return self._product(x).add_(self._bias)
 
 
+BACKENDS: dict[type, str] = {
+    FloatLinear: "torch BLAS",
+    ExactInt8Linear: "int8 in integers",
+    PackedInt8Linear: "packed int8",
+}
+
+
 class LinearFactory:
     """Makes the layers of one model: int8 (rounded now unless it is int8 already) or `dtype`."""
 
@@ -77,10 +85,16 @@ class LinearFactory:
         dtype: torch.dtype,
         device: torch.device,
         int8: bool,
+        vendor_blas: bool = False,
         lora: LoRAManager | None = None,
     ) -> None:
-        """With `lora`, layers that an adapter changes can be adapted; others stay what they are."""
+        """With `lora`, layers that an adapter changes can be adapted; others stay what they are.
+
+        `vendor_blas` expands int8 matrices, so that torch's BLAS computes every product.
+        """
         self._lora = lora
+        self.vendor_blas = vendor_blas
+        self.counts: Counter[str] = Counter()  # layers made, by what computes their products
         self.dtype = dtype
         self.device = device
         self.int8 = int8
@@ -89,6 +103,7 @@ class LinearFactory:
     def linear(self, weight: LinearWeight) -> Linear:
         """The layer for a weight."""
         layer: Linear = self._product(weight)
+        self.counts[BACKENDS[type(layer)]] += 1
         if weight.bias is not None:
             layer = BiasedLinear(layer, self.vector(weight.bias))
         lora = self._lora
@@ -99,7 +114,7 @@ class LinearFactory:
         return AdaptedLinear(layer, weight.sources, lora, self.dtype, self.device)
 
     def _product(self, weight: LinearWeight) -> Linear:
-        if not self.int8:
+        if not self.int8 or self.vendor_blas:
             return FloatLinear(weight, self.dtype, self.device)
         if has_integer_kernels():
             return ExactInt8Linear(weight, self._scratch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Generic, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from llm.batch import (
     ReturnLogits,
 )
 from llm.config import KVCacheConfig, PipelineConfig
+from llm.config.sections import switch
 from llm.lora.manager import LoRAManager
 from llm.models.encoding import Encoding, choose_encoding
 from llm.models.hf_config import HuggingFaceConfig, ModelShape
@@ -65,6 +66,8 @@ class PipelineModel(ABC, Generic[ContextT]):
         self.return_logits = return_logits
         self.return_hidden_states = return_hidden_states
         self.group: Group = NullGroup()
+        self.linear_backends: Mapping[str, int] = {}
+        """How many linear layers compute their products with what."""
         self.pooling = read_pooling(pipeline_config.model.model_path)  # None: it generates
         self._huggingface_config = HuggingFaceConfig.read(pipeline_config.model.model_path)
         self.encoding: Encoding = choose_encoding(pipeline_config.model, self._huggingface_config)
@@ -110,10 +113,10 @@ class PipelineModel(ABC, Generic[ContextT]):
         """Bytes of the weights as they will be held, from the files' headers alone."""
         model = pipeline_config.model
         encoding = choose_encoding(model, HuggingFaceConfig.read(model.model_path))
-        total = 0
+        total, matrix_width = 0, product_bytes(encoding, pipeline_config)
         for info in open_weights(pipeline_config).info().values():
             is_matrix = len(info.shape) == 2 and min(info.shape) > 1
-            width = encoding.matrix_bytes if is_matrix else encoding.dtype.itemsize
+            width = matrix_width if is_matrix else encoding.dtype.itemsize
             total += info.num_values * width
         return total
 
@@ -182,6 +185,12 @@ class PipelineModel(ABC, Generic[ContextT]):
     ) -> list[LogProbabilities | None]:
         """One entry for each sampling request, None where its top n is 0. Optional to have."""
         raise NotImplementedError(f"{type(self).__name__} does not compute log-probabilities")
+
+
+def product_bytes(encoding: Encoding, pipeline_config: PipelineConfig) -> int:
+    """Bytes of one element of a matrix as it is multiplied."""
+    expands = switch("use_vendor_blas", pipeline_config.use_vendor_blas)
+    return encoding.dtype.itemsize if expands else encoding.matrix_bytes
 
 
 def upper_bounded_default(upper_bound: int, default: int | None) -> int:

@@ -21,7 +21,7 @@ from llm.layers.linear import LinearFactory
 from llm.layers.norm import HeadNorm, RMSNorm
 from llm.layers.rotary import Rotary, interleaved_rows
 from llm.layers.weight import LinearWeight
-from llm.models.base import upper_bounded_default
+from llm.models.base import product_bytes, upper_bounded_default
 from llm.models.causal import CausalModel
 from llm.models.encoding import choose_encoding
 from llm.models.hf_config import HuggingFaceConfig
@@ -87,8 +87,10 @@ class LlamaModel(CausalModel):
         size = super().estimate_weights_size(pipeline_config)
         huggingface_config = HuggingFaceConfig.read(pipeline_config.model.model_path)
         config = cls.read_config(huggingface_config)
-        if config.is_head_tied and choose_encoding(pipeline_config.model, huggingface_config).int8:
-            size += config.shape.vocab_size * config.shape.hidden_size
+        encoding = choose_encoding(pipeline_config.model, huggingface_config)
+        if config.is_head_tied and encoding.int8:
+            width = product_bytes(encoding, pipeline_config)
+            size += config.shape.vocab_size * config.shape.hidden_size * width
         return size
 
     @classmethod
@@ -126,8 +128,10 @@ class LlamaModel(CausalModel):
             dtype=self.dtype,
             device=self.devices[0],
             int8=self.encoding.int8,
+            vendor_blas=self.session.use_vendor_blas,
             lora=self.lora_manager,
         )
+        self.linear_backends = self._factory.counts
         original = original_adapter(self.weights.info()) if self.adapter is None else None
         self._rope_type = self.pipeline_config.model.rope_type or (
             RopeType.NORMAL if original else RopeType.NEOX

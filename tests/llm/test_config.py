@@ -154,7 +154,6 @@ def test_each_instance_has_its_own_endpoint() -> None:
         ({"ce_delay_ms": -0.5}, "ce_delay_ms"),
         ({"ep_size": 0}, "ep_size"),
         ({"pipeline_role": "everything"}, "pipeline_role"),
-        ({"min_batch_size_tg": -1}, "min_batch_size_tg"),
         ({"max_batch_total_tokens": 0}, "max_batch_total_tokens"),
         ({"enable_echo": "perhaps"}, "enable_echo"),
         ({"custom_architectures": "one"}, "custom_architectures"),

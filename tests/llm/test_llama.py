@@ -112,6 +112,24 @@ def test_an_int8_checkpoint_runs_as_it_is_or_expanded(tmp_path: Path) -> None:
     assert (by_default - expanded).norm() / expanded.norm() < 0.03
 
 
+def test_a_vendors_blas_multiplies_where_that_is_asked_for(tmp_path: Path) -> None:
+    """The same weights, so nearly the same logits, by another way through every linear layer."""
+    stored = quantize_checkpoint(write_llama(tmp_path / "plain"), tmp_path / "int8")
+    ids = random_ids(40, 96)
+    own, vendors = (pipeline_config(stored, use_vendor_blas=text) for text in ("false", "true"))
+    models = [create_runner(config, ReturnLogits.ALL) for config in (own, vendors)]
+    ours, theirs = (run_all(runner, ids) for runner in models)
+    assert not torch.equal(ours, theirs)
+    assert (ours - theirs).norm() / theirs.norm() < 0.01
+    counts = [dict(runner.loaded_model.linear_backends) for runner in models]
+    num_layers = sum(counts[0].values())
+    assert num_layers > 8
+    assert counts[1] == {"torch BLAS": num_layers}
+    assert "torch BLAS" not in counts[0]
+    sizes = [LlamaModel.estimate_weights_size(config) for config in (own, vendors)]
+    assert sizes[1] > 2 * sizes[0]
+
+
 def test_the_default_encoding_follows_the_checkpoint(tmp_path: Path, checkpoint: Path) -> None:
     stored = quantize_checkpoint(checkpoint, tmp_path / "int8")
     assert not create_runner(pipeline_config(checkpoint)).loaded_model.encoding.int8

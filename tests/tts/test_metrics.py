@@ -207,6 +207,7 @@ WHAT_METRICS_MUST_SHOW = {
     "acceptance by position": "sonant_accepted_tokens_total",
     "empty forwards": "sonant_empty_forwards_total",
     "sequences ended by reason": "sonant_sequences_finished_total",
+    "what multiplies": "sonant_linear_layers",
     "calls failed by reason": "sonant_errors_total",
 }
 
