@@ -152,7 +152,9 @@ class Sequence:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the last token it may have is known or awaited."""
+        """Whether the last token it may have is known or awaited; or its vectors are."""
+        if self.request.embeds:
+            return not self.needs_extend
         return len(self.output_ids) >= self.max_outputs
 
     def land(self) -> None:

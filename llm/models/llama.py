@@ -149,9 +149,9 @@ class LlamaModel(CausalModel):
         self.final_norm = self._load_norm(reader, names.final_norm)
         needs_no_head = self.config.is_head_tied or self.pooling is not None
         if self.pooling is None:
-            self.head = self._factory.linear(
-                embedding if needs_no_head else reader.matrix(names.head, *table)
-            )
+            head = embedding if needs_no_head else reader.matrix(names.head, *table)
+            # It is computed for some tokens only, which an adapter's layers do not know.
+            self.head = self._factory.linear(replace(head, sources=()))
         # Old checkpoints store what can be computed, and a copy of the tied head.
         reader.skip(*names.ignored, *([f"{names.head}.weight"] if needs_no_head else []))
         reader.finish()

@@ -35,6 +35,8 @@ def expected_output(
     request: Request, max_length: int = 10**9
 ) -> tuple[list[int], FinishReason, int]:
     """Tokens, reason and output count of a request, generated alone and without any cache."""
+    if request.embeds:
+        return [], FinishReason.STOP, 0
     sampling, tokens, outputs = request.sampling, list(request.prompt_ids), []
     stops, reason = set(sampling.stop_token_ids), None
     while reason is None:
@@ -100,14 +102,24 @@ class ShadowPipeline:
         if self.fail_next:
             self.fail_next = False
             raise CapacityError("the device is out of memory")
-        sampling = [row for row in batch.rows if row.samples]
+        sampling = [row for row in batch.rows if row.generates]
+        vectors = {
+            row.request_id: (bytes(row.context_len),)
+            for row in batch.rows
+            if row.embeds and row.samples
+        }
         tokens = {row.request_id: self._sample(row, batch.num_steps) for row in sampling}
         logprobs = {
             row.request_id: tuple(TokenLogprob(t, -0.5) for t in tokens[row.request_id])
             for row in sampling
             if row.sampling.top_logprobs is not None
         }
-        return StepOutput(tokens, logprobs)
+        echo = {
+            row.request_id: tuple(TokenLogprob(token, -0.25) for token in row.token_ids)
+            for row in batch.rows
+            if row.echoes
+        }
+        return StepOutput(tokens, logprobs, prompt_logprobs=echo, embeddings=vectors)
 
     @property
     def overlap_active(self) -> bool:
@@ -231,6 +243,7 @@ class Harness:
         priority: int = 0,
         cache_salt: str = "",
         lora: str = "",
+        embeds: bool = False,
         **sampling: object,
     ) -> Request:
         """Queue a request; an integer stands for a prompt of that length, unlike any other."""
@@ -239,7 +252,7 @@ class Harness:
             prompt = [1 + (seed + 7 * i * i + i) % (VOCAB_SIZE - 1) for i in range(prompt)]
         options = {"stop_token_ids": (EOS,), "max_tokens": 16} | sampling
         params = SamplingParams(**options)  # type: ignore[arg-type]
-        request = Request(request_id, tuple(prompt), params, priority, cache_salt, lora=lora)
+        request = Request(request_id, tuple(prompt), params, priority, cache_salt, embeds, lora)
         self.scheduler.add(LiveSequence(request, self.now))
         self.requests[request_id] = request
         self.chunks[request_id] = []

@@ -334,6 +334,13 @@ def test_files_that_are_broken(base: Path, tmp_path: Path) -> None:
         LoRAAdapter.read("a", folder, 16)
 
 
+def test_the_head_cannot_be_adapted(tmp_path: Path) -> None:
+    untied = write_llama(tmp_path / "untied", tie_word_embeddings=False)
+    folder = write_adapter(tmp_path / "a", untied, modules=("q_proj", "lm_head"))
+    with pytest.raises(CheckpointError, match="cannot be adapted: lm_head"):
+        create_engine(pipeline_config(untied, lora=lora([str(folder)])))
+
+
 def test_adapters_of_another_model(base: Path, tmp_path: Path) -> None:
     wide = write_llama(tmp_path / "wide", hidden_size=128)
     config = pipeline_config(base, lora=lora([str(write_adapter(tmp_path / "a", wide))]))

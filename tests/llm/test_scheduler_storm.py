@@ -91,12 +91,15 @@ class Storm:
             options |= {"min_tokens": options["max_tokens"]}
         if kind % 7 == 0:
             options |= {"ignore_eos": True}
+        if kind % 5 == 4:  # which reads nothing from the prefix cache, and fills it all the same
+            options |= {"echo": True, "top_logprobs": 0}
         self.harness.add(
             f"r{count}",
             prompt,
             priority=kind % 3 - 1,
             cache_salt="s" * (kind % 2),
             lora=("", "red", "green", "blue")[count % 4],
+            embeds=kind % 8 == 7,
             **options,
         )
 
@@ -168,6 +171,11 @@ class Storm:
             assert tokens == expected[0][: len(tokens)]
             if reason in (FinishReason.STOP, FinishReason.LENGTH):
                 assert (tokens, reason, count) == expected
+                echoed = [e for chunk in harness.chunks[request_id] for e in chunk.prompt_logprobs]
+                wanted = request.prompt_ids if request.sampling.echo else ()
+                assert tuple(entry.token_id for entry in echoed) == wanted
+                vectors = harness.chunks[request_id][-1].embeddings
+                assert vectors == (bytes(len(request.prompt_ids)),) * request.embeds
             elif reason is FinishReason.CANCELLED:
                 assert request_id in self.cancelled
             else:
