@@ -78,12 +78,16 @@ def test_stop_ids_of_the_constructor_and_of_the_checkpoint(tiny_checkpoint: Path
     free = SamplingParams(seed=2, max_tokens=40, ignore_eos=True)
 
     def tokens(eos_token_id: int | None, params: SamplingParams) -> tuple[list[int], Any]:
+        """Tokens and why they ended; one forward more was run for a stop id that came late."""
         pipeline = OverlapTextGenerationPipeline(
             config, eos_token_id=eos_token_id, stream=LateStream()
         )
         engine = assemble_engine(pipeline, config)
         (chunks,) = finish(engine, [Request("a", (7, 8, 9), params)]).values()
-        return structured.tokens(chunks), chunks[-1].finish_reason
+        found, reason = structured.tokens(chunks), chunks[-1].finish_reason
+        is_late = 2 * (reason is FinishReason.STOP)  # the one that sampled it, and the next
+        assert pipeline.runner.forward_pass_id == len(found) + is_late
+        return found, reason
 
     every, _ = tokens(None, free)
     stop = every[10]

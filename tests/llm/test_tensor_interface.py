@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from llm.attention.sdpa import SdpaBackend
 from llm.batch import ForwardBatch, ForwardMode, ReturnHiddenStates
 from llm.config import ModelConfig, default_config, set_default_config
 from llm.request import SamplingParams
@@ -23,6 +24,7 @@ from tests.llm.llama_checkpoints import (
     row,
     write_llama,
 )
+from tests.llm.test_model_runner import RecordingBackend
 
 IDS = random_ids(40, 96, seed=2)
 
@@ -104,6 +106,7 @@ def test_construct_initialize_prepare_forward_sample(checkpoint: Path) -> None:
     runner.init_cuda_graphs()
     assert runner.graph_runner is runner.gdn_pool is None
     client = Client(runner)
+    assert client.pool.table.shape == (runner.max_running_requests, runner.context_len)
     expected = runner.forward(runner.prepare(batch(row(IDS[:20], [30, 31]))))
     outputs = runner.forward(client.extend(IDS[:20]))
     assert torch.equal(outputs.next_token_logits, expected.next_token_logits)
@@ -174,6 +177,19 @@ def test_decoding_is_extending_by_one(runner: ModelRunner, client: Client) -> No
     keys = pool.keys(0).flatten(0, 1)
     assert torch.equal(keys[other.slots[:12]], keys[client.slots[:12]])
     other.close()
+
+
+def test_attention_is_planned_once_before_the_model(checkpoint: Path) -> None:
+    runner = ModelRunner(pipeline_config(checkpoint))
+    runner.initialize()
+    calls: list[str] = []
+    assert isinstance(runner.attn_backend, SdpaBackend)
+    runner.attn_backend = RecordingBackend(runner.attn_backend, calls)
+    client = Client(runner)
+    layers = ["layer 0", "layer 1", "layer 2"]
+    runner.forward(client.extend(IDS[:4]))
+    runner.forward(client.decode(IDS[4]))
+    assert calls == ["plan", *layers] * 2
 
 
 def test_positions_of_a_decode_can_be_moved(runner: ModelRunner, client: Client) -> None:
