@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Gemma2Config, GPT2Config
+from transformers import Gemma2Config, GPT2Config, Lfm2Config
 
 from llm import Engine, FinishReason, Request, SamplingParams, create_engine
 from llm.batch import ReturnHiddenStates, ReturnLogits
@@ -44,6 +44,16 @@ CONFIGS = {
         sliding_window=16,
         max_position_embeddings=200,
         final_logit_softcapping=20.0,
+    ),
+    "lfm2": Lfm2Config(  # what it keeps between tokens is not keys and values alone
+        **SMALL,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        layer_types=["conv", "full_attention"],
+        max_position_embeddings=200,
     ),
 }
 
