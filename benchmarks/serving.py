@@ -51,6 +51,13 @@ def serving(model: str = "", flags: Sequence[str] = ()) -> Iterator[Server]:
     command = [sys.executable, "-m", "tts.serve", "--port", "0", "--log-level", "warning", *flags]
     if model:
         command += ["--model.model-path", model]
+    with started(command) as server:
+        yield server
+
+
+@contextmanager
+def started(command: Sequence[str]) -> Iterator[Server]:
+    """Run a program that prints its address when it is ready."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -21,7 +21,7 @@ import zmq
 
 from llm import Request
 from tts.admission import Admission
-from tts.engine_client import EngineClient, EngineFacts
+from tts.engine_client import EngineClient, EngineFacts, EngineStatus
 from tts.errors import NotAvailableError
 from tts.ipc.codec import decode_from_front_end, encode, to_error_value
 from tts.ipc.endpoints import Endpoints
@@ -111,6 +111,7 @@ class EngineServer:
         self._inlets: list[Inlet] = []
         self._reply: zmq.Socket | None = None
         self._beating: asyncio.Task[None] | None = None
+        self._status: EngineStatus | None = None
         self.broken = asyncio.Event()
         """Set when the client's engine has stopped by itself."""
 
@@ -122,8 +123,9 @@ class EngineServer:
         """Streams and places that front ends hold now."""
         return sum(len(peer.streams) for peer in self._peers.values())
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Bind the endpoints and take work. Raises zmq.ZMQError when one cannot be bound."""
+        self._status = await self._client.status()
         reply = new_socket(self._context, zmq.ROUTER, REPLY_BOUND)
         reply.set(zmq.ROUTER_MANDATORY, 1)  # a message to nobody is an error, not lost
         reply.bind(self._endpoints.response)
@@ -153,7 +155,7 @@ class EngineServer:
     async def _beat(self) -> None:
         """Tell every front end how the engine is; find those that are gone."""
         while True:
-            status = await self._client.status()
+            status = self._status = await self._client.status()
             beat = encode(Beat(status))
             for peer in list(self._peers.values()):
                 self._send_bytes(peer, beat)
@@ -176,7 +178,8 @@ class EngineServer:
 
     def _greet(self, name: str) -> None:
         """Take a front end in once it can be reached; until then it repeats its greeting."""
-        if self._reached(name, encode(Welcome(self._facts))):
+        assert self._status is not None
+        if self._reached(name, encode(Welcome(self._facts, self._status))):
             self._peers.setdefault(name, _Peer(name))
 
     @singledispatchmethod

@@ -192,7 +192,8 @@ class Link:
                     stream.put(answer)
             case Beat(status=status):
                 self.status = status
-            case Welcome(facts=facts):
+            case Welcome(facts=facts, status=status):
+                self.status = status
                 if not self._welcomed.done():
                     self._welcomed.set_result(facts)
             case Farewell():

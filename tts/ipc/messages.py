@@ -91,6 +91,7 @@ class Welcome(Message, frozen=True):
     """The answer to Hello: from now on work is taken."""
 
     facts: EngineFacts
+    status: EngineStatus
 
 
 class Beat(Message, frozen=True):

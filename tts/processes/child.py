@@ -9,6 +9,7 @@ Both ends are this program in the same version, and nobody else can write to the
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import pickle
@@ -64,6 +65,8 @@ class Reporter:
         os.dup2(STDERR, STDOUT)
 
     def __call__(self, ready: Ready) -> None:
+        """Tell it, once everything is loaded."""
+        freeze_garbage()
         self._out.write(msgspec.json.encode(ready) + b"\n")
 
 
@@ -91,6 +94,12 @@ def end_process(status: int) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     os._exit(status)
+
+
+def freeze_garbage() -> None:
+    """What is there now stays: the garbage collector need not look through it while calls run."""
+    gc.collect()
+    gc.freeze()
 
 
 def run_child(work: Callable[[Launch, Reporter], Awaitable[int]]) -> int:

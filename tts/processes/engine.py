@@ -40,7 +40,7 @@ async def run(launch: Launch, report: Reporter) -> int:
         calm_collector()
         server = EngineServer(client, facts, Endpoints.of(_base(config)), _admission(config))
         with owner_only():
-            _start(server, _base(config))
+            await _start(server, _base(config))
         report(Ready(model=config.model.model.model_path))
         is_broken = await _first(signals.asked, server.broken)
         await server.close()
@@ -49,9 +49,9 @@ async def run(launch: Launch, report: Reporter) -> int:
     return 1 if is_broken else 0
 
 
-def _start(server: EngineServer, base: str) -> None:
+async def _start(server: EngineServer, base: str) -> None:
     try:
-        server.start()
+        await server.start()
     except zmq.ZMQError as error:
         raise ConfigError(f"zmq_endpoint_base={base} cannot be used: {error}") from error
 

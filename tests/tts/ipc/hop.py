@@ -67,7 +67,7 @@ async def hop(
         endpoints = ending.enter_context(reserved(base))
         context = ending.enter_context(zmq.Context())
         server = EngineServer(engine, facts_of(engine), endpoints, admission, context)
-        server.start()
+        await server.start()
         ending.push_async_callback(server.close)
         clients = []
         for number in range(front_ends):

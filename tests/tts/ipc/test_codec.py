@@ -87,12 +87,13 @@ def test_every_second_sample_is_every_second_sample() -> None:
 def test_answers_arrive_as_they_were() -> None:
     codec = ramp_spec({"codebook_size": 7})
     odd = CodecSpec("odd", 24_000, Fraction(24_000, 49), 7)
+    status = EngineStatus(1, 2, 3, 4, 5, 6, 7, is_alive=False)
     chunk = TokenChunk("r", (1,), (TokenLogprob(1, -0.5, ((1, -0.5),)),), queue_s=1.0)
     for answer in (
-        Welcome(EngineFacts(codec, 9, AudioEncoding.MULAW)),
-        Welcome(EngineFacts(odd, 9, AudioEncoding.PCM_F32LE)),
-        Welcome(EngineFacts(None, 9, AudioEncoding.PCM_S16LE)),
-        Beat(EngineStatus(1, 2, 3, 4, 5, 6, 7, is_alive=False)),
+        Welcome(EngineFacts(codec, 9, AudioEncoding.MULAW), status),
+        Welcome(EngineFacts(odd, 9, AudioEncoding.PCM_F32LE), status),
+        Welcome(EngineFacts(None, 9, AudioEncoding.PCM_S16LE), status),
+        Beat(status),
         Tokens(3, chunk),
     ):
         assert decode_from_engine(encode(answer)) == answer

@@ -1,0 +1,58 @@
+"""What a server costs that nobody calls: processor time of all its processes, and of each."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.report import Figure, Report, arguments, publish
+from benchmarks.serving import Server, SpeechClient, serving
+
+BAR_PERCENT = 2.0  # of one core
+SETTLE_S, WINDOW_S = 2.0, 5.0
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of a process, all its threads together, seconds."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def load_percent(server: Server, window_s: float) -> tuple[float, ...]:
+    """Of one core, for each process: the supervisor, then the engine and the front ends."""
+    pids = server.pids
+    before, started = [cpu_s(pid) for pid in pids], time.monotonic()
+    time.sleep(window_s)
+    wall_s = time.monotonic() - started
+    return tuple(100 * (cpu_s(pid) - b) / wall_s for pid, b in zip(pids, before, strict=True))
+
+
+def measure(server: Server, repeat: int, window_s: float = WINDOW_S) -> Report:
+    """A client is connected and says nothing; it has spoken before."""
+    with SpeechClient(server.address) as client:
+        client.synthesize("Hello.")
+        time.sleep(SETTLE_S)
+        windows = [load_percent(server, window_s) for _ in range(repeat)]
+    total = tuple(sum(window) for window in windows)
+    supervisor, engine, *front_ends = zip(*windows, strict=True)
+    return Report(
+        "idle",
+        (
+            Figure("all processes", total, "% of a core", BAR_PERCENT),
+            Figure("supervisor", supervisor, "% of a core"),
+            Figure("engine", engine, "% of a core"),
+            *(Figure("front end", values, "% of a core") for values in front_ends),
+        ),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = arguments("Processor time of an idle server.", repeat=5).parse_args(argv)
+    with serving(args.model) as server:
+        return publish(measure(server, args.repeat))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
