@@ -11,7 +11,7 @@ from benchmarks.report import Figure, Report, arguments, publish
 from benchmarks.serving import Server, SpeechClient, serving
 
 BAR_PERCENT = 2.0  # of one core
-SETTLE_S, WINDOW_S = 2.0, 5.0
+SETTLE_S, WINDOW_S = 1.0, 5.0
 
 
 def cpu_s(pid: int) -> float:

@@ -13,14 +13,26 @@ import numpy as np
 import pytest
 import soundfile
 
-from benchmarks import cold_start, first_audio, memory, scheduler, seams, speed, understood
+from benchmarks import (
+    cold_start,
+    first_audio,
+    front_end,
+    hop,
+    idle,
+    memory,
+    scheduler,
+    seams,
+    speed,
+    understood,
+)
+from benchmarks.canned import canned
 from benchmarks.report import Figure, Report, arguments, lines_of, publish, this_machine
 from benchmarks.serving import Server, SpeechClient, serving
 from benchmarks.word_errors import Recogniser, WordErrors, edit_distance, total, word_errors
 from tests.decoder.codecs import to_safetensors, write_snac
 
 ROOT = Path(__file__).parent.parent
-NOT_COMMANDS = {"__init__", "report", "serving", "word_errors"}
+NOT_COMMANDS = {"__init__", "canned", "report", "serving", "word_errors"}
 
 
 def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
@@ -29,6 +41,9 @@ def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
     assert commands == {
         "cold_start",
         "first_audio",
+        "front_end",
+        "hop",
+        "idle",
         "memory",
         "scheduler",
         "seams",
@@ -205,6 +220,33 @@ def test_memory_is_that_of_the_server(tiny_server: Server) -> None:
     ready, idle = report.figures
     assert 0.05 < ready.value <= idle.value + 0.05
     assert idle.value < 4
+
+
+def test_a_front_end_passes_every_message_on() -> None:
+    with canned(num_blocks=20, period_s=0.002) as server:
+        started = time.monotonic()
+        load = asyncio.run(front_end.load(server.address, num_streams=4, ramp_s=0.01))
+        wall_s = time.monotonic() - started
+    assert len(load.latencies_s) == 4 * 20
+    assert all(0 < latency_s < wall_s for latency_s in load.latencies_s)
+    assert 0 < load.percentile_ms(50) <= load.percentile_ms(99)
+    assert 0 < load.rate < 4 * 20 / 0.01
+
+
+def test_the_hop_is_the_difference_of_pairs(tiny_server: Server) -> None:
+    with SpeechClient(tiny_server.address) as one, SpeechClient(tiny_server.address) as other:
+        near, far, added = hop.measure(one, other, repeat=3, texts=["Hi."]).figures
+    pairs = zip(near.values, far.values, strict=True)
+    assert added.values == tuple(behind - inside for inside, behind in pairs)
+    assert near.value > 0
+
+
+def test_an_idle_server_is_the_sum_of_its_processes(tiny_server: Server) -> None:
+    assert len(tiny_server.pids) == 3
+    total, *each = idle.measure(tiny_server, repeat=1, window_s=0.2).figures
+    assert total.value == pytest.approx(sum(figure.value for figure in each))
+    assert len(each) == 3
+    assert idle.cpu_s(tiny_server.pid) > 0.05
 
 
 def test_a_cold_start_is_a_whole_process(tiny_checkpoint: Path) -> None:

@@ -68,20 +68,44 @@ def reserved(base: str) -> Iterator[Endpoints]:
     if not base.startswith("ipc://"):
         yield endpoints
         return
-    lock = Path(base.removeprefix("ipc://") + "-lock")
     try:
-        descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        descriptor = _lock(base)
+    except BlockingIOError:
+        raise ConfigError(f"zmq_endpoint_base={base} is another server's; choose one") from None
     except OSError as error:
         raise ConfigError(f"zmq_endpoint_base={base} cannot be used: {error.strerror}") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise ConfigError(f"zmq_endpoint_base={base} is another server's; choose one") from None
-    try:
         yield endpoints
     finally:
-        for path in (*endpoints.paths, lock):
-            with suppress(FileNotFoundError):
-                path.unlink()
+        _remove(base)
         os.close(descriptor)
+
+
+def remove_leftovers(base: str) -> None:
+    """Remove the socket files of a server that was killed, unless another has its base by now."""
+    if base.startswith("ipc://"):
+        with suppress(OSError):
+            descriptor = _lock(base)
+            _remove(base)
+            os.close(descriptor)
+
+
+def _lock(base: str) -> int:
+    """Lock a base; the open file that holds the lock. OSError when that is impossible."""
+    descriptor = os.open(_lock_path(base), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _remove(base: str) -> None:
+    for path in (*Endpoints.of(base).paths, _lock_path(base)):
+        with suppress(FileNotFoundError):
+            path.unlink()
+
+
+def _lock_path(base: str) -> Path:
+    return Path(base.removeprefix("ipc://") + "-lock")

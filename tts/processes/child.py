@@ -13,6 +13,7 @@ import gc
 import logging
 import os
 import pickle
+import shutil
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -22,6 +23,7 @@ from typing import NoReturn
 
 import msgspec
 
+from tts.ipc.endpoints import remove_leftovers
 from tts.logs import configure_logging
 from tts.serve_config import WRONG_CONFIGURATION, ServeConfig, refuse
 
@@ -120,6 +122,9 @@ async def _watched(
 
     def orphaned() -> None:
         logger.error("the supervisor has gone: %s ends", launch.name)
+        remove_leftovers(launch.config.model.zmq_endpoint_base)
+        if launch.voice_folder is not None:
+            shutil.rmtree(launch.voice_folder, ignore_errors=True)
         end_process(ORPHANED)
 
     asyncio.get_running_loop().add_reader(STDIN, orphaned)

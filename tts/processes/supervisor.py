@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -195,16 +195,17 @@ async def supervise(config: ServeConfig, folder: Path | None = None) -> int:
     check_processes(config)
     server = config.server
     async with AsyncExitStack() as held:
+        files = held.enter_context(ExitStack())
         is_shared = server.front_ends > 1
-        port = held.enter_context(reserved_port(server.host, server.port, is_shared=is_shared))
-        held.enter_context(reserved(config.model.zmq_endpoint_base))
-        voices = held.enter_context(TemporaryDirectory(prefix="sonant-voices-"))
+        port = files.enter_context(reserved_port(server.host, server.port, is_shared=is_shared))
+        files.enter_context(reserved(config.model.zmq_endpoint_base))
+        voices = files.enter_context(TemporaryDirectory(prefix="sonant-voices-"))
         on_end: OnEnd = _ignore
         if folder is not None:
             from tts.processes.shared_metrics import shown_metrics
 
             on_end = await held.enter_async_context(shown_metrics(config, folder))
-        return await _kept(Workers(config, port, Path(voices), on_end))
+        return await _kept(Workers(config, port, Path(voices), on_end), files)
 
 
 def check_processes(config: ServeConfig) -> None:
@@ -222,8 +223,14 @@ def check_processes(config: ServeConfig) -> None:
         )
 
 
-async def _kept(workers: Workers) -> int:
-    signals = Signals(on_second=workers.kill)
+async def _kept(workers: Workers, files: ExitStack) -> int:
+    """`files` are let go of even when the second signal ends everything at once."""
+
+    def end() -> None:
+        workers.kill()
+        files.close()
+
+    signals = Signals(on_second=end)
     running = asyncio.ensure_future(workers.run())
     others = [
         asyncio.ensure_future(signals.asked.wait()),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llm import ConfigError
-from tts.ipc.endpoints import Endpoints, reserved
+from tts.ipc.endpoints import Endpoints, remove_leftovers, reserved
 
 
 def test_ipc_and_inproc_have_suffixes() -> None:
@@ -53,6 +53,19 @@ def test_what_a_dead_server_left_is_in_nobodys_way(tmp_path: Path) -> None:
     os.close(descriptor)
     with reserved(f"ipc://{tmp_path / 'x'}"):
         pass
+
+
+def test_leftovers_are_removed_but_not_from_under_another_server(tmp_path: Path) -> None:
+    base = f"ipc://{tmp_path / 'x'}"
+    for path in Endpoints.of(base).paths:
+        path.touch()
+    with reserved(base):
+        remove_leftovers(base)
+        assert len(list(tmp_path.iterdir())) == 5
+    for path in Endpoints.of(base).paths:
+        path.touch()
+    remove_leftovers(base)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import secrets
 import signal
 import stat
-import tempfile
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,6 +16,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2
 
+from tests.tts.ipc.hop import new_base
 from tests.tts.server_process import (
     ENGINE,
     FRONT_END,
@@ -85,39 +84,75 @@ async def voice_names(channel: grpc.aio.Channel) -> set[str]:
     return {voice.name for voice in response.voices}
 
 
-def test_the_engine_is_killed_and_comes_back(tiny_checkpoint: Path) -> None:
-    """Calls fail at once, health says so, the same voice speaks again; the second time is one
-    too many for this server."""
-    base = f"ipc://{tempfile.gettempdir()}/{secrets.token_hex(9)}"
+def test_each_process_is_killed_and_comes_back(tiny_checkpoint: Path) -> None:
+    """First a front end, then the engine, then the engine once too often."""
+    base = new_base()
     endpoints = Endpoints.of(base)
-    flags = {"zmq-endpoint-base": base, "max-restarts": 1}
+    flags = {
+        "zmq-endpoint-base": base,
+        "front-ends": 2,
+        "max-restarts": 1,
+        "prometheus-metrics-mode": "launch_multiproc_server",
+        "metrics-port": 0,
+        "max-concurrent-requests": CHANNELS,
+        "max-queued-requests": 0,
+    }
 
     async def scenario() -> None:
-        async with serving_process(tiny_checkpoint, **flags) as process:
+        async with (
+            serving_process(tiny_checkpoint, **flags) as process,
+            AsyncExitStack() as opened,
+        ):
             address = await process.ready()
-            for path in endpoints.paths:
-                mode = path.stat().st_mode
-                assert stat.S_ISSOCK(mode)
-                assert stat.S_IMODE(mode) & 0o077 == 0, "others could connect"
-            async with channel_to(address) as channel:
-                before = await heard(channel)
-                (engine,), (front_end,) = (processes_of(process, m) for m in (ENGINE, FRONT_END))
-                assert "torch" in _mapped(engine)
-                assert "torch" not in _mapped(front_end), "a front end is small"
-                await create_voice(channel, "mine")
-                await _is_refused(tiny_checkpoint, base)
-                await _is_killed_in_mid_stream(process, channel)
-                await until(lambda: _is(Status.SERVING, channel))
+            _check_sizes_and_sockets(process, endpoints)
+            channels = [
+                await opened.enter_async_context(channel_to(address)) for _ in range(CHANNELS)
+            ]
+            before = await heard(channels[0])
+            await create_voice(channels[0], "mine")
+            for channel in channels:
+                assert "mine" in await voice_names(channel)
+            await _lose_a_front_end(process, channels)
+            await _is_refused(tiny_checkpoint, base)
+            await _lose_the_engine(process, channels)
+            for channel in channels:
                 assert (await heard(channel)).data == before.data
                 assert "mine" in await voice_names(channel)
-                os.kill(processes_of(process, ENGINE)[0], signal.SIGKILL)
+            os.kill(processes_of(process, ENGINE)[0], signal.SIGKILL)
             assert await process.ended() == 1
             assert "engine was ended by SIGKILL; starting it again in" in process.log
             assert "engine was ended by SIGKILL once too often; giving up" in process.log
             assert "Traceback" not in process.log
         assert [path for path in endpoints.paths if path.exists()] == []
 
+    run(scenario(), 110)
+
+
+def test_nothing_outlives_the_supervisor(tiny_checkpoint: Path) -> None:
+    base = new_base()
+
+    async def scenario() -> None:
+        async with serving_process(tiny_checkpoint, **{"zmq-endpoint-base": base}) as process:
+            await process.logged("listening on")
+            pids = processes_of(process, ENGINE) + processes_of(process, FRONT_END)
+            assert len(pids) == 2
+            process.process.kill()
+            await until(lambda: _are_gone(pids))
+        assert not Path(base.removeprefix("ipc://") + "-lock").exists()
+
     run(scenario(), 100)
+
+
+def _check_sizes_and_sockets(process: Process, endpoints: Endpoints) -> None:
+    """Front ends are small; the given endpoints are bound, and nobody else can connect."""
+    (engine,) = processes_of(process, ENGINE)
+    assert "torch" in _mapped(engine)
+    for front_end in processes_of(process, FRONT_END):
+        assert "torch" not in _mapped(front_end)
+    for path in endpoints.paths:
+        mode = path.stat().st_mode
+        assert stat.S_ISSOCK(mode)
+        assert stat.S_IMODE(mode) & 0o077 == 0
 
 
 def _mapped(pid: int) -> str:
@@ -136,58 +171,8 @@ async def _is(status: int, channel: grpc.aio.Channel) -> bool:
     return await health(channel, "tts.v1.SpeechService") == status
 
 
-async def _is_killed_in_mid_stream(process: Process, channel: grpc.aio.Channel) -> None:
-    stub = SpeechServiceStub(channel)
-    running = stub.SynthesizeStream(endless())
-    while (await running.read()).WhichOneof("event") != "audio":
-        pass
-    (engine,) = processes_of(process, ENGINE)
-    killed = time.monotonic()
-    os.kill(engine, signal.SIGKILL)
-    error = await error_of_reading(running)
-    assert time.monotonic() - killed < 2
-    refused = await error_of(stub.SynthesizeStream(stream_request()))
-    for failed in (error, refused):
-        assert failed.code() is grpc.StatusCode.UNAVAILABLE
-        assert reason_of(failed) == "ENGINE_LOST"
-        assert retry_s(failed) > 0
-    await until(lambda: _is(Status.NOT_SERVING, channel))
-
-
-def test_a_front_end_is_killed_and_comes_back(tiny_checkpoint: Path) -> None:
-    """Of two that share a port: its streams' pages are freed, what others do goes on."""
-    flags = {
-        "front-ends": 2,
-        "prometheus-metrics-mode": "launch_multiproc_server",
-        "metrics-port": 0,
-        "max-concurrent-requests": CHANNELS,
-        "max-queued-requests": 0,
-    }
-
-    async def scenario() -> None:
-        async with (
-            serving_process(tiny_checkpoint, **flags) as process,
-            AsyncExitStack() as channels,
-        ):
-            address = await process.ready()
-            url = (await process.logged(r"metrics on (http://127\.0\.0\.1:\d+/metrics)"))[1]
-            opened = [
-                await channels.enter_async_context(channel_to(address)) for _ in range(CHANNELS)
-            ]
-            await create_voice(opened[0], "mine")
-            for channel in opened:
-                assert "mine" in await voice_names(channel)
-            await _survive(process, opened, url)
-            assert len({(await heard(channel)).data for channel in opened}) == 1
-            engine, *others = processes_of(process, ENGINE) + processes_of(process, FRONT_END)
-            assert len(others) == 2
-            process.process.kill()
-            await until(lambda: _are_gone([engine, *others]))
-
-    run(scenario(), 100)
-
-
-async def _survive(process: Process, channels: list[grpc.aio.Channel], url: str) -> None:
+async def _lose_a_front_end(process: Process, channels: list[grpc.aio.Channel]) -> None:
+    """Its streams' pages are freed, what the other one does goes on."""
     calls = [SpeechServiceStub(channel).SynthesizeStream(endless()) for channel in channels]
     for call in calls:
         while (await call.read()).WhichOneof("event") != "audio":
@@ -197,8 +182,30 @@ async def _survive(process: Process, channels: list[grpc.aio.Channel], url: str)
     os.kill(processes_of(process, FRONT_END)[0], signal.SIGKILL)
     ends = await asyncio.gather(*(_code_of(call) for call in calls))
     assert set(ends) == {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
+    url = (await process.logged(r"metrics on (http://127\.0\.0\.1:\d+/metrics)"))[1]
     await until(lambda: _is_free(url))
     await process.logged("front-end-[01] is back")
+
+
+async def _lose_the_engine(process: Process, channels: list[grpc.aio.Channel]) -> None:
+    """Calls fail at once, and new ones until it is back; health says so all the while."""
+    stubs = [SpeechServiceStub(channel) for channel in channels]
+    running = [stub.SynthesizeStream(endless(), wait_for_ready=True) for stub in stubs]
+    for call in running:
+        while (await call.read()).WhichOneof("event") != "audio":
+            pass
+    killed = time.monotonic()
+    os.kill(processes_of(process, ENGINE)[0], signal.SIGKILL)
+    failed = [await error_of_reading(call) for call in running]
+    assert time.monotonic() - killed < 2
+    failed.append(await error_of(stubs[0].SynthesizeStream(stream_request())))
+    for error in failed:
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert reason_of(error) == "ENGINE_LOST"
+        assert retry_s(error) > 0
+    for status in (Status.NOT_SERVING, Status.SERVING):
+        for channel in channels:
+            await until(lambda channel=channel, status=status: _is(status, channel))
 
 
 async def _code_of(call: grpc.aio.UnaryStreamCall) -> grpc.StatusCode:
