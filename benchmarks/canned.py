@@ -29,7 +29,7 @@ from tts.server import SpeechServer
 RATE = 16_000
 BLOCK_S = 0.1
 MICRO = 1_000_000
-PATIENCE = 1_000
+MAX_CALLS = 1_000
 
 
 class CannedClient:
@@ -77,8 +77,9 @@ class CannedClient:
 async def serve(client: CannedClient) -> None:
     """Serve with the embedded voice's prompts, and without its weights, until ended."""
     config = AudioGenerationConfig(**default_values())
-    many = {"max_concurrent_requests": PATIENCE, "max_streams_per_client": PATIENCE}
-    server_config = ServerConfig(port=0, **many)
+    server_config = ServerConfig(
+        port=0, max_concurrent_requests=MAX_CALLS, max_streams_per_client=MAX_CALLS
+    )
     facts = EngineFacts(client.codec, max_seq_len=4096, raw_encoding=AudioEncoding.PCM_S16LE)
     server = SpeechServer(server_config)
     await server.start()
