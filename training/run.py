@@ -28,7 +28,7 @@ import torch
 STAGE1_END, SPEECH_END = 0.48, 0.76  # shares of the whole time
 TOKENISE_AGAIN = (0.62, 0.77)
 RESUMED_TOKENISE = (0.3, 0.5, 0.7)  # when the codec's first stage is there already
-ALIGNER_SHARE = 0.08
+ALIGNER_SHARE = 0.05
 COMPILE_S = 110.0  # the language model compiles this long before there are codes
 
 
