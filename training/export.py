@@ -20,7 +20,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from decoder.embedded_modules import CodecConfig
-from training.teacher import VOICES
 from training.vocabulary import (
     END_OF_SPEECH,
     END_OF_TEXT,
@@ -29,6 +28,7 @@ from training.vocabulary import (
     PAD,
     build_tokenizer,
 )
+from training.voices import NAMED
 
 MAX_POSITIONS = 2048
 CHAT_TEMPLATE = (
@@ -43,10 +43,6 @@ STREAMING = {
     "prepend": "never",
     "prepend_causal": True,
 }
-DISPLAY_NAMES = {"slt": "Slt (US English, female)", "rms": "Rms (US English, male)",
-                 "awb": "Awb (Scottish English, male)"}  # fmt: skip
-
-
 def llama_config(state: dict[str, Tensor], head_dim: int) -> dict[str, Any]:
     """Hugging Face's LlamaConfig, read off the weights."""
     layer = "model.layers.0."
@@ -115,16 +111,16 @@ def export(model: Path, codec: Path, out: Path) -> None:
         "any_voice": "<|voice_any|>", "max_characters": 200, "max_codes": 500,
     })  # fmt: skip
     voices = [
-        {"name": name, "display_name": DISPLAY_NAMES[name], "language_codes": ["en-US"],
-         "control_token": f"<|voice_{i}|>"}
-        for i, name in enumerate(VOICES)
+        {"name": voice.name, "display_name": f"{voice.name.capitalize()} ({voice.description})",
+         "language_codes": ["en-US"], "control_token": f"<|voice_{i}|>"}
+        for i, voice in enumerate(NAMED)
     ]  # fmt: skip
-    write_json(out / "voices.json", {"default": VOICES[0], "voices": voices})
+    write_json(out / "voices.json", {"default": NAMED[0].name, "voices": voices})
     save_file(state, out / "model.safetensors", metadata={"format": "pt"})
     sizes = asdict(config) | {"levels": list(config.levels), "hop": config.hop}
     write_json(out / "codec/config.json", {"type": "embedded", **sizes, "streaming": STREAMING})
     shutil.copy(codec, out / "codec/model.safetensors")
-    assert FIRST_VOICE + len(VOICES) <= FIRST_CODE
+    assert FIRST_VOICE + len(NAMED) <= FIRST_CODE
 
 
 def main() -> None:
