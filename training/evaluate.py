@@ -48,6 +48,11 @@ def heard(listen: Recogniser, text: str, take: Take) -> WordErrors:
     return word_errors(text, listen(take.samples, SAMPLE_RATE))
 
 
+def figure(name: str, value: float, unit: str, bar: float | None = None, *, least: bool = False):
+    """One number, whatever numpy made of it."""
+    return Figure(name, (float(value),), unit, None if bar is None else float(bar), least)
+
+
 def evaluate_codec(args: argparse.Namespace) -> Report:
     """The codec alone: the teacher's speech through it and back."""
     from safetensors.torch import load_file
@@ -58,7 +63,6 @@ def evaluate_codec(args: argparse.Namespace) -> Report:
     codec.load_state_dict({k: v.float() for k, v in load_file(args.codec).items()})
     codec.eval()
     teacher, listen = Teacher(), Recogniser()
-    figures: list[Figure] = []
     errors: dict[str, list[WordErrors]] = {"teacher": [], "codec": []}
     scores: list[tuple[float, float]] = []
     for voice in NAMED[: len(TEACHERS)]:
@@ -71,12 +75,13 @@ def evaluate_codec(args: argparse.Namespace) -> Report:
             errors["teacher"].append(heard(listen, text, original))
             errors["codec"].append(heard(listen, text, decoded))
             scores.append(quality(original.samples, decoded.samples))
-    for name, found in errors.items():
-        figures.append(Figure(name, (total(found).rate,), "WER"))
-    figures[1] = Figure("codec", (total(errors["codec"]).rate,), "WER", figures[0].value + 0.02)
-    figures.append(Figure("PESQ wide band", (np.mean([p for p, _ in scores]),), "", 2.7, True))
-    figures.append(Figure("STOI", (np.mean([s for _, s in scores]),), "", 0.95, True))
-    return Report("codec", tuple(figures))
+    taught, coded = (total(found).rate for found in errors.values())
+    return Report("codec", (
+        figure("teacher", taught, "WER"),
+        figure("codec", coded, "WER", taught + 0.02),
+        figure("PESQ wide band", np.mean([p for p, _ in scores]), "", 2.7, least=True),
+        figure("STOI", np.mean([s for _, s in scores]), "", 0.95, least=True),
+    ))  # fmt: skip
 
 
 def evaluate_words(args: argparse.Namespace) -> Report:
@@ -102,7 +107,7 @@ def evaluate_words(args: argparse.Namespace) -> Report:
         pairs = list(zip(takes, reference, strict=True))[: args.distances]
         distances += [mel_cepstral_distance(Timbre(a.samples), Timbre(b.samples)) for a, b in pairs]
         rates[voice.name] = (taught.rate, total(found).rate)
-        figures.append(Figure(f"teacher {voice.name}", (taught.rate,), "WER"))
+        figures.append(figure(f"teacher {voice.name}", taught.rate, "WER"))
         bar = taught.rate + 0.07 if voice.name in TEACHERS else None
         spread = tuple(f.rate for f in found)
         figures.append(Figure(f"voice {voice.name}", spread, "WER", bar))
@@ -112,11 +117,11 @@ def evaluate_words(args: argparse.Namespace) -> Report:
     ):
         chosen = [rates[name] for name in members if name in rates]
         if chosen:
-            taught_mean, mean = (float(m) for m in np.mean(chosen, axis=0))
-            figures.append(Figure(f"{title}, teacher's mean", (taught_mean,), "WER"))
-            figures.append(Figure(f"{title}, mean", (mean,), "WER", taught_mean + margin))
+            taught_mean, mean = np.mean(chosen, axis=0)
+            figures.append(figure(f"{title}, teacher's mean", taught_mean, "WER"))
+            figures.append(figure(f"{title}, mean", mean, "WER", taught_mean + margin))
     if distances:
-        figures.append(Figure("mel-cepstral distance", (float(np.mean(distances)),), "dB"))
+        figures.append(figure("mel-cepstral distance", np.mean(distances), "dB"))
     studio.close()
     return Report("words", tuple(figures))
 
@@ -125,7 +130,7 @@ def evaluate_durations(args: argparse.Namespace) -> Report:
     """Lines of all lengths: how long each is against the teacher's, and whether any runs away."""
     studio, teacher = Studio(args.model), Teacher()
     lines = args.lines.read_text().splitlines()[: args.sentences]
-    ratios, runaways, listed = [], 0, 0
+    ratios, runaways = [], 0
     for number, group in enumerate(in_groups(lines)):
         voice = NAMED[number % len(NAMED)]
         takes = studio.speak(group, studio.named(voice.name), seed=number + 1)
@@ -136,15 +141,14 @@ def evaluate_durations(args: argparse.Namespace) -> Report:
             ratios.append(take.seconds / reference.seconds)
             runaways += take.ran_away
             if not 0.6 <= ratios[-1] <= 1.6 or take.ran_away:
-                listed += 1
                 print(f"{voice.name} {ratios[-1]:.2f}  {text}", file=sys.stderr, flush=True)
     studio.close()
     inside = np.mean([0.6 <= ratio <= 1.6 for ratio in ratios])
     return Report("durations", (
-        Figure("lines", (float(len(ratios)),), ""),
+        figure("lines", len(ratios), ""),
         Figure("duration against the teacher's", tuple(ratios), "ratio"),
-        Figure("within 0.6 to 1.6", (float(inside),), "share", 1.0, at_least=True),
-        Figure("run away", (float(runaways),), "lines", 0.0),
+        figure("within 0.6 to 1.6", inside, "share", 1.0, least=True),
+        figure("run away", runaways, "lines", 0.0),
     ))  # fmt: skip
 
 
@@ -173,9 +177,9 @@ def evaluate_following(args: argparse.Namespace) -> Report:
     both = np.mean([a and b for a, b in zip(within, nearer, strict=True)])
     return Report("following", (
         Figure("pitch off by", tuple(errors), "share"),
-        Figure("pitch within 15 %", (float(np.mean(within)),), "share", 0.8, at_least=True),
-        Figure("nearer to the clip", (float(np.mean(nearer)),), "share", 0.8, at_least=True),
-        Figure("both", (float(both),), "share", 0.8, at_least=True),
+        figure("pitch within 15 %", np.mean(within), "share", 0.8, least=True),
+        figure("nearer to the clip", np.mean(nearer), "share", 0.8, least=True),
+        figure("both", both, "share", 0.8, least=True),
     ))  # fmt: skip
 
 
