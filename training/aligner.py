@@ -18,9 +18,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from decoder.embedded_modules import CodecConfig, FiniteScalarQuantizer
+from training.aligner_network import AlignerNetwork
 from training.codes import part_files
 from training.distributed import Clock
-from tts.aligner_network import AlignerConfig, AlignerNetwork
+from tts.aligner import AlignerConfig
 
 CROP_CODES = 128
 WARM_UP = 200

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -183,11 +184,52 @@ def evaluate_following(args: argparse.Namespace) -> Report:
     ))  # fmt: skip
 
 
+def evaluate_timings(args: argparse.Namespace) -> Report:
+    """Word times found in the codes of the teacher's speech, against the teacher's own."""
+    from training.labels import word_times
+    from tts.aligner import FOLDER, Aligner
+    from tts.factory import embedded_folder
+    from tts.text import SpokenWord
+    from tts.word_times import WordTimer
+
+    studio, teacher = Studio(args.model), Teacher()
+    aligner = Aligner.load(Path(args.model or embedded_folder()) / FOLDER)
+    codec = studio.service.client.codec
+    assert codec is not None
+    errors, missed, seconds, spoken_s = [], 0, 0.0, 0.0
+    for number, text in enumerate(prose(args.sentences)):
+        spoken = teacher.speak(text, NAMED[number % len(NAMED)])
+        assert spoken is not None
+        codes = studio.run(studio.service.client.encode_prompt(spoken.samples / np.float32(32768)))
+        truth = word_times(spoken.words, spoken.phones)
+        words = [SpokenWord(name, i, i + 1, name) for i, (name, _, _) in enumerate(truth)]
+        timer = WordTimer(aligner, words, 1 / codec.codes_per_second)
+        found = []
+        started = time.thread_time()
+        for start in range(0, len(codes), 10):
+            found += timer.push(codes[start : start + 10])
+        found += timer.finish()
+        seconds += time.thread_time() - started
+        spoken_s += len(spoken.samples) / SAMPLE_RATE
+        missed += len(truth) - len(found)
+        for span in found:
+            _, start_s, end_s = truth[span.word.start]
+            errors += [1000 * abs(span.start_s - start_s), 1000 * abs(span.end_s - end_s)]
+    studio.close()
+    return Report("timings", (
+        Figure("start and end of a word", tuple(errors), "ms", 30.0),
+        figure("90 % within", np.percentile(errors, 90), "ms"),
+        figure("words without times", missed, ""),
+        figure("work", 1000 * seconds / spoken_s, "ms per s of speech", 5.0),
+    ))  # fmt: skip
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], Report]] = {
     "codec": evaluate_codec,
     "words": evaluate_words,
     "durations": evaluate_durations,
     "following": evaluate_following,
+    "timings": evaluate_timings,
 }
 
 

@@ -29,6 +29,7 @@ from training.vocabulary import (
     build_tokenizer,
 )
 from training.voices import NAMED
+from tts.aligner import AlignerConfig
 
 MAX_POSITIONS = 2048
 CHAT_TEMPLATE = (
@@ -43,6 +44,8 @@ STREAMING = {
     "prepend": "never",
     "prepend_causal": True,
 }
+
+
 def llama_config(state: dict[str, Tensor], head_dim: int) -> dict[str, Any]:
     """Hugging Face's LlamaConfig, read off the weights."""
     layer = "model.layers.0."
@@ -87,7 +90,14 @@ def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 
-def export(model: Path, codec: Path, out: Path) -> None:
+def export_aligner(weights: Path, codebook: int, out: Path) -> None:
+    """What finds words in codes."""
+    out.mkdir(exist_ok=True)
+    write_json(out / "config.json", asdict(AlignerConfig(codebook)))
+    shutil.copy(weights, out / "model.safetensors")
+
+
+def export(model: Path, codec: Path, out: Path, aligner: Path | None = None) -> None:
     """Write every file of the checkpoint but the model card."""
     (out / "codec").mkdir(parents=True, exist_ok=True)
     config, state = CodecConfig(), load_file(model)
@@ -120,6 +130,8 @@ def export(model: Path, codec: Path, out: Path) -> None:
     sizes = asdict(config) | {"levels": list(config.levels), "hop": config.hop}
     write_json(out / "codec/config.json", {"type": "embedded", **sizes, "streaming": STREAMING})
     shutil.copy(codec, out / "codec/model.safetensors")
+    if aligner is not None:
+        export_aligner(aligner, codebook, out / "aligner")
     assert FIRST_VOICE + len(NAMED) <= FIRST_CODE
 
 
@@ -127,9 +139,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--codec", type=Path, required=True)
+    parser.add_argument("--aligner", type=Path, help="word timings are known with it only")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    export(args.model, args.codec, args.out)
+    export(args.model, args.codec, args.out, args.aligner)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from training.teacher import SAMPLE_RATE, Phone
-from tts.aligner_network import LETTERS
+from tts.aligner import letter_labels as letters_of
 
 FRAME = 160  # samples
 SILENCE = 0
@@ -23,7 +23,6 @@ PHONES = (
 NUM_PHONE_LABELS = len(PHONES) + 1
 
 _PHONE_LABEL = {name: label for label, name in enumerate(PHONES, start=1)}
-_LETTER_LABEL = {letter: label for label, letter in enumerate(LETTERS, start=1)}
 
 
 def _frame(time_s: float) -> int:
@@ -46,11 +45,6 @@ def word_times(words: Sequence[str], phones: Sequence[Phone]) -> list[tuple[str,
         start, _ = spans.get(phone.word_index, (phone.start_s, 0.0))
         spans[phone.word_index] = (start, phone.end_s)
     return [(words[index], *span) for index, span in spans.items()]
-
-
-def letters_of(word: str) -> list[int]:
-    """Labels of a word's letters; what is not a letter or an apostrophe is skipped."""
-    return [_LETTER_LABEL[c] for c in word.lower() if c in _LETTER_LABEL]
 
 
 def letter_labels(words: Sequence[str], phones: Sequence[Phone], num_frames: int) -> np.ndarray:

@@ -56,6 +56,7 @@ class AudioOutput:
     """
 
     def __init__(self, codec_rate: int, audio_format: AudioFormat, shape: AudioShape) -> None:
+        self._codec_rate = codec_rate
         self._loudness = LoudnessKeeper(codec_rate) if shape.steady_loudness else None
         self._trimmer = SilenceTrimmer(codec_rate) if shape.trim_silence else None
         self._stretcher = TimeStretcher(shape.speaking_rate, codec_rate)
@@ -69,6 +70,11 @@ class AudioOutput:
         self._num_unsent = 0  # samples in the encoder since it last gave bytes
         self.num_samples = 0
         """Samples sent so far, at the output rate."""
+
+    @property
+    def trimmed_s(self) -> float:
+        """Seconds of silence that were cut off so far, before the speaking rate."""
+        return 0.0 if self._trimmer is None else self._trimmer.num_dropped / self._codec_rate
 
     def begin_segment(self) -> None:
         """What is written now is another segment."""

@@ -305,6 +305,14 @@ def _synthesizer(
     return Synthesizer(client, prompts, voices, settings)
 
 
+def _aligner_folder(folder: Path) -> Path | None:
+    """What finds words in speech codes, where the checkpoint has it."""
+    from tts.aligner import FOLDER
+
+    own = folder / FOLDER
+    return own if own.is_dir() else None
+
+
 def _settings(parts: _Parts, client: EngineClient, family: SpeechFamily) -> SynthesisSettings:
     from decoder import validate_streaming
     from tts.cloning import CloningLimits
@@ -324,6 +332,7 @@ def _settings(parts: _Parts, client: EngineClient, family: SpeechFamily) -> Synt
         max_seq_len=min(parts.facts.max_seq_len, family.traits.max_seq_len or 2**31),
         raw_encoding=parts.facts.raw_encoding,
         adapters=_adapter_names(parts.config),
+        aligner=_aligner_folder(parts.folder),
     )
     if parts.server is None:
         return settings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -14,11 +14,14 @@ from tts.speech import (
     Done,
     FlushDone,
     SessionEvent,
+    SpeechEvent,
     SpeechTimings,
     SpeechUsage,
     Started,
     SynthesisResult,
     UtteranceCancelled,
+    WordTime,
+    WordTimes,
 )
 from tts.v1 import common_pb2
 from tts.v1 import speech_pb2 as pb
@@ -80,6 +83,22 @@ def to_audio(chunk: AudioChunk) -> pb.AudioChunk:
     )
 
 
+def to_words(words: Iterable[WordTime]) -> pb.WordTimings:
+    """When words are spoken."""
+    return pb.WordTimings(
+        words=[
+            pb.WordTiming(
+                word=word.word,
+                start=to_duration(word.start_s),
+                end=to_duration(word.end_s),
+                text_start=word.text_start,
+                text_end=word.text_end,
+            )
+            for word in words
+        ]
+    )
+
+
 def to_usage(usage: SpeechUsage) -> common_pb2.Usage:
     """What a synthesis cost."""
     return common_pb2.Usage(
@@ -118,6 +137,8 @@ def to_session_response(event: SessionEvent) -> pb.StreamingSynthesizeResponse:
             return pb.StreamingSynthesizeResponse(started=to_started(event))
         case AudioChunk():
             return pb.StreamingSynthesizeResponse(audio=to_audio(event))
+        case WordTimes(words):
+            return pb.StreamingSynthesizeResponse(words=to_words(words))
         case FlushDone(flush_id, offset):
             done = pb.FlushDone(flush_id=flush_id, sample_offset=offset)
             return pb.StreamingSynthesizeResponse(flush_done=done)
@@ -128,13 +149,15 @@ def to_session_response(event: SessionEvent) -> pb.StreamingSynthesizeResponse:
             return pb.StreamingSynthesizeResponse(done=to_done(result))
 
 
-def to_stream_response(event: Started | AudioChunk | Done) -> pb.SynthesizeStreamResponse:
+def to_stream_response(event: SpeechEvent) -> pb.SynthesizeStreamResponse:
     """Any event of a streamed request, in its envelope."""
     match event:
         case Started():
             return pb.SynthesizeStreamResponse(started=to_started(event))
         case AudioChunk():
             return pb.SynthesizeStreamResponse(audio=to_audio(event))
+        case WordTimes(words):
+            return pb.SynthesizeStreamResponse(words=to_words(words))
         case Done(result):
             return pb.SynthesizeStreamResponse(done=to_done(result))
 

@@ -23,6 +23,7 @@ from tts.speech import (
     SessionEvent,
     Started,
     UtteranceCancelled,
+    WordTimes,
 )
 from tts.text import SegmentStream, TextOptions, TextSegment
 from tts.utterance import SpeechStream, closing
@@ -162,7 +163,7 @@ class StreamingSession:
         self._speech.restart()
         yield FlushDone(item.flush_id, self._speech.num_samples)
 
-    async def _speak(self, segment: TextSegment) -> AsyncIterator[AudioChunk]:
+    async def _speak(self, segment: TextSegment) -> AsyncIterator[AudioChunk | WordTimes]:
         """A segment's audio, until it ends or is cancelled.
 
         A chunk that is ready when the cancellation comes is still sent: its bytes are part of
@@ -203,8 +204,8 @@ class StreamingSession:
 
 
 async def _next_before(
-    chunks: AsyncIterator[AudioChunk], stop: asyncio.Future[Any]
-) -> AudioChunk | None:
+    chunks: AsyncIterator[AudioChunk | WordTimes], stop: asyncio.Future[Any]
+) -> AudioChunk | WordTimes | None:
     """The next chunk; None at the end, or when `stop` comes first."""
     step = asyncio.ensure_future(anext(chunks, None))
     try:

@@ -217,6 +217,24 @@ class AudioChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class WordTime:
+    """When a word of the input is spoken: seconds from the start of the output."""
+
+    word: str
+    start_s: float
+    end_s: float
+    text_start: int  # Unicode code points into the whole input
+    text_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class WordTimes:
+    """Words that have been spoken, in order; those of a segment come with or behind its audio."""
+
+    words: tuple[WordTime, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SpeechUsage:
     """What a request cost."""
 
@@ -278,7 +296,8 @@ class SynthesizedSpeech:
     started: Started
     chunks: tuple[AudioChunk, ...]  # without their data
     result: SynthesisResult
+    words: tuple[WordTime, ...] = ()  # where they were asked for
 
 
-SpeechEvent = Started | AudioChunk | Done
-SessionEvent = Started | AudioChunk | FlushDone | UtteranceCancelled | Done
+SpeechEvent = Started | AudioChunk | WordTimes | Done
+SessionEvent = Started | AudioChunk | WordTimes | FlushDone | UtteranceCancelled | Done

@@ -19,6 +19,7 @@ from tts.proto_events import (
     to_session_response,
     to_started,
     to_stream_response,
+    to_words,
 )
 from tts.proto_values import FIELD_PATHS, WireRules, read_config, read_text, voice_of
 from tts.speech import SessionEvent, SpeechRequest
@@ -110,7 +111,10 @@ class SpeechApi:
         with fields_renamed(FIELD_PATHS):
             speech = await self.synthesizer.synthesize(request)
         return pb.SynthesizeResponse(
-            audio=speech.audio, started=to_started(speech.started), done=to_done(speech.result)
+            audio=speech.audio,
+            started=to_started(speech.started),
+            words=to_words(speech.words).words,
+            done=to_done(speech.result),
         )
 
     def check_session(

@@ -181,6 +181,7 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
             info.native_sample_rate_hertz = codec.sample_rate
             info.speech_tokens_per_second = codec.codes_per_second
             info.voice_cloning = codec.can_encode
+            info.word_timestamps = service.synthesizer.settings.aligner is not None
             info.default_chunking.CopyFrom(to_chunking(service.synthesizer.settings.streaming))
         return info
 

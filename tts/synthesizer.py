@@ -11,6 +11,7 @@ import secrets
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
+from pathlib import Path
 from uuid import uuid4
 
 from decoder import (
@@ -27,6 +28,7 @@ from decoder import (
     validate_streaming,
 )
 from llm import SamplingParams
+from tts.aligner import Aligner
 from tts.audio import AudioShape
 from tts.cloning import CloningLimits, VoiceCloner
 from tts.engine_client import EngineClient
@@ -56,6 +58,8 @@ from tts.speech import (
     SynthesizedSpeech,
     TimestampGranularity,
     UtteranceCancelled,
+    WordTime,
+    WordTimes,
 )
 from tts.text import SegmentStream, TextOptions, TextSegment, check_text
 from tts.utterance import SpeechPlan, SpeechStream, closing
@@ -104,6 +108,7 @@ class SynthesisSettings:
     raw_encoding: AudioEncoding = AudioEncoding.PCM_S16LE
     cloning: CloningLimits = field(default_factory=CloningLimits)
     adapters: tuple[str, ...] = ()  # that requests can name
+    aligner: Path | None = None  # folder of what finds the words in the codes
 
 
 class Synthesizer:
@@ -125,6 +130,7 @@ class Synthesizer:
             client, prompts, self._cloning_limits(), self.settings.traits.text_options()
         )
         self._client, self._prompts = client, prompts
+        self._loaded_aligner: Aligner | None = None
 
     def _cloning_limits(self) -> CloningLimits:
         """A voice must leave room for the longest text and the longest speech of one call."""
@@ -169,6 +175,7 @@ class Synthesizer:
         started: Started | None = None
         data: list[bytes] = []
         chunks: list[AudioChunk] = []
+        words: list[WordTime] = []
         async with closing(self.stream(request)) as events:
             async for event in events:
                 match event:
@@ -177,11 +184,13 @@ class Synthesizer:
                     case AudioChunk():
                         data.append(event.data)
                         chunks.append(replace(event, data=b""))
+                    case WordTimes():
+                        words += event.words
                     case Done(result):
                         break
         assert started is not None
         audio = apply_patches(b"".join(data), result.header_patches)
-        return SynthesizedSpeech(audio, started, tuple(chunks), result)
+        return SynthesizedSpeech(audio, started, tuple(chunks), result, tuple(words))
 
     def open_session(
         self, request: SpeechRequest, times: SessionTimes | None = None
@@ -216,10 +225,6 @@ class Synthesizer:
         )
 
     def _plan(self, request: SpeechRequest, max_audio_s: float | None) -> SpeechPlan:
-        if request.timestamps is TimestampGranularity.WORD:
-            raise PreconditionError(
-                Precondition.WORD_TIMESTAMPS, "this model knows no word timings; ask for segments"
-            )
         settings, sampling = self.settings, request.sampling
         if request.lora and request.lora not in settings.adapters:
             raise AdapterNotFoundError(request.lora, settings.adapters)
@@ -247,7 +252,20 @@ class Synthesizer:
             priority=request.priority,
             lora=request.lora,
             carry=request.carry,
+            aligner=self._aligner(request),
         )
+
+    def _aligner(self, request: SpeechRequest) -> Aligner | None:
+        """Read when the first request asks for words."""
+        if request.timestamps is not TimestampGranularity.WORD:
+            return None
+        if self.settings.aligner is None:
+            raise PreconditionError(
+                Precondition.WORD_TIMESTAMPS, "this model knows no word timings; ask for segments"
+            )
+        if self._loaded_aligner is None:
+            self._loaded_aligner = Aligner.load(self.settings.aligner)
+        return self._loaded_aligner
 
     def encoding_of(self, request: SpeechRequest) -> AudioEncoding:
         """What is sent for a request."""

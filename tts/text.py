@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
+from operator import itemgetter
 from re import Match
 
 from tts.errors import InvalidRequestError
@@ -29,6 +31,7 @@ from tts.text_tags import speak_around
 __all__ = [
     "SegmentMode",
     "SegmentStream",
+    "SpokenWord",
     "TextError",
     "TextNormalization",
     "TextOptions",
@@ -94,6 +97,16 @@ class TextOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class SpokenWord:
+    """A word of the input, code points [start, end), and what is spoken for it."""
+
+    text: str
+    start: int
+    end: int
+    spoken: str
+
+
+@dataclass(frozen=True, slots=True)
 class TextSegment:
     """What one language-model call speaks: `text`, from code points [start, end) of the input.
 
@@ -104,6 +117,7 @@ class TextSegment:
     text: str
     start: int
     end: int
+    words: tuple[SpokenWord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +288,7 @@ class SegmentStream:
         pieces = [p for p in _pack(spoken, limit) if any(map(str.isalnum, p.text))]
         ends = [words[p.origins[0] - 1].end if p.origins[0] else 0 for p in pieces[1:]]
         return [
-            self._segment(piece.text, end)
+            self._segment(piece.text, end, _spoken_words(piece, words))
             for piece, end in zip(pieces, [*ends, words[-1].end if words else 0], strict=False)
         ]
 
@@ -284,10 +298,26 @@ class SegmentStream:
             return speak_around(text, self._options.tags)
         return text.sub(_SPACES, lambda match: " ")
 
-    def _segment(self, text: str, end: int) -> TextSegment:
+    def _segment(self, text: str, end: int, words: tuple[SpokenWord, ...]) -> TextSegment:
         start, self._spoken_to = self._spoken_to, max(self._spoken_to, end)
         self._num_segments += 1
-        return TextSegment(self._num_segments - 1, text, start, self._spoken_to)
+        return TextSegment(self._num_segments - 1, text, start, self._spoken_to, words)
+
+
+def _spoken_words(piece: AlignedText, words: Sequence[_Word]) -> tuple[SpokenWord, ...]:
+    """The input's words in a piece. A phrase that is read as one belongs to its first word, which
+    then reaches as far as the phrase does.
+    """
+    pairs = zip(piece.origins, piece.text, strict=True)
+    runs = [(origin, "".join(c for _, c in run)) for origin, run in groupby(pairs, itemgetter(0))]
+    nexts = [origin for origin, _ in runs[1:]]
+    spoken = []
+    for (origin, text), following in zip(runs, [*nexts, None], strict=True):
+        last = origin if following is None else max(origin, following - 1)
+        if any(map(str.isalnum, text)):
+            word = words[origin]
+            spoken.append(SpokenWord(word.text, word.start, words[last].end, text.strip()))
+    return tuple(spoken)
 
 
 class _Respelling:

@@ -12,20 +12,29 @@ import hashlib
 import itertools
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from decoder import AudioFormat, CodecSpec, StreamingOptions
 from llm import FinishReason, Request, RequestTimings, SamplingParams
+from tts.aligner import Aligner
 from tts.audio import AudioOutput, AudioShape, EncodedAudio
 from tts.engine_client import AudioBlock, EngineClient, SpeechJob
 from tts.errors import SynthesisError
 from tts.prompt import PromptBuilder
-from tts.speech import AudioChunk, SpeechTimings, SpeechUsage, SynthesisResult
+from tts.speech import (
+    AudioChunk,
+    SpeechTimings,
+    SpeechUsage,
+    SynthesisResult,
+    WordTime,
+    WordTimes,
+)
 from tts.text import TextSegment
 from tts.voices import Voice, VoicePrompt
+from tts.word_times import WordSpan, WordTimer
 
 Item = TypeVar("Item")
 
@@ -57,6 +66,7 @@ class SpeechPlan:
     priority: int = 0
     lora: str = ""
     carry: tuple[int, ...] | None = None
+    aligner: Aligner | None = None  # None: nobody asked when words are spoken
 
 
 @asynccontextmanager
@@ -100,6 +110,7 @@ class SpeechStream:
         self._carry = plan.carry
         self._is_fresh = True  # the next segment starts with the first, small chunk sizes
         self._num_codes = 0
+        self._num_timed = 0  # codes of the segments before this one, as far as they were sent
         self._num_chunks = 0
         self.num_segments = 0
         self._unsent_codes = 0  # of blocks that have not led to bytes yet
@@ -137,8 +148,11 @@ class SpeechStream:
         self._carry, self._unsent_codes = None, 0
         self.restart()
 
-    async def speak(self, segment: TextSegment) -> AsyncIterator[AudioChunk]:
-        """One segment's audio. Raises SynthesisError when the engine fails."""
+    async def speak(self, segment: TextSegment) -> AsyncIterator[AudioChunk | WordTimes]:
+        """One segment's audio, and its words where they are asked for.
+
+        Raises SynthesisError when the engine fails.
+        """
         budget = self._budget(segment)
         self.num_segments += 1
         self._segment = segment
@@ -148,6 +162,7 @@ class SpeechStream:
         job = self._job(segment, budget)
         self._is_fresh, self._segment_codes = False, []
         self._output.begin_segment()
+        timer = self._timer(segment)
         last = None
         try:
             async with closing(self._client.speak(job)) as blocks:
@@ -156,9 +171,37 @@ class SpeechStream:
                     for piece in self._output.write(last.samples):
                         yield self._chunk(piece)
                         await asyncio.sleep(0)  # other streams' turn
+                    if timer is not None and (spans := timer.push(last.codes)):
+                        yield self._word_times(spans)
         finally:
             self._count(last)
+        if timer is not None and (spans := timer.finish()):
+            yield self._word_times(spans)
+        self._num_timed += len(self._segment_codes)
         self._end_segment(last, budget)
+
+    def _timer(self, segment: TextSegment) -> WordTimer | None:
+        aligner = self._plan.aligner
+        if aligner is None:
+            return None
+        return WordTimer(aligner, segment.words, 1 / self._spec.codes_per_second)
+
+    def _word_times(self, spans: Sequence[WordSpan]) -> WordTimes:
+        """Where the segment's words are in the output."""
+        rate = self._plan.shape.speaking_rate
+        start_s = self._num_timed / self._spec.codes_per_second - self._output.trimmed_s
+        return WordTimes(
+            tuple(
+                WordTime(
+                    span.word.text,
+                    max(0.0, start_s + span.start_s) / rate,
+                    max(0.0, start_s + span.end_s) / rate,
+                    span.word.start,
+                    span.word.end,
+                )
+                for span in spans
+            )
+        )
 
     async def flush(self) -> AsyncIterator[AudioChunk]:
         """What is held back, so that everything spoken has been sent. The stream goes on."""

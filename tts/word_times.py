@@ -1,0 +1,126 @@
+"""When each word is spoken: the likeliest path through the letters of a text, as codes come.
+
+States in a row, one per letter, with a silence that may be skipped in front of every word and
+behind the last (Viterbi 1967):
+
+    ( ) h e l l o ( ) w o r l d ( )
+     └──▲     └────────▲           every frame stays, moves on by one, or skips a silence
+
+A word is told once the path has left it for good, as far as can be known: when the likeliest path
+of everything heard so far is already `SETTLED_S` behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tts.aligner import SILENCE, Aligner, LetterStream, letter_labels
+from tts.text import SpokenWord
+
+SETTLED_S = 0.25
+NOTHING = -1e30  # log-probability of what cannot be
+SKIP = 2  # states forward; a stay is 0, a move 1
+
+
+@dataclass(frozen=True, slots=True)
+class WordSpan:
+    """A word and its time, seconds from the segment's first sample."""
+
+    word: SpokenWord
+    start_s: float
+    end_s: float
+
+
+class _States:
+    """Letters and silences in a row."""
+
+    def __init__(self, words: Sequence[SpokenWord]) -> None:
+        labels, owners = [SILENCE], [-1]
+        for index, word in enumerate(words):
+            letters = letter_labels(word.spoken)
+            if letters:
+                labels += [*letters, SILENCE]
+                owners += [*(index,) * len(letters), -1]
+        self.labels = np.array(labels)
+        self.owners = np.array(owners)  # word, or -1
+        # Into a state from two before it: free over a silence, else it cannot be.
+        is_gap = (self.labels[1:-1] == SILENCE) & (self.labels[2:] != SILENCE)
+        self.skip_cost = np.where(is_gap, 0.0, NOTHING)
+
+
+class WordTimer:
+    """One segment's words. Words without a letter are never told."""
+
+    def __init__(self, aligner: Aligner, words: Sequence[SpokenWord], seconds_per_code: float):
+        self._words = words
+        self._letters = LetterStream(aligner)
+        self._frame_s = seconds_per_code / aligner.config.frames_per_code
+        self._states = _States(words)
+        self._scores = np.full(len(self._states.labels), NOTHING)
+        self._moves: list[np.ndarray] = []  # by frame: how each state was reached
+        self._num_told = 0
+
+    def push(self, codes: tuple[int, ...]) -> list[WordSpan]:
+        """More codes of the segment; words that have ended for good."""
+        self._extend(self._letters.push(codes))
+        if not self._moves:
+            return []
+        return self._settled(self._path(int(self._scores.argmax())))
+
+    def finish(self) -> list[WordSpan]:
+        """The segment has ended: all other words."""
+        self._extend(self._letters.push((), is_last=True))
+        if not self._moves:
+            return []
+        # A segment that was cut short ends where it ends.
+        ends = self._scores[-2:]
+        is_whole = len(ends) == 2 and ends.max() > NOTHING / 2
+        last = len(self._scores) - 2 + int(ends.argmax()) if is_whole else self._scores.argmax()
+        spans = self._spans(self._path(int(last)))
+        told, self._num_told = spans[self._num_told :], len(spans)
+        return told
+
+    def _extend(self, frames: np.ndarray) -> None:
+        labels, may_skip = self._states.labels, self._states.skip_cost
+        for emitted in frames[:, labels]:
+            moves = np.zeros(len(labels), np.uint8)
+            self._moves.append(moves)
+            if len(self._moves) == 1:
+                self._scores[:2] = emitted[:2]
+                continue
+            before, scores = self._scores, self._scores.copy()
+            moves[1:] = before[:-1] > before[1:]
+            np.maximum(before[:-1], before[1:], out=scores[1:])
+            skipped = before[:-2] + may_skip
+            moves[2:][skipped > scores[2:]] = SKIP
+            np.maximum(skipped, scores[2:], out=scores[2:])
+            self._scores = scores + emitted
+
+    def _path(self, state: int) -> np.ndarray:
+        """The state of every frame, on the likeliest way to `state`."""
+        path = np.empty(len(self._moves), np.int64)
+        for frame in range(len(path) - 1, -1, -1):
+            path[frame] = state
+            state -= int(self._moves[frame][state])
+        return path
+
+    def _spans(self, path: np.ndarray) -> list[WordSpan]:
+        owners = self._states.owners[path]
+        spans = []
+        for index in np.unique(owners[owners >= 0]):
+            frames = np.flatnonzero(owners == index)
+            start_s, end_s = frames[0] * self._frame_s, (frames[-1] + 1) * self._frame_s
+            spans.append(WordSpan(self._words[index], float(start_s), float(end_s)))
+        return spans
+
+    def _settled(self, path: np.ndarray) -> list[WordSpan]:
+        """Words not told yet that ended a while before the last frame, and are not the path's."""
+        now_s = len(path) * self._frame_s
+        spans = self._spans(path)
+        settled = [span for span in spans if span.end_s <= now_s - SETTLED_S]
+        told = settled[self._num_told :]
+        self._num_told = max(self._num_told, len(settled))
+        return told
