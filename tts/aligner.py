@@ -23,6 +23,7 @@ SILENCE = 0
 NUM_LABELS = 1 + len(LETTERS)
 FOLDER = "aligner"
 
+_GELU_SCALE = math.sqrt(2 / math.pi)
 _LABELS = {letter: label for label, letter in enumerate(LETTERS, start=1)}
 
 
@@ -46,11 +47,6 @@ class AlignerConfig:
     def widths(self) -> tuple[int, ...]:
         """In and out of every convolution."""
         return (self.table_width, *(self.width,) * self.layers)
-
-    @property
-    def reach(self) -> int:
-        """How many codes to either side a frame depends on."""
-        return self.layers * (self.kernel // 2)
 
     @classmethod
     def read(cls, path: Path) -> AlignerConfig:
@@ -91,48 +87,70 @@ class Aligner:
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise CheckpointError(f"the aligner in {folder} cannot be read: {error}") from error
 
-    def log_probabilities(self, codes: np.ndarray) -> np.ndarray:
-        """int [T] to float32 [T × frames_per_code, NUM_LABELS]; codes beyond the ends are zero."""
-        x = self._table[codes]
-        for number, (weight, bias) in enumerate(self._layers):
-            y = _gelu(self._windows(x) @ weight + bias)
-            x = y if number == 0 else x + y
+    @property
+    def table(self) -> np.ndarray:
+        """[codebook_size, table_width]."""
+        return self._table
+
+    @property
+    def num_layers(self) -> int:
+        """Convolutions."""
+        return len(self._layers)
+
+    def convolve(self, layer: int, x: np.ndarray) -> np.ndarray:
+        """[n + kernel − 1, in] to [n, width], with the input added from the second layer on."""
+        weight, bias = self._layers[layer]
+        kernel = self.config.kernel
+        windows = np.lib.stride_tricks.sliding_window_view(x, kernel, axis=0).transpose(0, 2, 1)
+        y = _gelu(windows.reshape(len(windows), -1) @ weight + bias)
+        if layer:
+            y += x[kernel // 2 : kernel // 2 + len(y)]
+        return y
+
+    def log_probabilities(self, x: np.ndarray) -> np.ndarray:
+        """[T, width] to float32 [T × frames_per_code, NUM_LABELS]."""
         weight, bias = self._output
         logits = (x @ weight + bias).reshape(-1, NUM_LABELS)
         logits -= logits.max(1, keepdims=True)
         return logits - np.log(np.exp(logits).sum(1, keepdims=True))
 
-    def _windows(self, x: np.ndarray) -> np.ndarray:
-        """[T, C] to [T, kernel × C]: every row with its neighbours."""
-        kernel = self.config.kernel
-        padded = np.pad(x, ((kernel // 2, kernel // 2), (0, 0)))
-        rows = np.lib.stride_tricks.sliding_window_view(padded, kernel, axis=0)  # [T, C, kernel]
-        return rows.transpose(0, 2, 1).reshape(len(x), -1)
-
 
 def _gelu(x: np.ndarray) -> np.ndarray:
-    """Hendrycks and Gimpel 2016, the tanh form."""
-    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
-    return 0.5 * x * (1 + np.tanh(inner))
+    """Hendrycks and Gimpel 2016, the tanh form; overwrites x."""
+    inner = x * x
+    inner *= 0.044715 * _GELU_SCALE
+    inner += _GELU_SCALE
+    inner *= x
+    np.tanh(inner, out=inner)
+    inner += 1.0
+    x *= 0.5
+    x *= inner
+    return x
 
 
 class LetterStream:
-    """Frames of one segment as its codes come, each computed once its context is there."""
+    """Frames of one segment as its codes come, each computed once, as soon as its context is there.
+
+    Every layer keeps the inputs that later outputs still need. Beyond the ends there are zeros.
+    """
 
     def __init__(self, aligner: Aligner) -> None:
         self._aligner = aligner
-        self._codes: list[int] = []
-        self._done = 0  # codes whose frames have been given
+        self._edge = aligner.config.kernel // 2
+        widths = aligner.config.widths
+        self._inputs = [np.zeros((self._edge, width), np.float32) for width in widths[:-1]]
 
     def push(self, codes: tuple[int, ...], *, is_last: bool = False) -> np.ndarray:
         """More codes in; float32 [n, NUM_LABELS] frames out, possibly none."""
-        self._codes += codes
-        config = self._aligner.config
-        ready = len(self._codes) - (0 if is_last else config.reach)
-        if ready <= self._done:
-            return np.zeros((0, NUM_LABELS), np.float32)
-        start = max(0, self._done - config.reach)
-        frames = self._aligner.log_probabilities(np.array(self._codes[start:]))
-        first, last = ((n - start) * config.frames_per_code for n in (self._done, ready))
-        self._done = ready
-        return frames[first:last]
+        aligner = self._aligner
+        x = aligner.table[np.array(codes, np.int64)]
+        for layer in range(aligner.num_layers):
+            end = [np.zeros((self._edge, x.shape[1]), np.float32)] if is_last else []
+            inputs = np.concatenate([self._inputs[layer], x, *end])
+            ready = max(0, len(inputs) - 2 * self._edge)
+            self._inputs[layer] = inputs[ready:]
+            if not ready:
+                x = np.zeros((0, aligner.config.width), np.float32)
+                continue
+            x = aligner.convolve(layer, inputs)
+        return aligner.log_probabilities(x) if len(x) else np.zeros((0, NUM_LABELS), np.float32)
