@@ -175,8 +175,10 @@ class SpeechStream:
                         yield self._word_times(spans)
         finally:
             self._count(last)
-        if timer is not None and (spans := timer.finish()):
-            yield self._word_times(spans)
+        if timer is not None:
+            is_whole = last is not None and last.finish_reason is FinishReason.STOP
+            if spans := timer.finish(is_whole=is_whole):
+                yield self._word_times(spans)
         self._num_timed += len(self._segment_codes)
         self._end_segment(last, budget)
 

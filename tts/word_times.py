@@ -70,16 +70,15 @@ class WordTimer:
             return []
         return self._settled(self._path(int(self._scores.argmax())))
 
-    def finish(self) -> list[WordSpan]:
-        """The segment has ended: all other words."""
+    def finish(self, *, is_whole: bool = True) -> list[WordSpan]:
+        """The segment has ended, with its last word or (not `is_whole`) somewhere: what is left."""
         self._extend(self._letters.push((), is_last=True))
         if not self._moves:
             return []
-        # A segment that was cut short ends where it ends.
-        ends = self._scores[-2:]
-        is_whole = len(ends) == 2 and ends.max() > NOTHING / 2
-        last = len(self._scores) - 2 + int(ends.argmax()) if is_whole else self._scores.argmax()
-        spans = self._spans(self._path(int(last)))
+        first = max(0, len(self._scores) - 2) if is_whole else 0
+        if self._scores[first:].max() <= NOTHING / 2:  # too short for all words
+            first = 0
+        spans = self._spans(self._path(first + int(self._scores[first:].argmax())))
         told, self._num_told = spans[self._num_told :], len(spans)
         return told
 

@@ -1,5 +1,7 @@
 """The aligner: numpy as torch, streamed as whole; word times on paths that are known."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -34,7 +36,7 @@ def test_streamed_equals_the_trained_network_on_the_whole(cuts: list[int], lengt
         expected = trained(torch.from_numpy(codes)[None])[0].log_softmax(-1).numpy()
     stream = LetterStream(aligner_of(trained))
     edges = [0, *sorted(min(cut, length) for cut in cuts), length]
-    parts = [stream.push(tuple(codes[a:b])) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    parts = [stream.push(tuple(codes[a:b])) for a, b in pairwise(edges)]
     parts.append(stream.push((), is_last=True))
     got = np.concatenate(parts)
     assert got.shape == (4 * length, NUM_LABELS)
@@ -81,7 +83,13 @@ def test_words_are_told_before_the_segment_ends() -> None:
     timer = WordTimer(spelled(), words_of("hello world to"), seconds_per_code=0.04)
     told = timer.push(codes_of(SAID[:21]))
     assert [span.word.text for span in told] == ["hello"]
-    assert [span.word.text for span in timer.finish()] == ["world"]  # cut short: no third word
+    assert [span.word.text for span in timer.finish(is_whole=False)] == ["world"]
+
+
+def test_words_that_do_not_fit_are_not_told() -> None:
+    timer = WordTimer(spelled(), words_of("hello world"), seconds_per_code=0.04)
+    timer.push(codes_of("hel"))
+    assert [span.word.text for span in timer.finish()] == ["hello"]
 
 
 def test_words_without_letters_and_segments_without_speech() -> None:
