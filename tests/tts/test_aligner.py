@@ -110,7 +110,8 @@ def test_words_of_a_segment_and_where_they_are_in_the_input() -> None:
     ]
     price = segment.words[2].spoken
     assert price.startswith("five dollars")
-    assert " ".join(word.spoken for word in segment.words) == segment.text
+    spoken = " ".join(word.spoken for word in segment.words)
+    assert spoken.replace(",", "") == segment.text.replace(",", "")
     ends = [word.end for word in segment.words]
     assert ends == sorted(ends)
     assert ends[-1] == len(text)
