@@ -15,6 +15,8 @@ from typing import Literal
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Id of the request that this task works for; empty outside of one."""
 
+DECIMALS = 6  # of numbers in JSON: microseconds
+
 Fields = tuple[tuple[str, object], ...]
 LogFormat = Literal["text", "json"]
 
@@ -50,7 +52,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **dict(fields_of(record)),
+            **{name: _short(value) for name, value in fields_of(record)},
         }
         if record.exc_info:
             values["exception"] = self.formatException(record.exc_info)
@@ -69,6 +71,10 @@ def fields_of(record: logging.LogRecord) -> Fields:
     if current and all(name != "request_id" for name, _ in own):
         return (("request_id", current), *own)
     return own
+
+
+def _short(value: object) -> object:
+    return round(value, DECIMALS) if isinstance(value, float) else value
 
 
 def _plain(value: object) -> str:

@@ -26,6 +26,7 @@ class RunningPlan:
     kv_bytes: int  # of the KV cache
     draft_kv_bytes: int = 0  # of them for the draft model
     linear_layers: tuple[tuple[str, int], ...] = ()  # how many compute with what
+    in_flight_batching: bool = True
 
 
 def log_basics(config: PipelineConfig, plan: RunningPlan | None) -> None:
@@ -60,7 +61,7 @@ def log_pipeline(config: PipelineConfig, plan: RunningPlan | None) -> None:
         ("max_batch_total_tokens", config.max_batch_total_tokens or "no cap"),
         ("max_queue_size_tg", config.max_queue_size_tg),
         ("chunked prefill", config.enable_chunked_prefill),
-        ("in-flight batching", config.enable_in_flight_batching),
+        ("in-flight batching", plan.in_flight_batching),
         ("decode steps per turn", config.max_num_steps),
         ("KV watermark", f"{config.kvcache_ce_watermark:.0%}"),
     )
@@ -89,7 +90,7 @@ def _name(model: ModelConfig) -> str:
 
 def _log(*lines: tuple[str, object]) -> None:
     for name, value in lines:
-        logger.info("%-24s %s", name, value)
+        logger.info("%s: %s", name, value)
 
 
 def _abbreviated(paths: list[str]) -> str:

@@ -147,15 +147,15 @@ def test_the_basic_log(logged: Callable[..., str], tmp_path: Path) -> None:
         path.touch()
     lines = logged("log_basic_config", max_batch_size=11, model={"weight_path": weights})
     for line in (
-        f"model {tmp_path.name}",
-        "architecture LlamaForCausalLM",
-        "task text generation",
-        "pipeline SomePipeline",
-        f"weights {', '.join(map(str, weights[:5]))} and 2 more",
-        "devices cpu",
-        "max_batch_size 11",
-        "max_seq_len 4000",
-        "reserved memory 3 MiB",
+        f"model: {tmp_path.name}",
+        "architecture: LlamaForCausalLM",
+        "task: text generation",
+        "pipeline: SomePipeline",
+        f"weights: {', '.join(map(str, weights[:5]))} and 2 more",
+        "devices: cpu",
+        "max_batch_size: 11",
+        "max_seq_len: 4000",
+        "reserved memory: 3 MiB",
     ):
         assert line in lines.splitlines()
     assert "KV" not in lines
@@ -165,19 +165,19 @@ def test_the_whole_log(logged: Callable[..., str]) -> None:
     cache = {"enable_kvcache_swapping_to_host": True, "host_kvcache_swap_space_gb": 1.5}
     lines = logged("log_pipeline_info", model={"kv_cache": cache}, draft_model={})
     for line in (
-        "max_seq_len 4000",
-        "encoding float32",
-        "modules as written",
-        "KV page size 128",
-        "prefix caching True",
-        "swapping to host 1.5 GiB",
-        "memory utilization 90%",
-        f"available cache memory {2 * 2**20} bytes",
-        "KV watermark 95%",
-        "draft KV 1 MiB",
+        "max_seq_len: 4000",
+        "encoding: float32",
+        "modules: as written",
+        "KV page size: 128",
+        "prefix caching: True",
+        "swapping to host: 1.5 GiB",
+        "memory utilization: 90%",
+        f"available cache memory: {2 * 2**20} bytes",
+        "KV watermark: 95%",
+        "draft KV: 1 MiB",
     ):
         assert line in lines.splitlines()
-    assert "swapping to host False" in logged("log_pipeline_info")
+    assert "swapping to host: False" in logged("log_pipeline_info")
     assert "draft" not in logged("log_pipeline_info")
 
 

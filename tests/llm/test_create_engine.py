@@ -193,6 +193,6 @@ def test_an_engine_says_what_it_runs(
     with caplog.at_level(logging.INFO, "llm.config"):
         create_engine(config(tiny_checkpoint, num_pages=5)).shutdown()
     lines = [" ".join(line.split()) for line in caplog.messages]
-    assert {"pipeline TextGenerationPipeline", "encoding float32", "max_seq_len 64"} <= {*lines}
-    assert "KV page size 16" in lines
-    assert any(re.fullmatch(r"linear layers \d+ torch BLAS", line) for line in lines)
+    assert {"pipeline: TextGenerationPipeline", "encoding: float32", "max_seq_len: 64"} <= {*lines}
+    assert "KV page size: 16" in lines
+    assert any(re.fullmatch(r"linear layers: \d+ torch BLAS", line) for line in lines)

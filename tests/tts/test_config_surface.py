@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -11,12 +12,14 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from llm import ConfigError, StrictModel
 from tts import serve
-from tts.config import AudioGenerationConfig, ServerConfig, config_from_args
+from tts.config import AudioGenerationConfig, ServerConfig, config_from_args, load_config
 from tts.flags import inner_type, is_section, nested_values, walk_fields
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +54,7 @@ def text_of(name: str, field: FieldInfo) -> str:
     return {int: str(number + 3), float: "0.125", list[str]: "one,two"}.get(kind, "some/text")
 
 
-def given(model_class: type[StrictModel]) -> dict[str, str]:
+def given_texts(model_class: type[StrictModel]) -> dict[str, str]:
     """A text for every field but the sections and those that say where to read."""
     fields = dict(walk_fields(model_class))
     return {
@@ -82,7 +85,7 @@ def dumped(config: BaseModel) -> dict[str, Any]:
 def test_command_line_file_and_environment_say_the_same(
     model_class: type[StrictModel], tmp_path: Path
 ) -> None:
-    texts = given(model_class)
+    texts = given_texts(model_class)
     by_flags = dumped(from_flags(model_class, as_flags(texts)))
 
     variables = {f"SONANT_{n.replace('.', '__').upper()}": t for n, t in texts.items()}
@@ -104,7 +107,7 @@ def test_each_of_these_values_differs_from_the_default(model_class: type[StrictM
     plain = model_class(
         **needed, **{s: {} for s in ("draft_model", "lora", "speculative") if needed}
     )
-    changed = from_flags(model_class, as_flags(given(model_class)))
+    changed = from_flags(model_class, as_flags(given_texts(model_class)))
     for name, field in walk_fields(model_class):
         if name in WHERE_TO_READ | {"defer_resolve"} or is_section(inner_type(field.annotation)):
             continue
@@ -168,3 +171,51 @@ def test_what_the_model_lacks_its_draft_lacks_too() -> None:
 def test_the_command_resolves_what_was_deferred() -> None:
     args = serve.build_parser().parse_args(["--defer-resolve"])
     assert serve.read_config(args).model.is_resolved
+
+
+NUMBERS = (
+    "buffer",
+    "max_length",
+    "max_num_steps",
+    "model.kv_cache.num_pages",
+    "lora.max_num_loras",
+)
+LAYERS = ("flag", "file", "environment", "base")  # the first that says something wins
+values_by_layer = st.dictionaries(
+    st.sampled_from(NUMBERS),
+    st.dictionaries(st.sampled_from(LAYERS), st.integers(2, 99), min_size=1),
+)
+
+
+SHARED_FOLDER = [HealthCheck.function_scoped_fixture]  # each example writes its file anew
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=SHARED_FOLDER)
+@given(said=values_by_layer)
+def test_the_first_layer_that_says_something_wins(
+    said: dict[str, dict[str, int]], tmp_path: Path
+) -> None:
+    def texts(layer: str) -> dict[str, str]:
+        return {name: str(by[layer]) for name, by in said.items() if layer in by}
+
+    def nested(layer: str) -> dict[str, Any]:
+        return nested_values(AudioGenerationConfig, texts(layer))
+
+    path = tmp_path / "values.json"
+    path.write_text(json.dumps({"audio_generation_config": nested("file")}))
+    config = load_config(
+        AudioGenerationConfig,
+        nested("flag") | {"audio_decoder": "embedded", "defer_resolve": True},
+        config_file=str(path),
+        environ={
+            f"SONANT_{name.replace('.', '__').upper()}": text
+            for name, text in texts("environment").items()
+        },
+        base=nested("base"),
+    )
+    for name, by_layer in said.items():
+        found: Any = config
+        for part in name.split("."):
+            found = getattr(found, part)
+        assert found == next(by_layer[layer] for layer in LAYERS if layer in by_layer)
+    assert "lora.max_num_loras" in said or config.lora is None
