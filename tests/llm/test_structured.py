@@ -99,6 +99,8 @@ def is_valid(value: Any, schema: dict[str, Any]) -> bool:
         "minimum": lambda: value >= schema["minimum"],
         "maximum": lambda: value <= schema["maximum"],
         "pattern": lambda: re.search(schema["pattern"], value) is not None,
+        "minLength": lambda: len(value) >= schema["minLength"],
+        "maxLength": lambda: len(value) <= schema["maxLength"],
         "minItems": lambda: len(value) >= schema["minItems"],
         "maxItems": lambda: len(value) <= schema["maxItems"],
         "items": lambda: all(is_valid(item, schema["items"]) for item in value),

@@ -1,0 +1,118 @@
+"""Random schemas, random walks through their masks: what comes out parses and fits."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llm import RequestError, check_json_schema
+from llm.structured.grammar import GrammarCompiler
+from tests.llm.test_structured import BYTES, STOPS, VOCAB_SIZE, is_valid
+
+MAX_STEPS = 2_000
+
+scalars = st.none() | st.booleans() | st.integers(-99, 99) | st.text('aé"\\\n🙂', max_size=3)
+leaves = st.one_of(
+    st.sampled_from([{"type": "null"}, {"type": "boolean"}]),
+    st.lists(scalars, min_size=1, max_size=3).map(lambda values: {"enum": values}),
+    scalars.map(lambda value: {"const": value}),
+    st.tuples(st.integers(-50, 50), st.integers(0, 200)).map(
+        lambda pair: {"type": "integer", "minimum": pair[0], "maximum": pair[0] + pair[1]}
+    ),
+    st.tuples(st.integers(0, 3), st.integers(0, 3)).map(
+        lambda pair: {"type": "string", "minLength": pair[0], "maxLength": sum(pair)}
+    ),
+)
+
+
+def _array(parts: tuple[dict[str, Any], int, int]) -> dict[str, Any]:
+    items, least, more = parts
+    return {"type": "array", "items": items, "minItems": least, "maxItems": least + more}
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    names = list(properties)
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": names,
+        "additionalProperties": False,
+    }
+
+
+schemas = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.tuples(inner, st.integers(0, 2), st.integers(0, 2)).map(_array),
+        st.dictionaries(st.text('abé "', min_size=1, max_size=3), inner, max_size=3).map(_object),
+        st.lists(inner, min_size=1, max_size=3).map(lambda options: {"anyOf": options}),
+    ),
+    max_leaves=6,
+)
+
+
+@given(schema=schemas, seed=st.integers(0, 2**16))
+@settings(max_examples=40, deadline=None)
+def test_any_walk_through_the_masks_fits(schema: dict[str, Any], seed: int) -> None:
+    text = json.dumps(schema)
+    check_json_schema(text)
+    matcher = GrammarCompiler(BYTES, VOCAB_SIZE).compile(text)
+    chance, words = random.Random(seed), np.zeros(-(-VOCAB_SIZE // 32), dtype=np.int32)
+    outputs: list[int] = []
+    for _ in range(MAX_STEPS):
+        matcher.fill(words, STOPS, may_stop=True)
+        bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+        token = chance.choice(np.flatnonzero(bits).tolist())
+        if token in STOPS:
+            break
+        outputs.append(token)
+        matcher.advance(outputs)
+    assert is_valid(json.loads(bytes(outputs)), schema), bytes(outputs)
+
+
+@given(value=scalars | st.lists(scalars, max_size=2), schema=schemas)
+@settings(max_examples=40, deadline=None)
+def test_what_fits_can_be_written(value: Any, schema: dict[str, Any]) -> None:
+    """A document that fits another branch of the schema is never masked away."""
+    both = json.dumps({"anyOf": [schema, {"const": value}]})
+    matcher = GrammarCompiler(BYTES, VOCAB_SIZE).compile(both)
+    words = np.zeros(-(-VOCAB_SIZE // 32), dtype=np.int32)
+    document = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    for place in range(len(document)):
+        matcher.advance(list(document[: place + 1]))
+    matcher.fill(words, STOPS, may_stop=True)
+    assert words.view(np.uint32)[STOPS[0] // 32] >> (STOPS[0] % 32) & 1
+
+
+@given(text=st.text('{}[]:,"$reftypobjcanm0 ', max_size=40))
+@settings(max_examples=100, deadline=None)
+def test_no_text_does_more_than_be_refused(text: str) -> None:
+    refusal = "json_schema"
+    try:
+        check_json_schema(text)
+    except RequestError as error:
+        refusal = str(error)
+    assert refusal.startswith("json_schema")
+    assert "\n" not in refusal
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"x-guidance": {"nope": 5}},
+        {"uniqueItems": True, "type": "array"},
+        {"not": {"type": "string"}},
+        {"type": "string", "pattern": "(?=a)b"},
+        {"$ref": "#/$defs/absent"},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_held_to_is_refused_and_not_ignored(schema: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="json_schema"):
+        check_json_schema(json.dumps(schema))
