@@ -98,14 +98,19 @@ class VoiceCloner:
 
     async def ready(self, voice: Voice) -> Voice:
         """The same voice with its prompt: a clip of the checkpoint is encoded once, when it is
-        first asked for. Raises as `from_clip` does.
+        first asked for. PreconditionError when it cannot be used.
         """
         clip = voice.clip
         if clip is None or voice.prompt is not None:
             return voice
         if voice.name not in self._ready:
             audio = await asyncio.to_thread(clip.path.read_bytes)
-            prompt = await self.from_clip(audio, None, clip.transcript)
+            try:
+                prompt = await self.from_clip(audio, None, clip.transcript)
+            except InvalidRequestError as error:
+                raise PreconditionError(
+                    Precondition.VOICE_PROMPT, f"the recording of voice '{voice.name}': {error}"
+                ) from error
             self._ready[voice.name] = replace(voice, prompt=prompt, clip=None)
         return self._ready[voice.name]
 

@@ -31,6 +31,7 @@ from tests.tts.serving import (
 from tests.tts.serving import hear as listen
 from tts.cloning import PromptCache
 from tts.config import ServerConfig
+from tts.errors import PreconditionError
 from tts.espeak import EspeakPhonemes
 from tts.factory import Service, create_service
 from tts.families.base import Checkpoint, FamilyTraits
@@ -191,6 +192,16 @@ def test_samples_need_a_name_and_a_text(tmp_path: Path) -> None:
     found = sample_voices(tmp_path)
     assert [voice.name for voice in found.voices] == ["a", "b"]
     assert found.default == "a"
+
+
+def test_a_recording_that_cannot_be_used_is_not_the_callers_mistake(neutts: Service) -> None:
+    synthesizer = neutts.synthesizer
+    assert synthesizer is not None
+    jo = synthesizer.voices.get("jo").clip
+    assert jo is not None
+    silent = Voice("mute", clip=replace(jo, transcript="\N{PARTY POPPER}"))
+    with pytest.raises(PreconditionError, match=r"recording of voice 'mute': .*must say what"):
+        asyncio.run(synthesizer.cloner.ready(silent))
 
 
 def test_a_voices_file_may_hold_codes_speakers_and_clips(tmp_path: Path) -> None:
