@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.serving import Server
 from tests.tts.families import CASES, Case, Running, configured
+from tests.tts.family_checkpoints import ramp_codec, write_llasa, write_neutts
 from tests.tts.ramp import RampClient, build
 from tests.tts.saying import Say
 from tts.factory import create_service
@@ -53,3 +54,15 @@ def running(
     service = create_service(configured(folder))
     yield Running(case, service, folder)
     asyncio.run(service.client.close())
+
+
+@pytest.fixture(scope="session")
+def llasa(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Llasa with a codec that encodes."""
+    return write_llasa(tmp_path_factory.mktemp("models") / "llasa", ramp_codec(16_000))
+
+
+@pytest.fixture(scope="session")
+def neutts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """NeuTTS with one."""
+    return write_neutts(tmp_path_factory.mktemp("models") / "neutts", ramp_codec(24_000))
