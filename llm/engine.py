@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from llm.config.report import RunningPlan
+from llm.engine_arrivals import Arrivals
 from llm.engine_steps import EngineSteps
 from llm.engine_types import EngineStats, Pipeline, Sink, StepHook, TokenStream
 from llm.errors import EngineStoppedError, QueueFullError, RequestError
@@ -69,6 +70,7 @@ class Engine:
         # Guards what other threads touch of the fields below.
         self._condition = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
+        self._arrivals = Arrivals(scheduler)
         self._sinks: dict[str, Sink] = {}
         self._is_accepting = True
         self._is_stopping = False
@@ -125,20 +127,20 @@ class Engine:
             if self._max_waiting is not None and self._num_waiting() >= self._max_waiting:
                 raise QueueFullError(f"{self._max_waiting} requests wait already; try again later")
             self._sinks[request.request_id] = sink or stream.put
-            self._post(lambda: self._scheduler.add(sequence))
+            self._post(lambda: self._arrivals.add(sequence))
         return stream
 
     def cancel(self, request_id: str) -> None:
         """End a request within a step; unknown ids are ignored (it may just have ended)."""
-        self._command(lambda: self._deliver(self._scheduler.cancel(request_id)))
+        self._command_for(request_id, lambda: self._deliver(self._scheduler.cancel(request_id)))
 
     def pause(self, request_id: str) -> None:
         """Stop generating for a request; it keeps its pages unless others need them."""
-        self._command(lambda: self._scheduler.pause(request_id))
+        self._command_for(request_id, lambda: self._scheduler.pause(request_id))
 
     def resume(self, request_id: str) -> None:
         """Go on with a paused request."""
-        self._command(lambda: self._scheduler.resume(request_id))
+        self._command_for(request_id, lambda: self._scheduler.resume(request_id))
 
     def wake(self) -> None:
         """Have the hook called soon, even when no request is running."""
@@ -211,10 +213,14 @@ class Engine:
         state = "running" if self.is_running else "stopped" if self._is_stopping else "not started"
         return f"Engine({state}, {self._scheduler!r})"
 
-    def _command(self, command: Callable[[], None]) -> None:
+    def _command_for(self, request_id: str, command: Callable[[], None]) -> None:
+        def run() -> None:
+            self._arrivals.enter(request_id)
+            command()
+
         with self._condition:
             if not self._is_stopping:
-                self._post(command)
+                self._post(run)
 
     def _post(self, command: Callable[[], None]) -> None:
         """Put a command into the inbox; the caller holds the condition."""
@@ -244,6 +250,7 @@ class Engine:
             if self._is_stopping:
                 return False
             self._is_awake = False
+        self._arrivals.begin_turn()
         for _ in range(len(self._inbox)):
             self._inbox.popleft()()
         return True
@@ -275,7 +282,8 @@ class Engine:
             self._is_idle = True
             self._condition.notify_all()
             self._condition.wait_for(
-                lambda: self._inbox or self._is_awake or self._is_stopping, self._steps.idle_s
+                lambda: self._inbox or self._arrivals or self._is_awake or self._is_stopping,
+                self._steps.idle_s,
             )
             self._is_idle = False
 
@@ -292,6 +300,7 @@ class Engine:
             reason = FinishReason.ERROR
             self._deliver([TokenChunk(i, (), (), reason, error) for i in list(self._sinks)])
         else:
+            self._arrivals.enter_all()
             self._steps.flush()
             self._deliver(self._scheduler.cancel_all())
         hook, self._hook = self._hook, None

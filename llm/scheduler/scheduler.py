@@ -60,6 +60,11 @@ class Scheduler:
         return self._limits.max_length
 
     @property
+    def max_batch_size(self) -> int:
+        """Most rows of a batch."""
+        return self._limits.max_batch_size
+
+    @property
     def num_live(self) -> int:
         """Sequences that have not ended."""
         return len(self._table)

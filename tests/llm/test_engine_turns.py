@@ -12,6 +12,7 @@ import pytest
 
 from llm.batch import ScheduledBatch, StepOutput
 from llm.engine import Engine, create_engine
+from llm.engine_types import TokenStream
 from llm.errors import CapacityError, EngineStoppedError
 from llm.request import FinishReason, Request, SamplingParams
 from llm.scheduler import Scheduler, SchedulerLimits
@@ -166,3 +167,70 @@ def test_several_steps_a_turn_are_fewer_turns(
     chunks = list(engine.submit(Request("a", tuple(range(30)), made)))
     engine.shutdown()
     assert (engine.stats().steps, chunks[-1].output_tokens) == (turns, 20)
+
+
+class Census(ShadowPipeline):
+    """A shadow pipeline that counts who is in the scheduler at each step."""
+
+    def __init__(self) -> None:
+        super().__init__(200, 4)
+        self.scheduler: Scheduler | None = None
+        self.counts: list[int] = []
+
+    def execute(self, batch: ScheduledBatch, /) -> StepOutput:
+        assert self.scheduler is not None
+        self.counts.append(self.scheduler.num_live)
+        return super().execute(batch)
+
+
+def crowd_of_twenty() -> tuple[Census, Engine, list[TokenStream]]:
+    """An engine that has not started, and twenty requests that have arrived."""
+    pipeline = Census()
+    limits = SchedulerLimits(max_batch_size=3, min_batch_size_tg=0, enable_in_flight_batching=False)
+    pipeline.scheduler = Scheduler(limits, pipeline.kv_manager)
+    engine = Engine(pipeline, pipeline.scheduler)
+    sampling = SamplingParams(max_tokens=30, ignore_eos=True)
+    streams = [engine.submit(Request(f"r{n}", (1, 2, n + 3), sampling)) for n in range(20)]
+    return pipeline, engine, streams
+
+
+def test_two_batches_of_requests_enter_in_one_turn() -> None:
+    pipeline, engine, streams = crowd_of_twenty()
+    assert engine.stats().waiting == 20
+    engine.start()
+    ends = [list(stream)[-1] for stream in streams]
+    engine.shutdown()
+    assert pipeline.counts[:5] == [6, 12, 18, 20, 20]
+    assert {end.finish_reason for end in ends} == {FinishReason.LENGTH}
+
+
+def test_what_is_wanted_of_a_request_does_not_wait_for_its_turn_to_enter() -> None:
+    pipeline, engine, streams = crowd_of_twenty()
+    engine.cancel("r19")
+    engine.pause("r18")
+    engine.start()
+    assert [chunk.finish_reason for chunk in streams[19]] == [FinishReason.CANCELLED]
+    assert pipeline.counts[:1] in ([], [7])  # of the cancelled and the paused one, the latter
+    engine.resume("r18")
+    assert list(streams[18])[-1].finish_reason is FinishReason.LENGTH
+    engine.shutdown()
+
+
+def test_whoever_has_not_entered_is_told_when_the_engine_stops() -> None:
+    _, engine, streams = crowd_of_twenty()
+    engine.shutdown()
+    assert {list(stream)[-1].finish_reason for stream in streams} == {FinishReason.CANCELLED}
+
+
+def test_a_late_wish_does_not_meet_a_later_request_of_the_same_id() -> None:
+    """A reader cancels when its request has just ended, and the id is used again at once."""
+    _, engine, _ = crowd_of_twenty()
+    engine.cancel("again")
+    engine.pause("again")
+    stream = engine.submit(request("z"))
+    engine.cancel("z and more")
+    again = engine.submit(Request("again", (1, 2, 60), SamplingParams(max_tokens=2)))
+    engine.start()
+    assert list(stream)[-1].finish_reason is FinishReason.LENGTH
+    assert list(again)[-1].finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
+    engine.shutdown()
