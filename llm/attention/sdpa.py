@@ -230,9 +230,10 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
             # GPU kernels want masks that start at an aligned address.
             return line if line.device.type == "cpu" else line.clone()
         lines = torch.stack([self._line(context + i, num_keys) for i in range(num_queries)])
-        if window is not None:
-            for i, line in enumerate(lines):
-                line[: max(0, context + i - window)] = float("-inf")
+        if window is not None and context + num_queries > window + 1:
+            keys = torch.arange(num_keys, device=lines.device)
+            first_seen = torch.arange(num_queries, device=lines.device) + (context - window)
+            lines.masked_fill_(keys < first_seen[:, None], float("-inf"))
         return lines.view(num_queries, 1, 1, num_keys)
 
     def _line(self, context: int, num_keys: int) -> Tensor:
