@@ -252,10 +252,15 @@ class Harness:
             prompt = [1 + (seed + 7 * i * i + i) % (VOCAB_SIZE - 1) for i in range(prompt)]
         options = {"stop_token_ids": (EOS,), "max_tokens": 16} | sampling
         params = SamplingParams(**options)  # type: ignore[arg-type]
-        request = Request(request_id, tuple(prompt), params, priority, cache_salt, embeds, lora)
+        return self.add_request(
+            Request(request_id, tuple(prompt), params, priority, cache_salt, embeds, lora)
+        )
+
+    def add_request(self, request: Request) -> Request:
+        """Queue a request as it is."""
         self.scheduler.add(LiveSequence(request, self.now))
-        self.requests[request_id] = request
-        self.chunks[request_id] = []
+        self.requests[request.request_id] = request
+        self.chunks[request.request_id] = []
         self.now += self._clock_step
         return request
 
