@@ -63,7 +63,7 @@ from tts.speech import (
 )
 from tts.text import SegmentStream, TextOptions, TextSegment, check_text
 from tts.utterance import SpeechPlan, SpeechStream, closing
-from tts.voices import VoiceRegistry
+from tts.voices import Voice, VoiceRegistry
 
 __all__ = [
     "AudioChunk",
@@ -152,7 +152,7 @@ class Synthesizer:
         voice = await self.cloner.ready(request.voice or self.voices.default)
         plan = self._plan(replace(request, voice=voice), self.settings.max_audio_s)
         check_text(request.text)
-        text = SegmentStream(self._text_options(request))
+        text = SegmentStream(self._text_options(request, plan.voice))
         segments = _segments(request.text, text)
         first = [*islice(segments, 1)]  # text that cannot be spoken at all is refused by now
         speech = self._speech(request, plan)
@@ -202,7 +202,7 @@ class Synthesizer:
         plan = self._plan(request, None)
         return StreamingSession(
             self._speech(request, plan),
-            self._text_options(request),
+            self._text_options(request, plan.voice),
             self._started(plan),
             times or SessionTimes(),
         )
@@ -217,9 +217,9 @@ class Synthesizer:
     def _started(self, plan: SpeechPlan) -> Started:
         return Started(plan.request_id, self.settings.model, plan.audio_format, plan.seed)
 
-    def _text_options(self, request: SpeechRequest) -> TextOptions:
+    def _text_options(self, request: SpeechRequest, voice: Voice) -> TextOptions:
         return replace(
-            self.settings.traits.text_options(request.normalization),
+            self.settings.traits.text_options(request.normalization, voice),
             mode=request.segment_mode,
             pronunciations=request.pronunciations,
         )

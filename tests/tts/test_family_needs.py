@@ -12,13 +12,13 @@ import pytest
 from decoder.ramp import ramp_spec
 from llm import CheckpointError
 from tests.tts.family_checkpoints import ramp_codec
-from tests.tts.ramp import RampClient
+from tests.tts.ramp import RampClient, build, hear
 from tts.espeak import EspeakPhonemes
 from tts.families.base import Checkpoint, FamilyTraits
 from tts.families.llasa import LlasaFamily
 from tts.families.registry import find_family
 from tts.prompt import PromptBuilder
-from tts.text import TextOptions, split_text
+from tts.text import TextNormalization, TextOptions, split_text
 from tts.voices import Voice, VoicePrompt
 
 
@@ -151,3 +151,33 @@ def test_text_ranges_of_tagged_text_join() -> None:
 def test_other_languages_keep_their_letters_and_figures() -> None:
     assert spoken("今天3点见。", english_figures=False) == ["今天3点见."]
     assert spoken("Café, 5 €.", english_figures=True) == ["Café, five euros."]
+
+
+@pytest.mark.parametrize(
+    ("languages", "ascii_only", "said"),
+    [
+        ((), False, "J'ai two chats."),
+        (("en-GB", "fr-FR"), False, "J'ai two chats."),
+        (("fr-FR",), False, "J'ai 2 chats."),
+        (("fr-FR",), True, "J'ai two chats."),  # a model that was made for English alone
+    ],
+)
+def test_a_voice_of_another_language_reads_no_english_figures(
+    languages: tuple[str, ...], ascii_only: bool, said: str
+) -> None:
+    traits, voice = FamilyTraits(ascii_only=ascii_only), Voice("v", language_codes=languages)
+    found = split_text("J'ai 2 chats.", traits.text_options(None, voice))
+    assert [segment.text for segment in found] == [said]
+    told = traits.text_options(TextNormalization.OFF, voice)
+    assert [segment.text for segment in split_text("J'ai 2 chats.", told)] == ["J'ai 2 chats."]
+
+
+def test_the_voice_of_a_request_decides(client: RampClient, tiny_checkpoint: Path) -> None:
+    """The default voice's language, unless the request names another voice."""
+    synthesizer = build(client, tiny_checkpoint)
+    synthesizer.settings = replace(synthesizer.settings, traits=FamilyTraits())
+    french = Voice("v", language_codes=("fr",), control_token="<|voice_0|>")
+    hear(synthesizer, "2 ans.", voice=french)
+    hear(synthesizer, "2 years.")
+    texts = [bytes(i for i in job.request.prompt_ids if i < 256) for job in client.jobs]
+    assert texts == [b"2 ans.", b"two years."]

@@ -87,9 +87,16 @@ class FamilyTraits:
     invents_voices: bool = False  # a call without a prompt makes up a speaker
     steady_loudness: bool = False  # segments vary in loudness: later ones follow the first
 
-    def text_options(self, normalization: TextNormalization | None = None) -> TextOptions:
-        """How text is read for the model; `normalization` None: as it was trained."""
-        own = TextNormalization.ON if self.english_figures else TextNormalization.OFF
+    def text_options(
+        self, normalization: TextNormalization | None = None, voice: Voice | None = None
+    ) -> TextOptions:
+        """How text is read for the model; `normalization` None: as it was trained, but nothing
+        is put into English words for a voice of another language.
+        """
+        languages = voice.language_codes if voice is not None and not self.ascii_only else ()
+        is_foreign = voice is not None and bool(languages) and not voice.speaks("en")
+        reads_english = self.english_figures and not is_foreign
+        own = TextNormalization.ON if reads_english else TextNormalization.OFF
         return TextOptions(
             max_characters=self.max_characters,
             normalization=normalization or own,
