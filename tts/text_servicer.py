@@ -39,6 +39,7 @@ DEFAULT_MAX_TOKENS = 1024
 MAX_STOPS, MAX_STOP_CHARACTERS = 16, 1000
 MAX_TOP_LOGPROBS = 20
 MAX_EMBED_INPUTS = 256
+ECHO_PER_MESSAGE = 128  # scored prompt tokens; with all alternatives a message is some 40 KB
 
 ROLES: Mapping[int, ChatRole] = {
     pb.CHAT_ROLE_SYSTEM: ChatRole.SYSTEM,
@@ -266,12 +267,13 @@ def _sampling(config: pb.GenerationConfig, model: TextModel) -> SamplingParams:
 
 
 async def _send(call: Call, piece: TextPiece) -> None:
-    if piece.text or piece.token_ids or piece.prompt_logprobs:
+    scored = piece.prompt_logprobs
+    for start in range(0, len(scored), ECHO_PER_MESSAGE):
+        part = _logprobs(scored[start : start + ECHO_PER_MESSAGE])
+        await call.write(pb.GenerateStreamResponse(delta=pb.TextDelta(prompt_logprobs=part)))
+    if piece.text or piece.token_ids:
         delta = pb.TextDelta(
-            text=piece.text,
-            token_ids=piece.token_ids,
-            logprobs=_logprobs(piece.logprobs),
-            prompt_logprobs=_logprobs(piece.prompt_logprobs),
+            text=piece.text, token_ids=piece.token_ids, logprobs=_logprobs(piece.logprobs)
         )
         await call.write(pb.GenerateStreamResponse(delta=delta))
     _note(call, piece)

@@ -321,6 +321,9 @@ def test_echo_scores_the_prompt_too(echoing: Service) -> None:
         scored = [entry for event in streamed for entry in event.delta.prompt_logprobs]
         assert [entry.logprob for entry in scored] == [entry.logprob for entry in entries]
         assert not any(entry.top for entry in scored)
+        long = await pieces(served, prompt="x" * 300, echo=True)
+        sizes = [len(event.delta.prompt_logprobs) for event in long]
+        assert (sum(sizes), max(sizes)) == (300, 128)
         assert not (await whole(served)).prompt_logprobs
 
     serve_and(echoing, ask)
