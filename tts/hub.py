@@ -55,7 +55,7 @@ class HubOptions:
             cache_dir=Path(cache).expanduser() if cache else self.cache_dir,
             offline=self.offline or environ.get("HF_HUB_OFFLINE", "").upper() in ON,
             token=environ.get("HF_TOKEN", self.token),
-            endpoint=environ.get("HF_ENDPOINT", self.endpoint),
+            endpoint=environ.get("HF_ENDPOINT", self.endpoint).rstrip("/"),
         )
 
 

@@ -23,7 +23,7 @@ class HubFile:
     """One file as the hub lists it. Large files have a SHA-256, others git's id."""
 
     name: str
-    num_bytes: int
+    num_bytes: int  # 0: not told, as by some mirrors
     sha256: str = ""
     git_id: str = ""
 
@@ -79,12 +79,13 @@ def _without_second_copies(files: Iterable[HubFile]) -> list[HubFile]:
 
 def is_intact(path: Path, file: HubFile) -> bool:
     """Whether a downloaded file is the one that the hub lists."""
-    if path.stat().st_size != file.num_bytes:
+    num_bytes = path.stat().st_size
+    if file.num_bytes not in (0, num_bytes):
         return False
     if file.sha256:
         return _digest(path, hashlib.sha256()) == file.sha256
     if file.git_id:
-        header = f"blob {file.num_bytes}\0".encode()
+        header = f"blob {num_bytes}\0".encode()
         return _digest(path, hashlib.sha1(header, usedforsecurity=False)) == file.git_id
     return True
 

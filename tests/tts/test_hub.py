@@ -255,6 +255,7 @@ def test_hashes_tell_files_apart(tmp_path: Path) -> None:
     git = "ce013625030ba8dba906f756967f9e9ca394464a"
     assert is_intact(path, HubFile("x", 6, sha256))
     assert is_intact(path, HubFile("x", 6, git_id=git))
+    assert is_intact(path, HubFile("x", 0, git_id=git))
     assert not is_intact(path, HubFile("x", 5, sha256))
     assert not is_intact(path, HubFile("x", 6, sha256[::-1]))
     assert not is_intact(path, HubFile("x", 6, git_id=git[::-1]))

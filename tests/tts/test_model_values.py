@@ -91,6 +91,7 @@ def test_the_hubs_own_variables_are_read(tiny_checkpoint: Path) -> None:
         AudioGenerationConfig, {"model": {"model_path": str(tiny_checkpoint)}}, base=complete_values
     )
     assert hub_options(config, {}) == HubOptions()
+    assert hub_options(config, {"HF_ENDPOINT": "http://hub/"}).endpoint == "http://hub"
     environ = {"HF_TOKEN": "t", "HF_HUB_OFFLINE": "yes", "HF_HUB_CACHE": "/c", "HF_HOME": "/h"}
     expected = HubOptions(offline=True, token="t", cache_dir=Path("/c"))
     assert hub_options(config, environ) == expected
