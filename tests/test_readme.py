@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.report import arguments
-from tts.config import AudioGenerationConfig
+from tts.config import AudioGenerationConfig, ServerConfig, config_from_args
 from tts.families.registry import supported_families
 from tts.say import build_parser as say_parser
 from tts.serve import build_parser as serve_parser
@@ -174,3 +174,24 @@ def test_ci_runs_the_whole_check_in_a_fresh_environment() -> None:
     assert lines[0] == "#!/usr/bin/env bash"
     assert "set -euo pipefail" in lines
     assert any(line.startswith("make check VENV=") for line in lines)
+
+
+def test_the_configuration_file_shown_says_what_the_flag_and_the_variable_say(
+    tmp_path: Path,
+) -> None:
+    (shown,) = re.findall(r"^```yaml\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+    (tmp_path / "sonant.yaml").write_text(shown)
+    (flag,) = re.findall(r"`(--model\.kv-cache\.num-pages \d+)`", README)
+    (variable,) = re.findall(r"`(SONANT_MODEL__\w+=\d+)`", README)
+    parser, needed = serve_parser(), ["--audio-decoder=embedded"]
+
+    def num_pages(line: list[str], environ: dict[str, str]) -> int | None:
+        args = parser.parse_args([*needed, *line])
+        config = config_from_args(AudioGenerationConfig, args, environ=environ)
+        return config.model.kv_cache.num_pages
+
+    file = [f"--config-file={tmp_path / 'sonant.yaml'}"]
+    name, _, text = variable.partition("=")
+    assert num_pages(file, {}) == num_pages(flag.split(), {}) == num_pages([], {name: text}) == 64
+    server = config_from_args(ServerConfig, parser.parse_args(file), environ={})
+    assert server.port == 50052

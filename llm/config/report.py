@@ -54,6 +54,7 @@ def log_pipeline(config: PipelineConfig, plan: RunningPlan | None) -> None:
     assert plan is not None
     _log(
         ("encoding", plan.encoding),
+        ("weight-only quantisation", config.graph_quantization_encoding or "none asked for"),
         ("linear layers", ", ".join(f"{n} {name}" for name, n in plan.linear_layers) or "none"),
         ("modules", "as written" if config.use_legacy_module else "compiled"),
         ("dependent launch", "off" if config.model.on_cpu else config.pdl_level),
