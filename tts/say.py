@@ -51,6 +51,11 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="say the lines of standard input as they come",
     )
+    group.add_argument(
+        "--phonemes",
+        action="store_true",
+        help="print the text's phonemes (ARPAbet, stress 0 or 1, / between words); say nothing",
+    )
 
 
 def _add_voice(group: argparse._ArgumentGroup) -> None:

@@ -1,6 +1,6 @@
 """Two ways to a voice, in process and over gRPC, behind one interface in the contract's messages.
 
-SpeechClient ─┬─ RemoteClient ── channel ──▶ a server's SpeechService
+SpeechClient ─┬─ RemoteClient ── channel ──▶ a server's SpeechService and TextService
               └─ LocalClient ─── Service of this process, without a network (`say_local`)
 """
 
@@ -15,7 +15,7 @@ import grpc
 
 from tts.say_options import Credentials
 from tts.say_request import in_flags
-from tts.v1 import speech_pb2, speech_pb2_grpc
+from tts.v1 import common_pb2, speech_pb2, speech_pb2_grpc, text_pb2, text_pb2_grpc
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 WRONG_REQUEST = frozenset(
@@ -34,7 +34,13 @@ class SayError(Exception):
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(in_flags(" ".join(message.split())))
+        self.code = code
         self.exit_status = 2 if code in WRONG_REQUEST else 1
+
+
+def endless_answer() -> SayError:
+    """For a text that was cut off at the most tokens it may have."""
+    return SayError(grpc.StatusCode.OUT_OF_RANGE, "the model's answer does not end")
 
 
 class SpeechClient(Protocol):
@@ -57,6 +63,9 @@ class SpeechClient(Protocol):
 
     async def voices(self, language_code: str) -> Sequence[speech_pb2.Voice]:
         """All voices, or those of a language."""
+
+    def answer(self, message: str, max_tokens: int) -> AsyncGenerator[str, None]:
+        """What the model writes to a chat of one message, greedily, piece by piece."""
 
     async def close(self) -> None:
         """Stop what runs."""
@@ -110,14 +119,32 @@ class RemoteClient:
                 return found
             request.page_token = response.next_page_token
 
+    async def answer(self, message: str, max_tokens: int) -> AsyncGenerator[str, None]:
+        chat = text_pb2.ChatMessage(role=text_pb2.CHAT_ROLE_USER, content=message)
+        sampling = common_pb2.SamplingParams(temperature=0.0, max_tokens=max_tokens)
+        request = text_pb2.GenerateStreamRequest(
+            config=text_pb2.GenerationConfig(sampling=sampling),
+            input=text_pb2.GenerationInput(chat=text_pb2.ChatMessages(messages=[chat])),
+        )
+        stub = text_pb2_grpc.TextServiceStub(self._channel())
+        call = stub.GenerateStream(request, metadata=self._metadata)
+        async with self._calling(call):
+            async for event in call:
+                yield event.delta.text
+                if event.done.finish_reason == common_pb2.FINISH_REASON_LENGTH:
+                    raise endless_answer()
+
     async def close(self) -> None:
         if self._opened is not None:
             await self._opened.close()
 
     def _stub(self) -> speech_pb2_grpc.SpeechServiceStub:
+        return speech_pb2_grpc.SpeechServiceStub(self._channel())
+
+    def _channel(self) -> grpc.aio.Channel:
         if self._opened is None:
             self._opened = self._open()
-        return speech_pb2_grpc.SpeechServiceStub(self._opened)
+        return self._opened
 
     def _open(self) -> grpc.aio.Channel:
         options = (

@@ -9,16 +9,18 @@ from typing import Any
 from pydantic import ValidationError
 
 from decoder import DecoderConfigError, DecoderError
-from llm import CheckpointError, ConfigError, LLMError
+from llm import CheckpointError, ConfigError, FinishReason, LLMError, SamplingParams
+from tts.chat import ChatMessage, ChatRole
 from tts.config import AudioGenerationConfig, ServerConfig, describe_error, load_config
 from tts.errors import TTSError
 from tts.factory import Service, create_service
 from tts.model_values import complete_values
 from tts.proto_events import to_voice
-from tts.say_client import SayError
+from tts.say_client import SayError, endless_answer
 from tts.say_options import MAX_REFERENCE_BYTES, ModelChoice, UsageError
 from tts.speech_api import SpeechApi
 from tts.status import rule_of
+from tts.text_generator import TextGenerator, TextRequest
 from tts.utterance import closing
 from tts.v1 import speech_pb2
 
@@ -69,6 +71,21 @@ class LocalClient:
         with _errors():
             found = self._api.synthesizer.voices.voices(language_code)
         return [to_voice(voice, self._service.model) for voice in found]
+
+    async def answer(self, message: str, max_tokens: int) -> AsyncGenerator[str, None]:
+        service = self._service
+        sampling = SamplingParams(
+            temperature=0.0, max_tokens=max_tokens, stop_token_ids=service.text.stop_token_ids
+        )
+        with _errors():
+            prompt = service.prompts.chat_prompt([ChatMessage(ChatRole.USER, message)])
+            request = TextRequest("say", prompt, sampling)
+            writer = TextGenerator(service.client, service.prompts)
+            async with closing(writer.write(request)) as pieces:
+                async for piece in pieces:
+                    yield piece.text
+                    if piece.finish_reason is FinishReason.LENGTH:
+                        raise endless_answer()
 
     async def close(self) -> None:
         await self._service.client.close()

@@ -75,6 +75,7 @@ class SayOptions:
     text: str | None
     voice: str
     list_voices: bool
+    phonemes: bool  # print them, say nothing
     output: str  # a file name, "-", or "" for a player
     encoding: str  # one of FORMATS
     sample_rate: int
@@ -104,6 +105,7 @@ def read_options(args: argparse.Namespace, stdin: BinaryIO | None = None) -> Say
         text=None if args.stream_stdin or list_voices else _text(args, stdin),
         voice="" if args.voice == "?" else args.voice,
         list_voices=list_voices,
+        phonemes=args.phonemes,
         output=args.output,
         encoding=_encoding(args.output, args.format),
         sample_rate=args.sample_rate,
@@ -135,6 +137,10 @@ def _check_together(args: argparse.Namespace) -> None:
     sources = bool(args.text) + bool(args.file) + args.stream_stdin
     rules = (
         (sources > 1, "give the text once: as arguments, with -f, or with --stream-stdin"),
+        (
+            args.phonemes and (_asks_for_sound(args) or args.stream_stdin),
+            "--phonemes prints text: no voice, no output file, no --stream-stdin",
+        ),
         (bool(args.ref_audio) != bool(args.ref_text), "--ref-audio and --ref-text go together"),
         (bool(args.ref_audio and args.voice), "give --voice or --ref-audio, not both"),
         (bool(args.server and args.model), "--model is for speaking without --server"),
@@ -148,6 +154,10 @@ def _check_together(args: argparse.Namespace) -> None:
     for is_broken, message in rules:
         if is_broken:
             raise UsageError(message)
+
+
+def _asks_for_sound(args: argparse.Namespace) -> bool:
+    return bool(args.output or args.format or args.timestamps or args.voice or args.ref_audio)
 
 
 def _asks_for_server(args: argparse.Namespace) -> bool:

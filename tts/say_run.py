@@ -14,6 +14,7 @@ from typing import BinaryIO
 from tts.say_client import RemoteClient, SayError, SpeechClient
 from tts.say_options import STANDARD_STREAM, SayOptions, UsageError
 from tts.say_output import FileSink, PlayerSink, Sink, SinkThread, StreamSink
+from tts.say_phonemes import print_phonemes
 from tts.say_progress import ProgressLine, Stopwatch
 from tts.say_request import synthesis_config
 from tts.timestamps import SegmentTimes, write_timestamps
@@ -58,6 +59,8 @@ async def _run(client: SpeechClient, options: SayOptions, loaded_s: float) -> No
     try:
         if options.list_voices:
             await _list_voices(client, options.language)
+        elif options.phonemes:
+            await print_phonemes(client, options.text or "")
         else:
             await Utterance(options, _sink(options.output), loaded_s).say(client)
     finally:

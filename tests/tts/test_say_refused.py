@@ -31,6 +31,8 @@ TLS = Path(__file__).parent / "tls"
         (["hi", "-f", "missing.txt"], "give the text once"),
         (["-f", "missing.txt"], "cannot read missing.txt: No such file"),
         (["hi", "--stream-stdin"], "give the text once"),
+        (["hi", "--phonemes", "-o", "x.wav"], "--phonemes prints text"),
+        (["--phonemes", "--stream-stdin"], "no --stream-stdin"),
         (["hi", "--ref-audio", "a.wav"], "--ref-audio and --ref-text go together"),
         (["hi", "--ref-audio", "a.wav", "--ref-text", "a"], "cannot read a.wav"),
         (["hi", "-v", "slt", "--ref-audio", "a.wav", "--ref-text", "a"], "not both"),
