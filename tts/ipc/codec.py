@@ -74,17 +74,20 @@ _BUSY = {kind.__name__: kind for kind in _tree(errors.BusyError)}
 
 
 def to_error_value(error: Exception) -> ErrorValue:
-    """An error as a value; one without a name here is told as a failure of the engine."""
-    kind = type(error).__name__
+    """An error as a value; one that is none of ours is told as a failure of the engine."""
     match error:
         case errors.PreconditionError():
-            return ErrorValue(kind, str(error), reason=error.reason.value)
+            return ErrorValue(type(error).__name__, str(error), reason=error.reason.value)
         case errors.BusyError():
             return ErrorValue(
-                kind, str(error), subject=error.subject, retry_after_s=error.retry_after_s
+                type(error).__name__,
+                str(error),
+                subject=error.subject,
+                retry_after_s=error.retry_after_s,
             )
-    if kind in _PLAIN:
-        return ErrorValue(kind, str(error))
+    for kind in type(error).__mro__:  # one that is not known here crosses as what it is a kind of
+        if kind.__name__ in _PLAIN:
+            return ErrorValue(kind.__name__, str(error))
     return ErrorValue(errors.SynthesisError.__name__, f"the engine failed: {error!r}")
 
 

@@ -46,6 +46,7 @@ from tts.ipc.messages import (
     Work,
 )
 from tts.ipc.sockets import Inlet, new_socket
+from tts.logs import request_id
 from tts.utterance import closing
 
 logger = logging.getLogger("tts.engine")
@@ -232,11 +233,13 @@ class EngineServer:
         match work:
             case Speak(job=job):
                 request = job.request
+                request_id.set(request.request_id)  # for the log, of this stream's task alone
                 job = replace(job, request=_renamed(request, peer, number))
                 async with closing(self._client.speak(job)) as blocks:
                     async for block in blocks:
                         yield Audio(number, replace(block, request_id=request.request_id))
             case Generate(request=request):
+                request_id.set(request.request_id)
                 async with closing(
                     self._client.generate(_renamed(request, peer, number))
                 ) as chunks:

@@ -13,6 +13,7 @@ import itertools
 import secrets
 import time
 from collections import deque
+from contextlib import suppress
 
 import zmq
 
@@ -39,6 +40,7 @@ from tts.ipc.sockets import Inlet, new_socket, watch_connection
 
 HELLO_S = 0.05
 STALL_S = 15.0  # without a sign of life for so long, the engine counts as lost
+LATE_S = 0.1
 RECONNECT_MS, LONGEST_RECONNECT_MS = 20, 500
 LAST_WORDS_MS = 200
 
@@ -122,14 +124,13 @@ class Link:
     async def wait_lost(self) -> None:
         """Until the engine is gone, or has been silent for too long."""
         while not self.lost.is_set():
-            left_s = self._heard_s + STALL_S - time.monotonic()
-            if left_s <= 0:
+            silent_s = time.monotonic() - self._heard_s
+            if silent_s >= STALL_S + LATE_S:
                 self._break()
-                break
-            try:
+            # When this process stood still, what came meanwhile is read before the second look.
+            left_s = LATE_S if silent_s >= STALL_S else STALL_S - silent_s
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self.lost.wait(), left_s)
-            except TimeoutError:
-                continue
 
     def new_number(self) -> int:
         """A number for a stream; used in the order they are given out."""

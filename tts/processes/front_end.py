@@ -22,6 +22,8 @@ async def run(launch: Launch, report: Reporter) -> int:
     model, server_config = launch.config.model, launch.config.server
     endpoints = Endpoints.of(model.zmq_endpoint_base)
 
+    model.load_architectures()  # it was resolved in another process
+
     async def load(server: SpeechServer) -> Service:
         client = await RemoteEngineClient.connect(endpoints, launch.name)
         if server_config.front_ends > 1:

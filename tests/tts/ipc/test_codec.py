@@ -152,6 +152,13 @@ def test_errors_with_more_to_say_give_the_same_status() -> None:
         assert status_of(again, "id") == status_of(error, "id")
 
 
+def test_a_kind_of_error_that_the_wire_does_not_know_is_its_kind() -> None:
+    class FinerError(QueueFullError):
+        pass
+
+    assert type(crossed(FinerError("full"))) is QueueFullError
+
+
 def test_an_error_without_a_name_is_a_failure_without_words_for_the_client() -> None:
     again = crossed(ZeroDivisionError("secret"))
     assert isinstance(again, errors.SynthesisError)

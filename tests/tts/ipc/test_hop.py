@@ -21,6 +21,7 @@ from tests.tts.ramp import RampClient
 from tts.admission import Admission, AdmissionLimits
 from tts.engine_client import SpeechJob
 from tts.errors import EngineLostError, PreconditionError, ServerBusyError, StreamLimitError
+from tts.ipc import engine_server, link
 from tts.ipc.codec import encode
 from tts.ipc.engine_server import AUDIO_WINDOW, EngineServer
 from tts.ipc.messages import Hello, Speak
@@ -52,7 +53,7 @@ def test_both_ways_give_the_same(engine_client: LocalEngineClient, base: str) ->
 
     async def scenario() -> None:
         alone = [samples(await listen(engine_client, job)) for job in jobs]
-        words = await read(engine_client, text("t", exactly=12))
+        words = await read(engine_client, text("t", exactly=12, top_logprobs=2))
         async with hop(engine_client, base, front_ends=2) as served:
             one, two = served.clients
             streams = await asyncio.gather(*(listen(c, job) for job in jobs for c in (one, two)))
@@ -60,8 +61,11 @@ def test_both_ways_give_the_same(engine_client: LocalEngineClient, base: str) ->
                 np.testing.assert_array_equal(samples(blocks), alone[number // 2])
                 assert {block.request_id for block in blocks} == {f"s{number // 2}"}
                 assert blocks[-1].finish_reason is not None
-            again = await read(one, text("t", exactly=12))
-            assert [c.token_ids for c in again] == [c.token_ids for c in words]
+            again = await read(one, text("t", exactly=12, top_logprobs=2))
+            assert [(c.token_ids, c.logprobs) for c in again] == [
+                (c.token_ids, c.logprobs) for c in words
+            ]
+            assert again[0].logprobs
             assert one.codec == engine_client.codec
             await served.until_idle()
 
@@ -208,6 +212,24 @@ def test_an_engine_that_ends_is_told_at_once_and_met_again(
             await wait_until(lambda: client._link.is_up)
             assert await listen(client, speech("z"))
             await again.close()
+
+    run(scenario)
+
+
+def test_an_engine_that_falls_silent_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may hang with its sockets open; when it is heard again, it is met again."""
+    monkeypatch.setattr(link, "STALL_S", 0.3)
+    monkeypatch.setattr(engine_server, "BEAT_S", 60)
+    engine = RampClient()
+    engine.gate.clear()
+
+    async def scenario() -> None:
+        async with hop(engine, new_base()) as served:
+            with pytest.raises(EngineLostError):
+                await listen(served.client, speech("x"))
+            engine.gate.set()
+            await wait_until(lambda: served.client._link.is_up)
+            assert await listen(served.client, speech("y"))
 
     run(scenario)
 

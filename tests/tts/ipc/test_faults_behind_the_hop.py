@@ -1,0 +1,110 @@
+"""Clients that vanish, hurry or dawdle, with the engine behind the hop: as without it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from tests.fakes import tiny_config, wait_until_idle
+from tests.tts.ipc.hop import hop, new_base
+from tests.tts.serving import (
+    SMALL_WINDOW,
+    Serving,
+    error_of,
+    error_of_reading,
+    hear,
+    reason_of,
+    run,
+    serving,
+    stream_request,
+)
+from tests.tts.test_faults import LONG_TEXT, vanish
+from tts.config import ServerConfig
+from tts.factory import connect_service
+from tts.speech_engine import LocalEngineClient
+from tts.v1 import common_pb2
+from tts.v1 import speech_pb2 as pb
+
+
+@asynccontextmanager
+async def unharmed(
+    engine: LocalEngineClient, checkpoint: Path, *options: tuple[str, int], **values: Any
+) -> AsyncIterator[Serving]:
+    """A server with the engine behind the hop; it must answer as ever after the body."""
+    config, server = tiny_config(checkpoint), ServerConfig(**values)
+    async with hop(engine, new_base()) as served:
+        service = connect_service(config, server, served.client, served.client.facts)
+        async with serving(service, *options, **values) as client:
+            expected = (await hear(client)).data
+            yield client
+            assert await client.server.host.calls.wait_idle(5)
+            await served.until_idle()
+            await wait_until_idle(engine)
+            assert (await hear(client)).data == expected
+
+
+def test_clients_vanish_mid_stream(engine_client: LocalEngineClient, tiny_checkpoint: Path) -> None:
+    async def scenario() -> None:
+        draw = random.Random(3)
+        async with unharmed(engine_client, tiny_checkpoint) as served:
+            for _ in range(4):
+                await asyncio.gather(*(vanish(served, draw) for _ in range(10)))
+
+    run(scenario())
+
+
+def test_a_deadline_of_50_ms(engine_client: LocalEngineClient, tiny_checkpoint: Path) -> None:
+    async def scenario() -> None:
+        async with unharmed(engine_client, tiny_checkpoint) as served:
+            request = stream_request(LONG_TEXT, max_tokens=None)
+            late = await error_of(served.speech.SynthesizeStream(request, timeout=0.05))
+            assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            await wait_until_idle(engine_client, timeout_s=2)
+
+    run(scenario())
+
+
+def test_a_reader_that_stops_reading(
+    engine_client: LocalEngineClient, tiny_checkpoint: Path
+) -> None:
+    """Nothing more is generated for it, another stream flows, and it is given up in the end."""
+    loud = pb.AudioFormat(encoding=pb.AUDIO_ENCODING_PCM_F32LE, sample_rate_hertz=48_000)
+    sampling = common_pb2.SamplingParams(seed=7, min_tokens=450)
+    request = stream_request(
+        "and on it went " * 12, sampling=sampling, audio_format=loud, seed=None
+    )
+
+    async def scenario() -> None:
+        async with unharmed(
+            engine_client, tiny_checkpoint, SMALL_WINDOW, slow_reader_timeout_s=2
+        ) as served:
+            stuck = served.speech.SynthesizeStream(request)
+            assert (await stuck.read()).WhichOneof("event") == "started"
+            pages = await _paused(engine_client)
+            await hear(served)
+            assert (await engine_client.status()).used_pages == pages
+            await wait_until_idle(engine_client, timeout_s=10)
+            given_up = await error_of_reading(stuck)
+            assert given_up.code() is grpc.StatusCode.ABORTED
+            assert reason_of(given_up) == "SLOW_READER"
+
+    run(scenario())
+
+
+async def _paused(engine: LocalEngineClient) -> int:
+    """Wait until nothing more is generated for the only request; the pages it keeps."""
+    pages, steady = 0, 0
+    for _ in range(500):
+        now = (await engine.status()).used_pages
+        steady = steady + 1 if now == pages and now else 0
+        pages = now
+        if steady >= 20:
+            return pages
+        await asyncio.sleep(0.01)
+    raise AssertionError("it was never paused")
