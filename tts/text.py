@@ -286,10 +286,14 @@ class SegmentStream:
         if self._options.mode is SegmentMode.NONE and len(spoken.text) > limit:
             raise _does_not_fit(limit)
         pieces = [p for p in _pack(spoken, limit) if any(map(str.isalnum, p.text))]
-        ends = [words[p.origins[0] - 1].end if p.origins[0] else 0 for p in pieces[1:]]
+        stops = [*(piece.origins[0] for piece in pieces[1:]), len(words)]  # words of earlier pieces
         return [
-            self._segment(piece.text, end, _spoken_words(piece, words))
-            for piece, end in zip(pieces, [*ends, words[-1].end if words else 0], strict=False)
+            self._segment(
+                piece.text,
+                words[stop - 1].end if stop else 0,
+                _spoken_words(piece, words, max(stop, piece.origins[-1] + 1)),
+            )
+            for piece, stop in zip(pieces, stops, strict=False)
         ]
 
     def _speak(self, words: Sequence[_Word]) -> AlignedText:
@@ -304,16 +308,17 @@ class SegmentStream:
         return TextSegment(self._num_segments - 1, text, start, self._spoken_to, words)
 
 
-def _spoken_words(piece: AlignedText, words: Sequence[_Word]) -> tuple[SpokenWord, ...]:
-    """The input's words in a piece. A phrase that is read as one belongs to its first word, which
-    then reaches as far as the phrase does.
+def _spoken_words(piece: AlignedText, words: Sequence[_Word], stop: int) -> tuple[SpokenWord, ...]:
+    """The input's words in a piece, which ends before word `stop`.
+
+    A phrase that is read as one belongs to its first word, which then reaches as far as it does.
     """
     pairs = zip(piece.origins, piece.text, strict=True)
     runs = [(origin, "".join(c for _, c in run)) for origin, run in groupby(pairs, itemgetter(0))]
-    nexts = [origin for origin, _ in runs[1:]]
+    nexts = [*(origin for origin, _ in runs[1:]), stop]
     spoken = []
-    for (origin, text), following in zip(runs, [*nexts, None], strict=True):
-        last = origin if following is None else max(origin, following - 1)
+    for (origin, text), following in zip(runs, nexts, strict=True):
+        last = max(origin, following - 1)
         if any(map(str.isalnum, text)):
             word = words[origin]
             spoken.append(SpokenWord(word.text, word.start, words[last].end, text.strip()))
