@@ -17,7 +17,7 @@ from llm.sampling.sampler import Sampler
 from llm.speculative.acceptance import RULES, Drafted
 from tests.llm.llama_checkpoints import batch, pipeline_config, random_ids, row, write_llama
 
-NUM_ROWS, NUM_IDS, NUM_DRAWS = 250, 5, 2000
+NUM_ROWS, NUM_IDS, NUM_DRAWS = 250, 5, 1500
 FEW_IDS = ((10, 10 + NUM_IDS),)
 
 
@@ -94,7 +94,7 @@ def unlike(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_sampled_tokens_have_the_targets_distribution(
     unlike: tuple[Path, Path], strategy: str, is_exact: bool
 ) -> None:
-    """2,000 draws of two tokens against the 25 exact probabilities; a rule that is known to
+    """1,500 draws of two tokens against the 25 exact probabilities; a rule that is known to
     change the distribution is found out by the same test.
     """
     values = pipeline_config(
@@ -117,7 +117,7 @@ def test_sampled_tokens_have_the_targets_distribution(
 
 def test_the_residual_rule_by_itself() -> None:
     """Drawn from q, judged by p: what is kept is drawn from p."""
-    count, vocab = 40_000, 6
+    count, vocab = 8_000, 6
     p = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05, 0.0], dtype=torch.float64).expand(count, vocab)
     q = torch.tensor([0.1, 0.1, 0.5, 0.1, 0.0, 0.2], dtype=torch.float64).expand(count, vocab)
     rows = [row([1], [1], sampling=SamplingParams(seed=seed)) for seed in range(count)]
@@ -132,7 +132,7 @@ def test_the_residual_rule_by_itself() -> None:
     assert chi_square(counts, exact) < 2
     # No rule that keeps p accepts more often than Σ min(p, q).
     accepted = (kept == guesses).double().mean()
-    assert accepted == pytest.approx(float(torch.minimum(p[0], q[0]).sum()), abs=0.01)
+    assert accepted == pytest.approx(float(torch.minimum(p[0], q[0]).sum()), abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_the_residual_rule_by_itself() -> None:
     ],
 )
 def test_the_distribution_is_what_the_sampler_draws_from(sampling: SamplingParams) -> None:
-    count, vocab = 6000, 12
+    count, vocab = 2000, 12
     logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(3)).expand(count, vocab)
     rows = []
     for seed in range(count):
