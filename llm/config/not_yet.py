@@ -13,8 +13,6 @@ NOT_YET_AVAILABLE: dict[str, str] = {
     "ep_size": "there is no expert parallelism",
     "use_experimental_kernels": "there are no experimental kernels",
     "use_legacy_module": "torch.compile is not used",
-    "sampling.in_dtype": "logits are sampled in float32",
-    "sampling.out_dtype": "logits are sampled in float32",
     "model.data_parallel_degree": "there is one replica",
     "model.trust_remote_code": "code from checkpoints is never run",
 }

@@ -171,8 +171,12 @@ class ModelConfig(StrictModel):
 class SamplingConfig(StrictModel):
     """What the sampler is built for."""
 
-    in_dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of logits")
-    out_dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of results")
+    in_dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="logits are rounded to this before anything reads them"
+    )
+    out_dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="log-probabilities are rounded to this"
+    )
     enable_structured_output: bool = Field(default=False, description="JSON schemas")
     enable_variable_logits: bool = Field(
         default=False, description="reserve memory for logits of every token (on with enable_echo)"

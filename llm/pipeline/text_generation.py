@@ -9,6 +9,9 @@ the scheduler drops what follows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -21,7 +24,7 @@ from llm.batch import (
 )
 from llm.pipeline.base import TextGenerationPipelineInterface
 from llm.request import TokenLogprob
-from llm.sampling.log_probabilities import LogProbabilities
+from llm.sampling.log_probabilities import LogProbabilities, round_logprob
 from llm.sampling.sampler import has_penalties
 from llm.structured.bitmask import needs_tokens
 
@@ -46,7 +49,26 @@ class TextGenerationPipeline(TextGenerationPipelineInterface):
 def run_batch(pipeline: TextGenerationPipelineInterface, batch: ScheduledBatch) -> StepOutput:
     """Run a batch and wait for its results."""
     with pipeline.runner.session.profiler.step(batch.mode):
-        return _run_batch(pipeline, batch)
+        output = _run_batch(pipeline, batch)
+    dtype = pipeline.pipeline_config.sampling.out_dtype
+    return output if dtype == "float32" else _rounded(output, getattr(torch, dtype))
+
+
+def _rounded(output: StepOutput, dtype: torch.dtype) -> StepOutput:
+    """The same with log-probabilities rounded to a number format."""
+
+    def entries(
+        found: Mapping[str, tuple[TokenLogprob, ...]],
+    ) -> dict[str, tuple[TokenLogprob, ...]]:
+        return {
+            name: tuple(round_logprob(e, dtype) for e in those) for name, those in found.items()
+        }
+
+    return replace(
+        output,
+        logprobs=entries(output.logprobs),
+        prompt_logprobs=entries(output.prompt_logprobs),
+    )
 
 
 def _run_batch(pipeline: TextGenerationPipelineInterface, batch: ScheduledBatch) -> StepOutput:

@@ -300,7 +300,15 @@ class ModelRunner(TensorInterface):
         model = self.loaded_model
         self.forward_pass_id += 1
         with self.session.profiler.range("forward", detail=True):
-            return model.execute(batch)
+            return self._as_sampled(model.execute(batch))
+
+    def _as_sampled(self, outputs: ModelOutputs) -> ModelOutputs:
+        """Logits rounded to `sampling.in_dtype`, which is the format they are given in."""
+        dtype = getattr(torch, self.server_config.sampling.in_dtype)
+        if dtype == outputs.logits.dtype:
+            return outputs
+        logits, last = (t.to(dtype).float() for t in (outputs.logits, outputs.next_token_logits))
+        return replace(outputs, logits=logits, next_token_logits=last)
 
     def forward_idle(self) -> ModelOutputs:
         """A pass without rows: [0, V] logits."""

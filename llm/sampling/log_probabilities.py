@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from llm.request import TokenLogprob
+
 
 @dataclass(frozen=True, slots=True)
 class LogProbabilities:
@@ -37,3 +39,13 @@ def with_unpredicted_first(found: LogProbabilities) -> LogProbabilities:
     return LogProbabilities(
         (None, *found.token_log_probabilities), (None, *found.top_log_probabilities)
     )
+
+
+def round_logprob(entry: TokenLogprob, dtype: torch.dtype) -> TokenLogprob:
+    """An entry whose numbers are what is left of them in another format."""
+
+    def rounded(value: float) -> float:
+        return float(torch.tensor(value).to(dtype))
+
+    own = None if entry.logprob is None else rounded(entry.logprob)
+    return TokenLogprob(entry.token_id, own, tuple((t, rounded(v)) for t, v in entry.top))

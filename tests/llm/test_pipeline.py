@@ -10,6 +10,7 @@ import torch
 from llm.batch import ForwardMode, ScheduledBatch
 from llm.pipeline.text_generation import TextGenerationPipeline
 from llm.request import SamplingParams
+from llm.sampling.log_probabilities import round_logprob
 from tests.llm.llama_checkpoints import (
     GREEDY,
     batch,
@@ -130,6 +131,41 @@ def test_log_probabilities_come_for_those_who_ask(pipeline: TextGenerationPipeli
     turn = row([PROMPT[0]], PAGES, 20, sampling=penalised, output_ids=(1, 2))
     entries = pipeline.execute(batch(turn, num_steps=4)).logprobs["a"]
     assert len(entries) == 4
+
+
+def test_logits_in_another_format(checkpoint: Path, pipeline: TextGenerationPipeline) -> None:
+    """`in_dtype`: everybody sees rounded logits; what the model computes stays as it is."""
+    halved = TextGenerationPipeline(pipeline_config(checkpoint, sampling={"in_dtype": "bfloat16"}))
+    prompt = batch(row(PROMPT, PAGES, sampling=SamplingParams(temperature=0, top_logprobs=1)))
+    exact, rounded = (
+        made.runner.forward(made.runner.prepare(prompt)).next_token_logits
+        for made in (pipeline, halved)
+    )
+    assert torch.equal(rounded, exact.bfloat16().float())
+    assert not torch.equal(rounded, exact)
+    output = halved.execute(prompt)
+    assert output.token_ids["a"] == (int(rounded.argmax()),)
+    (entry,) = output.logprobs["a"]
+    assert entry.logprob == pytest.approx(float(rounded.log_softmax(-1).max()), abs=1e-6)
+
+
+def test_log_probabilities_in_another_format(
+    checkpoint: Path, pipeline: TextGenerationPipeline
+) -> None:
+    values = {"sampling": {"out_dtype": "bfloat16"}, "enable_echo": True}
+    halved = TextGenerationPipeline(pipeline_config(checkpoint, **values))
+    plain = TextGenerationPipeline(pipeline_config(checkpoint, enable_echo=True))
+    params = SamplingParams(temperature=0, top_logprobs=2, echo=True)
+    prompt = batch(row(PROMPT, PAGES, sampling=params))
+    exact, rounded = plain.execute(prompt), halved.execute(prompt)
+    assert exact.token_ids == rounded.token_ids
+    pairs = [
+        (exact.logprobs["a"], rounded.logprobs["a"]),
+        (exact.prompt_logprobs["a"], rounded.prompt_logprobs["a"]),
+    ]
+    for before, after in pairs:
+        assert after == tuple(round_logprob(entry, torch.bfloat16) for entry in before)
+        assert after != before
 
 
 def test_the_facts_the_engine_asks_for(checkpoint: Path, pipeline: TextGenerationPipeline) -> None:
