@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from dataclasses import replace
 
 import grpc
@@ -19,6 +18,8 @@ from tests.tts.serving import (
     serve_and,
     unary_request,
 )
+from tts.speech import SamplingOverrides, SpeechRequest, SynthesizedSpeech
+from tts.synthesizer import Synthesizer
 from tts.v1 import common_pb2, text_pb2
 from tts.v1 import speech_pb2 as pb
 from tts.voices import Voice, VoicePrompt
@@ -78,18 +79,20 @@ def test_without_an_end_it_stops_with_a_warning(running: Running) -> None:
 
 @pytest.mark.parametrize("running", CASES[:1], indirect=True, ids=lambda case: case.name)
 def test_a_segment_without_an_end_does_not_end_the_others(running: Running) -> None:
-    """Each stops at the length that its own text allows: 2 s, and 0.25 s for a character."""
-    rate, per_frame = running.case.codes_per_second, running.vocabulary.codes_per_frame
-    caps = [math.ceil(rate * (2 + 0.25 * len(text))) for text in ("Go.", "Stop.")]
+    """A bound that is no whole number of frames is the segment's, not the request's."""
+    own = running.service.synthesizer
+    assert own is not None
+    traits = replace(own.settings.traits, max_codes=25)
+    settings = replace(own.settings, traits=traits)
+    synthesizer = Synthesizer(running.client, running.service.prompts, own.voices, settings)
+    endless = SamplingOverrides(seed=7, min_tokens=1000)
 
-    async def ask(served: Serving) -> None:
-        endless = common_pb2.SamplingParams(seed=7, min_tokens=1000)
-        values = {"voice": running.case.selection, "seed": None, "sampling": endless}
-        done = (await hear(served, "Go. Stop.", **values)).done
-        assert done.usage.output_tokens == sum(cap - cap % per_frame for cap in caps)
-        assert list(done.warnings) == [f"segment {k} hit the audio cap" for k in range(2)]
+    async def scenario() -> SynthesizedSpeech:
+        return await synthesizer.synthesize(SpeechRequest("Go. Stop.", sampling=endless))
 
-    serve_and(running.service, ask)
+    result = asyncio.run(scenario()).result
+    assert result.usage.output_tokens == 2 * 21
+    assert result.warnings == ("segment 0 hit the audio cap", "segment 1 hit the audio cap")
 
 
 def test_an_end_comes_between_frames_only(running: Running) -> None:
