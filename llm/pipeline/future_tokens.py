@@ -58,13 +58,21 @@ class FutureTokens:
             input_ids[places] = sampled[sources].to(input_ids.dtype)
 
 
+def awaits_token(row: ScheduledRow) -> bool:
+    """Whether a placeholder stands for the row's last token."""
+    return bool(row.output_ids) and row.output_ids[-1] == FUTURE_TOKEN
+
+
 def known_outputs(
     rows: Sequence[ScheduledRow], sampled: Mapping[str, int]
 ) -> tuple[ScheduledRow, ...]:
-    """The rows with real `output_ids` where a placeholder stood; `sampled` is by request id."""
+    """The rows with real `output_ids` for placeholders; `sampled` is by request id.
+
+    Where nothing was sampled the placeholder stays: it still counts as a token.
+    """
     return tuple(
         row._replace(output_ids=(*row.output_ids[:-1], sampled[row.request_id]))
-        if row.output_ids and row.output_ids[-1] == FUTURE_TOKEN
+        if awaits_token(row) and row.request_id in sampled
         else row
         for row in rows
     )
@@ -77,7 +85,7 @@ def split_outputs(
     settled: list[ScheduledRow] = []
     latest: list[tuple[int, ...]] = []
     for row in rows:
-        awaits = bool(row.output_ids) and row.output_ids[-1] == FUTURE_TOKEN
-        settled.append(row._replace(output_ids=row.output_ids[:-1]) if awaits else row)
-        latest.append((sampled[row.request_id],) if awaits else ())
+        is_known = awaits_token(row) and row.request_id in sampled
+        settled.append(row._replace(output_ids=row.output_ids[:-1]) if is_known else row)
+        latest.append((sampled[row.request_id],) if is_known else ())
     return tuple(settled), latest

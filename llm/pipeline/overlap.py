@@ -25,7 +25,12 @@ from llm.errors import RequestError
 from llm.models.base import PipelineModel
 from llm.models.weights import WeightsAdapter, WeightsFormat
 from llm.pipeline.base import TextGenerationPipelineInterface
-from llm.pipeline.future_tokens import FutureTokens, known_outputs, split_outputs
+from llm.pipeline.future_tokens import (
+    FutureTokens,
+    awaits_token,
+    known_outputs,
+    split_outputs,
+)
 from llm.pipeline.text_generation import run_batch
 from llm.request import Request
 from llm.runner.device_stream import DeviceStream, HostCopy, Launched, create_stream
@@ -165,8 +170,10 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
     ) -> tuple[SamplingPlan, Mapping[str, str]]:
         """How the rows are sampled. Waits for the batch before if that depends on its tokens."""
         mask, known = FREE, rows
-        if any(has_penalties(row.sampling) or needs_tokens(row) for row in rows):
-            sampled = {} if before is None else before.wait()
+        depending = [row for row in rows if has_penalties(row.sampling) or needs_tokens(row)]
+        if depending:
+            is_awaited = before is not None and any(map(awaits_token, depending))
+            sampled = before.wait() if before is not None and is_awaited else {}
             mask = self.structured.mask(*split_outputs(rows, sampled))
             known = known_outputs(rows, sampled)
         plan = self.runner.sampler.prepare(known, mask=mask.tokens)

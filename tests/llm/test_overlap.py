@@ -224,6 +224,18 @@ def test_penalties_wait_for_the_token_before_them(checkpoint: Path) -> None:
     assert pipeline.execute(EMPTY).token_ids["a"] == second
 
 
+def test_a_prompt_with_penalties_waits_for_nobody(checkpoint: Path, expected: list[int]) -> None:
+    """It has no token yet that others would have to bring."""
+    pipeline, stream = late(checkpoint)
+    sampling = SamplingParams(temperature=0, presence_penalty=50.0)
+    pipeline.execute(batch(prompt_row("a")))
+    prompt = row(PROMPT, [20, 21], request_id="b", sampling=sampling)
+    pipeline.execute(batch(next_row("a", 1), prompt))
+    assert stream.log == ["launch"] * 4 + ["wait"]
+    found = pipeline.execute(EMPTY).token_ids
+    assert found == {"a": (expected[1],), "b": (expected[0],)}
+
+
 def test_a_value_is_not_known_before_the_work_has_run() -> None:
     stream = LateStream()
     five = stream.launch(lambda: torch.tensor([5]))
