@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,11 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from decoder.embedded_modules import CodecConfig, FiniteScalarQuantizer
+from decoder.embedded_modules import FiniteScalarQuantizer
 from training.aligner_network import AlignerNetwork
 from training.codes import part_files
-from training.distributed import Clock
+from training.distributed import Clock, Deadline, Group
+from training.recipe import parse
 from tts.aligner import AlignerConfig
 
 CROP_CODES = 128
@@ -71,19 +73,17 @@ class Crops:
         return codes.long(), frames.long()
 
 
-def train(args: argparse.Namespace) -> None:
+def train(args: argparse.Namespace, levels: tuple[int, ...]) -> None:
     clock = Clock()
     torch.manual_seed(args.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    levels = CodecConfig().levels
     crops = Crops(args.codes, args.max_hours, device)
     network = AlignerNetwork(AlignerConfig(math.prod(levels))).to(device)
     table = LevelTable(levels, network.config.table_width).to(device)
     parameters = [*network.layers.parameters(), *network.output.parameters(), *table.parameters()]
     optimiser = torch.optim.AdamW(parameters, lr=args.lr, weight_decay=0.01)
-    began, step, share = clock.now(), 0, 0.0
-    while share < 1:
-        share = (clock.now() - began) / (args.until - began)
+    deadline, step = Deadline(clock, Group(), args.until, args.steps), 0
+    while (share := deadline.share(step)) < 1:
         for setting in optimiser.param_groups:
             setting["lr"] = args.lr * min(1.0, (step + 1) / WARM_UP) * max(0.02, 1 - share)
         codes, letters = crops.batch(args.batch)
@@ -100,21 +100,17 @@ def train(args: argparse.Namespace) -> None:
         network.table.weight.copy_(table())
     state = {k: v.detach().half().cpu().contiguous() for k, v in network.state_dict().items()}
     save_file(state, args.out / "aligner.safetensors")
-    clock.log(f"aligner done: {step} steps, loss {loss.item():.3f}")
+    clock.log(f"aligner done: {step} steps")
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--codes", type=Path, required=True, help="prefix of codes*.npz")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--until", type=float, required=True, help="seconds since RECIPE_START")
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--max-hours", type=float, default=150.0)
-    parser.add_argument("--seed", type=int, default=3)
-    args = parser.parse_args()
+    args, recipe = parse(parser, "aligner", argv)
     args.out.mkdir(parents=True, exist_ok=True)
-    train(args)
+    train(args, recipe.codec.levels)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Train the codec in two stages, while the teacher is still speaking.
 
     python -m training.codec reconstruct --speech runs/speech --out runs --until 400
-    python -m training.codec adversarial --speech runs/speech --out runs --until 1400
+    python -m training.codec adversarial --speech runs/speech --out runs --until 1400 \
+        --init runs/codec_stage1.safetensors
 
 Stage 1 learns encoder, codebook and decoder by mel distance and by how well the phones are still
 recognised; then encoder and codebook are frozen, so that speech can be tokenised, and stage 2
@@ -14,7 +15,9 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from decoder.embedded_modules import CodecConfig, EmbeddedCodec
-from training.distributed import Clock, Group
+from training.distributed import Clock, Deadline, Group
 from training.labels import FRAME, NUM_PHONE_LABELS
 from training.losses import (
     Discriminators,
@@ -33,6 +36,7 @@ from training.losses import (
     discriminator_loss,
     generator_losses,
 )
+from training.recipe import parse
 from training.shards import read_clips
 
 BLOCKS = (0, 0, 3, 4, 6, 8, 12, 16, 25)  # codes; 0 = the whole crop is one block
@@ -98,7 +102,8 @@ class Ear:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, config = trainer, trainer.config
-        self.listener = PhoneListener(config.mel_bins, NUM_PHONE_LABELS).to(trainer.device)
+        width = trainer.args.ear_width
+        self.listener = PhoneListener(config.mel_bins, NUM_PHONE_LABELS, width).to(trainer.device)
         self.parameters = list(self.listener.parameters())
         self.optimiser = torch.optim.AdamW(self.parameters, lr=1e-3, betas=(0.9, 0.98))
 
@@ -130,15 +135,15 @@ class Ear:
 class Trainer:
     """What both stages share: data, masks, precision, log, saving."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, config: CodecConfig) -> None:
         self.args, self.clock, self.group = args, Clock(), Group()
         torch.manual_seed(args.seed + self.group.rank)
         random.seed(args.seed + self.group.rank)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
         torch.backends.cudnn.benchmark = True
         self.device = self.group.device
-        self.config = CodecConfig()
-        self.codec = EmbeddedCodec(self.config).to(self.device)
+        self.config = config
+        self.codec = EmbeddedCodec(config).to(self.device)
         self.mel_loss = MelLoss(self.config.sample_rate).to(self.device)
         self.ear = Ear(self)
         self.pool = SpeechPool(args.speech, self.config.hop, args.max_hours, self.device)
@@ -169,22 +174,19 @@ class Trainer:
             (self.args.out / f"{name}.tmp").rename(self.args.out / f"{name}.safetensors")
 
 
-def reconstruct(args: argparse.Namespace) -> None:
+def reconstruct(args: argparse.Namespace, config: CodecConfig) -> None:
     """Stage 1."""
-    trainer = Trainer(args)
+    trainer = Trainer(args, config)
     group, codec, clock = trainer.group, trainer.codec, trainer.clock
     initialise(codec)
     group.broadcast(codec.state_dict().values())
     parameters = list(codec.parameters())
     optimiser = torch.optim.AdamW(parameters, lr=args.lr, betas=(0.9, 0.98), weight_decay=0.01)
-    began, step, hop = group.agree(clock.now()), 0, trainer.config.hop
-    last = clock.now()
-    share = 0.0
-    while share < 1:
-        if step % 10 == 0:
-            share = group.agree((clock.now() - began) / (args.until - began))
+    deadline = Deadline(clock, group, args.until, args.steps)
+    step, hop, last = 0, trainer.config.hop, clock.now()
+    while (share := deadline.share(step)) < 1:
         for setting in optimiser.param_groups:
-            setting["lr"] = args.lr * min(1.0, (step + 1) / 300) * (1 - 0.95 * min(1.0, share))
+            setting["lr"] = args.lr * min(1.0, (step + 1) / 300) * (1 - 0.95 * share)
         wanted, phones = trainer.pool.batch(args.batch, CROP_CODES)
         heard = trainer.ear.learn(wanted, phones)
         got, codes = trainer.render(wanted, frozen=False)
@@ -220,8 +222,8 @@ class Adversary:
         self.trainer, self.codec = trainer, trainer.codec
         self.codec.encoder.requires_grad_(False)
         self.parameters = list(self.codec.decoder.parameters())
-        self.judges = Discriminators().to(trainer.device)
-        settings = {"lr": 3e-4, "betas": (0.8, 0.99), "weight_decay": 0.01}
+        self.judges = Discriminators(trainer.args.judge_width).to(trainer.device)
+        settings = {"lr": trainer.args.lr, "betas": (0.8, 0.99), "weight_decay": 0.01}
         self.generator = torch.optim.AdamW(self.parameters, **settings)
         self.critic = torch.optim.AdamW(self.judges.parameters(), **settings)
         self.average = {k: v.detach().clone() for k, v in self.codec.state_dict().items()}
@@ -277,23 +279,21 @@ class Adversary:
     @torch.no_grad()
     def update_average(self) -> None:
         for key, value in self.codec.state_dict().items():
-            self.average[key].lerp_(value, 0.01)
+            self.average[key].lerp_(value, self.trainer.args.average)
 
 
-def adversarial(args: argparse.Namespace) -> None:
+def adversarial(args: argparse.Namespace, config: CodecConfig) -> None:
     """Stage 2: only the decoder learns."""
-    trainer = Trainer(args)
+    trainer = Trainer(args, config)
     clock = trainer.clock
     group = trainer.group
     trainer.codec.load_state_dict({k: v.float() for k, v in load_file(args.init).items()})
     adversary = Adversary(trainer)
     group.broadcast(adversary.judges.state_dict().values())
-    began, step, last, saved = group.agree(clock.now()), 0, clock.now(), clock.now()
-    share = 0.0
-    while share < 1:
-        if step % 10 == 0:
-            share = group.agree((clock.now() - began) / (args.until - began))
-        adversary.set_lr(3e-4 * min(1.0, (step + 1) / 200) * (1 - 0.95 * min(1.0, share)))
+    deadline = Deadline(clock, group, args.until, args.steps)
+    step, last, saved = 0, clock.now(), clock.now()
+    while (share := deadline.share(step)) < 1:
+        adversary.set_lr(args.lr * min(1.0, (step + 1) / 200) * (1 - 0.95 * share))
         mel, critic, fooled, matching = adversary.step(step)
         step += 1
         if step % 250 == 0 or step in (1, 20):
@@ -312,23 +312,23 @@ def adversarial(args: argparse.Namespace) -> None:
     group.close()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stage", choices=("reconstruct", "adversarial"))
+STAGES = {"reconstruct": reconstruct, "adversarial": adversarial}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    stage, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if stage not in STAGES:
+        raise SystemExit(f"{__doc__}\ngive a stage: {' or '.join(STAGES)}")
+    parser = argparse.ArgumentParser(prog=f"training.codec {stage}", description=__doc__)
     parser.add_argument("--speech", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--until", type=float, required=True, help="seconds since RECIPE_START")
-    parser.add_argument("--init", type=Path, help="stage 1 weights (adversarial)")
-    parser.add_argument("--batch", type=int, default=128, help="clips of two seconds per rank")
-    parser.add_argument("--lr", type=float, default=8e-4)
-    parser.add_argument("--mel-weight", type=float, default=8.0, help="against the judges")
-    parser.add_argument("--phone-weight", type=float, default=0.3, help="against mel distance")
-    parser.add_argument("--min-hours", type=float, default=8.0)
-    parser.add_argument("--max-hours", type=float, default=150.0)
-    parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
+    if stage == "adversarial":
+        parser.add_argument("--init", type=Path, required=True, help="stage 1 weights")
+    args, recipe = parse(parser, stage, rest)
+    args.stage = stage
     args.out.mkdir(parents=True, exist_ok=True)
-    (reconstruct if args.stage == "reconstruct" else adversarial)(args)
+    STAGES[stage](args, recipe.codec)
 
 
 if __name__ == "__main__":

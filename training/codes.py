@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from decoder.embedded_modules import CodecConfig, EmbeddedCodec
 from training.distributed import Clock
 from training.labels import FRAME
+from training.recipe import load_recipe
 from training.shards import read_clips
 
 WINDOW_CODES, BATCH = 400, 64
@@ -129,16 +130,17 @@ def tokenise(
     return Tokenised(np.concatenate(codes), clips_, text, np.concatenate(letters), ends)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--speech", type=Path, required=True)
     parser.add_argument("--codec", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
+    parser.add_argument("--config", type=Path, help="values other than those of recipe.toml")
+    args = parser.parse_args(argv)
     clock = Clock()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.matmul.allow_tf32 = True
-    codec = EmbeddedCodec(CodecConfig())
+    codec = EmbeddedCodec(load_recipe(args.config).codec)
     codec.load_state_dict({k: v.float() for k, v in load_file(args.codec).items()})
     prefix = args.out.parent / re.sub(r"\d+$", "", args.out.stem)
     start = taken(path for path in part_files(prefix) if path != args.out)

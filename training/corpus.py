@@ -1,6 +1,6 @@
 """Text to speak, from Debian packages installed by name (see `PACKAGES`).
 
-    python -m training.corpus --out runs/corpus.txt --held-out benchmarks/*.txt
+    python -m training.corpus --out runs/corpus.txt
 
 Running prose first (essays, guides, missions of a game, scripture, quotations), then dictionary
 sentences, templates for numbers, dates and questions, and word lists for coverage. One line is one
@@ -18,9 +18,10 @@ import random
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from training.recipe import parse
 from training.templates import fill
 
 PACKAGES = (
@@ -29,6 +30,7 @@ PACKAGES = (
     "jargon-text", "endless-sky-data",
 )  # fmt: skip
 SHARE = Path("/usr/share")
+ROOT = Path(__file__).parent.parent
 MIN_CHARACTERS, MAX_CHARACTERS = 3, 200
 ALLOWED = re.compile(r"^[A-Za-z0-9 ,.;:?!'\-]+$")
 HTML_PARAGRAPH = re.compile(r'<(?:p\b[^>]*|div class="para")>(.*?)</(?:p|div)>', re.S | re.I)
@@ -272,14 +274,11 @@ def reserve(lines: list[str], count: int) -> list[str]:
     return kept
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--held-out", type=Path, nargs="*", default=[], help="lines to leave out")
-    parser.add_argument("--reserve", type=int, default=500, help="lines kept out for evaluation")
-    parser.add_argument("--seed", type=int, default=7)
-    args = parser.parse_args()
-    held_out = [line for path in args.held_out for line in path.read_text().splitlines()]
+    args, _ = parse(parser, "corpus", argv)
+    held_out = [line for path in args.held_out for line in (ROOT / path).read_text().splitlines()]
     corpus = build(held_out, args.seed)
     lines = corpus.finish()
     args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+LOOK_EVERY_S = 1.0
+
 
 class Group:
     """Ranks of one training job. Without WORLD_SIZE in the environment: a group of one."""
@@ -59,6 +61,35 @@ class Group:
     def close(self) -> None:
         if self.size > 1:
             dist.destroy_process_group()
+
+
+class Deadline:
+    """How much of a stage's time has gone, and of its steps; the ranks agree on it.
+
+    The time is looked at every few steps only, about every second: `begun` to `until` on the clock.
+    """
+
+    def __init__(self, clock: Clock, group: Group, until: float, steps: int = 0) -> None:
+        self._clock, self._group, self._steps = clock, group, steps
+        self._began = self._last = group.agree(clock.now())
+        self._whole_s = max(group.agree(until) - self._began, 1e-3)
+        self._share, self._step, self._next, self._stride = 0.0, 0, 0, 1
+
+    @property
+    def has_passed(self) -> bool:
+        return self._share >= 1
+
+    def share(self, step: int) -> float:
+        """0 … 1 before this step is taken; the same on every rank."""
+        if step >= self._next:
+            now = self._group.agree(self._clock.now())
+            pace_s = (now - self._last) / max(1, step - self._step)
+            self._stride = min(max(1, int(LOOK_EVERY_S / max(pace_s, 1e-6))), 2 * self._stride)
+            self._last, self._step, self._next = now, step, step + self._stride
+            self._share = max(self._share, (now - self._began) / self._whole_s)
+        if self._steps:
+            self._share = max(self._share, step / self._steps)
+        return min(1.0, self._share)
 
 
 class Clock:

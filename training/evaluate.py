@@ -4,7 +4,8 @@
     python -m training.evaluate words --model tts/embedded --seeds 1 2 3
     python -m training.evaluate durations --lines runs/corpus_held_out.txt
     python -m training.evaluate following
-    python -m training.evaluate phonemes --words runs/words_held_out.tsv
+    python -m training.evaluate phonemes --words runs/words_held_out.tsv \
+        --lines runs/corpus_held_out.txt
     python -m training.evaluate timings
 
 The word errors are pocketsphinx's, which errs on clean speech too: the teacher is judged in the
@@ -224,11 +225,21 @@ def evaluate_timings(args: argparse.Namespace) -> Report:
     ))  # fmt: skip
 
 
+def evaluate_phonemes(args: argparse.Namespace) -> Report:
+    """The second task: held-out words, and words of held-out sentences."""
+    from training.phonemes import evaluate
+
+    report, wrong = evaluate(args.model, args.words, args.lines, args.sentences)
+    print(*wrong, sep="\n", file=sys.stderr, flush=True)
+    return report
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], Report]] = {
     "codec": evaluate_codec,
     "words": evaluate_words,
     "durations": evaluate_durations,
     "following": evaluate_following,
+    "phonemes": evaluate_phonemes,
     "timings": evaluate_timings,
 }
 
@@ -239,6 +250,7 @@ def main() -> int:
     parser.add_argument("--model", default="", help="checkpoint folder (default: the shipped one)")
     parser.add_argument("--codec", type=Path, default=Path("tts/embedded/codec/model.safetensors"))
     parser.add_argument("--lines", type=Path, default=Path("runs/corpus_held_out.txt"))
+    parser.add_argument("--words", type=Path, default=Path("runs/words_held_out.tsv"))
     parser.add_argument("--sentences", type=int, help="only the first N")
     parser.add_argument("--voices", nargs="*", help="only these")
     parser.add_argument("--seeds", type=int, nargs="*", default=[1])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from decoder.embedded_modules import CodecConfig
+from training.recipe import load_recipe
 from training.vocabulary import (
     END_OF_SPEECH,
     END_OF_TEXT,
@@ -39,7 +41,6 @@ CHAT_TEMPLATE = (
 )
 STREAMING = {
     "chunk_sizes": [5, 10, 20, 40],
-    "buffer": 49,
     "block_causal": True,
     "prepend": "never",
     "prepend_causal": True,
@@ -97,10 +98,16 @@ def export_aligner(weights: Path, codebook: int, out: Path) -> None:
     shutil.copy(weights, out / "model.safetensors")
 
 
-def export(model: Path, codec: Path, out: Path, aligner: Path | None = None) -> None:
-    """Write every file of the checkpoint but the model card."""
+def export(
+    model: Path,
+    codec: Path,
+    out: Path,
+    aligner: Path | None = None,
+    config: CodecConfig | None = None,
+) -> None:
+    """Write every file of the checkpoint but the model card; `config` None: the shipped codec's."""
     (out / "codec").mkdir(parents=True, exist_ok=True)
-    config, state = CodecConfig(), load_file(model)
+    config, state = config or CodecConfig(), load_file(model)
     codebook = state["model.embed_tokens.weight"].shape[0] - FIRST_CODE
     write_json(out / "config.json", llama_config(state, head_dim=64))
     build_tokenizer(codebook).save(str(out / "tokenizer.json"))
@@ -128,21 +135,23 @@ def export(model: Path, codec: Path, out: Path, aligner: Path | None = None) -> 
     write_json(out / "voices.json", {"default": NAMED[0].name, "voices": voices})
     save_file(state, out / "model.safetensors", metadata={"format": "pt"})
     sizes = asdict(config) | {"levels": list(config.levels), "hop": config.hop}
-    write_json(out / "codec/config.json", {"type": "embedded", **sizes, "streaming": STREAMING})
+    streaming = STREAMING | {"buffer": config.receptive_field}
+    write_json(out / "codec/config.json", {"type": "embedded", **sizes, "streaming": streaming})
     shutil.copy(codec, out / "codec/model.safetensors")
     if aligner is not None:
         export_aligner(aligner, codebook, out / "aligner")
     assert FIRST_VOICE + len(NAMED) <= FIRST_CODE
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--codec", type=Path, required=True)
     parser.add_argument("--aligner", type=Path, help="word timings are known with it only")
     parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
-    export(args.model, args.codec, args.out, args.aligner)
+    parser.add_argument("--config", type=Path, help="values other than those of recipe.toml")
+    args = parser.parse_args(argv)
+    export(args.model, args.codec, args.out, args.aligner, load_recipe(args.config).codec)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,9 +25,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from decoder.embedded_modules import CodecConfig
 from training.codes import part_files
-from training.distributed import Clock, Group
+from training.distributed import Clock, Deadline, Group
 from training.documents import (
     BUCKETS,
     Batch,
@@ -40,6 +39,7 @@ from training.documents import (
     word_pronunciations,
 )
 from training.llama import LanguageModel, ModelConfig, checkpoint, quantise, restore
+from training.recipe import parse
 from training.vocabulary import FIRST_CODE
 
 
@@ -61,10 +61,11 @@ class Loader:
         """Whether there is speech that has not been loaded."""
         return len(part_files(self.args.codes)) > self.num_parts
 
-    def load(self) -> None:
+    def load(self) -> Speech:
         """All parts that are there now."""
         parts = part_files(self.args.codes)
         self.speech, self.num_parts = Speech(parts, self.lines), len(parts)
+        return self.speech
 
     def start_epoch(self) -> None:
         self._stop = threading.Event()
@@ -106,11 +107,10 @@ class Loader:
 class Training:
     """The loop and what it needs."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, levels: tuple[int, ...]) -> None:
         self.args, self.clock, self.group = args, Clock(), Group()
         torch.manual_seed(args.seed)
         torch.backends.cuda.matmul.allow_tf32 = True
-        levels = CodecConfig().levels
         self.config = ModelConfig(math.prod(levels), num_layers=args.layers, hidden_size=args.dim,
                                   num_heads=args.dim // 64, num_kv_heads=args.dim // 128,
                                   intermediate_size=3 * args.dim,
@@ -197,71 +197,92 @@ class Training:
             (self.args.out / "lm.tmp").rename(self.args.out / "lm.safetensors")
 
 
-def train(args: argparse.Namespace) -> None:
-    training = Training(args)
-    clock, group = training.clock, training.group
+class Course:
+    """Epochs until the time is over, new speech taken in as it comes."""
+
+    def __init__(self, training: Training, loader: Loader) -> None:
+        self.training, self.loader, self.args = training, loader, training.args
+        self.clock, self.group = training.clock, training.group
+        self.step = self.seen = 0
+        self.running: Tensor | float = 0.0
+        self._load()
+        self.deadline = Deadline(self.clock, self.group, self.args.until, self.args.steps)
+        self.last = self.saved = self.clock.now()
+
+    def _load(self) -> None:
+        speech = self.loader.load()
+        self.training.log(f"{len(speech.train)} clips, {len(speech.turns)} tokens")
+
+    def run(self) -> None:
+        while not self.deadline.has_passed:
+            before = self.step
+            self.loader.start_epoch()
+            self._epoch()
+            self.loader.stop_epoch()
+            if self.step == before and not self.deadline.has_passed:
+                raise SystemExit(f"no document is as short as {BUCKETS[-1]} tokens")
+            if self._has_news():
+                self._load()
+
+    def _has_news(self) -> bool:
+        return bool(self.group.agree(float(self.loader.has_news)))
+
+    def _epoch(self) -> None:
+        """Until the last batch, the end of the time, or new speech."""
+        for batch in self.loader.batches():
+            if (share := self.deadline.share(self.step)) >= 1:
+                return
+            lr = self.args.lr * min(1.0, (self.step + 1) / 300) * max(0.0, 1 - 0.99 * share)
+            self.running = self.running + self.training.step(batch, lr)
+            self.step += 1
+            self.seen += batch.ids.numel() * self.group.size
+            if self.step % 200 == 0:
+                self._report()
+                if self._has_news():
+                    return
+
+    def _report(self) -> None:
+        assert self.loader.speech is not None
+        value = self.training.validate(self.loader.speech)
+        pace = self.seen / (self.clock.now() - self.last)
+        rate = self.training.optimiser.param_groups[0]["lr"]
+        self.training.log(
+            f"step {self.step} epoch {self.loader.epoch} loss {float(self.running) / 200:.3f} "
+            f"held out {value:.3f} lr {rate:.2e} {pace / 1e6:.2f} M tokens/s"
+        )
+        self.running, self.seen, self.last = 0.0, 0, self.clock.now()
+        if self.group.agree(self.clock.now() - self.saved) > self.args.save_every:
+            self.training.save()
+            self.saved = self.last = self.clock.now()
+
+
+def train(args: argparse.Namespace, levels: tuple[int, ...]) -> None:
+    training = Training(args, levels)
+    group = training.group
     loader = Loader(args, group, args.corpus.read_text().splitlines())
     while group.agree(float(not loader.has_news)):
         time.sleep(0.5)
-    time.sleep(1.0)
-    loader.load()
-    training.log(f"{len(loader.speech.train)} clips, {len(loader.speech.turns)} tokens")
-    began = last = saved = group.agree(clock.now())
-    step, seen, share, running = 0, 0, 0.0, 0.0
-    while share < 1:
-        loader.start_epoch()
-        for batch in loader.batches():
-            if step % 20 == 0:
-                share = group.agree((clock.now() - began) / (args.until - began))
-                if share >= 1:
-                    break
-            lr = args.lr * min(1.0, (step + 1) / 300) * max(0.0, 1 - 0.99 * share)
-            running = running + training.step(batch, lr)
-            step, seen = step + 1, seen + batch.ids.numel() * group.size
-            if step % 200 == 0:
-                value = training.validate(loader.speech)
-                pace = seen / (clock.now() - last)
-                training.log(
-                    f"step {step} epoch {loader.epoch} loss {float(running) / 200:.3f} "
-                    f"held out {value:.3f} lr {lr:.2e} {pace / 1e6:.2f} M tokens/s"
-                )
-                running, seen, last = 0.0, 0, clock.now()
-                if group.agree(clock.now() - saved) > args.save_every:
-                    training.save()
-                    saved = last = clock.now()
-                if group.agree(float(loader.has_news)):
-                    break
-        loader.stop_epoch()
-        if group.agree(float(loader.has_news)):
-            loader.load()
-            training.log(f"{len(loader.speech.train)} clips, {len(loader.speech.turns)} tokens")
+    if group.size > 1:
+        time.sleep(1.0)  # until every rank sees it
+    course = Course(training, loader)
+    course.run()
     training.save()
-    training.log(f"done: {step} steps, held out {training.validate(loader.speech):.3f}")
+    training.log(f"done: {course.step} steps, held out {training.validate(loader.speech):.3f}")
     group.close()
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--codes", type=Path, required=True, help="prefix of codes*.npz")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--until", type=float, required=True, help="seconds since RECIPE_START")
     parser.add_argument("--init", type=Path, help="go on from these weights")
-    parser.add_argument("--tokens", type=int, default=65_536, help="tokens per step and rank")
-    parser.add_argument("--lr", type=float, default=1.6e-3)
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--noise", type=float, default=0.04)
-    parser.add_argument("--dropout", type=float, default=0.05)
     parser.add_argument("--words", type=Path, help="words.tsv of training.lexicon")
-    parser.add_argument("--phoneme-share", type=float, default=0.05, help="of documents")
-    parser.add_argument("--save-every", type=float, default=90.0)
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--seed", type=int, default=2)
-    args = parser.parse_args()
+    args, recipe = parse(parser, "language_model", argv)
     random.seed(args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
-    train(args)
+    train(args, recipe.codec.levels)
 
 
 if __name__ == "__main__":

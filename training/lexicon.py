@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 DICTIONARY = Path("/usr/share/dict/american-english")
@@ -38,15 +38,16 @@ def known_words(lines: Iterable[str]) -> list[str]:
     return sorted(word for word in words if 0 < len(word) <= 20)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--libraries", default="", help="folder of flite's shared libraries")
-    args = parser.parse_args()
-    from training.teacher import Teacher  # not where only the words are asked for
+    parser.add_argument("--config", type=Path, help="values other than those of recipe.toml")
+    args = parser.parse_args(argv)
+    from training.recipe import load_recipe  # not where only the words are asked for
+    from training.teacher import Teacher
 
-    teacher = Teacher(args.libraries)
+    teacher = Teacher(load_recipe(args.config).synthesis.libraries)
     lines = args.corpus.read_text().splitlines()
     dictionary = DICTIONARY.read_text().splitlines()
     held_out = args.out.with_stem(args.out.stem + "_held_out")

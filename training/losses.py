@@ -53,7 +53,7 @@ class PhoneListener(nn.Module):
     spends its bits on what tells phones apart; mel distance alone does not.
     """
 
-    def __init__(self, num_mels: int, num_labels: int, width: int = 256) -> None:
+    def __init__(self, num_mels: int, num_labels: int, width: int) -> None:
         super().__init__()
         sizes = (num_mels, *(width,) * 4)
         dilations = (1, 1, 2, 4)
@@ -75,10 +75,10 @@ class PhoneListener(nn.Module):
 class PeriodDiscriminator(nn.Module):
     """Looks at every p-th sample."""
 
-    def __init__(self, period: int) -> None:
+    def __init__(self, period: int, width: int) -> None:
         super().__init__()
         self.period = period
-        widths = (1, 32, 96, 192, 256, 256)
+        widths = (1, width, 3 * width, 6 * width, 8 * width, 8 * width)
         self.layers = nn.ModuleList(
             weight_norm(nn.Conv2d(a, b, (5, 1), (3 if i < 4 else 1, 1), (2, 0)))
             for i, (a, b) in enumerate(pairwise(widths))
@@ -98,7 +98,7 @@ class PeriodDiscriminator(nn.Module):
 class SpectralDiscriminator(nn.Module):
     """Looks at a complex spectrum of one resolution."""
 
-    def __init__(self, n_fft: int, width: int = 32) -> None:
+    def __init__(self, n_fft: int, width: int) -> None:
         super().__init__()
         self.n_fft = n_fft
         self.register_buffer("window", torch.hann_window(n_fft))
@@ -131,11 +131,11 @@ class SpectralDiscriminator(nn.Module):
 class Discriminators(nn.Module):
     """All judges; each returns its scores and its features."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.judges = nn.ModuleList(
-            [PeriodDiscriminator(p) for p in (2, 3, 5, 7, 11)]
-            + [SpectralDiscriminator(n) for n in (256, 512, 1024)]
+            [PeriodDiscriminator(p, width) for p in (2, 3, 5, 7, 11)]
+            + [SpectralDiscriminator(n, width) for n in (256, 512, 1024)]
         )
 
     def forward(self, samples: Tensor) -> list[tuple[Tensor, list[Tensor]]]:

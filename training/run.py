@@ -1,188 +1,185 @@
-"""The whole recipe against the clock, on as many GPUs as there are.
+"""The whole recipe, from text to a folder that speaks.
 
-    python -m training.run --corpus runs/corpus.txt --words runs/words.tsv --out runs --minutes 23
+    python -m training.run --out runs                     one stage after the other
+    python -m training.run --out runs --together          against the clock, on several GPUs
 
-    |-- synthesis on all cores, until 76 % of the time --------------|
-    |-- codec stage 1, all GPUs --|-- stage 2, the first half of them -----------|
-                                  | tokenise | tokenise again | and again
-                                             |-- aligner --|
-                                             |-- language model, the other GPUs -|
+Numbers are those of `recipe.toml`, of `--config FILE` and of `--set section.key=value`, and are
+kept in OUT/recipe.toml. A stage whose output is there, whole, is not run again, but for --fresh.
 
-Each stage is its own process with its own log in OUT/logs; weights are saved all along. With
---codec it goes on from a codec.
+    corpus, words, synthesis, reconstruct, adversarial, codes, language_model, aligner, voice
+
+Every stage is a process with its own log in OUT/logs, unless with --here. See `training.together`.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
-import socket
-import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-STAGE1_END, SPEECH_END = 0.48, 0.76  # shares of the whole time
-TOKENISE_AGAIN = (0.62, 0.77)
-RESUMED_TOKENISE = (0.3, 0.5, 0.7)  # when the codec's first stage is there already
-ALIGNER_SHARE = 0.05
-COMPILE_S = 110.0  # the language model compiles this long before there are codes
+from training.recipe import Recipe, RecipeError, load_recipe, write_recipe
+from training.stages import Launcher, Stage, StageError, is_done, run_here
 
 
-class Recipe:
-    """Starts stages and waits for their moments."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Every stage's command. `until` is in seconds on the clock of that stage."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args, self.total = args, args.minutes * 60
-        self.gpus = torch.cuda.device_count()
-        self.speech, self.logs = args.out / "speech", args.out / "logs"
-        self.logs.mkdir(parents=True, exist_ok=True)
-        self.start = time.time()
-        self.env = os.environ | {
-            "RECIPE_START": str(self.start), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "2",
-            "TORCHINDUCTOR_COMPILE_THREADS": "8",
-        }  # fmt: skip
+    out: Path
+    recipe: Recipe
 
-    def spawn(self, name: str, module: str, *arguments: object, gpus: str = "", **env: str):
-        command = [sys.executable, "-m", module, *map(str, arguments)]
-        log = open(self.logs / f"{name}.log", "w")  # noqa: SIM115 (the child's for its life)
-        visible = {"CUDA_VISIBLE_DEVICES": gpus}
-        return subprocess.Popen(command, env=self.env | visible | env, stdout=log, stderr=log)
+    @property
+    def corpus_file(self) -> Path:
+        return self.out / "corpus.txt"
 
-    def spawn_group(self, name: str, module: str, *arguments: object, gpus: list[int]) -> list:
-        """One process per GPU (one on the CPU when there is none)."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        size = max(1, len(gpus))
-        visible = ",".join(map(str, gpus))
-        return [
-            self.spawn(
-                f"{name}{rank}",
-                module,
-                *arguments,
-                gpus=visible,
-                RANK=str(rank),
-                LOCAL_RANK=str(rank),
-                WORLD_SIZE=str(size),
-                MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=str(port),
-            )
-            for rank in range(size)
-        ]
+    @property
+    def words_file(self) -> Path:
+        return self.out / "words.tsv"
 
-    def wait_until(self, moment: float) -> None:
-        time.sleep(max(0.0, self.start + moment - time.time()))
+    @property
+    def speech(self) -> Path:
+        return self.out / "speech"
 
-    def tokenise(self, number: int, gpu: str) -> subprocess.Popen:
-        out = self.args.out
-        return self.spawn(
-            f"codes{number}", "training.codes", "--speech", self.speech,
-            "--codec", out / "codec_stage1.safetensors", "--out", out / f"codes{number}.npz",
-            gpus=gpu,
+    @property
+    def first_codec(self) -> Path:
+        return self.out / "codec_stage1.safetensors"
+
+    def _stage(self, name: str, module: str, output: Path, *arguments: object) -> Stage:
+        config = ("--config", self.out / "recipe.toml")
+        return Stage(name, f"training.{module}", (*arguments, *config), output)
+
+    def corpus(self) -> Stage:
+        return self._stage("corpus", "corpus", self.corpus_file, "--out", self.corpus_file)
+
+    def words(self) -> Stage:
+        return self._stage(
+            "words", "lexicon", self.words_file, "--corpus", self.corpus_file,
+            "--out", self.words_file,
         )  # fmt: skip
 
-    def run(self) -> None:
-        args, out, total = self.args, self.args.out, self.total
-        everything = list(range(self.gpus))
-        first = "0" if self.gpus else ""
-        synthesis = self.spawn(
-            "synthesis", "training.synthesize", "--corpus", args.corpus, "--out", self.speech,
-            "--hours", args.hours, "--workers", args.workers, "--libraries", args.libraries,
-            "--first-round", args.first_round,
-        )  # fmt: skip
-        if args.codec:
-            self.resume(synthesis)
-            return
-        stage1_end = STAGE1_END * total
-        reconstruct = self.spawn_group(
-            "reconstruct", "training.codec", "reconstruct", "--speech", self.speech, "--out", out,
-            "--until", stage1_end, "--min-hours", args.min_hours, "--batch", args.batch,
-            gpus=everything,
-        )  # fmt: skip
-        self.wait_until(max(0.0, stage1_end - COMPILE_S))
-        half = max(1, self.gpus // 2)
-        judged, others = everything[:half], everything[half:] or everything
-        model = self.language_model(others)
-        for process in reconstruct:
-            process.wait()
-        adversarial = self.adversarial(out / "codec_stage1.safetensors", judged)
-        self.tokenise(1, str(others[-1]) if others else "").wait()
-        aligner = self.aligner(first)
-        self.tokenise_at(TOKENISE_AGAIN, 2, others, synthesis)
-        self.finish(*model, *adversarial, aligner)
-
-    def language_model(self, gpus: list[int]) -> list:
-        args = self.args
-        words = ("--words", args.words) if args.words else ()
-        return self.spawn_group(
-            "language_model", "training.language_model", "--corpus", args.corpus,
-            "--out", args.out, "--codes", args.out / "codes", "--until", self.total, *words,
-            *args.model_options.split(), gpus=gpus,
+    def synthesis(self) -> Stage:
+        return self._stage(
+            "synthesis", "synthesize", self.speech / "000.done", "--corpus", self.corpus_file,
+            "--out", self.speech,
         )  # fmt: skip
 
-    def aligner(self, gpu: str) -> subprocess.Popen:
-        until = time.time() - self.start + ALIGNER_SHARE * self.total
-        return self.spawn(
-            "aligner", "training.aligner", "--codes", self.args.out / "codes",
-            "--out", self.args.out, "--until", until, gpus=gpu,
+    def reconstruct(self, until: float) -> Stage:
+        return self._stage(
+            "reconstruct", "codec", self.first_codec, "reconstruct", "--speech", self.speech,
+            "--out", self.out, "--until", until,
         )  # fmt: skip
 
-    def adversarial(self, init: Path, gpus: list[int]) -> list:
-        args = self.args
-        return self.spawn_group(
-            "adversarial", "training.codec", "adversarial", "--speech", self.speech,
-            "--out", args.out, "--until", self.total, "--init", init, "--min-hours", 1,
-            "--batch", max(1, args.batch // 2), gpus=gpus,
+    def adversarial(self, until: float) -> Stage:
+        return self._stage(
+            "adversarial", "codec", self.out / "codec.safetensors", "adversarial",
+            "--speech", self.speech, "--out", self.out, "--until", until,
+            "--init", self.first_codec,
         )  # fmt: skip
 
-    def tokenise_at(
-        self, shares: tuple[float, ...], number: int, gpus: list[int], synthesis: subprocess.Popen
-    ) -> None:
-        for i, share in enumerate(shares):
-            self.wait_until(share * self.total)
-            if share >= SPEECH_END or i == len(shares) - 1:
-                (self.speech / "STOP").touch()
-                synthesis.wait()
-            self.tokenise(number + i, str(gpus[-1]) if gpus else "").wait()
+    def codes(self, number: int) -> Stage:
+        part = self.out / f"codes{number}.npz"
+        return self._stage(
+            f"codes{number}", "codes", part, "--speech", self.speech, "--codec", self.first_codec,
+            "--out", part,
+        )  # fmt: skip
 
-    def finish(self, *processes: subprocess.Popen) -> None:
-        for process in processes:
-            process.wait()
-        (self.args.out / "DONE").touch()
+    def language_model(self, until: float) -> Stage:
+        weights = self.out / "lm.safetensors"
+        init = ("--init", weights) if weights.exists() else ()
+        return self._stage(
+            "language_model", "language_model", weights, "--corpus", self.corpus_file,
+            "--out", self.out, "--codes", self.out / "codes", "--until", until,
+            "--words", self.words_file, *init,
+        )  # fmt: skip
 
-    def resume(self, synthesis: subprocess.Popen) -> None:
-        """Go on from a codec (its encoder is frozen) and, with --model-options, from a model."""
-        args, out = self.args, self.args.out
-        gpus = list(range(self.gpus))
-        half = max(1, self.gpus // 2)
-        others = gpus[half:] or gpus
-        shutil.copy(args.codec, out / "codec_stage1.safetensors")
-        adversarial = self.adversarial(args.codec, gpus[:half])
-        model = self.language_model(others)
-        self.tokenise_at(RESUMED_TOKENISE, 1, others, synthesis)
-        self.finish(*model, *adversarial, self.aligner("0" if gpus else ""))
+    def aligner(self, until: float) -> Stage:
+        return self._stage(
+            "aligner", "aligner", self.out / "aligner.safetensors", "--codes", self.out / "codes",
+            "--out", self.out, "--until", until,
+        )  # fmt: skip
+
+    def voice(self) -> Stage:
+        out = self.out / "voice"
+        return self._stage(
+            "voice", "export", out / "config.json", "--model", self.out / "lm.safetensors",
+            "--codec", self.out / "codec.safetensors", "--out", out,
+            "--aligner", self.out / "aligner.safetensors",
+        )  # fmt: skip
+
+    def in_turn(self) -> Iterator[Stage]:
+        """All of them; the trained ones have their shares of the time."""
+        seconds = [60 * self.recipe.schedule.minutes * x for x in self.recipe.schedule.in_turn]
+        yield from (self.corpus(), self.words(), self.synthesis())
+        yield from (self.reconstruct(seconds[0]), self.adversarial(seconds[1]), self.codes(1))
+        yield from (self.language_model(seconds[2]), self.aligner(seconds[3]), self.voice())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("--words", type=Path, help="words.tsv of training.lexicon")
+def run_in_turn(plan: Plan, *, fresh: bool, here: bool) -> None:
+    """One stage after the other, what is done left out. Raises StageError."""
+    launcher = Launcher(plan.out)
+    began = time.time()
+    for stage in plan.in_turn():
+        if is_done(stage) and not fresh:
+            print(f"[{time.time() - began:7.1f}] {stage.name}: is there", flush=True)
+            continue
+        print(f"[{time.time() - began:7.1f}] {stage.name}", flush=True)
+        if here:
+            run_here(stage)
+        else:
+            launcher.start(stage, gpus="0").wait()
+
+
+def _take_over(plan: Plan, args: argparse.Namespace) -> None:
+    """Files that are given are the output of their stages."""
+    given = (args.corpus, args.words, args.codec)
+    for source, stage in zip(
+        given, (plan.corpus(), plan.words(), plan.reconstruct(0)), strict=True
+    ):
+        if source is not None:
+            shutil.copy(source, stage.output)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status: 0 done, 1 a stage failed, 2 a wrong recipe."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=24.0)
-    parser.add_argument("--hours", type=float, default=1500.0, help="of speech, at most")
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 6))
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--min-hours", type=float, default=12.0)
-    parser.add_argument("--libraries", default="")
-    parser.add_argument("--codec", type=Path, help="go on from this codec instead of stage 1")
-    parser.add_argument("--first-round", type=int, default=0, help="see training.synthesize")
-    parser.add_argument("--model-options", default="", help="for training.language_model")
-    Recipe(parser.parse_args()).run()
+    parser.add_argument("--config", type=Path, help="values other than those of recipe.toml")
+    parser.add_argument("--set", nargs="*", default=[], metavar="SECTION.KEY=VALUE")
+    parser.add_argument("--minutes", type=float, help="short for --set schedule.minutes=…")
+    parser.add_argument("--corpus", type=Path, help="this text, instead of making one")
+    parser.add_argument("--words", type=Path, help="these words of training.lexicon")
+    parser.add_argument("--codec", type=Path, help="go on from this first stage of a codec")
+    parser.add_argument("--together", action="store_true", help="stages at once, on all GPUs")
+    parser.add_argument("--here", action="store_true", help="stages in this process, in turn")
+    parser.add_argument("--fresh", action="store_true", help="run also what is done")
+    args = parser.parse_args(argv)
+    try:
+        minutes = [f"schedule.minutes={args.minutes}"] if args.minutes is not None else []
+        recipe = load_recipe(args.config, [*args.set, *minutes])
+        args.out.mkdir(parents=True, exist_ok=True)
+        write_recipe(recipe, args.out / "recipe.toml")
+        plan = Plan(args.out, recipe)
+        _take_over(plan, args)
+        if args.together:
+            from training.together import run_together
+
+            run_together(plan, fresh=args.fresh)
+        else:
+            run_in_turn(plan, fresh=args.fresh, here=args.here)
+    except RecipeError as error:
+        print(f"recipe: {error}", file=sys.stderr)
+        return 2
+    except StageError as error:
+        print(f"recipe: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,28 +12,33 @@ import argparse
 import multiprocessing
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from training.recipe import parse
 from training.shards import ShardWriter, hours
 from training.teacher import SAMPLE_RATE, Teacher
 from training.voices import TURNS, VOICES, voice_of
 
+STOP = "STOP"
+REPORT_S = 10.0
 MIN_SAMPLES, MAX_SAMPLES = SAMPLE_RATE * 2 // 5, SAMPLE_RATE * 13
 
 
 def work(worker: int, args: argparse.Namespace) -> None:
     """One process: its share of the lines, pass after pass."""
-    os.nice(10)
-    torch.set_num_threads(1)
+    if multiprocessing.parent_process() is not None:
+        os.nice(10)
+        torch.set_num_threads(1)
     teacher = Teacher(args.libraries)
     lines = args.corpus.read_text().splitlines()
     writer = ShardWriter(args.out, worker, args.hop)
     limit = args.hours * 3600 * SAMPLE_RATE / args.workers
     for round_ in range(args.first_round, args.first_round + len(TURNS)):
         for number in range(worker, len(lines), args.workers):
-            if writer.offset >= limit or (args.out / "STOP").exists():
+            if writer.offset >= limit or (args.out / STOP).exists():
                 break
             voice = voice_of(number, number // args.workers, round_)
             spoken = teacher.speak(lines[number], VOICES[voice])
@@ -43,28 +48,38 @@ def work(worker: int, args: argparse.Namespace) -> None:
     (args.out / f"{worker:03d}.done").touch()
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--hours", type=float, default=300.0)
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--hop", type=int, default=640, help="samples per code, for padding")
-    parser.add_argument("--first-round", type=int, default=0, help="which voice starts a line")
-    parser.add_argument("--libraries", default="", help="folder of flite's shared libraries")
-    args = parser.parse_args()
+    args, recipe = parse(parser, "synthesis", argv)
+    args.hop = recipe.codec.hop  # clips are whole codes long
+    args.workers = args.workers or max(1, (os.cpu_count() or 1) - 6)
     args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / STOP).unlink(missing_ok=True)
+    if args.workers == 1:
+        work(0, args)
+    else:
+        _together(args)
+    print(f"{hours(args.out):.2f} h of speech", flush=True)
+
+
+def _together(args: argparse.Namespace) -> None:
+    """All workers, with a line of progress now and then."""
     processes = [
         multiprocessing.Process(target=work, args=(worker, args)) for worker in range(args.workers)
     ]
-    start = time.monotonic()
+    start = told = time.monotonic()
     for process in processes:
         process.start()
     while any(process.is_alive() for process in processes):
-        time.sleep(10)
-        done = hours(args.out)
-        rate = done * 3600 / (time.monotonic() - start)
-        print(f"{done:.2f} h of speech, {rate:.0f} times real time", flush=True)
+        processes[0].join(1) if processes[0].is_alive() else time.sleep(1)
+        if time.monotonic() - told >= REPORT_S:
+            told = time.monotonic()
+            rate = hours(args.out) * 3600 / (told - start)
+            print(f"{hours(args.out):.2f} h of speech, {rate:.0f} times real time", flush=True)
+    if any(process.exitcode for process in processes):
+        raise SystemExit("a worker failed")
 
 
 if __name__ == "__main__":

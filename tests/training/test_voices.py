@@ -1,0 +1,81 @@
+"""Who speaks: made voices, and those that training must never hear."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+
+from training.voices import (
+    FIXED_PITCH,
+    FORMANT_RANGE,
+    FORMANT_STEP,
+    NAMED,
+    NUM_UNNAMED,
+    PITCH_RANGE_HZ,
+    TEACHERS,
+    TURNS,
+    UNSEEN,
+    VOICES,
+    voice_of,
+)
+
+
+def test_the_teachers_come_first_and_unchanged() -> None:
+    assert tuple(voice.name for voice in NAMED[: len(TEACHERS)]) == TEACHERS
+    assert all((v.pitch, v.formants) == (1, 1) for v in NAMED[: len(TEACHERS)])
+    assert len(NAMED) == 8
+    assert len({voice.name for voice in NAMED}) == len(NAMED)
+    assert all(voice.description for voice in NAMED)
+    assert VOICES[: len(NAMED)] == NAMED
+    assert len(VOICES) == len(NAMED) + NUM_UNNAMED
+
+
+def test_an_unseen_voice_is_never_trained_on() -> None:
+    """None of the same teacher is so near in pitch and formants that it is about the same voice."""
+    assert set(UNSEEN).isdisjoint(VOICES)
+    for unseen in UNSEEN:
+        others = [v for v in VOICES[len(NAMED) :] if v.teacher == unseen.teacher]
+        distance = min(
+            math.hypot(
+                math.log(v.pitch_hz / unseen.pitch_hz) / 3, math.log(v.formants / unseen.formants)
+            )
+            for v in others
+        )
+        assert distance >= 0.03 - 1e-9
+
+
+def test_unseen_voices_lie_between_and_beyond_those_that_are_trained_on() -> None:
+    low, high = FORMANT_RANGE
+    beyond = [
+        v
+        for v in UNSEEN
+        if not (low <= v.formants <= high and PITCH_RANGE_HZ[0] <= v.pitch_hz <= PITCH_RANGE_HZ[1])
+    ]
+    assert 3 <= len(beyond) <= len(UNSEEN) - 10
+
+
+@pytest.mark.parametrize("voice", [*NAMED, *UNSEEN, VOICES[-1]])
+def test_formants_move_by_a_ratio_that_can_be_resampled(voice: object) -> None:
+    assert isinstance(voice, type(NAMED[0]))
+    assert FORMANT_STEP % voice.formants.denominator == 0
+    assert Fraction(3, 4) < voice.formants < Fraction(5, 4)
+
+
+def test_a_fixed_pitch_moves_with_the_formants_only() -> None:
+    for voice in VOICES:
+        if voice.teacher in FIXED_PITCH:
+            assert voice.pitch == pytest.approx(float(voice.formants))
+
+
+def test_every_line_meets_every_turn() -> None:
+    """No named voice owns any text, and the shares are those of the turns."""
+    for line in (0, 5, 801):
+        spoken = [voice_of(line, line // 3, turn) for turn in range(len(TURNS))]
+        named = Counter(voice for voice in spoken if voice < len(NAMED))
+        assert named == {0: 2, 1: 2, 2: 2, 3: 1, 4: 1, 5: 1, 6: 1, 7: 1}
+        assert all(voice < len(VOICES) for voice in spoken)
+    unnamed = {voice_of(line, line, 0) for line in range(4000)} - set(range(len(NAMED)))
+    assert len(unnamed) > 0.8 * NUM_UNNAMED

@@ -1,0 +1,101 @@
+"""How well the second task is learned: letters to phonemes, against the teacher.
+
+Words that the task never trained on (`training.lexicon`), and every word of sentences that nothing
+trained on. The answers are greedy, some texts at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
+
+from benchmarks.report import Figure, Report
+from llm import SamplingParams
+from training.studio import Studio
+from training.teacher import Teacher
+from tts.chat import ChatMessage, ChatRole
+from tts.text_generator import TextGenerator, TextRequest
+
+AT_ONCE = 32
+MAX_TOKENS = 1024
+BAR = 0.97
+WORD_BREAK = " / "
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A text, its phones as the teacher says them, and the model's."""
+
+    text: str
+    wanted: str
+    got: str
+
+    @property
+    def is_exact(self) -> bool:
+        return self.wanted == self.got
+
+    @property
+    def num_words(self) -> int:
+        return len(self.wanted.split(WORD_BREAK)) if self.wanted else 0
+
+    @property
+    def num_right(self) -> int:
+        """Words as the teacher says them; one that is left out or added counts once."""
+        wanted, got = self.wanted.split(WORD_BREAK), self.got.split(WORD_BREAK)
+        blocks = SequenceMatcher(None, wanted, got, autojunk=False).get_matching_blocks()
+        return sum(block.size for block in blocks) if self.wanted else 0
+
+
+def ask(studio: Studio, texts: Sequence[str]) -> list[str]:
+    """Phones of all texts as the model writes them."""
+    return [
+        answer
+        for start in range(0, len(texts), AT_ONCE)
+        for answer in studio.run(_together(studio, texts[start : start + AT_ONCE]))
+    ]
+
+
+async def _together(studio: Studio, texts: Sequence[str]) -> list[str]:
+    return list(await asyncio.gather(*(_answer(studio, text) for text in texts)))
+
+
+async def _answer(studio: Studio, text: str) -> str:
+    service = studio.service
+    prompt = service.prompts.chat_prompt([ChatMessage(ChatRole.USER, text)])
+    sampling = SamplingParams(
+        temperature=0.0, max_tokens=MAX_TOKENS, stop_token_ids=service.text.stop_token_ids
+    )
+    writer = TextGenerator(service.client, service.prompts)
+    request = TextRequest("phonemes", prompt, sampling)
+    return "".join([piece.text async for piece in writer.write(request)])
+
+
+def read(studio: Studio, teacher: Teacher, texts: Sequence[str]) -> list[Reading]:
+    """Every text that the teacher can say, by both."""
+    wanted = {text: phones for text in texts if (phones := teacher.pronounce(text))}
+    got = ask(studio, list(wanted))
+    return [Reading(*each) for each in zip(wanted, wanted.values(), got, strict=True)]
+
+
+def evaluate(model: str, words: Path, lines: Path, count: int | None) -> tuple[Report, list[str]]:
+    """The report, and a line for everything that is not as the teacher says it."""
+    studio, teacher = Studio(model), Teacher()
+    names = [line.split("\t")[0] for line in words.read_text().splitlines()][:count]
+    alone = read(studio, teacher, names)
+    sentences = read(studio, teacher, lines.read_text().splitlines()[:count])
+    studio.close()
+    exact = sum(reading.is_exact for reading in alone) / len(alone)
+    total = sum(reading.num_words for reading in sentences)
+    right = sum(reading.num_right for reading in sentences) / total
+    whole = sum(reading.is_exact for reading in sentences) / len(sentences)
+    wrong = [f"{r.text}: {r.got} ({r.wanted})" for r in (*alone, *sentences) if not r.is_exact]
+    return Report("phonemes", (
+        Figure("held-out words", (float(len(alone)),), ""),
+        Figure("exactly as the teacher", (exact,), "share", BAR, True),
+        Figure("words of held-out sentences", (float(total),), ""),
+        Figure("of these, exactly", (right,), "share", BAR, True),
+        Figure("sentences without a slip", (whole,), "share"),
+    )), wrong  # fmt: skip

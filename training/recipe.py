@@ -1,0 +1,236 @@
+"""The recipe's numbers: `recipe.toml`, over it a file of one's own, over both the flags.
+
+Every stage takes `--config FILE`, and each value of its section as a flag; there is no number that
+only the code knows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from decoder.embedded_modules import CodecConfig
+
+SHIPPED = Path(__file__).with_name("recipe.toml")
+
+Section = TypeVar("Section")
+
+
+class RecipeError(Exception):
+    """A wrong recipe; the message names the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When what happens; shares are of the whole time."""
+
+    minutes: float
+    stage1_end: float
+    speech_end: float
+    tokenise_again: tuple[float, ...]
+    resumed_tokenise: tuple[float, ...]
+    aligner_share: float
+    compile_s: float
+    in_turn: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusValues:
+    """`training.corpus`."""
+
+    held_out: tuple[str, ...]
+    reserve: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class SynthesisValues:
+    """`training.synthesize`."""
+
+    hours: float
+    workers: int
+    first_round: int
+    libraries: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReconstructValues:
+    """`training.codec reconstruct`."""
+
+    batch: int
+    lr: float
+    phone_weight: float
+    ear_width: int
+    min_hours: float
+    max_hours: float
+    steps: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdversarialValues:
+    """`training.codec adversarial`."""
+
+    batch: int
+    lr: float
+    mel_weight: float
+    phone_weight: float
+    ear_width: int
+    judge_width: int
+    average: float
+    min_hours: float
+    max_hours: float
+    steps: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelValues:
+    """`training.language_model`."""
+
+    layers: int
+    dim: int
+    tokens: int
+    lr: float
+    noise: float
+    dropout: float
+    phoneme_share: float
+    save_every: float
+    compile: bool
+    steps: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class AlignerValues:
+    """`training.aligner`."""
+
+    batch: int
+    lr: float
+    max_hours: float
+    steps: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """All sections."""
+
+    schedule: Schedule
+    corpus: CorpusValues
+    synthesis: SynthesisValues
+    codec: CodecConfig
+    reconstruct: ReconstructValues
+    adversarial: AdversarialValues
+    language_model: ModelValues
+    aligner: AlignerValues
+
+
+def load_recipe(path: Path | None = None, changes: Sequence[str] = ()) -> Recipe:
+    """`recipe.toml`, and what a file of one's own or `section.key=value` says instead.
+
+    Raises RecipeError.
+    """
+    values = _read(SHIPPED)
+    layers = [(f"{path}", _read(path))] if path else []
+    for where, layer in [*layers, *((change, _change(change)) for change in changes)]:
+        for name, section in layer.items():
+            _check_name(name, values, where)
+            if not isinstance(section, dict):
+                raise RecipeError(f"{where}: {name} is a section")
+            values[name] = {**values[name], **section}
+    kinds = get_type_hints(Recipe)
+    return Recipe(**{name: _section(kinds[name], name, values[name]) for name in kinds})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise RecipeError(f"{path}: {error}") from error
+
+
+def _change(text: str) -> dict[str, Any]:
+    """`section.key=value`, the value as in TOML, or a plain word."""
+    key, _, value = text.partition("=")
+    for written in (value, json.dumps(value)):
+        try:
+            return tomllib.loads(f"{key} = {written}")
+        except tomllib.TOMLDecodeError:
+            continue
+    raise RecipeError(f"{text}: write section.key=value")
+
+
+def write_recipe(recipe: Recipe, path: Path) -> None:
+    """The whole of it, to be kept with a run."""
+    lines = []
+    for name, section in asdict(recipe).items():
+        lines += ["", f"[{name}]", *(f"{k} = {json.dumps(v)}" for k, v in section.items())]
+    path.write_text("\n".join(lines[1:]) + "\n", encoding="utf-8")
+
+
+def _check_name(name: str, known: Mapping[str, Any] | Sequence[str], where: str) -> None:
+    if name not in known:
+        near = get_close_matches(name, list(known), 1, 0.0)
+        raise RecipeError(f"{where}: there is no {name}; do you mean {near[0]}?")
+
+
+def _section(kind: type[Section], name: str, values: Mapping[str, Any]) -> Section:
+    kinds = get_type_hints(kind)
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    for key in values:
+        _check_name(key, names, f"[{name}]")
+    missing = [key for key in names if key not in values]
+    if missing:
+        raise RecipeError(f"[{name}]: {', '.join(missing)} missing")
+    return kind(**{key: _value(kinds[key], f"{name}.{key}", values[key]) for key in names})
+
+
+def _value(kind: Any, name: str, value: object) -> object:
+    """A value of the field's type; whole numbers do for fractions."""
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise RecipeError(f"{name} must be a list")
+        return tuple(_value(get_args(kind)[0], name, item) for item in value)
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise RecipeError(f"{name} must be {kind.__name__}, not {value!r}")
+    return value
+
+
+def parse(
+    parser: argparse.ArgumentParser, section: str, argv: Sequence[str] | None
+) -> tuple[argparse.Namespace, Recipe]:
+    """The arguments of a stage: its own, and as attributes the section's values, which are flags
+    of their names. Ends the program for a wrong recipe, as argparse does for wrong flags."""
+    kinds = get_type_hints(get_type_hints(Recipe)[section])
+    parser.add_argument("--config", type=Path, help="values other than those of recipe.toml")
+    group = parser.add_argument_group(f"instead of what [{section}] of the recipe says")
+    for name, kind in kinds.items():
+        _add_flag(group, name, kind)
+    args = parser.parse_args(argv)
+    try:
+        recipe = load_recipe(args.config)
+    except RecipeError as error:
+        parser.error(str(error))
+    for name, value in asdict(getattr(recipe, section)).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    return args, recipe
+
+
+def _add_flag(group: argparse._ArgumentGroup, name: str, kind: Any) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    if kind is bool:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction)
+    elif get_origin(kind) is tuple:
+        group.add_argument(flag, type=get_args(kind)[0], nargs="*")
+    else:
+        group.add_argument(flag, type=kind)

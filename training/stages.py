@@ -1,0 +1,114 @@
+"""Starts stages: each a process of its own with its own log, or in this process.
+
+A stage that is under way, or was cut off, leaves `NAME.unfinished` beside its output, so that a run
+that goes on knows what is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+
+class StageError(Exception):
+    """A stage failed; the message names its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One command, and the file that is there when it is done."""
+
+    name: str
+    module: str
+    arguments: tuple[object, ...]
+    output: Path
+
+    @property
+    def command(self) -> list[str]:
+        return [self.module, *map(str, self.arguments)]
+
+
+class Running:
+    """The processes of one stage."""
+
+    def __init__(self, stage: Stage, processes: Sequence[subprocess.Popen], log: Path) -> None:
+        self.stage, self._processes, self._log = stage, processes, log
+
+    def wait(self) -> None:
+        """Raises StageError."""
+        codes = [process.wait() for process in self._processes]
+        if any(codes):
+            raise StageError(f"{self.stage.name} failed: see {self._log}")
+        _marker(self.stage).unlink(missing_ok=True)
+
+
+class Launcher:
+    """Starts stages that write to one folder."""
+
+    def __init__(self, out: Path, environment: dict[str, str] | None = None) -> None:
+        self.logs = out / "logs"
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self._environment = os.environ | {"PYTHONUNBUFFERED": "1"} | (environment or {})
+
+    def start(self, stage: Stage, gpus: str = "") -> Running:
+        """One process; `gpus` as CUDA_VISIBLE_DEVICES."""
+        return Running(stage, [self._spawn(stage, stage.name, gpus)], self._log(stage.name))
+
+    def start_group(self, stage: Stage, gpus: Sequence[int]) -> Running:
+        """One process per GPU (one on the CPU when there is none)."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        size, visible = max(1, len(gpus)), ",".join(map(str, gpus))
+        ranks = [
+            {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
+             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            for rank in range(size)
+        ]  # fmt: skip
+        names = [f"{stage.name}{rank}" for rank in range(size)]
+        processes = [
+            self._spawn(stage, name, visible, more) for name, more in zip(names, ranks, strict=True)
+        ]
+        return Running(stage, processes, self._log(names[0]))
+
+    def _log(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
+    def _spawn(
+        self, stage: Stage, name: str, gpus: str, more: dict[str, str] | None = None
+    ) -> subprocess.Popen:
+        _marker(stage).touch()
+        environment = self._environment | {"CUDA_VISIBLE_DEVICES": gpus} | (more or {})
+        with self._log(name).open("w") as log:  # the child has it, too
+            return subprocess.Popen(
+                [sys.executable, "-m", *stage.command], env=environment, stdout=log, stderr=log
+            )
+
+
+def is_done(stage: Stage) -> bool:
+    """Whether its output is there, whole."""
+    return stage.output.exists() and not _marker(stage).exists()
+
+
+def run_here(stage: Stage) -> None:
+    """In this process: its `main`."""
+    _marker(stage).touch()
+    import_module(stage.module).main(stage.command[1:])
+    _marker(stage).unlink()
+
+
+def _marker(stage: Stage) -> Path:
+    stage.output.parent.mkdir(parents=True, exist_ok=True)
+    return stage.output.with_name(f"{stage.output.name}.unfinished")
+
+
+def sleep_until(moment: float) -> None:
+    """Until `time.time()` is that."""
+    time.sleep(max(0.0, moment - time.time()))

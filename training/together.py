@@ -1,0 +1,98 @@
+"""The recipe against the clock: stages at once, on as many GPUs as there are.
+
+    |-- synthesis on all cores, until 76 % of the time --------------|
+    |-- codec stage 1, all GPUs --|-- stage 2, the first half of them -----------|
+                                  | tokenise | tokenise again | and again
+                                             |-- aligner --|
+                                             |-- language model, the other GPUs -|
+
+Weights are saved all along. Where the codec's first stage is there already, it goes on from it.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from training.codes import part_files
+from training.run import Plan
+from training.stages import Launcher, Running, is_done, sleep_until
+from training.synthesize import STOP
+
+
+def run_together(plan: Plan, *, fresh: bool) -> None:
+    """Everything, then the export. Raises StageError."""
+    for stage in (plan.corpus(), plan.words()):
+        if fresh or not is_done(stage):
+            Launcher(plan.out).start(stage).wait()
+    Concert(plan).play(resumed=is_done(plan.reconstruct(0)) and not fresh)
+    Launcher(plan.out).start(plan.voice()).wait()
+
+
+class Concert:
+    """Starts stages and waits for their moments; times are seconds since the start."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.schedule = plan, plan.recipe.schedule
+        self.total = self.schedule.minutes * 60
+        self.start = time.time()
+        self.launcher = Launcher(
+            plan.out,
+            {"RECIPE_START": str(self.start), "OMP_NUM_THREADS": "2",
+             "TORCHINDUCTOR_COMPILE_THREADS": "8"},
+        )  # fmt: skip
+        gpus = list(range(torch.cuda.device_count()))
+        half = max(1, len(gpus) // 2)
+        self.gpus, self.judged, self.others = gpus, gpus[:half], gpus[half:] or gpus
+        self.first = "0" if gpus else ""
+        self.last = str(self.others[-1]) if gpus else ""
+
+    def play(self, *, resumed: bool) -> None:
+        synthesis = self.launcher.start(self.plan.synthesis())
+        running = self._resume(synthesis) if resumed else self._from_nothing(synthesis)
+        for stage in running:
+            stage.wait()
+
+    def _from_nothing(self, synthesis: Running) -> list[Running]:
+        plan, schedule = self.plan, self.schedule
+        stage1_end = schedule.stage1_end * self.total
+        reconstruct = self.launcher.start_group(plan.reconstruct(stage1_end), self.gpus)
+        sleep_until(self.start + stage1_end - schedule.compile_s)
+        model = self._language_model()
+        reconstruct.wait()
+        adversarial = self._adversarial()
+        self._tokenise(1)
+        aligner = self._aligner()
+        self._tokenise_at(schedule.tokenise_again, 2, synthesis)
+        return [model, adversarial, aligner]
+
+    def _resume(self, synthesis: Running) -> list[Running]:
+        """Go on from the codec's first stage (its encoder is frozen)."""
+        for part in part_files(self.plan.out / "codes"):
+            part.unlink()  # of speech that is being written anew
+        adversarial = self._adversarial()
+        model = self._language_model()
+        self._tokenise_at(self.schedule.resumed_tokenise, 1, synthesis)
+        return [model, adversarial, self._aligner()]
+
+    def _adversarial(self) -> Running:
+        return self.launcher.start_group(self.plan.adversarial(self.total), self.judged)
+
+    def _language_model(self) -> Running:
+        return self.launcher.start_group(self.plan.language_model(self.total), self.others)
+
+    def _aligner(self) -> Running:
+        until = time.time() - self.start + self.schedule.aligner_share * self.total
+        return self.launcher.start(self.plan.aligner(until), self.first)
+
+    def _tokenise(self, number: int) -> None:
+        self.launcher.start(self.plan.codes(number), self.last).wait()
+
+    def _tokenise_at(self, shares: tuple[float, ...], number: int, synthesis: Running) -> None:
+        for i, share in enumerate(shares):
+            sleep_until(self.start + share * self.total)
+            if share >= self.schedule.speech_end or i == len(shares) - 1:
+                (self.plan.speech / STOP).touch()
+                synthesis.wait()
+            self._tokenise(number + i)
