@@ -1,25 +1,26 @@
 """How well the second task is learned: letters to phonemes, against the teacher.
 
 Words that the task never trained on (`training.lexicon`), and every word of sentences that nothing
-trained on. The answers are greedy, some texts at once.
+trained on. The answers are greedy.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import partial
 from pathlib import Path
 
 from benchmarks.report import Figure, Report
 from llm import SamplingParams
 from training.studio import Studio
-from training.teacher import Teacher
+from training.teacher import Teacher, phone_text
+from training.voices import NAMED
 from tts.chat import ChatMessage, ChatRole
 from tts.text_generator import TextGenerator, TextRequest
 
-AT_ONCE = 32
 MAX_TOKENS = 1024
 BAR = 0.97
 WORD_BREAK = " / "
@@ -50,12 +51,8 @@ class Reading:
 
 
 def ask(studio: Studio, texts: Sequence[str]) -> list[str]:
-    """Phones of all texts as the model writes them."""
-    return [
-        answer
-        for start in range(0, len(texts), AT_ONCE)
-        for answer in studio.run(_together(studio, texts[start : start + AT_ONCE]))
-    ]
+    """Phones of all texts as the model writes them; the engine takes as many at once as it can."""
+    return studio.run(_together(studio, texts))
 
 
 async def _together(studio: Studio, texts: Sequence[str]) -> list[str]:
@@ -73,9 +70,15 @@ async def _answer(studio: Studio, text: str) -> str:
     return "".join([piece.text async for piece in writer.write(request)])
 
 
-def read(studio: Studio, teacher: Teacher, texts: Sequence[str]) -> list[Reading]:
+def as_spoken(teacher: Teacher, text: str) -> str:
+    """Phones of a sentence as it is said: "the" before a vowel is another one than alone."""
+    spoken = teacher.speak(text, NAMED[0])
+    return phone_text(spoken.phones) if spoken is not None else ""
+
+
+def read(studio: Studio, say: Callable[[str], str], texts: Sequence[str]) -> list[Reading]:
     """Every text that the teacher can say, by both."""
-    wanted = {text: phones for text in texts if (phones := teacher.pronounce(text))}
+    wanted = {text: phones for text in texts if (phones := say(text))}
     got = ask(studio, list(wanted))
     return [Reading(*each) for each in zip(wanted, wanted.values(), got, strict=True)]
 
@@ -84,8 +87,9 @@ def evaluate(model: str, words: Path, lines: Path, count: int | None) -> tuple[R
     """The report, and a line for everything that is not as the teacher says it."""
     studio, teacher = Studio(model), Teacher()
     names = [line.split("\t")[0] for line in words.read_text().splitlines()][:count]
-    alone = read(studio, teacher, names)
-    sentences = read(studio, teacher, lines.read_text().splitlines()[:count])
+    alone = read(studio, teacher.pronounce, names)
+    spoken = partial(as_spoken, teacher)
+    sentences = read(studio, spoken, lines.read_text().splitlines()[:count])
     studio.close()
     exact = sum(reading.is_exact for reading in alone) / len(alone)
     total = sum(reading.num_words for reading in sentences)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import re
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,16 @@ def test_flags_go_before_files_and_files_before_what_ships(tmp_path: Path) -> No
     assert changed.synthesis.libraries == "/opt/flite"
     write_recipe(changed, tmp_path / "kept.toml")
     assert load_recipe(tmp_path / "kept.toml") == changed
+
+
+def test_no_number_is_read_by_nobody() -> None:
+    folder = Path(run.__file__).parent
+    sources = [p.read_text() for p in folder.glob("*.py") if p.name != "recipe.py"]
+    sources.append((folder.parent / "decoder" / "embedded_modules.py").read_text())
+    code = "\n".join(sources)
+    for section, values in asdict(load_recipe()).items():
+        unread = [key for key in values if not re.search(rf"\.{key}\b", code)]
+        assert unread == [], section
 
 
 @pytest.mark.parametrize(
