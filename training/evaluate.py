@@ -32,7 +32,6 @@ from training.voices import NAMED, TEACHERS, UNSEEN
 
 PROSE = Path(__file__).parent / "prose.txt"
 AT_ONCE = 8
-CARRIER = "The letter had been on its way for almost forty years, and nobody knew who wrote it."
 
 
 def prose(count: int | None) -> list[str]:
@@ -155,27 +154,30 @@ def evaluate_durations(args: argparse.Namespace) -> Report:
 
 
 def evaluate_following(args: argparse.Namespace) -> Report:
-    """Voices that were never heard, each from one clip: is it them who speak?"""
+    """Voices that were never heard, each from one clip of 5 to 10 s: is it them who speak?
+
+    What is said weighs in an envelope, too: the named voices say what is said in the clip.
+    """
     studio, teacher = Studio(args.model), Teacher()
     texts = prose(None)
-    shipped = [Timbre(teach(teacher, CARRIER, voice).samples) for voice in NAMED]
-    within, nearer, errors = [], [], []
+    errors, nearer = [], []
     for trial in range(args.trials):
         unseen = UNSEEN[trial % len(UNSEEN)]
-        said, text = texts[-1 - trial], texts[trial]
+        said = " ".join(texts[(2 * trial + k) % len(texts)] for k in (0, 1))
+        text = texts[-1 - trial % len(texts)]
         clip = teacher.speak(said, unseen)
-        if clip is None:
-            continue
+        assert clip is not None
         take = studio.speak([text], studio.following(clip, said), seed=trial + 1)[0]
         wanted, got = Timbre(clip.samples / 32768), Timbre(take.samples)
+        others = [Timbre(teach(teacher, said, voice).samples) for voice in NAMED]
         errors.append(abs(got.pitch_hz / wanted.pitch_hz - 1))
-        within.append(errors[-1] <= 0.15)
         own = envelope_distance(got, wanted)
-        nearer.append(own < min(envelope_distance(got, other) for other in shipped))
-        print(f"{trial} teacher {unseen.teacher} pitch {wanted.pitch_hz:.0f} {got.pitch_hz:.0f} "
-              f"formants {float(unseen.formants):.3f} nearer {nearer[-1]}",
+        nearer.append(own < min(envelope_distance(got, other) for other in others))
+        print(f"{trial} {TEACHERS[unseen.teacher]} formants {float(unseen.formants):.3f} "
+              f"pitch {wanted.pitch_hz:.0f} {got.pitch_hz:.0f} nearer {nearer[-1]}",
               file=sys.stderr, flush=True)  # fmt: skip
     studio.close()
+    within = [error <= 0.15 for error in errors]
     both = np.mean([a and b for a, b in zip(within, nearer, strict=True)])
     return Report("following", (
         Figure("pitch off by", tuple(errors), "share"),

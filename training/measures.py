@@ -12,7 +12,7 @@ import numpy as np
 
 from training.teacher import SAMPLE_RATE
 
-NUM_CEPSTRA = 13
+NUM_CEPSTRA = 24
 FRAME_MS = 10.0
 
 
@@ -40,7 +40,8 @@ class Timbre:
     def __init__(self, samples: np.ndarray) -> None:
         world = _world()
         wave = samples.astype(np.float64)
-        f0, times = world.harvest(wave, SAMPLE_RATE, frame_period=FRAME_MS)
+        f0, times = world.dio(wave, SAMPLE_RATE, frame_period=FRAME_MS)
+        f0 = world.stonemask(wave, f0, times, SAMPLE_RATE)
         envelope = world.cheaptrick(wave, f0, times, SAMPLE_RATE)
         self.voiced = f0 > 0
         self.pitch_hz = float(np.median(f0[self.voiced])) if self.voiced.any() else 0.0
