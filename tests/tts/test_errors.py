@@ -34,7 +34,7 @@ from tts.errors import (
 from tts.status import RULES, rule_of, status_of
 
 ROOTS: dict[type[Exception], str] = {LLMError: "llm", DecoderError: "decoder", TTSError: "tts"}
-COMMAND_LINE_ONLY = {"tts.player", "tts.say_options", "tts.say_client"}
+COMMAND_LINE_ONLY = {"tts.player", "tts.say_options", "tts.say_client", "tts.processes.supervisor"}
 """Modules whose errors end a command, never a call."""
 
 
