@@ -34,7 +34,13 @@ from tts.errors import (
 from tts.status import RULES, rule_of, status_of
 
 ROOTS: dict[type[Exception], str] = {LLMError: "llm", DecoderError: "decoder", TTSError: "tts"}
-COMMAND_LINE_ONLY = {"tts.player", "tts.say_options", "tts.say_client", "tts.processes.supervisor"}
+COMMAND_LINE_ONLY = {
+    "tts.hub",
+    "tts.player",
+    "tts.processes.supervisor",
+    "tts.say_client",
+    "tts.say_options",
+}
 """Modules whose errors end a command, never a call."""
 
 
