@@ -17,10 +17,11 @@ import argparse
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.codes import part_files
 from training.recipe import Recipe, RecipeError, load_recipe, write_recipe
 from training.stages import Launcher, Stage, StageError, is_done, run_here
 
@@ -118,12 +119,12 @@ class Plan:
         yield from (self.language_model(seconds[2]), self.aligner(seconds[3]), self.voice())
 
 
-def run_in_turn(plan: Plan, *, fresh: bool, here: bool) -> None:
+def run_in_turn(plan: Plan, *, here: bool) -> None:
     """One stage after the other, what is done left out. Raises StageError."""
     launcher = Launcher(plan.out)
     began = time.time()
     for stage in plan.in_turn():
-        if is_done(stage) and not fresh:
+        if is_done(stage):
             print(f"[{time.time() - began:7.1f}] {stage.name}: is there", flush=True)
             continue
         print(f"[{time.time() - began:7.1f}] {stage.name}", flush=True)
@@ -133,14 +134,16 @@ def run_in_turn(plan: Plan, *, fresh: bool, here: bool) -> None:
             launcher.start(stage, gpus="0").wait()
 
 
-def _take_over(plan: Plan, args: argparse.Namespace) -> None:
-    """Files that are given are the output of their stages."""
-    given = (args.corpus, args.words, args.codec)
-    for source, stage in zip(
-        given, (plan.corpus(), plan.words(), plan.reconstruct(0)), strict=True
-    ):
-        if source is not None:
+def prepare(plan: Plan, given: Mapping[str, Path], *, fresh: bool) -> None:
+    """Files that are given become the output of their stages; `fresh`: no other output is left."""
+    for stage in plan.in_turn():
+        source = given.get(stage.name)
+        if source is not None and source.resolve() != stage.output.resolve():
             shutil.copy(source, stage.output)
+        elif fresh and source is None:
+            stage.output.unlink(missing_ok=True)
+    for part in part_files(plan.out / "codes") if fresh else ():
+        part.unlink()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -165,13 +168,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.out.mkdir(parents=True, exist_ok=True)
         write_recipe(recipe, args.out / "recipe.toml")
         plan = Plan(args.out, recipe)
-        _take_over(plan, args)
+        named = {"corpus": args.corpus, "words": args.words, "reconstruct": args.codec}
+        given = {name: source for name, source in named.items() if source is not None}
+        prepare(plan, given, fresh=args.fresh)
         if args.together:
             from training.together import run_together
 
-            run_together(plan, fresh=args.fresh)
+            run_together(plan)
         else:
-            run_in_turn(plan, fresh=args.fresh, here=args.here)
+            run_in_turn(plan, here=args.here)
     except RecipeError as error:
         print(f"recipe: {error}", file=sys.stderr)
         return 2

@@ -21,12 +21,12 @@ from training.stages import Launcher, Running, is_done, sleep_until
 from training.synthesize import STOP
 
 
-def run_together(plan: Plan, *, fresh: bool) -> None:
+def run_together(plan: Plan) -> None:
     """Everything, then the export. Raises StageError."""
     for stage in (plan.corpus(), plan.words()):
-        if fresh or not is_done(stage):
+        if not is_done(stage):
             Launcher(plan.out).start(stage).wait()
-    Concert(plan).play(resumed=is_done(plan.reconstruct(0)) and not fresh)
+    Concert(plan).play(resumed=is_done(plan.reconstruct(0)))
     Launcher(plan.out).start(plan.voice()).wait()
 
 

@@ -104,6 +104,23 @@ def test_what_is_done_is_not_done_again(made: Path, capfd: pytest.CaptureFixture
     assert (made / "lm.safetensors").stat().st_mtime_ns == before
 
 
+def test_a_fresh_run_keeps_what_it_is_given_and_nothing_else(tmp_path: Path) -> None:
+    plan, words = run.Plan(tmp_path, load_recipe()), tmp_path / "mine.tsv"
+    words.write_text("mine")
+    outputs = {stage.name: stage.output for stage in plan.in_turn()}
+    for output in (*outputs.values(), tmp_path / "codes2.npz"):
+        output.parent.mkdir(exist_ok=True)
+        output.write_text("old")
+    given = {"words": words, "corpus": plan.corpus_file}
+    run.prepare(plan, given, fresh=False)
+    assert outputs["words"].read_text() == "mine"
+    assert all(is_done(stage) for stage in plan.in_turn())
+    run.prepare(plan, given, fresh=True)
+    assert {name for name, output in outputs.items() if output.exists()} == given.keys()
+    assert not (tmp_path / "codes2.npz").exists()
+    assert plan.corpus_file.read_text() == "old"
+
+
 # --- its numbers
 
 
