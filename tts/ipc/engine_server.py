@@ -45,7 +45,7 @@ from tts.ipc.messages import (
     Welcome,
     Work,
 )
-from tts.ipc.sockets import Inlet, new_socket
+from tts.ipc.sockets import Inlet, bound_socket
 from tts.logs import request_id
 from tts.utterance import closing
 
@@ -125,19 +125,19 @@ class EngineServer:
         return sum(len(peer.streams) for peer in self._peers.values())
 
     async def start(self) -> None:
-        """Bind the endpoints and take work. Raises zmq.ZMQError when one cannot be bound."""
+        """Bind the endpoints and take work. Raises zmq.ZMQError when one cannot be bound.
+
+        `close` is due in any case.
+        """
         self._status = await self._client.status()
-        reply = new_socket(self._context, zmq.ROUTER, REPLY_BOUND)
-        reply.set(zmq.ROUTER_MANDATORY, 1)  # a message to nobody is an error, not lost
-        reply.bind(self._endpoints.response)
-        self._reply = reply
+        self._reply = bound_socket(self._context, zmq.ROUTER, self._endpoints.response, REPLY_BOUND)
+        self._reply.set(zmq.ROUTER_MANDATORY, 1)  # a message to nobody is an error, not lost
         for address, bound in (
             (self._endpoints.request, REQUEST_BOUND),
             (self._endpoints.cancel, NOTICE_BOUND),
             (self._endpoints.control, NOTICE_BOUND),
         ):
-            socket = new_socket(self._context, zmq.PULL, bound)
-            socket.bind(address)
+            socket = bound_socket(self._context, zmq.PULL, address, bound)
             self._inlets.append(Inlet(socket, self._received))
         self._beating = asyncio.create_task(self._beat())
 

@@ -29,6 +29,17 @@ def new_socket(context: zmq.Context, kind: int, bound: int) -> zmq.Socket:
     return socket
 
 
+def bound_socket(context: zmq.Context, kind: int, address: str, bound: int) -> zmq.Socket:
+    """A socket at an address. Raises zmq.ZMQError when that is in use, or no address."""
+    socket = new_socket(context, kind, bound)
+    try:
+        socket.bind(address)
+    except zmq.ZMQError:
+        socket.close()
+        raise
+    return socket
+
+
 class Inlet:
     """Gives every message of a socket to `take`, on the event loop, in order."""
 

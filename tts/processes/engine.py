@@ -39,11 +39,13 @@ async def run(launch: Launch, report: Reporter) -> int:
         await warm_up(connect_service(config.model, config.server, client, facts))
         calm_collector()
         server = EngineServer(client, facts, Endpoints.of(_base(config)), _admission(config))
-        with owner_only():
-            await _start(server, _base(config))
-        report(Ready(model=config.model.model.model_path))
-        is_broken = await _first(signals.asked, server.broken)
-        await server.close()
+        try:
+            with owner_only():
+                await _start(server, _base(config))
+            report(Ready(model=config.model.model.model_path))
+            is_broken = await _first(signals.asked, server.broken)
+        finally:
+            await server.close()
     finally:
         await client.close()
     return 1 if is_broken else 0

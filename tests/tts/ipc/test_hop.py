@@ -266,6 +266,19 @@ def test_nonsense_on_the_wire_harms_nobody(
     run(scenario)
 
 
+def test_endpoints_in_use_are_told() -> None:
+    async def scenario() -> None:
+        engine = RampClient()
+        async with hop(engine, f"tcp://127.0.0.1:{_four_free_ports()}") as served:
+            second = EngineServer(engine, facts_of(engine), served.endpoints, None, served.context)
+            with pytest.raises(zmq.ZMQError, match="in use"):
+                await second.start()
+            await second.close()
+            assert await listen(served.client, speech("x"))
+
+    run(scenario)
+
+
 # --- places
 
 
