@@ -194,6 +194,8 @@ class EngineServer:
         stream = _Stream(AUDIO_WINDOW if isinstance(message, Speak) else TEXT_WINDOW)
         peer.streams[message.stream] = stream
         stream.task = asyncio.create_task(self._work(peer, message, stream))
+        # Not left to the task: one that is cancelled before its first step never runs at all.
+        stream.task.add_done_callback(lambda _: peer.streams.pop(message.stream, None))
 
     @_handle.register
     def _(self, message: Took, peer: _Peer) -> None:
@@ -225,8 +227,6 @@ class EngineServer:
             if value.message != str(error):
                 logger.error("%s of %s failed", type(work).__name__, peer.name, exc_info=error)
             self._send(peer, Failed(work.stream, value))
-        finally:
-            peer.streams.pop(work.stream, None)
 
     async def _answers(self, peer: _Peer, work: Work) -> AsyncIterator[Message]:
         number = work.stream

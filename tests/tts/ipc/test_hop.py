@@ -24,7 +24,7 @@ from tts.errors import EngineLostError, PreconditionError, ServerBusyError, Stre
 from tts.ipc import engine_server, link
 from tts.ipc.codec import encode
 from tts.ipc.engine_server import AUDIO_WINDOW, EngineServer
-from tts.ipc.messages import Hello, Speak
+from tts.ipc.messages import Cancel, Hello, Speak
 from tts.ipc.remote_client import RemoteEngineClient
 from tts.speech_engine import LocalEngineClient
 from tts.utterance import closing
@@ -132,6 +132,26 @@ def test_leaving_a_stream_frees_its_pages(engine_client: LocalEngineClient) -> N
             await asyncio.gather(waiting, return_exceptions=True)
             await served.until_idle()
             await wait_until_idle(engine_client)
+
+    run(scenario)
+
+
+def test_work_and_its_cancellation_in_one_breath_leave_nothing() -> None:
+    """Both are read before the stream's task has taken its first step, in either order."""
+
+    async def scenario() -> None:
+        engine = RampClient()
+        async with hop(engine, new_base()) as served:
+            (peer,) = served.server._peers.values()
+            for number, order in ((1, (0, 1)), (2, (1, 0))):
+                job = Speak(peer.name, number, speech("x"))
+                messages = (encode(job), encode(Cancel(peer.name, number)))
+                for index in order:
+                    served.server._received([messages[index]])
+            await asyncio.sleep(0)
+            await served.until_idle()
+            assert engine.jobs == []
+            assert not peer.cancelled
 
     run(scenario)
 
