@@ -36,7 +36,7 @@ from tts.ipc.messages import (
     Welcome,
     Work,
 )
-from tts.ipc.sockets import Inlet, new_socket, watch_connection
+from tts.ipc.sockets import ConnectionWatch, Inlet, new_socket
 
 HELLO_S = 0.05
 STALL_S = 15.0  # without a sign of life for so long, the engine counts as lost
@@ -96,7 +96,7 @@ class Link:
         replies = new_socket(context, zmq.DEALER, REPLY_BOUND)
         replies.set(zmq.IDENTITY, self.name.encode())
         self._replies = Inlet(replies, self._received)
-        self._monitor = watch_connection(replies, self._break)
+        self._watch = ConnectionWatch(replies, self._break)
         _connect(replies, endpoints.response)
 
     def __repr__(self) -> str:
@@ -160,7 +160,7 @@ class Link:
         """Say good-bye, where there is somebody, and close the sockets."""
         self._notify(self._control, Goodbye(self.name))
         self._break()
-        self._monitor.close()
+        self._watch.close()
         self._replies.close()
         for socket in (self._work, self._cancel, self._control):
             socket.close(linger=LAST_WORDS_MS)

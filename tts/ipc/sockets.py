@@ -70,12 +70,22 @@ class Inlet:
         self._loop.call_soon(self._read)
 
 
-def watch_connection(socket: zmq.Socket, on_lost: Callable[[], None]) -> Inlet:
-    """Call when the socket's connection breaks, as the death of the other process does."""
-    monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+class ConnectionWatch:
+    """Calls `on_lost` when a socket's connection breaks, as the death of the other process does.
 
-    def take(frames: list[bytes]) -> None:
+    To be closed before the socket.
+    """
+
+    def __init__(self, socket: zmq.Socket, on_lost: Callable[[], None]) -> None:
+        self._socket, self._on_lost = socket, on_lost
+        self._events = Inlet(socket.get_monitor_socket(zmq.EVENT_DISCONNECTED), self._take)
+
+    def close(self) -> None:
+        """Watch no more. ZeroMQ stops telling first: it would wait for ever for a listener."""
+        if not self._socket.closed:
+            self._socket.disable_monitor()
+        self._events.close()
+
+    def _take(self, frames: list[bytes]) -> None:
         if parse_monitor_message(frames)["event"] == zmq.EVENT_DISCONNECTED:
-            on_lost()
-
-    return Inlet(monitor, take)
+            self._on_lost()

@@ -49,12 +49,6 @@ class Hop:
     def client(self) -> RemoteEngineClient:
         return self.clients[0]
 
-    async def end_engine(self) -> None:
-        """Close the server, to the end: ZeroMQ removes its socket files a moment later, and would
-        remove those of a server that is bound meanwhile."""
-        await self.server.close()
-        await wait_until(lambda: not any(path.exists() for path in self.endpoints.paths))
-
     async def until_idle(self) -> None:
         """Nothing is left of any stream on the engine's side."""
         await wait_until(lambda: self.server.num_streams == 0)

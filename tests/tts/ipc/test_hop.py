@@ -217,7 +217,7 @@ def test_an_engine_that_ends_is_told_at_once_and_met_again(
             stream = client.speak(speech("x", exactly=800))
             await anext(stream)
             assert (await client.status()).is_alive
-            await served.end_engine()
+            await served.server.close()
             with pytest.raises(EngineLostError):
                 async for _ in stream:
                     pass
@@ -259,7 +259,7 @@ def test_another_model_is_not_taken_for_the_old_one(
 ) -> None:
     async def scenario() -> None:
         async with hop(engine_client, new_base()) as served:
-            await served.end_engine()
+            await served.server.close()
             other = RampClient(codebook_size=9)
             again = EngineServer(other, facts_of(other), served.endpoints, None, served.context)
             await again.start()
@@ -341,7 +341,7 @@ def test_connecting_waits_for_the_engine() -> None:
         base = new_base()
         async with hop(RampClient(), base) as served:
             endpoints, context = served.endpoints, served.context
-            await served.end_engine()
+            await served.server.close()
             early = asyncio.ensure_future(RemoteEngineClient.connect(endpoints, "early", context))
             await asyncio.sleep(0.1)
             assert not early.done()
