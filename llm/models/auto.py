@@ -94,6 +94,7 @@ class AutoModel(CausalModel):
                 config=_read_config(self.huggingface_config),
                 dtype=self.dtype,
                 local_files_only=True,
+                trust_remote_code=False,
                 use_safetensors=self.weights.format is WeightsFormat.SAFETENSORS,
                 output_loading_info=True,
             )
@@ -159,7 +160,10 @@ def _read_config(huggingface_config: HuggingFaceConfig) -> PreTrainedConfig:
     try:
         from transformers import AutoConfig
 
-        config: PreTrainedConfig = AutoConfig.from_pretrained(path.parent, local_files_only=True)
+        # False, not unset: transformers would ask on the terminal whether to run it.
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            path.parent, local_files_only=True, trust_remote_code=False
+        )
     except ImportError as error:
         raise CheckpointError(
             f"{path}: only transformers may know this architecture: pip install 'sonant[hub]'"

@@ -26,6 +26,7 @@ from llm.request import SamplingParams
 from llm.runner.model_runner import ModelRunner
 from llm.sampling.sampler import SamplingPlan
 
+OWN_CACHE_FIELDS = frozenset({"kv_cache_format"})  # of a draft; its pages are the model's
 DRAFT_STREAM = 0xD1B54A32D192ED03  # makes another stream of random numbers of a seed
 
 
@@ -97,6 +98,8 @@ def create_draft_runner(
     model, target = config.draft_model, config.model
     if "device_specs" in model.model_fields_set and model.device_specs != target.device_specs:
         raise ConfigError(f"draft_model.device_specs must be the model's {target.device_specs}")
+    for name in sorted(model.kv_cache.model_fields_set - OWN_CACHE_FIELDS):
+        raise ConfigError(f"draft_model.kv_cache.{name}: the draft shares the model's pages")
     cache = {
         "kv_cache_page_size": target.kv_cache.kv_cache_page_size,
         "num_pages": num_pages,
@@ -115,6 +118,9 @@ def create_draft_runner(
             max_batch_input_tokens=config.max_batch_input_tokens,
             force=config.force,
             custom_architectures=config.custom_architectures,
+            allow_pickle=config.allow_pickle,
+            use_vendor_blas=config.use_vendor_blas,
+            profiling=config.profiling,
         )
     except ConfigError as error:
         raise ConfigError(f"draft_model: {error}") from error

@@ -184,6 +184,18 @@ def test_an_architecture_that_nobody_knows(tmp_path: Path) -> None:
         ModelRunner(alone(tmp_path))
 
 
+def test_code_in_a_folder_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run it"))
+    ran = tmp_path / "ran"
+    (tmp_path / "code.py").write_text(f"open({str(ran)!r}, 'w').close()")
+    auto = '"auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}'
+    text = f'{{"architectures": ["M"], "model_type": "nobody", {auto}}}'
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match="transformers does not know it either"):
+        ModelRunner(alone(tmp_path))
+    assert not ran.exists()
+
+
 def test_without_the_package_it_says_what_to_install(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -318,6 +318,9 @@ def test_a_draft_that_does_not_fit(models: tuple[Path, Path], tmp_path: Path) ->
     elsewhere = {"draft_model": {"model_path": str(draft), "device_specs": ["cuda"]}}
     with pytest.raises(ConfigError, match=r"draft_model.device_specs must be the model's"):
         create_engine(config(models, **elsewhere))
+    unread = {"draft_model": {"model_path": str(draft), "kv_cache": {"num_pages": 7}}}
+    with pytest.raises(ConfigError, match=r"draft_model.kv_cache.num_pages: the draft shares"):
+        create_engine(config(models, **unread))
     strange = [
         edited(tmp_path / name, source, "config.json", architectures=["StrangeForCausalLM"])
         for name, source in (("e", target), ("f", draft))
