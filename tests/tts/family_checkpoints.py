@@ -181,6 +181,12 @@ def write_vyvo(folder: Path) -> Path:
     return write(folder, config, qwen_tokenizer(QWEN3_SPECIAL), SNAC_CODEC)
 
 
+def write_vyvo_on_llama(folder: Path) -> Path:
+    """The same on Llama, whose special tokens and size are Orpheus's."""
+    config = llama_config(ORPHEUS_VOCABULARY, eos=[128_001, 128_008, 128_009])
+    return write(folder, config, llama_tokenizer(dict(LLAMA_SPECIAL)), SNAC_CODEC)
+
+
 def write_llasa(folder: Path, codec: Mapping[str, object] = XCODEC2_CODEC) -> Path:
     """HKUSTAudio/Llasa-1B with XCodec2."""
     special = dict(LLAMA_SPECIAL)

@@ -11,7 +11,7 @@ import pytest
 
 from decoder.ramp import ramp_spec
 from llm import CheckpointError
-from tests.tts.family_checkpoints import ramp_codec
+from tests.tts.family_checkpoints import ramp_codec, write_vyvo_on_llama
 from tests.tts.ramp import RampClient, build, hear
 from tts.espeak import EspeakPhonemes
 from tts.families.base import Checkpoint, FamilyTraits
@@ -106,6 +106,18 @@ def test_a_named_family_must_fit_the_checkpoint(llasa: Path, tiny_checkpoint: Pa
         find_family(Checkpoint(llasa), "orpheus")
     with pytest.raises(CheckpointError, match="unknown family 'bark'; supported: embedded, orph"):
         find_family(Checkpoint(tiny_checkpoint), "bark")
+
+
+def test_vyvo_on_llama_is_told_from_orpheus_by_its_unnamed_tokens(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(write_vyvo_on_llama(tmp_path))
+    found = find_family(checkpoint)
+    assert found is not None
+    assert found.name == "vyvo"
+    assert found.voices().default == "default"
+    named = find_family(checkpoint, "orpheus")
+    assert named is not None
+    assert named.name == "orpheus"
+    assert "tara" in [voice.name for voice in named.voices().voices]
 
 
 def test_a_family_is_changed_by_speech_json(llasa: Path, tmp_path: Path) -> None:

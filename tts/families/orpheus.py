@@ -27,6 +27,7 @@ START_OF_SPEECH, END_OF_SPEECH = 1, 2
 START_OF_HUMAN, END_OF_HUMAN, START_OF_AI, END_OF_AI = 3, 4, 5, 6
 NUM_TOKENS = FIRST_CODE + CODES_PER_FRAME * CODEBOOK_SIZE
 MAX_PADDING = 1024  # spare rows of an embedding behind the last code
+FIRST_TOKEN = "<custom_token_0>"
 END_OF_TEXT = {"orpheus": ("<|eot_id|>",), "vyvo": ("<|im_end|>", "<|eot_id|>")}
 
 SAMPLING = SamplingParams(temperature=0.6, top_p=0.9, repetition_penalty=1.1)
@@ -50,6 +51,7 @@ class OrpheusFamily(SpeechFamily):
     """Orpheus 3B and its finetunes: speakers are names in front of the text."""
 
     name = "orpheus"
+    names_its_tokens = True  # in the tokenizer: what tells it from Vyvo on the same base
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
@@ -62,6 +64,8 @@ class OrpheusFamily(SpeechFamily):
 
     @classmethod
     def matches(cls, checkpoint: Checkpoint) -> bool:
+        if cls.names_its_tokens and checkpoint.tokenizer.find(FIRST_TOKEN) is None:
+            return False
         found = find_end_of_text(checkpoint, cls.name)
         return found is not None and find_base(checkpoint) is not None
 
@@ -102,6 +106,7 @@ class VyvoFamily(OrpheusFamily):
     """VyvoTTS on Qwen3 or Llama: the same tokens from another base, one speaker."""
 
     name = "vyvo"
+    names_its_tokens = False
 
     def own_traits(self) -> FamilyTraits:
         default = Voice("default", "Default", is_builtin=True)
@@ -110,7 +115,7 @@ class VyvoFamily(OrpheusFamily):
 
 def find_base(checkpoint: Checkpoint) -> int | None:
     """The id that the family's tokens are counted from; None when the checkpoint has not them."""
-    named = checkpoint.tokenizer.find("<custom_token_0>")
+    named = checkpoint.tokenizer.find(FIRST_TOKEN)
     base = checkpoint.tokenizer.num_tokens if named is None else named
     spare = checkpoint.vocab_size - (base + NUM_TOKENS)
     is_there = spare >= 0 if named is not None else 0 <= spare <= MAX_PADDING
