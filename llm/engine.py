@@ -334,15 +334,13 @@ def assemble_engine(pipeline: TextGenerationPipelineInterface, config: PipelineC
         text = "max_length is cut from %d to %d tokens: no more fit %r or max_batch_total_tokens"
         logger.warning(text, max_seq_len, most, kv)
         max_seq_len = most
-    unset = "enable_in_flight_batching" not in config.model_fields_set
-    in_flight_batching = unset or config.enable_in_flight_batching
+    in_flight_batching = config.enable_in_flight_batching
     config.note_plan(replace(_plan(pipeline, max_seq_len), in_flight_batching=in_flight_batching))
     config.log_pipeline_info()
     scheduler = Scheduler(
         config,
         kv,
         max_seq_len=max_seq_len,
-        enable_in_flight_batching=in_flight_batching,
         plan_ahead=pipeline.overlap_active,
     )
     return Engine(

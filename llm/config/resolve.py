@@ -226,8 +226,9 @@ def resolve_batch_limits(config: PipelineConfig) -> None:
         config.max_queue_size_tg = config.max_batch_size
     if config.min_batch_size_tg is None:
         config.min_batch_size_tg = config.max_queue_size_tg
-    if config.min_batch_size_tg is None:
-        config.min_batch_size_tg = config.max_queue_size_tg
+    if "enable_in_flight_batching" not in config.model_fields_set:
+        # Nobody who speaks is to wait for another one's prompt; off has to be asked for.
+        config.enable_in_flight_batching = True
     total, length = config.max_batch_total_tokens, config.max_length
     if total is not None and length is not None and total < length:
         raise ConfigError(

@@ -202,6 +202,13 @@ def test_what_was_resolved_resolves_to_itself(values: dict[str, Any]) -> None:
     assert again.model_dump() == config.model_dump()
 
 
+def test_in_flight_batching_says_what_runs() -> None:
+    config = PipelineConfig()
+    assert config.enable_in_flight_batching
+    assert PipelineConfig(**config.model_dump()).enable_in_flight_batching
+    assert not PipelineConfig(enable_in_flight_batching=False).enable_in_flight_batching
+
+
 def test_a_resolved_configuration_is_frozen_all_the_way_down() -> None:
     config = PipelineConfig()
     for section, name in (
