@@ -1,11 +1,23 @@
-"""`AttentionBackend`: plan one forward's reads and writes of the KV pool, then run each layer."""
+"""`AttentionBackend`: plan one forward's reads and writes of the KV pool, then run each layer.
+
+A forward is planned in one of two ways:
+
+    plan = backend.plan(batch)                 any batch; the plan is used for this forward only
+    plan = backend.capture_plan(rows, context) once; a decode plan over tensors that stay in place
+    backend.replan(plan, batch)                before each forward: other rows, the same tensors
+
+The second is for CUDA graphs. `capture_plan` and `replan` are called outside of the graph,
+`forward` is captured and replayed, and reads what the last `replan` wrote. The caller pads:
+
+    row that pads    page table (0,), context length 1, slot 0: page 0 belongs to no request
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
@@ -17,6 +29,8 @@ PlanT = TypeVar("PlanT")
 
 class AttentionBackend(ABC, Generic[PlanT]):
     """Causal attention of a ragged batch over pages. The plan is a value; layers share it."""
+
+    can_capture: ClassVar[bool] = False  # whether there are `capture_plan` and `replan`
 
     def __init__(self, pool: KVPool, windows: Sequence[int | None] = ()) -> None:
         """`windows`, by layer: a query sees that many keys, its own included; None: all of them.
@@ -33,6 +47,21 @@ class AttentionBackend(ABC, Generic[PlanT]):
     @abstractmethod
     def forward(self, plan: PlanT, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
         """Store [T, 2, Hkv, D] keys and values, answer queries [T, H, D] with [T, H × D]."""
+
+    def capture_plan(self, num_rows: int, max_context: int) -> PlanT:
+        """A plan for decode batches of exactly `num_rows` rows with contexts up to `max_context`.
+
+        Until the first `replan` every row pads.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be captured")
+
+    def replan(self, plan: PlanT, batch: ForwardBatch) -> None:
+        """Point a plan of `capture_plan` at another decode batch of as many rows.
+
+        Its work is queued on the current stream, behind the forwards that still read the plan;
+        the host never waits for the device. `batch` may be forgotten afterwards, its tensors too.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be captured")
 
 
 @dataclass(frozen=True, slots=True)

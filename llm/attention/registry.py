@@ -10,7 +10,10 @@ from llm.attention.base import AttentionBackend
 from llm.errors import ConfigError
 from llm.kv_cache.kv_pool import KVPool
 
-_BACKENDS = {"sdpa": ("llm.attention.sdpa", "SdpaBackend")}
+_BACKENDS = {
+    "sdpa": ("llm.attention.sdpa", "SdpaBackend"),
+    "gathered": ("llm.attention.gathered", "GatheredBackend"),
+}
 
 
 def supported_backends() -> tuple[str, ...]:

@@ -84,10 +84,14 @@ class KVPool:
             source = source.to(self.dtype)
         self.storage[layer].index_copy_(1, slots, source)
 
+    def take(self, layer: int, pages: Tensor) -> Tensor:
+        """[2 × Hkv, n × page_size, D]: a copy of whole `pages` [n]."""
+        paged = self.storage[layer].unflatten(1, (self._stored_pages, self.page_size))
+        return paged.index_select(1, pages).flatten(1, 2)
+
     def gather(self, layer: int, pages: Tensor, out: Tensor) -> None:
         """Copy whole `pages` [n] into out [2 × Hkv, n × page_size, D]."""
-        paged = self.storage[layer].unflatten(1, (self._stored_pages, self.page_size))
-        out.copy_(paged.index_select(1, pages).flatten(1, 2))
+        out.copy_(self.take(layer, pages))
 
     def __repr__(self) -> str:
         return (

@@ -9,55 +9,13 @@ import torch
 from torch import Tensor
 
 from llm.attention.base import PlannedAttention
+from llm.attention.gathered import GatheredBackend
 from llm.attention.registry import create_attention_backend, supported_backends
 from llm.attention.sdpa import TILE, SdpaBackend
-from llm.batch import ForwardBatch, ForwardMode
+from llm.batch import ForwardMode
 from llm.errors import ConfigError
 from llm.kv_cache.kv_pool import KVPool
-
-HEAD_DIM = 16
-
-
-class Row:
-    """One sequence's whole queries, keys and values, from which steps take their part."""
-
-    def __init__(self, length: int, heads: tuple[int, int], pages: list[int], seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        num_heads, num_kv_heads = heads
-        self.query = torch.randn(length, num_heads, HEAD_DIM, generator=generator)
-        self.key_value = torch.randn(length, 2, num_kv_heads, HEAD_DIM, generator=generator)
-        self.pages = pages
-        self.request_id = f"row {seed}"
-
-    def expected(self, start: int, end: int, window: int | None = None) -> Tensor:
-        """Dense causal attention of positions [start, end), float64."""
-        group = self.query.shape[1] // self.key_value.shape[2]
-        keys, values = self.key_value[:end].double().repeat_interleave(group, dim=2).unbind(1)
-        scores = torch.einsum("qhd,khd->hqk", self.query[start:end].double(), keys)
-        distance = torch.arange(start, end)[:, None] - torch.arange(end)[None]
-        hidden = (distance < 0) | (distance >= (window or end))
-        scores = (scores / HEAD_DIM**0.5).masked_fill(hidden, float("-inf"))
-        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).flatten(1)
-
-
-def forward_batch(page_size: int, parts: list[tuple[Row, int, int]]) -> ForwardBatch:
-    positions = [p for _, start, end in parts for p in range(start, end)]
-    slots = [
-        row.pages[p // page_size] * page_size + p % page_size
-        for row, start, end in parts
-        for p in range(start, end)
-    ]
-    return ForwardBatch(
-        mode=ForwardMode.MIXED,
-        request_ids=tuple(row.request_id for row, _, _ in parts),
-        query_lens=tuple(end - start for _, start, end in parts),
-        context_lens=tuple(end for _, _, end in parts),
-        pages=tuple(row.pages for row, _, _ in parts),
-        page_size=page_size,
-        input_ids=torch.zeros(len(positions), dtype=torch.int64),
-        positions=torch.tensor(positions),
-        slot_mapping=torch.tensor(slots),
-    )
+from tests.llm.attention_rows import HEAD_DIM, Row, forward_batch, shuffled_pages
 
 
 def run(
@@ -73,11 +31,6 @@ def run(
 
 def create_pool(heads: int, num_pages: int, page_size: int, num_layers: int = 1) -> KVPool:
     return KVPool(num_layers, num_pages, page_size, heads, HEAD_DIM)
-
-
-def shuffled_pages(num_pages: int, seed: int) -> list[int]:
-    order = torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(seed)) + 1
-    return order.tolist()
 
 
 @pytest.mark.parametrize("heads", [(2, 2), (4, 2), (8, 1), (8, 4)])
@@ -248,6 +201,7 @@ def test_views_of_many_contexts_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) 
 def test_backends_are_named() -> None:
     pool = create_pool(1, 2, 4)
     assert isinstance(create_attention_backend("sdpa", pool), SdpaBackend)
-    assert supported_backends() == ("sdpa",)
-    with pytest.raises(ConfigError, match="no attention backend 'flash'; supported: sdpa"):
+    assert isinstance(create_attention_backend("gathered", pool), GatheredBackend)
+    assert supported_backends() == ("sdpa", "gathered")
+    with pytest.raises(ConfigError, match="no attention backend 'flash'; supported: sdpa, gath"):
         create_attention_backend("flash", pool)

@@ -1,0 +1,104 @@
+"""The gathered backend: dense attention's results, planned afresh and over fixed tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from llm.attention.base import PlannedAttention
+from llm.attention.gathered import GatheredBackend, GatheredPlan
+from llm.attention.sdpa import SdpaBackend
+from llm.kv_cache.kv_pool import KVPool
+from tests.llm.attention_rows import HEAD_DIM, Row, forward_batch, shuffled_pages
+
+Step = list[tuple[Row, int, int]]
+
+
+def fed(parts: Step) -> tuple[Tensor, Tensor]:
+    query = torch.cat([row.query[start:end] for row, start, end in parts])
+    return query, torch.cat([row.key_value[start:end] for row, start, end in parts])
+
+
+def expected(parts: Step, window: int | None = None) -> Tensor:
+    return torch.cat([row.expected(start, end, window) for row, start, end in parts])
+
+
+def padded(rows: int) -> Row:
+    """One that pads: a single token in page 0."""
+    return Row(1, (4, 2), [0], seed=1000 + rows)
+
+
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2), (8, 1)])
+@pytest.mark.parametrize("page_size", [1, 16, 128])
+@pytest.mark.parametrize("window", [None, 1, 40])
+def test_mixed_batches_attend_like_dense_memory(
+    page_size: int, heads: tuple[int, int], window: int | None
+) -> None:
+    """Chunks beside decoding rows, and one more token after a cached prefix."""
+    pages = shuffled_pages(4 + 400 // page_size, seed=page_size)
+    rows = []
+    for seed, length in enumerate((130, 65, 150)):
+        rows.append(Row(length, heads, [pages.pop() for _ in range(-(-length // page_size))], seed))
+    first, second, third = rows
+    pool = KVPool(1, 4 + 400 // page_size, page_size, heads[1], HEAD_DIM)
+    backend = GatheredBackend(pool, [window])
+    steps: list[Step] = [
+        [(first, 0, 63), (second, 0, 63)],
+        [(first, 63, 64), (second, 63, 65), (third, 0, 1)],
+        [(third, 1, 149), (first, 64, 65)],
+        [(third, 149, 150), (first, 65, 66)],
+    ]
+    for parts in steps:
+        planned = PlannedAttention.create(forward_batch(page_size, parts), backend)
+        found = planned.attend(0, *fed(parts))
+        assert torch.allclose(found.double(), expected(parts, window), atol=1e-5)
+
+
+def addresses(plan: GatheredPlan) -> list[int]:
+    tensors = [plan.slots, *(t for part in plan.parts for t in (part.page_table, part.positions))]
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_a_captured_plan_is_pointed_at_other_rows(window: int | None) -> None:
+    """Contexts that shrink and grow, and rows that pad: every tensor stays where it is."""
+    page_size, heads = 4, (4, 2)
+    pages = shuffled_pages(60, seed=2)
+    rows = [Row(50, heads, pages[13 * n : 13 * (n + 1)], seed=n) for n in range(4)]
+    backend = GatheredBackend(KVPool(1, 60, page_size, 2, HEAD_DIM), [window])
+    filled = [(row, 0, 50) for row in rows]
+    PlannedAttention.create(forward_batch(page_size, filled), backend).attend(0, *fed(filled))
+
+    plan = backend.capture_plan(3, max_context=50)
+    before = addresses(plan)
+    steps: list[Step] = [
+        [(rows[0], 49, 50), (rows[1], 20, 21), (rows[2], 0, 1)],
+        [(rows[3], 10, 11), (rows[0], 4, 5), (padded(1), 0, 1)],
+        [(rows[2], 48, 49), (padded(2), 0, 1), (padded(3), 0, 1)],
+    ]
+    for parts in steps:
+        backend.replan(plan, forward_batch(page_size, parts))
+        found = backend.forward(plan, 0, *fed(parts))
+        real = [part for part in parts if part[0].pages != [0]]
+        assert torch.allclose(found[: len(real)].double(), expected(real, window), atol=1e-5)
+        assert bool(found.isfinite().all())
+        assert addresses(plan) == before
+
+
+def test_a_fresh_captured_plan_only_pads() -> None:
+    pool = KVPool(1, 4, 4, 2, HEAD_DIM)
+    backend = GatheredBackend(pool)
+    row = padded(1)
+    found = backend.forward(backend.capture_plan(2, 9), 0, *fed([(row, 0, 1), (row, 0, 1)]))
+    assert bool(found.isfinite().all())
+    assert bool((pool.keys(0)[1:] == 0).all())
+
+
+def test_what_cannot_be_captured_says_so() -> None:
+    backend = SdpaBackend(KVPool(1, 4, 4, 2, HEAD_DIM))
+    assert not backend.can_capture
+    with pytest.raises(NotImplementedError, match="SdpaBackend cannot be captured"):
+        backend.capture_plan(1, 4)
+    with pytest.raises(NotImplementedError, match="SdpaBackend cannot be captured"):
+        backend.replan(backend.plan(forward_batch(4, [(padded(1), 0, 1)])), forward_batch(4, []))
