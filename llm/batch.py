@@ -182,6 +182,14 @@ class ForwardBatch:
         )
 
 
+class KVSlots(NamedTuple):
+    """Where in the pool one layer's new keys and values belong: slot = page × page_size + offset."""
+
+    keys: Tensor  # [P, page_size, Hkv, D], a view
+    values: Tensor  # the same
+    slots: Tensor  # int64 [T]
+
+
 class KVCacheInputs(Protocol):
     """A model's way to its keys and values: one planned forward."""
 
@@ -190,6 +198,12 @@ class KVCacheInputs(Protocol):
 
     def attend(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
         """Store [T, 2, Hkv, D] keys and values, answer queries [T, H, D] with [T, H × D]."""
+
+    def slots(self, layer: int) -> KVSlots | None:
+        """Where a kernel may store what `attend` would; None: only `attend` knows how."""
+
+    def attend_stored(self, layer: int, query: Tensor) -> Tensor:
+        """`attend` for keys and values that are in their `slots` already."""
 
     def advanced(self, next_tokens: Tensor) -> KVCacheInputs:
         """The same for the decode forward that feeds `next_tokens` [B]."""

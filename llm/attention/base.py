@@ -21,7 +21,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from llm.batch import ForwardBatch
+from llm.batch import ForwardBatch, KVSlots
 from llm.kv_cache.kv_pool import KVPool
 
 PlanT = TypeVar("PlanT")
@@ -47,6 +47,14 @@ class AttentionBackend(ABC, Generic[PlanT]):
     @abstractmethod
     def forward(self, plan: PlanT, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
         """Store [T, 2, Hkv, D] keys and values, answer queries [T, H, D] with [T, H × D]."""
+
+    def slots(self, plan: PlanT) -> Tensor | None:
+        """int64 [T] slots of the pool that `forward` stores in; None: it keeps copies elsewhere."""
+        return None
+
+    def attend(self, plan: PlanT, layer: int, query: Tensor) -> Tensor:
+        """`forward` for keys and values that are in their `slots` already."""
+        raise NotImplementedError(f"{type(self).__name__} stores keys and values itself")
 
     def capture_plan(self, num_rows: int, max_context: int) -> PlanT:
         """A plan for decode batches of exactly `num_rows` rows with contexts up to `max_context`.
@@ -82,6 +90,15 @@ class PlannedAttention(Generic[PlanT]):
     def attend(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
         """Run one layer."""
         return self.backend.forward(self.plan, layer, query, key_value)
+
+    def slots(self, layer: int) -> KVSlots | None:
+        """Where a kernel may store one layer's keys and values before `attend_stored`."""
+        slots, pool = self.backend.slots(self.plan), self.backend.pool
+        return None if slots is None else KVSlots(pool.keys(layer), pool.values(layer), slots)
+
+    def attend_stored(self, layer: int, query: Tensor) -> Tensor:
+        """Run one layer whose keys and values are in their slots."""
+        return self.backend.attend(self.plan, layer, query)
 
     def advanced(self, next_tokens: Tensor) -> PlannedAttention[PlanT]:
         """The plan for the decode forward that feeds `next_tokens` [B]."""

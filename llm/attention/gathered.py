@@ -79,6 +79,14 @@ class GatheredBackend(AttentionBackend[GatheredPlan]):
     def forward(self, plan: GatheredPlan, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
         """See `AttentionBackend.forward`."""
         self.pool.write(layer, plan.slots, key_value)
+        return self.attend(plan, layer, query)
+
+    def slots(self, plan: GatheredPlan) -> Tensor:
+        """See `AttentionBackend.slots`."""
+        return plan.slots
+
+    def attend(self, plan: GatheredPlan, layer: int, query: Tensor) -> Tensor:
+        """See `AttentionBackend.attend`."""
         pieces = query.split([part.num_queries for part in plan.parts])
         attended = [
             self._attend(part, layer, piece) for part, piece in zip(plan.parts, pieces, strict=True)

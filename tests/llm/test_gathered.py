@@ -102,3 +102,21 @@ def test_what_cannot_be_captured_says_so() -> None:
         backend.capture_plan(1, 4)
     with pytest.raises(NotImplementedError, match="SdpaBackend cannot be captured"):
         backend.replan(backend.plan(forward_batch(4, [(padded(1), 0, 1)])), forward_batch(4, []))
+
+
+def test_keys_and_values_stored_by_another_hand() -> None:
+    """A kernel may write the slots itself; a backend that keeps copies does not offer them."""
+    row = Row(20, (4, 2), [2, 1, 3], seed=9)
+    pool = KVPool(1, 4, 8, 2, HEAD_DIM)
+    parts: Step = [(row, 0, 20)]
+    planned = PlannedAttention.create(forward_batch(8, parts), GatheredBackend(pool))
+    query, key_value = fed(parts)
+    target = planned.slots(0)
+    assert target is not None
+    pages, offsets = target.slots // 8, target.slots % 8
+    target.keys[pages, offsets], target.values[pages, offsets] = key_value.unbind(1)
+    assert torch.equal(planned.attend_stored(0, query), planned.attend(0, query, key_value))
+    other = PlannedAttention.create(forward_batch(8, parts), SdpaBackend(pool))
+    assert other.slots(0) is None
+    with pytest.raises(NotImplementedError, match="SdpaBackend stores keys and values itself"):
+        other.attend_stored(0, query)
