@@ -183,7 +183,7 @@ class ForwardBatch:
 
 
 class KVSlots(NamedTuple):
-    """Where in the pool one layer's new keys and values belong: slot = page × page_size + offset."""
+    """Where one layer's new keys and values belong: slot = page × page_size + offset."""
 
     keys: Tensor  # [P, page_size, Hkv, D], a view
     values: Tensor  # the same
