@@ -97,6 +97,11 @@ def initialise(codec: EmbeddedCodec) -> None:
             nn.init.normal_(block.ff_out.weight, std=std)
 
 
+def load_codec(codec: EmbeddedCodec, path: str | Path) -> None:
+    """Weights that were saved in half precision."""
+    codec.load_state_dict({k: v.float() for k, v in load_file(path).items()})
+
+
 class Ear:
     """A phone recogniser that learns on the real speech while it judges the decoded."""
 
@@ -178,7 +183,10 @@ def reconstruct(args: argparse.Namespace, config: CodecConfig) -> None:
     """Stage 1."""
     trainer = Trainer(args, config)
     group, codec, clock = trainer.group, trainer.codec, trainer.clock
-    initialise(codec)
+    if args.start:
+        load_codec(codec, args.start)
+    else:
+        initialise(codec)
     group.broadcast(codec.state_dict().values())
     parameters = list(codec.parameters())
     optimiser = torch.optim.AdamW(parameters, lr=args.lr, betas=(0.9, 0.98), weight_decay=0.01)
@@ -190,9 +198,10 @@ def reconstruct(args: argparse.Namespace, config: CodecConfig) -> None:
         wanted, phones = trainer.pool.batch(args.batch, CROP_CODES)
         heard = trainer.ear.learn(wanted, phones)
         got, codes = trainer.render(wanted, frozen=False)
-        mel = trainer.mel_loss(got[:, hop:], wanted[:, hop:])
+        mel, timbre = trainer.mel_loss(got[:, hop:], wanted[:, hop:])
         phone = trainer.ear.judge(got, phones)
-        loss = mel + args.phone_weight * min(1.0, step / 1000) * phone
+        loss = mel + args.timbre_weight * timbre
+        loss = loss + args.phone_weight * min(1.0, step / 1000) * phone
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         group.average_gradients(parameters)
@@ -202,7 +211,8 @@ def reconstruct(args: argparse.Namespace, config: CodecConfig) -> None:
         if step % 250 == 0 or step in (1, 20):
             used = len(torch.unique(codes))
             pace = (clock.now() - last) / (250 if step > 250 else step) * 1e3
-            trainer.log(f"stage 1 step {step} mel {mel.item():.3f} gradient {norm.item():.2f}",
+            trainer.log(f"stage 1 step {step} mel {mel.item():.3f} timbre {timbre.item():.4f}",
+                        f"gradient {norm.item():.2f}",
                         f"phones {phone.item():.3f} (real {heard.item():.3f})",
                         f"codes {used} of {codes.numel()} {pace:.0f} ms")  # fmt: skip
             last = clock.now()
@@ -262,10 +272,10 @@ class Adversary:
         real, fake = wanted[:, a : a + 25 * hop], got[:, a : a + 25 * hop]
         critic_loss = self.teach_critic(real, fake)
         fooled, matching = self.judge(real, fake)
-        mel = trainer.mel_loss(got[:, hop:], wanted[:, hop:])
+        mel, timbre = trainer.mel_loss(got[:, hop:], wanted[:, hop:])
         weight = min(1.0, step / 500)
         phone = trainer.args.phone_weight * weight * trainer.ear.judge(got, phones)
-        loss = trainer.args.mel_weight * (mel + phone)
+        loss = trainer.args.mel_weight * (mel + trainer.args.timbre_weight * timbre + phone)
         loss = loss + weight * (fooled / 3 + 2 * matching / 5)
         self.generator.zero_grad(set_to_none=True)
         loss.backward()
@@ -287,7 +297,7 @@ def adversarial(args: argparse.Namespace, config: CodecConfig) -> None:
     trainer = Trainer(args, config)
     clock = trainer.clock
     group = trainer.group
-    trainer.codec.load_state_dict({k: v.float() for k, v in load_file(args.init).items()})
+    load_codec(trainer.codec, args.init)
     adversary = Adversary(trainer)
     group.broadcast(adversary.judges.state_dict().values())
     deadline = Deadline(clock, group, args.until, args.steps)

@@ -2,7 +2,8 @@
 
 A document is a voice token and one or more turns of that voice, each
 `text <|start_of_speech|> codes <|end_of_speech|>`; or a text and its phones. A voice without a name
-has no token: its documents begin with `<|voice_any|>` and have several turns.
+has no token: its documents begin with `<|voice_any|>` and have several turns. The first of them is
+what a clip is to the service, so now and then it holds two lines.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ from training.vocabulary import (
 from training.voices import NAMED
 
 NUM_NAMED = len(NAMED)
-NAMED_TURNS, UNNAMED_TURNS = (0.62, 0.2, 0.1, 0.08), (0.0, 0.5, 0.3, 0.2)  # shares of 1 … 4 turns
-FOLLOW_SHARE = 0.3  # of documents of several turns: the voice has to be taken from the first
-TEXTLESS_SHARE = 0.15  # of those: and its text is not there
+NAMED_TURNS, UNNAMED_TURNS = (0.62, 0.2, 0.1, 0.08), (0.0, 0.4, 0.4, 0.2)  # shares of 1 … 4 lines
+FOLLOW_SHARE = 0.05  # of a named voice's documents of several turns: taken from the first, too.
+# More of them, and the model takes every clip for a named voice.
+TEXTLESS_SHARE = 0.15  # of documents that follow: the first turn's text is not there
+JOINED_SHARE = 0.5  # of those of three lines and more: the first turn holds two
 HELD_OUT_LINE, MAX_HELD_OUT = 797, 512  # one line in so many is never trained on
 BUCKETS = (32, 64, 96, 128, 160, 192, 256, 320, 448, MAX_TOKENS)
 
@@ -87,6 +90,14 @@ class Speech:
         self.train = np.flatnonzero(~is_held_out)
         self.held_out = np.flatnonzero(is_held_out & (self.voice < NUM_NAMED))[:MAX_HELD_OUT]
 
+    def turn(self, clip: int) -> np.ndarray:
+        """Text, start, codes and end, int16."""
+        return self.turns[self.start[clip] : self.start[clip] + self.turn_len[clip]]
+
+    def halves(self, clip: int) -> tuple[bytes, np.ndarray]:
+        """A clip's text and its codes' tokens."""
+        return self.text[self.line[clip]].tobytes(), self.turn(clip)[self.text_len[clip] + 1 : -1]
+
     def first_token(self, clips: np.ndarray) -> np.ndarray:
         """The voice's token, or that of any voice."""
         voice = self.voice[clips]
@@ -96,12 +107,14 @@ class Speech:
 @dataclass(frozen=True, slots=True)
 class Documents:
     """Documents as arrays: first token, span [at, at + count) of `clips`, whether the first turn
-    goes without its text, and the length in tokens."""
+    holds two of them (`joined`) and goes without its text (`textless`), and the length in tokens.
+    """
 
     clips: np.ndarray
     first: np.ndarray
     at: np.ndarray
     count: np.ndarray
+    joined: np.ndarray
     textless: np.ndarray
     length: np.ndarray
 
@@ -109,13 +122,17 @@ class Documents:
         """Document i, int16."""
         clips = self.clips[self.at[i] : self.at[i] + self.count[i]]
         first = np.array([self.first[i]], np.int16)
-        skip = speech.text_len[clips[0]] if self.textless[i] else 0
-        starts = speech.start[clips]
-        turns = [
-            speech.turns[a + (skip if k == 0 else 0) : a + n]
-            for k, (a, n) in enumerate(zip(starts, speech.turn_len[clips], strict=True))
-        ]
-        return np.concatenate([first, *turns])
+        opening = 2 if self.joined[i] else 1
+        turn = first_turn(speech, clips[:opening], textless=bool(self.textless[i]))
+        return np.concatenate([first, turn, *(speech.turn(clip) for clip in clips[opening:])])
+
+
+def first_turn(speech: Speech, clips: np.ndarray, *, textless: bool) -> np.ndarray:
+    """One turn of one or two clips: their texts, a space between, and their codes, int16."""
+    texts, codes = zip(*map(speech.halves, clips), strict=True)
+    said = [texts[0], *(piece for text in texts[1:] for piece in (b" ", text))]
+    text = np.frombuffer(b"" if textless else b"".join(said), np.uint8)
+    return np.concatenate(([*text, START_OF_SPEECH], *codes, [END_OF_SPEECH])).astype(np.int16)
 
 
 class Pronunciations:
@@ -166,7 +183,8 @@ def single_turns(speech: Speech, clips: np.ndarray) -> Documents:
     count = np.ones(len(clips), np.int64)
     length = 1 + speech.turn_len[clips]
     at = np.arange(len(clips))
-    return Documents(clips, speech.first_token(clips), at, count, count < 1, length)
+    no = np.zeros(len(clips), bool)
+    return Documents(clips, speech.first_token(clips), at, count, no, no, length)
 
 
 def multi_turns(speech: Speech, clips: np.ndarray, rng: np.random.Generator) -> Documents:
@@ -179,12 +197,15 @@ def multi_turns(speech: Speech, clips: np.ndarray, rng: np.random.Generator) -> 
     total = np.concatenate([[0], np.cumsum(speech.turn_len[clips])])
     for _ in range(3):
         count = count - ((total[at + count] - total[at] >= BUCKETS[-1]) & (count > 1))
-    chances = rng.random((2, len(count)))
+    chances = rng.random((3, len(count)))
     follow = (count > 1) & (chances[0] < (FOLLOW_SHARE if is_named else 1))
     textless = follow & (chances[1] < TEXTLESS_SHARE)
+    joined = follow & (count > 2) & (chances[2] < JOINED_SHARE)
     first = np.where(follow, ANY_VOICE, speech.first_token(clips[at]))
-    length = 1 + total[at + count] - total[at] - textless * speech.text_len[clips[at]]
-    return Documents(clips, first, at, count, textless, length)
+    second_text = np.where(joined, 1 + speech.text_len[clips[at + joined]], 0)
+    left_out = joined + textless * (speech.text_len[clips[at]] + second_text)
+    length = 1 + total[at + count] - total[at] - left_out
+    return Documents(clips, first, at, count, joined, textless, length)
 
 
 def compose(

@@ -1,5 +1,5 @@
-"""What a good reconstruction is: multi-scale mel distance, phones that are still recognised, and
-two families of discriminators.
+"""What a good reconstruction is: multi-scale mel distance, the voice's mean envelope, phones that
+are still recognised, and two families of discriminators.
 
 Sources: multi-scale mel L1, DAC, arXiv 2306.06546; multi-period discriminator, HiFi-GAN,
 arXiv 2010.05646; multi-resolution spectral discriminator, UnivNet, arXiv 2106.07889.
@@ -16,10 +16,11 @@ from torch.nn.utils.parametrizations import weight_norm
 from torchaudio.functional import melscale_fbanks
 
 SCALES = ((64, 10), (128, 20), (256, 40), (512, 64), (1024, 100), (2048, 160))  # n_fft, mels
+TIMBRE_SCALE = 1024
 
 
 class MelLoss(nn.Module):
-    """Mean L1 between log-mel and mel spectra at six resolutions."""
+    """Mean L1 between log-mel and mel spectra at six resolutions, and between mean envelopes."""
 
     def __init__(self, sample_rate: int) -> None:
         super().__init__()
@@ -36,14 +37,27 @@ class MelLoss(nn.Module):
         spectrum = torch.stft(samples, n_fft, n_fft // 4, window=window, return_complex=True)
         return getattr(self, f"filters_{n_fft}") @ spectrum.abs()
 
-    def forward(self, got: Tensor, wanted: Tensor) -> Tensor:
-        """got, wanted [B, S] float32."""
-        total = got.new_zeros(())
+    def forward(self, got: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """got, wanted [B, S] float32. The distance, and that of the two mean envelopes."""
+        total, timbre = got.new_zeros(()), got.new_zeros(())
         for n_fft, _ in SCALES:
             a, b = self._mel(got, n_fft), self._mel(wanted, n_fft)
-            log_distance = (a.clamp_min(1e-4).log10() - b.clamp_min(1e-4).log10()).abs().mean()
-            total = total + log_distance + 0.5 * (a - b).abs().mean()
-        return total
+            log_wanted = b.clamp_min(1e-4).log10()
+            difference = a.clamp_min(1e-4).log10() - log_wanted
+            total = total + difference.abs().mean() + 0.5 * (a - b).abs().mean()
+            if n_fft == TIMBRE_SCALE:
+                timbre = timbre_distance(difference, log_wanted)
+        return total, timbre
+
+
+def timbre_distance(difference: Tensor, log_wanted: Tensor) -> Tensor:
+    """How far the mean envelope of the louder frames is off; both [B, mels, frames] in log10.
+
+    Errors of single frames that cancel do not count: what stays is heard as another voice.
+    """
+    level = log_wanted.mean(1, keepdim=True)
+    loud = (level > level.mean(-1, keepdim=True)).float()
+    return ((difference * loud).sum(-1) / loud.sum(-1).clamp_min(1)).abs().mean()
 
 
 class PhoneListener(nn.Module):

@@ -63,8 +63,10 @@ class SynthesisValues:
 class ReconstructValues:
     """`training.codec reconstruct`."""
 
+    start: str
     batch: int
     lr: float
+    timbre_weight: float
     phone_weight: float
     ear_width: int
     min_hours: float
@@ -80,6 +82,7 @@ class AdversarialValues:
     batch: int
     lr: float
     mel_weight: float
+    timbre_weight: float
     phone_weight: float
     ear_width: int
     judge_width: int

@@ -21,9 +21,10 @@ PITCH_HZ = (170.0, 99.0, 134.5)  # medians of the teachers
 FIXED_PITCH = (1,)
 FORMANT_STEP = 40  # formant ratios are whole numbers over this, so that resampling is rational
 
-NUM_UNNAMED = 288
+NUM_UNNAMED = 1200
 PITCH_RANGE_HZ = (82.0, 255.0)
 FORMANT_RANGE = (0.86, 1.16)
+UNNAMED_TEACHERS = (0, 2, 0, 2, 0, 2, 1)  # in turn; a fixed pitch leaves less to teach
 UNSEEN_DISTANCE = 0.03  # in ln pitch / 3 and ln formants: this far from every unseen voice
 
 
@@ -107,7 +108,7 @@ def unnamed() -> tuple[Voice, ...]:
         index += 1
         pitch_hz = low * (high / low) ** _halton(index, 2)
         formants = FORMANT_RANGE[0] + (FORMANT_RANGE[1] - FORMANT_RANGE[0]) * _halton(index, 3)
-        teacher = (0, 2, 0, 2, 1)[index % 5]
+        teacher = UNNAMED_TEACHERS[index % len(UNNAMED_TEACHERS)]
         if teacher in FIXED_PITCH:
             pitch_hz = PITCH_HZ[teacher] * round(formants * FORMANT_STEP) / FORMANT_STEP
         voice = _fixed(teacher, pitch_hz, formants)
@@ -119,9 +120,9 @@ def unnamed() -> tuple[Voice, ...]:
 VOICES = (*NAMED, *unnamed())
 """By the number that is stored with every clip; the first `len(NAMED)` have names."""
 
-# How often each speaks, out of `len(TURNS)`: three teachers, five made voices, one unnamed.
+# How often each speaks, out of `len(TURNS)`: three teachers twice, five made voices, any unnamed.
 UNNAMED_TURN = -1
-TURNS = (0, 1, 2, 3, 4, 5, 6, 7, UNNAMED_TURN, 0, 1, 2, UNNAMED_TURN, UNNAMED_TURN)
+TURNS = (*range(len(NAMED)), *range(len(TEACHERS)), *(9 * (UNNAMED_TURN,)))
 
 
 def voice_of(line: int, worker_line: int, first_turn: int) -> int:

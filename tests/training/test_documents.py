@@ -117,9 +117,39 @@ def test_documents_have_one_to_four_turns_of_their_length(speech: Speech, parts:
             if isinstance(part, Documents):
                 turns = turns_of(tokens)
                 assert all(turn[-1] == END_OF_SPEECH for turn in turns)
-                assert len(turns) == part.count[i]
-                counts.add(len(turns))
+                assert len(turns) == part.count[i] - part.joined[i]
+                counts.add(part.count[i])
     assert counts == {1, 2, 3, 4}
+
+
+def test_a_joined_turn_says_two_lines_of_one_voice(speech: Speech) -> None:
+    seen, rng = set(), np.random.default_rng(0)
+    for part in (part for _ in range(8) for part in compose(speech, rng)):
+        assert isinstance(part, Documents)
+        for i in np.flatnonzero(part.joined):
+            clips = part.clips[part.at[i] : part.at[i] + part.count[i]]
+            first, *others = turns_of(part.tokens(speech, i))
+            start = int(np.argmax(first == START_OF_SPEECH))
+            said = bytes(first[:start].astype(np.uint8)).decode()
+            lines = [LINES[line] for line in speech.line[clips[:2]]]
+            assert said == ("" if part.textless[i] else " ".join(lines))
+            codes = np.repeat(speech.line[clips[:2]] % 97, speech.code_len[clips[:2]])
+            assert np.array_equal(first[start + 1 : -1], FIRST_CODE + codes)
+            assert len(others) == part.count[i] - 2 > 0
+            assert part.first[i] == ANY_VOICE
+            seen.add(bool(part.textless[i]))
+    assert seen == {False, True}
+
+
+def test_clips_are_followed_mostly_of_unnamed_voices(speech: Speech) -> None:
+    rng = np.random.default_rng(2)
+    followed = []
+    for _ in range(10):
+        for part in compose(speech, rng):
+            assert isinstance(part, Documents)
+            several = (part.first == ANY_VOICE) & (part.count > 1)
+            followed += (speech.voice[part.clips[part.at[several]]] == UNNAMED).tolist()
+    assert np.mean(followed) > 0.9
 
 
 def test_only_a_followed_voices_first_text_is_left_out(speech: Speech) -> None:
@@ -183,7 +213,7 @@ def test_batches_are_full_and_of_one_length(parts: list) -> None:
 
 
 def test_a_document_that_is_too_long_is_in_no_batch() -> None:
-    part = Documents(*(np.zeros(2, np.int64) for _ in range(5)), np.array([40, BUCKETS[-1] + 2]))
+    part = Documents(*(np.zeros(2, np.int64) for _ in range(6)), np.array([40, BUCKETS[-1] + 2]))
     plans = bucketed([part], 64, np.random.default_rng(0))
     assert {i for _, members in plans for _, i in members} == {0}
 
