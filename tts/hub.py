@@ -42,6 +42,7 @@ class HubOptions:
     offline: bool = False
     allow_pickle: bool = False
     config_file: str = CONFIG_FILE  # what every repository of the kind has
+    fetches_weights: bool = True  # False: only what describes them, which is small
     token: str = field(default="", repr=False)
     endpoint: str = ""
     cache_dir: Path | None = None
@@ -62,6 +63,14 @@ class HubOptions:
 def is_hub_name(name: str) -> bool:
     """Whether a name is a repository's, and not a folder's."""
     return not Path(name).expanduser().is_dir() and REPOSITORY.fullmatch(name) is not None
+
+
+def split_revision(name: str) -> tuple[str, str]:
+    """A repository and its revision, of `owner/name@revision`; 'main' where none is given."""
+    repository, _, revision = name.rpartition("@")
+    if revision and is_hub_name(repository):
+        return repository, revision
+    return name, "main"
 
 
 def find_checkpoint(name: str, options: HubOptions | None = None) -> Path:
@@ -134,7 +143,7 @@ class Repository:
                 commit, files = self._list()
         except _UnreachableError as error:
             folder = self._cached_folder()
-            if folder is None or missing_weights(folder):
+            if folder is None or (self.options.fetches_weights and missing_weights(folder)):
                 raise CheckpointError(str(error)) from error
             logger.warning("%s; using the earlier download %s", error, folder)
             return folder
@@ -144,6 +153,8 @@ class Repository:
         if config is None or not any(has_weights(file.name) for file in wanted):
             lacking = wanted_config if config is None else f"*{TENSOR_SUFFIX}"
             raise CheckpointError(f"{self.name} has no {lacking}: it is no checkpoint")
+        if not self.options.fetches_weights:
+            wanted = tuple(file for file in wanted if not has_weights(file.name))
         size = sum(file.num_bytes for file in wanted) / MEBIBYTE
         logger.info("%s at %s: %d files, %.1f MiB", self.name, commit, len(wanted), size)
         # By its symbolic name once, so that the cache knows later what it stood for.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tts.config import AUTO_DECODER, AudioGenerationConfig, hub_options
 from tts.factory import default_values
-from tts.hub import find_checkpoint, is_hub_name
+from tts.hub import find_checkpoint, is_hub_name, split_revision
 
 if TYPE_CHECKING:
     from tts.hub import HubOptions
@@ -50,32 +50,36 @@ def _model_values(
     name = probe.model.model_path
     if not name:
         return probe.merged(default_values(), given)
+    # The codec first: it is the smaller one, and what it lacks is said before gigabytes come.
+    codec = _codec(probe, options)
     folder = find_checkpoint(name, options)
     found = {"model": {"model_path": str(folder)}}
     named = {"model": {"served_model_name": name}} if is_hub_name(name) else {}
-    codec = _codec(probe, folder, options)
     return probe.merged(default_values(folder), named, given, found, codec)
 
 
 def _adapter(entry: str, options: HubOptions) -> str:
     """NAME=FOLDER of an entry; an adapter of the hub is called as its repository."""
     given, _, path = entry.rpartition("=")
+    path, revision = split_revision(path)
     if not is_hub_name(path):
         return entry
-    options = replace(options, revision="main", config_file=ADAPTER_CONFIG)
+    options = replace(options, revision=revision, config_file=ADAPTER_CONFIG)
     return f"{given or path.partition('/')[2]}={find_checkpoint(path, options)}"
 
 
-def _codec(probe: AudioGenerationConfig, folder: Path, options: HubOptions) -> dict[str, Any]:
+def _codec(probe: AudioGenerationConfig, options: HubOptions) -> dict[str, Any]:
     """The folder of a codec that has a repository of its own: the one that was named, or the one
     of the speech family when the model itself came from the hub without a codec.
     """
-    name = probe.audio_decoder
-    if name == AUTO_DECODER and is_hub_name(probe.model.model_path):
-        name = _published_codec(folder, probe.family)
+    name, model = probe.audio_decoder, probe.model.model_path
+    if name == AUTO_DECODER and is_hub_name(model):
+        described = find_checkpoint(model, replace(options, fetches_weights=False))
+        name = _published_codec(described, probe.family)
+    name, revision = split_revision(name)
     if not is_hub_name(name):
         return {}
-    return {"audio_decoder": str(find_checkpoint(name, replace(options, revision="main")))}
+    return {"audio_decoder": str(find_checkpoint(name, replace(options, revision=revision)))}
 
 
 def _published_codec(folder: Path, family_name: str) -> str:

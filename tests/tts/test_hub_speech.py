@@ -72,6 +72,15 @@ def test_the_published_name_is_enough(hub: Hub) -> None:
 def test_a_codec_in_a_pickle_has_to_be_allowed(hub: Hub) -> None:
     with pytest.raises(CheckpointError, match=rf"{CODEC} are pickles.*--allow-pickle"):
         config_of("--model", MODEL)
+    assert not [name for name in hub.downloads if name.endswith(".safetensors")]
+
+
+def test_a_codec_of_another_revision(hub: Hub) -> None:
+    given = ("--model", MODEL, "--allow-pickle", "--audio-decoder")
+    config = config_of(*given, f"{CODEC}@{'a' * 40}")
+    assert Path(config.audio_decoder).name == "a" * 40
+    with pytest.raises(CheckpointError, match=f"{CODEC} has no revision 'v9'"):
+        config_of(*given, f"{CODEC}@v9")
 
 
 def test_another_codec_may_be_named(hub: Hub, tmp_path: Path) -> None:
