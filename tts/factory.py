@@ -106,7 +106,11 @@ def open_checkpoint(config: AudioGenerationConfig) -> Checkpoint:
     """The configured folder's files; its parts are read when they are asked for, and once."""
     from tts.families.base import Checkpoint
 
-    return Checkpoint(Path(config.model.model_path), config.retrieve_chat_template())
+    return Checkpoint(
+        Path(config.model.model_path),
+        config.retrieve_chat_template(),
+        allow_pickle=config.allow_pickle,
+    )
 
 
 def create_engine_client(

@@ -9,7 +9,9 @@ from pathlib import Path, PurePosixPath
 
 from llm import CheckpointError
 
-DATA_SUFFIXES = (".json", ".jinja", ".txt", ".wav", ".flac")
+DATA_SUFFIXES = (".json", ".jinja", ".txt", ".wav", ".flac", ".ogg", ".mp3")
+SAMPLES = "samples"  # recordings and their codes, which some families ship as pickled tensors
+SAMPLE_CODES = ".pt"
 TENSOR_SUFFIX = ".safetensors"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 PICKLE_NAME = "pytorch_model"  # what transformers calls its pickles: others hold other things
@@ -36,7 +38,11 @@ def files_to_fetch(
     Raises `CheckpointError` naming `source` when there are pickles only and they are not allowed.
     """
     usable = [file for file in files if _is_plain(file.name)]
-    data = [file for file in usable if file.name.endswith(DATA_SUFFIXES)]
+    data = [
+        file
+        for file in usable
+        if file.name.endswith(DATA_SUFFIXES) or (allow_pickle and _is_sample(file.name))
+    ]
     tensors = _without_second_copies(f for f in usable if f.name.endswith(TENSOR_SUFFIX))
     if tensors:
         return (*data, *tensors)
@@ -55,6 +61,11 @@ def has_weights(name: str) -> bool:
     path = PurePosixPath(name)
     is_pickle = path.suffix in PICKLE_SUFFIXES and path.name.startswith(PICKLE_NAME)
     return path.suffix == TENSOR_SUFFIX or is_pickle
+
+
+def _is_sample(name: str) -> bool:
+    path = PurePosixPath(name)
+    return path.parts[0] == SAMPLES and path.suffix == SAMPLE_CODES
 
 
 def _is_plain(name: str) -> bool:

@@ -138,7 +138,9 @@ class Synthesizer:
         limits = settings.cloning
         if settings.max_seq_len is None or limits.max_prompt_tokens is not None:
             return limits
-        room = settings.max_seq_len - settings.traits.max_characters - 1 - settings.traits.max_codes
+        traits = settings.traits
+        text_tokens = traits.max_characters * traits.tokens_per_character + 1
+        room = settings.max_seq_len - text_tokens - traits.max_codes
         return replace(limits, max_prompt_tokens=max(room, 0))
 
     async def stream(self, request: SpeechRequest) -> AsyncGenerator[SpeechEvent, None]:

@@ -19,6 +19,7 @@ from re import Match
 from tts.errors import InvalidRequestError
 from tts.text_clean import TextError, check_text, clean_word
 from tts.text_normalize import AlignedText
+from tts.text_pieces import pieces_of, spoken_size
 from tts.text_sentences import (
     MIN_CLAUSE_CHARACTERS,
     ends_clause,
@@ -66,6 +67,8 @@ class SegmentMode(Enum):
 class TextOptions:
     """How text is read and cut.
 
+    `max_characters` counts letters of an alphabet; a Chinese, Japanese or Korean character takes
+    about as long to say as three of them, and counts as such.
     `pronunciations` are (phrase, respelling) pairs, matched as whole words in any case.
     `ascii_only` takes accents off, for models that know no other letters; `tags` are kept as
     they are, for models that know them.
@@ -190,7 +193,7 @@ class SegmentStream:
         self._reader = _WordReader(options)
         self._respell = _Respelling(options)
         self._pending: list[_Word] = []
-        self._num_pending = 0  # characters
+        self._num_pending = 0  # characters, as `spoken_size` counts them
         self._spoken_to = 0
         self._num_segments = 0
 
@@ -230,7 +233,7 @@ class SegmentStream:
         if self._pending and self._ends_before(word):
             segments += self._emit(len(self._pending))
         self._pending.append(word)
-        self._num_pending += len(word.text) + 1
+        self._num_pending += spoken_size(word.text) + 1
         if self._ends(None):
             segments += self._emit(len(self._pending))
         elif self._is_overfull():
@@ -268,7 +271,7 @@ class SegmentStream:
         limit = self._options.max_characters
         words, size, fitting, safe, clause = self._pending, 0, 1, 0, 0
         for count, word in enumerate(words[:-1], start=1):
-            size += len(word.text) + 1
+            size += spoken_size(word.text) + 1
             if size > limit:
                 break
             following = words[count].text
@@ -280,12 +283,12 @@ class SegmentStream:
 
     def _emit(self, count: int) -> list[TextSegment]:
         words, self._pending = self._pending[:count], self._pending[count:]
-        self._num_pending = sum(len(word.text) + 1 for word in self._pending)
+        self._num_pending = sum(spoken_size(word.text) + 1 for word in self._pending)
         spoken = self._speak(words)
         limit = self._options.max_characters
-        if self._options.mode is SegmentMode.NONE and len(spoken.text) > limit:
+        if self._options.mode is SegmentMode.NONE and spoken_size(spoken.text) > limit:
             raise _does_not_fit(limit)
-        pieces = [p for p in _pack(spoken, limit) if any(map(str.isalnum, p.text))]
+        pieces = [p for p in pieces_of(spoken, limit) if any(map(str.isalnum, p.text))]
         stops = [*(piece.origins[0] for piece in pieces[1:]), len(words)]  # words of earlier pieces
         return [
             self._segment(
@@ -355,31 +358,6 @@ def _split(text: str, stream: SegmentStream) -> Iterator[TextSegment]:
     for start in range(0, len(text), FEED_CHARACTERS):
         yield from stream.feed(text[start : start + FEED_CHARACTERS])
     yield from stream.flush()
-
-
-def _pack(text: AlignedText, limit: int) -> Iterator[AlignedText]:
-    """Pieces of at most `limit` characters, about equally long, cut at pauses if there are any."""
-    start, end = 0, len(text.text)
-    while end - start > limit:
-        parts = -(-(end - start) // limit)
-        cut = _cut_near(text.text, start, -(-(end - start) // parts), limit)
-        yield text.cut(start, cut)
-        start = cut
-    if start < end:
-        yield text.cut(start, end)
-
-
-def _cut_near(text: str, start: int, ideal: int, limit: int) -> int:
-    """Where to cut within `limit` of `start`: at a pause near `ideal`, a space, or anywhere."""
-    spaces = [i for i in range(start + 1, min(start + limit, len(text) - 1) + 1) if text[i] == " "]
-    late = [i for i in spaces if 2 * (i - start) > ideal]
-    for group in (".?!", ",;:"):
-        pauses = [i for i in late if text[i - 1] in group]
-        if pauses:
-            return min(pauses, key=lambda i: abs(i - start - ideal))
-    if late or spaces:
-        return min(late or spaces, key=lambda i: abs(i - start - ideal))
-    return start + limit
 
 
 def _does_not_fit(limit: int) -> TextError:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from tts.voice import VOICE_ID, Voice, VoiceClip, VoicePrompt, VoiceSet
 logger = logging.getLogger(__name__)
 
 SAMPLE_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
+SAMPLE_CODES = ".pt"
 _BUILTIN_KEYS = frozenset(
     {"name", "display_name", "language_codes", "control_token", "speaker"}
     | {"codes", "audio", "transcript"}
@@ -32,20 +35,59 @@ def load_voices(path: Path) -> VoiceSet:
     return VoiceSet(voices, str(values.get("default", voices[0].name)))
 
 
-def sample_voices(folder: Path) -> VoiceSet:
+def sample_voices(folder: Path, *, allow_pickle: bool = False) -> VoiceSet:
     """A voice for each recording in a folder that has its transcript beside it: dave.wav, dave.txt.
 
-    The first by name is the default. None are found where there is no such folder.
+    A tensor of codes (dave.pt, as `torch.save` writes it) stands for a recording that is not
+    there; it is a pickle and is read only when those are allowed. The first by name is the
+    default. None are found where there is no such folder.
     """
-    voices = []
-    for audio in sorted(path for path in folder.glob("*") if path.suffix in SAMPLE_SUFFIXES):
-        text, name = audio.with_suffix(".txt"), audio.stem.lower()
-        if not text.is_file() or not VOICE_ID.fullmatch(name):
-            logger.warning("sample %s is not used: it needs a voice's name and a .txt", audio)
-            continue
-        clip = VoiceClip(audio, text.read_text(encoding="utf-8").strip())
-        voices.append(Voice(name, name.capitalize(), clip=clip, is_builtin=True))
+    voices = [
+        voice
+        for sample in _samples(folder)
+        if (voice := _sample_voice(sample, allow_pickle=allow_pickle)) is not None
+    ]
     return VoiceSet(tuple(voices), voices[0].name if voices else "")
+
+
+def _samples(folder: Path) -> list[Path]:
+    """Recordings, and codes of what there is no recording of; by name."""
+    files = sorted(folder.glob("*"))
+    recorded = [path for path in files if path.suffix in SAMPLE_SUFFIXES]
+    names = {path.stem for path in recorded}
+    codes = [path for path in files if path.suffix == SAMPLE_CODES and path.stem not in names]
+    return sorted(recorded + codes, key=lambda path: path.stem)
+
+
+def _sample_voice(sample: Path, *, allow_pickle: bool) -> Voice | None:
+    text, name = sample.with_suffix(".txt"), sample.stem.lower()
+    if not text.is_file() or not VOICE_ID.fullmatch(name):
+        logger.warning("sample %s is not used: it needs a voice's name and a .txt", sample)
+        return None
+    transcript = text.read_text(encoding="utf-8").strip()
+    voice = Voice(name, name.capitalize(), is_builtin=True)
+    if sample.suffix != SAMPLE_CODES:
+        return replace(voice, clip=VoiceClip(sample, transcript))
+    if not allow_pickle:
+        logger.warning(
+            "sample %s is not used: it is a pickle; put a recording beside it, or allow it with "
+            "--allow-pickle",
+            sample,
+        )
+        return None
+    return replace(voice, prompt=VoicePrompt(_pickled_codes(sample), transcript))
+
+
+def _pickled_codes(path: Path) -> tuple[int, ...]:
+    """The whole numbers of a saved tensor; anything else in it is refused, not run."""
+    import torch
+
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        values = torch.as_tensor(found).flatten().tolist()
+    except (OSError, pickle.UnpicklingError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"cannot read the codes of {path}: {error}") from error
+    return whole_codes(path, values)
 
 
 def _builtin_voice(path: Path, entry: Any) -> Voice:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import grpc
 import pytest
+import torch
 
 from decoder import create_decoder, read_prompt_audio
-from llm import FinishReason
+from llm import CheckpointError, FinishReason
 from tests.decoder.codecs import write_neucodec
 from tests.tts.families import configured
 from tests.tts.family_checkpoints import write_neutts
@@ -178,6 +179,23 @@ def test_samples_need_a_name_and_a_text(tmp_path: Path) -> None:
     found = sample_voices(tmp_path)
     assert [voice.name for voice in found.voices] == ["a", "b"]
     assert found.default == "a"
+
+
+def test_pickled_codes_stand_for_a_recording_when_allowed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.save(torch.tensor([[5, 6, 7]]), tmp_path / "jo.pt")
+    torch.save(torch.tensor([1, 2]), tmp_path / "dave.pt")
+    for name in ("dave.wav", "dave.txt", "jo.txt"):
+        (tmp_path / name).write_text("words\n")
+    found = sample_voices(tmp_path, allow_pickle=True).voices
+    assert [(voice.name, voice.clip is None) for voice in found] == [("dave", False), ("jo", True)]
+    assert found[1].prompt == VoicePrompt((5, 6, 7), "words")
+    assert [voice.name for voice in sample_voices(tmp_path).voices] == ["dave"]
+    assert "jo.pt is not used: it is a pickle" in caplog.text
+    torch.save({"codes": print}, tmp_path / "jo.pt")
+    with pytest.raises(CheckpointError, match=r"cannot read the codes of .*jo\.pt"):
+        sample_voices(tmp_path, allow_pickle=True)
 
 
 def test_a_recording_that_cannot_be_used_is_not_the_callers_mistake(neutts: Service) -> None:

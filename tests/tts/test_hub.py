@@ -244,6 +244,11 @@ def test_which_files_are_taken() -> None:
         "model-00002-of-00002.safetensors",
         "codec/model.safetensors",
     ]
+    samples = listed("samples/jo.mp3", "samples/jo.pt", "codes.pt", "model.safetensors")
+    safe = [file.name for file in files_to_fetch("x", samples, allow_pickle=False)]
+    assert safe == ["samples/jo.mp3", "model.safetensors"]
+    with_pickles = [file.name for file in files_to_fetch("x", samples, allow_pickle=True)]
+    assert with_pickles == ["samples/jo.mp3", "samples/jo.pt", "model.safetensors"]
     only = listed("consolidated.safetensors")
     assert list(files_to_fetch("x", only, allow_pickle=False)) == only
 

@@ -20,6 +20,8 @@ from tts.text import (
     check_text,
     split_text,
 )
+from tts.text_normalize import AlignedText
+from tts.text_pieces import pieces_of, spoken_size
 
 SPLITTING = (SegmentMode.SENTENCE, SegmentMode.CLAUSE)
 PIECES = st.sampled_from(
@@ -247,3 +249,22 @@ def test_memory_stays_steady_on_long_text(text: str) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 200_000
+
+
+def test_a_wide_character_takes_the_room_of_three_letters() -> None:
+    sentence = "今天天气很好，我们一起去公园散步，然后在湖边的小饭馆里吃午饭，" * 3 + "最后回家。"
+    options = TextOptions(ascii_only=False, normalization=TextNormalization.OFF)
+    texts = [segment.text for segment in split_text(sentence, options)]
+    assert len(texts) >= 2
+    assert max(map(spoken_size, texts)) <= 200
+    assert all(text[-1] in ",." for text in texts)
+    assert "".join(texts) == sentence.replace("，", ",").replace("。", ".")
+    assert spoken_size("abc é") == 5
+    assert spoken_size("你好 abc") == 10
+
+
+@given(text=st.text("ab 你好，.", min_size=1), limit=st.integers(1, 20))
+def test_pieces_keep_to_the_limit_and_lose_nothing(text: str, limit: int) -> None:
+    pieces = [piece.text for piece in pieces_of(AlignedText.of_words(text.split()), limit)]
+    assert "".join(pieces).replace(" ", "") == "".join(text.split())
+    assert all(spoken_size(piece) <= limit or len(piece) == 1 for piece in pieces)

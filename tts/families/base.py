@@ -29,10 +29,16 @@ SAMPLES = "samples"
 
 
 class Checkpoint:
-    """One checkpoint folder, read as data when asked for. No code or pickle in it is run."""
+    """One checkpoint folder, read as data when asked for. No code in it is run.
 
-    def __init__(self, folder: Path, chat_template: str | None = None) -> None:
+    Pickles (codes of voice samples) are read only with `allow_pickle`, and only as tensors.
+    """
+
+    def __init__(
+        self, folder: Path, chat_template: str | None = None, *, allow_pickle: bool = False
+    ) -> None:
         self.folder = folder
+        self.allow_pickle = allow_pickle
         self._chat_template = chat_template
 
     def __repr__(self) -> str:
@@ -77,6 +83,7 @@ class FamilyTraits:
     voices_file: str = VOICES_FILE
     voices: tuple[Voice, ...] = ()
     max_characters: int = 200  # of one call
+    tokens_per_character: int = 1  # at most, by and large: what room a text needs
     max_codes: int = 500  # of one call
     min_codes: int = 1  # of one call
     max_seq_len: int | None = None  # shorter than what the language model could hold
@@ -148,9 +155,13 @@ class SpeechFamily(ABC):
         path = self.checkpoint.folder / self.traits.voices_file
         if path.is_file():
             return load_voices(path)
-        known, samples = self.traits.voices, sample_voices(self.checkpoint.folder / SAMPLES)
+        known, samples = self.traits.voices, self._sampled()
         default = known[0].name if known else samples.default
         return VoiceSet(known + samples.voices, default)
+
+    def _sampled(self) -> VoiceSet:
+        checkpoint = self.checkpoint
+        return sample_voices(checkpoint.folder / SAMPLES, allow_pickle=checkpoint.allow_pickle)
 
     def sampling(self) -> SamplingParams:
         """How a speech token is chosen unless a request says otherwise."""

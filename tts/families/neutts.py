@@ -29,6 +29,7 @@ TOKENS = SpeechTokens("<|speech_{}|>", "<|SPEECH_GENERATION_START|>", "<|SPEECH_
 
 TRAITS = FamilyTraits(
     codec_repository="neuphonic/neucodec",
+    tokens_per_character=2,  # phonemes with their stress marks; few are one token
     max_codes=1000,  # 20 s
     min_codes=50,
     max_seq_len=2048,
