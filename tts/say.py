@@ -118,6 +118,8 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         help="checkpoint: a folder, or OWNER/NAME on the Hugging Face hub (default: built in)",
     )
     group.add_argument("--revision", default="", help="its branch, tag or commit on the hub")
+    group.add_argument("--family", default="", help="its kind, where it does not tell itself")
+    group.add_argument("--audio-decoder", default="", help="another codec: a folder or a name")
     group.add_argument("--offline", action="store_true", help="download nothing")
     group.add_argument("--allow-pickle", action="store_true", help="its weights may be pickles")
     group.add_argument("--server", default="", metavar="HOST:PORT", help="ask this server instead")

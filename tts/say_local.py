@@ -106,8 +106,13 @@ def _values(model: ModelChoice) -> dict[str, Any]:
     if not model.name:
         return {}
     section = {"model_path": model.name, "huggingface_revision": model.revision or "main"}
-    flags = {"offline": model.offline, "allow_pickle": model.allow_pickle}
-    return {"model": section, **{name: True for name, is_on in flags.items() if is_on}}
+    others = {
+        "family": model.family,
+        "audio_decoder": model.audio_decoder,
+        "offline": model.offline,
+        "allow_pickle": model.allow_pickle,
+    }
+    return {"model": section, **{name: value for name, value in others.items() if value}}
 
 
 @contextmanager

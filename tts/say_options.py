@@ -64,6 +64,8 @@ class ModelChoice:
 
     name: str = ""  # a folder, or a name on the hub
     revision: str = ""
+    family: str = ""  # of the checkpoint, where it does not tell
+    audio_decoder: str = ""  # a codec's folder or name, where it is not the family's own
     offline: bool = False
     allow_pickle: bool = False
 
@@ -125,7 +127,7 @@ def read_options(args: argparse.Namespace, stdin: BinaryIO | None = None) -> Say
         ),
         timestamps=_timestamps(args.timestamps),
         word_timestamps=args.timestamp_level == "word",
-        model=ModelChoice(args.model, args.revision, args.offline, args.allow_pickle),
+        model=_model(args),
         server=args.server,
         credentials=_credentials(args),
         show_progress=args.progress,
@@ -145,8 +147,8 @@ def _check_together(args: argparse.Namespace) -> None:
         (bool(args.ref_audio and args.voice), "give --voice or --ref-audio, not both"),
         (bool(args.server and args.model), "--model is for speaking without --server"),
         (
-            not args.model and (args.offline or args.allow_pickle or bool(args.revision)),
-            "--revision, --offline and --allow-pickle need --model",
+            not args.model and _model(args) != ModelChoice(),
+            "--revision, --family, --audio-decoder, --offline and --allow-pickle need --model",
         ),
         (not args.server and _asks_for_server(args), "--tls-* and --token need --server"),
         (bool(args.tls_cert) != bool(args.tls_key), "--tls-cert and --tls-key go together"),
@@ -154,6 +156,17 @@ def _check_together(args: argparse.Namespace) -> None:
     for is_broken, message in rules:
         if is_broken:
             raise UsageError(message)
+
+
+def _model(args: argparse.Namespace) -> ModelChoice:
+    return ModelChoice(
+        name=args.model,
+        revision=args.revision,
+        family=args.family,
+        audio_decoder=args.audio_decoder,
+        offline=args.offline,
+        allow_pickle=args.allow_pickle,
+    )
 
 
 def _asks_for_sound(args: argparse.Namespace) -> bool:

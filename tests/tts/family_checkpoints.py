@@ -96,6 +96,9 @@ QWEN3_SPECIAL = {name: QWEN_TEXT_TOKENS + k for k, name in enumerate(QWEN_NAMES 
 
 ORPHEUS_VOCABULARY = 156_940
 VYVO_QWEN3_VOCABULARY = 180_352
+VYVO_QWEN3_STOP = 151_671
+LFM2_TEXT_TOKENS = 64_400
+VYVO_LFM2_VOCABULARY = 93_082
 LLASA_VOCABULARY = 193_800
 LLASA_SPECIAL = [
     "<|TEXT_GENERATION_START|>",
@@ -178,7 +181,9 @@ def write_vyvo(folder: Path) -> Path:
         "rope_theta": 1_000_000,
         "rms_norm_eps": 1e-6,
     }
-    return write(folder, config, qwen_tokenizer(QWEN3_SPECIAL), SNAC_CODEC)
+    return write(
+        folder, config, qwen_tokenizer(QWEN3_SPECIAL), SNAC_CODEC, likely={VYVO_QWEN3_STOP: 5.0}
+    )
 
 
 def write_vyvo_on_llama(folder: Path) -> Path:
@@ -187,13 +192,54 @@ def write_vyvo_on_llama(folder: Path) -> Path:
     return write(folder, config, llama_tokenizer(dict(LLAMA_SPECIAL)), SNAC_CODEC)
 
 
-def write_llasa(folder: Path, codec: Mapping[str, object] = XCODEC2_CODEC) -> Path:
-    """HKUSTAudio/Llasa-1B with XCodec2."""
+def write_vyvo_on_lfm2(folder: Path) -> Path:
+    """Vyvo on LFM2-350M, an architecture that only transformers knows."""
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    shape = Lfm2Config(
+        vocab_size=VYVO_LFM2_VOCABULARY,
+        hidden_size=SHAPE.hidden,
+        intermediate_size=SHAPE.intermediate,
+        num_hidden_layers=2,
+        num_attention_heads=SHAPE.heads,
+        num_key_value_heads=SHAPE.kv_heads,
+        layer_types=["conv", "full_attention"],
+        max_position_embeddings=4096,
+        block_auto_adjust_ff_dim=False,
+        initializer_range=0.3,
+    )
+    torch.manual_seed(0)
+    Lfm2ForCausalLM(shape).save_pretrained(folder)
+    special = {"<|startoftext|>": 1, "<|im_start|>": 6, "<|im_end|>": 7}
+    special["<|reserved_490|>"] = LFM2_TEXT_TOKENS - 1
+    data, settings = qwen_tokenizer(special)
+    data["model"]["vocab"] = {letter: 500 + k for letter, k in data["model"]["vocab"].items()}
+    (folder / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    (folder / "codec").mkdir()
+    (folder / "codec" / "config.json").write_text(json.dumps(SNAC_CODEC), encoding="utf-8")
+    return folder
+
+
+def write_llasa(
+    folder: Path, codec: Mapping[str, object] = XCODEC2_CODEC, *, is_tied: bool = True
+) -> Path:
+    """HKUSTAudio/Llasa-1B with XCodec2; larger ones may have a head of their own."""
     special = dict(LLAMA_SPECIAL)
     special |= {name: 128_256 + k for k, name in enumerate(LLASA_SPECIAL)}
     special |= {f"<|s_{k}|>": 128_264 + k for k in range(65_536)}
     config = llama_config(LLASA_VOCABULARY, eos=[128_001, 128_008, 128_009])
+    config["tie_word_embeddings"] = is_tied
     return write(folder, config, llama_tokenizer(special), codec, likely={128_261: 5.0})
+
+
+def write_neutts_on_llama(folder: Path) -> Path:
+    """NeuTTS's tokens behind another base and tokenizer than Air's: Llama 3's."""
+    special = dict(LLAMA_SPECIAL)
+    special |= {name: 128_256 + k for k, name in enumerate(NEUTTS_SPECIAL)}
+    special |= {f"<|speech_{k}|>": 128_262 + k for k in range(65_536)}
+    config = llama_config(LLASA_VOCABULARY, eos=[128_001, 128_008, 128_009])
+    return write(folder, config, llama_tokenizer(special), NEUCODEC_CODEC, likely={128_261: 5.0})
 
 
 def write_neutts(folder: Path, codec: Mapping[str, object] = NEUCODEC_CODEC) -> Path:
@@ -339,7 +385,11 @@ def write(
 
 
 def extra_weights(config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What Qwen has beyond Llama."""
+    """A head that is not tied, and what Qwen has beyond Llama."""
+    if not config["tie_word_embeddings"]:
+        generator = torch.Generator().manual_seed(1)
+        shape = (config["vocab_size"], SHAPE.hidden)
+        return {"lm_head.weight": 0.1 * torch.randn(shape, generator=generator)}
     layer = "model.layers.0.self_attn."
     if config["model_type"] == "qwen3":
         return {f"{layer}{part}_norm.weight": torch.ones(SHAPE.head_dim) for part in "qk"}

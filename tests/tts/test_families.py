@@ -118,8 +118,7 @@ def test_an_end_comes_between_frames_only(running: Running) -> None:
 
     reasons = asyncio.run(scenario())
     assert set(reasons) <= {FinishReason.STOP, FinishReason.LENGTH}
-    if running.case.name != "vyvo":  # its weights hardly ever choose the end
-        assert FinishReason.STOP in reasons
+    assert FinishReason.STOP in reasons
 
 
 def test_the_same_model_writes_text(running: Running) -> None:

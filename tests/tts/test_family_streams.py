@@ -24,11 +24,8 @@ from tests.tts.serving import (
 )
 from tts.v1 import speech_pb2 as pb
 
-UNLIKE = [case for case in CASES if case.name != "vyvo"]
-"""Those that stream unlike each other: Vyvo does as Orpheus, token for token."""
-
 pytestmark = pytest.mark.parametrize(
-    "running", UNLIKE, indirect=True, ids=lambda case: case.name, scope="session"
+    "running", CASES, indirect=True, ids=lambda case: case.name, scope="session"
 )
 
 

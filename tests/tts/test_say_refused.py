@@ -46,6 +46,8 @@ TLS = Path(__file__).parent / "tls"
         (["hi", "--timestamps", "x.txt"], "timestamps are written as .json or .srt"),
         (["hi", "--loud"], "unrecognized arguments: --loud"),
         (["hi", "--model", "nowhere"], "nowhere"),
+        (["hi", "--family", "orpheus"], "need --model"),
+        (["hi", "--audio-decoder", "snac"], "need --model"),
     ],
 )
 def test_a_wrong_request_is_told_in_one_line(
