@@ -56,8 +56,9 @@ SUBJECTS = (
     Subject("mimi", {"num_codebooks": 8}),
     Subject("mimi", {"num_codebooks": 8, "stateful": True}),
     Subject("xcodec2"),
+    Subject("xcodec2", {"crossfade_ms": 0}),
     Subject("neucodec"),
-    Subject("neucodec", {"crossfade_ms": 20}),
+    Subject("neucodec", {"crossfade_ms": 0}),
 )
 
 

@@ -142,8 +142,8 @@ class DecoderOptions:
     """audio_decoder_config, checked: how one decoder is run. Which keys a codec takes differs.
 
     `max_batch` bounds how many windows share a call, `pcm_format` is the service's default for
-    raw PCM, `token_rate_hz` None is the codec's own rate, `look_ahead` None what it recommends,
-    `num_codebooks` None all that it has.
+    raw PCM, `token_rate_hz` None is the codec's own rate, `look_ahead` and `crossfade_ms` None
+    what it recommends, `num_codebooks` None all that it has.
     """
 
     token_rate_hz: float | None = None
@@ -151,7 +151,7 @@ class DecoderOptions:
     pcm_format: PcmFormat = PcmFormat.S16LE
     stateful: bool = False
     noise_seed: int | None = None
-    crossfade_ms: float = 0.0
+    crossfade_ms: float | None = None
     look_ahead: int | None = None
     num_codebooks: int | None = None
 

@@ -83,7 +83,7 @@ def _rows(
 
 def crossfade_samples(spec: CodecSpec, options: DecoderOptions) -> int:
     """The length of `crossfade_ms`."""
-    return round(options.crossfade_ms * spec.sample_rate / 1000)
+    return round((options.crossfade_ms or 0.0) * spec.sample_rate / 1000)
 
 
 def blend(block: np.ndarray, tail: np.ndarray | None) -> None:

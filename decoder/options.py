@@ -67,6 +67,10 @@ _PARSERS: dict[str, Callable[[Any], object]] = {
 }
 
 
+OFF: dict[str, object] = {"crossfade_ms": 0.0}
+"""Values that ask for nothing, where the default is the codec's own choice."""
+
+
 def parse_options(
     values: Mapping[str, object], codec: str, supported: frozenset[str]
 ) -> DecoderOptions:
@@ -100,7 +104,8 @@ def _unknown(key: str) -> str:
 def _refuse_unsupported(options: DecoderOptions, codec: str, supported: frozenset[str]) -> None:
     defaults = DecoderOptions()
     for field in fields(options):
-        is_default = getattr(options, field.name) == getattr(defaults, field.name)
+        value = getattr(options, field.name)
+        is_default = value == getattr(defaults, field.name) or value == OFF.get(field.name)
         if not is_default and field.name not in supported:
             raise DecoderConfigError(
                 f"audio_decoder_config: codec '{codec}' does not support '{field.name}'; "

@@ -78,12 +78,24 @@ def finish_spec(spec: CodecSpec, source: CodecSource) -> CodecSpec:
         recommended = replace(spec.recommended, look_ahead=options.look_ahead)
         spec = replace(spec, recommended=recommended)
     validate_streaming(spec.recommended, spec)
-    _check_crossfade(spec, options.crossfade_ms)
+    _check_crossfade(spec, options.crossfade_ms or 0.0)
     return replace(spec, can_encode=can_encode(source), keeps_state=options.stateful)
 
 
+def crossfading(source: CodecSource, spec: CodecSpec, crossfade_ms: float) -> CodecSource:
+    """The source, fading `crossfade_ms` or what the look-ahead allows, unless it says otherwise."""
+    if source.options.crossfade_ms is not None:
+        return source
+    fade_ms = min(crossfade_ms, _ahead_ms(spec))
+    return replace(source, options=replace(source.options, crossfade_ms=fade_ms))
+
+
+def _ahead_ms(spec: CodecSpec) -> float:
+    return 1000 * spec.recommended.look_ahead / spec.codes_per_second
+
+
 def _check_crossfade(spec: CodecSpec, crossfade_ms: float) -> None:
-    ahead_ms = 1000 * spec.recommended.look_ahead / spec.codes_per_second
+    ahead_ms = _ahead_ms(spec)
     if crossfade_ms > ahead_ms:
         raise DecoderConfigError(
             f"audio_decoder_config: crossfade_ms is {crossfade_ms:g} but the look-ahead of codec "

@@ -34,6 +34,7 @@ from decoder.encoders import TransformersEncoder
 from decoder.registry import CodecSource
 from decoder.rows import (
     CONVOLUTION_OPTIONS,
+    crossfading,
     finish_spec,
     load_or_random,
     render_rows,
@@ -46,6 +47,9 @@ from decoder.xcodec2_names import from_first_layout, xcodec2_names
 RECOMMENDED = StreamingOptions(
     chunk_sizes=(10, 25), buffer=50, prepend=PrependPromptSpeechTokens.ROLLING, look_ahead=5
 )
+
+CROSSFADE_MS = 20.0
+"""Each window is heard as a whole, so two of them never quite agree on the sample between them."""
 
 
 class Xcodec2Decoder(AudioDecoder):
@@ -68,7 +72,7 @@ class Xcodec2Decoder(AudioDecoder):
         network = load_or_random(
             lambda: Xcodec2Network(config), xcodec2_names(config), source, from_first_layout
         )
-        return cls(spec, network, source)
+        return cls(spec, network, crossfading(source, spec, CROSSFADE_MS))
 
     def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
         """As AudioDecoder.decode; zeros where nothing is emitted."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from decoder import AudioDecoder, ReadyWindow, StreamingOptions, render
+from decoder import AudioDecoder, ReadyWindow, StreamingOptions, StreamState, render
 from tests.decoder.toys import windows_of
 
 WHOLE = StreamingOptions()
@@ -159,8 +159,9 @@ def audio_of(
     decoder: AudioDecoder, codes: Sequence[int], options: StreamingOptions = WHOLE, **start: object
 ) -> np.ndarray:
     """A stream's samples, rendered block by block; by default in one block."""
-    windows = windows_of(decoder.spec, options, codes, **start)
-    return np.concatenate([render(decoder, [ReadyWindow("s", window)])[0] for window in windows])
+    windows, state = windows_of(decoder.spec, options, codes, **start), StreamState()
+    ready = [ReadyWindow("s", window, state) for window in windows]
+    return np.concatenate([render(decoder, [window])[0] for window in ready])
 
 
 def changed_frames(decoder: AudioDecoder, frames: int, at: int) -> tuple[int, int]:
