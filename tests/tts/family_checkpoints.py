@@ -224,7 +224,7 @@ def write_vyvo_on_lfm2(folder: Path) -> Path:
 def write_llasa(
     folder: Path, codec: Mapping[str, object] = XCODEC2_CODEC, *, is_tied: bool = True
 ) -> Path:
-    """HKUSTAudio/Llasa-1B with XCodec2; larger ones may have a head of their own."""
+    """HKUSTAudio/Llasa-1B with XCodec2; larger ones may have heads of their own."""
     special = dict(LLAMA_SPECIAL)
     special |= {name: 128_256 + k for k, name in enumerate(LLASA_SPECIAL)}
     special |= {f"<|s_{k}|>": 128_264 + k for k in range(65_536)}
@@ -387,9 +387,7 @@ def write(
 def extra_weights(config: Mapping[str, Any]) -> dict[str, Tensor]:
     """A head that is not tied, and what Qwen has beyond Llama."""
     if not config["tie_word_embeddings"]:
-        generator = torch.Generator().manual_seed(1)
-        shape = (config["vocab_size"], SHAPE.hidden)
-        return {"lm_head.weight": 0.1 * torch.randn(shape, generator=generator)}
+        return {"lm_head.weight": torch.eye(config["vocab_size"], SHAPE.hidden)}
     layer = "model.layers.0.self_attn."
     if config["model_type"] == "qwen3":
         return {f"{layer}{part}_norm.weight": torch.ones(SHAPE.head_dim) for part in "qk"}
