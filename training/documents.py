@@ -8,7 +8,7 @@ what a clip is to the service, so now and then it holds two lines.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.lexicon import is_held_out, words_of
 from training.llama import MAX_TOKENS
+from training.pronunciations import PhonemeTask, Pronunciations
+from training.strings import Strings, flat_index
 from training.vocabulary import (
     ANY_VOICE,
     END_OF_SPEECH,
@@ -38,24 +39,6 @@ TEXTLESS_SHARE = 0.15  # of documents that follow: the first turn's text is not 
 JOINED_SHARE = 0.5  # of those of three lines and more: the first turn holds two
 HELD_OUT_LINE, MAX_HELD_OUT = 797, 512  # one line in so many is never trained on
 BUCKETS = (32, 64, 96, 128, 160, 192, 256, 320, 448, MAX_TOKENS)
-
-
-def flat_index(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Indices of ranges [start, start + length), one range after another."""
-    ends = np.cumsum(lengths)
-    return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
-
-
-class Strings:
-    """Byte strings as one flat array."""
-
-    def __init__(self, strings: Sequence[bytes]) -> None:
-        self.length = np.array([len(string) for string in strings], np.int64)
-        self.start = np.cumsum(self.length) - self.length
-        self.bytes = np.frombuffer(b"".join(strings), np.uint8)
-
-    def __getitem__(self, i: int) -> np.ndarray:
-        return self.bytes[self.start[i] : self.start[i] + self.length[i]]
 
 
 class Speech:
@@ -135,49 +118,6 @@ def first_turn(speech: Speech, clips: np.ndarray, *, textless: bool) -> np.ndarr
     return np.concatenate(([*text, START_OF_SPEECH], *codes, [END_OF_SPEECH])).astype(np.int16)
 
 
-class Pronunciations:
-    """Texts and their phones: words of the lexicon, and sentences as they were spoken."""
-
-    def __init__(self, texts: Strings, phones: Strings, which: tuple[np.ndarray, np.ndarray]):
-        self._texts, self._phones = texts, phones
-        self._text_index, self._phone_index = which
-        self.length = texts.length[which[0]] + phones.length[which[1]] + 3
-        self.first = np.full(len(self.length), PHONEMES)
-
-    def tokens(self, speech: Speech, i: int) -> np.ndarray:
-        """Document i, int16."""
-        text, phones = self._texts[self._text_index[i]], self._phones[self._phone_index[i]]
-        parts = ([PHONEMES], text, [END_OF_TEXT], phones, [END_OF_TEXT])
-        return np.concatenate(parts).astype(np.int16)
-
-
-def sentence_pronunciations(speech: Speech, clips: np.ndarray) -> Pronunciations:
-    """Of spoken clips."""
-    return Pronunciations(speech.text, speech.phones, (speech.line[clips], clips))
-
-
-def word_pronunciations(path: Path) -> Pronunciations:
-    """Of `training.lexicon`'s words; some are capitalised."""
-    pairs = [line.split("\t") for line in path.read_text().splitlines()]
-    words = [w.capitalize() if i % 4 == 0 else w for i, (w, _) in enumerate(pairs)]
-    everything = np.arange(len(pairs))
-    texts, phones = ([s.encode() for s in strings] for strings in (words, [p for _, p in pairs]))
-    return Pronunciations(Strings(texts), Strings(phones), (everything, everything))
-
-
-def pure_lines(lines: Iterable[str]) -> np.ndarray:
-    """bool: lines without a word that the phoneme task must not see."""
-    cache: dict[str, bool] = {}
-    pure = []
-    for line in lines:
-        words = words_of(line)
-        for word in words:
-            if word not in cache:
-                cache[word] = is_held_out(word)
-        pure.append(not any(cache[word] for word in words))
-    return np.array(pure)
-
-
 def single_turns(speech: Speech, clips: np.ndarray) -> Documents:
     """Every clip as a document of its own."""
     count = np.ones(len(clips), np.int64)
@@ -208,25 +148,21 @@ def multi_turns(speech: Speech, clips: np.ndarray, rng: np.random.Generator) -> 
     return Documents(clips, first, at, count, joined, textless, length)
 
 
+Part = Documents | Pronunciations
+
+
 def compose(
-    speech: Speech,
-    rng: np.random.Generator,
-    phoneme_share: float = 0.0,
-    pure: np.ndarray | None = None,
-    words: Pronunciations | None = None,
-) -> list[Documents | Pronunciations]:
-    """One pass over the training clips, and the phoneme task's share of documents."""
-    parts: list[Documents | Pronunciations] = []
+    speech: Speech, rng: np.random.Generator, phonemes: PhonemeTask | None = None
+) -> list[Part]:
+    """One pass over the training clips, and the phoneme task's share of tokens."""
+    parts: list[Part] = []
     for voice in np.unique(speech.voice):
         mine = speech.train[speech.voice[speech.train] == voice]
         if len(mine):
             parts.append(multi_turns(speech, rng.permutation(mine), rng))
-    some = int(sum(len(p.first) for p in parts) * phoneme_share)
-    if some and pure is not None:
-        allowed = speech.train[pure[speech.line[speech.train]]]
-        parts.append(sentence_pronunciations(speech, rng.permutation(allowed)[:some]))
-    if words is not None:
-        parts.append(words)
+    if phonemes is not None:
+        tokens = sum(int(part.length.sum()) for part in parts)
+        parts += phonemes.compose(speech.phones, speech.line, speech.train, tokens, rng)
     return parts
 
 
@@ -244,6 +180,10 @@ class Batch:
     ids: Tensor
     chosen: Tensor
     targets: Tensor
+
+    def pinned(self) -> Batch:
+        """In memory from which the device copies while it computes."""
+        return Batch(*(t.pin_memory() for t in (self.ids, self.chosen, self.targets)))
 
 
 def assemble(rows: list[np.ndarray], length: int, size: int) -> Batch:
@@ -263,9 +203,7 @@ def assemble(rows: list[np.ndarray], length: int, size: int) -> Batch:
 Plan = tuple[int, list[tuple[int, int]]]  # bucket length, (part, document) of each row
 
 
-def bucketed(
-    parts: Sequence[Documents | Pronunciations], tokens: int, rng: np.random.Generator
-) -> list[Plan]:
+def bucketed(parts: Sequence[Part], tokens: int, rng: np.random.Generator) -> list[Plan]:
     """Full batches of `tokens` tokens, each of one bucket's length, in random order."""
     part = np.concatenate([np.full(len(p.first), i) for i, p in enumerate(parts)])
     index = np.concatenate([np.arange(len(p.first)) for p in parts])

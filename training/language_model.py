@@ -11,6 +11,7 @@ picked up while training goes on.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import queue
 import random
@@ -30,30 +31,42 @@ from training.distributed import Clock, Deadline, Group
 from training.documents import (
     BUCKETS,
     Batch,
+    Part,
     Speech,
     assemble,
     bucketed,
     compose,
-    pure_lines,
     single_turns,
-    word_pronunciations,
 )
+from training.lexicon import MADE
 from training.llama import LanguageModel, ModelConfig, checkpoint, quantise, restore
+from training.pronunciations import PhonemeTask, read_pairs
 from training.recipe import parse
 from training.vocabulary import FIRST_CODE
 
 
+def phoneme_task(args: argparse.Namespace, lines: list[str]) -> PhonemeTask | None:
+    """With the words, and the made-up ones where they are there."""
+    if not args.words:
+        return None
+    files = [path for path in (args.words, args.words.with_name(MADE)) if path.exists()]
+    parts = args.phoneme_parts[: len(files) + 1]
+    return PhonemeTask(args.phoneme_share, parts, [read_pairs(path) for path in files], lines)
+
+
+AHEAD = 24  # batches: more than it takes to compose the next pass
+
+
 class Loader:
-    """Assembles this rank's share of every batch one step ahead, on a thread."""
+    """Assembles this rank's share of every batch, some ahead, on a thread."""
 
     def __init__(self, args: argparse.Namespace, group: Group, lines: list[str]) -> None:
         self.args, self.group, self.lines = args, group, lines
-        self.pure = pure_lines(lines)
-        self.words = word_pronunciations(args.words) if args.words else None
+        self.phonemes = phoneme_task(args, lines)
         self.speech: Speech | None = None
-        self.num_parts = 0
-        self.epoch = 0
-        self._queue: queue.Queue[Batch | None] = queue.Queue(8)
+        self.num_parts = self.loads = 0
+        self.passes = 0.0
+        self._queue: queue.Queue[Ready | None] = queue.Queue(AHEAD)
         self._stop = threading.Event()
 
     @property
@@ -67,41 +80,59 @@ class Loader:
         self.speech, self.num_parts = Speech(parts, self.lines), len(parts)
         return self.speech
 
-    def start_epoch(self) -> None:
+    def start(self) -> None:
+        """Pass after pass over what is loaded, until it is stopped."""
         self._stop = threading.Event()
-        self._queue = queue.Queue(8)
+        self._queue = queue.Queue(AHEAD)
+        self.loads += 1
         thread = threading.Thread(target=self._fill, args=(self._queue, self._stop), daemon=True)
         thread.start()
-        self.epoch += 1
 
-    def stop_epoch(self) -> None:
+    def stop(self) -> None:
         self._stop.set()
 
     def _fill(self, out: queue.Queue, stop: threading.Event) -> None:
-        speech, size, rank = self.speech, self.group.size, self.group.rank
-        rng = np.random.default_rng((self.args.seed, self.epoch))
-        parts = compose(speech, rng, self.args.phoneme_share, self.pure, self.words)
-        for bucket, members in bucketed(parts, self.args.tokens * size, rng):
-            rows = max(1, self.args.tokens // bucket)
-            mine = members[rank * rows : (rank + 1) * rows]
-            batch = assemble([parts[p].tokens(speech, i) for p, i in mine], bucket, rows)
-            if torch.cuda.is_available():
-                batch = Batch(
-                    *(getattr(batch, f).pin_memory() for f in ("ids", "chosen", "targets"))
-                )
-            while not stop.is_set():
-                try:
-                    out.put(batch, timeout=0.2)
-                    break
-                except queue.Full:
-                    continue
-            if stop.is_set():
+        speech, size = self.speech, self.group.size
+        assert speech is not None
+        for number in itertools.count():
+            # The same on every rank, however far each is ahead.
+            rng = np.random.default_rng((self.args.seed, self.loads, number))
+            parts = compose(speech, rng, self.phonemes)
+            plans = bucketed(parts, self.args.tokens * size, rng)
+            for bucket, members in plans:
+                batch = self._batch(bucket, [(parts[part], i) for part, i in members])
+                if not put(out, (batch, 1 / len(plans)), stop):
+                    return
+            if not plans:
+                out.put(None)
                 return
-        out.put(None)
+
+    def _batch(self, length: int, members: Sequence[tuple[Part, int]]) -> Batch:
+        """This rank's rows of a batch of all ranks."""
+        assert self.speech is not None
+        rows, rank = max(1, self.args.tokens // length), self.group.rank
+        mine = members[rank * rows : (rank + 1) * rows]
+        batch = assemble([part.tokens(self.speech, i) for part, i in mine], length, rows)
+        return batch.pinned() if self.group.is_cuda else batch
 
     def batches(self) -> Iterator[Batch]:
-        while (batch := self._queue.get()) is not None:
-            yield batch
+        while (ready := self._queue.get()) is not None:
+            self.passes += ready[1]
+            yield ready[0]
+
+
+Ready = tuple[Batch, float]  # and its share of a pass
+
+
+def put(out: queue.Queue[Ready | None], ready: Ready, stop: threading.Event) -> bool:
+    """As soon as there is room; whether there was before the stop."""
+    while not stop.is_set():
+        try:
+            out.put(ready, timeout=0.2)
+            return True
+        except queue.Full:
+            continue
+    return False
 
 
 class Training:
@@ -198,7 +229,7 @@ class Training:
 
 
 class Course:
-    """Epochs until the time is over, new speech taken in as it comes."""
+    """Passes until the time is over, new speech taken in as it comes."""
 
     def __init__(self, training: Training, loader: Loader) -> None:
         self.training, self.loader, self.args = training, loader, training.args
@@ -216,9 +247,9 @@ class Course:
     def run(self) -> None:
         while not self.deadline.has_passed:
             before = self.step
-            self.loader.start_epoch()
-            self._epoch()
-            self.loader.stop_epoch()
+            self.loader.start()
+            self._until_news()
+            self.loader.stop()
             if self.step == before and not self.deadline.has_passed:
                 raise SystemExit(f"no document is as short as {BUCKETS[-1]} tokens")
             if self._has_news():
@@ -227,8 +258,8 @@ class Course:
     def _has_news(self) -> bool:
         return bool(self.group.agree(float(self.loader.has_news)))
 
-    def _epoch(self) -> None:
-        """Until the last batch, the end of the time, or new speech."""
+    def _until_news(self) -> None:
+        """Until the end of the time, or new speech."""
         for batch in self.loader.batches():
             if (share := self.deadline.share(self.step)) >= 1:
                 return
@@ -247,7 +278,7 @@ class Course:
         pace = self.seen / (self.clock.now() - self.last)
         rate = self.training.optimiser.param_groups[0]["lr"]
         self.training.log(
-            f"step {self.step} epoch {self.loader.epoch} loss {float(self.running) / 200:.3f} "
+            f"step {self.step} pass {self.loader.passes:.1f} loss {float(self.running) / 200:.3f} "
             f"held out {value:.3f} lr {rate:.2e} {pace / 1e6:.2f} M tokens/s"
         )
         self.running, self.seen, self.last = 0.0, 0, self.clock.now()

@@ -50,6 +50,14 @@ class CorpusValues:
 
 
 @dataclass(frozen=True, slots=True)
+class LexiconValues:
+    """`training.lexicon`."""
+
+    made: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
 class SynthesisValues:
     """`training.synthesize`."""
 
@@ -104,6 +112,7 @@ class ModelValues:
     noise: float
     dropout: float
     phoneme_share: float
+    phoneme_parts: tuple[float, ...]
     save_every: float
     compile: bool
     steps: int
@@ -127,6 +136,7 @@ class Recipe:
 
     schedule: Schedule
     corpus: CorpusValues
+    lexicon: LexiconValues
     synthesis: SynthesisValues
     codec: CodecConfig
     reconstruct: ReconstructValues

@@ -9,18 +9,14 @@ from training.documents import (
     BUCKETS,
     HELD_OUT_LINE,
     Documents,
-    Pronunciations,
     Speech,
     assemble,
     bucketed,
     compose,
-    flat_index,
-    pure_lines,
     single_turns,
     target_mask,
-    word_pronunciations,
 )
-from training.lexicon import HELD_OUT_SHARE, is_held_out, known_words, words_of
+from training.pronunciations import PhonemeTask, read_pairs
 from training.vocabulary import (
     ANY_VOICE,
     END_OF_SPEECH,
@@ -64,8 +60,8 @@ def speech(tmp_path_factory: pytest.TempPathFactory) -> Speech:
 def parts(speech: Speech, tmp_path_factory: pytest.TempPathFactory) -> list:
     words = tmp_path_factory.mktemp("words") / "words.tsv"
     words.write_text("alpha\tae1 l f ax0\nbeta\tb ey1 t ax0\n")
-    rng = np.random.default_rng(1)
-    return compose(speech, rng, 0.2, pure_lines(LINES), word_pronunciations(words))
+    task = PhonemeTask(0.2, (0.3, 0.7), [read_pairs(words)], LINES)
+    return compose(speech, np.random.default_rng(1), task)
 
 
 def documents(speech: Speech, parts: list) -> list[np.ndarray]:
@@ -76,11 +72,6 @@ def turns_of(tokens: np.ndarray) -> list[np.ndarray]:
     """A speech document's turns, each with its end."""
     ends = np.flatnonzero(tokens == END_OF_SPEECH) + 1
     return np.split(tokens[1:], ends[:-1] - 1)
-
-
-def test_ranges_become_indices() -> None:
-    found = flat_index(np.array([5, 0, 9]), np.array([2, 0, 3]))
-    assert found.tolist() == [5, 6, 9, 10, 11]
 
 
 def test_a_turn_is_a_line_and_its_codes(speech: Speech) -> None:
@@ -216,35 +207,3 @@ def test_a_document_that_is_too_long_is_in_no_batch() -> None:
     part = Documents(*(np.zeros(2, np.int64) for _ in range(6)), np.array([40, BUCKETS[-1] + 2]))
     plans = bucketed([part], 64, np.random.default_rng(0))
     assert {i for _, members in plans for _, i in members} == {0}
-
-
-# --- the second task's held-out words
-
-
-def test_a_held_out_word_is_held_out_in_every_writing() -> None:
-    words = [f"word{chr(97 + a)}{chr(97 + b)}" for a in range(26) for b in range(26)]
-    held_out = [word for word in words if is_held_out(word)]
-    assert 0 < len(held_out) < 4 * len(words) / HELD_OUT_SHARE
-    assert all(is_held_out(f"'{word}'") for word in held_out)
-    assert not is_held_out("the")
-
-
-def test_no_sentence_with_a_held_out_word_teaches_phonemes() -> None:
-    endings = (chr(97 + n // 26) + chr(97 + n % 26) for n in range(26 * 26))
-    word = next(f"word{ending}" for ending in endings if is_held_out(f"word{ending}"))
-    lines = ["The cat.", f"They {word.upper()}, he said.", f"{word}"]
-    allowed = [True, False, False]
-    assert pure_lines(lines).tolist() == allowed
-
-
-def test_words_are_lower_case_and_sorted() -> None:
-    assert words_of("Don't stop, 'Anna'!") == ["don't", "stop", "'anna'"]
-    assert known_words(["B a", "'Anna's' " + "x" * 30]) == ["a", "anna's", "b"]
-
-
-def test_pronunciations_are_a_text_and_its_phones(speech: Speech, parts: list) -> None:
-    (words,) = (p for p in parts[-1:] if isinstance(p, Pronunciations))
-    tokens = words.tokens(speech, 1)
-    assert bytes(tokens[1:5].astype(np.uint8)) == b"beta"
-    assert tokens[[0, 5, -1]].tolist() == [PHONEMES, END_OF_TEXT, END_OF_TEXT]
-    assert bytes(tokens[6:-1].astype(np.uint8)) == b"b ey1 t ax0"

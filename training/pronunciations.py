@@ -1,0 +1,128 @@
+"""The second task's documents: a text, and its phones as the teacher says them.
+
+Words alone and in runs of a few, and sentences as they were spoken. The words are those of
+`training.lexicon`, each as often as any other, and made-up ones, of which there are so many that
+only rules can be learned from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from training.lexicon import is_held_out, words_of
+from training.strings import Strings
+from training.vocabulary import END_OF_TEXT, PHONEMES
+
+RUNS = np.array([0.4, *[0.6 / 7] * 7])  # shares of documents of 1 … 8 words
+CAPITALISED, UPPER = 0.25, 0.03  # shares of words
+SPACE, WORD_BREAK = b" ", b" / "
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Texts and their phones."""
+
+    texts: Strings
+    phones: Strings
+
+    def __len__(self) -> int:
+        return len(self.texts.length)
+
+
+class Pronunciations:
+    """Documents of one or more pairs: the texts with spaces, the phones with slashes between."""
+
+    def __init__(
+        self, texts: tuple[np.ndarray, np.ndarray], phones: tuple[np.ndarray, np.ndarray],
+        runs: np.ndarray,
+    ):  # fmt: skip
+        """`texts`, `phones`: as `Strings.joined` gives them; `runs`: pairs in each document."""
+        ends = np.cumsum(runs)
+        (self._text, text_at), (self._phone, phone_at) = texts, phones
+        self._text_from, self._text_to = text_at[ends - runs], text_at[ends] - len(SPACE)
+        self._phone_from = phone_at[ends - runs]
+        self._phone_to = phone_at[ends] - len(WORD_BREAK)
+        self.length = self._text_to - self._text_from + self._phone_to - self._phone_from + 3
+        self.first = np.full(len(runs), PHONEMES)
+
+    def tokens(self, speech: object, i: int) -> np.ndarray:
+        """Document i, int16; of the speech nothing is needed."""
+        text = self._text[self._text_from[i] : self._text_to[i]]
+        phones = self._phone[self._phone_from[i] : self._phone_to[i]]
+        out = np.empty(len(text) + len(phones) + 3, np.int16)
+        out[0], out[-1] = PHONEMES, END_OF_TEXT
+        out[1 : len(text) + 1], out[len(text) + 1] = text, END_OF_TEXT
+        out[len(text) + 2 : -1] = phones
+        return out
+
+
+def read_pairs(path: Path) -> Pairs:
+    """A file of `training.lexicon`."""
+    pairs = [line.split(b"\t") for line in path.read_bytes().splitlines()]
+    return Pairs(Strings([text for text, _ in pairs]), Strings([phones for _, phones in pairs]))
+
+
+def capitalise(text: np.ndarray, bounds: np.ndarray, rng: np.random.Generator) -> None:
+    """Some words with a capital, a few in capitals, in place."""
+    chance = rng.random(len(bounds) - 1)
+    chosen = np.repeat(chance < UPPER, np.diff(bounds))
+    chosen[bounds[:-1]] |= chance < UPPER + CAPITALISED
+    text[chosen & (text >= ord("a")) & (text <= ord("z"))] -= ord("a") - ord("A")
+
+
+def word_runs(pairs: Pairs, tokens: float, rng: np.random.Generator) -> Pronunciations:
+    """About so many tokens of words, none twice before all are there."""
+    each = pairs.texts.length.mean() + pairs.phones.length.mean() + len(SPACE + WORD_BREAK)
+    wanted = max(1, round(tokens / each))
+    passes = -(-wanted // len(pairs))
+    order = np.concatenate([rng.permutation(len(pairs)) for _ in range(passes)])[:wanted]
+    runs = rng.choice(len(RUNS), wanted, p=RUNS) + 1
+    runs = runs[np.cumsum(runs) <= wanted]
+    text, bounds = pairs.texts.joined(order, SPACE)
+    capitalise(text, bounds, rng)
+    return Pronunciations((text, bounds), pairs.phones.joined(order, WORD_BREAK), runs)
+
+
+def pure_lines(lines: Iterable[str]) -> np.ndarray:
+    """bool: lines without a word that the phoneme task must not see."""
+    cache: dict[str, bool] = {}
+    pure = []
+    for line in lines:
+        words = words_of(line)
+        for word in words:
+            if word not in cache:
+                cache[word] = is_held_out(word)
+        pure.append(not any(cache[word] for word in words))
+    return np.array(pure)
+
+
+class PhonemeTask:
+    """What a pass over the speech takes of the second task."""
+
+    def __init__(
+        self, share: float, parts: Sequence[float], pairs: Sequence[Pairs], lines: Sequence[str]
+    ) -> None:
+        """`share` of all tokens; of these, `parts`: sentences, then one for each of `pairs`."""
+        self.share, self.pairs = share, pairs
+        self.parts = np.array(parts) / sum(parts)
+        self.texts = Strings([line.encode("ascii", "ignore") for line in lines])
+        self.pure = pure_lines(lines)
+
+    def compose(
+        self, spoken: Strings, line: np.ndarray, clips: np.ndarray, tokens: int,
+        rng: np.random.Generator,
+    ) -> list[Pronunciations]:  # fmt: skip
+        """Documents beside `tokens` tokens of speech: `spoken` and `line` are the phones and the
+        line of every clip; of these, `clips` may be taken."""
+        wanted = tokens * self.share / (1 - self.share) * self.parts
+        runs = [word_runs(p, n, rng) for p, n in zip(self.pairs, wanted[1:], strict=True) if n]
+        allowed = rng.permutation(clips[self.pure[line[clips]]])
+        length = self.texts.length[line[allowed]] + spoken.length[allowed] + 3
+        chosen = allowed[np.cumsum(length) <= wanted[0]]
+        texts = self.texts.joined(line[chosen], SPACE)
+        phones = spoken.joined(chosen, WORD_BREAK)
+        return [*runs, Pronunciations(texts, phones, np.ones_like(chosen))]
