@@ -33,6 +33,7 @@ class Schedule:
     minutes: float
     stage1_end: float
     speech_end: float
+    adversarial_gpus: int
     tokenise_again: tuple[float, ...]
     resumed_tokenise: tuple[float, ...]
     aligner_share: float

@@ -103,12 +103,20 @@ class Plan:
             "--out", self.out, "--until", until,
         )  # fmt: skip
 
+    def stand_in(self) -> None:
+        """What the codec's stages saved on the way, for what they did not come to."""
+        partial, first = self.out / "codec_stage1_partial.safetensors", self.first_codec
+        for source, target in ((partial, first), (first, self.out / "codec.safetensors")):
+            if source.exists() and not target.exists():
+                shutil.copy(source, target)
+
     def voice(self) -> Stage:
-        out = self.out / "voice"
+        """Without word timings where there is no aligner."""
+        out, aligner = self.out / "voice", self.out / "aligner.safetensors"
+        timings = ("--aligner", aligner) if aligner.exists() else ()
         return self._stage(
             "voice", "export", out / "config.json", "--model", self.out / "lm.safetensors",
-            "--codec", self.out / "codec.safetensors", "--out", out,
-            "--aligner", self.out / "aligner.safetensors",
+            "--codec", self.out / "codec.safetensors", "--out", out, *timings,
         )  # fmt: skip
 
     def in_turn(self) -> Iterator[Stage]:
@@ -116,7 +124,8 @@ class Plan:
         seconds = [60 * self.recipe.schedule.minutes * x for x in self.recipe.schedule.in_turn]
         yield from (self.corpus(), self.words(), self.synthesis())
         yield from (self.reconstruct(seconds[0]), self.adversarial(seconds[1]), self.codes(1))
-        yield from (self.language_model(seconds[2]), self.aligner(seconds[3]), self.voice())
+        yield from (self.language_model(seconds[2]), self.aligner(seconds[3]))
+        yield self.voice()
 
 
 def run_in_turn(plan: Plan, *, here: bool) -> None:

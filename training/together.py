@@ -1,33 +1,39 @@
 """The recipe against the clock: stages at once, on as many GPUs as there are.
 
     |-- synthesis on all cores, until 76 % of the time --------------|
-    |-- codec stage 1, all GPUs --|-- stage 2, the first half of them -----------|
+    |-- codec stage 1, all GPUs --|-- stage 2, the first GPU --------------------|
                                   | tokenise | tokenise again | and again
-                                             |-- aligner --|
-                                             |-- language model, the other GPUs -|
+                                             |-- aligner, the first GPU --|
+                                  |-- language model, the other GPUs ------------|
 
-Weights are saved all along. Where the codec's first stage is there already, it goes on from it.
+Weights are saved all along, and a stage that fails takes no other with it: what there is at the end
+is exported. Where the codec's first stage is there already, it goes on from it.
 """
 
 from __future__ import annotations
 
+import shutil
 import time
 
 import torch
 
 from training.codes import part_files
 from training.run import Plan
-from training.stages import Launcher, Running, is_done, sleep_until
+from training.stages import Launcher, Running, StageError, is_done, sleep_until
 from training.synthesize import STOP
 
 
 def run_together(plan: Plan) -> None:
-    """Everything, then the export. Raises StageError."""
+    """Everything, then the export. Raises StageError: of all that failed, at the end."""
     for stage in (plan.corpus(), plan.words()):
         if not is_done(stage):
             Launcher(plan.out).start(stage).wait()
-    Concert(plan).play(resumed=is_done(plan.reconstruct(0)))
-    Launcher(plan.out).start(plan.voice()).wait()
+    concert = Concert(plan)
+    concert.play(resumed=is_done(plan.reconstruct(0)))
+    plan.stand_in()
+    concert.await_end(Launcher(plan.out).start(plan.voice()))
+    if concert.failures:
+        raise StageError("; ".join(concert.failures))
 
 
 class Concert:
@@ -35,6 +41,7 @@ class Concert:
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.schedule = plan, plan.recipe.schedule
+        self.failures: list[str] = []
         self.total = self.schedule.minutes * 60
         self.start = time.time()
         self.launcher = Launcher(
@@ -43,16 +50,23 @@ class Concert:
              "TORCHINDUCTOR_COMPILE_THREADS": "8"},
         )  # fmt: skip
         gpus = list(range(torch.cuda.device_count()))
-        half = max(1, len(gpus) // 2)
-        self.gpus, self.judged, self.others = gpus, gpus[:half], gpus[half:] or gpus
+        few = max(1, min(self.schedule.adversarial_gpus, len(gpus) - 1))
+        self.gpus, self.judged, self.others = gpus, gpus[:few], gpus[few:] or gpus
         self.first = "0" if gpus else ""
-        self.last = str(self.others[-1]) if gpus else ""
 
     def play(self, *, resumed: bool) -> None:
         synthesis = self.launcher.start(self.plan.synthesis())
         running = self._resume(synthesis) if resumed else self._from_nothing(synthesis)
         for stage in running:
+            self.await_end(stage)
+
+    def await_end(self, stage: Running) -> None:
+        """Note it when the stage failed."""
+        try:
             stage.wait()
+        except StageError as error:
+            print(f"[{time.time() - self.start:7.1f}] {error}", flush=True)
+            self.failures.append(str(error))
 
     def _from_nothing(self, synthesis: Running) -> list[Running]:
         plan, schedule = self.plan, self.schedule
@@ -60,12 +74,12 @@ class Concert:
         reconstruct = self.launcher.start_group(plan.reconstruct(stage1_end), self.gpus)
         sleep_until(self.start + stage1_end - schedule.compile_s)
         model = self._language_model()
-        reconstruct.wait()
-        adversarial = self._adversarial()
+        self.await_end(reconstruct)
+        plan.stand_in()
         self._tokenise(1)
-        aligner = self._aligner()
+        adversarial = self._adversarial()
         self._tokenise_at(schedule.tokenise_again, 2, synthesis)
-        return [model, adversarial, aligner]
+        return [model, adversarial, self._aligner()]
 
     def _resume(self, synthesis: Running) -> list[Running]:
         """Go on from the codec's first stage (its encoder is frozen)."""
@@ -87,12 +101,12 @@ class Concert:
         return self.launcher.start(self.plan.aligner(until), self.first)
 
     def _tokenise(self, number: int) -> None:
-        self.launcher.start(self.plan.codes(number), self.last).wait()
+        self.await_end(self.launcher.start(self.plan.codes(number), self.first))
 
     def _tokenise_at(self, shares: tuple[float, ...], number: int, synthesis: Running) -> None:
         for i, share in enumerate(shares):
             sleep_until(self.start + share * self.total)
             if share >= self.schedule.speech_end or i == len(shares) - 1:
                 (self.plan.speech / STOP).touch()
-                synthesis.wait()
+                self.await_end(synthesis)
             self._tokenise(number + i)
