@@ -12,7 +12,6 @@ is exported. Where the codec's first stage is there already, it goes on from it.
 
 from __future__ import annotations
 
-import shutil
 import time
 
 import torch
