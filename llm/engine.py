@@ -207,6 +207,7 @@ class Engine:
             batches=counters.snapshot(),
             sequences=scheduler.figures(),
             speculative=self._pipeline.spec_decode_metrics(),
+            graphs=self._pipeline.graph_figures(),
         )
 
     def __repr__(self) -> str:

@@ -11,6 +11,7 @@ from llm.batch import ScheduledBatch, StepOutput
 from llm.engine_figures import BatchFigures
 from llm.kv_cache.manager import KVCacheManager
 from llm.request import TokenChunk
+from llm.runner.graph_figures import GraphFigures
 from llm.scheduler.figures import SequenceFigures
 from llm.speculative.metrics import SpeculativeDecodingMetrics
 
@@ -48,6 +49,9 @@ class Pipeline(Protocol):
 
     def spec_decode_metrics(self) -> SpeculativeDecodingMetrics | None:
         """What became of drafted tokens; None without a draft model."""
+
+    def graph_figures(self) -> GraphFigures | None:
+        """How often decoding was replayed; None where it is not captured."""
 
     def is_alive(self) -> bool:
         """Whether further steps can run after one that raised."""
@@ -90,6 +94,7 @@ class EngineStats:
     batches: tuple[BatchFigures, ...]  # by kind of batch
     sequences: SequenceFigures
     speculative: SpeculativeDecodingMetrics | None = None  # None without a draft model
+    graphs: GraphFigures | None = None  # None where decoding is not captured
 
 
 class TokenStream:

@@ -3,6 +3,7 @@
 available_bytes × utilization
 ├── weights_bytes
 ├── activation_bytes      scratch of one step at its largest
+├── graph_bytes           captured decode forwards: their scratch, logits and records
 └── kv_bytes              num_pages × page_bytes; page 0 swallows padding and holds no request
 """
 
@@ -43,6 +44,7 @@ class MemoryPlan:
     page_bytes: int
     page_size: int
     num_pages: int  # the padding page included
+    graph_bytes: int = 0
 
     @classmethod
     def create(
@@ -52,6 +54,7 @@ class MemoryPlan:
         available_bytes: int,
         weights_bytes: int,
         activation_bytes: int,
+        graph_bytes: int = 0,
         num_pages: int | None = None,
         max_pages: int | None = None,
     ) -> MemoryPlan:
@@ -61,7 +64,7 @@ class MemoryPlan:
         `CapacityError` with all the numbers when it does not fit.
         """
         if num_pages is None:
-            left = available_bytes - weights_bytes - activation_bytes
+            left = available_bytes - weights_bytes - activation_bytes - graph_bytes
             num_pages = max(left // layout.page_bytes, 0)
             if max_pages is not None:
                 num_pages = min(num_pages, max_pages)
@@ -72,6 +75,7 @@ class MemoryPlan:
             page_bytes=layout.page_bytes,
             page_size=layout.page_size,
             num_pages=num_pages,
+            graph_bytes=graph_bytes,
         )
         plan._check()
         return plan
@@ -94,7 +98,7 @@ class MemoryPlan:
     @property
     def total_bytes(self) -> int:
         """Bytes of everything planned."""
-        return self.weights_bytes + self.activation_bytes + self.kv_bytes
+        return self.weights_bytes + self.activation_bytes + self.graph_bytes + self.kv_bytes
 
     @property
     def max_tokens(self) -> int:
@@ -105,6 +109,7 @@ class MemoryPlan:
         """One line with every number."""
         return (
             f"weights {_mib(self.weights_bytes)} + activations {_mib(self.activation_bytes)} + "
+            f"graphs {_mib(self.graph_bytes)} + "
             f"{self.num_pages} KV pages of {self.page_size} tokens × {self.page_bytes} bytes "
             f"({_mib(self.kv_bytes)}) of {_mib(self.available_bytes)} available"
         )

@@ -48,6 +48,7 @@ class EngineCollector(Collector):
             yield from _batches(status.stats)
             yield from _sequences(status.stats)
             yield from _drafts(status.stats)
+            yield from _graphs(status.stats)
         if status.audio is not None:
             yield from _audio(status.audio)
 
@@ -119,6 +120,19 @@ def _drafts(stats: EngineStats) -> Iterator[Metric]:
         for position, count in enumerate(counts):
             family.add_metric([str(position)], count)
         yield family
+
+
+def _graphs(stats: EngineStats) -> Iterator[Metric]:
+    """Nothing where decoding is not captured."""
+    graphs = stats.graphs
+    if graphs is None:
+        return
+    forwards = CounterMetricFamily(
+        "sonant_decode_forwards", "Decode forwards, captured or launch by launch.", labels=["run"]
+    )
+    forwards.add_metric(["graph"], graphs.replays)
+    forwards.add_metric(["eager"], graphs.eager_decodes)
+    yield forwards
 
 
 def _audio(figures: AudioFigures) -> Iterator[Metric]:

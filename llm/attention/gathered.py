@@ -49,13 +49,13 @@ class GatheredBackend(AttentionBackend[GatheredPlan]):
 
     def plan(self, batch: ForwardBatch) -> GatheredPlan:
         """See `AttentionBackend.plan`."""
-        parts, token = [], 0
+        parts = []
         for first, last in _runs(batch.query_lens):
-            num_tokens = batch.query_lens[first] * (last - first)
-            positions = batch.positions[token : token + num_tokens]
-            token += num_tokens
+            num_tokens, ends = batch.query_lens[first], batch.context_lens[first:last]
+            # Not `batch.positions`, which are rotary's and may be shifted.
+            positions = np.array(ends)[:, None] - np.arange(num_tokens, 0, -1)
             table = self._page_table(batch, range(first, last))
-            parts.append(Part(table, positions.view(last - first, -1)))
+            parts.append(Part(table, to_device(torch.from_numpy(positions), self.pool.device)))
         return GatheredPlan(batch.slot_mapping, tuple(parts))
 
     def capture_plan(self, num_rows: int, max_context: int) -> GatheredPlan:

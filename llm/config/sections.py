@@ -117,6 +117,9 @@ class ModelConfig(StrictModel):
     rope_type: RopeType | None = Field(
         default=None, description="neox or normal: rotary layout of the weights (default: by name)"
     )
+    disable_cuda_graph: bool = Field(
+        default=False, description="decode without CUDA graphs, launch by launch"
+    )
     kv_cache: KVCacheConfig = Field(default_factory=KVCacheConfig, description="KV cache")
     _shared: SharedLimits = PrivateAttr(default_factory=SharedLimits)
 

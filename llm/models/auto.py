@@ -36,6 +36,7 @@ class AutoModel(CausalModel):
     """`transformers.AutoModelForCausalLM`. Needs the extra `hub`."""
 
     uses_kv_pool: ClassVar[bool] = False
+    can_capture: ClassVar[bool] = False
 
     @classmethod
     def shape(cls, huggingface_config: HuggingFaceConfig) -> ModelShape:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from llm.batch import (
+    ForwardBatch,
     KVCacheInputs,
     ModelInputs,
     ModelOutputs,
@@ -38,6 +39,8 @@ class PipelineModel(ABC, Generic[ContextT]):
     """
 
     uses_kv_pool: ClassVar[bool] = True  # else it keeps keys and values itself, if any
+    can_capture: ClassVar[bool] = False  # whether there is `write_logits`
+    vocab_size: int
 
     def __init__(  # noqa: PLR0913, PLR0917 - seed 000
         self,
@@ -169,6 +172,13 @@ class PipelineModel(ABC, Generic[ContextT]):
     @abstractmethod
     def execute(self, model_inputs: ModelInputs) -> ModelOutputs:
         """One forward."""
+
+    def write_logits(self, batch: ForwardBatch, cache: KVCacheInputs, target: Tensor) -> None:
+        """`execute` for a captured forward: float32 logits of all T tokens into target [T, V].
+
+        Host values of `batch` and `cache` are not read: they are those of the capture.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be captured")
 
     def release(self, request_id: str) -> None:
         """Forget what is kept for a request that has ended; harmless the second time."""

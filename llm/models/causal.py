@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ from llm.sampling.log_probabilities import (
 class CausalModel(PipelineModel[ScheduledRow]):
     """A context is one row of a scheduled batch."""
 
-    vocab_size: int
+    can_capture: ClassVar[bool] = True
     final_norm: RMSNorm
     head: Linear
 
@@ -121,6 +122,14 @@ class CausalModel(PipelineModel[ScheduledRow]):
             return ModelOutputs(
                 logits, next_token_logits, offsets, self._returned_states(hidden, model_inputs)
             )
+
+    def write_logits(self, batch: ForwardBatch, cache: KVCacheInputs, target: Tensor) -> None:
+        """See `PipelineModel`. Every row is computed without an adapter."""
+        if self.lora_manager is not None:
+            num_rows = len(batch.query_lens)
+            self.lora_manager.begin(("",) * num_rows, batch.query_lens)
+        with torch.inference_mode():
+            target.copy_(self.head(self.final_norm(self.hidden_states(batch, cache))))
 
     def _logits(self, hidden: Tensor) -> Tensor:
         if len(hidden) == 0:

@@ -25,6 +25,7 @@ from llm.pipeline.kv_memory import create_kv_manager
 from llm.pipeline.prompt_scores import PromptScores
 from llm.request import Request
 from llm.runner.device_stream import DeviceStream, create_stream
+from llm.runner.graph_figures import GraphFigures
 from llm.runner.model_runner import ModelRunner
 from llm.speculative.draft import DraftModel, create_draft_runner
 from llm.speculative.metrics import SpeculativeDecodingMetrics
@@ -131,6 +132,24 @@ class TextGenerationPipelineInterface(ABC):
     def spec_decode_metrics(self) -> SpeculativeDecodingMetrics | None:
         """What became of drafted tokens; None without a draft model."""
         return None if self.speculation is None else self.speculation.metrics()
+
+    def graph_figures(self) -> GraphFigures | None:
+        """How often decoding was replayed; None where it is not captured."""
+        graphs = self.runner.graph_runner
+        return None if graphs is None else graphs.figures()
+
+    def warmup_graph_capture(self) -> None:
+        """Capture the decode forward, before the first request. Loading has done so where it can.
+
+        Raises `RuntimeError` where it cannot be captured.
+        """
+        graphs = self.runner.graph_runner
+        if graphs is None:
+            raise RuntimeError(
+                "decoding cannot be captured: CUDA graphs need a GPU, an attention backend and a "
+                "model that can be captured, no draft model, and disable_cuda_graph off"
+            )
+        graphs.capture()
 
     @property
     @abstractmethod

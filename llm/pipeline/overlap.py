@@ -185,10 +185,6 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
             raise RequestError(f"log-probabilities {NOT_WITH_OVERLAP}")
         super().admit(request)
 
-    def warmup_graph_capture(self) -> None:
-        """Raises `RuntimeError`: decoding runs eagerly in this release."""
-        raise RuntimeError("CUDA graphs are not available in this release: decoding runs eagerly")
-
 
 def _check(batch: ScheduledBatch) -> None:
     if batch.num_steps > 1:

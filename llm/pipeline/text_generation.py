@@ -130,8 +130,7 @@ class _Turn:
         if len(self._steps) == self._num_steps or self._have_all_stopped():
             self.has_ended = True
         else:
-            model = self._runner.loaded_model
-            self._inputs = model.prepare_next_token_inputs(token_ids, self._inputs)
+            self._inputs = self._runner.prepare_next(token_ids, self._inputs)
 
     def _have_all_stopped(self) -> bool:
         """Whether every row is known to have sampled a stop id in this turn."""

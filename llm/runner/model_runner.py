@@ -42,9 +42,12 @@ from llm.models.pooling import read_pooling
 from llm.models.random_weights import open_weights
 from llm.models.registry import model_class
 from llm.models.session import EngineSession
-from llm.models.weights import Weights, WeightsAdapter, WeightsFormat
+from llm.models.weights import WeightsAdapter, WeightsFormat
+from llm.runner.cuda_graphs import GraphInputs, GraphRunner, estimate_graph_bytes
 from llm.runner.device_memory import available_bytes
 from llm.runner.forward_batches import batch_of_rows
+from llm.runner.graph_capture import CudaCapture, GraphCapture
+from llm.runner.own_model import with_model, with_root
 from llm.runner.tensor_interface import LogitsProcessorOutput, TensorInterface
 from llm.sampling.sampler import Sampler, SamplingPlan
 
@@ -52,7 +55,6 @@ logger = logging.getLogger(__name__)
 
 MAX_CPU_KV_BYTES = 512 * 2**20  # unless the configuration names a number of pages
 ATTENTION_BACKEND = "sdpa"
-ROOT = "model."
 
 
 class ModelRunner(TensorInterface):
@@ -75,7 +77,7 @@ class ModelRunner(TensorInterface):
         config = default_config() if server_config is None else server_config
         if not config.is_resolved:
             raise RuntimeError("resolve the configuration before a runner is made from it")
-        config = _with_model(config, model_config, gpu_id)
+        config = with_model(config, model_config, gpu_id)
         if not config.model.model_path:
             raise RuntimeError("model.model_path is not set: there is nothing to load")
         self.server_config = config
@@ -105,7 +107,7 @@ class ModelRunner(TensorInterface):
         self.model: PipelineModel[ScheduledRow] | None = None
         self.token_to_kv_pool: KVPool | None = None
         self.attn_backend: AttentionBackend[Any] | None = None
-        self.graph_runner: None = None  # decoding runs eagerly in this release
+        self.graph_runner: GraphRunner | None = None  # None: decoding runs eagerly
         self.gdn_pool: None = None  # no architecture here keeps a recurrent state
         self.sampler = Sampler(self.vocab_size, self.device)
 
@@ -158,6 +160,7 @@ class ModelRunner(TensorInterface):
         self.load_model()
         self.init_memory_pool()
         self.init_attention_backend()
+        self.init_cuda_graphs()
         logger.info(
             "%s on %s in %.2f s: %s, keys and values %s, %d tokens, %d requests",
             self.huggingface_config.architecture,
@@ -202,6 +205,13 @@ class ModelRunner(TensorInterface):
             self.server_config, self.huggingface_config
         )
 
+    @property
+    def graph_bytes(self) -> int:
+        """Bytes that captured decoding takes; 0 where it is not to be captured."""
+        if not self.captures_decoding:
+            return 0
+        return estimate_graph_bytes(self.max_running_requests, self.vocab_size, self.dtype.itemsize)
+
     def plan_memory(self, draft: ModelRunner | None = None) -> MemoryPlan:
         """Share out the device's memory. Raises `CapacityError` with the numbers when it is short.
 
@@ -223,6 +233,7 @@ class ModelRunner(TensorInterface):
             available_bytes=int(available_bytes(self.device) * cache.device_memory_utilization),
             weights_bytes=sum(model.weights_bytes for model in models),
             activation_bytes=sum(model.activation_bytes for model in models),
+            graph_bytes=self.graph_bytes,
             num_pages=cache.num_pages,
             max_pages=useful_pages,
         )
@@ -235,7 +246,7 @@ class ModelRunner(TensorInterface):
         weights = open_weights(self.server_config)
         adapter = self._weight_adapters.get(weights.format)
         if adapter is None and not self.is_generation:
-            adapter = _with_root(weights)
+            adapter = with_root(weights)
         self.model = self._model_class(
             self.server_config,
             self.session,
@@ -271,21 +282,61 @@ class ModelRunner(TensorInterface):
         )
 
     def init_cuda_graphs(self) -> None:
-        """Skipped where there is no CUDA, and for models that generate nothing.
-
-        Raises `RuntimeError` elsewhere: graphs are not available in this release.
+        """Capture the decode forward. `graph_runner` stays None where there is nothing to capture:
+        without CUDA, with `disable_cuda_graph`, for a model that generates nothing or that, like
+        the attention backend, cannot be captured.
         """
-        if self.device.type == "cuda" and self.is_generation:
-            raise RuntimeError("CUDA graphs are not available in this release")
+        if self.attn_backend is None:
+            raise RuntimeError("make the attention backend before decoding is captured")
+        if self.captures_decoding and self.attn_backend.can_capture:
+            self.graph_runner = self.create_graph_runner(CudaCapture(self.device))
+            self.graph_runner.capture()
+
+    @property
+    def captures_decoding(self) -> bool:
+        """Whether decode forwards are to be replayed, if the attention backend lets them.
+
+        Not with a draft model: drafting keeps the logits of several forwards, which graphs write to
+        one place.
+        """
+        return (
+            self.device.type == "cuda"
+            and self.is_generation
+            and self._model_class.can_capture
+            and not self.model_config.disable_cuda_graph
+            and self.server_config.draft_model is None
+        )
+
+    def create_graph_runner(self, capture: GraphCapture) -> GraphRunner:
+        """For the largest batch and the longest context that the pool can hold; not captured."""
+        if self.attn_backend is None:
+            raise RuntimeError("make the attention backend before decoding is captured")
+        return GraphRunner(
+            self.loaded_model,
+            self.attn_backend,
+            capture,
+            max_rows=self.max_running_requests,
+            max_context=min(self.context_len, self.max_total_num_tokens),
+        )
 
     def prepare(self, batch: ScheduledBatch) -> ModelInputs:
-        """Inputs of a batch's first forward, attention planned."""
+        """Inputs of a batch's first forward, attention planned. Run it before the next `prepare`:
+        a captured forward reads buffers that are filled here.
+        """
         if self.attn_backend is None:
             raise RuntimeError("initialize the runner before its first forward")
         with self.session.profiler.range("prepare", detail=True):
+            if self.graph_runner is not None and self.graph_runner.can_run(batch):
+                return self.graph_runner.prepare(batch)
             forward_batch = batch_of_rows(batch.rows, batch.mode, self.page_size, self.device)
             planned = PlannedAttention.create(forward_batch, self.attn_backend)
             return self.loaded_model.prepare_initial_token_inputs([batch.rows], planned)
+
+    def prepare_next(self, next_tokens: Tensor, inputs: ModelInputs) -> ModelInputs:
+        """Inputs of the forward that feeds the tokens [B] sampled from the one of `inputs`."""
+        if self.graph_runner is not None and isinstance(inputs, GraphInputs):
+            return self.graph_runner.advance(next_tokens, inputs)
+        return self.loaded_model.prepare_next_token_inputs(next_tokens, inputs)
 
     @overload
     def forward(self, batch: ForwardBatch) -> LogitsProcessorOutput: ...
@@ -300,6 +351,8 @@ class ModelRunner(TensorInterface):
         model = self.loaded_model
         self.forward_pass_id += 1
         with self.session.profiler.range("forward", detail=True):
+            if self.graph_runner is not None and isinstance(batch, GraphInputs):
+                return self._as_sampled(self.graph_runner.replay(batch))
             return self._as_sampled(model.execute(batch))
 
     def _as_sampled(self, outputs: ModelOutputs) -> ModelOutputs:
@@ -328,31 +381,10 @@ class ModelRunner(TensorInterface):
 
     def shutdown(self) -> None:
         """Let go of model and memory. Calling it again is harmless."""
+        self.graph_runner = None
         self.attn_backend = None
         self.token_to_kv_pool = None
         self.model = None
         self._req_to_token_pool = self._allocator = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def _with_model(
-    config: PipelineConfig, model: ModelConfig | None, gpu_id: int | None
-) -> PipelineConfig:
-    """The configuration with another model, or the same on another GPU."""
-    wanted = config.model if model is None else model
-    changes = {}
-    if gpu_id is not None and not wanted.on_cpu and wanted.device_specs != [f"cuda:{gpu_id}"]:
-        changes = {"device_specs": [f"cuda:{gpu_id}"]}
-    if wanted is config.model and not changes:
-        return config
-    changed = wanted.model_dump() | changes
-    kept = config.model_dump(exclude_unset=True, exclude={"config_file", "section_name"})
-    return type(config)(**kept | {"model": changed})
-
-
-def _with_root(weights: Weights) -> WeightsAdapter | None:
-    """Models without a head are stored without the name they have beside one."""
-    if any(name.startswith(ROOT) for name in weights.info()):
-        return None
-    return lambda name: name if name.startswith("lm_head") else ROOT + name

@@ -23,6 +23,7 @@ from llm.batch import ForwardBatch, ForwardMode, ModelInputs, ScheduledRow
 from llm.kv_cache.kv_pool import KVPool
 from llm.kv_cache.token_pools import ReqToTokenPool, TokenToKVPoolAllocator
 from llm.models.base import PipelineModel
+from llm.runner.cuda_graphs import GraphRunner
 from llm.runner.row_parameters import Numbers, RowParameters, integers
 from llm.sampling.sampler import Sampler
 
@@ -46,6 +47,7 @@ class TensorInterface:
     forward_pass_id: int
     token_to_kv_pool: KVPool | None
     attn_backend: AttentionBackend[Any] | None
+    graph_runner: GraphRunner | None
     sampler: Sampler
     _req_to_token_pool: ReqToTokenPool | None = None
     _allocator: TokenToKVPoolAllocator | None = None
@@ -193,8 +195,16 @@ class TensorInterface:
         raise ValueError(f"a batch has no mode {batch.mode!r}")
 
     def forward_decode(self, batch: ForwardBatch) -> LogitsProcessorOutput:
-        """Attention's plan, then the model: one token of each row."""
-        return self._forward_rows(batch)
+        """Attention's plan, then the model: one token of each row, by a captured graph if one fits.
+
+        What is returned is the caller's own.
+        """
+        graphs = self.graph_runner
+        if graphs is None or not graphs.fits(len(batch.query_lens)):
+            return self._forward_rows(batch)
+        self.forward_pass_id += 1
+        outputs = graphs.replay(graphs.prepare_tensors(batch))
+        return _with_logprobs(batch, outputs.next_token_logits.clone(), None)
 
     def forward_extend(self, batch: ForwardBatch) -> LogitsProcessorOutput:
         """Attention's plan, then the model: rows of any lengths."""

@@ -109,6 +109,7 @@ def create_draft_runner(
     values = model.model_dump(exclude_unset=True) | {
         "kv_cache": cache,
         "device_specs": target.device_specs,
+        "disable_cuda_graph": True,  # drafts keep the logits of several forwards
     }
     try:
         own = PipelineConfig(

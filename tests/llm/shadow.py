@@ -130,6 +130,9 @@ class ShadowPipeline:
         """Never."""
         return False
 
+    def graph_figures(self) -> None:
+        return None
+
     def spec_decode_metrics(self) -> None:
         """Nothing is drafted."""
 

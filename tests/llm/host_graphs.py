@@ -1,0 +1,59 @@
+"""Graphs without a GPU: what was captured is run again, as a GPU runs its kernels again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from llm.attention.registry import create_attention_backend
+from llm.runner.graph_capture import CapturedWork, GraphCapture
+from llm.runner.model_runner import ModelRunner
+from tests.llm.llama_checkpoints import pipeline_config
+
+
+class HostCapture(GraphCapture):
+    """Counts what was captured. A replay writes what it finds in the buffers by then."""
+
+    def __init__(self) -> None:
+        self.num_captured = 0
+
+    def capture(self, work: Callable[[], None]) -> CapturedWork:
+        self.num_captured += 1
+        work()
+        return _Again(work)
+
+
+class _Again:
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+
+    def replay(self) -> None:
+        self._work()
+
+
+def use_graphs(runner: ModelRunner) -> HostCapture:
+    """Have an initialized runner replay its decode forwards, over the gathered backend."""
+    use_gathered(runner)
+    capture = HostCapture()
+    runner.graph_runner = runner.create_graph_runner(capture)
+    runner.graph_runner.capture()
+    return capture
+
+
+def use_gathered(runner: ModelRunner) -> None:
+    """Attend with the gathered backend."""
+    assert runner.attn_backend is not None
+    windows: Sequence[int | None] = runner.attn_backend.windows
+    assert runner.token_to_kv_pool is not None
+    runner.attn_backend = create_attention_backend("gathered", runner.token_to_kv_pool, windows)
+
+
+def twins(folder: Path, **values: Any) -> tuple[ModelRunner, ModelRunner]:
+    """An eager runner and one with graphs, of the same checkpoint."""
+    eager, replayed = (ModelRunner(pipeline_config(folder, **values)) for _ in range(2))
+    for runner in (eager, replayed):
+        runner.initialize()
+    use_gathered(eager)
+    use_graphs(replayed)
+    return eager, replayed

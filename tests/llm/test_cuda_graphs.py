@@ -1,0 +1,334 @@
+"""Captured decoding on the CPU: what is replayed, and that it is what eager forwards compute."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llm.batch import ForwardMode, ModelOutputs, ScheduledBatch, ScheduledRow
+from llm.config import ModelConfig, PipelineConfig
+from llm.models.auto import AutoModel
+from llm.pipeline.overlap import OverlapTextGenerationPipeline
+from llm.pipeline.text_generation import TextGenerationPipeline
+from llm.request import SamplingParams
+from llm.runner.cuda_graphs import MAX_GRAPH_ROWS, GraphRunner, graph_buckets
+from llm.runner.graph_figures import GraphFigures
+from llm.runner.input_buffers import InputBuffers
+from llm.runner.model_runner import ModelRunner
+from tests.llm import test_architectures as architectures
+from tests.llm import test_create_engine as plain
+from tests.llm.host_graphs import HostCapture, twins, use_gathered, use_graphs
+from tests.llm.late_stream import LateStream
+from tests.llm.llama_checkpoints import batch, pipeline_config, random_ids, row, write_llama
+from tests.llm.test_embeddings import write_modules
+from tests.llm.test_overlap_engine import assemble_engine
+from tests.llm.test_tensor_interface import Client
+
+PAGE_SIZE = 16
+NUM_ROWS = 9
+MODELS = {
+    "llama": write_llama,
+    "qwen2": lambda folder: architectures.write(folder, "qwen2"),
+    "qwen3 with windows": lambda folder: architectures.write(folder, "qwen3 with biases"),
+    "mistral with a window": lambda folder: architectures.write(folder, "mistral with a window"),
+}
+
+
+class Decoding:
+    """Requests on a pair of runners that are fed the same, and must compute the same."""
+
+    def __init__(self, eager: ModelRunner, replayed: ModelRunner) -> None:
+        self.eager, self.replayed = eager, replayed
+        rng = np.random.default_rng(5)
+        pages = (1 + rng.permutation(4 * NUM_ROWS)).tolist()
+        self.pages = [pages[4 * n : 4 * n + 4] for n in range(NUM_ROWS)]
+        self.lengths = [3 + 5 * n for n in range(NUM_ROWS)]
+        prompts = [random_ids(length, 96, seed=length) for length in self.lengths]
+        self.run(
+            *(
+                row(ids, pages, request_id=str(n))
+                for n, (ids, pages) in enumerate(zip(prompts, self.pages, strict=True))
+            )
+        )
+
+    def run(self, *rows: ScheduledRow) -> ModelOutputs:
+        expected = self.eager.forward(self.eager.prepare(batch(*rows)))
+        found = self.replayed.forward(self.replayed.prepare(batch(*rows)))
+        assert torch.equal(found.next_token_logits, expected.next_token_logits)
+        assert torch.equal(found.logits, expected.logits)
+        assert found.logit_offsets == expected.logit_offsets
+        return found
+
+    def decode(self, places: list[int], tokens: list[int]) -> None:
+        self.run(*(self.row(place, token) for place, token in zip(places, tokens, strict=True)))
+        for place in places:
+            self.lengths[place] += 1
+
+    def row(self, place: int, token: int) -> ScheduledRow:
+        return row([token], self.pages[place], self.lengths[place], request_id=str(place))
+
+    def slot(self, place: int) -> int:
+        """Where the next token of a row goes."""
+        page, offset = divmod(self.lengths[place], PAGE_SIZE)
+        return self.pages[place][page] * PAGE_SIZE + offset
+
+    def check_pages(self) -> None:
+        """Keys and values of all layers are the same, the page for padding aside."""
+        assert self.eager.token_to_kv_pool is not None
+        assert self.replayed.token_to_kv_pool is not None
+        for expected, found in zip(
+            self.eager.token_to_kv_pool.storage, self.replayed.token_to_kv_pool.storage, strict=True
+        ):
+            assert torch.equal(expected[:, PAGE_SIZE:], found[:, PAGE_SIZE:])
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [
+        (1, (1,)),
+        (3, (1, 2, 3)),
+        (12, (1, 2, 4, 8, 12)),
+        (33, (1, 2, 4, 8, 12, 16, 24, 32, 33)),
+        (100, (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 100)),
+    ],
+)
+def test_buckets(most: int, expected: tuple[int, ...]) -> None:
+    assert graph_buckets(most) == expected
+
+
+@given(st.integers(1, 5000))
+def test_buckets_ascend_to_the_largest_batch(most: int) -> None:
+    buckets = graph_buckets(most)
+    assert list(buckets) == sorted(set(buckets))
+    assert buckets[-1] == min(most, MAX_GRAPH_ROWS)
+    gaps = [(after - before, before) for before, after in itertools.pairwise(buckets)]
+    assert all(gap <= max(8, before / 4) for gap, before in gaps)
+
+
+@pytest.mark.parametrize("write", MODELS.values(), ids=MODELS)
+def test_a_replay_is_the_eager_forward(tmp_path: Path, write: Callable[[Path], Path]) -> None:
+    decoding = Decoding(*twins(write(tmp_path), max_batch_size=8))
+    for count in (1, 2, 3, 8, 5, 1):
+        decoding.decode(list(range(count)), random_ids(count, 96, seed=count))
+    decoding.check_pages()
+    graphs = decoding.replayed.graph_runner
+    assert graphs is not None
+    assert graphs.figures() == GraphFigures(num_buckets=4, replays=6, eager_decodes=0)
+
+
+some_rows = st.lists(st.integers(0, NUM_ROWS - 1), min_size=1, unique=True)
+
+
+@given(st.lists(some_rows, max_size=6))
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_whatever_batches_follow_each_other(checkpoint: Path, steps: list[list[int]]) -> None:
+    """Rows come, go and change places; batches above the largest bucket run between replays."""
+    decoding = Decoding(*twins(checkpoint, max_batch_size=6))
+    for seed, places in enumerate(steps):
+        decoding.decode(places, random_ids(len(places), 96, seed=seed))
+    decoding.check_pages()
+    graphs = decoding.replayed.graph_runner
+    assert graphs is not None
+    sizes = [len(places) for places in steps]
+    assert graphs.num_replays == sum(size <= 6 for size in sizes)
+    assert graphs.num_eager_decodes == sum(size > 6 for size in sizes)
+
+
+def test_rows_that_pad_change_nothing(checkpoint: Path) -> None:
+    """Three rows in a bucket of four: only their own slots are written."""
+    decoding = Decoding(*twins(checkpoint, max_batch_size=4))
+    pool = decoding.replayed.token_to_kv_pool
+    assert pool is not None
+    before = pool.storage[0].clone()
+    slots = [decoding.slot(n) for n in range(3)]
+    decoding.decode([0, 1, 2], [7, 8, 9])
+    changed = (pool.storage[0] != before).any(2).any(0).nonzero().flatten().tolist()
+    assert set(changed) <= {0, *slots}
+    assert set(slots) <= set(changed)
+
+
+def test_larger_batches_run_eagerly_and_say_so_once(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    decoding = Decoding(*twins(checkpoint, max_batch_size=2))
+    with caplog.at_level(logging.WARNING):
+        decoding.decode([0, 1, 2], [7, 8, 9])
+        decoding.decode([0, 1, 2], [7, 8, 9])
+    assert caplog.text.count("more than 2 rows (this one has 3) run without CUDA graphs") == 1
+
+
+def test_what_is_not_a_plain_decode_batch_runs_eagerly(checkpoint: Path) -> None:
+    decoding = Decoding(*twins(checkpoint, max_batch_size=4))
+    graphs = decoding.replayed.graph_runner
+    assert graphs is not None
+    plain_row = decoding.row(0, 7)
+    assert graphs.can_run(batch(plain_row))
+    prompt = row([1, 2], [40], request_id="new")
+    for other in (
+        batch(prompt),
+        batch(plain_row, prompt),
+        batch(plain_row._replace(lora="french")),
+        batch(plain_row._replace(samples=False)),
+        ScheduledBatch((), ForwardMode.IDLE),
+    ):
+        assert not graphs.can_run(other)
+    assert graphs.num_eager_decodes == 2
+
+
+def test_nothing_is_replayed_before_it_is_captured(checkpoint: Path) -> None:
+    runner = ModelRunner(pipeline_config(checkpoint, max_batch_size=3))
+    runner.initialize()
+    use_gathered(runner)
+    capture = HostCapture()
+    graphs = runner.create_graph_runner(capture)
+    assert not graphs.can_run(batch(row([1], [1])))
+    graphs.capture()
+    graphs.capture()
+    assert capture.num_captured == len(graphs.buckets) == 3
+    assert graphs.can_run(batch(row([1], [1])))
+
+
+def test_parts_that_cannot_be_captured(checkpoint: Path) -> None:
+    runner = ModelRunner(pipeline_config(checkpoint))
+    with pytest.raises(RuntimeError, match="make the attention backend"):
+        runner.create_graph_runner(HostCapture())
+    runner.initialize()
+    with pytest.raises(RuntimeError, match="SdpaBackend cannot be captured"):
+        runner.create_graph_runner(HostCapture())
+    use_gathered(runner)
+    assert runner.attn_backend is not None
+    model = object.__new__(AutoModel)
+    with pytest.raises(RuntimeError, match="AutoModel cannot be captured"):
+        GraphRunner(model, runner.attn_backend, HostCapture(), max_rows=1, max_context=1)
+
+
+def on_gpu(checkpoint: Path, **model: Any) -> ModelRunner:
+    """A runner for a GPU that is never used."""
+    values = {"device_specs": ["cuda"], "quantization_encoding": "float32", **model}
+    return ModelRunner(PipelineConfig(model=ModelConfig(model_path=str(checkpoint), **values)))
+
+
+def test_who_captures_decoding(checkpoint: Path, tmp_path: Path) -> None:
+    on_cpu = ModelRunner(pipeline_config(checkpoint))
+    assert (on_cpu.captures_decoding, on_cpu.graph_bytes) == (False, 0)
+    runner = on_gpu(checkpoint)
+    assert runner.captures_decoding
+    assert runner.graph_bytes > 256 * runner.vocab_size * 4
+    assert not on_gpu(checkpoint, disable_cuda_graph=True).captures_decoding
+    assert not on_gpu(write_modules(write_llama(tmp_path), "mean_tokens")).captures_decoding
+    drafting = PipelineConfig(
+        model=ModelConfig(model_path=str(checkpoint), device_specs=["cuda"]),
+        draft_model=ModelConfig(model_path=str(checkpoint)),
+    )
+    assert not ModelRunner(drafting).captures_decoding
+
+
+@pytest.mark.parametrize("kind", [TextGenerationPipeline, OverlapTextGenerationPipeline])
+def test_warming_up(checkpoint: Path, kind: Any) -> None:
+    options = {"stream": LateStream()} if kind is OverlapTextGenerationPipeline else {}
+    pipeline = kind(pipeline_config(checkpoint, max_batch_size=2), **options)
+    assert pipeline.graph_figures() is None
+    with pytest.raises(RuntimeError, match="decoding cannot be captured: CUDA graphs need a GPU"):
+        pipeline.warmup_graph_capture()
+    use_gathered(pipeline.runner)
+    capture = HostCapture()
+    pipeline.runner.graph_runner = pipeline.runner.create_graph_runner(capture)
+    pipeline.warmup_graph_capture()
+    assert capture.num_captured == 2
+    assert pipeline.graph_figures() == GraphFigures(num_buckets=2, replays=0, eager_decodes=0)
+
+
+def test_several_steps_of_a_turn_are_replayed(checkpoint: Path) -> None:
+    prompts = [row(random_ids(n + 4, 96), [n + 1, n + 20], request_id=str(n)) for n in range(3)]
+    rows = [row([5], [n + 1, n + 20], n + 4, request_id=str(n)) for n in range(3)]
+    found = []
+    for use in (use_gathered, use_graphs):
+        pipeline = TextGenerationPipeline(pipeline_config(checkpoint, max_batch_size=4))
+        use(pipeline.runner)
+        pipeline.execute(batch(*prompts))
+        found.append(pipeline.execute(batch(*rows, num_steps=6)).token_ids)
+    assert found[0] == found[1]
+    assert pipeline.graph_figures() == GraphFigures(num_buckets=3, replays=6, eager_decodes=0)
+
+
+@pytest.mark.parametrize("num_pages", [256, 14])
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_an_engine_delivers_the_same_tokens(
+    tiny_checkpoint: Path, num_pages: int, overlaps: bool
+) -> None:
+    """Crowded and preempted, greedy and random, penalties among them; eight rows at most."""
+    results = []
+    for use in (use_gathered, use_graphs):
+        config = plain.config(tiny_checkpoint, num_pages=num_pages, max_batch_size=6)
+        pipeline = (
+            OverlapTextGenerationPipeline(config, stream=LateStream())
+            if overlaps
+            else TextGenerationPipeline(config)
+        )
+        use(pipeline.runner)
+        engine = assemble_engine(pipeline, config)
+        engine.start()
+        results.append(plain.run(engine, together=True))
+        engine.shutdown()
+    assert results[0] == results[1]
+    figures = engine.stats().graphs
+    assert figures is not None
+    assert figures.replays > 20
+    assert figures.eager_decodes == 0
+
+
+def test_a_runner_driven_by_tensors_replays(checkpoint: Path) -> None:
+    eager, replayed = twins(checkpoint, max_batch_size=2)
+    kept = []
+    for runner in (eager, replayed):
+        client, found = Client(runner), []
+        runner.forward(client.extend(random_ids(20, 96)))
+        for token in (4, 5, 6):
+            found.append(runner.forward(client.decode(token, return_logprob=True)))
+        deltas = client.decode(7, mrope_position_deltas=[3])
+        found.append(runner.forward(deltas))
+        kept.append(found)
+    for expected, got in zip(*kept, strict=True):
+        assert torch.equal(got.next_token_logits, expected.next_token_logits)
+    assert torch.equal(kept[0][0].next_token_logprobs, kept[1][0].next_token_logprobs)
+    assert replayed.graph_runner is not None
+    assert replayed.graph_runner.num_replays == 4
+
+
+def test_input_buffers_stay_where_they_are() -> None:
+    buffers = InputBuffers(4, torch.device("cpu"))
+    ids, positions, slots = buffers.columns(3)
+    for step in range(5):
+        numbers = np.arange(9).reshape(3, 3) + 10 * step
+        buffers.load(numbers)
+        numbers[:] = -1  # the host may go on with its own
+        assert torch.stack([ids, positions, slots]).tolist() == [
+            [10 * step + 3 * column + n for n in range(3)] for column in range(3)
+        ]
+    assert buffers.columns(1)[0].data_ptr() == ids.data_ptr()
+    assert buffers.nbytes == 3 * 4 * 8
+
+
+def test_penalties_among_replayed_rows(checkpoint: Path) -> None:
+    """Logits of a replay are read by samplers that change their own copy."""
+    sampling = SamplingParams(temperature=0, presence_penalty=50.0)
+    pipeline = TextGenerationPipeline(pipeline_config(checkpoint, max_batch_size=2))
+    use_graphs(pipeline.runner)
+    pipeline.execute(batch(row([3, 4, 5], [1])))
+    output = pipeline.execute(batch(row([6], [1], 3, sampling=sampling), num_steps=8))
+    tokens = output.token_ids["a"]
+    assert len(set(tokens)) == len(tokens) == 8
