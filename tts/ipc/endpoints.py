@@ -1,55 +1,59 @@
-"""Where one server's processes meet: four addresses made from `zmq_endpoint_base`.
+"""Where one server's processes meet: four addresses made from `zmq_endpoint_base`, and its id.
 
     base-request    front ends ──▶ engine   work to do; bounded, a full one refuses
     base-cancel     front ends ──▶ engine   streams nobody reads any more; never behind a request
     base-control    front ends ──▶ engine   who is there, and what readers took
     base-response   engine ──▶ front end    everything that comes back
 
-TCP has no suffixes: there the four are the base's port and the three after it.
+TCP has no suffixes: there the four are the base's port and the three after it, and the one after
+those is the lock. Who meets the engine or a front end of another server all the same knows it by
+the id, and refuses it.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
-from collections.abc import Iterator
+import secrets
+import socket
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from llm import ConfigError
 
 LAST_PORT = 65535
+NAMES = ("request", "cancel", "control", "response")
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """The four addresses; the engine binds them, front ends connect."""
+    """Four addresses, which the engine binds; front ends connect. `server_id`: whose they are."""
 
     request: str
     cancel: str
     control: str
     response: str
+    server_id: str = ""
 
     @classmethod
-    def of(cls, base: str) -> Endpoints:
+    def of(cls, base: str, server_id: str = "") -> Endpoints:
         """The addresses of a base such as ipc:///tmp/x, tcp://127.0.0.1:5555 or inproc://x.
 
-        Raises ConfigError when a TCP base leaves no room for four ports.
+        Raises ConfigError when a TCP base leaves no room for four ports and the lock's.
         """
-        names = [field.name for field in fields(cls)]
-        if not base.startswith("tcp://"):
-            return cls(*(f"{base}-{name}" for name in names))
-        host, _, port = base.rpartition(":")
-        if not port.isdecimal() or not 0 < int(port) <= LAST_PORT - len(names) + 1:
-            raise ConfigError(
-                f"zmq_endpoint_base={base} must end with the first of {len(names)} free ports, "
-                "such as tcp://127.0.0.1:5555"
-            )
-        return cls(*(f"{host}:{int(port) + offset}" for offset in range(len(names))))
+        if base.startswith("tcp://"):
+            host, port = _host_and_port(base)
+            addresses = {n: f"tcp://{host}:{port + offset}" for offset, n in enumerate(NAMES)}
+        else:
+            addresses = {name: f"{base}-{name}" for name in NAMES}
+        return cls(**addresses, server_id=server_id)
 
     def __iter__(self) -> Iterator[str]:
-        return (getattr(self, field.name) for field in fields(self))
+        return (getattr(self, name) for name in NAMES)
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -59,26 +63,51 @@ class Endpoints:
 
 @contextmanager
 def reserved(base: str) -> Iterator[Endpoints]:
-    """The endpoints of a base, for one server alone; socket files are removed at the end.
+    """The endpoints of a base, for one new server alone; socket files are removed at the end.
 
-    ZeroMQ takes a socket file over from whoever has it, so servers with the same base exclude each
-    other by a lock, which ends with its process. Raises ConfigError when the base is in use.
+    ZeroMQ takes a socket file over from whoever has it, and ports are free while an engine is
+    restarted: so servers with the same base exclude each other by a lock, which ends with its
+    process. Raises ConfigError when the base is in use.
     """
-    endpoints = Endpoints.of(base)
-    if not base.startswith("ipc://"):
-        yield endpoints
-        return
-    try:
-        descriptor = _lock(base)
-    except BlockingIOError:
-        raise ConfigError(f"zmq_endpoint_base={base} is another server's; choose one") from None
-    except OSError as error:
-        raise ConfigError(f"zmq_endpoint_base={base} cannot be used: {error.strerror}") from error
+    endpoints = Endpoints.of(base, secrets.token_hex(8))
+    release = _lock_of(base)
     try:
         yield endpoints
     finally:
-        _remove(base)
-        os.close(descriptor)
+        release()
+
+
+def _lock_of(base: str) -> Callable[[], None]:
+    """Take a base; the call that lets it go. `inproc` is this process's own."""
+    try:
+        if base.startswith("tcp://"):
+            return _listening(base).close
+        if base.startswith("ipc://"):
+            return partial(_unlock, base, _lock(base))
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EWOULDBLOCK):
+            raise ConfigError(f"zmq_endpoint_base={base} is another server's; choose one") from None
+        raise ConfigError(f"zmq_endpoint_base={base} cannot be used: {error.strerror}") from error
+    return lambda: None
+
+
+def _listening(base: str) -> socket.socket:
+    """The lock of a TCP base: a port that nobody connects to."""
+    host, port = _host_and_port(base)
+    address = host.strip("[]"), port + len(NAMES)
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    return socket.create_server(address, family=family, backlog=1)
+
+
+def _host_and_port(base: str) -> tuple[str, int]:
+    host, _, port = base.removeprefix("tcp://").rpartition(":")
+    num_ports = len(NAMES) + 1
+    if not host or not port.isdecimal() or not 0 < int(port) <= LAST_PORT - num_ports + 1:
+        raise ConfigError(
+            f"zmq_endpoint_base={base} must end with the first of {num_ports} free ports, "
+            "such as tcp://127.0.0.1:5555"
+        )
+    return host, int(port)
 
 
 def remove_leftovers(base: str) -> None:
@@ -86,8 +115,14 @@ def remove_leftovers(base: str) -> None:
     if base.startswith("ipc://"):
         with suppress(OSError):
             descriptor = _lock(base)
-            _remove(base)
-            os.close(descriptor)
+            _unlock(base, descriptor)
+
+
+def _unlock(base: str, descriptor: int) -> None:
+    for path in (*Endpoints.of(base).paths, _lock_path(base)):
+        with suppress(FileNotFoundError):
+            path.unlink()
+    os.close(descriptor)
 
 
 def _lock(base: str) -> int:
@@ -99,12 +134,6 @@ def _lock(base: str) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _remove(base: str) -> None:
-    for path in (*Endpoints.of(base).paths, _lock_path(base)):
-        with suppress(FileNotFoundError):
-            path.unlink()
 
 
 def _lock_path(base: str) -> Path:

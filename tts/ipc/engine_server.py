@@ -39,7 +39,9 @@ from tts.ipc.messages import (
     Goodbye,
     Hello,
     Message,
+    Refused,
     Speak,
+    Taken,
     Tokens,
     Took,
     Welcome,
@@ -171,16 +173,20 @@ class EngineServer:
             logger.warning("no message of ours: %s", error)
             return
         if isinstance(message, Hello):
-            self._greet(message.front_end)
+            self._greet(message)
             return
         peer = self._peers.get(message.front_end)
         if peer is not None:  # else it was forgotten, and will find out
             self._handle(message, peer)
 
-    def _greet(self, name: str) -> None:
+    def _greet(self, hello: Hello) -> None:
         """Take a front end in once it can be reached; until then it repeats its greeting."""
         assert self._status is not None
-        if self._reached(name, encode(Welcome(self._facts, self._status))):
+        name, server_id = hello.front_end, self._endpoints.server_id
+        if hello.server_id != server_id:
+            if self._reached(name, encode(Refused(server_id))):
+                logger.error("%s of server %s is refused: it is another", name, hello.server_id)
+        elif self._reached(name, encode(Welcome(server_id, self._facts, self._status))):
             self._peers.setdefault(name, _Peer(name))
 
     @singledispatchmethod
@@ -188,6 +194,7 @@ class EngineServer:
         """Act on what a known front end sent: here, on work."""
         assert isinstance(message, Work)
         peer.newest = message.stream
+        self._send(peer, Taken(message.stream))
         if message.stream in peer.cancelled:
             peer.cancelled.remove(message.stream)
             return

@@ -11,13 +11,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-import time
 from collections import deque
-from contextlib import suppress
 
 import zmq
 
-from llm import QueueFullError
+from llm import ConfigError, QueueFullError
 from tts.engine_client import EngineFacts, EngineStatus
 from tts.errors import EngineLostError
 from tts.ipc.codec import decode_from_engine, encode, from_error_value
@@ -32,15 +30,17 @@ from tts.ipc.messages import (
     Goodbye,
     Hello,
     Message,
+    Refused,
+    Taken,
     Took,
     Welcome,
     Work,
 )
+from tts.ipc.pulse import Pulse
 from tts.ipc.sockets import ConnectionWatch, Inlet, new_socket
 
 HELLO_S = 0.05
 STALL_S = 15.0  # without a sign of life for so long, the engine counts as lost
-LATE_S = 0.1
 RECONNECT_MS, LONGEST_RECONNECT_MS = 20, 500
 LAST_WORDS_MS = 200
 
@@ -86,10 +86,12 @@ class Link:
         self.name = f"{name}-{secrets.token_hex(4)}"
         self.status: EngineStatus | None = None
         self.lost = asyncio.Event()
+        self._endpoints = endpoints
         self._welcomed: asyncio.Future[EngineFacts] = asyncio.get_running_loop().create_future()
         self._streams: dict[int, Stream] = {}
         self._numbers = itertools.count()
-        self._heard_s = time.monotonic()
+        self._waiting: set[int] = set()  # streams whose work the engine has not taken yet
+        self._pulse = Pulse(STALL_S)
         self._work = self._connected(context, endpoints.request, REQUEST_BOUND)
         self._cancel = self._connected(context, endpoints.cancel, NOTICE_BOUND)
         self._control = self._connected(context, endpoints.control, NOTICE_BOUND)
@@ -106,31 +108,30 @@ class Link:
     @property
     def is_up(self) -> bool:
         """Whether work can be sent."""
-        return self._welcomed.done() and not self.lost.is_set()
+        welcomed = self._welcomed
+        return welcomed.done() and welcomed.exception() is None and not self.lost.is_set()
 
     async def welcome(self) -> EngineFacts:
         """Greet the engine until it answers, for as long as that takes.
 
-        Raises EngineLostError when it goes away meanwhile.
+        Raises EngineLostError when it goes away meanwhile, ConfigError when it is another server's.
         """
         while not self._welcomed.done():
             if self.lost.is_set():
                 raise EngineLostError("the engine went away before it had answered")
-            self._post(self._control, Hello(self.name))
+            self._post(self._control, Hello(self.name, self._endpoints.server_id))
             await asyncio.wait((self._welcomed,), timeout=HELLO_S)
-        self._heard_s = time.monotonic()
         return self._welcomed.result()
 
     async def wait_lost(self) -> None:
         """Until the engine is gone, or has been silent for too long."""
-        while not self.lost.is_set():
-            silent_s = time.monotonic() - self._heard_s
-            if silent_s >= STALL_S + LATE_S:
-                self._break()
-            # When this process stood still, what came meanwhile is read before the second look.
-            left_s = LATE_S if silent_s >= STALL_S else STALL_S - silent_s
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.lost.wait(), left_s)
+        waits = [asyncio.ensure_future(w) for w in (self.lost.wait(), self._pulse.stopped())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        self._break()
 
     def new_number(self) -> int:
         """A number for a stream; used in the order they are given out."""
@@ -140,9 +141,12 @@ class Link:
         """Send work. Raises EngineLostError, or QueueFullError when the engine takes too little."""
         if not self.is_up:
             raise EngineLostError("the engine is not there; it is being restarted, try again")
-        stream = Stream(work.stream)
-        if not self._post(self._work, work):
+        if len(self._waiting) >= REQUEST_BOUND:
             raise QueueFullError(f"{REQUEST_BOUND} requests wait already; try again later")
+        if not self._post(self._work, work):
+            raise EngineLostError("the engine cannot be reached; try again")
+        stream = Stream(work.stream)
+        self._waiting.add(work.stream)
         self._streams[work.stream] = stream
         return stream
 
@@ -185,20 +189,36 @@ class Link:
             self._break()  # an engine that does not even read this is no engine
 
     def _received(self, frames: list[bytes]) -> None:
-        self._heard_s = time.monotonic()
+        self._pulse.felt()
         match decode_from_engine(frames[-1]):
+            case Taken(stream=number):
+                self._waiting.discard(number)
             case Answer() as answer:
                 stream = self._streams.get(answer.stream)
                 if stream is not None:
                     stream.put(answer)
             case Beat(status=status):
                 self.status = status
-            case Welcome(facts=facts, status=status):
-                self.status = status
-                if not self._welcomed.done():
-                    self._welcomed.set_result(facts)
+            case Welcome() | Refused() as greeting:
+                self._greeted(greeting)
             case Farewell():
                 self._break()
+
+    def _greeted(self, greeting: Welcome | Refused) -> None:
+        """The first answer to Hello counts; one from another server's engine is an error."""
+        if self._welcomed.done():
+            return
+        if isinstance(greeting, Welcome) and greeting.server_id == self._endpoints.server_id:
+            self.status = greeting.status
+            self._welcomed.set_result(greeting.facts)
+            return
+        self._welcomed.set_exception(
+            ConfigError(
+                f"the engine at {self._endpoints.request} belongs to another server "
+                f"({greeting.server_id}, this is {self._endpoints.server_id}): "
+                "give each server a zmq_endpoint_base of its own"
+            )
+        )
 
     def _break(self) -> None:
         """The engine is gone: every reader is told at once."""

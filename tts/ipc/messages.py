@@ -1,7 +1,7 @@
 """Every value that crosses between a front end and the engine. Frozen; nothing else does.
 
-    Hello ─▶                               ◀─ Welcome: facts about the model
-    Speak, Generate, Encode, Enter ─▶      ◀─ Audio…, Tokens…, Codes, Entered
+    Hello ─▶                               ◀─ Welcome: facts about the model; or Refused
+    Speak, Generate, Encode, Enter ─▶      ◀─ Taken, then Audio…, Tokens…, Codes or Entered
     Took: so many items were read ─▶       ◀─ Failed: the error instead
     Cancel ─▶                              ◀─ Beat: the engine lives, and how it is
     Goodbye ─▶                             ◀─ Farewell: it ends
@@ -27,9 +27,10 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Hello(Message, frozen=True):
-    """I am here; repeated until the Welcome arrives."""
+    """I am here, a part of this server; repeated until the Welcome arrives."""
 
     front_end: str
+    server_id: str
 
 
 class Goodbye(Message, frozen=True):
@@ -88,10 +89,17 @@ class Enter(Work, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The answer to Hello: from now on work is taken."""
+    """The answer to Hello: from now on this server's engine takes work."""
 
+    server_id: str
     facts: EngineFacts
     status: EngineStatus
+
+
+class Refused(Message, frozen=True):
+    """The other answer to Hello: this is the engine of another server."""
+
+    server_id: str
 
 
 class Beat(Message, frozen=True):
@@ -108,6 +116,10 @@ class Answer(Message, frozen=True):
     """Something about one stream."""
 
     stream: int
+
+
+class Taken(Answer, frozen=True):
+    """The work has left the queue."""
 
 
 class Audio(Answer, frozen=True):
@@ -152,4 +164,6 @@ class Failed(Answer, frozen=True):
 
 
 FrontEndMessage = Hello | Goodbye | Took | Cancel | Speak | Generate | Encode | Enter
-EngineMessage = Welcome | Beat | Farewell | Audio | Tokens | Codes | Entered | Failed
+EngineMessage = (
+    Welcome | Refused | Beat | Farewell | Taken | Audio | Tokens | Codes | Entered | Failed
+)

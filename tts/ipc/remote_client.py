@@ -18,7 +18,7 @@ import numpy as np
 import zmq
 
 from decoder import CodecSpec
-from llm import Request, TokenChunk
+from llm import ConfigError, Request, TokenChunk
 from tts.engine_client import AudioBlock, EngineFacts, EngineStatus, SpeechJob
 from tts.errors import EngineLostError
 from tts.ipc.endpoints import Endpoints
@@ -59,7 +59,10 @@ class RemoteEngineClient:
     async def connect(
         cls, endpoints: Endpoints, name: str, context: zmq.Context | None = None
     ) -> RemoteEngineClient:
-        """Wait for the engine, for as long as it loads."""
+        """Wait for the engine, for as long as it loads.
+
+        Raises ConfigError when another server's engine is there instead.
+        """
         client = cls(endpoints, name, context)
         try:
             client._facts = await client._meet()
@@ -160,11 +163,17 @@ class RemoteEngineClient:
             await self._link.wait_lost()
             logger.warning("the engine has gone; what ran on it has failed")
             self._renew()
-            if await self._meet() != self._facts:
-                logger.error("the engine came back with another model; restart the server")
+            try:
+                await self._meet_again()
+            except ConfigError as error:
+                logger.error("%s; restart the server", error)
                 self._link.close()
                 return
             logger.info("the engine is there again")
+
+    async def _meet_again(self) -> None:
+        if await self._meet() != self._facts:
+            raise ConfigError("the engine came back with another model")
 
     @contextmanager
     def _reading(self, kind: Callable[..., Work], value: object, window: int) -> Iterator[_Reader]:

@@ -2,6 +2,7 @@
 
     supervisor ── Launch (pickled) ──▶ stdin        stays open; its end means: the supervisor died
     supervisor ◀── Ready (JSON, a line) ── stdout   everything else goes to stderr
+    supervisor ◀── an empty line ───────── stdout   now and then from then on: it lives
 
 Both ends are this program in the same version, and nobody else can write to the pipe.
 """
@@ -17,19 +18,21 @@ import shutil
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
-from tts.ipc.endpoints import remove_leftovers
+from tts.ipc.endpoints import Endpoints, remove_leftovers
 from tts.logs import configure_logging
 from tts.serve_config import WRONG_CONFIGURATION, ServeConfig, refuse
 
 logger = logging.getLogger("tts.process")
 
 STDIN, STDOUT, STDERR = 0, 1, 2
+BEAT_S = 1.0
 ORPHANED = 70  # exit status of a child whose supervisor has gone
 
 
@@ -39,6 +42,7 @@ class Launch:
 
     config: ServeConfig
     name: str
+    endpoints: Endpoints
     port: int = 0
     voice_folder: Path | None = None
 
@@ -64,12 +68,22 @@ class Reporter:
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(STDOUT), "wb", buffering=0)
+        self._beating: asyncio.Task[None] | None = None
         os.dup2(STDERR, STDOUT)
 
     def __call__(self, ready: Ready) -> None:
-        """Tell it, once everything is loaded."""
+        """Tell it, once everything is loaded; from then on, that the event loop turns."""
         freeze_garbage()
         self._out.write(msgspec.json.encode(ready) + b"\n")
+        os.set_blocking(self._out.fileno(), False)
+        self._beating = asyncio.get_running_loop().create_task(self._beat())
+
+    async def _beat(self) -> None:
+        """Until the supervisor has gone; one that does not read is not waited for."""
+        with suppress(BrokenPipeError):
+            while True:
+                self._out.write(b"\n")
+                await asyncio.sleep(BEAT_S)
 
 
 class Signals:

@@ -19,7 +19,6 @@ from tts.admission import Admission
 from tts.collector import calm_collector
 from tts.factory import connect_service, create_engine_client
 from tts.host import admission_limits
-from tts.ipc.endpoints import Endpoints
 from tts.ipc.engine_server import EngineServer
 from tts.processes.calls import warm_up
 from tts.processes.child import Launch, Ready, Reporter, Signals, run_child
@@ -38,7 +37,7 @@ async def run(launch: Launch, report: Reporter) -> int:
     try:
         await warm_up(connect_service(config.model, config.server, client, facts))
         calm_collector()
-        server = EngineServer(client, facts, Endpoints.of(_base(config)), _admission(config))
+        server = EngineServer(client, facts, launch.endpoints, _admission(config))
         try:
             with owner_only():
                 await _start(server, _base(config))

@@ -9,7 +9,6 @@ import sys
 from dataclasses import replace
 
 from tts.factory import Service, connect_service
-from tts.ipc.endpoints import Endpoints
 from tts.ipc.places import SharedAdmission
 from tts.ipc.remote_client import RemoteEngineClient
 from tts.processes.calls import serve_calls
@@ -20,12 +19,10 @@ from tts.server import SpeechServer
 async def run(launch: Launch, report: Reporter) -> int:
     """Listen on the server's port; serve once the engine is there."""
     model, server_config = launch.config.model, launch.config.server
-    endpoints = Endpoints.of(model.zmq_endpoint_base)
-
     model.load_architectures()  # it was resolved in another process
 
     async def load(server: SpeechServer) -> Service:
-        client = await RemoteEngineClient.connect(endpoints, launch.name)
+        client = await RemoteEngineClient.connect(launch.endpoints, launch.name)
         if server_config.front_ends > 1:
             server.host.admission = SharedAdmission(client, server.host.metrics.note_requests)
         return connect_service(model, server_config, client, client.facts, launch.voice_folder)

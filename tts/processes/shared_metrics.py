@@ -18,7 +18,9 @@ PERIOD_S = 0.5
 
 
 @asynccontextmanager
-async def shown_metrics(config: ServeConfig, folder: Path) -> AsyncIterator[Callable[[int], None]]:
+async def shown_metrics(
+    config: ServeConfig, endpoints: Endpoints, folder: Path
+) -> AsyncIterator[Callable[[int], None]]:
     """Serve them while the block lasts; gives what is to be called with the id of a dead process.
 
     The engine's own numbers come over the hop, as to a front end. Raises ConfigError when the
@@ -27,7 +29,7 @@ async def shown_metrics(config: ServeConfig, folder: Path) -> AsyncIterator[Call
     metrics = Metrics()
     server = config.server
     stop = serve_metrics(metrics, server.metrics_host, server.metrics_port, folder)
-    following = asyncio.create_task(_follow(metrics, config.model.zmq_endpoint_base))
+    following = asyncio.create_task(_follow(metrics, endpoints))
     try:
         yield partial(forget_process, folder=folder)
     finally:
@@ -36,9 +38,9 @@ async def shown_metrics(config: ServeConfig, folder: Path) -> AsyncIterator[Call
         await asyncio.to_thread(stop)
 
 
-async def _follow(metrics: Metrics, base: str) -> None:
+async def _follow(metrics: Metrics, endpoints: Endpoints) -> None:
     """Keep the snapshot of the engine fresh."""
-    client = await RemoteEngineClient.connect(Endpoints.of(base), "metrics")
+    client = await RemoteEngineClient.connect(endpoints, "metrics")
     try:
         while True:
             metrics.engine.status = await client.status()

@@ -2,6 +2,7 @@
 
     start     engine and front ends at once: the port answers NOT_SERVING while the model loads
     death     of any: start it again, later each time; too often: give up, status 1
+    silence   of any, once it worked: kill it, which is a death
     SIGTERM   front ends drain and end, then the engine
 
 A process that ends before it ever worked is not started again: its status is the server's.
@@ -23,7 +24,8 @@ import msgspec
 
 from llm import ConfigError
 from tts.config import PrometheusMetricsMode
-from tts.ipc.endpoints import reserved
+from tts.ipc.endpoints import Endpoints, reserved
+from tts.ipc.pulse import Pulse
 from tts.processes.child import Launch, Ready, Signals
 from tts.processes.ports import reserved_port
 from tts.processes.restarts import Restarts
@@ -32,6 +34,7 @@ from tts.serve_config import ServeConfig
 logger = logging.getLogger("tts.supervisor")
 
 ENGINE, FRONT_END = "tts.processes.engine", "tts.processes.front_end"
+STALL_S = 15.0  # without a sign of life for so long, a process hangs
 STOP_S = 15.0  # for a process that has nothing left to drain
 
 OnEnd = Callable[[int], None]  # told the id of a process that has ended
@@ -114,16 +117,28 @@ class Worker:
         process.stdin.write(self._launch.to_bytes())
         if self._stopping.is_set():
             self.kill()
-        reading = asyncio.create_task(self._read(process))
+        pulse = Pulse(STALL_S)
+        reading = asyncio.create_task(self._read(process, pulse))
+        watching = asyncio.create_task(self._watch(process, pulse))
         status = await process.wait()
+        watching.cancel()
         await reading
         process.stdin.close()
         self._on_end(process.pid)
         return status
 
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
+    async def _watch(self, process: asyncio.subprocess.Process, pulse: Pulse) -> None:
+        await pulse.stopped()
+        logger.error("%s gives no sign of life: killing it", self._launch.name)
+        with suppress(ProcessLookupError):
+            process.kill()
+
+    async def _read(self, process: asyncio.subprocess.Process, pulse: Pulse) -> None:
         assert process.stdout is not None
         async for line in process.stdout:
+            pulse.felt()
+            if not line.strip():
+                continue
             ready = msgspec.json.decode(line, type=Ready)
             self._worked_at = time.monotonic()
             if not self.ready.done():
@@ -147,13 +162,20 @@ class Worker:
 class Workers:
     """The engine and the front ends of one server. `on_end` is told the id of each that ends."""
 
-    def __init__(self, config: ServeConfig, port: int, voice_folder: Path, on_end: OnEnd) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        endpoints: Endpoints,
+        port: int,
+        voice_folder: Path,
+        on_end: OnEnd = _ignore,
+    ) -> None:
         most = config.server.max_restarts
         self._drain_s = config.server.drain_delay_s + config.server.drain_grace_s + STOP_S
-        self.engine = Worker(ENGINE, Launch(config, "engine"), most, on_end)
+        self.engine = Worker(ENGINE, Launch(config, "engine", endpoints), most, on_end)
         self.front_ends = []
         for number in range(config.server.front_ends):
-            launch = Launch(config, f"front-end-{number}", port, voice_folder)
+            launch = Launch(config, f"front-end-{number}", endpoints, port, voice_folder)
             self.front_ends.append(Worker(FRONT_END, launch, most, on_end))
 
     async def run(self) -> None:
@@ -198,14 +220,14 @@ async def supervise(config: ServeConfig, folder: Path | None = None) -> int:
         files = held.enter_context(ExitStack())
         is_shared = server.front_ends > 1
         port = files.enter_context(reserved_port(server.host, server.port, is_shared=is_shared))
-        files.enter_context(reserved(config.model.zmq_endpoint_base))
+        endpoints = files.enter_context(reserved(config.model.zmq_endpoint_base))
         voices = files.enter_context(TemporaryDirectory(prefix="sonant-voices-"))
         on_end: OnEnd = _ignore
         if folder is not None:
             from tts.processes.shared_metrics import shown_metrics
 
-            on_end = await held.enter_async_context(shown_metrics(config, folder))
-        return await _kept(Workers(config, port, Path(voices), on_end), files)
+            on_end = await held.enter_async_context(shown_metrics(config, endpoints, folder))
+        return await _kept(Workers(config, endpoints, port, Path(voices), on_end), files)
 
 
 def check_processes(config: ServeConfig) -> None:

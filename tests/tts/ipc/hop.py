@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import zmq
@@ -22,6 +24,16 @@ from tts.ipc.remote_client import RemoteEngineClient
 def new_base() -> str:
     """An ipc base of its own; pytest's folders may be too long for a socket's path."""
     return f"ipc://{tempfile.gettempdir()}/{secrets.token_hex(9)}"
+
+
+def new_tcp_base() -> str:
+    """The first of five ports; taken by nobody a moment ago."""
+    for first in range(20_000 + os.getpid() % 10_000, 60_000, 5):
+        with ExitStack() as taken, suppress(OSError):
+            for port in range(first, first + 5):
+                taken.enter_context(socket.create_server(("127.0.0.1", port)))
+            return f"tcp://127.0.0.1:{first}"
+    raise AssertionError("no ports")
 
 
 async def wait_until(holds: Callable[[], bool], timeout_s: float = 10) -> None:

@@ -31,7 +31,18 @@ from tts.ipc.codec import (
     from_error_value,
     to_error_value,
 )
-from tts.ipc.messages import Audio, Beat, Encode, Failed, Generate, Speak, Tokens, Welcome
+from tts.ipc.messages import (
+    Audio,
+    Beat,
+    Encode,
+    Failed,
+    Generate,
+    Refused,
+    Speak,
+    Taken,
+    Tokens,
+    Welcome,
+)
 from tts.status import status_of
 
 ids = st.lists(st.integers(0, 2**31), min_size=1, max_size=40).map(tuple)
@@ -90,10 +101,12 @@ def test_answers_arrive_as_they_were() -> None:
     status = EngineStatus(1, 2, 3, 4, 5, 6, 7, is_alive=False)
     chunk = TokenChunk("r", (1,), (TokenLogprob(1, -0.5, ((1, -0.5),)),), queue_s=1.0)
     for answer in (
-        Welcome(EngineFacts(codec, 9, AudioEncoding.MULAW), status),
-        Welcome(EngineFacts(odd, 9, AudioEncoding.PCM_F32LE), status),
-        Welcome(EngineFacts(None, 9, AudioEncoding.PCM_S16LE), status),
+        Welcome("abc", EngineFacts(codec, 9, AudioEncoding.MULAW), status),
+        Welcome("abc", EngineFacts(odd, 9, AudioEncoding.PCM_F32LE), status),
+        Welcome("abc", EngineFacts(None, 9, AudioEncoding.PCM_S16LE), status),
         Beat(status),
+        Refused("abc"),
+        Taken(3),
         Tokens(3, chunk),
     ):
         assert decode_from_engine(encode(answer)) == answer

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from llm import ConfigError
+from tests.tts.ipc.hop import new_tcp_base
 from tts.ipc.endpoints import Endpoints, remove_leftovers, reserved
 
 
@@ -28,8 +29,10 @@ def test_tcp_has_ports() -> None:
     ]
 
 
-@pytest.mark.parametrize("base", ["tcp://localhost", "tcp://localhost:0", "tcp://h:65533"])
-def test_tcp_needs_four_ports(base: str) -> None:
+@pytest.mark.parametrize(
+    "base", ["tcp://localhost", "tcp://localhost:0", "tcp://h:65532", "tcp://:5555"]
+)
+def test_tcp_needs_five_ports(base: str) -> None:
     with pytest.raises(ConfigError, match="zmq_endpoint_base"):
         Endpoints.of(base)
 
@@ -44,6 +47,23 @@ def test_a_base_belongs_to_one_server(tmp_path: Path) -> None:
         assert len(list(tmp_path.iterdir())) == 5
     assert list(tmp_path.iterdir()) == []
     with reserved(base):
+        pass
+
+
+def test_a_tcp_base_belongs_to_one_server_also_while_no_engine_listens() -> None:
+    base = new_tcp_base()
+    with reserved(base) as endpoints:
+        for other in (base, base.replace("127.0.0.1", "localhost")):
+            with pytest.raises(ConfigError, match="another server's"), reserved(other):
+                pass
+        assert len(endpoints.server_id) == 16
+    with reserved(base) as again:
+        assert list(again) == list(endpoints)
+        assert again.server_id != endpoints.server_id
+
+
+def test_a_tcp_host_that_does_not_exist_is_told() -> None:
+    with pytest.raises(ConfigError, match="cannot be used"), reserved("tcp://no-such.invalid:5000"):
         pass
 
 

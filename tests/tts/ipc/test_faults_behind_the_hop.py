@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from tests.fakes import tiny_config, wait_until_idle
-from tests.tts.ipc.hop import hop, new_base
+from tests.tts.ipc.hop import facts_of, hop, new_base
 from tests.tts.serving import (
     SMALL_WINDOW,
     Serving,
@@ -20,6 +22,7 @@ from tests.tts.serving import (
     error_of_reading,
     hear,
     reason_of,
+    retry_s,
     run,
     serving,
     stream_request,
@@ -27,6 +30,10 @@ from tests.tts.serving import (
 from tests.tts.test_faults import LONG_TEXT, vanish
 from tts.config import ServerConfig
 from tts.factory import connect_service
+from tts.ipc import link
+from tts.ipc.endpoints import Endpoints, reserved
+from tts.ipc.engine_server import EngineServer
+from tts.ipc.remote_client import RemoteEngineClient
 from tts.speech_engine import LocalEngineClient
 from tts.v1 import common_pb2
 from tts.v1 import speech_pb2 as pb
@@ -94,6 +101,63 @@ def test_a_reader_that_stops_reading(
             assert reason_of(given_up) == "SLOW_READER"
 
     run(scenario())
+
+
+def test_a_flood_on_an_engine_that_takes_nothing(
+    engine_client: LocalEngineClient, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its event loop stands still: as many calls wait as may, the others are refused at once."""
+    bound, num_more = 24, 8
+    monkeypatch.setattr(link, "REQUEST_BOUND", bound)
+    config, server = tiny_config(tiny_checkpoint), ServerConfig()
+    goes_on = threading.Event()
+
+    async def scenario() -> None:
+        with engine_of_another_loop(engine_client) as (endpoints, loop):
+            client = await RemoteEngineClient.connect(endpoints, "front")
+            service = connect_service(config, server, client, client.facts)
+            async with serving(service, max_concurrent_requests=bound + num_more) as served:
+                loop.call_soon_threadsafe(goes_on.wait)
+                calls = [hear(served) for _ in range(bound + num_more)]
+                ends = asyncio.as_completed(calls)
+                for _ in range(num_more):
+                    with pytest.raises(grpc.aio.AioRpcError) as refused:
+                        await next(ends)
+                    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                    assert reason_of(refused.value) == "QUEUE_FULL"
+                    assert retry_s(refused.value) > 0
+                goes_on.set()
+                assert len({(await end).data for end in ends}) == 1
+            await client.close()
+
+    try:
+        run(scenario())
+    finally:
+        goes_on.set()
+
+
+@contextmanager
+def engine_of_another_loop(
+    engine: LocalEngineClient,
+) -> Iterator[tuple[Endpoints, asyncio.AbstractEventLoop]]:
+    """Serve it on a thread of its own, as its process does."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def on_loop(work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, loop).result(10)
+
+    with reserved(new_base()) as endpoints:
+        engine_server = EngineServer(engine, facts_of(engine), endpoints)
+        on_loop(engine_server.start())
+        try:
+            yield endpoints, loop
+        finally:
+            on_loop(engine_server.close())
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
 
 
 async def _paused(engine: LocalEngineClient) -> None:

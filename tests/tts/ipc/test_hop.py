@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +10,9 @@ import pytest
 import zmq
 
 from decoder import CodeRangeError, StreamingOptions
-from llm import FinishReason, Request, RequestError
+from llm import FinishReason, QueueFullError, Request, RequestError
 from tests.fakes import create_client, wait_until_idle
-from tests.tts.ipc.hop import facts_of, hop, new_base, wait_until
+from tests.tts.ipc.hop import facts_of, hop, new_base, new_tcp_base, wait_until
 from tests.tts.jobs import listen, read, run, samples, speech, text
 from tests.tts.ramp import RampClient
 from tts.admission import Admission, AdmissionLimits
@@ -23,7 +20,7 @@ from tts.engine_client import SpeechJob
 from tts.errors import EngineLostError, PreconditionError, ServerBusyError, StreamLimitError
 from tts.ipc import engine_server, link
 from tts.ipc.codec import encode
-from tts.ipc.engine_server import AUDIO_WINDOW, EngineServer
+from tts.ipc.engine_server import AUDIO_WINDOW, REQUEST_BOUND, EngineServer
 from tts.ipc.messages import Cancel, Hello, Speak
 from tts.ipc.remote_client import RemoteEngineClient
 from tts.speech_engine import LocalEngineClient
@@ -32,19 +29,8 @@ from tts.utterance import closing
 
 @pytest.fixture(params=["ipc", "inproc", "tcp"])
 def base(request: pytest.FixtureRequest) -> str:
-    if request.param == "tcp":
-        return f"tcp://127.0.0.1:{_four_free_ports()}"
-    return new_base() if request.param == "ipc" else "inproc://engine"
-
-
-def _four_free_ports() -> int:
-    """The first of four; taken by nobody a moment ago."""
-    for first in range(20_000 + os.getpid() % 10_000, 60_000, 4):
-        with ExitStack() as taken, suppress(OSError):
-            for port in range(first, first + 4):
-                taken.enter_context(socket.create_server(("127.0.0.1", port)))
-            return first
-    raise AssertionError("no ports")
+    bases = {"ipc": new_base, "tcp": new_tcp_base, "inproc": lambda: "inproc://engine"}
+    return bases[request.param]()
 
 
 def test_both_ways_give_the_same(engine_client: LocalEngineClient, base: str) -> None:
@@ -177,6 +163,24 @@ def test_a_reader_that_stops_holds_the_engine_back() -> None:
     run(scenario)
 
 
+def test_a_flood_is_refused_and_what_was_taken_is_done(base: str) -> None:
+    """All is asked in one turn of the event loop, so the engine's end reads nothing meanwhile."""
+    engine = RampClient()
+    num_asked = 2 * REQUEST_BOUND
+
+    async def scenario() -> None:
+        async with hop(engine, base) as served:
+            asking = [listen(served.client, speech(f"s{n}")) for n in range(num_asked)]
+            answers = await asyncio.gather(*asking, return_exceptions=True)
+            refused = [answer for answer in answers if isinstance(answer, QueueFullError)]
+            assert len(answers) - len(refused) == len(engine.jobs) == REQUEST_BOUND
+            assert all(isinstance(a, list) for a in answers if a not in refused)
+            await served.until_idle()
+            assert await listen(served.client, speech("after"))
+
+    run(scenario)
+
+
 # --- ends
 
 
@@ -193,7 +197,7 @@ def test_a_front_end_that_vanishes_leaves_nothing(engine_client: LocalEngineClie
                 control.connect(served.endpoints.control)
                 replies.connect(served.endpoints.response)
                 while not replies.poll(0):
-                    control.send(encode(Hello("doomed")))
+                    control.send(encode(Hello("doomed", served.endpoints.server_id)))
                     await asyncio.sleep(0.02)
                 work.send(encode(Speak("doomed", 0, speech("x", exactly=800))))
                 await wait_until(lambda: served.server.num_streams == 1)
@@ -289,7 +293,7 @@ def test_nonsense_on_the_wire_harms_nobody(
 def test_endpoints_in_use_are_told() -> None:
     async def scenario() -> None:
         engine = RampClient()
-        async with hop(engine, f"tcp://127.0.0.1:{_four_free_ports()}") as served:
+        async with hop(engine, new_tcp_base()) as served:
             second = EngineServer(engine, facts_of(engine), served.endpoints, None, served.context)
             with pytest.raises(zmq.ZMQError, match="in use"):
                 await second.start()

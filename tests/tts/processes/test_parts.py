@@ -11,6 +11,7 @@ import pytest
 from llm import ConfigError
 from tests.fakes import tiny_config
 from tts.config import ServerConfig
+from tts.ipc.endpoints import Endpoints
 from tts.processes.child import Launch, Ready
 from tts.processes.ports import reserved_port
 from tts.processes.restarts import LONGEST_DELAY_S, STEADY_S, Restarts
@@ -68,7 +69,9 @@ def test_what_does_not_go_with_processes_is_refused(tiny_checkpoint: Path) -> No
 
 
 def test_a_launch_order_arrives_as_it_was(tiny_checkpoint: Path) -> None:
-    launch = Launch(config(tiny_checkpoint, max_num_steps=3), "engine", 7, tiny_checkpoint)
+    endpoints = Endpoints.of("tcp://127.0.0.1:5555", "abc")
+    serve = config(tiny_checkpoint, max_num_steps=3)
+    launch = Launch(serve, "engine", endpoints, 7, tiny_checkpoint)
     again = pickle.loads(launch.to_bytes())
     assert again == launch
     assert again.config.model.is_resolved
