@@ -10,10 +10,14 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TextIO
@@ -29,10 +33,12 @@ class Machine:
     system: str
     python: str
     torch: str
+    gpus: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        gpus = "".join(f"{gpu}, " for gpu in self.gpus)
         return (
-            f"{self.cores} cores of {self.cpu}, {self.memory_gib:g} GiB, {self.system}, "
+            f"{gpus}{self.cores} cores of {self.cpu}, {self.memory_gib:g} GiB, {self.system}, "
             f"Python {self.python}, torch {self.torch}"
         )
 
@@ -49,7 +55,18 @@ def this_machine() -> Machine:
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         torch=metadata.version("torch"),
+        gpus=_gpu_names(),
     )
+
+
+@cache
+def _gpu_names() -> tuple[str, ...]:
+    """As the driver names them; asking torch would take memory of each."""
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    found = subprocess.run(query, capture_output=True, text=True, check=False)
+    return tuple(found.stdout.splitlines()) if found.returncode == 0 else ()
 
 
 def _cpu_name() -> str:
@@ -93,6 +110,18 @@ class Figure:
         return self.name, f"{self.value:.4g} {self.unit}".strip(), spread, bar, verdict, self.note
 
 
+def _this_command() -> str:
+    """As it can be typed again; "" where the program is not one of ours."""
+    program = Path(sys.argv[0])
+    if program.parent.name != __package__:
+        return ""
+    return " ".join(["python", "-m", f"{__package__}.{program.stem}", *sys.argv[1:]])
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """Everything one command found out."""
@@ -100,6 +129,8 @@ class Report:
     benchmark: str
     figures: tuple[Figure, ...]
     machine: Machine = field(default_factory=this_machine)
+    command: str = field(default_factory=_this_command)
+    date: str = field(default_factory=_today)  # ISO 8601, UTC
 
     @property
     def reached(self) -> bool:
@@ -114,6 +145,8 @@ class Report:
         ]
         record = {
             "benchmark": self.benchmark,
+            "command": self.command,
+            "date": self.date,
             "machine": asdict(self.machine),
             "figures": figures,
             "reached": self.reached,
@@ -139,10 +172,12 @@ def publish(report: Report, out: TextIO | None = None, err: TextIO | None = None
     return 0 if report.reached else 1
 
 
-def arguments(description: str, *, repeat: int) -> argparse.ArgumentParser:
-    """The options every benchmark has."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--model", default="", help="checkpoint folder (default: embedded voice)")
+def arguments(description: str, *, repeat: int, has_model: bool = True) -> argparse.ArgumentParser:
+    """The options every benchmark has; `has_model`: it measures the checkpoint that is named."""
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
+    if has_model:
+        text = "checkpoint folder (default: embedded voice)"
+        parser.add_argument("--model", default="", help=text)
     parser.add_argument("--repeat", type=_positive, default=repeat, help="repetitions")
     return parser
 

@@ -19,9 +19,15 @@ GAIN = 2.0  # of matrices: next-token distributions neither flat nor an echo of 
 
 
 class RandomWeights(Weights):
-    """Any tensor that is asked for with a shape; the same name has the same values."""
+    """Any tensor that is asked for with a shape; the same name has the same values.
+
+    They are made on `device`, where billions take no time; another kind of device makes others.
+    """
 
     format = WeightsFormat.SAFETENSORS
+
+    def __init__(self, device: str = "cpu") -> None:
+        self._device = device
 
     def info(self) -> Mapping[str, TensorInfo]:
         """Nothing is there before it is asked for."""
@@ -36,9 +42,11 @@ class RandomWeights(Weights):
         import torch
 
         if len(shape) == 1:
-            return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
-        generator = torch.Generator().manual_seed(crc32(name.encode()))
-        return torch.randn(shape, generator=generator) * (GAIN * shape[-1] ** -0.5)
+            fill = 0.0 if name.endswith("bias") else 1.0
+            return torch.full(shape, fill, device=self._device)
+        generator = torch.Generator(self._device).manual_seed(crc32(name.encode()))
+        values = torch.randn(shape, generator=generator, device=self._device)
+        return values.mul_(GAIN * shape[-1] ** -0.5)
 
     def close(self) -> None:
         """See `Weights`."""
@@ -54,5 +62,5 @@ def open_weights(config: PipelineConfig) -> Weights:
     if config.is_test_mode and not (
         model.weight_path or any(folder.glob("*.safetensors")) or pickle_files(folder)
     ):
-        return RandomWeights()
+        return RandomWeights(model.device_specs[0])
     return find_weights(model.model_path, model.weight_path, allow_pickle=config.allow_pickle)

@@ -1,0 +1,310 @@
+"""The core in process, on random models of published sizes: decoding alone and with 256 others.
+
+    decode      one greedy sequence: tokens per second, and what share that is of the bytes a step
+                reads at the bandwidth that a large copy on the same device has
+    throughput  256 requests at once, 100 to 1,024 tokens in and out (nano-vllm's bench.py)
+    gaps        how long the device idles between two decode steps, alone and full
+    memory      what the process holds beside weights and KV pages
+    peers       transformers on the same shapes
+
+Configuration flags go to the engine. A run may be cut off (--limit-s): then what came until then
+counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import peers, trace
+from benchmarks.engine_load import (
+    Load,
+    Run,
+    decode_jobs,
+    pipeline_of,
+    run,
+    running,
+    throughput_jobs,
+)
+from benchmarks.report import Figure, Report, arguments, publish
+from benchmarks.shapes import SHAPES, Shape
+from llm import Engine
+from tts.config import AudioGenerationConfig, add_config_flags
+from tts.flags import flag_values
+
+PARTS = ("decode", "throughput", "gaps", "memory", "peers")
+DEFAULT_SHAPES = ("llasa-1b", "orpheus-3b", "qwen3-0.6b", "llama-1b")
+DECODE_BARS = {"llasa-1b": 950.0, "orpheus-3b": 450.0}  # tokens per second, on one H200
+THROUGHPUT_BARS = {"qwen3-0.6b": 18_000.0, "llama-1b": 30_000.0}
+GAP_BAR_US = 60.0
+BUSY_BARS = {1: 90.0, 256: 95.0}  # percent, by rows
+MEMORY_BAR_GB = 1.5
+COPY_BYTES = {"cuda": 2 << 30, "cpu": 64 << 20}
+WARM_UP_TOKENS = 32
+PROFILED_LENGTH = 1024  # tokens of the sequences that a trace is taken of, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is asked for."""
+
+    prompt_len: int = 16
+    num_tokens: int = 256
+    requests: int = 256
+    lengths: tuple[int, int] = (100, 1024)
+    limit_s: float = 60.0
+    trace_s: float = 0.3
+    crowds: tuple[int, ...] = (64,)  # requests of the peer's continuous batching
+    crowd_tokens: int = 200  # in and out
+    repeat: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One shape on one device, its running engine, and what is known of both."""
+
+    shape: Shape
+    device: torch.device
+    engine: Engine
+    bandwidth: float  # bytes per second, read and written
+    sizes: Sizes
+    trace_folder: Path | None = None
+
+    @property
+    def has_bars(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.shape.values["vocab_size"])
+
+
+def bandwidth(device: torch.device, repeat: int = 5) -> float:
+    """Bytes per second that a large copy reads and writes."""
+    source = torch.ones(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(repeat + 1):
+        synchronize(device)
+        started = time.perf_counter()
+        target.copy_(source)
+        synchronize(device)
+        times.append(time.perf_counter() - started)
+    return 2 * source.nbytes / min(times)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for what a device has been given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def decode(subject: Subject) -> Iterator[Figure]:
+    """One sequence, greedy; the first run warms up."""
+    sizes, name = subject.sizes, subject.shape.name
+    warm_up, job = (
+        decode_jobs(1, subject.vocab_size, sizes.prompt_len, num_tokens)
+        for num_tokens in (WARM_UP_TOKENS, sizes.num_tokens)
+    )
+    run(subject.engine, warm_up)
+    rates = tuple(run(subject.engine, job).decode_tokens_per_s for _ in range(sizes.repeat))
+    context = sizes.prompt_len + sizes.num_tokens // 2
+    width = pipeline_of(subject.engine).runner.dtype.itemsize
+    step_bytes = width * (subject.shape.num_weights + context * subject.shape.kv_values)
+    yield Figure(
+        f"{name}: decode, one sequence",
+        rates,
+        "tokens/s",
+        DECODE_BARS.get(name) if subject.has_bars else None,
+        at_least=True,
+        note=f"greedy, {sizes.prompt_len} tokens in, {sizes.num_tokens} out",
+    )
+    yield Figure(f"{name}: step", tuple(1000 / rate for rate in rates), "ms")
+    yield Figure(
+        f"{name}: share of the bandwidth",
+        tuple(100 * rate * step_bytes / subject.bandwidth for rate in rates),
+        "%",
+        note=f"{step_bytes / 1e9:.2f} GB a step, a copy moves {subject.bandwidth / 1e12:.2f} TB/s",
+    )
+
+
+def throughput(subject: Subject) -> Iterator[Figure]:
+    """All requests at once; a few short ones before them warm up."""
+    sizes, name = subject.sizes, subject.shape.name
+    run(subject.engine, throughput_jobs(4, subject.vocab_size, (4, 8)))
+    jobs = throughput_jobs(sizes.requests, subject.vocab_size, sizes.lengths)
+    done = run(subject.engine, jobs, sizes.limit_s)
+    yield Figure(
+        f"{name}: {sizes.requests} requests",
+        (done.tokens_per_s,),
+        "tokens/s",
+        THROUGHPUT_BARS.get(name) if subject.has_bars else None,
+        at_least=True,
+        note=_how_much(done, sum(job.num_tokens for job in jobs), sizes),
+    )
+
+
+def _how_much(done: Run, asked: int, sizes: Sizes) -> str:
+    low, high = sizes.lengths
+    lengths = f"{low} to {high} tokens in and out"
+    if done.is_whole:
+        return f"{lengths}; {done.num_tokens} tokens in {done.wall_s:.2f} s"
+    return f"{lengths}; cut off after {done.wall_s:.1f} s: {done.num_tokens} of {asked} tokens"
+
+
+def gaps(subject: Subject) -> Iterator[Figure]:
+    """What the profiler sees of decoding alone, and of as many rows as the throughput test has."""
+    for rows in sorted({1, subject.sizes.requests}):
+        yield from _gaps(subject, rows)
+
+
+def _gaps(subject: Subject, rows: int) -> Iterator[Figure]:
+    engine, sizes = subject.engine, subject.sizes
+    length = min(PROFILED_LENGTH, pipeline_of(engine).max_seq_len - sizes.prompt_len)
+    load = Load(engine, decode_jobs(rows, subject.vocab_size, sizes.prompt_len, length))
+    path = None
+    if subject.trace_folder is not None:
+        path = subject.trace_folder / f"{subject.shape.name}-{rows}.json"
+    try:
+        load.wait_until(lambda: engine.stats().decoding == rows)
+        found = trace.device_times(trace.record(engine, sizes.trace_s, path))
+    finally:
+        load.stop()
+    name, is_full = f"{subject.shape.name}, {rows} rows", rows in BUSY_BARS and subject.has_bars
+    yield Figure(
+        f"{name}: gap between steps",
+        (found.gap,),
+        "us",
+        GAP_BAR_US if is_full else None,
+        note=f"of {found.num_steps} steps, at most {max(found.gaps):.0f}; under the profiler",
+    )
+    yield Figure(
+        f"{name}: device busy",
+        (100 * found.busy_share,),
+        "%",
+        BUSY_BARS[rows] if is_full else None,
+        at_least=True,
+        note=f"{100 * found.step_share:.1f} % without pauses inside a step, "
+        f"{found.kernels_per_step:.0f} kernels each",
+    )
+
+
+def memory(subject: Subject, before_bytes: int) -> Iterator[Figure]:
+    """What the device holds more than before we came, without weights and KV pages."""
+    plan = pipeline_of(subject.engine).memory_plan
+    weights = subject.shape.num_weights * pipeline_of(subject.engine).runner.dtype.itemsize
+    held = used_bytes(subject.device) - before_bytes
+    yield Figure(
+        f"{subject.shape.name}: memory beside weights and KV",
+        ((held - weights - plan.kv_bytes) / 1e9,),
+        "GB",
+        MEMORY_BAR_GB if subject.has_bars else None,
+        note=f"weights {weights / 1e9:.2f} GB, KV {plan.kv_bytes / 1e9:.2f} GB",
+    )
+
+
+def used_bytes(device: torch.device) -> int:
+    """Of the device, whoever uses them; on the CPU what is resident of this process."""
+    if device.type == "cuda":
+        query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+        lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
+        return int(lines[device.index or 0]) * 2**20
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status has no VmRSS")
+
+
+def compare(shape: Shape, device: torch.device, sizes: Sizes) -> Iterator[Figure]:
+    """transformers; what fails is told and left out."""
+    vocab_size = int(shape.values["vocab_size"])
+    (job,) = decode_jobs(1, vocab_size, sizes.prompt_len, sizes.num_tokens)
+    tokens = sizes.crowd_tokens
+    crowds = [decode_jobs(count, vocab_size, tokens, tokens) for count in sizes.crowds]
+    for name, found in peers.measure(shape, device, job, crowds, sizes.repeat).items():
+        if isinstance(found, str):
+            print(f"{shape.name}: {name}: {found}", file=sys.stderr)
+        else:
+            rate = (found.tokens_per_s,)
+            yield Figure(f"{shape.name}: {name}", rate, "tokens/s", note=found.note)
+
+
+def measure(
+    shape: Shape, parts: Sequence[str], sizes: Sizes, values: dict[str, Any], traces: Path | None
+) -> Iterator[Figure]:
+    """One shape: everything of its engine, then, when that has gone, its peers."""
+    device = torch.device(values["model"]["device_specs"][0])
+    before_bytes = used_bytes(device)
+    run_parts: dict[str, Callable[[Subject], Iterator[Figure]]] = {
+        "decode": decode,
+        "throughput": throughput,
+        "gaps": gaps,
+        "memory": lambda subject: memory(subject, before_bytes),
+    }
+    wanted = [part for name, part in run_parts.items() if name in parts]
+    if wanted:
+        speed = bandwidth(device)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            running(shape, Path(folder), values) as engine,
+        ):
+            subject = Subject(shape, device, engine, speed, sizes, traces)
+            for part in wanted:
+                yield from part(subject)
+    if "peers" in parts:
+        yield from compare(shape, device, sizes)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    sizes = Sizes()
+    options = arguments("Decode speed of the core.", repeat=sizes.repeat, has_model=False)
+    options.add_argument("--shape", nargs="+", choices=SHAPES, default=list(DEFAULT_SHAPES))
+    options.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
+    options.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
+    options.add_argument("--tokens", type=int, default=sizes.num_tokens, help="of one sequence")
+    options.add_argument("--requests", type=int, default=sizes.requests, help="at once")
+    options.add_argument("--lengths", type=int, nargs=2, default=sizes.lengths, help="LOW HIGH")
+    options.add_argument("--limit-s", type=float, default=sizes.limit_s, help="of all requests")
+    options.add_argument("--trace-s", type=float, default=sizes.trace_s, help="under the profiler")
+    options.add_argument("--traces", type=Path, help="folder in which traces are kept")
+    options.add_argument("--crowds", type=int, nargs="*", default=sizes.crowds, help="of the peer")
+    options.add_argument("--crowd-tokens", type=int, default=sizes.crowd_tokens, help="in and out")
+    add_config_flags(options, AudioGenerationConfig)
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    sizes = Sizes(
+        num_tokens=args.tokens,
+        requests=args.requests,
+        lengths=tuple(args.lengths),
+        limit_s=args.limit_s,
+        trace_s=args.trace_s,
+        crowds=tuple(args.crowds),
+        crowd_tokens=args.crowd_tokens,
+        repeat=args.repeat,
+    )
+    values = AudioGenerationConfig.merged(
+        {"model": {"device_specs": [args.device]}}, flag_values(args, AudioGenerationConfig)
+    )
+    figures = [
+        figure
+        for name in args.shape
+        for figure in measure(SHAPES[name], args.part, sizes, values, args.traces)
+    ]
+    return publish(Report("core", tuple(figures)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

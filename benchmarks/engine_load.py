@@ -1,0 +1,182 @@
+"""An engine on a model of random weights, and the loads that are put on it in process."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+from benchmarks.shapes import Shape
+from llm import Engine, Request, SamplingParams, TokenChunk, create_engine
+from llm.pipeline.base import TextGenerationPipelineInterface
+from tts.config import AUTO_DECODER, AudioGenerationConfig
+
+MAX_LENGTH = 2304  # tokens of one sequence: the longest job of the throughput test fits
+TEXT_IDS = 10_000  # prompts of the throughput test have ids up to this one
+THROUGHPUT_TEMPERATURE = 0.6
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A prompt and how many tokens are to follow it; temperature 0 takes the likeliest ones."""
+
+    prompt_ids: tuple[int, ...]
+    num_tokens: int
+    temperature: float = 0.0
+
+    def request(self) -> Request:
+        """With an id of its own, and no end before its length."""
+        sampling = SamplingParams(
+            temperature=self.temperature,
+            seed=self.num_tokens,
+            max_tokens=self.num_tokens,
+            ignore_eos=True,
+        )
+        return Request(f"job-{next(_numbers)}", self.prompt_ids, sampling)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of some jobs."""
+
+    num_tokens: int
+    wall_s: float  # from before the first submission to the last token
+    decode_tokens_per_s: float  # of the tokens behind the first chunk, since then
+    is_whole: bool  # not cut off by the time limit
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.wall_s
+
+
+class Load:
+    """Jobs that run on an engine; it is their sink."""
+
+    def __init__(self, engine: Engine, jobs: Sequence[Job]) -> None:
+        """Submit all of them."""
+        self._engine = engine
+        self._ended = threading.Event()
+        self._num_left = len(jobs)
+        self._num_tokens = self._first_tokens = 0
+        self._first_s = self._last_s = 0.0
+        self._error = ""
+        requests = [job.request() for job in jobs]
+        self._ids = [request.request_id for request in requests]
+        self._started_s = time.perf_counter()
+        for request in requests:
+            engine.submit(request, self._take)
+
+    def _take(self, chunk: TokenChunk) -> None:
+        if chunk.token_ids:
+            self._last_s = time.perf_counter()
+            self._num_tokens += len(chunk.token_ids)
+            if not self._first_s:
+                self._first_s, self._first_tokens = self._last_s, self._num_tokens
+        if chunk.finish_reason is not None:
+            self._error = self._error or chunk.error
+            self._num_left -= 1
+            if not self._num_left:
+                self._ended.set()
+
+    def wait(self, limit_s: float | None = None) -> Run:
+        """The end of the last job, or of the time. Raises `RuntimeError` when a job failed."""
+        is_whole = self._ended.wait(limit_s)
+        num_tokens, last_s = self._num_tokens, self._last_s
+        if self._error:
+            raise RuntimeError(self._error)
+        decode_s = max(last_s - self._first_s, 1e-9)
+        rate = (num_tokens - self._first_tokens) / decode_s
+        return Run(num_tokens, last_s - self._started_s, rate, is_whole)
+
+    def wait_until(self, condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+        """Until something holds. Raises `RuntimeError` when it does not in time."""
+        deadline = time.monotonic() + limit_s
+        while not condition():
+            if time.monotonic() > deadline or self._ended.is_set():
+                raise RuntimeError("the load never got there")
+            time.sleep(0.002)
+
+    def stop(self) -> None:
+        """Cancel what still runs, and wait for its end."""
+        for request_id in self._ids:
+            self._engine.cancel(request_id)
+        if not self._ended.wait(60.0):
+            raise RuntimeError("cancelled requests do not end")
+
+
+@contextmanager
+def running(shape: Shape, folder: Path, values: Mapping[str, Any]) -> Iterator[Engine]:
+    """A started engine on a shape; `values` are configuration that goes before ours."""
+    own: dict[str, Any] = {
+        "audio_decoder": AUTO_DECODER,
+        "run_model_test_mode": True,
+        "max_length": MAX_LENGTH,
+        "profiling": {"gpu_profiling": "on"},  # a trace shows where steps begin
+        "model": {"model_path": str(shape.write(folder))},
+    }
+    config = AudioGenerationConfig(**AudioGenerationConfig.merged(own, values))
+    engine = create_engine(config)
+    release_memory()  # what making random weights took
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.shutdown()
+        pipeline_of(engine).shutdown()
+        release_memory()
+
+
+def release_memory() -> None:
+    """Give back to the device what torch holds and nobody uses."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def pipeline_of(engine: Engine) -> TextGenerationPipelineInterface:
+    """The pipeline with its model; touch the device on the engine's thread only."""
+    pipeline = engine.pipeline
+    assert isinstance(pipeline, TextGenerationPipelineInterface)
+    return pipeline
+
+
+def run(engine: Engine, jobs: Sequence[Job], limit_s: float | None = None) -> Run:
+    """Run jobs to their ends, or for so long."""
+    load = Load(engine, jobs)
+    try:
+        return load.wait(limit_s)
+    finally:
+        load.stop()
+
+
+def decode_jobs(count: int, vocab_size: int, prompt_len: int, num_tokens: int) -> list[Job]:
+    """Greedy jobs of one length, each with a prompt of its own."""
+    random = Random(0)
+    return [
+        Job(tuple(random.randrange(vocab_size) for _ in range(prompt_len)), num_tokens)
+        for _ in range(count)
+    ]
+
+
+def throughput_jobs(count: int, vocab_size: int, lengths: tuple[int, int]) -> list[Job]:
+    """Prompts and outputs of lengths in [low, high], both included.
+
+    256 jobs of 100 to 1,024 are those of nano-vllm's bench.py, number for number
+    (https://github.com/GeeeekExplorer/nano-vllm): 133,966 tokens of output.
+    """
+    random = Random(0)
+    prompts = [
+        tuple(random.randint(0, TEXT_IDS) % vocab_size for _ in range(random.randint(*lengths)))
+        for _ in range(count)
+    ]
+    return [Job(prompt, random.randint(*lengths), THROUGHPUT_TEMPERATURE) for prompt in prompts]

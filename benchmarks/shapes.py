@@ -1,0 +1,116 @@
+"""Language models of published sizes with random weights: config.json and nothing else.
+
+With random weights a step takes as long as with trained ones, and no token means anything: whoever
+measures fixes the lengths. `run_model_test_mode` makes the weights, on the device.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROPE = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One language model: `values` are those of its config.json. Heads share keys by group."""
+
+    name: str
+    values: Mapping[str, Any]
+
+    def with_vocabulary(self, name: str, vocab_size: int) -> Shape:
+        """The same layers with another number of rows in the embedding, which is the head, too."""
+        return Shape(name, {**self.values, "vocab_size": vocab_size})
+
+    def write(self, folder: Path) -> Path:
+        """Make a folder that the test mode can serve; no token ends a text."""
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(dict(self.values), indent=1)
+        (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+        return folder
+
+    @property
+    def num_weights(self) -> int:
+        """Of all layers and the head: what a decode step reads."""
+        v = self.values
+        hidden, head_dim = v["hidden_size"], v["head_dim"]
+        query, kv = (v[key] * head_dim for key in ("num_attention_heads", "num_key_value_heads"))
+        attention = hidden * (query + 2 * kv) + query * hidden
+        layer = attention + 3 * hidden * v["intermediate_size"] + 2 * hidden
+        return v["num_hidden_layers"] * layer + (v["vocab_size"] + 1) * hidden
+
+    @property
+    def kv_values(self) -> int:
+        """Keys and values of one token, all layers."""
+        v = self.values
+        return 2 * v["num_hidden_layers"] * v["num_key_value_heads"] * v["head_dim"]
+
+
+def llama(
+    *, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, head_dim: int, vocab: int
+) -> dict[str, Any]:
+    """Llama 3.2's config.json."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "rope_scaling": ROPE,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+    }
+
+
+LLAMA_1B = Shape(
+    "llama-1b",
+    llama(hidden=2048, inner=8192, layers=16, heads=32, kv_heads=8, head_dim=64, vocab=128_256),
+)
+LLAMA_3B = Shape(
+    "llama-3b",
+    llama(hidden=3072, inner=8192, layers=28, heads=24, kv_heads=8, head_dim=128, vocab=128_256),
+)
+QWEN3_600M = Shape(
+    "qwen3-0.6b",
+    {
+        **llama(
+            hidden=1024, inner=3072, layers=28, heads=16, kv_heads=8, head_dim=128, vocab=151_936
+        ),
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "max_position_embeddings": 40_960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "rope_scaling": None,
+    },
+)
+LLASA_1B = LLAMA_1B.with_vocabulary("llasa-1b", 193_800)
+ORPHEUS_3B = LLAMA_3B.with_vocabulary("orpheus-3b", 156_940)
+TOY = Shape(
+    "toy",
+    llama(hidden=64, inner=128, layers=2, heads=4, kv_heads=2, head_dim=16, vocab=512),
+)
+
+SHAPES = {
+    shape.name: shape for shape in (LLAMA_1B, LLASA_1B, LLAMA_3B, ORPHEUS_3B, QWEN3_600M, TOY)
+}

@@ -1,0 +1,138 @@
+"""What a device did between two moments, from torch's profiler: steps, gaps between them, kernels.
+
+A trace is the JSON that `torch.profiler` writes for chrome://tracing. A kernel belongs to the step
+whose range (`profiling.gpu_profiling` names them) it was launched in. Without kernels, on the CPU,
+the ranges themselves count as the device's work. The profiler slows launches down, so gaps are
+upper bounds.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llm import Engine
+
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+LAUNCHES = ("cuda_runtime", "cuda_driver")
+STEP_RANGE = "sonant.token_generation"
+MIN_STEPS = 6  # of the engine, in a trace
+LIMIT_S = 15.0
+Span = tuple[float, float]
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTimes:
+    """Of the decode steps in a trace; times in microseconds."""
+
+    num_steps: int
+    gaps: tuple[float, ...]  # from the last kernel of a step to the first of the next
+    busy_share: float  # of the time from the first step's beginning to the last one's end
+    step_share: float  # the same without the pauses inside a step
+    kernels_per_step: float
+
+    @property
+    def gap(self) -> float:
+        return statistics.median(self.gaps)
+
+
+def record(engine: Engine, seconds: float, path: Path | None = None) -> list[Event]:
+    """The trace events of what an engine does for so long, or longer where steps are slow.
+
+    They are kept in a file where one is named.
+    """
+    with _profiler():
+        pass  # the library wants to be set up on the main thread
+    profiler = _profiler()
+    # Ranges are recorded on the thread that starts the profiler.
+    engine.run_on_engine(profiler.start).result()
+    last, deadline = engine.stats().steps + MIN_STEPS, time.monotonic() + LIMIT_S
+    time.sleep(seconds)
+    while engine.stats().steps < last and time.monotonic() < deadline:
+        time.sleep(0.01)
+    engine.run_on_engine(profiler.stop).result()
+    with tempfile.TemporaryDirectory() as folder:
+        target = path or Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(target))
+        events: list[Event] = json.loads(target.read_text(encoding="utf-8"))["traceEvents"]
+    return events
+
+
+def _profiler() -> torch.profiler.profile:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    return torch.profiler.profile(activities=activities, acc_events=True)
+
+
+def device_times(events: Iterable[Event]) -> DeviceTimes:
+    """Raises `ValueError` when there are fewer than three whole decode steps."""
+    timed = [event for event in events if event.get("ph") == "X"]
+    ranges = sorted(_span(e) for e in timed if _is_step(e))
+    work = [event for event in timed if event.get("cat") in ON_DEVICE]
+    launched = {
+        event["args"]["correlation"]: float(event["ts"])
+        for event in timed
+        if event.get("cat") in LAUNCHES and "correlation" in event.get("args", {})
+    }
+    steps = _steps(ranges, work, launched) if work else [[span] for span in ranges]
+    if len(steps) < 3:
+        raise ValueError(f"{len(steps)} decode steps in the trace")
+    spans = [(min(s for s, _ in step), max(e for _, e in step)) for step in steps]
+    start, end = spans[0][0], spans[-1][1]
+    gaps = tuple(max(b[0] - a[1], 0.0) for a, b in pairwise(spans))
+    busy = (
+        _covered((_span(event) for event in work), start, end) if work else end - start - sum(gaps)
+    )
+    return DeviceTimes(
+        num_steps=len(steps),
+        gaps=gaps,
+        busy_share=busy / (end - start),
+        step_share=_covered(spans, start, end) / (end - start),
+        kernels_per_step=sum(map(len, steps)) / len(steps),
+    )
+
+
+def _is_step(event: Event) -> bool:
+    return event.get("cat") == "user_annotation" and event.get("name") == STEP_RANGE
+
+
+def _span(event: Event) -> Span:
+    start = float(event["ts"])
+    return start, start + float(event["dur"])
+
+
+def _steps(
+    ranges: Sequence[Span], work: Sequence[Event], launched: Mapping[int, float]
+) -> list[list[Span]]:
+    """Kernels by the range they were launched in; ranges without any are left out."""
+    starts = [start for start, _ in ranges]
+    steps: list[list[Span]] = [[] for _ in ranges]
+    for event in work:
+        if event["cat"] != "kernel":
+            continue
+        moment = launched.get(event.get("args", {}).get("correlation"), -1.0)
+        place = bisect_right(starts, moment) - 1
+        if place >= 0 and moment <= ranges[place][1]:
+            steps[place].append(_span(event))
+    return [step for step in steps if step]
+
+
+def _covered(spans: Iterable[Span], start: float, end: float) -> float:
+    """Length of the union of spans, inside [start, end]."""
+    total, reached = 0.0, start
+    for begin, stop in sorted(spans):
+        total += max(min(stop, end) - max(begin, reached), 0.0)
+        reached = max(reached, min(stop, end))
+    return total
