@@ -46,7 +46,8 @@ class Shape:
         hidden, head_dim = v["hidden_size"], v["head_dim"]
         query, kv = (v[key] * head_dim for key in ("num_attention_heads", "num_key_value_heads"))
         attention = hidden * (query + 2 * kv) + query * hidden
-        layer = attention + 3 * hidden * v["intermediate_size"] + 2 * hidden
+        head_norms = 2 * head_dim if v["model_type"] == "qwen3" else 0
+        layer = attention + head_norms + 3 * hidden * v["intermediate_size"] + 2 * hidden
         return v["num_hidden_layers"] * layer + (v["vocab_size"] + 1) * hidden
 
     @property

@@ -7,6 +7,7 @@ import io
 import json
 import shutil
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ from tests.decoder.codecs import to_safetensors, write_snac
 
 ROOT = Path(__file__).parent.parent
 NOT_COMMANDS = {"__init__", "canned", "report", "serving", "word_errors"}
+NOT_COMMANDS |= {"engine_load", "peers", "shapes", "trace"}
 
 
 def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
@@ -40,6 +42,7 @@ def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
     commands = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - NOT_COMMANDS
     assert commands == {
         "cold_start",
+        "core",
         "first_audio",
         "front_end",
         "hop",
@@ -74,6 +77,7 @@ def test_a_report_is_json_on_one_side_and_a_table_on_the_other() -> None:
     assert record["reached"] is False
     assert [figure["value"] for figure in record["figures"]] == [2.0, 7.0]
     assert record["machine"]["cores"] >= 1
+    assert record["date"] == datetime.now(UTC).date().isoformat()
     title, header, first, _ = err.getvalue().splitlines()
     assert title == f"toy: {this_machine()}"
     assert header.split() == ["figure", "median", "range", "bar"]

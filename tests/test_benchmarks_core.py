@@ -1,0 +1,162 @@
+"""The benchmark of the core at toy size, and the arithmetic beneath its figures."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import core, peers, trace
+from benchmarks.engine_load import Job, Load, decode_jobs, run, running, throughput_jobs
+from benchmarks.shapes import SHAPES, TOY, Shape
+from llm import Engine
+
+SMALL = core.Sizes(
+    num_tokens=24,
+    requests=4,
+    lengths=(3, 9),
+    trace_s=0.02,
+    crowds=(2,),
+    crowd_tokens=5,
+    repeat=2,
+)
+VALUES = {"model": {"device_specs": ["cpu"], "kv_cache": {"num_pages": 40}}}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with running(TOY, tmp_path_factory.mktemp("toy"), VALUES) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_step_reads_what_the_model_has(shape: Shape) -> None:
+    model = peers.create(shape, torch.device("meta"))
+    assert shape.num_weights == sum(p.numel() for p in model.parameters())
+
+
+def test_keys_and_values_of_a_token() -> None:
+    assert SHAPES["llama-1b"].kv_values * 2 == 32 * 1024  # bytes in bfloat16
+    assert SHAPES["qwen3-0.6b"].kv_values * 2 == 112 * 1024
+
+
+def test_the_throughput_jobs_are_the_published_ones() -> None:
+    jobs = throughput_jobs(256, 151_936, (100, 1024))
+    assert sum(job.num_tokens for job in jobs) == 133_966
+    assert sum(len(job.prompt_ids) for job in jobs) == 142_827
+    assert max(len(job.prompt_ids) + job.num_tokens for job in jobs) < 2304
+
+
+def test_jobs_run_to_their_length(engine: Engine) -> None:
+    done = run(engine, [Job((1, 2, 3), 7), Job((4,), 12)])
+    assert (done.num_tokens, done.is_whole) == (19, True)
+    assert 0 < done.tokens_per_s < 19 / done.wall_s * 1.001
+    assert done.decode_tokens_per_s > 0
+
+
+def test_a_run_is_cut_off(engine: Engine) -> None:
+    started = time.perf_counter()
+    done = run(engine, decode_jobs(2, 512, 4, 2000), limit_s=0.1)
+    assert time.perf_counter() - started < 30
+    assert not done.is_whole
+    assert 0 <= done.num_tokens < 4000
+    assert engine.stats().used_pages == 0
+
+
+def test_a_load_that_ends_never_gets_there(engine: Engine) -> None:
+    load = Load(engine, [Job((1,), 2)])
+    with pytest.raises(RuntimeError, match="never got there"):
+        load.wait_until(lambda: False, limit_s=5.0)
+    load.stop()
+
+
+# --- the trace
+
+
+def event(cat: str, start: float, end: float, name: str = "k", **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "ts": start, "dur": end - start, "args": args}
+
+
+def step(number: int, start: float, *kernels: tuple[float, float]) -> list[dict[str, Any]]:
+    """A range of 20 us that launches kernels, which run later."""
+    events = [event("user_annotation", start, start + 20, trace.STEP_RANGE)]
+    for place, kernel in enumerate(kernels):
+        correlation = 10 * number + place
+        at = start + 1 + place
+        events.append(event("cuda_runtime", at, at + 1, "launch", correlation=correlation))
+        events.append(event("kernel", *kernel, correlation=correlation))
+    return events
+
+
+def test_gaps_are_between_the_kernels_of_two_steps() -> None:
+    events = [
+        *step(1, 0, (10, 20), (22, 40)),
+        *step(2, 100, (70, 80), (80, 100)),
+        *step(3, 200, (105, 110), (109, 190)),  # two streams at once
+        event("gpu_memcpy", 100, 102, correlation=99),
+        event("kernel", 500, 600, correlation=98),  # of nobody
+    ]
+    found = trace.device_times(events)
+    assert found.num_steps == 3
+    assert found.gaps == (30, 5)
+    assert found.gap == 17.5
+    assert found.kernels_per_step == 2
+    assert found.busy_share == pytest.approx((10 + 18 + 30 + 2 + 85) / 180)
+    assert found.step_share == pytest.approx((30 + 30 + 85) / 180)
+
+
+def test_two_steps_are_no_trace() -> None:
+    with pytest.raises(ValueError, match="2 decode steps"):
+        trace.device_times([*step(1, 0, (10, 20)), *step(2, 100, (70, 80))])
+
+
+# --- the command
+
+
+def test_the_core_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    sizes = ["--tokens=24", "--requests=4", "--lengths", "3", "9", "--repeat=2", "--trace-s=0.02"]
+    parts = ["--part", "decode", "throughput", "gaps", "memory"]
+    pages = ["--model.kv-cache.num-pages=40", f"--traces={traces}"]
+    assert core.main(["--shape", "toy", "--device=cpu", *sizes, *parts, *pages]) == 0
+    figures = {f["name"]: f for f in json.loads(capsys.readouterr().out)["figures"]}
+    assert list(figures) == [
+        "toy: decode, one sequence",
+        "toy: step",
+        "toy: share of the bandwidth",
+        "toy: 4 requests",
+        "toy, 1 rows: gap between steps",
+        "toy, 1 rows: device busy",
+        "toy, 4 rows: gap between steps",
+        "toy, 4 rows: device busy",
+        "toy: memory beside weights and KV",
+    ]
+    decode, steps = (figures[f"toy: {n}"]["values"] for n in ("decode, one sequence", "step"))
+    assert [1000 / rate for rate in decode] == steps
+    assert 0 < figures["toy: share of the bandwidth"]["value"] < 100
+    assert "3 to 9 tokens in and out" in figures["toy: 4 requests"]["note"]
+    assert 50 < figures["toy, 1 rows: device busy"]["value"] <= 100
+    assert {path.name for path in traces.iterdir()} == {"toy-1.json", "toy-4.json"}
+
+
+def test_the_peers_are_measured() -> None:
+    figures = list(core.compare(TOY, torch.device("cpu"), SMALL))
+    assert [figure.name for figure in figures] == [
+        "toy: transformers, dynamic cache",
+        "toy: transformers, static cache",
+        "toy: transformers, 2 requests",
+    ]
+    assert all(figure.value > 0 for figure in figures)
+
+
+def test_a_peer_that_fails_is_told() -> None:
+    def fails() -> peers.Rate:
+        raise RuntimeError("no room\nat all")
+
+    assert peers.attempt(fails) == "RuntimeError: no room"
