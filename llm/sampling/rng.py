@@ -29,12 +29,17 @@ def uniforms(seeds: Sequence[int], indices: Sequence[int]) -> np.ndarray:
     return (mixed >> np.uint64(DROPPED_BITS)).astype(np.float64) * 2.0**-53
 
 
+def stream_start(seed: int) -> int:
+    """Where a seed's stream starts: number `index` is that sum mixed, `start + (index + 1) g`."""
+    return mix(seed + GOLDEN)
+
+
 def _uniform(seed: int, index: int) -> float:
-    mixed = _mix(_mix(seed + GOLDEN) + (index + 1) * GOLDEN)
+    mixed = mix(stream_start(seed) + (index + 1) * GOLDEN)
     return (mixed >> DROPPED_BITS) * 2.0**-53
 
 
-def _mix(bits: int) -> int:
+def mix(bits: int) -> int:
     bits &= MASK
     bits = ((bits ^ (bits >> 30)) * FACTOR_1) & MASK
     bits = ((bits ^ (bits >> 27)) * FACTOR_2) & MASK

@@ -1,0 +1,166 @@
+"""`DeviceSampler`: all rows of a batch in one program on the device; the host never waits for it.
+
+    plan = sampler.prepare(rows, …)      host values, frozen
+    sampler.load(plan, buffers)          into fixed memory, behind what the device is doing
+    tokens = sampler.sample(logits, buffers)       may be inside a captured CUDA graph
+
+A row's token depends on its logits, its parameters, its seed and the index of the token alone; how
+it is found, and what may differ from `Sampler` (which stays the CPU's way), is in
+`device_reference`. Rows that were not loaded get token 0. Each `sample` moves the loaded rows on to
+their next token, so that a graph can be replayed without a `load` while the candidates stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llm.batch import ScheduledRow
+from llm.sampling.device_history import HistorySlots, PenaltyHistory, Replay
+from llm.sampling.device_records import RECORD_WORDS, Flag, RecordTable, effective_window
+from llm.sampling.device_reference import sample_reference
+from llm.sampling.logits import TokenMask
+
+MAX_VOCABULARY = 2**19  # sums of weights and counts fit into 64 bits
+MAX_WINDOW = 8192  # tokens of a penalty window, unless it covers the whole output
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """How the next token of each row is sampled."""
+
+    records: Tensor  # int32 [B, words], on the host
+    replays: tuple[Replay, ...] = ()  # histories to fill before
+    mask: TokenMask | None = None  # bitmasks 0 to n
+    words: Tensor | None = None  # int32 [m, ⌈V / 32⌉] on the host: bitmasks n to n + m
+
+
+class SamplingBuffers:
+    """Fixed memory that sampling reads: what a captured graph knows."""
+
+    def __init__(self, vocab_size: int, device: torch.device, max_rows: int) -> None:
+        integer = {"dtype": torch.int32, "device": device}
+        self.records = torch.zeros(max_rows, RECORD_WORDS, **integer)  # type: ignore[call-overload]
+        self.masks = torch.zeros(max_rows, -(-vocab_size // 32), **integer)  # type: ignore[call-overload]
+        self.num_loaded = 0  # the rows from here on are padding
+
+    @property
+    def max_rows(self) -> int:
+        """Rows there is room for."""
+        return len(self.records)
+
+
+class DeviceSampler:
+    """For logits [B, vocab_size] on `device`, B up to `max_rows`.
+
+    `num_histories` (default `max_rows`) penalised requests are followed at once; each takes
+    2 × `vocab_size` + 4 × `max_window` bytes. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        device: torch.device,
+        max_rows: int,
+        num_histories: int | None = None,
+        max_window: int = MAX_WINDOW,
+    ) -> None:
+        if vocab_size > MAX_VOCABULARY:
+            raise ValueError(f"{vocab_size} tokens: sampling is exact up to {MAX_VOCABULARY}")
+        self.vocab_size = vocab_size
+        self._device = device
+        self._max_rows = max_rows
+        self._table = RecordTable(vocab_size)
+        count = max_rows if num_histories is None else num_histories
+        self._slots = HistorySlots(count)
+        self._history = PenaltyHistory(count, vocab_size, max_window, device)
+        self._max_window = max_window
+
+    def create_buffers(self) -> SamplingBuffers:
+        """Buffers for up to `max_rows` rows."""
+        return SamplingBuffers(self.vocab_size, self._device, self._max_rows)
+
+    def prepare(
+        self, rows: Sequence[ScheduledRow], step: int = 0, mask: TokenMask | None = None
+    ) -> DevicePlan:
+        """Plan the next token of each row, `step` tokens after its `output_ids`.
+
+        Only their number matters, not what they are: a token that the host does not know yet is
+        no hindrance, as long as it was sampled here. `mask` is that of the rows with a grammar.
+        Every plan must be loaded and sampled, in the order they are made. Raises `ValueError` for
+        a penalty window longer than `max_window`, and as `HistorySlots.claim` does.
+        """
+        indices = [len(row.output_ids) + step for row in rows]
+        places = [self._table.place(*pair) for pair in zip(rows, indices, strict=True)]
+        records = self._table.take(places)
+        records["index"] = indices
+        replays = self._claim(rows, records, step)
+        words = self._set_masks(rows, records, places, mask)
+        plain = records.view(np.int32).reshape(len(rows), RECORD_WORDS)
+        return DevicePlan(torch.from_numpy(plain), replays, mask, words)
+
+    def _claim(
+        self, rows: Sequence[ScheduledRow], records: np.ndarray, step: int
+    ) -> tuple[Replay, ...]:
+        """Give each penalised row its slot; the slots to be filled."""
+        penalised = (records["flags"] & Flag.PENALTIES).nonzero()[0].tolist()
+        if not penalised:
+            return ()
+        chosen = [rows[place] for place in penalised]
+        for row in chosen:
+            if effective_window(row.sampling) > self._max_window:
+                raise ValueError(f"penalty_window must be at most {self._max_window}")
+        records["slot"][penalised], replays = self._slots.claim(chosen, step)
+        return tuple(replays)
+
+    def _set_masks(
+        self,
+        rows: Sequence[ScheduledRow],
+        records: np.ndarray,
+        places: Sequence[int],
+        mask: TokenMask | None,
+    ) -> Tensor | None:
+        """Number the bitmasks: those of grammars, then those of candidates in many slices."""
+        held = [] if mask is None else [n for n, row in enumerate(rows) if row.sampling.json_schema]
+        words = self._table.words(places)
+        masked = [*held, *words]
+        if not masked:
+            return None
+        records["mask"][masked] = np.arange(len(masked))
+        records["flags"][masked] |= int(Flag.MASK)
+        return torch.from_numpy(np.stack(list(words.values()))) if words else None
+
+    def load(self, plan: DevicePlan, buffers: SamplingBuffers) -> None:
+        """Copy a plan behind the device's queued work, which the host does not wait for."""
+        num_rows = len(plan.records)
+        buffers.records[:num_rows].copy_(_pinned(plan.records, self._device), non_blocking=True)
+        if num_rows < buffers.num_loaded:
+            buffers.records[num_rows : buffers.num_loaded].zero_()
+        buffers.num_loaded = num_rows
+        count = 0
+        if plan.mask is not None:
+            count = len(plan.mask.words)
+            buffers.masks[:count].copy_(plan.mask.words, non_blocking=True)
+        if plan.words is not None:
+            words = _pinned(plan.words, self._device)
+            buffers.masks[count : count + len(words)].copy_(words, non_blocking=True)
+        self._history.fill(plan.replays)
+
+    def sample(self, logits: Tensor, buffers: SamplingBuffers) -> Tensor:
+        """int32 [B] token ids for logits [B, V], which are left alone."""
+        records = buffers.records[: len(logits)]
+        return sample_reference(logits, records, buffers.masks, self._history)
+
+    def release(self, request_id: str) -> None:
+        """Forget a request that has ended; harmless when nothing is known of it."""
+        self._table.release(request_id)
+        self._slots.release(request_id)
+
+
+def _pinned(tensor: Tensor, device: torch.device) -> Tensor:
+    """Where a copy to the device need not be waited for."""
+    return tensor if device.type == "cpu" else tensor.pin_memory()
