@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm.config import devices
 from llm.config.not_yet import unavailable
 from llm.config.resolve_architecture import resolve_for_architecture
 from llm.config.sections import (
@@ -40,6 +41,15 @@ def resolve_steps(config: PipelineConfig) -> None:
     if config.model.model_path:
         resolve_for_architecture(config)
     resolve_batch_limits(config)
+
+
+def resolve_devices(config: PipelineConfig) -> None:
+    """Where nobody says where to run: a GPU if there is one. A draft model goes with its target."""
+    if "device_specs" not in config.model.model_fields_set:
+        config.model.device_specs = [devices.default_device()]
+    draft = config.draft_model
+    if draft is not None and "device_specs" not in draft.model_fields_set:
+        draft.device_specs = config.model.device_specs
 
 
 def resolve_models(config: PipelineConfig) -> None:
@@ -247,6 +257,7 @@ def resolve_kv_cache(config: PipelineConfig) -> None:
 
 
 _STEPS: tuple[Callable[[PipelineConfig], None], ...] = (
+    resolve_devices,
     resolve_models,
     resolve_num_steps,
     resolve_sampling,

@@ -107,7 +107,9 @@ class ModelConfig(StrictModel):
         default=None, description="how weights are held (default: best for the device)"
     )
     device_specs: list[str] = Field(
-        default_factory=lambda: ["cpu"], min_length=1, description="cpu, or cuda:0"
+        default_factory=lambda: ["cpu"],
+        min_length=1,
+        description="cpu, or cuda:0 (default: the first GPU, or the CPU where there is none)",
     )
     data_parallel_degree: int = Field(default=1, ge=1, description="replicas of the model")
     trust_remote_code: bool = Field(default=False, description="run code from the checkpoint")

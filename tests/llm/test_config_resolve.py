@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +16,7 @@ from llm.config import (
     PipelineConfig,
     QuantizationEncoding,
     architectures,
+    devices,
 )
 from llm.errors import CheckpointError, ConfigError
 
@@ -47,6 +50,30 @@ def register(**values: Any) -> None:
 
 def with_model(folder: Path, **values: Any) -> PipelineConfig:
     return Everything(**Everything.merged({"model": {"model_path": str(folder)}}, values))
+
+
+@pytest.mark.parametrize(("has_cuda", "device"), [(False, "cpu"), (True, "cuda:0")])
+def test_a_gpu_is_used_unless_a_device_is_named(
+    monkeypatch: pytest.MonkeyPatch, has_cuda: bool, device: str
+) -> None:
+    monkeypatch.setattr(devices, "has_cuda", lambda: has_cuda)
+    config = PipelineConfig(draft_model={})
+    assert config.model.device_specs == [device]
+    assert config.draft_model is not None
+    assert config.draft_model.device_specs == [device]
+    assert config.max_batch_size == (256 if has_cuda else 32)
+    again = PipelineConfig(**config.model_dump(exclude_unset=True))
+    assert again.model.model_dump() == config.model.model_dump()
+    for named in ("cpu", "cuda:1"):
+        model = PipelineConfig(model={"device_specs": [named]}, draft_model={})
+        assert (model.model.device_specs, model.draft_model.device_specs) == ([named], [named])  # type: ignore[union-attr]
+    assert PipelineConfig(defer_resolve=True).model.device_specs == ["cpu"]
+
+
+def test_asking_for_a_gpu_does_not_import_torch() -> None:
+    code = "from llm.config.devices import has_cuda; has_cuda(); sys.exit('torch' in sys.modules)"
+    code = f"import sys; {code}"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_failures_come_in_the_order_of_the_steps(folder: Path) -> None:
