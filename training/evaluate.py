@@ -4,6 +4,7 @@
     python -m training.evaluate words --model tts/embedded --seeds 1 2 3
     python -m training.evaluate durations --lines runs/corpus_held_out.txt
     python -m training.evaluate following
+    python -m training.evaluate joins
     python -m training.evaluate phonemes --words runs/words_held_out.tsv \
         --lines runs/corpus_held_out.txt
     python -m training.evaluate timings
@@ -17,36 +18,28 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from benchmarks.report import Figure, Report, publish
-from benchmarks.word_errors import Recogniser, WordErrors, total, word_errors
-from training.measures import Timbre, envelope_distance, mel_cepstral_distance, quality
-from training.studio import Studio, Take, teach
+from benchmarks.word_errors import total
+from training.judge import Hearing, Judge
+from training.measures import Timbre, mel_cepstral_distance, quality
+from training.studio import CodecAlone, Studio, in_groups, teach
 from training.teacher import SAMPLE_RATE, Teacher
-from training.voices import NAMED, TEACHERS, UNSEEN
+from training.voices import NAMED, TEACHERS
+from training.voices import Voice as Variant
+from tts.factory import embedded_folder
 
 PROSE = Path(__file__).parent / "prose.txt"
-AT_ONCE = 8
 
 
 def prose(count: int | None) -> list[str]:
     """Held-out sentences."""
     return PROSE.read_text().splitlines()[:count]
-
-
-def in_groups(items: Sequence[str]) -> Iterable[list[str]]:
-    """A few at a time, to be spoken together."""
-    return (list(items[i : i + AT_ONCE]) for i in range(0, len(items), AT_ONCE))
-
-
-def heard(listen: Recogniser, text: str, take: Take) -> WordErrors:
-    """Word errors of one take."""
-    return word_errors(text, listen(take.samples, SAMPLE_RATE))
 
 
 def figure(name: str, value: float, unit: str, bar: float | None = None, *, least: bool = False):
@@ -56,28 +49,21 @@ def figure(name: str, value: float, unit: str, bar: float | None = None, *, leas
 
 def evaluate_codec(args: argparse.Namespace) -> Report:
     """The codec alone: the teacher's speech through it and back."""
-    from safetensors.torch import load_file
-
-    from decoder.embedded_modules import CodecConfig, EmbeddedCodec
-
-    codec = EmbeddedCodec(CodecConfig())
-    codec.load_state_dict({k: v.float() for k, v in load_file(args.codec).items()})
-    codec.eval()
-    teacher, listen = Teacher(), Recogniser()
-    errors: dict[str, list[WordErrors]] = {"teacher": [], "codec": []}
+    codec, teacher, judge = CodecAlone(args.codec), Teacher(), Judge()
+    texts = prose(args.sentences)
+    heard: dict[str, list[Hearing]] = {"teacher": [], "codec": []}
     scores: list[tuple[float, float]] = []
     for voice in NAMED[: len(TEACHERS)]:
-        for text in prose(args.sentences):
-            original = teach(teacher, text, voice)
-            with torch.no_grad():
-                padded = np.pad(original.samples, (0, -len(original.samples) % codec.config.hop))
-                _, codes = codec.encode(torch.from_numpy(padded)[None])
-                decoded = Take(codec.decode(codes)[0].numpy())
-            errors["teacher"].append(heard(listen, text, original))
-            errors["codec"].append(heard(listen, text, decoded))
-            scores.append(quality(original.samples, decoded.samples))
-    taught, coded = (total(found).rate for found in errors.values())
+        originals = [teach(teacher, text, voice) for text in texts]
+        decoded = [codec.render(original) for original in originals]
+        heard["teacher"].append(judge.hear_all(texts, originals))
+        heard["codec"].append(judge.hear_all(texts, decoded))
+        pairs = zip(originals, decoded, strict=True)
+        scores += [quality(a.samples, b.samples) for a, b in pairs]
+    taught, coded = (total(h.errors for h in found).rate for found in heard.values())
+    judge.close()
     return Report("codec", (
+        figure("clips", len(scores), ""),
         figure("teacher", taught, "WER"),
         figure("codec", coded, "WER", taught + 0.02),
         figure("PESQ wide band", np.mean([p for p, _ in scores]), "", 2.7, least=True),
@@ -85,45 +71,61 @@ def evaluate_codec(args: argparse.Namespace) -> Report:
     ))  # fmt: skip
 
 
+class VoiceWords:
+    """One named voice: the teacher's word errors, and the model's with every seed."""
+
+    def __init__(self, voice: Variant, taught: Hearing, found: Sequence[Hearing]) -> None:
+        self.voice, self._taught, self._found = voice, taught, found
+
+    @property
+    def taught(self) -> float:
+        """The teacher's word error rate; waits."""
+        return self._taught.errors.rate
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The model's, one for every seed; waits."""
+        return tuple(hearing.errors.rate for hearing in self._found)
+
+    def figures(self) -> tuple[Figure, Figure]:
+        """The teacher's and the model's."""
+        bar = self.taught + 0.07 if self.voice.name in TEACHERS else None
+        print(f"{self.voice.name}: {self.rates} ({self.taught:.4f})", file=sys.stderr, flush=True)
+        return (
+            figure(f"teacher {self.voice.name}", self.taught, "WER"),
+            Figure(f"voice {self.voice.name}", self.rates, "WER", bar),
+        )
+
+
 def evaluate_words(args: argparse.Namespace) -> Report:
-    """Word error rate of every named voice, the teacher's beside it."""
-    studio, teacher, listen = Studio(args.model), Teacher(), Recogniser()
-    sentences = prose(args.sentences)
-    figures: list[Figure] = []
-    rates: dict[str, tuple[float, float]] = {}
-    distances: list[float] = []
+    """Word error rate of every named voice with every seed, the teacher's beside it."""
+    studio, teacher, judge = Studio(args.model), Teacher(), Judge()
+    texts = prose(args.sentences)
+    voices, distances = [], []
     for voice in NAMED:
         if args.voices and voice.name not in args.voices:
             continue
-        reference = [teach(teacher, text, voice) for text in sentences]
-        taught = total(heard(listen, t, r) for t, r in zip(sentences, reference, strict=True))
-        found = []
+        wanted = [teach(teacher, text, voice) for text in texts]
+        taught, found = judge.hear_all(texts, wanted), []
         for seed in args.seeds:
-            takes = []
-            for group in in_groups(sentences):
-                takes += studio.speak(group, studio.named(voice.name), seed)
-            found.append(total(heard(listen, t, k) for t, k in zip(sentences, takes, strict=True)))
-            print(f"{voice.name} seed {seed}: {found[-1].rate:.4f} ({taught.rate:.4f})",
-                  file=sys.stderr, flush=True)  # fmt: skip
-        pairs = list(zip(takes, reference, strict=True))[: args.distances]
-        distances += [mel_cepstral_distance(Timbre(a.samples), Timbre(b.samples)) for a, b in pairs]
-        rates[voice.name] = (taught.rate, total(found).rate)
-        figures.append(figure(f"teacher {voice.name}", taught.rate, "WER"))
-        bar = taught.rate + 0.07 if voice.name in TEACHERS else None
-        spread = tuple(f.rate for f in found)
-        figures.append(Figure(f"voice {voice.name}", spread, "WER", bar))
-    for title, members, margin in (
-        ("teacher voices", TEACHERS, 0.04),
-        ("made voices", [v.name for v in NAMED[len(TEACHERS) :]], 0.06),
-    ):
-        chosen = [rates[name] for name in members if name in rates]
-        if chosen:
-            taught_mean, mean = np.mean(chosen, axis=0)
-            figures.append(figure(f"{title}, teacher's mean", taught_mean, "WER"))
-            figures.append(figure(f"{title}, mean", mean, "WER", taught_mean + margin))
-    if distances:
-        figures.append(figure("mel-cepstral distance", np.mean(distances), "dB"))
+            takes = studio.speak(texts, studio.named(voice.name), seed)
+            found.append(judge.hear_all(texts, takes))
+        for got, reference in list(zip(takes, wanted, strict=True))[: args.distances]:
+            distances.append(mel_cepstral_distance(Timbre(got.samples), Timbre(reference.samples)))
+        voices.append(VoiceWords(voice, taught, found))
     studio.close()
+    figures = [figure("sentences", len(texts), ""), figure("seeds", len(args.seeds), "")]
+    figures += [each for voice_words in voices for each in voice_words.figures()]
+    for title, is_teacher, margin in (("teacher", True, 0.04), ("made", False, 0.06)):
+        members = [v for v in voices if (v.voice.name in TEACHERS) == is_teacher]
+        if members:
+            taught = np.mean([v.taught for v in members])
+            mean = np.mean([v.rates for v in members])
+            figures.append(figure(f"{title} voices, teacher's mean", taught, "WER"))
+            figures.append(figure(f"{title} voices, mean", mean, "WER", taught + margin))
+    judge.close()
+    if distances:
+        figures.append(Figure("mel-cepstral distance", tuple(distances), "dB"))
     return Report("words", tuple(figures))
 
 
@@ -154,44 +156,23 @@ def evaluate_durations(args: argparse.Namespace) -> Report:
 
 
 def evaluate_following(args: argparse.Namespace) -> Report:
-    """Voices that were never heard, each from one clip of 5 to 10 s: is it them who speak?
+    """Voices that were never heard, each from one clip of 5 to 10 s: is it them who speak?"""
+    from training.following import evaluate
 
-    What is said weighs in an envelope, too: the named voices say what is said in the clip.
-    """
-    studio, teacher = Studio(args.model), Teacher()
-    texts = prose(None)
-    errors, nearer = [], []
-    for trial in range(args.trials):
-        unseen = UNSEEN[trial % len(UNSEEN)]
-        said = " ".join(texts[(2 * trial + k) % len(texts)] for k in (0, 1))
-        text = texts[-1 - trial % len(texts)]
-        clip = teacher.speak(said, unseen)
-        assert clip is not None
-        take = studio.speak([text], studio.following(clip, said), seed=trial + 1)[0]
-        wanted, got = Timbre(clip.samples / 32768), Timbre(take.samples)
-        others = [Timbre(teach(teacher, said, voice).samples) for voice in NAMED]
-        errors.append(abs(got.pitch_hz / wanted.pitch_hz - 1))
-        own = envelope_distance(got, wanted)
-        nearer.append(own < min(envelope_distance(got, other) for other in others))
-        print(f"{trial} {TEACHERS[unseen.teacher]} formants {float(unseen.formants):.3f} "
-              f"pitch {wanted.pitch_hz:.0f} {got.pitch_hz:.0f} nearer {nearer[-1]}",
-              file=sys.stderr, flush=True)  # fmt: skip
-    studio.close()
-    within = [error <= 0.15 for error in errors]
-    both = np.mean([a and b for a, b in zip(within, nearer, strict=True)])
-    return Report("following", (
-        Figure("pitch off by", tuple(errors), "share"),
-        figure("pitch within 15 %", np.mean(within), "share", 0.8, least=True),
-        figure("nearer to the clip", np.mean(nearer), "share", 0.8, least=True),
-        figure("both", both, "share", 0.8, least=True),
-    ))  # fmt: skip
+    return evaluate(args.model, CodecAlone(args.codec), prose(None), args.trials)
+
+
+def evaluate_joins(args: argparse.Namespace) -> Report:
+    """Texts of several sentences: level and timbre where segments meet."""
+    from training.joins import evaluate
+
+    return evaluate(args.model, prose(None), args.texts)
 
 
 def evaluate_timings(args: argparse.Namespace) -> Report:
     """Word times found in the codes of the teacher's speech, against the teacher's own."""
     from training.labels import word_times
     from tts.aligner import FOLDER, Aligner
-    from tts.factory import embedded_folder
     from tts.text import SpokenWord
     from tts.word_times import WordTimer
 
@@ -241,6 +222,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], Report]] = {
     "words": evaluate_words,
     "durations": evaluate_durations,
     "following": evaluate_following,
+    "joins": evaluate_joins,
     "phonemes": evaluate_phonemes,
     "timings": evaluate_timings,
 }
@@ -250,15 +232,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=COMMANDS)
     parser.add_argument("--model", default="", help="checkpoint folder (default: the shipped one)")
-    parser.add_argument("--codec", type=Path, default=Path("tts/embedded/codec/model.safetensors"))
+    parser.add_argument("--codec", type=Path, help="weights alone (default: the model's)")
     parser.add_argument("--lines", type=Path, default=Path("runs/corpus_held_out.txt"))
     parser.add_argument("--words", type=Path, default=Path("runs/words_held_out.tsv"))
     parser.add_argument("--sentences", type=int, help="only the first N")
     parser.add_argument("--voices", nargs="*", help="only these")
     parser.add_argument("--seeds", type=int, nargs="*", default=[1])
-    parser.add_argument("--distances", type=int, default=0, help="clips per voice for the MCD")
-    parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--distances", type=int, default=5, help="clips per voice for the MCD")
+    parser.add_argument("--trials", type=int, default=100, help="of following")
+    parser.add_argument("--texts", type=int, default=20, help="for joins")
     args = parser.parse_args()
+    args.codec = args.codec or Path(args.model or embedded_folder()) / "codec/model.safetensors"
     torch.set_num_threads(1)
     return publish(COMMANDS[args.what](args))
 

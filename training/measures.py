@@ -14,6 +14,7 @@ from training.teacher import SAMPLE_RATE
 
 NUM_CEPSTRA = 24
 FRAME_MS = 10.0
+CEPSTRA_TO_DB = 10 / np.log(10) * np.sqrt(2)
 
 
 def quality(reference: np.ndarray, got: np.ndarray) -> tuple[float, float]:
@@ -62,7 +63,7 @@ def mel_cepstral_distance(a: Timbre, b: Timbre) -> float:
     x, y = a.cepstra[:, 1:], b.cepstra[:, 1:]
     cost = np.linalg.norm(x[:, None] - y[None], axis=-1)
     total, steps = _warp(cost)
-    return float(10 / np.log(10) * np.sqrt(2) * total / steps)
+    return float(CEPSTRA_TO_DB * total / steps)
 
 
 def _warp(cost: np.ndarray) -> tuple[float, int]:

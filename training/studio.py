@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import soundfile
+import torch
+from safetensors.torch import load_file
 
+from decoder.embedded_modules import CodecConfig, EmbeddedCodec
 from llm import FinishReason
 from training.teacher import SAMPLE_RATE, Teacher, Utterance
 from training.voices import NAMED
@@ -25,12 +29,17 @@ from tts.voices import Voice
 T = TypeVar("T")
 
 
+AT_ONCE = 16
+
+
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Mono float32 samples at 16 kHz, and whether the service ran into its limit."""
+    """Mono float32 samples at 16 kHz, whether the service ran into its limit, and the samples at
+    which a segment other than the first begins."""
 
     samples: np.ndarray
     ran_away: bool = False
+    joins: tuple[int, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -38,7 +47,7 @@ class Take:
 
 
 class Studio:
-    """Speaks with the whole service in process, one text at a time or several at once."""
+    """Speaks with the whole service in process, several texts at once."""
 
     def __init__(self, model: str | Path = "") -> None:
         config = load_config(AudioGenerationConfig, {}, base=default_values(model))
@@ -48,6 +57,7 @@ class Studio:
         self._synthesizer = self.service.synthesizer
         self._cloner = VoiceCloner(self.service.client, self.service.prompts)
         self._loop = asyncio.new_event_loop()
+        self._room = asyncio.Semaphore(AT_ONCE)
 
     def run(self, work: Coroutine[object, object, T]) -> T:
         return self._loop.run_until_complete(work)
@@ -68,19 +78,51 @@ class Studio:
         prompt = self.run(self._cloner.from_clip(buffer.getvalue(), None, text))
         return Voice("clip", prompt=prompt)
 
-    def speak(self, texts: list[str], voice: Voice, seed: int) -> list[Take]:
-        """All texts at once."""
+    def speak(self, texts: Sequence[str], voice: Voice, seed: int) -> list[Take]:
+        """All texts in one voice."""
+        return self.speak_each([(text, voice, seed) for text in texts])
+
+    def speak_each(self, lines: Sequence[tuple[str, Voice, int]]) -> list[Take]:
+        """Text, voice and seed each; as soon as one ends, the next begins."""
 
         async def together() -> list[Take]:
-            return list(await asyncio.gather(*(self._take(t, voice, seed) for t in texts)))
+            return list(await asyncio.gather(*(self._take(*line) for line in lines)))
 
         return self.run(together())
 
     async def _take(self, text: str, voice: Voice, seed: int) -> Take:
         request = SpeechRequest(text=text, voice=voice, sampling=SamplingOverrides(seed=seed))
-        spoken = await self._synthesizer.synthesize(request)
+        async with self._room:
+            spoken = await self._synthesizer.synthesize(request)
         samples = np.frombuffer(spoken.audio, "<i2").astype(np.float32) / 32768
-        return Take(samples, spoken.result.finish_reason is FinishReason.LENGTH)
+        joins = tuple(
+            after.sample_offset
+            for before, after in pairwise(spoken.chunks)
+            if after.segment_index != before.segment_index
+        )
+        return Take(samples, spoken.result.finish_reason is FinishReason.LENGTH, joins)
+
+
+class CodecAlone:
+    """The codec as the service has it, without streaming: what is encoded is decoded whole."""
+
+    def __init__(self, weights: Path) -> None:
+        self._codec = EmbeddedCodec(CodecConfig())
+        self._codec.load_state_dict({k: v.float() for k, v in load_file(weights).items()})
+        self._codec.eval()
+
+    @torch.no_grad()
+    def render(self, take: Take) -> Take:
+        """The take through the codec, padded to whole codes."""
+        samples = take.samples.astype(np.float32)
+        padded = np.pad(samples, (0, -len(samples) % self._codec.config.hop))
+        _, codes = self._codec.encode(torch.from_numpy(padded)[None])
+        return Take(self._codec.decode(codes)[0].numpy())
+
+
+def in_groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """As many as are spoken at once."""
+    return (items[i : i + AT_ONCE] for i in range(0, len(items), AT_ONCE))
 
 
 def teach(teacher: Teacher, text: str, voice: Variant) -> Take:
