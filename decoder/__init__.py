@@ -21,7 +21,7 @@ from decoder.base import (
     StreamingOptions,
     StreamState,
 )
-from decoder.batching import ReadyWindow, render
+from decoder.batching import ReadyWindow, Rendered, Renderer, render
 from decoder.pcm import (
     MAX_SPEAKING_RATE,
     MIN_SPEAKING_RATE,
@@ -53,6 +53,7 @@ from decoder.registry import (
     create_decoder,
     register_decoder,
     supported_decoders,
+    with_graphs,
 )
 from decoder.streaming import (
     DecoderStream,
@@ -87,6 +88,8 @@ __all__ = [
     "PrependPromptSpeechTokens",
     "PromptAudioLimits",
     "ReadyWindow",
+    "Rendered",
+    "Renderer",
     "Resampler",
     "SilenceTrimmer",
     "SpeechChunk",
@@ -114,4 +117,5 @@ __all__ = [
     "supported_encodings",
     "to_s16",
     "validate_streaming",
+    "with_graphs",
 ]

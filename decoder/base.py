@@ -214,6 +214,7 @@ class AudioDecoder(ABC):
 
     spec: CodecSpec
     options: DecoderOptions = DecoderOptions()
+    device: str = "cpu"  # where it renders
 
     @abstractmethod
     def decode(self, windows: Sequence[DecodeWindow]) -> torch.Tensor:

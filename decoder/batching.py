@@ -7,9 +7,12 @@ comes in with its windows and changes only when the whole call has succeeded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 from decoder.base import AudioDecoder, CodecSpec, DecoderOptions, DecodeWindow, StreamState
 
@@ -43,42 +46,148 @@ def group_by_shape(ready: Sequence[ReadyWindow], max_batch: int) -> list[list[in
     return groups
 
 
+class Rendered(ABC):
+    """Blocks of one or more streams that a decoder works on or has rendered."""
+
+    @property
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether `samples` would return at once."""
+
+    @abstractmethod
+    def samples(self) -> list[np.ndarray]:
+        """Emitted samples of each window, float32 [num_samples]; to be called once.
+
+        Of the batches of one stream in their order: what a block's end is faded into is kept here.
+        """
+
+
 def render(decoder: AudioDecoder, ready: Sequence[ReadyWindow]) -> list[np.ndarray]:
     """Emitted samples of each window, float32 [num_samples], in the order given.
 
     Windows of one stream follow each other in its order. Raises what the decoder raises; then none
     of the windows has samples and no stream's state has changed.
     """
+    return launch(decoder, ready).samples()
+
+
+class Renderer:
+    """One decoder, on a stream of its own where it runs on a GPU: other work goes on beside it."""
+
+    def __init__(self, decoder: AudioDecoder) -> None:
+        self.decoder = decoder
+        self._on_stream: Callable[[], AbstractContextManager[object]] = nullcontext
+        if decoder.device.startswith("cuda"):
+            import torch
+
+            stream = torch.cuda.Stream(torch.device(decoder.device))
+            self._on_stream = partial(torch.cuda.stream, stream)
+
+    def launch(self, ready: Sequence[ReadyWindow]) -> Rendered:
+        """As the function `launch`."""
+        with self._on_stream():
+            return launch(self.decoder, ready)
+
+
+def launch(decoder: AudioDecoder, ready: Sequence[ReadyWindow]) -> Rendered:
+    """As `render`, but a device may still be at it when this returns. Raises what `render` does."""
     states = [StreamState() if item.state is None else item.state for item in ready]
-    latest = {id(state): replace(state) for state in states}
-    rows = _rows(decoder, ready, [latest[id(state)] for state in states])
+    kept = {id(state): state.kept for state in states}
     fade = crossfade_samples(decoder.spec, decoder.options)
-    samples = []
-    for item, state, row in zip(ready, states, rows, strict=True):
-        start, end = item.window.skip_samples, item.window.skip_samples + item.window.num_samples
-        emitted = row[start:end].copy()
-        if fade:
-            blend(emitted, latest[id(state)].tail)
-            latest[id(state)].tail = row[end : end + fade].copy()
-        samples.append(emitted)
+    parts: list[_Part] = []
+    for indices, rows in _rows(decoder, ready, states, kept):
+        window = ready[indices[0]].window
+        end = window.skip_samples + window.num_samples + fade
+        # At once: the next call of a decoder may use the same memory again.
+        parts.append((indices, _to_host(rows[:, window.skip_samples : end])))
     for state in states:
-        state.kept, state.tail = latest[id(state)].kept, latest[id(state)].tail
-    return samples
+        state.kept = kept[id(state)]
+    blocks = [
+        _Block(item.window.num_samples, state) for item, state in zip(ready, states, strict=True)
+    ]
+    is_on_host = decoder.device == "cpu"
+    return _OnHost(blocks, parts, fade) if is_on_host else _OnItsWay(blocks, parts, fade)
 
 
 def _rows(
-    decoder: AudioDecoder, ready: Sequence[ReadyWindow], states: Sequence[StreamState]
-) -> list[np.ndarray]:
-    """The rendered windows, each [S]; where a stream's past is kept, block after block."""
-    rows: dict[int, torch.Tensor] = {}
+    decoder: AudioDecoder,
+    ready: Sequence[ReadyWindow],
+    states: Sequence[StreamState],
+    kept: dict[int, object],
+) -> Iterator[tuple[list[int], torch.Tensor]]:
+    """Rendered windows [B, S] and which they are; where a stream's past is kept, block by block."""
     if decoder.options.stateful:
         for index, (item, state) in enumerate(zip(ready, states, strict=True)):
-            (rows[index],), state.kept = decoder.decode_next(item.window, state.kept)
+            row, kept[id(state)] = decoder.decode_next(item.window, kept[id(state)])
+            yield [index], row
     else:
         for group in group_by_shape(ready, decoder.options.max_batch):
-            audio = decoder.decode([ready[index].window for index in group]).cpu()
-            rows.update(zip(group, audio, strict=True))
-    return [rows[index].cpu().numpy() for index in range(len(ready))]
+            yield group, decoder.decode([ready[index].window for index in group])
+
+
+_Part: TypeAlias = "tuple[list[int], torch.Tensor]"
+"""Which windows, and their rows [B, num_samples + fade]."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    num_samples: int
+    state: StreamState
+
+
+class _OnHost(Rendered):
+    """Rows that are in host memory, or will be when somebody has waited for them."""
+
+    def __init__(self, blocks: Sequence[_Block], parts: Sequence[_Part], fade: int) -> None:
+        self._blocks, self._parts, self._fade = blocks, parts, fade
+
+    @property
+    def is_ready(self) -> bool:
+        return True
+
+    def samples(self) -> list[np.ndarray]:
+        rows = {
+            index: row
+            for group, rows in self._parts
+            for index, row in zip(group, rows.numpy(), strict=True)
+        }
+        return [self._emitted(rows[index], block) for index, block in enumerate(self._blocks)]
+
+    def _emitted(self, row: np.ndarray, block: _Block) -> np.ndarray:
+        emitted = row[: block.num_samples].copy()
+        if self._fade:
+            blend(emitted, block.state.tail)
+            block.state.tail = row[block.num_samples :].copy()
+        return emitted
+
+
+class _OnItsWay(_OnHost):
+    """Rows that a GPU copies to the host behind what it still has to do."""
+
+    def __init__(self, blocks: Sequence[_Block], parts: Sequence[_Part], fade: int) -> None:
+        import torch
+
+        super().__init__(blocks, parts, fade)
+        self._event = torch.cuda.Event()
+        self._event.record()
+
+    @property
+    def is_ready(self) -> bool:
+        return self._event.query()
+
+    def samples(self) -> list[np.ndarray]:
+        self._event.synchronize()
+        return super().samples()
+
+
+def _to_host(rows: torch.Tensor) -> torch.Tensor:
+    """The rows in host memory; from a GPU, in pinned memory that is filled when it gets there."""
+    if rows.device.type == "cpu":
+        return rows
+    import torch
+
+    target = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+    return target.copy_(rows, non_blocking=True)
 
 
 def crossfade_samples(spec: CodecSpec, options: DecoderOptions) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from decoder.base import AttentionKind, AudioDecoder, CodecSpec, DecodeWindow
+from decoder.base import AttentionKind, CodecSpec, DecodeWindow
 from decoder.codec_config import scalar, sizes
 from decoder.registry import CodecSource
 from decoder.rows import (
@@ -26,17 +26,17 @@ from decoder.rows import (
     finish_spec,
     frame_streaming,
     load_or_random,
-    render_rows,
     rendered_samples,
 )
 from decoder.snake_decoder import SnakeConfig, SnakeDecoder
 from decoder.snake_encoder import SnakeClipEncoder, SnakeEncoderConfig
 from decoder.snake_names import dac_encoder_names, dac_names
+from decoder.window_inputs import WindowInputs, WindowNetwork
 
 CHUNK_FRAMES = (12, 25, 50)
 
 
-class DacDecoder(AudioDecoder):
+class DacDecoder(WindowNetwork):
     """DAC behind `AudioDecoder`. Convolutions only: no masks, no voice prompt in the window."""
 
     supported_options = CONVOLUTION_OPTIONS | {"num_codebooks"}
@@ -45,7 +45,7 @@ class DacDecoder(AudioDecoder):
         self.spec = spec
         self.options = source.options
         self._network = network
-        self._device = source.device
+        self.device = source.device
         config = dac_encoder_config(source.config, network.config)
         self._clips = SnakeClipEncoder(source, spec, config, dac_encoder_names(config))
 
@@ -59,19 +59,19 @@ class DacDecoder(AudioDecoder):
         network = load_or_random(lambda: SnakeDecoder(config), dac_names(config), source)
         return cls(spec, network, source)
 
-    def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
-        """As AudioDecoder.decode; zeros where nothing is emitted."""
-        return render_rows(self.spec, windows, self._device, self._render)
-
     def encode(self, samples: np.ndarray) -> tuple[int, ...]:
         """As SnakeClipEncoder.encode."""
         return self._clips.encode(samples)
 
-    def _render(self, windows: Sequence[DecodeWindow]) -> Tensor:
-        codes = codes_tensor(self.spec, windows, self._device)
-        return self._network(
-            codes.unbind(-1), rendered_samples(self.spec, windows[0], self.options)
-        )
+    def inputs(self, windows: Sequence[DecodeWindow]) -> WindowInputs:
+        """Codes [B, F, K]."""
+        samples = rendered_samples(self.spec, windows[0], self.options)
+        return WindowInputs((codes_tensor(self.spec, windows),), (samples.start, samples.stop))
+
+    def run(self, inputs: WindowInputs) -> Tensor:
+        """As WindowNetwork.run."""
+        (codes,) = inputs.tensors
+        return self._network(codes.unbind(-1), slice(*inputs.key))
 
 
 def dac_config(values: Mapping[str, Any], num_codebooks: int) -> SnakeConfig:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from decoder.base import (
     AttentionKind,
-    AudioDecoder,
     AudioFormatError,
     CodecSpec,
     DecoderConfigError,
@@ -30,14 +29,15 @@ from decoder.base import (
 from decoder.embedded_modules import CodecConfig, EmbeddedCodec
 from decoder.embedded_render import EmbeddedRenderer
 from decoder.registry import WEIGHTS_FILE, CodecSource
-from decoder.streaming import check_codes, mask_policy, validate_streaming
+from decoder.streaming import mask_policy, validate_streaming
+from decoder.window_inputs import WindowInputs, WindowNetwork, check_windows
 
 RANDOM_SEED = 0
 MAX_PROVEN = 4096  # batch shapes remembered
 ENCODE_CODES = 256  # codes per encoder call, without the margins
 
 
-class EmbeddedDecoder(AudioDecoder):
+class EmbeddedDecoder(WindowNetwork):
     """The codec of the embedded voice: one FSQ codebook, transformer, inverse STFT, no delay."""
 
     supported_options = frozenset({"token_rate_hz", "max_batch", "pcm_format"})
@@ -47,6 +47,7 @@ class EmbeddedDecoder(AudioDecoder):
         self.options = source.options
         self._codec = codec
         self._source = source
+        self.device = source.device
         self._encoder: EmbeddedCodec | None = None
         self._renderer = EmbeddedRenderer(codec)
         self._proven: dict[tuple[int, ...], bool] = {}
@@ -73,10 +74,7 @@ class EmbeddedDecoder(AudioDecoder):
         product picks its kernel by the number of rows. So each batch shape first proves, by
         rendering one batch both ways, that joining changes nothing; otherwise it stays apart.
         """
-        for window in windows:
-            check_codes(window.codes, self.spec.codebook_size, "speech")
-        if len({window.shape for window in windows}) != 1:
-            raise DecoderConfigError("windows of one decode call must have one shape")
+        check_windows(self, windows)
         key = (len(windows), *windows[0].shape)
         if len(windows) == 1 or self._source.device != "cpu" or self._proven.get(key, False):
             return self._renderer.render(windows)
@@ -86,6 +84,14 @@ class EmbeddedDecoder(AudioDecoder):
                 self._proven.clear()
             self._proven[key] = torch.equal(apart, self._renderer.render(windows))
         return apart
+
+    def inputs(self, windows: Sequence[DecodeWindow]) -> WindowInputs:
+        """As WindowNetwork.inputs."""
+        return self._renderer.inputs(windows)
+
+    def run(self, inputs: WindowInputs) -> Tensor:
+        """As WindowNetwork.run."""
+        return self._renderer.run(inputs)
 
     def encode(self, samples: np.ndarray) -> tuple[int, ...]:
         """Mono float32 [S] at the codec's rate to ceil(S / hop) codes, in pieces of bounded size.

@@ -36,6 +36,7 @@ from decoder.embedded_modules import (
     window_mask,
 )
 from decoder.streaming import attention_mask
+from decoder.window_inputs import WindowInputs
 
 CACHED_SHAPES = 64
 CACHED_CODES = 128  # longer windows are one-shot renderings of a whole sentence: seldom alike
@@ -53,6 +54,7 @@ class LayerPlan:
     cos: Tensor
     sin: Tensor
     mask: Tensor
+    skip_samples: int  # of the window
 
 
 class EmbeddedRenderer:
@@ -67,21 +69,31 @@ class EmbeddedRenderer:
         self._synthesis_window = codec.decoder.stft_window * codec.decoder.overlap_gain
         self._cached_plan = lru_cache(CACHED_SHAPES)(self._make_plan)
 
+    def inputs(self, windows: Sequence[DecodeWindow]) -> WindowInputs:
+        """Codes [B, T], and the layers' plan on the device."""
+        keys = tuple(map(_shape_key, windows))
+        plans = [self._plan(key) for key in keys]
+        joined = plans[0] if all(plan is plans[0] for plan in plans) else tuple(map(_join, *plans))
+        codes = torch.tensor([window.codes for window in windows])
+        return WindowInputs((codes,), (keys[0] if joined is plans[0] else keys), joined)
+
     @torch.inference_mode()
-    def render(self, windows: Sequence[DecodeWindow]) -> Tensor:
-        """float32 [B, T * hop]; zeros left of `skip_samples`."""
-        decoder, hop = self._codec.decoder, self._config.hop
-        plans = [self._plan(window) for window in windows]
-        num_in = plans[0][0].num_in
-        codes = torch.tensor([window.codes for window in windows], device=self._device)
+    def run(self, inputs: WindowInputs) -> Tensor:
+        """float32 [B, T * hop]; zeros left of the emitted samples."""
+        decoder, (codes,), plan = self._codec.decoder, inputs.tensors, inputs.plan
         x = decoder.input(self._codec.quantizer.values(codes).to(self._dtype))
-        x = x.view(len(windows), codes.shape[1] * self._config.frames_per_code, -1)[:, -num_in:]
-        for index, block in enumerate(self._blocks):
-            x = _run_block(block, x, _join([plan[index] for plan in plans]))
+        x = x.view(len(codes), codes.shape[1] * self._config.frames_per_code, -1)
+        x = x[:, -plan[0].num_in :]
+        for block, layer in zip(self._blocks, plan, strict=True):
+            x = _run_block(block, x, layer)
         audio = self._synthesize(decoder.body.norm(x).float())
-        skipped = windows[0].skip_samples
-        num_emitted = codes.shape[1] * hop - skipped
+        skipped = plan[0].skip_samples
+        num_emitted = codes.shape[1] * self._config.hop - skipped
         return F.pad(audio[:, -num_emitted:], (skipped, 0))
+
+    def render(self, windows: Sequence[DecodeWindow]) -> Tensor:
+        """Both halves."""
+        return self.run(self.inputs(windows).to(str(self._device)))
 
     def _synthesize(self, x: Tensor) -> Tensor:
         """Frames [B, F, D] to samples [B, S], as CodecDecoder.synthesize with fewer passes."""
@@ -93,9 +105,9 @@ class EmbeddedRenderer:
         pieces = torch.fft.irfft(torch.view_as_complex(parts), n=config.n_fft)
         return overlap_add(pieces.mul_(self._synthesis_window), config.stft_hop)
 
-    def _plan(self, window: DecodeWindow) -> tuple[LayerPlan, ...]:
-        make = self._cached_plan if len(window.codes) <= CACHED_CODES else self._make_plan
-        return make(_shape_key(window))
+    def _plan(self, key: DecodeWindow) -> tuple[LayerPlan, ...]:
+        make = self._cached_plan if len(key.codes) <= CACHED_CODES else self._make_plan
+        return make(key)
 
     def _make_plan(self, key: DecodeWindow) -> tuple[LayerPlan, ...]:
         config, num_codes = self._config, len(key.codes)
@@ -117,6 +129,7 @@ class EmbeddedRenderer:
                 cos=cos[-num_in:],
                 sin=sin[-num_in:],
                 mask=mask[-num_out:, -num_in:],
+                skip_samples=key.skip_samples,
             )
             for num_in, num_out in pairwise(rows)
         )
@@ -147,11 +160,9 @@ def _shape_key(window: DecodeWindow) -> DecodeWindow:
     )
 
 
-def _join(plans: Sequence[LayerPlan]) -> LayerPlan:
-    """One plan for a batch: equal masks are shared, others stacked."""
+def _join(*plans: LayerPlan) -> LayerPlan:
+    """One plan for rows whose masks differ."""
     first = plans[0]
-    if all(plan.mask is first.mask for plan in plans):
-        return first
     return replace(first, mask=torch.stack([plan.mask for plan in plans])[:, None])
 
 

@@ -10,29 +10,49 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
+import torch
+from torch import Tensor
 
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-_WORD = 2**64
+_GAMMA = 0x9E3779B97F4A7C15
+_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_HALF_WORD, _WORD = 2**32, 2**64
 
 
-def keyed_noise(seed: int, stream: int, first: int, count: int) -> np.ndarray:
-    """float32 [count]: standard normal numbers of the indices first … first + count - 1.
+def keyed_noise(seed: int, stream: int, first: Tensor, count: int) -> Tensor:
+    """float32 [B, count]: row b has the standard normal numbers of count indices from first[b].
 
-    `first` may be negative; `stream` keeps the numbers of different layers apart.
+    `first` is int64 [B, 1] and may be negative; `stream` keeps the numbers of different layers
+    apart. Runs on the device of `first`, which nothing waits for.
     """
-    key = _mix(np.array([(seed * 0x100 + stream) % _WORD], dtype=np.uint64))
-    index = np.array([first % _WORD], dtype=np.uint64) + np.arange(count, dtype=np.uint64)
+    key = _signed(_mixed((seed * 0x100 + stream) % _WORD))
+    index = first + torch.arange(count, device=first.device)
     bits = _mix(_mix(index + key) ^ key)
-    radius = np.sqrt(-2 * np.log(((bits >> np.uint64(32)) + 0.5) / 2**32))
-    angle = (bits & np.uint64(0xFFFFFFFF)) * (2 * math.pi / 2**32)
-    return (radius * np.cos(angle)).astype(np.float32)
+    high, low = _shifted(bits, 32), bits & (_HALF_WORD - 1)
+    radius = ((high.double() + 0.5) / _HALF_WORD).log_().mul_(-2).sqrt_()
+    return radius.mul_((low.double() * (2 * math.pi / _HALF_WORD)).cos_()).float()
 
 
-def _mix(words: np.ndarray) -> np.ndarray:
-    """Every input bit changes about half of the output bits; uint64 arithmetic wraps around."""
-    words = words + _GAMMA
+def _mix(words: Tensor) -> Tensor:
+    """Every input bit changes about half of the output bits; int64 arithmetic wraps around."""
+    words = words + _signed(_GAMMA)
     for shift, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):
-        words = (words ^ (words >> np.uint64(shift))) * multiplier
-    return words ^ (words >> np.uint64(31))
+        words = (words ^ _shifted(words, shift)) * _signed(multiplier)
+    return words ^ _shifted(words, 31)
+
+
+def _mixed(word: int) -> int:
+    """The same of one unsigned number."""
+    word = (word + _GAMMA) % _WORD
+    for shift, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):
+        word = (word ^ (word >> shift)) * multiplier % _WORD
+    return word ^ (word >> 31)
+
+
+def _shifted(words: Tensor, count: int) -> Tensor:
+    """Shifted right, zeros from the left: torch's own shift of signed numbers repeats the sign."""
+    return (words >> count) & (2 ** (64 - count) - 1)
+
+
+def _signed(word: int) -> int:
+    """The int64 of the same bits."""
+    return word - _WORD if word >= _WORD // 2 else word

@@ -18,12 +18,12 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from decoder.base import (
     AttentionKind,
-    AudioDecoder,
     CodecSpec,
     DecoderConfigError,
     DecodeWindow,
@@ -39,8 +39,8 @@ from decoder.rows import (
     codes_tensor,
     finish_spec,
     load_or_random,
-    render_rows,
 )
+from decoder.window_inputs import WindowInputs, WindowNetwork, check_windows
 
 CHUNK_FRAMES = (2, 4, 8)
 BUFFER_FRAMES = 25
@@ -64,7 +64,7 @@ class Kept:
     state: MimiState
 
 
-class MimiDecoder(AudioDecoder):
+class MimiDecoder(WindowNetwork):
     """Mimi: causal attention and convolutions; masks change nothing, state can be kept."""
 
     supported_options = frozenset(
@@ -75,7 +75,7 @@ class MimiDecoder(AudioDecoder):
         self.spec = spec
         self.options = source.options
         self._network = network
-        self._device = source.device
+        self.device = source.device
         self._clips = TransformersEncoder(source, spec, spec.sample_rate)
 
     @classmethod
@@ -88,10 +88,6 @@ class MimiDecoder(AudioDecoder):
         names = mimi_names(config)
         network = load_or_random(lambda: MimiNetwork(config), names, source, without_marks)
         return cls(spec, network, source)
-
-    def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
-        """As AudioDecoder.decode."""
-        return render_rows(self.spec, windows, self._device, self._render)
 
     def encode(self, samples: np.ndarray) -> tuple[int, ...]:
         """As TransformersEncoder.encode."""
@@ -106,20 +102,21 @@ class MimiDecoder(AudioDecoder):
             return super().decode_next(window, kept)
         former = kept if isinstance(kept, Kept) else None
         own = window if former is None else own_part(window, former.next_position)
-        results: list[tuple[Tensor, MimiState]] = []
-
-        def render(windows: Sequence[DecodeWindow]) -> Tensor:
-            codes = codes_tensor(self.spec, windows, self._device)
-            results.append(self._network(codes, former.state if former else None))
-            return results[-1][0]
-
-        samples = render_rows(self.spec, [own], self._device, render)
+        check_windows(self, [own])
+        with torch.inference_mode():
+            (codes,) = self.inputs([own]).to(self.device).tensors
+            samples, state = self._network(codes, former.state if former else None)
         missing = window.skip_samples - own.skip_samples
-        return F.pad(samples, (missing, 0)), Kept(window.positions[-1] + 1, results[-1][1])
+        return F.pad(samples, (missing, 0)), Kept(window.positions[-1] + 1, state)
 
-    def _render(self, windows: Sequence[DecodeWindow]) -> Tensor:
-        codes = codes_tensor(self.spec, windows, self._device)
-        samples: Tensor = self._network(codes, skipped=windows[0].skip_samples)[0]
+    def inputs(self, windows: Sequence[DecodeWindow]) -> WindowInputs:
+        """Codes [B, F, K]."""
+        return WindowInputs((codes_tensor(self.spec, windows),), windows[0].skip_samples)
+
+    def run(self, inputs: WindowInputs) -> Tensor:
+        """As WindowNetwork.run."""
+        (codes,) = inputs.tensors
+        samples: Tensor = self._network(codes, skipped=inputs.key)[0]
         return samples
 
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from decoder.base import AudioDecoder, DecoderConfigError, DecoderOptions
+from decoder.base import AudioDecoder, DecoderConfigError, DecoderOptions, StreamingOptions
 from decoder.options import parse_options
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 PICKLE_FILE = "pytorch_model.bin"
+GPU_MAX_BATCH = 32  # windows of a decode call, unless `max_batch` is given
 
 _DECODERS = {
     "dac": "decoder.dac:DacDecoder",
@@ -101,18 +102,36 @@ def create_decoder(
         name = _name_in(config, folder / CONFIG_FILE)
         decoder_class = _load_class(name)
         weights_path = _find_weights(weights, folder)
+    checked = parse_options(options or {}, name, decoder_class.supported_options)
+    if _is_gpu(device) and "max_batch" not in (options or {}):
+        checked = replace(checked, max_batch=GPU_MAX_BATCH)
     decoder: AudioDecoder = decoder_class.create(
         CodecSource(
             name=name,
             config=config,
             weights=weights_path,
-            options=parse_options(options or {}, name, decoder_class.supported_options),
+            options=checked,
             device=device,
             test_mode=test_mode,
             allow_pickle=allow_pickle,
         )
     )
     return decoder
+
+
+def _is_gpu(device: str) -> bool:
+    return device.startswith("cuda")
+
+
+def with_graphs(decoder: AudioDecoder, options: StreamingOptions) -> AudioDecoder:
+    """On a GPU the same decoder with its usual calls for streams of `options` recorded as graphs;
+    elsewhere the decoder itself. Takes seconds, in which nothing else may use the device.
+    """
+    if not _is_gpu(decoder.device):
+        return decoder
+    from decoder.cuda_graphs import captured
+
+    return captured(decoder, options)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the codecs' classes share: checks of a decode call, rows rendered alike, rates, options."""
+"""What the codecs' classes share: which samples are wanted, rates, options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from decoder.base import (
 from decoder.batching import crossfade_samples
 from decoder.encoders import can_encode
 from decoder.registry import WEIGHTS_FILE, CodecSource
-from decoder.streaming import check_codes, check_frames, validate_streaming
+from decoder.streaming import validate_streaming
 from decoder.weights import layer_of, load_weights, read_tensors
 
 RANDOM_SEED = 0
@@ -30,28 +30,6 @@ CONVOLUTION_OPTIONS = frozenset(
 )
 
 
-def render_rows(
-    spec: CodecSpec,
-    windows: Sequence[DecodeWindow],
-    device: str,
-    render: Callable[[Sequence[DecodeWindow]], Tensor],
-) -> Tensor:
-    """Check the windows of one decode call and render them, [B, S].
-
-    On a CPU each row is rendered alone: convolutions gain little from a batch there, and a kernel
-    chosen by the number of rows would change last bits.
-    """
-    for window in windows:
-        check_codes(window.codes, spec.codebook_size, "speech")
-        check_frames(len(window.codes), spec, "number of codes in a window")
-    if len({window.shape for window in windows}) != 1:
-        raise DecoderConfigError("windows of one decode call must have one shape")
-    with torch.inference_mode():
-        if device == "cpu":
-            return torch.cat([render([window]) for window in windows])
-        return render(windows)
-
-
 def rendered_samples(spec: CodecSpec, window: DecodeWindow, options: DecoderOptions) -> slice:
     """Which samples of a window are needed: the emitted ones and what a crossfade takes on."""
     end = window.skip_samples + window.num_samples
@@ -59,9 +37,9 @@ def rendered_samples(spec: CodecSpec, window: DecodeWindow, options: DecoderOpti
     return slice(window.skip_samples, end + fade)
 
 
-def codes_tensor(spec: CodecSpec, windows: Sequence[DecodeWindow], device: str) -> Tensor:
-    """int64 [B, F, codes_per_frame]."""
-    codes = torch.tensor([window.codes for window in windows], device=device)
+def codes_tensor(spec: CodecSpec, windows: Sequence[DecodeWindow]) -> Tensor:
+    """int64 [B, F, codes_per_frame], on the host."""
+    codes = torch.tensor([window.codes for window in windows])
     return codes.view(len(windows), -1, spec.codes_per_frame)
 
 

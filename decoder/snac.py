@@ -28,7 +28,6 @@ from torch import Tensor
 
 from decoder.base import (
     AttentionKind,
-    AudioDecoder,
     CodecSpec,
     DecoderConfigError,
     DecodeWindow,
@@ -42,17 +41,17 @@ from decoder.rows import (
     finish_spec,
     frame_streaming,
     load_or_random,
-    render_rows,
     rendered_samples,
 )
 from decoder.snake_decoder import SnakeConfig, SnakeDecoder
 from decoder.snake_encoder import SnakeClipEncoder, SnakeEncoderConfig
 from decoder.snake_names import snac_encoder_names, snac_names
+from decoder.window_inputs import WindowInputs, WindowNetwork
 
 CHUNK_FRAMES = (1, 2, 4, 8)
 
 
-class SnacDecoder(AudioDecoder):
+class SnacDecoder(WindowNetwork):
     """SNAC behind `AudioDecoder`. Convolutions only: no masks, no voice prompt in the window."""
 
     supported_options = CONVOLUTION_OPTIONS | {"noise_seed"}
@@ -61,8 +60,13 @@ class SnacDecoder(AudioDecoder):
         self.spec = spec
         self.options = source.options
         self._network = network
-        self._device = source.device
+        self.device = source.device
         self._seed = source.options.noise_seed or 0
+        layout = torch.tensor(spec.layout)
+        self._places = [
+            (layout == level).nonzero().flatten().to(source.device)
+            for level in range(spec.num_codebooks)
+        ]
         config = snac_encoder_config(source.config, network.config)
         self._clips = SnakeClipEncoder(source, spec, config, snac_encoder_names(config))
 
@@ -75,31 +79,28 @@ class SnacDecoder(AudioDecoder):
         network = load_or_random(lambda: SnakeDecoder(config), snac_names(config), source)
         return cls(spec, network, source)
 
-    def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
-        """As AudioDecoder.decode; zeros where nothing is emitted."""
-        return render_rows(self.spec, windows, self._device, self._render)
-
     def encode(self, samples: np.ndarray) -> tuple[int, ...]:
         """As SnakeClipEncoder.encode."""
         return self._clips.encode(samples)
 
-    def _render(self, windows: Sequence[DecodeWindow]) -> Tensor:
-        codes = codes_tensor(self.spec, windows, self._device)
-        layout = torch.tensor(self.spec.layout, device=self._device)
-        parts = [codes[:, :, layout == level].flatten(1) for level in range(layout.max() + 1)]
-        frames = [window.positions[0] // self.spec.codes_per_frame for window in windows]
-        return self._network(
-            parts,
-            rendered_samples(self.spec, windows[0], self.options),
-            partial(self._noise, frames),
-        )
+    def inputs(self, windows: Sequence[DecodeWindow]) -> WindowInputs:
+        """Codes [B, F, places] and each window's first frame [B, 1]."""
+        frames = [[window.positions[0] // self.spec.codes_per_frame] for window in windows]
+        samples = rendered_samples(self.spec, windows[0], self.options)
+        codes = codes_tensor(self.spec, windows)
+        return WindowInputs((codes, torch.tensor(frames)), (samples.start, samples.stop))
 
-    def _noise(self, frames: Sequence[int], stage: int, first: int, count: int) -> Tensor:
-        """float32 [B, 1, count] for windows that begin at these frames."""
+    def run(self, inputs: WindowInputs) -> Tensor:
+        """As WindowNetwork.run."""
+        codes, frames = inputs.tensors
+        parts = [codes.index_select(2, places).flatten(1) for places in self._places]
+        return self._network(parts, slice(*inputs.key), partial(self._noise, frames))
+
+    def _noise(self, frames: Tensor, stage: int, first: int, count: int) -> Tensor:
+        """float32 [B, 1, count] for windows that begin at these frames [B, 1]."""
         config = self._network.config
         rate = config.stage_rates[stage] * config.latents_per_frame
-        rows = [keyed_noise(self._seed, stage, frame * rate + first, count) for frame in frames]
-        return torch.from_numpy(np.stack(rows))[:, None].to(self._device)
+        return keyed_noise(self._seed, stage, frames * rate + first, count)[:, None]
 
 
 def snac_config(values: Mapping[str, Any]) -> SnakeConfig:

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from decoder.base import (
     AttentionKind,
-    AudioDecoder,
     CodecSpec,
     DecoderConfigError,
     DecodeWindow,
@@ -37,10 +36,10 @@ from decoder.rows import (
     crossfading,
     finish_spec,
     load_or_random,
-    render_rows,
     rendered_samples,
 )
 from decoder.streaming import attention_mask
+from decoder.window_inputs import WindowInputs, WindowNetwork
 from decoder.xcodec2_modules import NUM_GROUPS, Xcodec2Config, Xcodec2Network
 from decoder.xcodec2_names import from_first_layout, xcodec2_names
 
@@ -52,7 +51,7 @@ CROSSFADE_MS = 20.0
 """Each window is heard as a whole, so two of them never quite agree on the sample between them."""
 
 
-class Xcodec2Decoder(AudioDecoder):
+class Xcodec2Decoder(WindowNetwork):
     """One FSQ codebook, convolutions and a bidirectional transformer without time positions."""
 
     supported_options = CONVOLUTION_OPTIONS
@@ -61,7 +60,7 @@ class Xcodec2Decoder(AudioDecoder):
         self.spec = spec
         self.options = source.options
         self._network = network
-        self._device = source.device
+        self.device = source.device
         self._clips = TransformersEncoder(source, spec, _rates(source.name, source.config)[0])
 
     @classmethod
@@ -74,27 +73,28 @@ class Xcodec2Decoder(AudioDecoder):
         )
         return cls(spec, network, crossfading(source, spec, CROSSFADE_MS))
 
-    def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
-        """As AudioDecoder.decode; zeros where nothing is emitted."""
-        return render_rows(self.spec, windows, self._device, self._render)
-
     def encode(self, samples: np.ndarray) -> tuple[int, ...]:
         """As TransformersEncoder.encode."""
         return self._clips.encode(samples)
 
-    def _render(self, windows: Sequence[DecodeWindow]) -> Tensor:
-        codes = torch.tensor([window.codes for window in windows], device=self._device)
-        samples = rendered_samples(self.spec, windows[0], self.options)
-        hop = self._network.config.hop
-        emitted = range(samples.start // hop, -(-samples.stop // hop))
-        return self._network(codes, self._mask(windows), emitted)
-
-    def _mask(self, windows: Sequence[DecodeWindow]) -> Tensor | None:
-        """bool [B, 1, T, T]; None where all see all."""
+    def inputs(self, windows: Sequence[DecodeWindow]) -> WindowInputs:
+        """Codes [B, T], and a mask bool [B, 1, T, T] where not all see all."""
+        samples, hop = rendered_samples(self.spec, windows[0], self.options), self._hop
+        emitted = (samples.start // hop, -(-samples.stop // hop))
+        codes = torch.tensor([window.codes for window in windows])
         masks = [attention_mask(window, self.spec.attention) for window in windows]
         if all(mask.all() for mask in masks):
-            return None
-        return torch.stack([torch.from_numpy(mask) for mask in masks])[:, None].to(self._device)
+            return WindowInputs((codes,), emitted)
+        return WindowInputs((codes, torch.from_numpy(np.stack(masks))[:, None]), emitted)
+
+    def run(self, inputs: WindowInputs) -> Tensor:
+        """As WindowNetwork.run."""
+        codes, mask = (*inputs.tensors, None)[:2]
+        return self._network(codes, mask, range(*inputs.key))
+
+    @property
+    def _hop(self) -> int:
+        return self._network.config.hop
 
 
 def xcodec2_config(codec: str, values: Mapping[str, Any]) -> Xcodec2Config:

@@ -2,10 +2,13 @@
 
     engine thread:  step │ turn │ step │ turn │ step …
                            └─ sweep     forget streams whose reader has gone or that are done
-                              decode    at most one batch: the most urgent window and its like
+                              collect   batches that the decoder has rendered
+                              launch    at most one batch: the most urgent window and its like
                               regulate  pause sequences whose reader lags, resume the others
 
-One batch per turn keeps every other stream's next token at most one decoder call away. Urgent is
+A GPU renders beside the language model's steps, and nothing here waits for it; a CPU has rendered a
+batch when it is launched. One batch per turn keeps every other stream's next token at most one
+decoder call away. Urgent is
 whose listener hears silence first: streams without audio yet in order of arrival, then by the
 estimated end of what the client has to play.
 """
@@ -16,6 +19,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -23,7 +27,7 @@ from typing import Protocol
 
 import numpy as np
 
-from decoder import AudioDecoder, DecodeWindow, ReadyWindow, render
+from decoder import AudioDecoder, DecodeWindow, ReadyWindow, Rendered, Renderer
 from llm import FinishReason, RequestError, Tally, TokenChunk
 from tts.engine_client import AudioFigures
 from tts.logs import with_fields
@@ -33,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 DECODE_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 BLOCK_BOUNDS = (1, 2, 4, 8, 16, 32)
+MAX_LAUNCHED = 2  # batches: one that runs, one that is next
 COMFORT_S = 0.5
 """A listener with this much audio ahead can wait while another one has heard nothing yet."""
 
@@ -62,6 +67,20 @@ class Rendering:
     task: SpeechTask
     window: DecodeWindow
 
+    @property
+    def ready(self) -> ReadyWindow:
+        """As the decoder takes it."""
+        return ReadyWindow(self.task.request_id, self.window, self.task.state)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedBatch:
+    """Windows that the decoder is at."""
+
+    items: Sequence[Rendering]
+    rendered: Rendered
+    started_s: float
+
 
 class AudioWorker:
     """The engine's step hook: all streams of one engine, speech and text.
@@ -77,12 +96,14 @@ class AudioWorker:
     ) -> None:
         self._engine = engine
         self._profiler = profiler
-        self._decoder = decoder
+        self._renderer = Renderer(decoder) if decoder else None
         self._max_batch = decoder.options.max_batch if decoder else 0
+        self._launched: deque[LaunchedBatch] = deque()
         self._tasks: dict[str, StreamTask] = {}
         self._changed = threading.Condition()
         self._decode_s, self._blocks = Tally(DECODE_BOUNDS_S), Tally(BLOCK_BOUNDS)
         self._audio_s = 0.0
+        self._sample_rate = decoder.spec.sample_rate if decoder else 1
 
     def __repr__(self) -> str:
         return f"AudioWorker({self._snapshot()})"
@@ -140,14 +161,14 @@ class AudioWorker:
     def after_step(self) -> bool:
         """One turn; True when there may be more to do at once."""
         speech = [task for task in self._sweep() if isinstance(task, SpeechTask)]
-        now_s = time.monotonic()
         ready = [task for task in speech if task.windows()]
-        chosen = self._most_urgent(ready, speech, now_s)
-        self._render(chosen)
+        if len(self._launched) < MAX_LAUNCHED:
+            self._launch(self._most_urgent(ready, speech, time.monotonic()))
+        self._collect()
         for task in speech:
             task.deliver_end()
         self._regulate(self._sweep())
-        return bool(ready)
+        return bool(ready or self._launched)
 
     def on_stop(self) -> None:
         """End what is left: the engine stops."""
@@ -175,30 +196,30 @@ class AudioWorker:
         """Windows of one shape, the most urgent first; none when all of them should wait."""
         limit_s = now_s + COMFORT_S if any(t.awaits_first_audio for t in speech) else math.inf
         chosen: list[Rendering] = []
-        for task in sorted(ready, key=lambda task: task.plays_until_s):
-            if task.plays_until_s >= limit_s:
+        for task in sorted(ready, key=lambda task: task.runs_dry_s(now_s)):
+            if task.runs_dry_s(now_s) >= limit_s:
                 break
             windows = task.windows()
             if not chosen or windows[0].shape == chosen[0].window.shape:
                 chosen += [Rendering(task, window) for window in windows]
         return chosen[: self._max_batch]
 
-    def _render(self, batch: Sequence[Rendering]) -> None:
-        """Decode and deliver; when the decoder fails, only the streams that make it fail end."""
-        if not batch or self._decoder is None:
+    def _launch(self, batch: Sequence[Rendering]) -> None:
+        """Start a batch; when the decoder refuses it, only the streams that are refused end."""
+        if not batch or self._renderer is None:
             return
-        ready = [ReadyWindow(item.task.request_id, item.window, item.task.state) for item in batch]
         started_s = time.perf_counter()
+        for item in batch:
+            item.task.launched()
         try:
             with self._profiler.range("decode_audio") if self._profiler else nullcontext():
-                audio = render(self._decoder, ready)
+                rendered = self._renderer.launch([item.ready for item in batch])
         except Exception as error:  # the engine thread's top: whatever a codec raises
+            for item in batch:
+                item.task.withdrawn()
             self._isolate(batch, error)
             return
-        self._decode_s.observe(time.perf_counter() - started_s)
-        self._blocks.observe(len(batch))
-        self._audio_s += sum(map(len, audio)) / self._decoder.spec.sample_rate
-        self._deliver(batch, audio)
+        self._launched.append(LaunchedBatch(batch, rendered, started_s))
 
     def _isolate(self, batch: Sequence[Rendering], error: Exception) -> None:
         tasks = {item.task.request_id: item.task for item in batch}
@@ -206,7 +227,22 @@ class AudioWorker:
             self._fail(batch[0].task, error)
             return
         for task in tasks.values():
-            self._render([item for item in batch if item.task is task])
+            self._launch([item for item in batch if item.task is task])
+
+    def _collect(self) -> None:
+        """Deliver what has been rendered, oldest first."""
+        while self._launched and self._launched[0].rendered.is_ready:
+            batch = self._launched.popleft()
+            try:
+                audio = batch.rendered.samples()
+            except Exception as error:  # the device broke while it rendered
+                for item in batch.items:
+                    self._fail(item.task, error)
+                continue
+            self._decode_s.observe(time.perf_counter() - batch.started_s)
+            self._blocks.observe(len(batch.items))
+            self._audio_s += sum(map(len, audio)) / self._sample_rate
+            self._deliver(batch.items, audio)
 
     def _fail(self, task: StreamTask, error: Exception) -> None:
         about = with_fields(("request_id", task.request_id))

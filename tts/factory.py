@@ -128,12 +128,16 @@ def create_engine_client(
     import torch
 
     torch.set_num_threads(cpu_threads(_usable_cores()))
+    from decoder import with_graphs
     from llm import Profiler, create_engine
+    from tts.config import streaming_options
     from tts.families.registry import find_family
     from tts.speech_engine import LocalEngineClient, StreamLimits
 
     family = find_family(checkpoint, config.family)
     decoder = _decoder(config, family) if family else None
+    if decoder:  # before the language model takes the rest of a GPU's memory
+        decoder = with_graphs(decoder, streaming_options(config, decoder.spec.recommended))
     vocabulary = family.vocabulary(decoder.spec) if family and decoder else None
     engine = create_engine(config, checkpoint.tokenizer)
     timeout_s = server.slow_reader_timeout_s * READER_PATIENCE if server else None

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -143,6 +144,7 @@ class SpeechTask(StreamTask):
         )
         self.state = StreamState()
         self._waiting: deque[FiredBlock] = deque()
+        self._num_launched = 0  # of those, from the oldest: a decoder is at them
         self._tokens = TokenChunk(self.request_id)
         # what is in the queue already
         self._num_blocks = self._num_codes = self._num_samples = 0
@@ -178,16 +180,35 @@ class SpeechTask(StreamTask):
     def windows(self) -> list[DecodeWindow]:
         """Windows that can be rendered now in one call: of one shape, with room in the queue."""
         found: list[DecodeWindow] = []
-        for block in self._waiting:
+        for block in islice(self._waiting, self._num_launched, None):
             window = block.window
             if window is None or (found and window.shape != found[0].shape):
                 break
             found.append(window)
-        return found[: self.queue.room]
+        return found[: max(self.queue.room - self._num_launched, 0)]
+
+    def runs_dry_s(self, now_s: float) -> float:
+        """When the client has played all that it has and that a decoder is at."""
+        launched = islice(self._waiting, self._num_launched)
+        samples = sum(block.window.num_samples for block in launched if block.window)
+        if not samples:
+            return self.plays_until_s
+        return max(self.plays_until_s, now_s) + samples / self._sample_rate
+
+    def launched(self) -> None:
+        """A decoder is at the oldest window that it was not at before."""
+        self._num_launched += 1
+
+    def withdrawn(self) -> None:
+        """A decoder could not take the window that was launched last."""
+        self._num_launched -= 1
 
     def deliver(self, samples: np.ndarray, now_s: float) -> None:
         """Hand over the oldest waiting block, rendered: float32 [num_samples]."""
+        if self.is_done:
+            return
         block = self._waiting.popleft()
+        self._num_launched -= 1
         self._put(block, samples)
         starts_s = max(self.plays_until_s, now_s)
         self.plays_until_s = starts_s + len(samples) / self._sample_rate
@@ -213,6 +234,7 @@ class SpeechTask(StreamTask):
 
     def _end(self, tokens: TokenChunk) -> None:
         self._waiting.clear()
+        self._num_launched = 0
         chunk = SpeechChunk((), self._num_codes, self._num_blocks)
         self._put(FiredBlock(chunk, None, self._carry, tokens, is_last=True), NO_SAMPLES)
 

@@ -59,7 +59,7 @@ class KeyedTorch:
 
     def randn(self, shape: tuple[int, ...], **_: Any) -> torch.Tensor:
         self.stage += 1
-        return torch.from_numpy(keyed_noise(self.seed, self.stage - 1, 0, shape[-1]))[None, None]
+        return keyed_noise(self.seed, self.stage - 1, torch.zeros(1, 1).long(), shape[-1])[None]
 
 
 @torch.inference_mode()

@@ -121,7 +121,7 @@ def test_windows_of_different_masks_share_a_batch(codec) -> None:
         windows_of(codec.decoder.spec, StreamingOptions((3, 5), buffer=6, masks=m), codes)[3]
         for m in (masks, mask_policy(block_causal=False, prompt_causal=False))
     ]
-    together = codec.decoder._render(windows)
+    together = codec.decoder.run(codec.decoder.inputs(windows))
     apart = [codec.decoder.decode([window]) for window in windows]
     assert torch.allclose(together, torch.cat(apart), atol=MAX_ERROR)
 

@@ -1,0 +1,179 @@
+"""`CapturedDecoder`: a codec whose usual decode calls are recorded once and then replayed.
+
+    window shapes of the configured schedule × batch sizes 1, 2, 4 … max_batch ──▶ graphs
+    decode(5 windows of a known shape) ──▶ buffers of 8 rows ──▶ one launch ──▶ the first 5 rows
+
+Rows beyond the windows hold whatever was there before: rows never see each other. Other shapes (the
+last block of a stream, a client's own chunking) are rendered as they would be without graphs.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decoder.base import (
+    AudioDecoder,
+    DecodeWindow,
+    PrependPromptSpeechTokens,
+    SpeechChunk,
+    StreamingOptions,
+)
+from decoder.streaming import DecoderStream
+from decoder.window_inputs import WindowInputs, WindowNetwork, check_windows
+
+logger = logging.getLogger(__name__)
+
+WARM_UP_RUNS = 2  # before a capture: libraries choose their kernels and allocate what they keep
+SCHEDULE_BLOCKS = 32  # of a stream: by then its windows have stopped growing
+
+Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
+"""Records a function; gives what repeats it, and the tensor that every repetition fills."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One decode call for a fixed number of rows."""
+
+    inputs: WindowInputs  # fixed device tensors
+    replay: Callable[[], None]
+    output: Tensor  # [B, S], overwritten by the next replay
+
+
+class CapturedDecoder(AudioDecoder):
+    """Same samples as `network`, as far as its kernels do not depend on the number of rows.
+
+    Not thread-safe: `decode` belongs to one thread and one stream, on which its result must be
+    read before the next call.
+    """
+
+    def __init__(self, network: WindowNetwork, record: Recorder) -> None:
+        self.spec, self.options, self.device = network.spec, network.options, network.device
+        self.num_replays = 0
+        self._network = network
+        self._record = record
+        self._recordings: dict[tuple[Hashable, int], Recording] = {}
+
+    def __repr__(self) -> str:
+        return f"CapturedDecoder({self._network!r}, graphs={len(self._recordings)})"
+
+    @property
+    def num_graphs(self) -> int:
+        """Recorded calls."""
+        return len(self._recordings)
+
+    def capture(self, windows: Sequence[DecodeWindow]) -> None:
+        """Record the shapes of these windows for all batch sizes, largest first."""
+        started_s = time.perf_counter()
+        with torch.inference_mode():
+            for size in reversed(batch_sizes(self.options.max_batch)):
+                for window in windows:
+                    self._capture([window] * size)
+        logger.info(
+            "codec %s: %d graphs captured in %.1f s",
+            self.spec.name,
+            self.num_graphs,
+            time.perf_counter() - started_s,
+        )
+
+    def _capture(self, windows: Sequence[DecodeWindow]) -> None:
+        inputs = self._network.inputs(windows).to(self._network.device)
+        key = (_key(inputs), len(windows))
+        if key not in self._recordings:
+            replay, output = self._record(lambda: self._network.run(inputs))
+            self._recordings[key] = Recording(inputs, replay, output)
+
+    def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
+        """As AudioDecoder.decode."""
+        check_windows(self, windows)
+        inputs = self._network.inputs(windows)
+        size = next(s for s in batch_sizes(self.options.max_batch) if s >= len(windows))
+        recording = self._recordings.get((_key(inputs), size))
+        if recording is None:
+            return self._network.decode(windows)
+        with torch.inference_mode():
+            for fixed, given in zip(recording.inputs.tensors, inputs.tensors, strict=True):
+                pinned = given.pin_memory() if fixed.is_cuda else given
+                fixed[: len(windows)].copy_(pinned, non_blocking=True)
+            recording.replay()
+        self.num_replays += 1
+        return recording.output[: len(windows)]
+
+    def decode_next(self, window: DecodeWindow, kept: object) -> tuple[Tensor, object]:
+        """As AudioDecoder.decode_next."""
+        return self._network.decode_next(window, kept)
+
+    def encode(self, samples: np.ndarray) -> tuple[int, ...]:
+        """As AudioDecoder.encode."""
+        return self._network.encode(samples)
+
+
+def _key(inputs: WindowInputs) -> Hashable:
+    """All that a recording is for, but the number of rows."""
+    return inputs.key, tuple((t.dtype, t.shape[1:]) for t in inputs.tensors)
+
+
+def batch_sizes(max_batch: int) -> tuple[int, ...]:
+    """Powers of two, and `max_batch`."""
+    sizes = [1]
+    while sizes[-1] * 2 < max_batch:
+        sizes.append(sizes[-1] * 2)
+    return (*sizes, max_batch) if max_batch > 1 else (1,)
+
+
+def schedule_windows(decoder: AudioDecoder, options: StreamingOptions) -> list[DecodeWindow]:
+    """One window of every shape that a stream of these options has before its last block: without
+    a voice prompt, and with one that is no shorter than the buffer.
+    """
+    prompts = [0] if options.prepend is PrependPromptSpeechTokens.NEVER else [0, options.buffer]
+    windows = [window for size in prompts for window in _windows(decoder, options, size)]
+    return list({window.shape: window for window in windows}.values())
+
+
+def _windows(
+    decoder: AudioDecoder, options: StreamingOptions, prompt_size: int
+) -> Iterator[DecodeWindow]:
+    sizes = options.chunk_sizes
+    if sizes is None:
+        return
+    stream, first = DecoderStream(decoder.spec, options, prompt_codes=(0,) * prompt_size), 0
+    for index in range(SCHEDULE_BLOCKS):
+        size = sizes[min(index, len(sizes) - 1)]
+        yield stream.window(SpeechChunk((0,) * size, first, index, (0,) * options.look_ahead))
+        first += size
+
+
+def captured(decoder: AudioDecoder, options: StreamingOptions) -> AudioDecoder:
+    """The decoder on a GPU with graphs for `options`, where it can be recorded."""
+    if not isinstance(decoder, WindowNetwork) or decoder.options.stateful:
+        return decoder  # with a state every block goes on from tensors of its stream
+    windows = schedule_windows(decoder, options)
+    result = CapturedDecoder(decoder, CudaRecorder())
+    result.capture(windows)
+    return result
+
+
+class CudaRecorder:
+    """Records with CUDA graphs, which share one pool of memory."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """See `Recorder`. Waits for the device; nothing else may use it meanwhile."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_RUNS):
+                work()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            output = work()
+        return graph.replay, output

@@ -1,0 +1,74 @@
+"""`WindowNetwork`: a codec whose decode call is host values first, then one function of tensors.
+
+    windows ──inputs──▶ WindowInputs (host) ──to──▶ WindowInputs (device) ──run──▶ samples [B, S]
+
+`run` reads nothing but its inputs, so a device can record it once for a shape and repeat it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decoder.base import AudioDecoder, DecoderConfigError, DecodeWindow
+from decoder.streaming import check_codes, check_frames
+
+
+@dataclass(frozen=True, slots=True)
+class WindowInputs:
+    """What B windows of one shape are rendered from.
+
+    `tensors` have B rows each; `key`, hashable, is all else that the computation depends on: with
+    equal keys and shapes the same kernels run. `plan` is what the codec made of the key, if
+    anything.
+    """
+
+    tensors: tuple[Tensor, ...]
+    key: Any
+    plan: Any = None
+
+    def to(self, device: str) -> WindowInputs:
+        """The same on a device. The host waits for nothing."""
+        if device == "cpu":
+            return self
+        moved = (tensor.pin_memory().to(device, non_blocking=True) for tensor in self.tensors)
+        return replace(self, tensors=tuple(moved))
+
+
+class WindowNetwork(AudioDecoder):
+    """An `AudioDecoder` in two halves."""
+
+    @abstractmethod
+    def inputs(self, windows: Sequence[DecodeWindow]) -> WindowInputs:
+        """Of windows of one shape, on the host."""
+
+    @abstractmethod
+    def run(self, inputs: WindowInputs) -> Tensor:
+        """float32 [B, S] from inputs on the device; nothing of it waits for the device."""
+
+    def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
+        """As AudioDecoder.decode; zeros where nothing is emitted.
+
+        On a CPU each row is rendered alone: convolutions gain little from a batch there, and a
+        kernel chosen by the number of rows would change last bits.
+        """
+        check_windows(self, windows)
+        with torch.inference_mode():
+            if self.device != "cpu":
+                return self.run(self.inputs(windows).to(self.device))
+            return torch.cat([self.run(self.inputs([window])) for window in windows])
+
+
+def check_windows(decoder: AudioDecoder, windows: Sequence[DecodeWindow]) -> None:
+    """Raise CodeRangeError or DecoderConfigError for windows that no one call can render."""
+    spec = decoder.spec
+    for window in windows:
+        check_codes(window.codes, spec.codebook_size, "speech")
+        check_frames(len(window.codes), spec, "number of codes in a window")
+    if len({window.shape for window in windows}) != 1:
+        raise DecoderConfigError("windows of one decode call must have one shape")

@@ -1,0 +1,121 @@
+"""Recorded decode calls, with a recorder that repeats the function itself: no GPU is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from decoder import (
+    AudioDecoder,
+    CodeRangeError,
+    DecodeWindow,
+    create_decoder,
+    with_graphs,
+)
+from decoder.cuda_graphs import CapturedDecoder, batch_sizes, schedule_windows
+from decoder.window_inputs import WindowNetwork
+from tests.decoder.codecs import (
+    random_codes,
+    write_dac,
+    write_mimi,
+    write_neucodec,
+    write_snac,
+    write_xcodec2,
+)
+from tests.decoder.toys import windows_of
+
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "dac": write_dac,
+    "mimi": write_mimi,
+    "neucodec": write_neucodec,
+    "snac": write_snac,
+    "xcodec2": write_xcodec2,
+}
+ROWS = 4
+FRAMES = 160  # enough for three full blocks of every codec
+
+
+def repeat(work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    """The slow twin of a graph: the work once more, into the same tensor."""
+    output = work()
+
+    def replay() -> None:
+        output.copy_(work())
+
+    return replay, output
+
+
+@pytest.fixture(scope="module", params=sorted(WRITERS))
+def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp(request.param)
+    WRITERS[request.param](folder)
+    return create_decoder(folder, options={"max_batch": ROWS}, allow_pickle=True)
+
+
+def recorded(network: AudioDecoder) -> CapturedDecoder:
+    assert isinstance(network, WindowNetwork)
+    decoder = CapturedDecoder(network, repeat)
+    decoder.capture(schedule_windows(network, network.spec.recommended))
+    return decoder
+
+
+def rows_of(network: AudioDecoder, count: int, block: int) -> list[DecodeWindow]:
+    """One block of so many streams, which are at different places."""
+    options = network.spec.recommended
+    spec = network.spec
+    streams = [
+        windows_of(
+            spec,
+            options,
+            random_codes(network, FRAMES, seed),
+            token_offset=7 * seed * spec.codes_per_frame,
+        )
+        for seed in range(count)
+    ]
+    return [windows[block] for windows in streams]
+
+
+def test_a_replay_sounds_like_the_network(network: AudioDecoder) -> None:
+    decoder = recorded(network)
+    for block in (0, 1, 2, 1):
+        for count in (3, 1, 4):
+            windows = rows_of(network, count, block)
+            expected = torch.cat([network.decode([window]) for window in windows])
+            before = decoder.num_replays
+            got = decoder.decode(windows)
+            assert decoder.num_replays == before + 1
+            start = windows[0].skip_samples
+            span = slice(start, start + windows[0].num_samples)
+            torch.testing.assert_close(got[:, span], expected[:, span], rtol=0, atol=1e-5)
+
+
+def test_other_shapes_are_rendered_as_ever(network: AudioDecoder) -> None:
+    decoder = recorded(network)
+    windows = windows_of(network.spec, network.spec.recommended, random_codes(network, FRAMES))[-1:]
+    assert torch.equal(decoder.decode(windows), network.decode(windows))
+    assert decoder.num_replays == 0
+
+
+def test_a_wrong_code_is_refused_before_anything_runs(network: AudioDecoder) -> None:
+    decoder = recorded(network)
+    (window,) = rows_of(network, 1, 0)
+    bad = (*window.codes[:-1], network.spec.codebook_size)
+    with pytest.raises(CodeRangeError):
+        decoder.decode([replace(window, codes=bad)])
+    assert decoder.num_replays == 0
+
+
+def test_batch_sizes_are_powers_of_two_up_to_the_most() -> None:
+    assert batch_sizes(1) == (1,)
+    assert batch_sizes(8) == (1, 2, 4, 8)
+    assert batch_sizes(12) == (1, 2, 4, 8, 12)
+
+
+def test_on_a_cpu_nothing_is_recorded(network: AudioDecoder) -> None:
+    assert with_graphs(network, network.spec.recommended) is network

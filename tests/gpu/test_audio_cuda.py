@@ -1,0 +1,126 @@
+"""Audio decoding beside the language model: recorded calls, a stream of its own, no waiting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from decoder import AudioDecoder, ReadyWindow, Renderer, StreamState, create_decoder, with_graphs
+from decoder.cuda_graphs import CapturedDecoder
+from decoder.keyed_noise import keyed_noise
+from tests.decoder.codecs import (
+    audio_of,
+    random_codes,
+    write_dac,
+    write_mimi,
+    write_neucodec,
+    write_snac,
+    write_xcodec2,
+)
+from tests.decoder.toys import windows_of
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+TOLERANCE = 2e-3  # of the loudest sample: TF32, and kernels chosen by the number of rows
+FRAMES = 160
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "dac": write_dac,
+    "mimi": write_mimi,
+    "neucodec": write_neucodec,
+    "snac": write_snac,
+    "xcodec2": write_xcodec2,
+}
+
+
+@pytest.fixture(scope="module", params=sorted(WRITERS))
+def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp(request.param)
+    WRITERS[request.param](folder)
+    plain = create_decoder(folder, device="cuda", options={"max_batch": 4}, allow_pickle=True)
+    return plain
+
+
+@contextmanager
+def nothing_waits() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def streams_of(decoder: AudioDecoder, count: int) -> list[list[ReadyWindow]]:
+    """Ready windows by block, of streams at different places."""
+    options, spec = decoder.spec.recommended, decoder.spec
+    blocks = []
+    for seed in range(count):
+        codes = random_codes(decoder, FRAMES, seed)
+        offset = 7 * seed * spec.codes_per_frame
+        state = StreamState()
+        windows = windows_of(spec, options, codes, token_offset=offset)
+        blocks.append([ReadyWindow(str(seed), window, state) for window in windows])
+    return [list(block) for block in zip(*blocks, strict=True)]
+
+
+def close(got: np.ndarray, expected: np.ndarray) -> bool:
+    limit = TOLERANCE * np.abs(expected).max()
+    return got.shape == expected.shape and bool(np.abs(got - expected).max() < limit)
+
+
+def test_replayed_streams_sound_like_plain_ones(decoder: AudioDecoder) -> None:
+    graphs = with_graphs(decoder, decoder.spec.recommended)
+    assert isinstance(graphs, CapturedDecoder)
+    assert graphs.num_graphs > 0
+    renderer = Renderer(graphs)
+    rendered = [renderer.launch(block) for block in streams_of(decoder, 3)]
+    parts = [batch.samples() for batch in rendered]
+    assert graphs.num_replays > 0
+    for seed in range(3):
+        codes = random_codes(decoder, FRAMES, seed)
+        offset = 7 * seed * decoder.spec.codes_per_frame
+        expected = audio_of(decoder, codes, decoder.spec.recommended, token_offset=offset)
+        assert close(np.concatenate([part[seed] for part in parts]), expected)
+
+
+def test_a_launch_waits_for_nothing(decoder: AudioDecoder) -> None:
+    """The device sleeps while blocks are launched; they are rendered when it wakes up."""
+    graphs = with_graphs(decoder, decoder.spec.recommended)
+    renderer = Renderer(graphs)
+    first, second = streams_of(decoder, 2)[:2]
+    renderer.launch(first).samples()
+    torch.cuda.synchronize()
+    with nothing_waits():
+        rendered = renderer.launch(second)
+    deadline_s = time.monotonic() + 10
+    while not rendered.is_ready and time.monotonic() < deadline_s:
+        time.sleep(0.001)
+    assert rendered.is_ready
+    assert len(rendered.samples()) == 2
+
+
+def test_a_replay_allocates_nothing(decoder: AudioDecoder) -> None:
+    graphs = with_graphs(decoder, decoder.spec.recommended)
+    windows = [item.window for item in streams_of(decoder, 3)[1]]
+    graphs.decode(windows)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    for _ in range(5):
+        graphs.decode(windows)
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+def test_noise_is_that_of_the_cpu() -> None:
+    first = torch.tensor([[0], [-5000], [10**9]])
+    cpu, cuda = keyed_noise(3, 1, first, 1000), keyed_noise(3, 1, first.cuda(), 1000).cpu()
+    torch.testing.assert_close(cuda, cpu, rtol=1e-6, atol=1e-6)
