@@ -46,8 +46,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
 def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp(request.param)
     WRITERS[request.param](folder)
-    plain = create_decoder(folder, device="cuda", options={"max_batch": 4}, allow_pickle=True)
-    return plain
+    return create_decoder(folder, device="cuda", options={"max_batch": 4}, allow_pickle=True)
 
 
 @contextmanager
