@@ -18,6 +18,7 @@ from training.distributed import Clock, Deadline, Group
 from training.recipe import RecipeError, load_recipe, write_recipe
 from training.shards import read_clips
 from training.stages import Launcher, Stage, StageError, is_done
+from training.together import Concert
 from training.vocabulary import FIRST_CODE
 from training.voices import NAMED
 from tts.say import main as say
@@ -214,3 +215,31 @@ def test_a_loop_ends_after_its_steps() -> None:
     deadline = Deadline(_Steps(), Group(), until=100.0, steps=5)
     assert [deadline.share(step) for step in range(6)] == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
     assert deadline.has_passed
+
+
+# --- against the clock
+
+
+def test_what_was_saved_on_the_way_stands_in(tmp_path: Path) -> None:
+    plan = run.Plan(tmp_path, load_recipe())
+    assert "--aligner" not in plan.voice().command
+    (tmp_path / "codec_stage1_partial.safetensors").write_text("partial")
+    (tmp_path / "aligner.safetensors").touch()
+    plan.stand_in()
+    assert "--aligner" in plan.voice().command
+    assert (tmp_path / "codec.safetensors").read_text() == "partial"
+    (tmp_path / "codec.safetensors").write_text("sharper")
+    plan.stand_in()
+    assert plan.first_codec.read_text() == "partial"
+    assert (tmp_path / "codec.safetensors").read_text() == "sharper"
+
+
+def test_a_stage_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
+    concert = Concert(run.Plan(tmp_path, load_recipe(TOY)))
+    launcher = Launcher(tmp_path)
+    stages = [Stage("broken", "no_such_module", (), tmp_path / "x"),
+              Stage("sound", "this", (), tmp_path / "y")]  # fmt: skip
+    for stage in [launcher.start(stage) for stage in stages]:
+        concert.await_end(stage)
+    (failure,) = concert.failures
+    assert failure.startswith("broken failed")
