@@ -75,8 +75,9 @@ class Loader:
         return len(part_files(self.args.codes)) > self.num_parts
 
     def load(self) -> Speech:
-        """All parts that are there now."""
+        """All parts that the first rank sees now; another may see one more already."""
         parts = part_files(self.args.codes)
+        parts = parts[: int(self.group.agree(len(parts)))]
         self.speech, self.num_parts = Speech(parts, self.lines), len(parts)
         return self.speech
 
