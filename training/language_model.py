@@ -293,9 +293,9 @@ def train(args: argparse.Namespace, levels: tuple[int, ...]) -> None:
     group = training.group
     loader = Loader(args, group, args.corpus.read_text().splitlines())
     while group.agree(float(not loader.has_news)):
+        if group.agree(training.clock.now()) > args.until:
+            raise SystemExit("no speech came in time")
         time.sleep(0.5)
-    if group.size > 1:
-        time.sleep(1.0)  # until every rank sees it
     course = Course(training, loader)
     course.run()
     training.save()
