@@ -20,7 +20,7 @@ TIMBRE_SCALE = 1024
 
 
 class MelLoss(nn.Module):
-    """Mean L1 between log-mel and mel spectra at six resolutions, and between mean envelopes."""
+    """Mean L1 between log-mel and mel spectra at six resolutions, and of mean envelopes."""
 
     def __init__(self, sample_rate: int) -> None:
         super().__init__()
@@ -51,13 +51,12 @@ class MelLoss(nn.Module):
 
 
 def timbre_distance(difference: Tensor, log_wanted: Tensor) -> Tensor:
-    """How far the mean envelope of the louder frames is off; both [B, mels, frames] in log10.
-
-    Errors of single frames that cancel do not count: what stays is heard as another voice.
+    """How far the mean envelope of the louder frames is off: mean square, both [B, mels, frames] in
+    log10. Errors of single frames that cancel do not count: what stays is heard as another voice.
     """
     level = log_wanted.mean(1, keepdim=True)
     loud = (level > level.mean(-1, keepdim=True)).float()
-    return ((difference * loud).sum(-1) / loud.sum(-1).clamp_min(1)).abs().mean()
+    return ((difference * loud).sum(-1) / loud.sum(-1).clamp_min(1)).square().mean()
 
 
 class PhoneListener(nn.Module):

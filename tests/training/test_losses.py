@@ -20,8 +20,8 @@ def test_a_filtered_voice_is_farther_in_timbre_than_noise_of_the_same_size() -> 
     tilt = torch.linspace(-0.3, 0.3, 8)[None, :, None].expand_as(wanted)
     noise = tilt * torch.randn(wanted.shape, generator=generator).sign()
     assert noise.abs().mean() == pytest.approx(float(tilt.abs().mean()))
-    assert timbre_distance(tilt, wanted) == pytest.approx(float(tilt.abs().mean()), rel=1e-4)
-    assert timbre_distance(noise, wanted) < 0.2 * timbre_distance(tilt, wanted)
+    assert timbre_distance(tilt, wanted) == pytest.approx(float(tilt.square().mean()), rel=1e-4)
+    assert timbre_distance(noise, wanted) < 0.05 * timbre_distance(tilt, wanted)
 
 
 def test_quiet_frames_have_no_timbre() -> None:
