@@ -211,8 +211,8 @@ def reconstruct(args: argparse.Namespace, config: CodecConfig) -> None:
         if step % 250 == 0 or step in (1, 20):
             used = len(torch.unique(codes))
             pace = (clock.now() - last) / (250 if step > 250 else step) * 1e3
-            trainer.log(f"stage 1 step {step} mel {mel.item():.3f} timbre {timbre.item() ** 0.5:.4f}",
-                        f"gradient {norm.item():.2f}",
+            trainer.log(f"stage 1 step {step} mel {mel.item():.3f}",
+                        f"timbre {timbre.item() ** 0.5:.4f} gradient {norm.item():.2f}",
                         f"phones {phone.item():.3f} (real {heard.item():.3f})",
                         f"codes {used} of {codes.numel()} {pace:.0f} ms")  # fmt: skip
             last = clock.now()
