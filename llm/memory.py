@@ -3,7 +3,7 @@
 available_bytes × utilization
 ├── weights_bytes
 ├── activation_bytes      scratch of one step at its largest
-├── graph_bytes           captured decode forwards: their scratch, logits and records
+├── graph_bytes           captured decoding: scratch, logits, what sampling remembers
 └── kv_bytes              num_pages × page_bytes; page 0 swallows padding and holds no request
 """
 

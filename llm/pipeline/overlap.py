@@ -6,8 +6,8 @@
 
 `execute` returns the batch before's outputs. A token that batch n samples and n+1 feeds never waits
 for the host: the device puts it in its place (`future_tokens`). Rows whose next token depends on
-earlier ones beyond the model (penalties, grammars) are sampled when those have arrived; the forward
-overlaps even then.
+what the host must know of earlier ones (grammars; penalties, unless the device counts) are sampled
+when those have arrived; the forward overlaps even then.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from llm.pipeline.future_tokens import (
 from llm.pipeline.text_generation import run_batch
 from llm.request import Request
 from llm.runner.device_stream import DeviceStream, HostCopy, Launched, create_stream
-from llm.sampling.sampler import SamplingPlan, has_penalties
 from llm.structured.bitmask import FREE, needs_tokens
 from llm.structured.grammar import TokenSpelling
 
@@ -167,17 +166,16 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
 
     def _plan_sampling(
         self, rows: Sequence[ScheduledRow], before: AsyncBatch | None
-    ) -> tuple[SamplingPlan, Mapping[str, str]]:
+    ) -> tuple[Any, Mapping[str, str]]:
         """How the rows are sampled. Waits for the batch before if that depends on its tokens."""
-        mask, known = FREE, rows
-        depending = [row for row in rows if has_penalties(row.sampling) or needs_tokens(row)]
+        mask, known, choice = FREE, rows, self.runner.choice
+        depending = [r for r in rows if choice.needs_tokens(r.sampling) or needs_tokens(r)]
         if depending:
             is_awaited = before is not None and any(map(awaits_token, depending))
             sampled = before.wait() if before is not None and is_awaited else {}
             mask = self.structured.mask(*split_outputs(rows, sampled))
             known = known_outputs(rows, sampled)
-        plan = self.runner.sampler.prepare(known, mask=mask.tokens)
-        return plan, mask.failures
+        return choice.prepare(known, mask=mask.tokens), mask.failures
 
     def admit(self, request: Request) -> None:
         """See the interface. Raises `RequestError` for log-probabilities, too."""

@@ -25,7 +25,6 @@ from llm.batch import (
 from llm.pipeline.base import TextGenerationPipelineInterface
 from llm.request import TokenLogprob
 from llm.sampling.log_probabilities import LogProbabilities, round_logprob
-from llm.sampling.sampler import has_penalties
 from llm.structured.bitmask import needs_tokens
 
 
@@ -106,7 +105,7 @@ class _Turn:
         # Tokens on the host, by row. On a GPU reading them is a wait, so only who must does so.
         self._tokens: list[list[int]] = [[] for _ in self._rows]
         self._reads_each_step = runner.device.type == "cpu" or any(
-            has_penalties(row.sampling) or needs_tokens(row) for row in self._rows
+            runner.choice.needs_tokens(row.sampling) or needs_tokens(row) for row in self._rows
         )
         self.has_ended = False
 
@@ -121,7 +120,7 @@ class _Turn:
             return
         mask = self._structured.mask(self._rows, self._tokens)
         self._failures.update(mask.failures)
-        plan = self._runner.sampler.prepare(self._rows, len(self._steps), self._tokens, mask.tokens)
+        plan = self._runner.choice.prepare(self._rows, len(self._steps), self._tokens, mask.tokens)
         token_ids = self._runner.choose(outputs, plan)
         self._steps.append(SampledTokens(token_ids, self._logprobs(outputs, token_ids)))
         if self._reads_each_step:

@@ -5,6 +5,7 @@
 
     load ─> replan ─> replay        input buffers, then attention's plan, then one launch
                         └─ embedding, layers, norm, head ─> float32 logits [bucket, V]
+    load ─> choose                  how rows are sampled, then one launch: int32 tokens [bucket]
 
 All buckets read the same input buffers and write the same logits: one forward at a time, and its
 logits are there until the next one.
@@ -15,10 +16,10 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -61,6 +62,13 @@ class GraphInputs(ModelInputs):
 
 
 @dataclass(frozen=True, slots=True)
+class GraphOutputs(ModelOutputs):
+    """Logits that lie in the graphs' own memory, until the next replay."""
+
+    bucket: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class _DecodeRows:
     """Host values of a decode forward: [B] each."""
 
@@ -73,7 +81,8 @@ class _DecodeRows:
 @dataclass(frozen=True, slots=True)
 class _Captured:
     attention: PlannedAttention[Any]
-    work: CapturedWork
+    forward: CapturedWork
+    choose: CapturedWork | None
 
 
 class GraphRunner:
@@ -91,8 +100,14 @@ class GraphRunner:
         *,
         max_rows: int,
         max_context: int,
+        logits_dtype: torch.dtype = torch.float32,
+        sample: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Raises `RuntimeError` for a model or a backend that cannot be captured."""
+        """`logits_dtype`: what logits are rounded to. `sample` turns logits [B, V] into int32 [B]
+        tokens; None: nobody is to `choose`.
+
+        Raises `RuntimeError` for a model or a backend that cannot be captured.
+        """
         for part in (model, backend):
             if not part.can_capture:
                 raise RuntimeError(f"{type(part).__name__} cannot be captured")
@@ -100,10 +115,13 @@ class GraphRunner:
         self._backend = backend
         self._capture = capture
         self._max_context = max_context
+        self._logits_dtype = logits_dtype
+        self._sample = sample
         self.buckets = graph_buckets(max_rows)
         most, device = self.buckets[-1], backend.pool.device
         self._buffers = InputBuffers(most, device)
         self._logits = torch.zeros(most, model.vocab_size, device=device)
+        self._tokens = torch.zeros(most, dtype=torch.int32, device=device)
         self._captured: dict[int, _Captured] = {}
         self._has_warned = False
         self.num_replays = 0
@@ -127,8 +145,20 @@ class GraphRunner:
         batch = self._padded(rows, num_rows)
         self._backend.replan(plan, batch)
         attention = PlannedAttention(batch, self._backend, plan)
-        write = partial(self._model.write_logits, batch, attention, self._logits[:num_rows])
-        return _Captured(attention, self._capture.capture(write))
+        forward = self._capture.capture(partial(self._forward, batch, attention))
+        choose = None
+        if self._sample is not None:
+            choose = self._capture.capture(partial(self._choose, self._sample, num_rows))
+        return _Captured(attention, forward, choose)
+
+    def _forward(self, batch: ForwardBatch, attention: PlannedAttention[Any]) -> None:
+        logits = self._logits[: len(batch.query_lens)]
+        self._model.write_logits(batch, attention, logits)
+        if self._logits_dtype != logits.dtype:
+            logits.copy_(logits.to(self._logits_dtype))
+
+    def _choose(self, sample: Callable[[Tensor], Tensor], num_rows: int) -> None:
+        self._tokens[:num_rows].copy_(sample(self._logits[:num_rows]))
 
     def figures(self) -> GraphFigures:
         """What was replayed so far, and what was not."""
@@ -238,9 +268,20 @@ class GraphRunner:
             slot_mapping=slots,
         )
 
-    def replay(self, inputs: GraphInputs) -> ModelOutputs:
+    def replay(self, inputs: GraphInputs) -> GraphOutputs:
         """The forward of inputs that were loaded last. Its logits are there until the next one."""
-        self._captured[inputs.bucket].work.replay()
+        self._captured[inputs.bucket].forward.replay()
         self.num_replays += 1
         logits = self._logits[: len(inputs.sampling_rows)]
-        return ModelOutputs(logits, logits, inputs.logit_offsets)
+        return GraphOutputs(logits, logits, inputs.logit_offsets, bucket=inputs.bucket)
+
+    def can_choose(self, outputs: ModelOutputs) -> TypeGuard[GraphOutputs]:
+        """Whether these are a replay's, and sampling was captured, too."""
+        return self._sample is not None and isinstance(outputs, GraphOutputs)
+
+    def choose(self, outputs: GraphOutputs) -> Tensor:
+        """int32 [B] tokens of the last replay, by what `sample` finds in its memory."""
+        work = self._captured[outputs.bucket].choose
+        assert work is not None  # of outputs that it `can_choose`
+        work.replay()
+        return self._tokens[: len(outputs.logits)].clone()

@@ -4,7 +4,7 @@ runner = ModelRunner(config)
 runner.initialize()                          # device, memory plan, weights, pool, attention
 inputs = runner.prepare(batch)               # ScheduledBatch -> ForwardBatch -> ModelInputs
 outputs = runner.forward(inputs)             # the attention backend has planned by now
-token_ids = runner.choose(outputs, runner.sampler.prepare(rows))
+token_ids = runner.choose(outputs, runner.choice.prepare(rows))
 
 Without a scheduler it is driven by tensors: see `TensorInterface`.
 """
@@ -33,8 +33,7 @@ from llm.batch import (
 from llm.config import ModelConfig, PipelineConfig, default_config
 from llm.errors import ConfigError
 from llm.kv_cache.kv_pool import KVPool
-from llm.lora.manager import reserved_bytes
-from llm.memory import MemoryPlan, PageLayout
+from llm.memory import MemoryPlan
 from llm.models.base import PipelineModel
 from llm.models.encoding import choose_encoding
 from llm.models.hf_config import HuggingFaceConfig
@@ -43,21 +42,22 @@ from llm.models.random_weights import open_weights
 from llm.models.registry import model_class
 from llm.models.session import EngineSession
 from llm.models.weights import WeightsAdapter, WeightsFormat
-from llm.runner.cuda_graphs import GraphInputs, GraphRunner, estimate_graph_bytes
-from llm.runner.device_memory import available_bytes
+from llm.runner.cuda_graphs import GraphInputs, GraphRunner
 from llm.runner.forward_batches import batch_of_rows
 from llm.runner.graph_capture import CudaCapture, GraphCapture
+from llm.runner.memory_planning import MemoryPlanning
 from llm.runner.own_model import with_model, with_root
 from llm.runner.tensor_interface import LogitsProcessorOutput, TensorInterface
-from llm.sampling.sampler import Sampler, SamplingPlan
+from llm.runner.token_choice import DeviceChoice, HostChoice, TokenChoice
+from llm.sampling.device_sampler import DeviceSampler
+from llm.sampling.sampler import Sampler
 
 logger = logging.getLogger(__name__)
 
-MAX_CPU_KV_BYTES = 512 * 2**20  # unless the configuration names a number of pages
 ATTENTION_BACKEND = "sdpa"
 
 
-class ModelRunner(TensorInterface):
+class ModelRunner(MemoryPlanning, TensorInterface):
     """See the module for the life cycle."""
 
     def __init__(
@@ -68,11 +68,12 @@ class ModelRunner(TensorInterface):
         *,
         model_type: type[PipelineModel[ScheduledRow]] | None = None,
         weight_adapters: Mapping[WeightsFormat, WeightsAdapter] | None = None,
+        is_draft: bool = False,
     ) -> None:
         """Read what the checkpoint says of itself; nothing is allocated yet.
 
         Left out: the process's default configuration, the configuration's model and its device,
-        the architecture that the checkpoint names.
+        the architecture that the checkpoint names. `is_draft`: it guesses for another runner.
         """
         config = default_config() if server_config is None else server_config
         if not config.is_resolved:
@@ -89,6 +90,7 @@ class ModelRunner(TensorInterface):
         self._model_class = model_type or model_class(
             self.huggingface_config, runs_alone=config.runs_alone
         )
+        self.is_draft = is_draft
         self._weight_adapters = weight_adapters or {}
         shape = self._model_class.shape(self.huggingface_config)
         self.num_hidden_layers = shape.num_layers
@@ -110,6 +112,7 @@ class ModelRunner(TensorInterface):
         self.graph_runner: GraphRunner | None = None  # None: decoding runs eagerly
         self.gdn_pool: None = None  # no architecture here keeps a recurrent state
         self.sampler = Sampler(self.vocab_size, self.device)
+        self.choice: TokenChoice[Any] = HostChoice(self.sampler)
 
     @property
     def is_generation(self) -> bool:
@@ -180,66 +183,6 @@ class ModelRunner(TensorInterface):
             raise ConfigError(f"device {self.device} asked for, {count} CUDA devices found")
         torch.cuda.set_device(self.device)
 
-    @property
-    def page_layout(self) -> PageLayout:
-        """What a page of this model holds."""
-        cache = self.model_config.kv_cache
-        return PageLayout(
-            num_layers=self.num_hidden_layers,
-            page_size=cache.kv_cache_page_size,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            bytes_per_value=self.kv_cache_dtype.itemsize,
-        )
-
-    @property
-    def weights_bytes(self) -> int:
-        """Bytes of the weights as they will be held, and of the slots of adapters."""
-        own = self._model_class.estimate_weights_size(self.server_config)
-        return own + reserved_bytes(self.server_config.lora)
-
-    @property
-    def activation_bytes(self) -> int:
-        """Bytes of scratch of the largest step."""
-        return self._model_class.estimate_activation_memory(
-            self.server_config, self.huggingface_config
-        )
-
-    @property
-    def graph_bytes(self) -> int:
-        """Bytes that captured decoding takes; 0 where it is not to be captured."""
-        if not self.captures_decoding:
-            return 0
-        return estimate_graph_bytes(self.max_running_requests, self.vocab_size, self.dtype.itemsize)
-
-    def plan_memory(self, draft: ModelRunner | None = None) -> MemoryPlan:
-        """Share out the device's memory. Raises `CapacityError` with the numbers when it is short.
-
-        The KV cache gets at most what `max_batch_size` sequences of full length need, and on the
-        CPU no more than `MAX_CPU_KV_BYTES`. A draft model's weights and pages are counted, too.
-        """
-        cache, layout = self.model_config.kv_cache, self.page_layout
-        models = [self]
-        if draft is not None:
-            models.append(draft)
-            layout = replace(layout, draft_bytes=draft.page_layout.page_bytes)
-        pages_each = -(-self.context_len // layout.page_size)
-        useful_pages = 1 + self.max_running_requests * pages_each
-        if self.device.type == "cpu":
-            modest = max(MAX_CPU_KV_BYTES // layout.page_bytes, 1 + pages_each)
-            useful_pages = min(useful_pages, modest)
-        self.memory_plan = MemoryPlan.create(
-            layout,
-            available_bytes=int(available_bytes(self.device) * cache.device_memory_utilization),
-            weights_bytes=sum(model.weights_bytes for model in models),
-            activation_bytes=sum(model.activation_bytes for model in models),
-            graph_bytes=self.graph_bytes,
-            num_pages=cache.num_pages,
-            max_pages=useful_pages,
-        )
-        self.max_total_num_tokens = self.memory_plan.max_tokens
-        return self.memory_plan
-
     def load_model(self) -> None:
         """Make the model and read its weights."""
         config = self.model_config
@@ -282,42 +225,38 @@ class ModelRunner(TensorInterface):
         )
 
     def init_cuda_graphs(self) -> None:
-        """Capture the decode forward. `graph_runner` stays None where there is nothing to capture:
-        without CUDA, with `disable_cuda_graph`, for a model that generates nothing or that, like
-        the attention backend, cannot be captured.
+        """Capture decoding. `graph_runner` stays None where there is nothing to capture: without
+        CUDA, with `disable_cuda_graph`, for a model that generates nothing or that, like the
+        attention backend, cannot be captured.
         """
         if self.attn_backend is None:
             raise RuntimeError("make the attention backend before decoding is captured")
+        if self.samples_on_device:
+            self.sample_on_device()
         if self.captures_decoding and self.attn_backend.can_capture:
-            self.graph_runner = self.create_graph_runner(CudaCapture(self.device))
-            self.graph_runner.capture()
+            self.use_graphs(CudaCapture(self.device))
 
-    @property
-    def captures_decoding(self) -> bool:
-        """Whether decode forwards are to be replayed, if the attention backend lets them.
+    def sample_on_device(self) -> None:
+        """Choose tokens in one program on the device from now on."""
+        sampler = DeviceSampler(self.vocab_size, self.device, self.max_running_requests)
+        self.choice = DeviceChoice(sampler)
 
-        Not with a draft model: drafting keeps the logits of several forwards, which graphs write to
-        one place.
+    def use_graphs(self, capture: GraphCapture) -> None:
+        """Replay decode forwards from now on: batches up to the largest, contexts as long as the
+        pool holds.
         """
-        return (
-            self.device.type == "cuda"
-            and self.is_generation
-            and self._model_class.can_capture
-            and not self.model_config.disable_cuda_graph
-            and self.server_config.draft_model is None
-        )
-
-    def create_graph_runner(self, capture: GraphCapture) -> GraphRunner:
-        """For the largest batch and the longest context that the pool can hold; not captured."""
         if self.attn_backend is None:
             raise RuntimeError("make the attention backend before decoding is captured")
-        return GraphRunner(
+        self.graph_runner = GraphRunner(
             self.loaded_model,
             self.attn_backend,
             capture,
             max_rows=self.max_running_requests,
             max_context=min(self.context_len, self.max_total_num_tokens),
+            logits_dtype=self._logits_dtype,
+            sample=self.choice.program,
         )
+        self.graph_runner.capture()
 
     def prepare(self, batch: ScheduledBatch) -> ModelInputs:
         """Inputs of a batch's first forward, attention planned. Run it before the next `prepare`:
@@ -352,12 +291,17 @@ class ModelRunner(TensorInterface):
         self.forward_pass_id += 1
         with self.session.profiler.range("forward", detail=True):
             if self.graph_runner is not None and isinstance(batch, GraphInputs):
-                return self._as_sampled(self.graph_runner.replay(batch))
+                return self.graph_runner.replay(batch)
             return self._as_sampled(model.execute(batch))
+
+    @property
+    def _logits_dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.server_config.sampling.in_dtype)
+        return dtype
 
     def _as_sampled(self, outputs: ModelOutputs) -> ModelOutputs:
         """Logits rounded to `sampling.in_dtype`, which is the format they are given in."""
-        dtype = getattr(torch, self.server_config.sampling.in_dtype)
+        dtype = self._logits_dtype
         if dtype == outputs.logits.dtype:
             return outputs
         logits, last = (t.to(dtype).float() for t in (outputs.logits, outputs.next_token_logits))
@@ -369,13 +313,17 @@ class ModelRunner(TensorInterface):
         nothing = torch.empty(0, self.vocab_size, device=self.device)
         return ModelOutputs(nothing, nothing, (0,))
 
-    def choose(self, outputs: ModelOutputs, plan: SamplingPlan) -> Tensor:
-        """int32 [B] token ids for the rows of a plan of `self.sampler`."""
+    def choose(self, outputs: ModelOutputs, plan: Any) -> Tensor:
+        """int32 [B] token ids for the rows of a plan of `self.choice`."""
         with self.session.profiler.range("sample", detail=True):
-            return self.sampler.sample(outputs.next_token_logits, plan)
+            if self.graph_runner is not None and self.graph_runner.can_choose(outputs):
+                self.choice.load(plan)
+                return self.graph_runner.choose(outputs)
+            return self.choice.choose(outputs.next_token_logits, plan)
 
     def release(self, request_id: str) -> None:
         """Forget a request that has ended; harmless when nothing is known of it."""
+        self.choice.release(request_id)
         if self.model is not None:
             self.model.release(request_id)
 

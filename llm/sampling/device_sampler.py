@@ -161,6 +161,11 @@ class DeviceSampler:
         self._slots.release(request_id)
 
 
+def sampler_bytes(vocab_size: int, max_rows: int) -> int:
+    """Device memory of a sampler with its defaults, and of its buffers."""
+    return max_rows * (2 * vocab_size + 4 * MAX_WINDOW + 4 * RECORD_WORDS + vocab_size // 8)
+
+
 def _pinned(tensor: Tensor, device: torch.device) -> Tensor:
     """Where a copy to the device need not be waited for."""
     return tensor if device.type == "cpu" else tensor.pin_memory()

@@ -74,7 +74,7 @@ class DraftModel:
         for step in range(num_tokens):
             outputs = runner.forward(inputs)
             plan = runner.sampler.prepare(rows, step, sampled)
-            token_ids = runner.choose(outputs, plan)
+            token_ids = runner.sampler.sample(outputs.next_token_logits, plan)
             inputs = model.prepare_next_token_inputs(token_ids, inputs)
             steps.append(DraftStep(tuple(token_ids.tolist()), outputs.next_token_logits, plan))
             for tokens, token in zip(sampled, steps[-1].token_ids, strict=True):
@@ -109,7 +109,6 @@ def create_draft_runner(
     values = model.model_dump(exclude_unset=True) | {
         "kv_cache": cache,
         "device_specs": target.device_specs,
-        "disable_cuda_graph": True,  # drafts keep the logits of several forwards
     }
     try:
         own = PipelineConfig(
@@ -125,7 +124,7 @@ def create_draft_runner(
         )
     except ConfigError as error:
         raise ConfigError(f"draft_model: {error}") from error
-    return ModelRunner(own)
+    return ModelRunner(own, is_draft=True)
 
 
 def _without_logits(inputs: ModelInputs) -> ModelInputs:

@@ -36,8 +36,7 @@ def use_graphs(runner: ModelRunner) -> HostCapture:
     """Have an initialized runner replay its decode forwards, over the gathered backend."""
     use_gathered(runner)
     capture = HostCapture()
-    runner.graph_runner = runner.create_graph_runner(capture)
-    runner.graph_runner.capture()
+    runner.use_graphs(capture)
     return capture
 
 

@@ -24,6 +24,7 @@ from llm.runner.cuda_graphs import MAX_GRAPH_ROWS, GraphRunner, graph_buckets
 from llm.runner.graph_figures import GraphFigures
 from llm.runner.input_buffers import InputBuffers
 from llm.runner.model_runner import ModelRunner
+from llm.sequence import FUTURE_TOKEN
 from tests.llm import test_architectures as architectures
 from tests.llm import test_create_engine as plain
 from tests.llm.host_graphs import HostCapture, twins, use_gathered, use_graphs
@@ -194,7 +195,9 @@ def test_nothing_is_replayed_before_it_is_captured(checkpoint: Path) -> None:
     runner.initialize()
     use_gathered(runner)
     capture = HostCapture()
-    graphs = runner.create_graph_runner(capture)
+    assert runner.attn_backend is not None
+    parts = (runner.loaded_model, runner.attn_backend)
+    graphs = GraphRunner(*parts, capture, max_rows=3, max_context=64)
     assert not graphs.can_run(batch(row([1], [1])))
     graphs.capture()
     graphs.capture()
@@ -205,10 +208,10 @@ def test_nothing_is_replayed_before_it_is_captured(checkpoint: Path) -> None:
 def test_parts_that_cannot_be_captured(checkpoint: Path) -> None:
     runner = ModelRunner(pipeline_config(checkpoint))
     with pytest.raises(RuntimeError, match="make the attention backend"):
-        runner.create_graph_runner(HostCapture())
+        runner.use_graphs(HostCapture())
     runner.initialize()
     with pytest.raises(RuntimeError, match="SdpaBackend cannot be captured"):
-        runner.create_graph_runner(HostCapture())
+        runner.use_graphs(HostCapture())
     use_gathered(runner)
     assert runner.attn_backend is not None
     model = object.__new__(AutoModel)
@@ -244,9 +247,7 @@ def test_warming_up(checkpoint: Path, kind: Any) -> None:
     assert pipeline.graph_figures() is None
     with pytest.raises(RuntimeError, match="decoding cannot be captured: CUDA graphs need a GPU"):
         pipeline.warmup_graph_capture()
-    use_gathered(pipeline.runner)
-    capture = HostCapture()
-    pipeline.runner.graph_runner = pipeline.runner.create_graph_runner(capture)
+    capture = use_graphs(pipeline.runner)
     pipeline.warmup_graph_capture()
     assert capture.num_captured == 2
     assert pipeline.graph_figures() == GraphFigures(num_buckets=2, replays=0, eager_decodes=0)
@@ -267,10 +268,14 @@ def test_several_steps_of_a_turn_are_replayed(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("num_pages", [256, 14])
 @pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("on_device", [False, True])
 def test_an_engine_delivers_the_same_tokens(
-    tiny_checkpoint: Path, num_pages: int, overlaps: bool
+    tiny_checkpoint: Path, num_pages: int, overlaps: bool, on_device: bool
 ) -> None:
-    """Crowded and preempted, greedy and random, penalties among them; eight rows at most."""
+    """Crowded and preempted, greedy and random, penalties among them; six rows at most.
+
+    `on_device`: tokens are chosen by the program for a GPU.
+    """
     results = []
     for use in (use_gathered, use_graphs):
         config = plain.config(tiny_checkpoint, num_pages=num_pages, max_batch_size=6)
@@ -279,6 +284,8 @@ def test_an_engine_delivers_the_same_tokens(
             if overlaps
             else TextGenerationPipeline(config)
         )
+        if on_device:
+            pipeline.runner.sample_on_device()
         use(pipeline.runner)
         engine = assemble_engine(pipeline, config)
         engine.start()
@@ -332,3 +339,23 @@ def test_penalties_among_replayed_rows(checkpoint: Path) -> None:
     output = pipeline.execute(batch(row([6], [1], 3, sampling=sampling), num_steps=8))
     tokens = output.token_ids["a"]
     assert len(set(tokens)) == len(tokens) == 8
+
+
+def test_a_device_that_counts_needs_no_token_from_the_host(checkpoint: Path) -> None:
+    """Penalties overlap, too: nobody waits for the batch before but to deliver it."""
+    sampling = SamplingParams(temperature=0, presence_penalty=50.0)
+    stream = LateStream()
+    config = pipeline_config(checkpoint, max_batch_size=2)
+    pipeline = OverlapTextGenerationPipeline(config, stream=stream)
+    pipeline.runner.sample_on_device()
+    use_graphs(pipeline.runner)
+    found = [pipeline.execute(batch(row([3, 4, 5], [1], sampling=sampling)))]
+    for step in range(8):
+        outputs = (FUTURE_TOKEN,) * (step + 1)
+        follow = row([FUTURE_TOKEN], [1], 3 + step, sampling=sampling, output_ids=outputs)
+        found.append(pipeline.execute(batch(follow)))
+    found.append(pipeline.execute(ScheduledBatch((), ForwardMode.IDLE)))
+    tokens = [output.token_ids["a"][0] for output in found[1:]]
+    assert len(set(tokens)) == len(tokens) == 9
+    assert stream.log == ["launch"] * 2 + ["launch", "launch", "wait"] * 8 + ["wait"]
+    pipeline.release("a")

@@ -18,7 +18,8 @@ from llm.runner.device_memory import (
     get_available_gpu_memory,
     get_total_gpu_memory,
 )
-from llm.runner.model_runner import MAX_CPU_KV_BYTES, ModelRunner
+from llm.runner.memory_planning import MAX_CPU_KV_BYTES
+from llm.runner.model_runner import ModelRunner
 from tests.llm.llama_checkpoints import batch, pipeline_config, row, write_llama
 
 
@@ -98,7 +99,7 @@ def test_attention_is_planned_once_before_each_pass(checkpoint: Path) -> None:
     assert calls == ["plan"]
     outputs = runner.forward(inputs)
     assert calls == ["plan", *layers]
-    plan = runner.sampler.prepare([row([1, 2], [1])])
+    plan = runner.choice.prepare([row([1, 2], [1])])
     token = runner.choose(outputs, plan)
     runner.forward(runner.loaded_model.prepare_next_token_inputs(token, inputs))
     assert calls == ["plan", *layers, "plan", *layers]

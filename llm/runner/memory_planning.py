@@ -1,0 +1,139 @@
+"""`MemoryPlanning`: how a runner shares out its device's memory before anything is allocated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from llm.batch import ScheduledRow
+from llm.config import ModelConfig, PipelineConfig
+from llm.lora.manager import reserved_bytes
+from llm.memory import MemoryPlan, PageLayout
+from llm.models.base import PipelineModel
+from llm.models.hf_config import HuggingFaceConfig
+from llm.runner.cuda_graphs import estimate_graph_bytes
+from llm.runner.device_memory import available_bytes
+from llm.sampling.device_sampler import MAX_VOCABULARY, sampler_bytes
+
+MAX_CPU_KV_BYTES = 512 * 2**20  # unless the configuration names a number of pages
+
+
+class MemoryPlanning:
+    """Mixed into `ModelRunner`, which has what is named here."""
+
+    device: torch.device
+    server_config: PipelineConfig
+    model_config: ModelConfig
+    huggingface_config: HuggingFaceConfig
+    num_hidden_layers: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_len: int
+    max_running_requests: int
+    max_total_num_tokens: int
+    memory_plan: MemoryPlan | None
+    is_draft: bool
+    _model_class: type[PipelineModel[ScheduledRow]]
+
+    @property
+    def is_generation(self) -> bool:
+        """Whether the model generates tokens."""
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of activations."""
+        raise NotImplementedError
+
+    @property
+    def kv_cache_dtype(self) -> torch.dtype:
+        """Number format of keys and values."""
+        raise NotImplementedError
+
+    @property
+    def page_layout(self) -> PageLayout:
+        """What a page of this model holds."""
+        cache = self.model_config.kv_cache
+        return PageLayout(
+            num_layers=self.num_hidden_layers,
+            page_size=cache.kv_cache_page_size,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            bytes_per_value=self.kv_cache_dtype.itemsize,
+        )
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the weights as they will be held, and of the slots of adapters."""
+        own = self._model_class.estimate_weights_size(self.server_config)
+        return own + reserved_bytes(self.server_config.lora)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of scratch of the largest step."""
+        return self._model_class.estimate_activation_memory(
+            self.server_config, self.huggingface_config
+        )
+
+    @property
+    def graph_bytes(self) -> int:
+        """Bytes that captured decoding takes; 0 where it is not to be captured."""
+        if not self.captures_decoding:
+            return 0
+        return estimate_graph_bytes(self.max_running_requests, self.vocab_size, self.dtype.itemsize)
+
+    @property
+    def sampling_bytes(self) -> int:
+        """Bytes of what a sampler on the device remembers of penalised requests."""
+        if not self.samples_on_device:
+            return 0
+        return sampler_bytes(self.vocab_size, self.max_running_requests)
+
+    def plan_memory(self, draft: MemoryPlanning | None = None) -> MemoryPlan:
+        """Share out the device's memory. Raises `CapacityError` with the numbers when it is short.
+
+        The KV cache gets at most what `max_batch_size` sequences of full length need, and on the
+        CPU no more than `MAX_CPU_KV_BYTES`. A draft model's weights and pages are counted, too.
+        """
+        cache, layout = self.model_config.kv_cache, self.page_layout
+        models = [self]
+        if draft is not None:
+            models.append(draft)
+            layout = replace(layout, draft_bytes=draft.page_layout.page_bytes)
+        pages_each = -(-self.context_len // layout.page_size)
+        useful_pages = 1 + self.max_running_requests * pages_each
+        if self.device.type == "cpu":
+            modest = max(MAX_CPU_KV_BYTES // layout.page_bytes, 1 + pages_each)
+            useful_pages = min(useful_pages, modest)
+        self.memory_plan = MemoryPlan.create(
+            layout,
+            available_bytes=int(available_bytes(self.device) * cache.device_memory_utilization),
+            weights_bytes=sum(model.weights_bytes for model in models),
+            activation_bytes=sum(model.activation_bytes for model in models),
+            graph_bytes=self.graph_bytes + self.sampling_bytes,
+            num_pages=cache.num_pages,
+            max_pages=useful_pages,
+        )
+        self.max_total_num_tokens = self.memory_plan.max_tokens
+        return self.memory_plan
+
+    @property
+    def captures_decoding(self) -> bool:
+        """Whether decode forwards are to be replayed, if the attention backend lets them."""
+        can_capture = self._model_class.can_capture and not self.model_config.disable_cuda_graph
+        return can_capture and self._decodes_on_gpu
+
+    @property
+    def samples_on_device(self) -> bool:
+        """Whether tokens are chosen by one program on the device."""
+        return self._decodes_on_gpu and self.vocab_size <= MAX_VOCABULARY
+
+    @property
+    def _decodes_on_gpu(self) -> bool:
+        """One token after the other. Drafting and verifying are another thing: both look at the
+        logits of several forwards at once, which graphs write to one place.
+        """
+        is_speculative = self.is_draft or self.server_config.draft_model is not None
+        return self.device.type == "cuda" and self.is_generation and not is_speculative

@@ -1,0 +1,122 @@
+"""`TokenChoice`: from logits to tokens, prepared on the host and made on the device.
+
+HostChoice      a plan for each step (`Sampler`): the CPU's way, and where drafts are verified
+DeviceChoice    one program over fixed memory (`DeviceSampler`): a GPU's way. It counts by itself
+                what it draws, so penalties need no token that the host does not know yet.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from llm.batch import ScheduledRow
+from llm.request import SamplingParams
+from llm.sampling.device_sampler import DevicePlan, DeviceSampler
+from llm.sampling.logits import TokenMask
+from llm.sampling.sampler import Sampler, SamplingPlan, has_penalties
+
+PlanT = TypeVar("PlanT")
+Tokens = Sequence[Sequence[int]]
+
+
+class TokenChoice(ABC, Generic[PlanT]):
+    """Every plan is used once, in the order they are made."""
+
+    program: Callable[[Tensor], Tensor] | None = None
+    """From logits [B, V] to int32 [B] tokens by what was loaded; None: it cannot be captured."""
+
+    @abstractmethod
+    def needs_tokens(self, sampling: SamplingParams) -> bool:
+        """Whether the host must know a request's tokens to prepare its next one."""
+
+    @abstractmethod
+    def prepare(
+        self,
+        rows: Sequence[ScheduledRow],
+        step: int = 0,
+        sampled: Tokens | None = None,
+        mask: TokenMask | None = None,
+    ) -> PlanT:
+        """How the next token of each row is chosen, `step` tokens after its `output_ids`.
+
+        `sampled` are those tokens, by row, where they must be known. `mask` holds rows to a
+        grammar.
+        """
+
+    def load(self, plan: PlanT) -> None:
+        """Have `program` follow a plan: its memory is filled behind what the device is doing."""
+        return
+
+    @abstractmethod
+    def choose(self, logits: Tensor, plan: PlanT) -> Tensor:
+        """int32 [B] token ids for logits [B, V], which are left alone."""
+
+    def release(self, request_id: str) -> None:
+        """Forget a request that has ended; harmless when nothing is known of it."""
+        return
+
+
+class HostChoice(TokenChoice[SamplingPlan]):
+    """See the module."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    def needs_tokens(self, sampling: SamplingParams) -> bool:
+        """See `TokenChoice`."""
+        return has_penalties(sampling)
+
+    def prepare(
+        self,
+        rows: Sequence[ScheduledRow],
+        step: int = 0,
+        sampled: Tokens | None = None,
+        mask: TokenMask | None = None,
+    ) -> SamplingPlan:
+        """See `TokenChoice`."""
+        return self._sampler.prepare(rows, step, sampled, mask)
+
+    def choose(self, logits: Tensor, plan: SamplingPlan) -> Tensor:
+        """See `TokenChoice`."""
+        return self._sampler.sample(logits, plan)
+
+
+class DeviceChoice(TokenChoice[DevicePlan]):
+    """See the module."""
+
+    def __init__(self, sampler: DeviceSampler) -> None:
+        self._sampler = sampler
+        self._buffers = sampler.create_buffers()
+        self.program = partial(sampler.sample, buffers=self._buffers)
+
+    def needs_tokens(self, sampling: SamplingParams) -> bool:
+        """See `TokenChoice`."""
+        return False
+
+    def prepare(
+        self,
+        rows: Sequence[ScheduledRow],
+        step: int = 0,
+        sampled: Tokens | None = None,
+        mask: TokenMask | None = None,
+    ) -> DevicePlan:
+        """See `TokenChoice`."""
+        return self._sampler.prepare(rows, step, mask)
+
+    def load(self, plan: DevicePlan) -> None:
+        """See `TokenChoice`."""
+        self._sampler.load(plan, self._buffers)
+
+    def choose(self, logits: Tensor, plan: DevicePlan) -> Tensor:
+        """See `TokenChoice`."""
+        self.load(plan)
+        return self._sampler.sample(logits, self._buffers)
+
+    def release(self, request_id: str) -> None:
+        """See `TokenChoice`."""
+        self._sampler.release(request_id)
