@@ -1,0 +1,45 @@
+"""What a listener hears of a stream: when it begins, whether it stalls, when it is not silence."""
+
+from __future__ import annotations
+
+import array
+
+AUDIBLE = 32  # of 32,768: 60 dB below the loudest sample
+
+
+class Playback:
+    """A loudspeaker that starts with the first audio and stalls when nothing is left to play.
+
+    Times are seconds of one clock; samples are 16-bit, in this machine's byte order.
+    """
+
+    def __init__(self, sample_rate: int) -> None:
+        self._rate = sample_rate
+        self._until_s = 0.0  # what came so far is played then
+        self.first_s: float | None = None  # the first audio came
+        self.audible_s: float | None = None  # the first sample that is not silence was played
+        self.audio_s = 0.0
+        self.stalls = 0
+        self.stalled_s = 0.0
+
+    def take(self, now_s: float, data: bytes) -> None:
+        """Audio has come."""
+        seconds = len(data) / 2 / self._rate
+        if self.first_s is None:
+            self.first_s = self._until_s = now_s
+        elif now_s > self._until_s:
+            self.stalls += 1
+            self.stalled_s += now_s - self._until_s
+            self._until_s = now_s
+        if self.audible_s is None:
+            place = first_audible(data)
+            if place is not None:
+                self.audible_s = self._until_s + place / self._rate
+        self.audio_s += seconds
+        self._until_s += seconds
+
+
+def first_audible(data: bytes) -> int | None:
+    """The first 16-bit sample that is not silence; None: all of it is."""
+    samples = array.array("h", data)
+    return next((place for place, value in enumerate(samples) if abs(value) >= AUDIBLE), None)

@@ -1,0 +1,333 @@
+"""A server under listeners who come at random: time to first audio, underruns, how many at once.
+
+The server is `python -m tts.serve` in its own processes, the listeners are others (an open loop:
+benchmarks.listeners), over gRPC on loopback. `--shape` says which model (benchmarks.speech_shapes).
+
+    alone     one listener after the other: the first sound of an idle server
+    streams   the most that play at once, on average, with 99 of 100 first sounds within 200 ms,
+              none that stalls and no error: the number is doubled, then closed in on
+
+Playing at once is the rate of arrivals times the mean length. The first seconds of a step are not
+counted. Server flags come after `--`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import torch
+
+from benchmarks.crowd import Crowd, crowd
+from benchmarks.listeners import Heard, Plan
+from benchmarks.report import Figure, Report, arguments, publish
+from benchmarks.server_metrics import Samples, free_port, scrape
+from benchmarks.serving import serving
+from benchmarks.speech_shapes import SPEAKERS, Speaker
+from tts.v1 import speech_pb2, speech_pb2_grpc
+
+LIMIT_MS = 200.0  # of the 99th percentile of first sounds
+PARTS = ("alone", "streams")
+MANY = 4096  # calls that a server takes at once: the engine decides
+ALONE_WARM_UP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How listeners are counted."""
+
+    low_s: float = 2.0
+    high_s: float = 6.4
+    warm_up_s: float = 3.0
+    step_s: float = 8.0  # counted, after the warm-up
+    start: int = 32  # streams of the first step
+    most: int = 2048
+    closeness: float = 0.1  # of what does not hold to what does, where the search ends
+    alone: int = 20  # listeners, one after the other
+    seeds: int = 1  # the number found is tried with so many
+
+    @property
+    def mean_s(self) -> float:
+        return (self.low_s + self.high_s) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What was heard at one number of streams. Those that came during the warm-up are left out."""
+
+    streams: int
+    heard: tuple[Heard, ...]
+    seconds: float  # until the last of them had heard everything
+    counted: Samples = field(default_factory=Samples)  # by the server meanwhile
+    device_busy: tuple[float, ...] = ()  # percent, as the driver says
+
+    def first_ms(self, percent: int) -> float:
+        """A percentile of the time to the first sound."""
+        return percentile([1000 * one.audible_s for one in self.heard], percent)
+
+    @property
+    def stalls(self) -> int:
+        """Streams that stalled."""
+        return sum(one.stalls > 0 for one in self.heard)
+
+    @property
+    def errors(self) -> int:
+        return sum(bool(one.error) for one in self.heard)
+
+    @property
+    def holds(self) -> bool:
+        """Whether everybody was served as the search demands."""
+        return (
+            bool(self.heard)
+            and not self.stalls
+            and not self.errors
+            and self.first_ms(99) <= LIMIT_MS
+        )
+
+    def __str__(self) -> str:
+        firsts = "/".join(f"{self.first_ms(percent):.0f}" for percent in (50, 95, 99))
+        return (
+            f"{self.streams} streams: {len(self.heard)} heard, p50/p95/p99 {firsts} ms, "
+            f"{self.stalls} stalled, {self.errors} errors: {'holds' if self.holds else 'too many'}"
+        )
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """Of one value, that value; infinity of none."""
+    if len(values) < 2:
+        return values[0] if values else math.inf
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A running server, its listeners, and how they are counted."""
+
+    crowd: Crowd
+    metrics_port: int
+    setup: Setup
+    code_rate: float
+    multiple: int  # codes: every length is whole blocks of the codec
+
+    def plan(self, seed: int, rate: float = 0.0, count: int = 0) -> Plan:
+        """Listeners at a rate, or so many one after the other."""
+        setup = self.setup
+        return Plan(
+            rate=rate,
+            seconds=setup.warm_up_s + setup.step_s,
+            seed=seed,
+            low_s=setup.low_s,
+            high_s=setup.high_s,
+            code_rate=self.code_rate,
+            multiple=self.multiple,
+            count=count,
+        )
+
+    def step(self, streams: int, seed: int = 0) -> Step:
+        """So many streams at once, on average."""
+        plan = self.plan(seed=1000 * streams + seed, rate=streams / self.setup.mean_s)
+        before, started = scrape(self.metrics_port), time.monotonic()
+        with device_busy() as busy:
+            heard = self.crowd.hear(plan)
+        seconds = time.monotonic() - started
+        time.sleep(1.0)  # for the last numbers of the engine to arrive
+        counted = tuple(one for one in heard if one.due_s >= self.setup.warm_up_s)
+        step = Step(streams, counted, seconds, scrape(self.metrics_port) - before, tuple(busy))
+        print(step, file=sys.stderr, flush=True)
+        return step
+
+
+@contextmanager
+def device_busy() -> Iterator[list[float]]:
+    """Percent of the time in which some kernel runs, five readings a second; none without GPU."""
+    readings: list[float] = []
+    if not torch.cuda.is_available():
+        yield readings
+        return
+    query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+    with subprocess.Popen([*query, "-lms", "200"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield readings
+        finally:
+            process.terminate()
+            readings += map(float, process.communicate()[0].split()[:-1])
+
+
+def search(step: Callable[[int], Step], setup: Setup) -> list[Step]:
+    """All steps that were tried: doubled while they hold, then halved in between."""
+    tried: list[Step] = []
+    good, bad, streams = 0, setup.most + 1, setup.start
+    while streams <= setup.most and bad - good > max(1, setup.closeness * good):
+        tried.append(step(streams))
+        if tried[-1].holds:
+            good = streams
+        else:
+            bad = streams
+        streams = min(2 * good, setup.most) if bad > setup.most else (good + bad) // 2
+        if streams in (good, bad):
+            break
+    return tried
+
+
+def alone(stage: Stage, speaker: Speaker) -> Iterator[Figure]:
+    """One after the other; the first few warm up."""
+    stage.crowd.hear_alone(stage.plan(seed=1, count=ALONE_WARM_UP))
+    heard = stage.crowd.hear_alone(stage.plan(seed=2, count=stage.setup.alone))
+    firsts = tuple(1000 * one.audible_s for one in heard)
+    tails = ", ".join(f"p{p} {percentile(firsts, p):.1f} ms" for p in (95, 99))
+    errors = sum(bool(one.error) for one in heard)
+    yield Figure(
+        f"{speaker.name}: first sound, alone",
+        firsts,
+        "ms",
+        speaker.first_audio_bar_ms if torch.cuda.is_available() else None,
+        note=f"{tails}; {mean([one.prompt_tokens for one in heard]):.0f} tokens of prompt, "
+        f"{errors} errors, {sum(one.stalls for one in heard)} stalls",
+    )
+
+
+def streams(stage: Stage, speaker: Speaker) -> Iterator[Figure]:
+    """The most that hold, and what they heard."""
+    setup = stage.setup
+    tried = search(stage.step, setup)
+    best = max((step for step in tried if step.holds), key=lambda s: s.streams, default=None)
+    low, high = setup.low_s, setup.high_s
+    yield Figure(
+        f"{speaker.name}: real-time streams",
+        (best.streams if best else 0,),
+        "at once",
+        speaker.streams_bar if torch.cuda.is_available() else None,
+        at_least=True,
+        note=f"open loop, {low:g} to {high:g} s of audio each, {setup.warm_up_s:g} s of warm-up, "
+        f"{setup.step_s:g} s counted; tried {', '.join(str(step.streams) for step in tried)}",
+    )
+    if best is not None:
+        again = [stage.step(best.streams, seed) for seed in range(1, setup.seeds)]
+        yield from _heard(speaker.name, [best, *again])
+
+
+def _heard(name: str, steps: Sequence[Step]) -> Iterator[Figure]:
+    """One value for each seed."""
+    label = f"{name}, {steps[0].streams} streams"
+    for percent in (50, 95, 99):
+        values = tuple(step.first_ms(percent) for step in steps)
+        yield Figure(f"{label}: first sound, p{percent}", values, "ms")
+    stalled = tuple(float(step.stalls) for step in steps)
+    heard = sum(len(step.heard) for step in steps)
+    yield Figure(f"{label}: streams that stalled", stalled, "", note=f"of {heard} heard")
+    audio = [sum(one.audio_s for one in step.heard) / stage_s for step, stage_s in _spans(steps)]
+    yield Figure(f"{label}: audio", tuple(audio), "s/s", note="of those counted")
+    yield from _inside(label, steps)
+
+
+def _spans(steps: Sequence[Step]) -> Iterator[tuple[Step, float]]:
+    for step in steps:
+        yield step, max(step.seconds, 1e-9)
+
+
+def _inside(label: str, steps: Sequence[Step]) -> Iterator[Figure]:
+    """What the server and the driver counted, the warm-up included."""
+    counted = [step.counted for step in steps]
+    yield Figure(
+        f"{label}: one batch of the model",
+        tuple(1000 * samples.mean("sonant_batch_execute_seconds") for samples in counted),
+        "ms",
+        note=f"{mean([s.mean('sonant_batch_rows') for s in counted]):.0f} rows, mean",
+    )
+    yield Figure(
+        f"{label}: one call of the audio decoder",
+        tuple(1000 * samples.mean("sonant_block_decode_seconds") for samples in counted),
+        "ms",
+        note=f"{mean([s.mean('sonant_block_batch') for s in counted]):.1f} blocks, mean",
+    )
+    for part, metric in (("model", "batch_execute"), ("audio decoder", "block_decode")):
+        shares = tuple(
+            100 * step.counted.total(f"sonant_{metric}_seconds_sum") / seconds
+            for step, seconds in _spans(steps)
+        )
+        yield Figure(f"{label}: engine thread in the {part}", shares, "%")
+    busy = [mean(step.device_busy) for step in steps if step.device_busy]
+    if busy:
+        yield Figure(f"{label}: device busy", tuple(busy), "%", note="as the driver says")
+
+
+def mean(values: Sequence[float]) -> float:
+    """0 of none."""
+    return statistics.fmean(values) if values else 0.0
+
+
+@contextmanager
+def staged(speaker: Speaker, setup: Setup, clients: int, flags: Sequence[str]) -> Iterator[Stage]:
+    """A server of a shape, ready, with processes of listeners."""
+    port = free_port()
+    own = ["--prometheus-metrics-mode", "launch_multiproc_server", "--metrics-port", str(port)]
+    for limit in ("concurrent-requests", "queued-requests", "streams-per-client"):
+        own += [f"--max-{limit}", str(MANY)]
+    with tempfile.TemporaryDirectory() as folder:
+        own += speaker.flags(Path(folder))
+        with serving(flags=[*own, *flags]) as server, crowd(server.address, clients) as listeners:
+            code_rate, multiple = codes(server.address)
+            yield Stage(listeners, port, setup, code_rate, multiple)
+
+
+def codes(address: str) -> tuple[float, int]:
+    """Codes per second of the server's voice, and the whole number of them in every block."""
+    with grpc.insecure_channel(address) as channel:
+        stub = speech_pb2_grpc.SpeechServiceStub(channel)
+        (model,) = stub.GetServerInfo(speech_pb2.GetServerInfoRequest()).models
+    return model.speech_tokens_per_second, math.gcd(*model.default_chunking.chunk_sizes)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line, without the server's flags."""
+    own = Setup()
+    options = arguments("A server under random arrivals.", repeat=own.seeds, has_model=False)
+    options.add_argument("--shape", choices=SPEAKERS, default="voice")
+    options.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
+    options.add_argument("--clients", type=int, default=4, help="processes of listeners")
+    options.add_argument("--lengths", type=float, nargs=2, default=(own.low_s, own.high_s))
+    options.add_argument("--warm-up-s", type=float, default=own.warm_up_s)
+    options.add_argument("--step-s", type=float, default=own.step_s)
+    options.add_argument("--start", type=int, default=own.start, help="streams of the first step")
+    options.add_argument("--most", type=int, default=own.most, help="streams of the last one")
+    options.add_argument("--closeness", type=float, default=own.closeness)
+    options.add_argument("--alone", type=int, default=own.alone, help="listeners in turn")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if argv is None else argv)
+    split = given.index("--") if "--" in given else len(given)
+    args, flags = parser().parse_args(given[:split]), given[split + 1 :]
+    setup = Setup(
+        low_s=args.lengths[0],
+        high_s=args.lengths[1],
+        warm_up_s=args.warm_up_s,
+        step_s=args.step_s,
+        start=args.start,
+        most=args.most,
+        closeness=args.closeness,
+        alone=args.alone,
+        seeds=args.repeat,
+    )
+    speaker = SPEAKERS[args.shape]
+    if torch.cuda.is_available():
+        flags = ["--model.device-specs", "cuda:0", *flags]
+    parts = {"alone": alone, "streams": streams}
+    with staged(speaker, setup, args.clients, flags) as stage:
+        figures = [figure for part in args.part for figure in parts[part](stage, speaker)]
+    return publish(Report("serve", tuple(figures)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
