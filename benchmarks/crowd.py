@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 
 from benchmarks.listeners import Heard, Plan
@@ -49,17 +49,13 @@ class Crowd:
 
 @contextmanager
 def crowd(address: str, count: int) -> Iterator[Crowd]:
-    """So many processes of listeners of one server."""
+    """So many processes of listeners of one server; they end when nobody can ask them more."""
     command = [sys.executable, "-m", "benchmarks.listeners", address]
     pipe = subprocess.PIPE
-    processes = [
-        subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(count)
-    ]
-    try:
-        yield Crowd(processes)
-    finally:
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.close()
-        for process in processes:
-            process.wait(timeout=30)
+    with ExitStack() as stack:
+        yield Crowd(
+            [
+                stack.enter_context(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
+                for _ in range(count)
+            ]
+        )

@@ -22,6 +22,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TextIO
 
+HEADER = ("figure", "median", "range", "bar", "", "")
+"""Over the columns of `Figure.cells`; what the last two say needs none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -155,9 +158,8 @@ class Report:
 
     def to_table(self) -> str:
         """The report as aligned columns under a line that names the machine."""
-        header = ("figure", "median", "range", "bar", "", "")
-        rows = [header, *(figure.cells() for figure in self.figures)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+        rows = [HEADER, *(figure.cells() for figure in self.figures)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
         lines = (
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows

@@ -35,6 +35,7 @@ from tests.decoder.codecs import to_safetensors, write_snac
 ROOT = Path(__file__).parent.parent
 NOT_COMMANDS = {"__init__", "canned", "report", "serving", "word_errors"}
 NOT_COMMANDS |= {"engine_load", "peers", "shapes", "trace"}
+NOT_COMMANDS |= {"crowd", "listeners", "playback", "server_metrics", "speech_shapes"}
 
 
 def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
@@ -48,8 +49,10 @@ def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
         "hop",
         "idle",
         "memory",
+        "results",
         "scheduler",
         "seams",
+        "serve",
         "speed",
         "understood",
     }

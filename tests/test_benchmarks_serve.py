@@ -1,0 +1,221 @@
+"""The benchmark of a server at toy size, and the arithmetic beneath its figures."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from benchmarks import results, serve
+from benchmarks.listeners import Heard, Plan, arrivals, request
+from benchmarks.playback import Playback, first_audible
+from benchmarks.report import Figure, Report, publish
+from benchmarks.server_metrics import Samples
+from benchmarks.speech_shapes import SPEAKERS, Speaker
+from decoder import create_decoder
+from llm.models.hf_config import HuggingFaceConfig, ModelShape
+from tts.families.base import Checkpoint
+from tts.families.registry import find_family
+
+PLAN = Plan(rate=50.0, seconds=4.0, seed=3, low_s=1.0, high_s=2.0, code_rate=50.0, multiple=7)
+SETUP = serve.Setup(
+    low_s=0.2, high_s=0.4, warm_up_s=0.3, step_s=1.0, start=1, most=1, alone=2, seeds=2
+)
+
+
+def heard(first_ms: float = 50.0, stalls: int = 0, error: str = "") -> Heard:
+    return Heard(1.0, first_ms / 1000, first_ms / 1000, 2.0, stalls, 0.0, 9, 9, error)
+
+
+def step(streams: int, *listeners: Heard) -> serve.Step:
+    return serve.Step(streams, listeners, seconds=4.0)
+
+
+# --- listeners
+
+
+def test_arrivals_are_poisson() -> None:
+    moments = list(arrivals(replace(PLAN, seconds=100.0), Random(1)))
+    gaps = np.diff(moments)
+    assert len(moments) == pytest.approx(5000, rel=0.05)
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.05)
+    assert 0 < moments[0] < moments[-1] < 100
+
+
+def test_a_request_has_its_length_fixed_and_its_text_to_itself() -> None:
+    random = Random(1)
+    requests = [request(PLAN, random) for _ in range(200)]
+    counts = [asked.config.sampling.max_tokens for asked in requests]
+    assert counts == [asked.config.sampling.min_tokens for asked in requests]
+    assert {count % 7 for count in counts} == {0}
+    assert 49 <= min(counts) < 60
+    assert 90 < max(counts) <= 105
+    assert len({asked.input.text for asked in requests}) == 200
+    assert {len(asked.input.text) for asked in requests} == {60}
+
+
+def test_the_first_sound_is_not_silence() -> None:
+    assert first_audible(np.array([0, 31, -31], np.int16).tobytes()) is None
+    assert first_audible(np.array([0, 5, -32, 900], np.int16).tobytes()) == 2
+
+
+def test_playback_stalls_when_nothing_is_left() -> None:
+    playback = Playback(1000)
+    silence, sound = bytes(2 * 500), np.full(1000, 900, np.int16).tobytes()
+    playback.take(10.0, silence)  # until 10.5
+    playback.take(10.4, silence)  # until 11.0
+    playback.take(11.25, sound)  # a quarter of a second late; until 12.25
+    playback.take(12.25, sound)  # just in time
+    assert (playback.first_s, playback.audible_s) == (10.0, 11.25)
+    assert (playback.stalls, playback.stalled_s) == (1, 0.25)
+    assert playback.audio_s == 3.0
+
+
+def test_the_first_sound_is_heard_where_it_is_played() -> None:
+    playback = Playback(1000)
+    playback.take(10.0, bytes(2 * 500))
+    playback.take(10.1, np.array([0, 0, 900], np.int16).tobytes())
+    assert playback.audible_s == pytest.approx(10.502)
+
+
+# --- steps and the search
+
+
+def test_a_step_holds_when_all_are_served_in_time() -> None:
+    assert step(4, *[heard()] * 100).holds
+    assert step(4, *[heard()] * 99, heard(first_ms=900)).first_ms(99) < 200
+    assert not step(4, *[heard()] * 97, *[heard(first_ms=900)] * 3).holds
+    assert not step(4, *[heard()] * 99, heard(stalls=1)).holds
+    assert not step(4, *[heard()] * 99, heard(error="UNAVAILABLE: gone")).holds
+    assert not step(4).holds
+
+
+def test_percentiles_of_few() -> None:
+    assert serve.percentile([], 50) == math.inf
+    assert serve.percentile([3.0], 99) == 3.0
+    assert serve.percentile([1.0, 2.0, 3.0], 50) == 2.0
+
+
+@pytest.mark.parametrize("limit", [0, 1, 31, 32, 33, 100, 150, 511, 512, 5000])
+def test_the_search_ends_near_what_holds(limit: int) -> None:
+    def tried(streams: int) -> serve.Step:
+        return step(streams, heard(stalls=int(streams > limit)))
+
+    setup = serve.Setup(start=32, most=512, closeness=0.1)
+    steps = serve.search(tried, setup)
+    best = max((s.streams for s in steps if s.holds), default=0)
+    assert best <= limit
+    assert min(limit, 512) - best <= max(1, 0.1 * best)
+    assert len({s.streams for s in steps}) == len(steps) <= 10
+
+
+def test_samples_are_what_was_added() -> None:
+    def at(count: float, total: float) -> Samples:
+        mode = frozenset({("mode", "decode")})
+        return Samples({("x_count", mode): count, ("x_sum", mode): total})
+
+    added = at(6, 9.0) - at(2, 1.0)
+    assert added.mean("x") == 2.0
+    assert added.total("x_sum") == 8.0
+    assert added.get("x_count", mode="decode") == 4
+    assert added.mean("y") == 0
+
+
+# --- shapes
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "hidden", "vocabulary", "rate"),
+    [("a", "llasa", 2048, 193_800, 50), ("b", "orpheus", 3072, 156_940, 82.03125)],
+)
+def test_shapes_are_checkpoints_without_weights(
+    name: str, family: str, hidden: int, vocabulary: int, rate: float, tmp_path: Path
+) -> None:
+    flags = SPEAKERS[name].flags(tmp_path)
+    folder = Path(flags[flags.index("--model.model-path") + 1])
+    assert not list(folder.rglob("*.safetensors"))
+    shape = ModelShape.read(HuggingFaceConfig.read(folder))
+    assert (shape.hidden_size, shape.vocab_size) == (hidden, vocabulary)
+    found = find_family(Checkpoint(folder))
+    assert found is not None
+    assert found.name == family
+    decoder = create_decoder(folder / "codec", test_mode=True)
+    assert decoder.spec.codes_per_second == rate
+    assert found.vocabulary(decoder.spec)
+
+
+# --- the whole
+
+
+@pytest.fixture(scope="module")
+def stage(tiny_checkpoint: Path) -> Iterator[serve.Stage]:
+    speaker = Speaker("toy")
+    flags = ["--model.model-path", str(tiny_checkpoint), "--max-batch-size", "8"]
+    with serve.staged(speaker, SETUP, 2, flags) as stage:
+        yield stage
+
+
+def test_one_after_the_other(stage: serve.Stage) -> None:
+    (figure,) = serve.alone(stage, Speaker("toy"))
+    assert len(figure.values) == 2
+    assert all(1 < ms < 30_000 for ms in figure.values)
+    assert "0 errors" in figure.note
+
+
+def test_listeners_hear_the_length_they_asked_for(stage: serve.Stage) -> None:
+    done = stage.step(streams=1)
+    assert done.errors == 0
+    assert done.heard
+    for one in done.heard:
+        assert one.due_s >= SETUP.warm_up_s
+        assert one.audio_s == pytest.approx(one.output_tokens / stage.code_rate)
+        assert 0.2 - 0.1 <= one.audio_s <= 0.4 + 0.1
+        assert 0 < one.first_s <= one.audible_s
+    assert done.counted.mean("sonant_batch_execute_seconds") > 0
+    assert done.counted.total("sonant_output_tokens_total") >= sum(
+        one.output_tokens for one in done.heard
+    )
+
+
+def test_the_most_streams_are_reported(stage: serve.Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "LIMIT_MS", 60_000.0)
+    most, *rest = serve.streams(stage, Speaker("toy"))
+    assert "tried 1" in most.note
+    assert most.value in (0, 1)
+    assert len(rest) == (9 if most.value else 0)
+
+
+# --- results
+
+
+def test_results_are_what_was_printed(tmp_path: Path) -> None:
+    figures = (
+        Figure("first | sound", (3.0, 1.0), "ms", bar=1.5, note="alone"),
+        Figure("x", (7,), ""),
+    )
+    report = Report("toy", figures, command="python -m benchmarks.toy", date="2026-01-02")
+    out = io.StringIO()
+    publish(report, out, io.StringIO())
+    (tmp_path / "b.json").write_text(out.getvalue())
+    assert results.read(tmp_path / "b.json") == replace(report)
+    (tmp_path / "a.json").write_text(out.getvalue())
+    text = results.page(tmp_path)
+    assert text.index("## a\n") < text.index("## b\n")
+    assert f"`python -m benchmarks.toy`, 2026-01-02, on {report.machine}." in text
+    assert "| first \\| sound | 2 ms | 1 - 3 | <= 1.5 | MISSED | alone |" in text
+
+
+def test_what_no_benchmark_printed_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert results.main([str(tmp_path)]) == 2
+    (tmp_path / "x.json").write_text(json.dumps({"benchmark": "toy"}))
+    assert results.main([str(tmp_path)]) == 2
+    assert "x.json is not what a benchmark printed" in capsys.readouterr().err
