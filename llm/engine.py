@@ -339,7 +339,7 @@ def assemble_engine(pipeline: TextGenerationPipelineInterface, config: PipelineC
     config.note_plan(replace(_plan(pipeline, max_seq_len), in_flight_batching=in_flight_batching))
     config.log_pipeline_info()
     scheduler = Scheduler(
-        config,
+        pipeline.runner.server_config,
         kv,
         max_seq_len=max_seq_len,
         plan_ahead=pipeline.overlap_active,
@@ -360,6 +360,7 @@ def _plan(pipeline: TextGenerationPipelineInterface, max_seq_len: int) -> Runnin
         pipeline=type(pipeline).__name__,
         encoding=str(encoding.dtype).removeprefix("torch.") + matrices,
         max_seq_len=max_seq_len,
+        max_batch_size=pipeline.runner.max_running_requests,
         kv_bytes=pipeline.memory_plan.kv_bytes,
         draft_kv_bytes=sum(pool.nbytes for pool in pipeline.draft_kv_blocks or ()),
         linear_layers=tuple(sorted(model.linear_backends.items())),

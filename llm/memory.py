@@ -9,6 +9,8 @@ available_bytes × utilization
 
 from __future__ import annotations
 
+import bisect
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from llm.errors import CapacityError
@@ -113,6 +115,23 @@ class MemoryPlan:
             f"{self.num_pages} KV pages of {self.page_size} tokens × {self.page_bytes} bytes "
             f"({_mib(self.kv_bytes)}) of {_mib(self.available_bytes)} available"
         )
+
+
+def infer_batch_size(plan_for: Callable[[int], MemoryPlan], expected_tokens: int, most: int) -> int:
+    """The most rows, of 1 to `most`, whose `expected_tokens` fit into the pages left beside them.
+
+    `plan_for(rows)` plans the memory of batches of so many rows; it may raise `CapacityError`.
+    """
+
+    def is_too_many(rows: int) -> bool:
+        try:
+            plan = plan_for(rows)
+        except CapacityError:
+            return True
+        pages_each = -(-expected_tokens // plan.page_size)
+        return rows * pages_each > plan.num_pages - 1
+
+    return max(1, bisect.bisect_left(range(1, most + 1), True, key=is_too_many))
 
 
 def _mib(num_bytes: int) -> str:

@@ -10,7 +10,7 @@ import secrets
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 from pydantic import Field, PrivateAttr, field_validator
 
@@ -23,7 +23,7 @@ from llm.config.not_yet import (
 )
 from llm.config.plugins import load_plugins
 from llm.config.report import RunningPlan, log_basics, log_pipeline
-from llm.config.resolve import launch_level, resolve_steps
+from llm.config.resolve import batch_limits, launch_level, resolve_steps
 from llm.config.sections import (
     LoRAConfig,
     ModelConfig,
@@ -54,8 +54,10 @@ class PipelineConfig(StrictModel):
     """Configuration of the core. Keyword-only; frozen once resolved (which construction does).
 
     Explicit keywords win over `config_file`. What may stay None after `resolve()`: `max_length`
-    (the model's limit), `max_batch_total_tokens` (no cap), `chat_template` (the tokenizer's own),
-    `config_file` and `section_name` (no file), and the sections for what is not in use.
+    (the model's limit), `max_batch_size` and the queue sizes that follow from it (from the memory
+    that an engine finds: see `with_batch_size`), `max_batch_total_tokens` (no cap),
+    `chat_template` (the tokenizer's own), `config_file` and `section_name` (no file), and the
+    sections for what is not in use.
     """
 
     SECTION: ClassVar[str] = "pipeline_config"
@@ -72,7 +74,7 @@ class PipelineConfig(StrictModel):
         default=PipelineRole.PrefillAndDecode, description="prefill, decode, or both"
     )
     max_batch_size: int | None = Field(
-        default=None, gt=0, description="most requests in one batch (default: by device)"
+        default=None, gt=0, description="most requests in one batch (default: from KV memory)"
     )
     max_queue_size_tg: int | None = Field(
         default=None, gt=0, description="most requests decoding at once (default: max_batch_size)"
@@ -210,6 +212,12 @@ class PipelineConfig(StrictModel):
         resolve_steps(self)
         self._resolved = True
         self.freeze()
+
+    def with_batch_size(self, rows: int) -> Self:
+        """The same, resolved, with this `max_batch_size` where none is set."""
+        if self.max_batch_size is not None:
+            return self
+        return self.model_copy(update=batch_limits(self, rows))
 
     def resolve_own(self) -> None:
         """The part of `resolve` that a subclass adds, before the steps of the core."""

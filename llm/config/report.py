@@ -23,6 +23,7 @@ class RunningPlan:
     pipeline: str  # class
     encoding: str  # of weights and activations
     max_seq_len: int
+    max_batch_size: int
     kv_bytes: int  # of the KV cache
     draft_kv_bytes: int = 0  # of them for the draft model
     linear_layers: tuple[tuple[str, int], ...] = ()  # how many compute with what
@@ -42,7 +43,7 @@ def log_basics(config: PipelineConfig, plan: RunningPlan | None) -> None:
         ("pipeline", plan.pipeline),
         ("weights", _abbreviated([str(path) for path in model.weight_path])),
         ("devices", ", ".join(model.device_specs)),
-        ("max_batch_size", config.max_batch_size),
+        ("max_batch_size", _batch_size(config, plan)),
         ("max_seq_len", plan.max_seq_len),
         ("reserved memory", _mib(plan.kv_bytes)),
     )
@@ -60,7 +61,7 @@ def log_pipeline(config: PipelineConfig, plan: RunningPlan | None) -> None:
         ("dependent launch", "off" if config.model.on_cpu else config.pdl_level),
         ("max_batch_input_tokens", config.max_batch_input_tokens),
         ("max_batch_total_tokens", config.max_batch_total_tokens or "no cap"),
-        ("max_queue_size_tg", config.max_queue_size_tg),
+        ("max_queue_size_tg", config.max_queue_size_tg or plan.max_batch_size),
         ("chunked prefill", config.enable_chunked_prefill),
         ("in-flight batching", plan.in_flight_batching),
         ("decode steps per turn", config.max_num_steps),
@@ -83,6 +84,11 @@ def _log_cache(cache: KVCacheConfig, num_bytes: int) -> None:
         ("memory utilization", f"{cache.device_memory_utilization:.0%}"),
         ("available cache memory", f"{num_bytes} bytes"),
     )
+
+
+def _batch_size(config: PipelineConfig, plan: RunningPlan) -> str:
+    is_inferred = config.max_batch_size is None
+    return f"{plan.max_batch_size}{', from KV memory' if is_inferred else ''}"
 
 
 def _name(model: ModelConfig) -> str:

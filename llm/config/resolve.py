@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("llm.config")
 
 DEFAULT_STEPS_ON_GPU = 10
-DEFAULT_BATCH_SIZE, DEFAULT_BATCH_SIZE_ON_GPU = 32, 256
 
 
 def resolve_steps(config: PipelineConfig) -> None:
@@ -223,19 +222,14 @@ def resolve_overlap(config: PipelineConfig) -> None:
 
 
 def resolve_batch_limits(config: PipelineConfig) -> None:
-    """Sizes of batches and queues, by device where they are not set."""
-    if config.max_batch_size is None:
-        default = DEFAULT_BATCH_SIZE if config.model.on_cpu else DEFAULT_BATCH_SIZE_ON_GPU
-        config.max_batch_size = min(default, config.max_batch_input_tokens)
-    if config.max_batch_size > config.max_batch_input_tokens:
+    """Sizes of batches and queues. Without a `max_batch_size` they wait for the memory plan."""
+    if (config.max_batch_size or 1) > config.max_batch_input_tokens:
         raise ConfigError(
             f"max_batch_input_tokens={config.max_batch_input_tokens} must be at least "
             f"max_batch_size={config.max_batch_size}: every row of a batch is a token"
         )
-    if config.max_queue_size_tg is None:
-        config.max_queue_size_tg = config.max_batch_size
-    if config.min_batch_size_tg is None:
-        config.min_batch_size_tg = config.max_queue_size_tg
+    for name, value in batch_limits(config, config.max_batch_size).items():
+        setattr(config, name, value)
     if "enable_in_flight_batching" not in config.model_fields_set:
         # Nobody who speaks is to wait for another one's prompt; off has to be asked for.
         config.enable_in_flight_batching = True
@@ -245,6 +239,14 @@ def resolve_batch_limits(config: PipelineConfig) -> None:
             f"max_batch_total_tokens={total} must be at least max_length={length}: "
             "one sequence of that length could never run"
         )
+
+
+def batch_limits(config: PipelineConfig, rows: int | None) -> dict[str, int | None]:
+    """`max_batch_size` and what follows from it, by name; None is still open."""
+    most, least = config.max_queue_size_tg, config.min_batch_size_tg
+    most = rows if most is None else most
+    least = most if least is None else least
+    return {"max_batch_size": rows, "max_queue_size_tg": most, "min_batch_size_tg": least}
 
 
 def resolve_kv_cache(config: PipelineConfig) -> None:

@@ -88,7 +88,8 @@ class TextGenerationPipelineInterface(ABC):
             return None
         planned = create_draft_runner(self._config, self.max_seq_len)
         self.runner.initialize(planned)
-        draft = create_draft_runner(self._config, self.max_seq_len, self.memory_plan.num_pages)
+        running = self.runner.server_config  # its batch size is known by now
+        draft = create_draft_runner(running, self.max_seq_len, self.memory_plan.num_pages)
         draft.initialize()
         return DraftModel(draft)
 

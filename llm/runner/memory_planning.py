@@ -1,7 +1,12 @@
-"""`MemoryPlanning`: how a runner shares out its device's memory before anything is allocated."""
+"""`MemoryPlanning`: how a runner shares out its device's memory before anything is allocated.
+
+pages(rows) = (available × utilization − weights − scratch of a batch of `rows`) / page
+rows        = max_batch_size, or the most for which pages(rows) hold EXPECTED_TOKENS of each
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -9,7 +14,7 @@ import torch
 from llm.batch import ScheduledRow
 from llm.config import ModelConfig, PipelineConfig
 from llm.lora.manager import reserved_bytes
-from llm.memory import MemoryPlan, PageLayout
+from llm.memory import MemoryPlan, PageLayout, infer_batch_size
 from llm.models.base import PipelineModel
 from llm.models.hf_config import HuggingFaceConfig
 from llm.runner.cuda_graphs import estimate_graph_bytes
@@ -17,6 +22,11 @@ from llm.runner.device_memory import available_bytes
 from llm.sampling.device_sampler import MAX_VOCABULARY, sampler_bytes
 
 MAX_CPU_KV_BYTES = 512 * 2**20  # unless the configuration names a number of pages
+MOST_ROWS = 4096
+EXPECTED_TOKENS = 1024
+"""Of one request, prompt and generated: half a minute of speech, at 25 tokens a second and more.
+
+Where more turn out longer than there are pages for, the youngest wait or start again."""
 
 
 class MemoryPlanning:
@@ -70,54 +80,71 @@ class MemoryPlanning:
         own = self._model_class.estimate_weights_size(self.server_config)
         return own + reserved_bytes(self.server_config.lora)
 
-    @property
-    def activation_bytes(self) -> int:
-        """Bytes of scratch of the largest step."""
+    def activation_bytes(self, rows: int) -> int:
+        """Bytes of scratch of the largest step with so many rows."""
         return self._model_class.estimate_activation_memory(
-            self.server_config, self.huggingface_config
+            self.server_config.with_batch_size(rows), self.huggingface_config
         )
 
-    @property
-    def graph_bytes(self) -> int:
-        """Bytes that captured decoding takes; 0 where it is not to be captured."""
+    def graph_bytes(self, rows: int) -> int:
+        """Bytes that captured decoding of up to so many rows takes; 0 where it is not captured."""
         if not self.captures_decoding:
             return 0
-        return estimate_graph_bytes(self.max_running_requests, self.vocab_size, self.dtype.itemsize)
+        return estimate_graph_bytes(rows, self.vocab_size, self.dtype.itemsize)
 
-    @property
-    def sampling_bytes(self) -> int:
-        """Bytes of what a sampler on the device remembers of penalised requests."""
-        if not self.samples_on_device:
-            return 0
-        return sampler_bytes(self.vocab_size, self.max_running_requests)
+    def sampling_bytes(self, rows: int) -> int:
+        """Bytes of what a sampler on the device remembers of so many penalised requests."""
+        return sampler_bytes(self.vocab_size, rows) if self.samples_on_device else 0
 
     def plan_memory(self, draft: MemoryPlanning | None = None) -> MemoryPlan:
-        """Share out the device's memory. Raises `CapacityError` with the numbers when it is short.
+        """Share out the device's memory; a draft model's weights and pages are counted, too.
 
-        The KV cache gets at most what `max_batch_size` sequences of full length need, and on the
-        CPU no more than `MAX_CPU_KV_BYTES`. A draft model's weights and pages are counted, too.
+        Where `max_batch_size` is not set, it becomes what there is room for. The KV cache gets at
+        most what that many sequences of full length need (`MOST_ROWS` where it was not set), and
+        on the CPU no more than `MAX_CPU_KV_BYTES`. Raises `CapacityError` with the numbers when
+        memory is short.
         """
-        cache, layout = self.model_config.kv_cache, self.page_layout
-        models = [self]
-        if draft is not None:
-            models.append(draft)
-            layout = replace(layout, draft_bytes=draft.page_layout.page_bytes)
-        pages_each = -(-self.context_len // layout.page_size)
-        useful_pages = 1 + self.max_running_requests * pages_each
-        if self.device.type == "cpu":
-            modest = max(MAX_CPU_KV_BYTES // layout.page_bytes, 1 + pages_each)
-            useful_pages = min(useful_pages, modest)
-        self.memory_plan = MemoryPlan.create(
-            layout,
-            available_bytes=int(available_bytes(self.device) * cache.device_memory_utilization),
-            weights_bytes=sum(model.weights_bytes for model in models),
-            activation_bytes=sum(model.activation_bytes for model in models),
-            graph_bytes=self.graph_bytes + self.sampling_bytes,
-            num_pages=cache.num_pages,
-            max_pages=useful_pages,
-        )
+        rows = self.server_config.max_batch_size
+        most = min(MOST_ROWS, self.server_config.max_batch_input_tokens) if rows is None else rows
+        plan_for = self._planner([self] if draft is None else [self, draft], most)
+        if rows is None:
+            rows = infer_batch_size(plan_for, min(EXPECTED_TOKENS, self.context_len), most)
+            self.server_config = self.server_config.with_batch_size(rows)
+        self.memory_plan = plan_for(rows)
+        self.max_running_requests = rows
         self.max_total_num_tokens = self.memory_plan.max_tokens
         return self.memory_plan
+
+    def _planner(
+        self, models: Sequence[MemoryPlanning], most_rows: int
+    ) -> Callable[[int], MemoryPlan]:
+        """What plans for batches of so many rows; what does not depend on them is found once."""
+        cache, layout = self.model_config.kv_cache, self.page_layout
+        for draft in models[1:]:
+            layout = replace(layout, draft_bytes=draft.page_layout.page_bytes)
+        available = available_bytes(self.device) * cache.device_memory_utilization
+        weights_bytes = sum(model.weights_bytes for model in models)
+        max_pages = self._useful_pages(layout, most_rows)
+
+        def plan_for(rows: int) -> MemoryPlan:
+            return MemoryPlan.create(
+                layout,
+                available_bytes=int(available),
+                weights_bytes=weights_bytes,
+                activation_bytes=sum(model.activation_bytes(rows) for model in models),
+                graph_bytes=self.graph_bytes(rows) + self.sampling_bytes(rows),
+                num_pages=cache.num_pages,
+                max_pages=max_pages,
+            )
+
+        return plan_for
+
+    def _useful_pages(self, layout: PageLayout, rows: int) -> int:
+        pages_each = -(-self.context_len // layout.page_size)
+        useful = 1 + rows * pages_each
+        if self.device.type != "cpu":
+            return useful
+        return min(useful, max(MAX_CPU_KV_BYTES // layout.page_bytes, 1 + pages_each))
 
     @property
     def captures_decoding(self) -> bool:

@@ -101,7 +101,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         self.vocab_size = shape.vocab_size
         self._windows = self._model_class.attention_windows(self.huggingface_config)
         self.context_len = self._model_class.calculate_max_seq_len(config, self.huggingface_config)
-        self.max_running_requests = config.max_batch_size or 1
+        self.max_running_requests = 0  # rows of a batch; known once memory is planned
         self.max_total_num_tokens = 0  # of the KV cache; known once memory is planned
         self.forward_pass_id = 0  # forwards so far, idle ones included
         self.session = EngineSession(self.device)

@@ -141,12 +141,10 @@ def test_resolving_fills_in_by_device() -> None:
     cpu = PipelineConfig()
     gpu = PipelineConfig(model={"device_specs": ["cuda"]})
     assert (cpu.max_num_steps, gpu.max_num_steps) == (1, 10)
-    assert (cpu.max_batch_size, gpu.max_batch_size) == (32, 256)
     assert gpu.model.device_specs == ["cuda:0"]
     assert PipelineConfig(max_batch_size=5).max_queue_size_tg == 5
     assert PipelineConfig(max_queue_size_tg=7).min_batch_size_tg == 7
     assert PipelineConfig(min_batch_size_tg=0).min_batch_size_tg == 0
-    assert PipelineConfig(max_batch_input_tokens=8).max_batch_size == 8
 
 
 def test_what_is_unset_after_resolving_is_documented() -> None:
@@ -158,11 +156,15 @@ def test_what_is_unset_after_resolving_is_documented() -> None:
         "config_file",
         "section_name",
         "max_length",
+        "max_batch_size",
+        "max_queue_size_tg",
+        "min_batch_size_tg",
         "max_batch_total_tokens",
         "chat_template",
     }
     text = PipelineConfig.__doc__ or ""
-    assert all(f"`{name}`" in text for name in unset - optional_sections)
+    follow = {"max_queue_size_tg", "min_batch_size_tg"}  # "the queue sizes that follow from it"
+    assert all(f"`{name}`" in text for name in unset - optional_sections - follow)
 
 
 def test_queue_sizes_follow_the_batch() -> None:
@@ -171,6 +173,24 @@ def test_queue_sizes_follow_the_batch() -> None:
     config = PipelineConfig(max_batch_size=5, max_queue_size_tg=9)
     assert (config.max_queue_size_tg, config.min_batch_size_tg) == (9, 9)
     assert PipelineConfig(min_batch_size_tg=3, max_queue_size_tg=9).min_batch_size_tg == 3
+
+
+def test_a_batch_size_can_be_filled_in_later() -> None:
+    """An engine does, once it knows its memory; what was given stays."""
+    config = PipelineConfig(max_num_steps=3)
+    assert config.max_batch_size is config.max_queue_size_tg is None
+    planned = config.with_batch_size(7)
+    assert (planned.max_batch_size, planned.max_queue_size_tg, planned.min_batch_size_tg) == (
+        7,
+    ) * 3
+    assert planned.max_num_steps == 3
+    assert planned.is_resolved
+    with pytest.raises(ConfigError, match="max_batch_size cannot change"):
+        planned.max_batch_size = 8
+    assert config.max_batch_size is None
+    assert planned.with_batch_size(9) is planned
+    queued = PipelineConfig(max_queue_size_tg=9, min_batch_size_tg=2).with_batch_size(7)
+    assert (queued.max_queue_size_tg, queued.min_batch_size_tg) == (9, 2)
 
 
 def test_resolving_twice_changes_nothing() -> None:

@@ -138,7 +138,7 @@ def logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Callable[..., st
     return log
 
 
-PLAN = RunningPlan("SomePipeline", "float32", 4000, 3 * 2**20, 2**20)
+PLAN = RunningPlan("SomePipeline", "float32", 4000, 24, 3 * 2**20, 2**20)
 
 
 def test_the_basic_log(logged: Callable[..., str], tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_the_basic_log(logged: Callable[..., str], tmp_path: Path) -> None:
         "pipeline: SomePipeline",
         f"weights: {', '.join(map(str, weights[:5]))} and 2 more",
         "devices: cpu",
-        "max_batch_size: 11",
+        "max_batch_size: 24",
         "max_seq_len: 4000",
         "reserved memory: 3 MiB",
     ):
@@ -165,6 +165,8 @@ def test_the_whole_log(logged: Callable[..., str]) -> None:
     cache = {"enable_kvcache_swapping_to_host": True, "host_kvcache_swap_space_gb": 1.5}
     lines = logged("log_pipeline_info", model={"kv_cache": cache}, draft_model={})
     for line in (
+        "max_batch_size: 24, from KV memory",
+        "max_queue_size_tg: 24",
         "max_seq_len: 4000",
         "encoding: float32",
         "modules: as written",

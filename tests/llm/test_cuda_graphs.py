@@ -227,10 +227,10 @@ def on_gpu(checkpoint: Path, **model: Any) -> ModelRunner:
 
 def test_who_captures_decoding(checkpoint: Path, tmp_path: Path) -> None:
     on_cpu = ModelRunner(pipeline_config(checkpoint))
-    assert (on_cpu.captures_decoding, on_cpu.graph_bytes) == (False, 0)
+    assert (on_cpu.captures_decoding, on_cpu.graph_bytes(256)) == (False, 0)
     runner = on_gpu(checkpoint)
     assert runner.captures_decoding
-    assert runner.graph_bytes > 256 * runner.vocab_size * 4
+    assert runner.graph_bytes(256) > 256 * runner.vocab_size * 4
     assert not on_gpu(checkpoint, disable_cuda_graph=True).captures_decoding
     assert not on_gpu(write_modules(write_llama(tmp_path), "mean_tokens")).captures_decoding
     drafting = PipelineConfig(

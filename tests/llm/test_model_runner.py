@@ -59,7 +59,7 @@ def test_the_life_cycle(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.INFO, logger="llm.runner.model_runner"):
         runner.initialize()
     assert "LlamaForCausalLM on cpu" in caplog.text
-    assert "1008 tokens, 32 requests" in caplog.text
+    assert "1008 tokens, 1 requests" in caplog.text
     with pytest.raises(RuntimeError, match="initialized already"):
         runner.initialize()
     assert isinstance(runner.model, LlamaModel)
@@ -167,6 +167,38 @@ def test_the_pool_stays_modest_on_a_cpu(tmp_path: Path) -> None:
     plan = runner.plan_memory()
     assert MAX_CPU_KV_BYTES - plan.page_bytes < plan.kv_bytes <= MAX_CPU_KV_BYTES
     assert plan.max_tokens > 100_000
+
+
+@pytest.mark.parametrize(
+    ("num_pages", "page_size", "limits", "expected"),
+    [
+        (65, 16, {}, 2),  # 64 pages, and 512 tokens, which is the model's limit, are 32 of them
+        (64, 16, {}, 1),
+        (65, 16, {"max_length": 100}, 64 // 7),
+        (65, 16, {"max_length": 100, "max_batch_input_tokens": 5}, 5),
+        (2, 16, {"max_length": 100}, 1),
+        (9000, 16, {"max_length": 17}, 4096),
+        (65, 16, {"max_batch_size": 40}, 40),
+    ],
+)
+def test_an_open_batch_size_is_what_the_pages_have_room_for(
+    checkpoint: Path, num_pages: int, page_size: int, limits: dict[str, int], expected: int
+) -> None:
+    runner = ModelRunner(
+        pipeline_config(checkpoint, num_pages=num_pages, page_size=page_size, **limits)
+    )
+    assert runner.max_running_requests == 0
+    plan = runner.plan_memory()
+    assert runner.max_running_requests == runner.server_config.max_batch_size == expected
+    assert plan.activation_bytes == runner.activation_bytes(expected)
+
+
+def test_an_open_batch_size_on_a_large_model(tmp_path: Path) -> None:
+    """Requests are expected to hold 1,024 tokens, however long they may become."""
+    folder = write_llama(tmp_path, max_position_embeddings=100_000)
+    runner = ModelRunner(pipeline_config(folder, num_pages=None, page_size=128))
+    plan = runner.plan_memory()
+    assert runner.max_running_requests == (plan.num_pages - 1) // 8 > 100
 
 
 def test_too_little_memory_is_an_error_with_the_numbers(checkpoint: Path) -> None:

@@ -211,7 +211,7 @@ def test_flags_reach_every_kind_of_field() -> None:
     assert (config.enable_chunked_prefill, config.max_length) == (False, 70)
     assert (config.model.kv_cache.num_pages, config.model.device_specs) == (40, ["cpu"])
     assert (config.kvcache_ce_watermark, config.audio_decoder_config) == (0.5, {"max_batch": 4})
-    assert (config.max_batch_size, config.model.quantization_encoding) == (32, "int8")
+    assert (config.max_batch_size, config.model.quantization_encoding) == (None, "int8")
 
 
 def test_flags_that_were_not_given_leave_fields_unset() -> None:
