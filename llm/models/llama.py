@@ -102,7 +102,7 @@ class LlamaModel(CausalModel):
         width = choose_encoding(pipeline_config.model, huggingface_config).dtype.itemsize
         shape = config.shape
         heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-        attention = 2 * heads + shape.num_heads * shape.head_dim
+        attention = 2 * (heads + shape.num_heads * shape.head_dim)  # also rotated, and joined
         mlp = 4 * config.intermediate_size
         per_token = 3 * shape.hidden_size + max(attention, mlp)
         tokens = pipeline_config.max_batch_input_tokens

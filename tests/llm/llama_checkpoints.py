@@ -88,9 +88,10 @@ def reference(folder: Path) -> PreTrainedModel:
 def pipeline_config(
     folder: Path, *, num_pages: int | None = 64, page_size: int = 16, **keys: Any
 ) -> PipelineConfig:
-    """A resolved configuration; `encoding`, `rope_type` and `kv_format` are the model's."""
+    """A resolved configuration; `encoding`, `rope_type`, `kv_format`, `device` are the model's."""
     model = ModelConfig(
         model_path=str(folder),
+        device_specs=[keys.pop("device", "cpu")],
         quantization_encoding=keys.pop("encoding", None),
         rope_type=keys.pop("rope_type", None),
         kv_cache={

@@ -61,7 +61,6 @@ def test_a_gpu_is_used_unless_a_device_is_named(
     assert config.model.device_specs == [device]
     assert config.draft_model is not None
     assert config.draft_model.device_specs == [device]
-    assert config.max_batch_size == (256 if has_cuda else 32)
     again = PipelineConfig(**config.model_dump(exclude_unset=True))
     assert again.model.model_dump() == config.model.model_dump()
     for named in ("cpu", "cuda:1"):

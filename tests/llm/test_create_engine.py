@@ -162,6 +162,28 @@ def test_a_sequence_cannot_outgrow_what_can_run(
     engine.shutdown()
 
 
+def test_an_open_batch_size_is_the_engines_to_find(
+    tiny_checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = config(tiny_checkpoint, num_pages=14, max_batch_size=None, max_length=60)
+    with caplog.at_level(logging.INFO, "llm.config"):
+        engine = create_engine(made)
+    rows = 13 // 4  # of 60 tokens in pages of 16
+    lines = [" ".join(line.split()) for line in caplog.messages]
+    assert {f"max_batch_size: {rows}, from KV memory", f"max_queue_size_tg: {rows}"} <= {*lines}
+    assert made.running_plan is not None
+    assert made.running_plan.max_batch_size == rows
+    together: list[int] = []
+    sampling = SamplingParams(max_tokens=6, ignore_eos=True)
+    for n in range(10):
+        request = Request(f"r{n}", (n + 1,) * 5, sampling)
+        engine.submit(request, lambda _: together.append(engine.stats().running))
+    engine.start()
+    assert engine.drain(20)
+    engine.shutdown()
+    assert max(together) == rows
+
+
 def test_an_unresolved_configuration_makes_no_engine(tiny_checkpoint: Path) -> None:
     with pytest.raises(RuntimeError, match="resolve the configuration"):
         create_engine(config(tiny_checkpoint, defer_resolve=True))

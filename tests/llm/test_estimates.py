@@ -1,0 +1,18 @@
+"""What the memory plan reserves for a step is what the step takes; a full pool is no failure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.llm.peak_memory import MODELS, NUMS_OF_ROWS, SLACK, peak_and_estimate
+
+
+@pytest.mark.parametrize("num_rows", NUMS_OF_ROWS)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_largest_prefill_takes_no_more_than_was_planned(
+    tmp_path: Path, model: str, num_rows: int
+) -> None:
+    peak, estimate = peak_and_estimate(tmp_path, model, num_rows, "cpu")
+    assert 0 < peak <= SLACK * estimate, f"{peak / estimate:.2f} of the estimate"
