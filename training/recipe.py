@@ -132,6 +132,18 @@ class AlignerValues:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationValues:
+    """`training.assess`."""
+
+    commands: tuple[str, ...]
+    sentences: int
+    seeds: tuple[int, ...]
+    distances: int
+    trials: int
+    texts: int
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """All sections."""
 
@@ -144,6 +156,7 @@ class Recipe:
     adversarial: AdversarialValues
     language_model: ModelValues
     aligner: AlignerValues
+    evaluation: EvaluationValues
 
 
 def load_recipe(path: Path | None = None, changes: Sequence[str] = ()) -> Recipe:

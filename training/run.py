@@ -6,7 +6,8 @@
 Numbers are those of `recipe.toml`, of `--config FILE` and of `--set section.key=value`, and are
 kept in OUT/recipe.toml. A stage whose output is there, whole, is not run again, but for --fresh.
 
-    corpus, words, synthesis, reconstruct, adversarial, codes, language_model, aligner, voice
+    corpus, words, synthesis, reconstruct, adversarial, codes, language_model, aligner, voice,
+    evaluation (with --evaluate)
 
 Every stage is a process with its own log in OUT/logs, unless with --here. See `training.together`.
 """
@@ -32,6 +33,7 @@ class Plan:
 
     out: Path
     recipe: Recipe
+    evaluates: bool = False
 
     @property
     def corpus_file(self) -> Path:
@@ -119,6 +121,14 @@ class Plan:
             "--codec", self.out / "codec.safetensors", "--out", out, *timings,
         )  # fmt: skip
 
+    def evaluation(self) -> Stage:
+        return self._stage(
+            "evaluation", "assess", self.out / "evaluation.json", "--model", self.out / "voice",
+            "--lines", self.corpus_file.with_name("corpus_held_out.txt"),
+            "--words", self.words_file.with_name("words_held_out.tsv"),
+            "--out", self.out / "evaluation.json",
+        )  # fmt: skip
+
     def in_turn(self) -> Iterator[Stage]:
         """All of them; the trained ones have their shares of the time."""
         seconds = [60 * self.recipe.schedule.minutes * x for x in self.recipe.schedule.in_turn]
@@ -126,6 +136,8 @@ class Plan:
         yield from (self.reconstruct(seconds[0]), self.adversarial(seconds[1]), self.codes(1))
         yield from (self.language_model(seconds[2]), self.aligner(seconds[3]))
         yield self.voice()
+        if self.evaluates:
+            yield self.evaluation()
 
 
 def run_in_turn(plan: Plan, *, here: bool) -> None:
@@ -169,6 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--codec", type=Path, help="go on from this first stage of a codec")
     parser.add_argument("--together", action="store_true", help="stages at once, on all GPUs")
     parser.add_argument("--here", action="store_true", help="stages in this process, in turn")
+    parser.add_argument("--evaluate", action="store_true", help="the voice, too (training.assess)")
     parser.add_argument("--fresh", action="store_true", help="run also what is done")
     args = parser.parse_args(argv)
     try:
@@ -176,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         recipe = load_recipe(args.config, [*args.set, *minutes])
         args.out.mkdir(parents=True, exist_ok=True)
         write_recipe(recipe, args.out / "recipe.toml")
-        plan = Plan(args.out, recipe)
+        plan = Plan(args.out, recipe, evaluates=args.evaluate)
         named = {"corpus": args.corpus, "words": args.words, "reconstruct": args.codec}
         given = {name: source for name, source in named.items() if source is not None}
         prepare(plan, given, fresh=args.fresh)

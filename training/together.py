@@ -30,7 +30,8 @@ def run_together(plan: Plan) -> None:
     concert = Concert(plan)
     concert.play(resumed=is_done(plan.reconstruct(0)))
     plan.stand_in()
-    concert.await_end(Launcher(plan.out).start(plan.voice()))
+    for stage in (plan.voice(), *((plan.evaluation(),) if plan.evaluates else ())):
+        concert.await_end(Launcher(plan.out).start(stage))
     if concert.failures:
         raise StageError("; ".join(concert.failures))
 
