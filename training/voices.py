@@ -122,7 +122,7 @@ VOICES = (*NAMED, *unnamed())
 
 # How often each speaks, out of `len(TURNS)`: three teachers twice, five made voices, any unnamed.
 UNNAMED_TURN = -1
-TURNS = (*range(len(NAMED)), *range(len(TEACHERS)), *(9 * (UNNAMED_TURN,)))
+TURNS = (*range(len(NAMED)), *range(len(TEACHERS)), *(12 * (UNNAMED_TURN,)))
 
 
 def voice_of(line: int, worker_line: int, first_turn: int) -> int:
