@@ -21,6 +21,7 @@ from llm.sampling.sampler import has_penalties, is_greedy
 
 MAX_SLICES = 16  # of the vocabulary; a row with more gets a bitmask
 FRACTION_BITS = 18  # deficits are counted in 2⁻¹⁸ octaves
+SMALLEST_SCALE = 1e-30  # with it, an infinite difference of logits is still infinite octaves
 END_OCTAVE = 44  # 2⁻⁴⁴ times the largest weight is the first that is nothing
 
 RECORD = np.dtype(
@@ -162,7 +163,7 @@ def _fill(record: np.ndarray, sampling: SamplingParams, ranges: Sequence[tuple[i
 def _fill_cuts(record: np.ndarray, sampling: SamplingParams, width: int) -> Flag:
     """Write how the tail of a distribution over `width` candidates is cut; what cuts it."""
     flags = Flag(0)
-    record["scale"] = math.log2(math.e) / sampling.temperature
+    record["scale"] = max(math.log2(math.e) / sampling.temperature, SMALLEST_SCALE)
     end = cut_end = END_OCTAVE << FRACTION_BITS
     if sampling.min_p > 0:
         end = min(end, 1 + math.floor(-math.log2(sampling.min_p) * 2**FRACTION_BITS))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,6 +25,9 @@ from llm.sampling.device_history import HistorySlots, PenaltyHistory, Replay
 from llm.sampling.device_records import RECORD_WORDS, Flag, RecordTable, effective_window
 from llm.sampling.device_reference import sample_reference
 from llm.sampling.logits import TokenMask
+
+if TYPE_CHECKING:
+    from llm.sampling.device_kernels import Scratch
 
 MAX_VOCABULARY = 2**19  # sums of weights and counts fit into 64 bits
 MAX_WINDOW = 8192  # tokens of a penalty window, unless it covers the whole output
@@ -47,6 +51,11 @@ class SamplingBuffers:
         self.records = torch.zeros(max_rows, RECORD_WORDS, **integer)  # type: ignore[call-overload]
         self.masks = torch.zeros(max_rows, -(-vocab_size // 32), **integer)  # type: ignore[call-overload]
         self.num_loaded = 0  # the rows from here on are padding
+        self.scratch: Scratch | None = None  # of the kernels
+        if device.type == "cuda":
+            from llm.sampling.device_kernels import Scratch
+
+            self.scratch = Scratch(vocab_size, device, max_rows)
 
     @property
     def max_rows(self) -> int:
@@ -151,9 +160,16 @@ class DeviceSampler:
         self._history.fill(plan.replays)
 
     def sample(self, logits: Tensor, buffers: SamplingBuffers) -> Tensor:
-        """int32 [B] token ids for logits [B, V], which are left alone."""
+        """int32 [B] token ids for logits [B, V], which are left alone.
+
+        On a GPU they lie in the buffers, until the next call; nothing is allocated.
+        """
         records = buffers.records[: len(logits)]
-        return sample_reference(logits, records, buffers.masks, self._history)
+        if buffers.scratch is None:
+            return sample_reference(logits, records, buffers.masks, self._history)
+        from llm.sampling.device_kernels import sample_with_kernels
+
+        return sample_with_kernels(logits, records, buffers.masks, self._history, buffers.scratch)
 
     def release(self, request_id: str) -> None:
         """Forget a request that has ended; harmless when nothing is known of it."""

@@ -1,0 +1,271 @@
+"""What the kernels of `device_kernels` are made of: Triton functions on the columns of one row."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from llm.sampling import device_reference as twin
+from llm.sampling.device_history import MAX_COUNT
+from llm.sampling.device_records import FRACTION_BITS, RECORD_WORDS, Flag, word_of
+from llm.sampling.rng import DROPPED_BITS, FACTOR_1, FACTOR_2, GOLDEN
+
+BIN_BITS = 12  # of a deficit, as its first and as its second half
+NUM_BINS = 2**BIN_BITS
+COUNT_SHIFT = 44  # of a bin's count beside its mass
+SEARCH_WORDS = 4  # bin, count and mass before it, what is sought
+
+FLAGS = tl.constexpr(word_of("flags"))
+WIDTH = tl.constexpr(word_of("width"))
+TOP_K = tl.constexpr(word_of("top_k"))
+DEFICIT_END = tl.constexpr(word_of("deficit_end"))
+CUT_END = tl.constexpr(word_of("cut_end"))
+SCALE = tl.constexpr(word_of("scale"))
+SLOT = tl.constexpr(word_of("slot"))
+WINDOW = tl.constexpr(word_of("window"))
+STREAM = tl.constexpr(word_of("stream") // 2)
+TOP_P = tl.constexpr(word_of("top_p") // 2)
+INDEX = tl.constexpr(word_of("index") // 2)
+REPETITION = tl.constexpr(word_of("repetition"))
+FREQUENCY = tl.constexpr(word_of("frequency"))
+PRESENCE = tl.constexpr(word_of("presence"))
+NUM_SLICES = tl.constexpr(word_of("num_slices"))
+MASK = tl.constexpr(word_of("mask"))
+SLICES = tl.constexpr(word_of("slices"))
+WORDS = tl.constexpr(RECORD_WORDS)
+
+ACTIVE = tl.constexpr(int(Flag.ACTIVE))
+RANDOM = tl.constexpr(int(Flag.RANDOM))
+HAS_TOP_K = tl.constexpr(int(Flag.TOP_K))
+HAS_TOP_P = tl.constexpr(int(Flag.TOP_P))
+HAS_CUT = tl.constexpr(int(Flag.TOP_K | Flag.TOP_P))
+HAS_PENALTIES = tl.constexpr(int(Flag.PENALTIES))
+HAS_MASK = tl.constexpr(int(Flag.MASK))
+
+LOWEST = tl.constexpr(twin.LOWEST)
+HIGHEST = tl.constexpr(twin.HIGHEST)
+MAX_OCTAVES = tl.constexpr(twin.MAX_OCTAVES)
+FRACTION = tl.constexpr(FRACTION_BITS)
+VALUE_END = tl.constexpr(twin.VALUE_BITS + 1)
+OCTAVE = tl.constexpr(2.0**FRACTION_BITS)  # in deficits
+FRACTION_MASK = tl.constexpr(2**FRACTION_BITS - 1)
+FRACTION_UNIT = tl.constexpr(2.0**-FRACTION_BITS)
+LARGEST_VALUE = tl.constexpr(2.0**twin.VALUE_BITS)
+PLAIN_OCTAVES = tl.constexpr(twin.PLAIN_OCTAVES)
+C5, C4, C3, C2, C1, C0 = map(tl.constexpr, twin.COEFFICIENTS)
+LARGEST_COUNT = tl.constexpr(MAX_COUNT)
+
+BINS = tl.constexpr(NUM_BINS)
+HALF = tl.constexpr(BIN_BITS)
+BIN_OCTAVE = tl.constexpr(FRACTION_BITS - BIN_BITS)  # bins of an octave, as a shift
+COUNTS_FROM = tl.constexpr(COUNT_SHIFT)
+ONE_COUNT = tl.constexpr(2**COUNT_SHIFT)
+MASS_MASK = tl.constexpr(2**COUNT_SHIFT - 1)
+SEARCH = tl.constexpr(SEARCH_WORDS)
+
+STEP = tl.constexpr(GOLDEN)
+MIX_1 = tl.constexpr(FACTOR_1)
+MIX_2 = tl.constexpr(FACTOR_2)
+DROPPED = tl.constexpr(DROPPED_BITS)
+
+
+class Given(NamedTuple):
+    """What is sampled from, and how; a stride is that of rows."""
+
+    logits: Tensor
+    logits_stride: int
+    records: Tensor  # int32
+    longs: Tensor  # the records again, as int64
+    masks: Tensor
+    mask_stride: int
+    counts: Tensor
+    counts_stride: int
+    latest: Tensor
+    latest_stride: int
+
+
+class Between(NamedTuple):
+    """What launches leave for later ones. There is room for each program, and for each tile."""
+
+    best: Tensor  # float32 [B, room] by program
+    best_column: Tensor  # int32 [B, room] by program
+    bins: Tensor  # int64 [B, bins]
+    first: Tensor  # int32 [B, bins]
+    second: Tensor  # int32 [B, bins]
+    searches: Tensor  # int64 [B, 2 × 4]
+    cut: Tensor  # int64 [B, 2] deficit, and how many with it are kept
+    mass: Tensor  # int64 [B, room] by program, then by tile
+    ties: Tensor  # int32 [B, room] by tile
+    tokens: Tensor  # int32 [B]
+
+
+@triton.jit
+def id_of(record, columns):
+    """Ids of columns of a row's candidates."""
+    ids = columns
+    for place in range(tl.load(record + NUM_SLICES)):
+        first = tl.load(record + SLICES + 2 * place)
+        shift = tl.load(record + SLICES + 2 * place + 1)
+        ids = tl.where(columns >= first, columns + shift, ids)
+    return ids
+
+
+@triton.jit
+def penalised(given, record, ids, is_there, values):
+    """Values less the penalties of ids that the row's history has."""
+    slot = tl.load(record + SLOT).to(tl.int64)
+    count = tl.load(given.counts + slot * given.counts_stride + ids, mask=is_there, other=0)
+    count = count.to(tl.float32)
+    repetition = tl.load(record + REPETITION).to(tl.float32, bitcast=True)
+    frequency = tl.load(record + FREQUENCY).to(tl.float32, bitcast=True)
+    presence = tl.load(record + PRESENCE).to(tl.float32, bitcast=True)
+    divisor = tl.zeros_like(values) + repetition
+    less = tl.where(values > 0, tl.div_rn(values, divisor), values * repetition)
+    return tl.where(count > 0, less - frequency * count - presence, values)
+
+
+@triton.jit
+def adjusted(given, row, columns):
+    """Logits of columns after penalties and bitmask; −∞ where there is no candidate."""
+    record = given.records + row * WORDS
+    flags = tl.load(record + FLAGS)
+    is_there = columns < tl.load(record + WIDTH)
+    ids = id_of(record, columns)
+    values = tl.load(given.logits + row * given.logits_stride + ids, mask=is_there, other=0.0)
+    values = values.to(tl.float32)
+    if (flags & HAS_PENALTIES) != 0:
+        values = penalised(given, record, ids, is_there, values)
+    values = tl.where(values != values, LOWEST, values)  # noqa: PLR0124 - NaN
+    values = tl.minimum(tl.maximum(values, LOWEST), HIGHEST)
+    if (flags & HAS_MASK) != 0:
+        words = given.masks + tl.load(record + MASK).to(tl.int64) * given.mask_stride
+        word = tl.load(words + ids // 32, mask=is_there, other=0)
+        values = tl.where(((word >> (ids & 31)) & 1) != 0, values, -float("inf"))
+    return tl.where(is_there, values, -float("inf"))
+
+
+@triton.jit
+def largest_of(between, row, programs, room: tl.constexpr):
+    """The row's largest logit, from its programs'."""
+    places = tl.arange(0, room)
+    found = between.best + row * room + places
+    return tl.max(tl.load(found, mask=places < programs, other=-float("inf")), axis=0)
+
+
+@triton.jit
+def deficits_of(given, row, largest, columns):
+    """How far below the largest the columns are."""
+    scale = tl.load(given.records + row * WORDS + SCALE).to(tl.float32, bitcast=True)
+    octaves = (largest - adjusted(given, row, columns)) * scale
+    return (tl.minimum(octaves, MAX_OCTAVES) * OCTAVE).to(tl.int32)
+
+
+@triton.jit
+def value_of(deficits):
+    """Weights in units of 2 to the `unit_of` their octave; int32."""
+    octave = deficits >> FRACTION
+    fraction = (deficits & FRACTION_MASK).to(tl.float32) * FRACTION_UNIT
+    power = fraction * C5 + C4
+    power = power * fraction + C3
+    power = power * fraction + C2
+    power = power * fraction + C1
+    power = power * fraction + C0
+    value = (power * LARGEST_VALUE).to(tl.int32)
+    return value >> tl.minimum(tl.maximum(octave - PLAIN_OCTAVES, 0), VALUE_END)
+
+
+@triton.jit
+def unit_of(octave):
+    """See `value_of`; int64."""
+    return tl.maximum(PLAIN_OCTAVES - octave, 0).to(tl.int64)
+
+
+@triton.jit
+def weight_of(deficits):
+    """int64 weights."""
+    return value_of(deficits).to(tl.int64) << unit_of(deficits >> FRACTION)
+
+
+@triton.jit
+def limit_of(mass, given, row):
+    """What must be reached for the row's top_p of a mass."""
+    share = tl.load(given.longs + row * (WORDS // 2) + TOP_P).to(tl.uint64, bitcast=True)
+    return tl.umulhi(mass.to(tl.uint64), share).to(tl.int64) + 1
+
+
+@triton.jit
+def find_bin(bins, search, sought, by_count, stores):
+    """The bin where `sought` is reached, in count or in mass; what the search goes on from."""
+    places = tl.arange(0, BINS)
+    entries = tl.load(bins + places)
+    counts = entries >> COUNTS_FROM
+    masses = (entries & MASS_MASK) << unit_of(places >> BIN_OCTAVE)
+    amounts = tl.where(by_count, counts, masses)
+    is_before = tl.cumsum(amounts, axis=0) < sought
+    place = tl.sum(is_before.to(tl.int32), axis=0)
+    if stores:
+        tl.store(search, place.to(tl.int64))
+        tl.store(search + 1, tl.sum(tl.where(is_before, counts, 0), axis=0))
+        tl.store(search + 2, tl.sum(tl.where(is_before, masses, 0), axis=0))
+        tl.store(search + 3, sought)
+    return place
+
+
+@triton.jit
+def find_cut(search, within, by_count):
+    """The end of a search: deficit at the cut, how many with it are kept, and mass kept."""
+    place = tl.load(search).to(tl.int32)
+    count = tl.load(search + 1)
+    mass = tl.load(search + 2)
+    sought = tl.load(search + 3)
+    places = tl.arange(0, BINS)
+    counts = tl.load(within + places).to(tl.int64)
+    weights = weight_of((place << HALF) + places)
+    masses = counts * weights
+    start = tl.where(by_count, count, mass)
+    is_before = start + tl.cumsum(tl.where(by_count, counts, masses), axis=0) < sought
+    offset = tl.sum(is_before.to(tl.int32), axis=0)
+    count += tl.sum(tl.where(is_before, counts, 0), axis=0)
+    mass += tl.sum(tl.where(is_before, masses, 0), axis=0)
+    weight = tl.sum(tl.where(places == offset, weights, 0), axis=0)
+    by_mass = (sought - mass + weight - 1) // tl.maximum(weight, 1)
+    ties = tl.where(by_count, sought - count, by_mass)
+    ties = tl.where(place < BINS, ties, 0)  # else nothing is cut
+    return (place << HALF) + offset, ties, mass + ties * weight
+
+
+@triton.jit
+def mixed(bits):
+    """See `rng.mix`."""
+    bits = (bits ^ (bits >> 30)) * MIX_1
+    bits = (bits ^ (bits >> 27)) * MIX_2
+    return bits ^ (bits >> 31)
+
+
+@triton.jit
+def number_of(long):
+    """The row's random number × 2⁶⁴."""
+    stream = tl.load(long + STREAM).to(tl.uint64, bitcast=True)
+    index = tl.load(long + INDEX).to(tl.uint64, bitcast=True)
+    return (mixed(stream + (index + 1) * STEP) >> DROPPED) << DROPPED
+
+
+@triton.jit
+def count_token(given, record, index, token):
+    """Let a drawn token into the window, and the one that leaves it out."""
+    slot = tl.load(record + SLOT).to(tl.int64)
+    window = tl.load(record + WINDOW)
+    own = given.counts + slot * given.counts_stride
+    latest = given.latest + slot * given.latest_stride
+    leaves = (window > 0) & (window <= index)
+    last = tl.load(latest + (index - window) % given.latest_stride, mask=leaves, other=-1)
+    count = tl.minimum(tl.load(own + token).to(tl.int32) + 1, LARGEST_COUNT)
+    last_count = tl.load(own + last, mask=leaves, other=0).to(tl.int32) - 1
+    tl.debug_barrier()  # nothing is written before every thread has read
+    count = tl.where(last == token, count - 1, count)
+    tl.store(own + token, count.to(tl.int16))
+    tl.store(own + last, last_count.to(tl.int16), mask=leaves & (last != token))
+    tl.store(latest + index % given.latest_stride, token)

@@ -1,0 +1,89 @@
+"""Sampling on a real GPU: the twin's tokens, in graphs, and nobody waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from llm.sampling.device_kernels import TILE_COLUMNS
+from llm.sampling.device_sampler import DeviceSampler, SamplingBuffers
+from tests.llm.device_rows import coarse_logits, random_rows
+from tests.llm.kernel_comparison import compare_kernels
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+VOCAB = 500
+CUDA = torch.device("cuda")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_kernels_give_the_twins_tokens(seed: int) -> None:
+    compare_kernels(seed, CUDA, tile=(64, 512, 2048)[seed % 3], rows=16)
+
+
+@pytest.mark.parametrize("seed", range(100, 105))
+def test_the_same_over_a_large_vocabulary(seed: int) -> None:
+    compare_kernels(seed, CUDA, TILE_COLUMNS, vocab=193_800, rows=24)
+
+
+def twin_tokens(seed: int, step: int) -> list[int]:
+    sampler = DeviceSampler(VOCAB, torch.device("cpu"), 8)
+    buffers = sampler.create_buffers()
+    for earlier in range(step + 1):
+        sampler.load(sampler.prepare(random_rows(seed, 6, VOCAB), earlier), buffers)
+        tokens = sampler.sample(coarse_logits(8, VOCAB, earlier), buffers)
+    return tokens.tolist()
+
+
+class Captured:
+    """A graph that samples for eight rows of `logits`."""
+
+    def __init__(self) -> None:
+        self.sampler = DeviceSampler(VOCAB, CUDA, 8)
+        self.buffers: SamplingBuffers = self.sampler.create_buffers()
+        self.logits = torch.zeros(8, VOCAB, device=CUDA)
+        self.sampler.sample(self.logits, self.buffers)  # compiles
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.tokens = self.sampler.sample(self.logits, self.buffers)
+
+
+@pytest.fixture
+def without_waiting() -> Iterator[None]:
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_captured_graph_samples_what_was_loaded() -> None:
+    captured = Captured()
+    for seed in range(3):
+        rows = random_rows(seed, 6, VOCAB)
+        for step in range(4):
+            captured.sampler.load(captured.sampler.prepare(rows, step), captured.buffers)
+            captured.logits.copy_(coarse_logits(8, VOCAB, step))
+            captured.graph.replay()
+            assert captured.tokens.tolist() == twin_tokens(seed, step)
+        for row in rows:
+            captured.sampler.release(row.request_id)
+
+
+def test_nothing_waits_and_nothing_is_allocated(without_waiting: None) -> None:
+    torch.cuda.set_sync_debug_mode("default")
+    captured = Captured()
+    rows = random_rows(1, 6, VOCAB)
+    logits = coarse_logits(8, VOCAB).to(CUDA)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    for step in range(4):
+        captured.sampler.load(captured.sampler.prepare(rows, step), captured.buffers)
+        held = torch.cuda.memory_stats()["allocation.all.allocated"]
+        captured.sampler.sample(logits, captured.buffers)
+        captured.graph.replay()
+        assert torch.cuda.memory_stats()["allocation.all.allocated"] == held

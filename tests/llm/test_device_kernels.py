@@ -1,0 +1,26 @@
+"""The sampling kernels in Triton's interpreter; tests/gpu runs them on a device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="torch brings Triton where there may be a GPU")
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.parametrize("seeds", [("1", "3"), ("2", "4")])
+def test_the_kernels_give_the_twins_tokens(seeds: tuple[str, ...]) -> None:
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.llm.interpreted_kernels", *seeds],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert (found.stdout, found.returncode) == ("equal\n", 0), found.stderr[-3000:]

@@ -1,0 +1,18 @@
+"""What Triton's interpreter lacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triton.runtime import interpreter
+
+
+def repair_interpreter() -> None:
+    """Let its scalars be bounds of ranges: numpy 2.4 makes no number of an array of one."""
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched
