@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 from benchmarks import (
     cold_start,
@@ -21,6 +22,7 @@ from benchmarks import (
     hop,
     idle,
     memory,
+    sampling,
     scheduler,
     seams,
     speed,
@@ -50,6 +52,7 @@ def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
         "idle",
         "memory",
         "results",
+        "sampling",
         "scheduler",
         "seams",
         "serve",
@@ -208,6 +211,12 @@ def test_the_scheduler_is_measured_under_its_load() -> None:
     assert planned.value > 0
     assert wall.value > 0
     assert step.bar == planned.bar == scheduler.BAR_MS
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu measures it there")
+def test_sampling_is_only_measured_on_a_device() -> None:
+    with pytest.raises(SystemExit, match="there is none"):
+        sampling.main([])
 
 
 def test_first_audio_comes_before_the_rest(tiny_server: Server) -> None:

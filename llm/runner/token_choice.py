@@ -115,7 +115,7 @@ class DeviceChoice(TokenChoice[DevicePlan]):
     def choose(self, logits: Tensor, plan: DevicePlan) -> Tensor:
         """See `TokenChoice`."""
         self.load(plan)
-        return self._sampler.sample(logits, self._buffers)
+        return self._sampler.sample(logits, self._buffers).clone()  # it is the buffers'
 
     def release(self, request_id: str) -> None:
         """See `TokenChoice`."""

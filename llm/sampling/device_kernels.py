@@ -124,7 +124,9 @@ def sample_with_kernels(
 
 
 @triton.jit(do_not_specialize=["programs"])
-def _largest(given, between, programs, tile: tl.constexpr, room: tl.constexpr):
+def _largest(
+    given: Given, between: Between, programs: tl.tensor, tile: tl.constexpr, room: tl.constexpr
+) -> None:
     program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     record = given.records + row * WORDS
     flags = tl.load(record + FLAGS)
@@ -153,7 +155,9 @@ def _largest(given, between, programs, tile: tl.constexpr, room: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["programs"])
-def _bins(given, between, programs, tile: tl.constexpr, room: tl.constexpr):
+def _bins(
+    given: Given, between: Between, programs: tl.tensor, tile: tl.constexpr, room: tl.constexpr
+) -> None:
     program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     record = given.records + row * WORDS
     if (tl.load(record + FLAGS) & HAS_CUT) == 0:
@@ -172,7 +176,14 @@ def _bins(given, between, programs, tile: tl.constexpr, room: tl.constexpr):
 
 
 @triton.jit
-def _count_within(given, counts, place, row, largest, columns):
+def _count_within(
+    given: Given,
+    counts: tl.tensor,
+    place: tl.tensor,
+    row: tl.tensor,
+    largest: tl.tensor,
+    columns: tl.tensor,
+) -> None:
     """Count the deficits of one bin."""
     deficits = deficits_of(given, row, largest, columns)
     target = counts + row * BINS + (deficits & (BINS - 1))
@@ -180,7 +191,9 @@ def _count_within(given, counts, place, row, largest, columns):
 
 
 @triton.jit(do_not_specialize=["programs"])
-def _first(given, between, programs, tile: tl.constexpr, room: tl.constexpr):
+def _first(
+    given: Given, between: Between, programs: tl.tensor, tile: tl.constexpr, room: tl.constexpr
+) -> None:
     program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     record = given.records + row * WORDS
     flags = tl.load(record + FLAGS)
@@ -200,7 +213,9 @@ def _first(given, between, programs, tile: tl.constexpr, room: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["programs"])
-def _second(given, between, programs, tile: tl.constexpr, room: tl.constexpr):
+def _second(
+    given: Given, between: Between, programs: tl.tensor, tile: tl.constexpr, room: tl.constexpr
+) -> None:
     program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     record = given.records + row * WORDS
     if (tl.load(record + FLAGS) & HAS_CUT) != HAS_CUT:
@@ -216,7 +231,9 @@ def _second(given, between, programs, tile: tl.constexpr, room: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["programs"])
-def _masses(given, between, programs, tile: tl.constexpr, room: tl.constexpr):
+def _masses(
+    given: Given, between: Between, programs: tl.tensor, tile: tl.constexpr, room: tl.constexpr
+) -> None:
     program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     record = given.records + row * WORDS
     flags = tl.load(record + FLAGS)
@@ -246,7 +263,14 @@ def _masses(given, between, programs, tile: tl.constexpr, room: tl.constexpr):
 
 
 @triton.jit
-def _drawn(given, between, row, largest, tile: tl.constexpr, room: tl.constexpr):
+def _drawn(
+    given: Given,
+    between: Between,
+    row: tl.tensor,
+    largest: tl.tensor,
+    tile: tl.constexpr,
+    room: tl.constexpr,
+) -> tl.tensor:
     """The column where the row's random number falls."""
     cut = tl.load(between.cut + 2 * row).to(tl.int32)
     ties_kept = tl.load(between.cut + 2 * row + 1)
@@ -271,7 +295,9 @@ def _drawn(given, between, row, largest, tile: tl.constexpr, room: tl.constexpr)
 
 
 @triton.jit(do_not_specialize=["programs"])
-def _pick(given, between, programs, tile: tl.constexpr, room: tl.constexpr):
+def _pick(
+    given: Given, between: Between, programs: tl.tensor, tile: tl.constexpr, room: tl.constexpr
+) -> None:
     row = tl.program_id(0).to(tl.int64)
     record, long = given.records + row * WORDS, given.longs + row * (WORDS // 2)
     flags = tl.load(record + FLAGS)

@@ -103,7 +103,7 @@ class Between(NamedTuple):
 
 
 @triton.jit
-def id_of(record, columns):
+def id_of(record: tl.tensor, columns: tl.tensor) -> tl.tensor:
     """Ids of columns of a row's candidates."""
     ids = columns
     for place in range(tl.load(record + NUM_SLICES)):
@@ -114,7 +114,9 @@ def id_of(record, columns):
 
 
 @triton.jit
-def penalised(given, record, ids, is_there, values):
+def penalised(
+    given: Given, record: tl.tensor, ids: tl.tensor, is_there: tl.tensor, values: tl.tensor
+) -> tl.tensor:
     """Values less the penalties of ids that the row's history has."""
     slot = tl.load(record + SLOT).to(tl.int64)
     count = tl.load(given.counts + slot * given.counts_stride + ids, mask=is_there, other=0)
@@ -128,7 +130,7 @@ def penalised(given, record, ids, is_there, values):
 
 
 @triton.jit
-def adjusted(given, row, columns):
+def adjusted(given: Given, row: tl.tensor, columns: tl.tensor) -> tl.tensor:
     """Logits of columns after penalties and bitmask; −∞ where there is no candidate."""
     record = given.records + row * WORDS
     flags = tl.load(record + FLAGS)
@@ -148,7 +150,9 @@ def adjusted(given, row, columns):
 
 
 @triton.jit
-def largest_of(between, row, programs, room: tl.constexpr):
+def largest_of(
+    between: Between, row: tl.tensor, programs: tl.tensor, room: tl.constexpr
+) -> tl.tensor:
     """The row's largest logit, from its programs'."""
     places = tl.arange(0, room)
     found = between.best + row * room + places
@@ -156,7 +160,7 @@ def largest_of(between, row, programs, room: tl.constexpr):
 
 
 @triton.jit
-def deficits_of(given, row, largest, columns):
+def deficits_of(given: Given, row: tl.tensor, largest: tl.tensor, columns: tl.tensor) -> tl.tensor:
     """How far below the largest the columns are."""
     scale = tl.load(given.records + row * WORDS + SCALE).to(tl.float32, bitcast=True)
     octaves = (largest - adjusted(given, row, columns)) * scale
@@ -164,7 +168,7 @@ def deficits_of(given, row, largest, columns):
 
 
 @triton.jit
-def value_of(deficits):
+def value_of(deficits: tl.tensor) -> tl.tensor:
     """Weights in units of 2 to the `unit_of` their octave; int32."""
     octave = deficits >> FRACTION
     fraction = (deficits & FRACTION_MASK).to(tl.float32) * FRACTION_UNIT
@@ -178,26 +182,28 @@ def value_of(deficits):
 
 
 @triton.jit
-def unit_of(octave):
+def unit_of(octave: tl.tensor) -> tl.tensor:
     """See `value_of`; int64."""
     return tl.maximum(PLAIN_OCTAVES - octave, 0).to(tl.int64)
 
 
 @triton.jit
-def weight_of(deficits):
+def weight_of(deficits: tl.tensor) -> tl.tensor:
     """int64 weights."""
     return value_of(deficits).to(tl.int64) << unit_of(deficits >> FRACTION)
 
 
 @triton.jit
-def limit_of(mass, given, row):
+def limit_of(mass: tl.tensor, given: Given, row: tl.tensor) -> tl.tensor:
     """What must be reached for the row's top_p of a mass."""
     share = tl.load(given.longs + row * (WORDS // 2) + TOP_P).to(tl.uint64, bitcast=True)
     return tl.umulhi(mass.to(tl.uint64), share).to(tl.int64) + 1
 
 
 @triton.jit
-def find_bin(bins, search, sought, by_count, stores):
+def find_bin(
+    bins: tl.tensor, search: tl.tensor, sought: tl.tensor, by_count: tl.tensor, stores: tl.tensor
+) -> tl.tensor:
     """The bin where `sought` is reached, in count or in mass; what the search goes on from."""
     places = tl.arange(0, BINS)
     entries = tl.load(bins + places)
@@ -215,7 +221,9 @@ def find_bin(bins, search, sought, by_count, stores):
 
 
 @triton.jit
-def find_cut(search, within, by_count):
+def find_cut(
+    search: tl.tensor, within: tl.tensor, by_count: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """The end of a search: deficit at the cut, how many with it are kept, and mass kept."""
     place = tl.load(search).to(tl.int32)
     count = tl.load(search + 1)
@@ -238,7 +246,7 @@ def find_cut(search, within, by_count):
 
 
 @triton.jit
-def mixed(bits):
+def mixed(bits: tl.tensor) -> tl.tensor:
     """See `rng.mix`."""
     bits = (bits ^ (bits >> 30)) * MIX_1
     bits = (bits ^ (bits >> 27)) * MIX_2
@@ -246,7 +254,7 @@ def mixed(bits):
 
 
 @triton.jit
-def number_of(long):
+def number_of(long: tl.tensor) -> tl.tensor:
     """The row's random number × 2⁶⁴."""
     stream = tl.load(long + STREAM).to(tl.uint64, bitcast=True)
     index = tl.load(long + INDEX).to(tl.uint64, bitcast=True)
@@ -254,7 +262,7 @@ def number_of(long):
 
 
 @triton.jit
-def count_token(given, record, index, token):
+def count_token(given: Given, record: tl.tensor, index: tl.tensor, token: tl.tensor) -> None:
     """Let a drawn token into the window, and the one that leaves it out."""
     slot = tl.load(record + SLOT).to(tl.int64)
     window = tl.load(record + WINDOW)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from llm.sampling.device_kernels import Scratch
 
 MAX_VOCABULARY = 2**19  # sums of weights and counts fit into 64 bits
+SCRATCH_BYTES = 72 * 2**10  # of a row, where kernels run
 MAX_WINDOW = 8192  # tokens of a penalty window, unless it covers the whole output
 
 
@@ -179,7 +180,8 @@ class DeviceSampler:
 
 def sampler_bytes(vocab_size: int, max_rows: int) -> int:
     """Device memory of a sampler with its defaults, and of its buffers."""
-    return max_rows * (2 * vocab_size + 4 * MAX_WINDOW + 4 * RECORD_WORDS + vocab_size // 8)
+    history = 2 * vocab_size + 4 * MAX_WINDOW
+    return max_rows * (history + 4 * RECORD_WORDS + vocab_size // 8 + SCRATCH_BYTES)
 
 
 def _pinned(tensor: Tensor, device: torch.device) -> Tensor:

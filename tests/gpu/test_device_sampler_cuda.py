@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
+from benchmarks import sampling
 from llm.sampling.device_kernels import TILE_COLUMNS
 from llm.sampling.device_sampler import DeviceSampler, SamplingBuffers
-from tests.llm.device_rows import coarse_logits, random_rows
+from tests.llm.device_rows import a_row, coarse_logits, random_rows
 from tests.llm.kernel_comparison import compare_kernels
 
 pytestmark = [
@@ -53,14 +54,6 @@ class Captured:
             self.tokens = self.sampler.sample(self.logits, self.buffers)
 
 
-@pytest.fixture
-def without_waiting() -> Iterator[None]:
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
-
-
 def test_a_captured_graph_samples_what_was_loaded() -> None:
     captured = Captured()
     for seed in range(3):
@@ -74,16 +67,31 @@ def test_a_captured_graph_samples_what_was_loaded() -> None:
             captured.sampler.release(row.request_id)
 
 
-def test_nothing_waits_and_nothing_is_allocated(without_waiting: None) -> None:
+@pytest.fixture
+def waiting_is_an_error() -> Iterator[Callable[[], None]]:
+    """Call it: from then on."""
+    yield lambda: torch.cuda.set_sync_debug_mode("error")
     torch.cuda.set_sync_debug_mode("default")
+
+
+def test_nothing_waits_and_nothing_is_allocated(
+    waiting_is_an_error: Callable[[], None],
+) -> None:
     captured = Captured()
-    rows = random_rows(1, 6, VOCAB)
+    rows = [a_row(f"p{n}", (1, 2), repetition_penalty=1.1, seed=n) for n in range(2)]
+    rows += random_rows(1, 4, VOCAB)
     logits = coarse_logits(8, VOCAB).to(CUDA)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
+    waiting_is_an_error()
     for step in range(4):
         captured.sampler.load(captured.sampler.prepare(rows, step), captured.buffers)
         held = torch.cuda.memory_stats()["allocation.all.allocated"]
         captured.sampler.sample(logits, captured.buffers)
         captured.graph.replay()
         assert torch.cuda.memory_stats()["allocation.all.allocated"] == held
+
+
+def test_its_time_is_measured() -> None:
+    report = sampling.measure(repeat=1, kinds=("speech",))
+    assert len(report.figures) == len(sampling.BATCHES) + 1
+    assert all(1 < figure.value < 100_000 for figure in report.figures)
