@@ -36,6 +36,10 @@ class PipelineModel(ABC, Generic[ContextT]):
     """Setup, input preparation and execution of one model on one group of devices.
 
     `ContextT` is what a request looks like to the model; text and speech requests share it.
+
+    A subclass must have the four abstract methods, and its checkpoints' config.json the sizes that
+    `ModelShape.read` asks for. Everything else can be left as it is: then there are no weights to
+    read, no scratch worth planning, no adapters, no log-probabilities and no captured decoding.
     """
 
     uses_kv_pool: ClassVar[bool] = True  # else it keeps keys and values itself, if any
@@ -194,7 +198,15 @@ class PipelineModel(ABC, Generic[ContextT]):
         batch_echo: list[bool],
     ) -> list[LogProbabilities | None]:
         """One entry for each sampling request, None where its top n is 0. Optional to have."""
-        raise NotImplementedError(f"{type(self).__name__} does not compute log-probabilities")
+        raise NotImplementedError(self.no_log_probabilities)
+
+    @property
+    def no_log_probabilities(self) -> str:
+        """Why there are none; empty for a model that computes them."""
+        own = type(self).compute_log_probabilities
+        if own is not PipelineModel.compute_log_probabilities:
+            return ""
+        return f"{type(self).__name__} does not compute log-probabilities"
 
 
 def product_bytes(encoding: Encoding, pipeline_config: PipelineConfig) -> int:

@@ -184,7 +184,10 @@ class TextGenerationPipelineInterface(ABC):
         self.structured.admit(request)
         self.prompt_scores.admit(request)
         self.embeddings.admit(request)
-        manager = self.runner.loaded_model.lora_manager
+        model = self.runner.loaded_model
+        if request.sampling.top_logprobs is not None and model.no_log_probabilities:
+            raise RequestError(model.no_log_probabilities)
+        manager = model.lora_manager
         if manager is not None:
             manager.admit(request)
         elif request.lora:

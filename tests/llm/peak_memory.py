@@ -58,7 +58,7 @@ def prefill(runner: ModelRunner, num_rows: int) -> list[int]:
         for n in range(num_rows)
     ]
     outputs = runner.forward(runner.prepare(ScheduledBatch(tuple(rows), ForwardMode.EXTEND)))
-    tokens: list[int] = runner.choose(outputs, runner.sampler.prepare(rows)).tolist()
+    tokens: list[int] = runner.choose(outputs, runner.choice.prepare(rows)).tolist()
     return tokens
 
 
