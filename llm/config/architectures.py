@@ -12,7 +12,7 @@ from typing import Any
 from llm.config.sections import QuantizationEncoding
 from llm.errors import CheckpointError, ConfigError
 
-HELD_AS = (QuantizationEncoding.FLOAT32, QuantizationEncoding.BFLOAT16, QuantizationEncoding.INT8)
+HELD_AS = tuple(map(QuantizationEncoding, ("float32", "float16", "bfloat16", "int8")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ _architectures |= {
 FALLBACK = Architecture(
     "AutoModelForCausalLM",
     "llm.models.auto:AutoModel",
-    encodings=(QuantizationEncoding.FLOAT32, QuantizationEncoding.BFLOAT16),
+    encodings=tuple(map(QuantizationEncoding, ("float32", "float16", "bfloat16"))),
     required_arguments=(("enable_chunked_prefill", False), ("enable_overlap_scheduler", False)),
 )
 """What runs an architecture that has no entry, by way of the transformers package."""

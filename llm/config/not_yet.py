@@ -22,7 +22,7 @@ NOT_YET_AVAILABLE: dict[str, str] = {
 NOT_YET_AVAILABLE_VALUES: dict[str, dict[str, str]] = {
     "model.quantization_encoding": dict.fromkeys(
         ("float8_e4m3fn", "float4_e2m1fnx2", "gptq", "q4_k", "q4_0", "q6_k"),
-        "weights are held as float32, bfloat16 or int8",
+        "weights are held as float32, float16, bfloat16 or int8",
     ),
     "model.kv_cache.kv_cache_format": {"float8_e4m3fn": "pages are float32 or bfloat16"},
 }

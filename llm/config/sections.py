@@ -26,6 +26,7 @@ class QuantizationEncoding(StrEnum):
     """How weights are held while the model runs."""
 
     FLOAT32 = "float32"
+    FLOAT16 = "float16"  # GPU
     BFLOAT16 = "bfloat16"
     INT8 = "int8"  # weight-only, one scale per output row, CPU
     FLOAT8_E4M3FN = "float8_e4m3fn"
@@ -38,13 +39,14 @@ class QuantizationEncoding(StrEnum):
     @property
     def is_plain(self) -> bool:
         """A number format of the hardware's, as opposed to a weight-only quantisation."""
-        return self in (self.FLOAT32, self.BFLOAT16, self.FLOAT8_E4M3FN, self.FLOAT4_E2M1FNX2)
+        formats = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float4_e2m1fnx2")
+        return self in formats
 
 
 _BOTH = (QuantizationEncoding.FLOAT32, QuantizationEncoding.BFLOAT16)
 CPU_ENCODINGS = frozenset({*_BOTH, *map(QuantizationEncoding, ("int8", "q4_k", "q4_0", "q6_k"))})
 GPU_ENCODINGS = frozenset(
-    {*_BOTH, *map(QuantizationEncoding, ("float8_e4m3fn", "float4_e2m1fnx2", "gptq"))}
+    {*_BOTH, *map(QuantizationEncoding, ("float16", "float8_e4m3fn", "float4_e2m1fnx2", "gptq"))}
 )
 
 

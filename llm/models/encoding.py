@@ -10,6 +10,13 @@ from llm.config import ModelConfig, QuantizationEncoding
 from llm.errors import ConfigError
 from llm.models.hf_config import HuggingFaceConfig
 
+AMPERE = (8, 0)  # the first compute capability that has bfloat16
+PLAIN = {
+    QuantizationEncoding.FLOAT32: torch.float32,
+    QuantizationEncoding.FLOAT16: torch.float16,
+    QuantizationEncoding.BFLOAT16: torch.bfloat16,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
@@ -25,22 +32,30 @@ class Encoding:
 
 
 def choose_encoding(config: ModelConfig, huggingface_config: HuggingFaceConfig) -> Encoding:
-    """The configured encoding; by default bfloat16 on a GPU (float16 before Ampere), on the CPU
-    int8 for a checkpoint that is stored so, and float32 for any other.
-
-    An int8 checkpoint is expanded wherever another encoding is asked for.
-    """
+    """The encoding of a model on its device: see `encoding_of`."""
     device = torch.device(config.device_specs[0])
-    match config.quantization_encoding:
-        case QuantizationEncoding.FLOAT32:
-            return Encoding(torch.float32)
-        case QuantizationEncoding.BFLOAT16:
-            return Encoding(torch.bfloat16)
-        case QuantizationEncoding.INT8:
-            return Encoding(torch.float32, int8=True)
-        case None if device.type == "cpu":
-            return Encoding(torch.float32, int8=huggingface_config.is_int8)
-        case None:
-            has_bfloat16 = torch.cuda.get_device_capability(device) >= (8, 0)
-            return Encoding(torch.bfloat16 if has_bfloat16 else torch.float16)
-    raise ConfigError(f"quantization_encoding={config.quantization_encoding} has no kernels")
+    capability = None if device.type == "cpu" else torch.cuda.get_device_capability(device)
+    return encoding_of(config.quantization_encoding, capability, is_int8=huggingface_config.is_int8)
+
+
+def encoding_of(
+    setting: QuantizationEncoding | None,
+    capability: tuple[int, int] | None,
+    *,
+    is_int8: bool = False,
+) -> Encoding:
+    """What is set; where nothing is, bfloat16 on a GPU (float16 before Ampere), on the CPU int8
+    for a checkpoint that is stored so, and float32 for any other.
+
+    `capability` is the GPU's, None on the CPU. An int8 checkpoint (`is_int8`) is expanded wherever
+    another encoding is asked for. Raises `ConfigError` for one that nothing computes with.
+    """
+    if setting is QuantizationEncoding.INT8:
+        return Encoding(torch.float32, int8=True)
+    if setting in PLAIN:
+        return Encoding(PLAIN[setting])
+    if setting is not None:
+        raise ConfigError(f"quantization_encoding={setting} has no kernels")
+    if capability is None:
+        return Encoding(torch.float32, int8=is_int8)
+    return Encoding(torch.bfloat16 if capability >= AMPERE else torch.float16)
