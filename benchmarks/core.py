@@ -35,7 +35,7 @@ from benchmarks.engine_load import (
     running,
     throughput_jobs,
 )
-from benchmarks.report import Figure, Report, arguments, publish
+from benchmarks.report import Figure, Report, arguments, publish, until_interrupted
 from benchmarks.shapes import SHAPES, Shape
 from llm import Engine
 from tts.config import AudioGenerationConfig, add_config_flags
@@ -252,11 +252,12 @@ def measure(
     }
     wanted = [part for name, part in run_parts.items() if name in parts]
     if wanted:
-        speed = bandwidth(device)
+        speed, started = bandwidth(device), time.perf_counter()
         with (
             tempfile.TemporaryDirectory() as folder,
             running(shape, Path(folder), values) as engine,
         ):
+            yield Figure(f"{shape.name}: engine made", (time.perf_counter() - started,), "s")
             subject = Subject(shape, device, engine, speed, sizes, traces)
             for part in wanted:
                 yield from part(subject)
@@ -298,12 +299,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     values = AudioGenerationConfig.merged(
         {"model": {"device_specs": [args.device]}}, flag_values(args, AudioGenerationConfig)
     )
-    figures = [
+    measured = (
         figure
         for name in args.shape
         for figure in measure(SHAPES[name], args.part, sizes, values, args.traces)
-    ]
-    return publish(Report("core", tuple(figures)))
+    )
+    return publish(Report("core", tuple(until_interrupted(measured))))
 
 
 if __name__ == "__main__":

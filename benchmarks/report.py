@@ -14,7 +14,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -172,6 +172,16 @@ def publish(report: Report, out: TextIO | None = None, err: TextIO | None = None
     print(report.to_table(), file=err or sys.stderr)
     print(report.to_json(), file=out or sys.stdout)
     return 0 if report.reached else 1
+
+
+def until_interrupted(figures: Iterable[Figure]) -> Iterator[Figure]:
+    """Figures as they are measured, each told at once; an interruption ends them, and no more."""
+    try:
+        for figure in figures:
+            print(*filter(None, figure.cells()), sep="  ", file=sys.stderr, flush=True)
+            yield figure
+    except KeyboardInterrupt:
+        print("interrupted: what follows is what there is", file=sys.stderr)
 
 
 def arguments(description: str, *, repeat: int, has_model: bool = True) -> argparse.ArgumentParser:

@@ -30,7 +30,7 @@ import torch
 
 from benchmarks.crowd import Crowd, crowd
 from benchmarks.listeners import Heard, Plan
-from benchmarks.report import Figure, Report, arguments, publish
+from benchmarks.report import Figure, Report, arguments, publish, until_interrupted
 from benchmarks.server_metrics import Samples, free_port, scrape
 from benchmarks.serving import serving
 from benchmarks.speech_shapes import SPEAKERS, Speaker
@@ -325,7 +325,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         flags = ["--model.device-specs", "cuda:0", *flags]
     parts = {"alone": alone, "streams": streams}
     with staged(speaker, setup, args.clients, flags) as stage:
-        figures = [figure for part in args.part for figure in parts[part](stage, speaker)]
+        measured = (figure for part in args.part for figure in parts[part](stage, speaker))
+        figures = list(until_interrupted(measured))
     return publish(Report("serve", tuple(figures)))
 
 

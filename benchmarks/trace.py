@@ -26,8 +26,8 @@ from llm import Engine
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 STEP_RANGE = "sonant.token_generation"
-MIN_STEPS = 6  # of the engine, in a trace
-LIMIT_S = 15.0
+MIN_STEPS = 4  # of the engine, in a trace
+LIMIT_S = 5.0
 Span = tuple[float, float]
 Event = Mapping[str, Any]
 
@@ -77,7 +77,7 @@ def _profiler() -> torch.profiler.profile:
 
 
 def device_times(events: Iterable[Event]) -> DeviceTimes:
-    """Raises `ValueError` when there are fewer than three whole decode steps."""
+    """Raises `ValueError` when there are fewer than two decode steps."""
     timed = [event for event in events if event.get("ph") == "X"]
     ranges = sorted(_span(e) for e in timed if _is_step(e))
     work = [event for event in timed if event.get("cat") in ON_DEVICE]
@@ -87,7 +87,7 @@ def device_times(events: Iterable[Event]) -> DeviceTimes:
         if event.get("cat") in LAUNCHES and "correlation" in event.get("args", {})
     }
     steps = _steps(ranges, work, launched) if work else [[span] for span in ranges]
-    if len(steps) < 3:
+    if len(steps) < 2:
         raise ValueError(f"{len(steps)} decode steps in the trace")
     spans = [(min(s for s, _ in step), max(e for _, e in step)) for step in steps]
     start, end = spans[0][0], spans[-1][1]

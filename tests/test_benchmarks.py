@@ -7,6 +7,7 @@ import io
 import json
 import shutil
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,7 +30,15 @@ from benchmarks import (
     understood,
 )
 from benchmarks.canned import canned
-from benchmarks.report import Figure, Report, arguments, lines_of, publish, this_machine
+from benchmarks.report import (
+    Figure,
+    Report,
+    arguments,
+    lines_of,
+    publish,
+    this_machine,
+    until_interrupted,
+)
 from benchmarks.serving import Server, SpeechClient, serving
 from benchmarks.word_errors import Recogniser, WordErrors, edit_distance, total, word_errors
 from tests.decoder.codecs import to_safetensors, write_snac
@@ -96,6 +105,17 @@ def test_a_repetition_is_at_least_one() -> None:
     assert options.parse_args([]).repeat == 3
     with pytest.raises(SystemExit, match="2"):
         options.parse_args(["--repeat", "0"])
+
+
+def test_an_interruption_keeps_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    def measured() -> Iterator[Figure]:
+        yield Figure("one", (1.0,), "s", bar=2.0)
+        raise KeyboardInterrupt
+
+    assert [figure.name for figure in until_interrupted(measured())] == ["one"]
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "one  1 s  <= 2  reached"
+    assert second.startswith("interrupted")
 
 
 # --- word errors
