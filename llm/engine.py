@@ -132,7 +132,12 @@ class Engine:
 
     def cancel(self, request_id: str) -> None:
         """End a request within a step; unknown ids are ignored (it may just have ended)."""
-        self._command_for(request_id, lambda: self._deliver(self._scheduler.cancel(request_id)))
+        asked_s = time.monotonic()
+
+        def end() -> None:
+            self._deliver(self._scheduler.cancel(request_id, asked_s))
+
+        self._command_for(request_id, end)
 
     def pause(self, request_id: str) -> None:
         """Stop generating for a request; it keeps its pages unless others need them."""

@@ -43,6 +43,7 @@ class Sequence:
         "active_end",
         "arrival_s",
         "cached_prompt_tokens",
+        "cancel_asked_s",
         "cancel_requested",
         "entry_order",
         "extend_end",
@@ -88,6 +89,7 @@ class Sequence:
         self.status = SequenceStatus.PENDING
         self.in_flight = 0  # steps it is in that were neither committed nor failed
         self.cancel_requested = False
+        self.cancel_asked_s: float | None = None
         self.pause_requested = False
         self.entry_order: int | None = None  # place among decoding sequences; set once
         self.num_preemptions = 0

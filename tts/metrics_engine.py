@@ -95,6 +95,8 @@ def _sequences(stats: EngineStats) -> Iterator[Metric]:
     yield _histogram("sonant_time_to_first_token_seconds", first, figures.first_token_s)
     gap = "Between two tokens of a sequence, or two turns of several."
     yield _histogram("sonant_inter_token_seconds", gap, figures.token_gap_s)
+    cancelled = "From a running request's cancellation to its pages being free."
+    yield _histogram("sonant_cancel_seconds", cancelled, figures.cancel_s)
     finished = CounterMetricFamily(
         "sonant_sequences_finished", "Sequences that ended, by reason.", labels=["reason"]
     )

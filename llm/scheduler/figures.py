@@ -94,6 +94,7 @@ class SequenceFigures:
     finished: Mapping[FinishReason, int]
     first_token_s: Histogram  # from submission
     token_gap_s: Histogram  # between two tokens of a request, or two turns of several
+    cancel_s: Histogram  # from asking for a running request's end to its pages being free
 
 
 class SequenceTallies:
@@ -103,6 +104,7 @@ class SequenceTallies:
         self.finished = dict.fromkeys(FinishReason, 0)
         self.first_token_s = Tally(WAIT_BOUNDS_S)
         self.token_gap_s = Tally(STEP_BOUNDS_S)
+        self.cancel_s = Tally(STEP_BOUNDS_S)
 
     def count_gaps(self, last_s: float | None, now: float, times: int) -> None:
         """So many sequences had a token `now`, and the one before it at `last_s` (None: none)."""
@@ -112,5 +114,8 @@ class SequenceTallies:
     def snapshot(self) -> SequenceFigures:
         """What was counted so far."""
         return SequenceFigures(
-            dict(self.finished), self.first_token_s.snapshot(), self.token_gap_s.snapshot()
+            dict(self.finished),
+            self.first_token_s.snapshot(),
+            self.token_gap_s.snapshot(),
+            self.cancel_s.snapshot(),
         )

@@ -78,13 +78,16 @@ class StepsInFlight:
         self._kv.rename(sequence.request_id, name)
         self._departed[sequence] = name
 
-    def release_departed(self, step: Step) -> None:
-        """Free the pages of those who only waited for this step to end."""
+    def release_departed(self, step: Step) -> list[Sequence]:
+        """Free the pages of those who only waited for this step to end; who they were."""
+        released = []
         for sequence in step.sequences:
             if not sequence.in_flight and sequence in self._departed:
                 name = self._departed.pop(sequence)
                 self._kv.release(name, sequence.tokens, sequence.processed)
                 sequence.pages = ()
+                released.append(sequence)
+        return released
 
     @property
     def num_departed(self) -> int:

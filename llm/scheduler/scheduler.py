@@ -109,8 +109,8 @@ class Scheduler:
         sequence.limit_length(self._limits.max_length)
         self._table.add(sequence)
 
-    def cancel(self, request_id: str) -> list[TokenChunk]:
-        """End a sequence in whatever state; returns its last chunk.
+    def cancel(self, request_id: str, asked_s: float | None = None) -> list[TokenChunk]:
+        """End a sequence in whatever state; returns its last chunk. `asked_s`: since when.
 
         Nothing is returned for an unknown id (it may just have ended), nor for a sequence of a
         batch that was not launched: `commit` or `fail` gives the last chunk of that one.
@@ -118,6 +118,7 @@ class Scheduler:
         sequence = self._table.get(request_id)
         if sequence is None:
             return []
+        sequence.cancel_asked_s = self._clock() if asked_s is None else asked_s
         if sequence.is_active:
             sequence.cancel_requested = True
             return []
@@ -214,7 +215,7 @@ class Scheduler:
             if chunk is not None:
                 chunks.append(chunk)
         self._tallies.count_gaps(last_s, now, num_gaps)
-        self._in_flight.release_departed(step)
+        self._note_released(self._in_flight.release_departed(step))
         return chunks
 
     def _commit_row(
@@ -264,7 +265,7 @@ class Scheduler:
                 chunks.append(self._finish(sequence, FinishReason.CANCELLED, now))
             else:
                 chunks.append(self._finish(sequence, FinishReason.ERROR, now, error=message))
-        self._in_flight.release_departed(step)
+        self._note_released(self._in_flight.release_departed(step))
         return chunks
 
     def _accept(
@@ -337,10 +338,17 @@ class Scheduler:
         elif sequence.pages:
             self._kv.release(sequence.request_id, sequence.tokens, sequence.processed)
             sequence.pages = ()
+            self._note_released([sequence])
         self._table.discard(sequence)
         self._tallies.finished[reason] += 1
         chunk = sequence.chunk(now, token_ids, logprobs)
         return chunk._replace(finish_reason=reason, error=error)
+
+    def _note_released(self, ended: list[Sequence]) -> None:
+        """Their pages are free now: count how long those that were cancelled took."""
+        for sequence in ended:
+            if sequence.cancel_asked_s is not None:
+                self._tallies.cancel_s.observe(self._clock() - sequence.cancel_asked_s)
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` unless places, indices, claims, pages and locks all agree."""

@@ -148,3 +148,24 @@ def test_an_engine_tells_its_figures_and_they_travel() -> None:
     assert stats.sequences.finished[FinishReason.LENGTH] == 1
     assert (stats.decoding, stats.sequences.token_gap_s.count) == (0, 2)
     assert pickle.loads(pickle.dumps(stats)) == stats
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_cancellation_takes_until_the_pages_are_free(is_late: bool) -> None:
+    """Those of a step that runs are in use until its end; who waits has none."""
+    pipeline = (LateShadowPipeline if is_late else ShadowPipeline)(100, 4)
+    made = Harness(SchedulerLimits(max_batch_size=1), pipeline, clock_step=1.0)
+    made.add("runs", 4, stop_token_ids=(), max_tokens=50)
+    made.step()
+    made.add("waits", 4)
+    batch = made.schedule()
+    for request_id in ("runs", "waits"):
+        made.take(made.scheduler.cancel(request_id, asked_s=made.now - 0.25))
+    held = made.kv.used_pages
+    made.run(batch)
+    assert held > 0
+    made.run_all()
+    assert made.kv.used_pages == 0
+    took = made.scheduler.figures().cancel_s
+    assert took.count == 1
+    assert took.total == pytest.approx(0.25 + (2 if is_late else 1))

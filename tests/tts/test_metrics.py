@@ -224,6 +224,7 @@ WHAT_METRICS_MUST_SHOW = {
     "sequences ended by reason": "sonant_sequences_finished_total",
     "what multiplies": "sonant_linear_layers",
     "calls failed by reason": "sonant_errors_total",
+    "cancelled until free": "sonant_cancel_seconds",
 }
 
 
