@@ -4,6 +4,7 @@
                 reads at the bandwidth that a large copy on the same device has
     throughput  256 requests at once, 100 to 1,024 tokens in and out (nano-vllm's bench.py)
     gaps        how long the device idles between two decode steps, alone and full
+    cancel      how long it takes until the pages of a cancelled request are free
     memory      what the process holds beside weights and KV pages
     peers       transformers on the same shapes
 
@@ -41,13 +42,15 @@ from llm import Engine
 from tts.config import AudioGenerationConfig, add_config_flags
 from tts.flags import flag_values
 
-PARTS = ("decode", "throughput", "gaps", "memory", "peers")
+PARTS = ("decode", "throughput", "gaps", "cancel", "memory", "peers")
 DEFAULT_SHAPES = ("llasa-1b", "orpheus-3b", "qwen3-0.6b", "llama-1b")
 DECODE_BARS = {"llasa-1b": 950.0, "orpheus-3b": 450.0}  # tokens per second, on one H200
 THROUGHPUT_BARS = {"qwen3-0.6b": 18_000.0, "llama-1b": 30_000.0}
 GAP_BAR_US = 60.0
 BUSY_BARS = {1: 90.0, 256: 95.0}  # percent, by rows
 MEMORY_BAR_GB = 1.5
+CANCEL_BAR_MS = 5.0  # beyond one step
+CANCELS, CANCEL_PERIOD_S = 32, 0.01  # so many, one after the other
 COPY_BYTES = {"cuda": 2 << 30, "cpu": 64 << 20}
 WARM_UP_TOKENS = 32
 PROFILED_LENGTH = 1024  # tokens of the sequences that a trace is taken of, at most
@@ -198,6 +201,33 @@ def _gaps(subject: Subject, rows: int) -> Iterator[Figure]:
     )
 
 
+def cancel(subject: Subject) -> Iterator[Figure]:
+    """Some of a full engine's sequences are cancelled in turn, wherever its step is just then."""
+    engine, rows = subject.engine, subject.sizes.requests
+    length = pipeline_of(engine).max_seq_len - subject.sizes.prompt_len
+    load = Load(engine, decode_jobs(rows, subject.vocab_size, subject.sizes.prompt_len, length))
+    try:
+        load.wait_until(lambda: engine.stats().decoding == rows)
+        before, started = engine.stats(), time.perf_counter()
+        for request_id in load.ids[:CANCELS]:
+            engine.cancel(request_id)
+            time.sleep(CANCEL_PERIOD_S)
+        load.wait_until(lambda: engine.stats().decoding == rows - len(load.ids[:CANCELS]))
+        after, seconds = engine.stats(), time.perf_counter() - started
+    finally:
+        load.stop()
+    took, past = after.sequences.cancel_s, before.sequences.cancel_s
+    count = took.count - past.count
+    step_ms = 1000 * seconds / (after.steps - before.steps)
+    yield Figure(
+        f"{subject.shape.name}, {rows} rows: cancel to pages free",
+        (1000 * (took.total - past.total) / count,),
+        "ms",
+        round(step_ms + CANCEL_BAR_MS, 1) if subject.has_bars else None,
+        note=f"mean of {count}; a step takes {step_ms:.1f} ms",
+    )
+
+
 def memory(subject: Subject, before_bytes: int) -> Iterator[Figure]:
     """What the device holds more than before we came, without weights and KV pages."""
     plan = pipeline_of(subject.engine).memory_plan
@@ -248,6 +278,7 @@ def measure(
         "decode": decode,
         "throughput": throughput,
         "gaps": gaps,
+        "cancel": cancel,
         "memory": lambda subject: memory(subject, before_bytes),
     }
     wanted = [part for name, part in run_parts.items() if name in parts]

@@ -71,7 +71,7 @@ class Load:
         self._first_s = self._last_s = 0.0
         self._error = ""
         requests = [job.request() for job in jobs]
-        self._ids = [request.request_id for request in requests]
+        self.ids = [request.request_id for request in requests]
         self._started_s = time.perf_counter()
         for request in requests:
             engine.submit(request, self._take)
@@ -108,7 +108,7 @@ class Load:
 
     def stop(self) -> None:
         """Cancel what still runs, and wait for its end."""
-        for request_id in self._ids:
+        for request_id in self.ids:
             self._engine.cancel(request_id)
         if not self._ended.wait(60.0):
             raise RuntimeError("cancelled requests do not end")

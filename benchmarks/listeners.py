@@ -39,6 +39,7 @@ class Plan:
     multiple: int  # codes
     words: int = 10  # of the text, five letters each
     count: int = 0
+    leaving: float = 0.0  # share of the listeners who go away at the first audio
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +121,19 @@ class Listeners:
         """One call; an error ends it and is part of what was heard."""
         self._calls += 1
         stub = self._stubs[self._calls % CHANNELS]
+        leaves = Random(asked.config.sampling.seed).random() < plan.leaving
         playback, usage, error = Playback(1), common_pb2.Usage(), ""
+        call = stub.SynthesizeStream(asked, timeout=plan.high_s + PATIENCE_S)
         try:
-            async for event in stub.SynthesizeStream(asked, timeout=plan.high_s + PATIENCE_S):
+            async for event in call:
                 match event.WhichOneof("event"):
                     case "started":
                         playback = Playback(event.started.audio_format.sample_rate_hertz)
                     case "audio":
                         playback.take(time.monotonic(), event.audio.data)
+                        if leaves:
+                            call.cancel()
+                            break
                     case "done":
                         usage = event.done.usage
         except grpc.aio.AioRpcError as failure:

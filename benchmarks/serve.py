@@ -6,6 +6,8 @@ benchmarks.listeners), over gRPC on loopback. `--shape` says which model (benchm
     alone     one listener after the other: the first sound of an idle server
     streams   the most that play at once, on average, with 99 of 100 first sounds within 200 ms,
               none that stalls and no error: the number is doubled, then closed in on
+    cancel    half of the first step's listeners go away at their first audio: how long until their
+              pages are free, as the engine counts it
 
 Playing at once is the rate of arrivals times the mean length. The first seconds of a step are not
 counted. Server flags come after `--`.
@@ -37,7 +39,9 @@ from benchmarks.speech_shapes import SPEAKERS, Speaker
 from tts.v1 import speech_pb2, speech_pb2_grpc
 
 LIMIT_MS = 200.0  # of the 99th percentile of first sounds
-PARTS = ("alone", "streams")
+PARTS = ("alone", "streams", "cancel")
+LEAVING = 0.5  # of the listeners, at their first audio, where cancelling is measured
+CANCEL_BAR_MS = 5.0  # beyond one batch of the model
 MANY = 4096  # calls that a server takes at once: the engine decides
 ALONE_WARM_UP = 3
 
@@ -119,8 +123,8 @@ class Stage:
     code_rate: float
     multiple: int  # codes: every length is whole blocks of the codec
 
-    def plan(self, seed: int, rate: float = 0.0, count: int = 0) -> Plan:
-        """Listeners at a rate, or so many one after the other."""
+    def plan(self, seed: int, rate: float = 0.0, count: int = 0, leaving: float = 0.0) -> Plan:
+        """Listeners at a rate, or so many one after the other; a share of them leaves early."""
         setup = self.setup
         return Plan(
             rate=rate,
@@ -131,11 +135,13 @@ class Stage:
             code_rate=self.code_rate,
             multiple=self.multiple,
             count=count,
+            leaving=leaving,
         )
 
-    def step(self, streams: int, seed: int = 0) -> Step:
+    def step(self, streams: int, seed: int = 0, leaving: float = 0.0) -> Step:
         """So many streams at once, on average."""
-        plan = self.plan(seed=1000 * streams + seed, rate=streams / self.setup.mean_s)
+        rate = streams / self.setup.mean_s
+        plan = self.plan(seed=1000 * streams + seed, rate=rate, leaving=leaving)
         before, started = scrape(self.metrics_port), time.monotonic()
         with device_busy() as busy:
             heard = self.crowd.hear(plan)
@@ -214,6 +220,20 @@ def streams(stage: Stage, speaker: Speaker) -> Iterator[Figure]:
     if best is not None:
         again = [stage.step(best.streams, seed) for seed in range(1, setup.seeds)]
         yield from _heard(speaker.name, [best, *again])
+
+
+def cancel(stage: Stage, speaker: Speaker) -> Iterator[Figure]:
+    """Listeners who leave in the middle."""
+    counted = stage.step(stage.setup.start, seed=9, leaving=LEAVING).counted
+    batch_ms = 1000 * counted.mean("sonant_batch_execute_seconds")
+    yield Figure(
+        f"{speaker.name}, {stage.setup.start} streams: cancel to pages free",
+        (1000 * counted.mean("sonant_cancel_seconds"),),
+        "ms",
+        round(batch_ms + CANCEL_BAR_MS, 1) if torch.cuda.is_available() else None,
+        note=f"mean of {counted.total('sonant_cancel_seconds_count'):.0f}; "
+        f"a batch of the model takes {batch_ms:.1f} ms",
+    )
 
 
 def _heard(name: str, steps: Sequence[Step]) -> Iterator[Figure]:
@@ -323,7 +343,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     speaker = SPEAKERS[args.shape]
     if torch.cuda.is_available():
         flags = ["--model.device-specs", "cuda:0", *flags]
-    parts = {"alone": alone, "streams": streams}
+    parts = {"alone": alone, "streams": streams, "cancel": cancel}
     with staged(speaker, setup, args.clients, flags) as stage:
         measured = (figure for part in args.part for figure in parts[part](stage, speaker))
         figures = list(until_interrupted(measured))

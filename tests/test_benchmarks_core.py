@@ -122,7 +122,7 @@ def test_the_core_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
     traces = tmp_path / "traces"
     traces.mkdir()
     sizes = ["--tokens=24", "--requests=4", "--lengths", "3", "9", "--repeat=2", "--trace-s=0.02"]
-    parts = ["--part", "decode", "throughput", "gaps", "memory"]
+    parts = ["--part", "decode", "throughput", "gaps", "cancel", "memory"]
     pages = ["--model.kv-cache.num-pages=40", f"--traces={traces}"]
     assert core.main(["--shape", "toy", "--device=cpu", *sizes, *parts, *pages]) == 0
     figures = {f["name"]: f for f in json.loads(capsys.readouterr().out)["figures"]}
@@ -136,12 +136,16 @@ def test_the_core_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
         "toy, 1 rows: device busy",
         "toy, 4 rows: gap between steps",
         "toy, 4 rows: device busy",
+        "toy, 4 rows: cancel to pages free",
         "toy: memory beside weights and KV",
     ]
     decode, steps = (figures[f"toy: {n}"]["values"] for n in ("decode, one sequence", "step"))
     assert [1000 / rate for rate in decode] == steps
     assert 0 < figures["toy: share of the bandwidth"]["value"] < 100
     assert "3 to 9 tokens in and out" in figures["toy: 4 requests"]["note"]
+    cancelled = figures["toy, 4 rows: cancel to pages free"]
+    assert "mean of 4;" in cancelled["note"]
+    assert 0 < cancelled["value"] < 5000
     assert 50 < figures["toy, 1 rows: device busy"]["value"] <= 100
     assert {path.name for path in traces.iterdir()} == {"toy-1.json", "toy-4.json"}
 

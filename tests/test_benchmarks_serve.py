@@ -192,6 +192,14 @@ def test_the_most_streams_are_reported(stage: serve.Stage, monkeypatch: pytest.M
     assert len(rest) == (9 if most.value else 0)
 
 
+def test_listeners_who_leave_are_cancelled(stage: serve.Stage) -> None:
+    done = stage.step(streams=1, seed=5, leaving=1.0)
+    assert done.errors == 0
+    assert done.counted.total("sonant_cancel_seconds_count") > 0
+    (figure,) = serve.cancel(stage, Speaker("toy"))
+    assert figure.value >= 0
+
+
 # --- results
 
 
