@@ -69,8 +69,9 @@ class Teacher:
         for path in glob.glob(os.path.join(folder, "libasound.so.2*")) if folder else ():
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
         self._flite = flite = _library(folder, "libflite")
-        for name in ("libflite_usenglish", "libflite_cmulex"):
-            _library(folder, name)
+        _library(folder, "libflite_usenglish")
+        find_lexicon = _library(folder, "libflite_cmulex").cmu_lex_init
+        find_lexicon.restype = ctypes.c_void_p
         flite.flite_init()
         pointer, string = ctypes.c_void_p, ctypes.c_char_p
         signatures = {
@@ -80,6 +81,7 @@ class Teacher:
             "flite_do_synth": (pointer, [pointer, pointer, pointer]),
             "utt_wave": (ctypes.POINTER(_Wave), [pointer]),
             "delete_utterance": (None, [pointer]),
+            "in_lex": (ctypes.c_int, [pointer, string, string, pointer]),
             "utt_relation": (pointer, [pointer, string]),
             "relation_head": (pointer, [pointer]),
             "item_next": (pointer, [pointer]),
@@ -95,6 +97,7 @@ class Teacher:
             function.restype, function.argtypes = result, arguments
         self._front_end = ctypes.cast(flite.utt_synth_text2segs, pointer)
         self._voices = [self._register(folder, name) for name in TEACHERS]
+        self._lexicon = find_lexicon()
 
     @staticmethod
     def _register(folder: str, name: str) -> int:
@@ -136,6 +139,12 @@ class Teacher:
             return " / ".join(filter(None, spoken))
         finally:
             flite.delete_utterance(utterance)
+
+    def is_exception(self, word: str) -> bool:
+        """Whether the phones of a lower-case word, or of what it is the possessive of, are from the
+        lexicon. It holds words that the letter-to-sound rules would say otherwise."""
+        letters = word.removesuffix("'s").encode("ascii", "ignore")
+        return bool(self._flite.in_lex(self._lexicon, letters, None, None))
 
     def _words(self, utterance: int) -> list[int]:
         flite = self._flite

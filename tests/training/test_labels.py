@@ -168,3 +168,12 @@ def test_moved_formants_keep_the_duration() -> None:
     assert moved is not None
     assert len(moved.samples) == pytest.approx(len(plain.samples), rel=0.1)
     assert [p.name for p in moved.phones] == [p.name for p in plain.phones]
+
+
+@needs_teacher
+def test_exceptions_are_the_lexicons_words() -> None:
+    teacher = Teacher()
+    assert teacher.is_exception("tissue")
+    assert teacher.is_exception("tissue's")
+    assert not teacher.is_exception("cloudy")
+    assert not teacher.is_exception("clodderish")
