@@ -1,6 +1,6 @@
 """The recipe against the clock: stages at once, on as many GPUs as there are.
 
-    |-- synthesis on all cores, until 76 % of the time --------------|
+    |-- synthesis on all cores, until 84 % of the time --------------|
     |-- codec stage 1, all GPUs --|-- stage 2, the first GPU --------------------|
                                   | tokenise | tokenise again | and again
                                              |-- aligner, the first GPU --|
