@@ -83,11 +83,15 @@ class LlamaModel(CausalModel):
 
     @classmethod
     def estimate_weights_size(cls, pipeline_config: PipelineConfig) -> int:
-        """See `PipelineModel`. An int8 head is packed, so a tied embedding is held beside it."""
+        """See `PipelineModel`. An int8 head is packed, so a tied embedding is held beside it.
+
+        Where there are no files and weights are random, the sizes of the matrices count.
+        """
         size = super().estimate_weights_size(pipeline_config)
         huggingface_config = HuggingFaceConfig.read(pipeline_config.model.model_path)
         config = cls.read_config(huggingface_config)
         encoding = choose_encoding(pipeline_config.model, huggingface_config)
+        size = size or config.num_matrix_weights * product_bytes(encoding, pipeline_config)
         if config.is_head_tied and encoding.int8:
             width = product_bytes(encoding, pipeline_config)
             size += config.shape.vocab_size * config.shape.hidden_size * width

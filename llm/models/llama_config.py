@@ -45,6 +45,15 @@ class LlamaConfig:
             max_positions=scaling.max_positions(longest) if scaling else longest,
         )
 
+    @property
+    def num_matrix_weights(self) -> int:
+        """Of the layers' matrices, the embedding and, where it is another, the head."""
+        shape = self.shape
+        heads = 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
+        layer = shape.hidden_size * (heads + 3 * self.intermediate_size)
+        tables = 1 if self.is_head_tied else 2
+        return shape.num_layers * layer + tables * shape.vocab_size * shape.hidden_size
+
 
 def _refuse_other_variants(config: HuggingFaceConfig) -> None:
     plain: dict[str, tuple[Any, ...]] = {

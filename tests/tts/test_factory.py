@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from decoder import AudioEncoding, AudioFormat, DecoderConfigError, PrependPromptSpeechTokens
 from llm import CheckpointError, Request, SamplingParams
+from llm.models.llama import LlamaModel
 from tests.fakes import build_tiny_checkpoint, tiny_config
 from training.vocabulary import END_OF_SPEECH, END_OF_TEXT
 from tts.chat import ChatMessage, ChatRole
@@ -235,6 +236,21 @@ def test_the_test_mode_needs_no_weight_files(folder: Path) -> None:
     assert len(spoken[0]) > 1000
     assert spoken[0] == spoken[1]
     assert len(set(spoken[0])) > 20  # sound, not silence
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_random_weights_are_planned_for(folder: Path, is_tied: bool) -> None:
+    """As many bytes as the files would have, but for the norms."""
+    path = folder / "config.json"
+    edit(path, tie_word_embeddings=is_tied)
+    values = json.loads(path.read_text())
+    stored = LlamaModel.estimate_weights_size(tiny_config(folder))
+    stored += 0 if is_tied else 4 * values["vocab_size"] * values["hidden_size"]  # no head in it
+    for file in folder.rglob("*.safetensors"):
+        file.unlink()
+    planned = LlamaModel.estimate_weights_size(tiny_config(folder, run_model_test_mode=True))
+    assert planned == pytest.approx(stored, rel=0.01)
+    assert planned < stored
 
 
 def test_the_test_mode_prefers_the_weights_there_are(
