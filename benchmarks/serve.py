@@ -3,6 +3,8 @@
 The server is `python -m tts.serve` in its own processes, the listeners are others (an open loop:
 benchmarks.listeners), over gRPC on loopback. `--shape` says which model (benchmarks.speech_shapes).
 
+    gaps      how long the device idles between two decode steps, in a trace of some steps of the
+              first step's listeners (the trace slows them down)
     alone     one listener after the other: the first sound of an idle server
     streams   the most that play at once, on average, with 99 of 100 first sounds within 200 ms,
               none that stalls and no error: the number is doubled, then closed in on
@@ -30,6 +32,7 @@ from pathlib import Path
 import grpc
 import torch
 
+from benchmarks import trace
 from benchmarks.crowd import Crowd, crowd
 from benchmarks.listeners import Heard, Plan
 from benchmarks.report import Figure, Report, arguments, publish, until_interrupted
@@ -39,7 +42,7 @@ from benchmarks.speech_shapes import SPEAKERS, Speaker
 from tts.v1 import speech_pb2, speech_pb2_grpc
 
 LIMIT_MS = 200.0  # of the 99th percentile of first sounds
-PARTS = ("alone", "streams", "cancel")
+PARTS = ("gaps", "alone", "streams", "cancel")
 LEAVING = 0.5  # of the listeners, at their first audio, where cancelling is measured
 CANCEL_BAR_MS = 5.0  # beyond one batch of the model
 MANY = 4096  # calls that a server takes at once: the engine decides
@@ -122,6 +125,7 @@ class Stage:
     setup: Setup
     code_rate: float
     multiple: int  # codes: every length is whole blocks of the codec
+    trace_file: Path  # where the server was told to trace
 
     def plan(self, seed: int, rate: float = 0.0, count: int = 0, leaving: float = 0.0) -> Plan:
         """Listeners at a rate, or so many one after the other; a share of them leaves early."""
@@ -183,6 +187,16 @@ def search(step: Callable[[int], Step], setup: Setup) -> list[Step]:
         if streams in (good, bad):
             break
     return tried
+
+
+def gaps(stage: Stage, speaker: Speaker) -> Iterator[Figure]:
+    """From the trace that the server writes once enough steps have run."""
+    stage.step(stage.setup.start)
+    found = trace.device_times(trace.read(stage.trace_file))
+    name = f"{speaker.name}, {stage.setup.start} streams"
+    note = f"of {found.num_steps} steps, at most {max(found.gaps):.0f}; audio decoding between them"
+    yield Figure(f"{name}: between two decode steps", (found.gap,), "us", note=note)
+    yield Figure(f"{name}: device busy in the trace", (100 * found.busy_share,), "%")
 
 
 def alone(stage: Stage, speaker: Speaker) -> Iterator[Figure]:
@@ -287,17 +301,22 @@ def mean(values: Sequence[float]) -> float:
 
 
 @contextmanager
-def staged(speaker: Speaker, setup: Setup, clients: int, flags: Sequence[str]) -> Iterator[Stage]:
-    """A server of a shape, ready, with processes of listeners."""
+def staged(
+    speaker: Speaker, setup: Setup, clients: int, flags: Sequence[str], traces: Path | None = None
+) -> Iterator[Stage]:
+    """A server of a shape, ready, with processes of listeners; it traces into `traces`."""
     port = free_port()
     own = ["--prometheus-metrics-mode", "launch_multiproc_server", "--metrics-port", str(port)]
     for limit in ("concurrent-requests", "queued-requests", "streams-per-client"):
         own += [f"--max-{limit}", str(MANY)]
     with tempfile.TemporaryDirectory() as folder:
+        trace_file = (traces or Path(folder)) / f"serve-{speaker.name}.json"
+        if traces is not None:
+            own += ["--profiling.gpu-profiling", "on", "--profiling.trace-file", str(trace_file)]
         own += speaker.flags(Path(folder))
         with serving(flags=[*own, *flags]) as server, crowd(server.address, clients) as listeners:
             code_rate, multiple = codes(server.address)
-            yield Stage(listeners, port, setup, code_rate, multiple)
+            yield Stage(listeners, port, setup, code_rate, multiple, trace_file)
 
 
 def codes(address: str) -> tuple[float, int]:
@@ -313,7 +332,8 @@ def parser() -> argparse.ArgumentParser:
     own = Setup()
     options = arguments("A server under random arrivals.", repeat=own.seeds, has_model=False)
     options.add_argument("--shape", choices=SPEAKERS, default="voice")
-    options.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
+    options.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS[1:]))
+    options.add_argument("--traces", type=Path, help="folder for the trace of gaps, which needs it")
     options.add_argument("--clients", type=int, default=4, help="processes of listeners")
     options.add_argument("--lengths", type=float, nargs=2, default=(own.low_s, own.high_s))
     options.add_argument("--warm-up-s", type=float, default=own.warm_up_s)
@@ -328,7 +348,10 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     split = given.index("--") if "--" in given else len(given)
-    args, flags = parser().parse_args(given[:split]), given[split + 1 :]
+    options, flags = parser(), given[split + 1 :]
+    args = options.parse_args(given[:split])
+    if "gaps" in args.part and args.traces is None:
+        options.error("gaps needs --traces")
     setup = Setup(
         low_s=args.lengths[0],
         high_s=args.lengths[1],
@@ -343,9 +366,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     speaker = SPEAKERS[args.shape]
     if torch.cuda.is_available():
         flags = ["--model.device-specs", "cuda:0", *flags]
-    parts = {"alone": alone, "streams": streams, "cancel": cancel}
-    with staged(speaker, setup, args.clients, flags) as stage:
-        measured = (figure for part in args.part for figure in parts[part](stage, speaker))
+    parts = {"gaps": gaps, "alone": alone, "streams": streams, "cancel": cancel}
+    wanted = sorted(args.part, key=PARTS.index)  # a trace is of a server's first steps
+    with staged(speaker, setup, args.clients, flags, args.traces) as stage:
+        measured = (figure for part in wanted for figure in parts[part](stage, speaker))
         figures = list(until_interrupted(measured))
     return publish(Report("serve", tuple(figures)))
 

@@ -19,9 +19,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from llm import Engine
+from llm.models.step_trace import create_profiler
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCHES = ("cuda_runtime", "cuda_driver")
@@ -52,9 +51,9 @@ def record(engine: Engine, seconds: float, path: Path | None = None) -> list[Eve
 
     They are kept in a file where one is named.
     """
-    with _profiler():
+    with create_profiler():
         pass  # the library wants to be set up on the main thread
-    profiler = _profiler()
+    profiler = create_profiler()
     # Ranges are recorded on the thread that starts the profiler.
     engine.run_on_engine(profiler.start).result()
     last, deadline = engine.stats().steps + MIN_STEPS, time.monotonic() + LIMIT_S
@@ -65,15 +64,13 @@ def record(engine: Engine, seconds: float, path: Path | None = None) -> list[Eve
     with tempfile.TemporaryDirectory() as folder:
         target = path or Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(target))
-        events: list[Event] = json.loads(target.read_text(encoding="utf-8"))["traceEvents"]
+        return read(target)
+
+
+def read(path: Path) -> list[Event]:
+    """The events of a trace file."""
+    events: list[Event] = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     return events
-
-
-def _profiler() -> torch.profiler.profile:
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    return torch.profiler.profile(activities=activities, acc_events=True)
 
 
 def device_times(events: Iterable[Event]) -> DeviceTimes:

@@ -155,11 +155,18 @@ def test_shapes_are_checkpoints_without_weights(
 
 
 @pytest.fixture(scope="module")
-def stage(tiny_checkpoint: Path) -> Iterator[serve.Stage]:
+def stage(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serve.Stage]:
     speaker = Speaker("toy")
     flags = ["--model.model-path", str(tiny_checkpoint), "--max-batch-size", "8"]
-    with serve.staged(speaker, SETUP, 2, flags) as stage:
+    flags += ["--profiling.trace-after", "4", "--profiling.trace-steps", "8"]
+    with serve.staged(speaker, SETUP, 2, flags, tmp_path_factory.mktemp("traces")) as stage:
         yield stage
+
+
+def test_a_server_traces_its_steps(stage: serve.Stage) -> None:
+    gap, busy = serve.gaps(stage, Speaker("toy"))
+    assert gap.value > 0
+    assert 0 < busy.value <= 100
 
 
 def test_one_after_the_other(stage: serve.Stage) -> None:
@@ -193,11 +200,10 @@ def test_the_most_streams_are_reported(stage: serve.Stage, monkeypatch: pytest.M
 
 
 def test_listeners_who_leave_are_cancelled(stage: serve.Stage) -> None:
-    done = stage.step(streams=1, seed=5, leaving=1.0)
-    assert done.errors == 0
-    assert done.counted.total("sonant_cancel_seconds_count") > 0
-    (figure,) = serve.cancel(stage, Speaker("toy"))
-    assert figure.value >= 0
+    long = replace(stage, setup=replace(SETUP, low_s=8.0, high_s=10.0, start=40))
+    (figure,) = serve.cancel(long, Speaker("toy"))
+    assert figure.value > 0
+    assert "mean of 0;" not in figure.note
 
 
 # --- results

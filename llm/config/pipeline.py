@@ -49,6 +49,8 @@ class Session(Protocol):
     use_vendor_blas: bool
     pdl_level: int
 
+    def trace_steps(self, path: Path, after: int, steps: int) -> None: ...
+
 
 class PipelineConfig(StrictModel):
     """Configuration of the core. Keyword-only; frozen once resolved (which construction does).
@@ -261,7 +263,11 @@ class PipelineConfig(StrictModel):
         The launch level is the one in effect: 0 on the CPU. Raises `ConfigError` naming a field.
         """
         level = launch_level(self.pdl_level)
-        session.gpu_profiling = self.profiling.gpu_profiling
+        profiling = self.profiling
+        session.gpu_profiling = profiling.gpu_profiling
+        if profiling.trace_file is not None:
+            steps = (profiling.trace_after, profiling.trace_steps)
+            session.trace_steps(profiling.trace_file, *steps)
         session.use_experimental_kernels = switch(
             "use_experimental_kernels", self.use_experimental_kernels
         )

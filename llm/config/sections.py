@@ -203,6 +203,11 @@ class ProfilingConfig(StrictModel):
         default="off",
         description="name phases for a profiler: off, on, or detailed with their parts",
     )
+    trace_file: Path | None = Field(
+        default=None, description="file for a trace of some steps (default: none is made)"
+    )
+    trace_after: int = Field(default=200, ge=0, description="steps before those in the trace")
+    trace_steps: int = Field(default=50, gt=0, description="steps in the trace")
 
 
 class LoRAConfig(StrictModel):

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 import torch
 
 from llm.batch import ForwardMode
+from llm.models.step_trace import StepTrace
 
 STEP_RANGES = {
     ForwardMode.EXTEND: "context_encoding",
@@ -21,10 +22,14 @@ class Profiler:
     """Ranges for torch's own profiler and, on a GPU, NVTX ranges for NVIDIA's.
 
     `level` is off (no ranges at all), on (the phases of a turn) or detailed (their parts, too).
+    `trace` is told where batches begin.
     """
 
-    def __init__(self, level: str = "off", device: str = "cpu") -> None:
+    def __init__(
+        self, level: str = "off", device: str = "cpu", trace: StepTrace | None = None
+    ) -> None:
         self.level = level
+        self._trace = trace
         self._has_nvtx = device.startswith("cuda")
 
     def range(self, name: str, *, detail: bool = False) -> AbstractContextManager[object]:
@@ -35,6 +40,8 @@ class Profiler:
 
     def step(self, mode: ForwardMode) -> AbstractContextManager[object]:
         """A range around one batch of this kind."""
+        if self._trace is not None:
+            self._trace.step()
         return self.range(STEP_RANGES[mode])
 
     def _range(self, name: str) -> AbstractContextManager[object]:

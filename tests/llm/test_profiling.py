@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,30 @@ def test_what_a_profiler_sees(tiny_checkpoint: Path, level: str, names: set[str]
     assert set(found) == names
     if level == "on":
         assert found == ["sonant.context_encoding", "sonant.token_generation"]
+    pipeline.shutdown()
+
+
+def test_some_steps_are_traced(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    config = PipelineConfig(
+        model={
+            "model_path": str(tiny_checkpoint),
+            "kv_cache": {"kv_cache_page_size": 16, "num_pages": 8},
+        },
+        profiling={"gpu_profiling": "on", "trace_file": path, "trace_after": 1, "trace_steps": 2},
+    )
+    pipeline = TextGenerationPipeline(config)
+    pipeline.execute(batch(row((1, 2, 3), (1,))))
+    for start in (3, 4):
+        pipeline.execute(batch(row((4,), (1,), start=start)))
+    assert not path.exists()
+    pipeline.execute(batch(row((4,), (1,), start=5)))
+    names = [event.get("name") for event in json.loads(path.read_text())["traceEvents"]]
+    assert names.count("sonant.token_generation") == 2
+    assert "sonant.context_encoding" not in names
+    path.unlink()
+    pipeline.execute(batch(row((4,), (1,), start=6)))
+    assert not path.exists()
     pipeline.shutdown()
 
 

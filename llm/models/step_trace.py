@@ -1,0 +1,48 @@
+"""`StepTrace`: some steps of an engine as a trace that torch's profiler writes, for chrome://tracing.
+
+step 0 ──── after ────┬──── steps ────┬── the file is written ── step …
+                      └── recorded ───┘   (the engine waits meanwhile)
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+
+class StepTrace:
+    """Records once. A step ends where the next one begins; all of it is on one thread."""
+
+    def __init__(self, path: Path, after: int, steps: int) -> None:
+        self._path, self._after, self._steps = path, after, steps
+        self._begun = 0
+        self._profiler: torch.profiler.profile | None = None
+
+    def step(self) -> None:
+        """A step begins: start to record, or write what was recorded, when it is time."""
+        if self._begun == self._after:
+            self._profiler = create_profiler()
+            self._profiler.start()
+        elif self._begun == self._after + self._steps:
+            self._write()
+        self._begun += 1
+
+    def _write(self) -> None:
+        if self._profiler is None:
+            return
+        self._profiler.stop()
+        self._profiler.export_chrome_trace(str(self._path))
+        self._profiler = None
+        logger.info("a trace of %d steps is in %s", self._steps, self._path)
+
+
+def create_profiler() -> torch.profiler.profile:
+    """Of the host's operations and ranges and, where there is a GPU, of its kernels."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    return torch.profiler.profile(activities=activities, acc_events=True)
