@@ -86,8 +86,12 @@ class CapturedDecoder(AudioDecoder):
         inputs = self._network.inputs(windows).to(self._network.device)
         key = (_key(inputs), len(windows))
         if key not in self._recordings:
-            replay, output = self._record(lambda: self._network.run(inputs))
+            replay, output = self._record(lambda: self._run(inputs))
             self._recordings[key] = Recording(inputs, replay, output)
+
+    def _run(self, inputs: WindowInputs) -> Tensor:
+        network = self._network
+        return network.run(inputs) if network.device == "cpu" else network.run_on_gpu(inputs)
 
     def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
         """As AudioDecoder.decode."""

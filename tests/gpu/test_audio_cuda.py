@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,7 +52,9 @@ def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @contextmanager
 def nothing_waits() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # it says that it is a prototype
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
