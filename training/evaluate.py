@@ -19,14 +19,15 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from benchmarks.report import Figure, Report, publish
-from benchmarks.word_errors import total
-from training.judge import Hearing, Judge
+from benchmarks.word_errors import WordErrors, total
+from training.judge import Judge
 from training.measures import Timbre, mel_cepstral_distance, quality
 from training.studio import CodecAlone, Studio, in_groups, teach
 from training.teacher import SAMPLE_RATE, Teacher
@@ -51,16 +52,16 @@ def evaluate_codec(args: argparse.Namespace) -> Report:
     """The codec alone: the teacher's speech through it and back."""
     codec, teacher, judge = CodecAlone(args.codec), Teacher(), Judge()
     texts = prose(args.sentences)
-    heard: dict[str, list[Hearing]] = {"teacher": [], "codec": []}
+    heard: dict[str, list[Future[WordErrors]]] = {"teacher": [], "codec": []}
     scores: list[tuple[float, float]] = []
     for voice in NAMED[: len(TEACHERS)]:
         originals = [teach(teacher, text, voice) for text in texts]
         decoded = [codec.render(original) for original in originals]
-        heard["teacher"].append(judge.hear_all(texts, originals))
-        heard["codec"].append(judge.hear_all(texts, decoded))
+        heard["teacher"].append(judge.hear(texts, originals))
+        heard["codec"].append(judge.hear(texts, decoded))
         pairs = zip(originals, decoded, strict=True)
         scores += [quality(a.samples, b.samples) for a, b in pairs]
-    taught, coded = (total(h.errors for h in found).rate for found in heard.values())
+    taught, coded = (total(h.result() for h in found).rate for found in heard.values())
     judge.close()
     return Report("codec", (
         figure("clips", len(scores), ""),
@@ -74,18 +75,20 @@ def evaluate_codec(args: argparse.Namespace) -> Report:
 class VoiceWords:
     """One named voice: the teacher's word errors, and the model's with every seed."""
 
-    def __init__(self, voice: Variant, taught: Hearing, found: Sequence[Hearing]) -> None:
+    def __init__(
+        self, voice: Variant, taught: Future[WordErrors], found: Sequence[Future[WordErrors]]
+    ) -> None:
         self.voice, self._taught, self._found = voice, taught, found
 
     @property
     def taught(self) -> float:
         """The teacher's word error rate; waits."""
-        return self._taught.errors.rate
+        return self._taught.result().rate
 
     @property
     def rates(self) -> tuple[float, ...]:
         """The model's, one for every seed; waits."""
-        return tuple(hearing.errors.rate for hearing in self._found)
+        return tuple(hearing.result().rate for hearing in self._found)
 
     def figures(self) -> tuple[Figure, Figure]:
         """The teacher's and the model's."""
@@ -106,10 +109,10 @@ def evaluate_words(args: argparse.Namespace) -> Report:
         if args.voices and voice.name not in args.voices:
             continue
         wanted = [teach(teacher, text, voice) for text in texts]
-        taught, found = judge.hear_all(texts, wanted), []
+        taught, found = judge.hear(texts, wanted), []
         for seed in args.seeds:
             takes = studio.speak(texts, studio.named(voice.name), seed)
-            found.append(judge.hear_all(texts, takes))
+            found.append(judge.hear(texts, takes))
         for got, reference in list(zip(takes, wanted, strict=True))[: args.distances]:
             distances.append(mel_cepstral_distance(Timbre(got.samples), Timbre(reference.samples)))
         voices.append(VoiceWords(voice, taught, found))

@@ -7,7 +7,7 @@ middle of sentences, and beside the teacher's, who says the same sentences one b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -22,6 +22,7 @@ from training.voices import NAMED, TEACHERS
 SIDE = 50  # voiced frames
 FRAME = round(SAMPLE_RATE * FRAME_MS / 1000)
 SENTENCES = 4  # of a text
+MARGIN_DB = 1.0  # over the teacher's jumps: less than anybody hears between two sentences
 
 
 @dataclass(slots=True)
@@ -95,9 +96,16 @@ def evaluate(model: str, sentences: Sequence[str], count: int) -> Report:
             measure(take, found["voice", "joins"], found["voice", "inside"])
             measure(reference, found["teacher", "joins"], found["teacher", "inside"])
     studio.close()
-    figures = [Figure("joins", (float(len(found["voice", "joins"].level)),), "")]
+    return Report("joins", tuple(figures(found)))
+
+
+def figures(found: Mapping[tuple[str, str], Jumps]) -> Iterator[Figure]:
+    """Jumps of voice and teacher, at joins and inside; at joins the teacher's set the bar."""
+    yield Figure("joins", (float(len(found["voice", "joins"].level)),), "")
     for what in ("level", "timbre"):
+        taught = getattr(found["teacher", "joins"], what) or [0.0]
+        bars = {("voice", "joins"): float(np.median(taught)) + MARGIN_DB}
         for (who, where), jumps in found.items():
             name = f"{who}, {what} {'at joins' if where == 'joins' else 'within sentences'}"
-            figures.append(Figure(name, tuple(getattr(jumps, what)) or (0.0,), "dB"))
-    return Report("joins", tuple(figures))
+            values = tuple(getattr(jumps, what)) or (0.0,)
+            yield Figure(name, values, "dB", bars.get((who, where)))

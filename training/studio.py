@@ -29,7 +29,7 @@ from tts.voices import Voice
 T = TypeVar("T")
 
 
-AT_ONCE = 16
+AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.fakes import build_tiny_checkpoint
-from training.joins import FRAME, Jumps, Track, measure, one_by_one
+from training.joins import FRAME, Jumps, Track, figures, measure, one_by_one
 from training.studio import Studio, Take
 from training.teacher import SAMPLE_RATE
 
@@ -69,3 +69,20 @@ def test_a_take_knows_its_joins(tmp_path: Path) -> None:
     assert len(long.joins) >= 1
     assert list(long.joins) == sorted(set(long.joins))
     assert 0 < long.joins[0] <= long.joins[-1] < len(long.samples)
+
+
+def test_the_teacher_at_joins_is_the_bar_of_the_voice_there() -> None:
+    found = {
+        ("voice", "joins"): Jumps([4.0, 9.0, 2.0], [3.0]),
+        ("voice", "inside"): Jumps([1.0], [1.0]),
+        ("teacher", "joins"): Jumps([1.0, 3.5], [1.0, 2.5]),
+        ("teacher", "inside"): Jumps(),
+    }
+    count, *others = figures(found)
+    assert count.value == 3
+    bars = {figure.name: (figure.bar, figure.reached) for figure in others if figure.bar}
+    assert bars == {
+        "voice, level at joins": (3.25, False),
+        "voice, timbre at joins": (2.75, False),
+    }
+    assert [figure.value for figure in others if "teacher, level" in figure.name] == [2.25, 0.0]
