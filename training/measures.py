@@ -14,7 +14,7 @@ from training.teacher import SAMPLE_RATE
 
 NUM_CEPSTRA = 24
 FRAME_MS = 10.0
-CEPSTRA_TO_DB = 10 / np.log(10) * np.sqrt(2)
+CEPSTRA_TO_DB = float(10 / np.log(10) * np.sqrt(2))
 
 
 def quality(reference: np.ndarray, got: np.ndarray) -> tuple[float, float]:

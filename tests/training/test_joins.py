@@ -86,3 +86,8 @@ def test_the_teacher_at_joins_is_the_bar_of_the_voice_there() -> None:
         "voice, timbre at joins": (2.75, False),
     }
     assert [figure.value for figure in others if "teacher, level" in figure.name] == [2.25, 0.0]
+
+
+def test_jumps_are_numbers_that_json_knows() -> None:
+    joins, _ = jumps_of(buzz(1.0), buzz(1.0))
+    assert {type(value) for value in (*joins.level, *joins.timbre)} == {float}
