@@ -361,6 +361,7 @@ def _plan(pipeline: TextGenerationPipelineInterface, max_seq_len: int) -> Runnin
     model = pipeline.runner.loaded_model
     encoding = model.encoding
     matrices = ", matrices int8" if encoding.int8 else ""
+    backend = pipeline.runner.attn_backend
     return RunningPlan(
         pipeline=type(pipeline).__name__,
         encoding=str(encoding.dtype).removeprefix("torch.") + matrices,
@@ -369,6 +370,7 @@ def _plan(pipeline: TextGenerationPipelineInterface, max_seq_len: int) -> Runnin
         kv_bytes=pipeline.memory_plan.kv_bytes,
         draft_kv_bytes=sum(pool.nbytes for pool in pipeline.draft_kv_blocks or ()),
         linear_layers=tuple(sorted(model.linear_backends.items())),
+        attention=backend.description if backend is not None else "the model's own",
     )
 
 

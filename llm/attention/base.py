@@ -10,15 +10,18 @@ The second is for CUDA graphs. `capture_plan` and `replan` are called outside of
 `forward` is captured and replayed, and reads what the last `replan` wrote. The caller pads:
 
     row that pads    page table (0,), context length 1, slot 0: page 0 belongs to no request
+
+Plans of one backend may share memory: the plan that was made or pointed at rows last is the one
+whose forwards may run.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from llm.batch import ForwardBatch, KVSlots
@@ -27,18 +30,33 @@ from llm.kv_cache.kv_pool import KVPool
 PlanT = TypeVar("PlanT")
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """What a model asks of attention, and how it is to be computed."""
+
+    num_heads: int  # of queries
+    dtype: torch.dtype  # of queries, and of what they are answered
+    # By layer: a query sees that many keys, its own included; None: all. (): all layers see all.
+    windows: tuple[int | None, ...] = ()
+    soft_cap: float | None = None  # scores s become c × tanh(s / c)
+    enable_pdl: bool = False  # kernels may start before the one ahead of them has ended
+
+
 class AttentionBackend(ABC, Generic[PlanT]):
-    """Causal attention of a ragged batch over pages. The plan is a value; layers share it."""
+    """Causal attention of a ragged batch over pages. Layers share a plan."""
 
-    can_capture: ClassVar[bool] = False  # whether there are `capture_plan` and `replan`
+    name: ClassVar[str]  # in the registry
+    can_capture: bool = False  # whether there are `capture_plan` and `replan`
 
-    def __init__(self, pool: KVPool, windows: Sequence[int | None] = ()) -> None:
-        """`windows`, by layer: a query sees that many keys, its own included; None: all of them.
-
-        Without any, every layer sees all.
-        """
+    def __init__(self, pool: KVPool, options: AttentionOptions) -> None:
         self.pool = pool
-        self.windows = tuple(windows) or (None,) * pool.num_layers
+        self.options = options
+        self.windows = options.windows or (None,) * pool.num_layers
+
+    @property
+    def description(self) -> str:
+        """Its name, and what else there is to say about how it computes."""
+        return self.name
 
     @abstractmethod
     def plan(self, batch: ForwardBatch) -> PlanT:
@@ -92,9 +110,14 @@ class PlannedAttention(Generic[PlanT]):
         return self.backend.forward(self.plan, layer, query, key_value)
 
     def slots(self, layer: int) -> KVSlots | None:
-        """Where a kernel may store one layer's keys and values before `attend_stored`."""
+        """Where a kernel may store one layer's keys and values before `attend_stored`.
+
+        Nowhere in pages of bytes: `KVPool.write` knows how numbers get in there.
+        """
         slots, pool = self.backend.slots(self.plan), self.backend.pool
-        return None if slots is None else KVSlots(pool.keys(layer), pool.values(layer), slots)
+        if slots is None or pool.dtype.itemsize == 1:
+            return None
+        return KVSlots(pool.keys(layer), pool.values(layer), slots)
 
     def attend_stored(self, layer: int, query: Tensor) -> Tensor:
         """Run one layer whose keys and values are in their slots."""

@@ -3,7 +3,8 @@
 Rows that feed as many tokens are attended together: their pages are copied into one
 [rows, Hkv, L, D] tensor, where L are the pages of the longest row, and what a query does not see
 is masked. Where a forward reads and writes is said by tensors alone (page table, positions,
-slots), so a captured decode goes on being right when their values change.
+slots), so a captured decode goes on being right when their values change. It gathers contexts of
+the greatest length every time, which only a small pool makes bearable.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from llm.attention.base import AttentionBackend
+from llm.attention.base import AttentionBackend, AttentionOptions
+from llm.attention.scores import attend
 from llm.batch import ForwardBatch
+from llm.kv_cache.kv_pool import KVPool
 from llm.memory_copy import to_device
+
+GATHERED_BYTES = 256 * 2**20  # of keys and values at once; a row alone may need more
+MAX_CAPTURED_TOKENS = 2**14  # of the pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +50,19 @@ class GatheredPlan:
 class GatheredBackend(AttentionBackend[GatheredPlan]):
     """`torch.nn.functional.scaled_dot_product_attention` over copies of the pages."""
 
-    can_capture = True
+    name = "gathered"
+
+    def __init__(self, pool: KVPool, options: AttentionOptions) -> None:
+        super().__init__(pool, options)
+        self.can_capture = pool.num_pages * pool.page_size <= MAX_CAPTURED_TOKENS
+        row_bytes = 2 * pool.num_kv_heads * pool.head_dim * options.dtype.itemsize
+        self._gathered_tokens = GATHERED_BYTES // row_bytes
 
     def plan(self, batch: ForwardBatch) -> GatheredPlan:
         """See `AttentionBackend.plan`."""
         parts = []
-        for first, last in _runs(batch.query_lens):
+        most = max(1, self._gathered_tokens // max(batch.context_lens, default=1))
+        for first, last in _runs(batch.query_lens, most):
             num_tokens, ends = batch.query_lens[first], batch.context_lens[first:last]
             # Not `batch.positions`, which are rotary's and may be shifted.
             positions = np.array(ends)[:, None] - np.arange(num_tokens, 0, -1)
@@ -108,13 +120,11 @@ class GatheredBackend(AttentionBackend[GatheredPlan]):
         num_queries = part.positions.shape[1]
         grouped = query.reshape(num_rows, num_queries, num_kv_heads, -1, head_dim)
         group = grouped.shape[3]
-        seen = _seen(part.positions, num_keys, self.windows[layer])
-        attended = F.scaled_dot_product_attention(
-            grouped.transpose(1, 2).flatten(2, 3),  # [B, Hkv, n × G, D]
-            keys,
-            values,
-            attn_mask=seen.repeat_interleave(group, dim=1)[:, None],
-        )
+        hidden = _hidden(part.positions, num_keys, self.windows[layer])
+        by_head = grouped.transpose(1, 2).flatten(2, 3)  # [B, Hkv, n × G, D]
+        line = torch.zeros(hidden.shape, dtype=query.dtype, device=query.device)
+        mask = line.masked_fill_(hidden, float("-inf")).repeat_interleave(group, dim=1)[:, None]
+        attended = attend(by_head, keys, values, mask, self.options.soft_cap)
         by_query = attended.unflatten(2, (num_queries, group)).transpose(1, 2)
         return by_query.reshape(num_rows * num_queries, -1)
 
@@ -126,18 +136,19 @@ class GatheredBackend(AttentionBackend[GatheredPlan]):
         return keys, values
 
 
-def _runs(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """[first, last) of neighbours that are equal."""
+def _runs(lengths: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """[first, last) of neighbours that are equal, at most so many at once."""
     first = 0
     for index, length in enumerate(lengths):
-        if index + 1 == len(lengths) or lengths[index + 1] != length:
+        is_last = index + 1 == len(lengths) or lengths[index + 1] != length
+        if is_last or index + 1 - first == most:
             yield first, index + 1
             first = index + 1
 
 
-def _seen(positions: Tensor, num_keys: int, window: int | None) -> Tensor:
-    """bool [B, n, num_keys]: whether the query at a position sees a key."""
+def _hidden(positions: Tensor, num_keys: int, window: int | None) -> Tensor:
+    """bool [B, n, num_keys]: whether a key is not seen by the query at a position."""
     keys = torch.arange(num_keys, device=positions.device)
     distance = positions[:, :, None] - keys
-    seen = distance >= 0
-    return seen if window is None else seen & (distance < window)
+    is_later = distance < 0
+    return is_later if window is None else is_later | (distance >= window)

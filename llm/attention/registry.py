@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
 from importlib import import_module
 from typing import Any
 
-from llm.attention.base import AttentionBackend
+from llm.attention.base import AttentionBackend, AttentionOptions
 from llm.errors import ConfigError
 from llm.kv_cache.kv_pool import KVPool
+
+logger = logging.getLogger(__name__)
+
+AUTO = "auto"
 
 _BACKENDS = {
     "sdpa": ("llm.attention.sdpa", "SdpaBackend"),
     "gathered": ("llm.attention.gathered", "GatheredBackend"),
+    "flashinfer": ("llm.attention.flashinfer", "FlashInferBackend"),
 }
 
 
@@ -22,14 +27,30 @@ def supported_backends() -> tuple[str, ...]:
 
 
 def create_attention_backend(
-    name: str, pool: KVPool, windows: Sequence[int | None] = ()
+    name: str, pool: KVPool, options: AttentionOptions
 ) -> AttentionBackend[Any]:
-    """The backend `name` over `pool`; `windows` as in `AttentionBackend`.
+    """The backend `name` over `pool`; "auto": what is best for the pool's device.
 
-    Raises `ConfigError` naming the supported ones.
+    Raises `ConfigError` naming the supported ones, or for a backend that cannot run here.
     """
+    if name == AUTO:
+        return _best_backend(pool, options)
     if name not in _BACKENDS:
         raise ConfigError(f"no attention backend '{name}'; supported: {', '.join(_BACKENDS)}")
     module, attribute = _BACKENDS[name]
-    backend: AttentionBackend[Any] = getattr(import_module(module), attribute)(pool, windows)
+    try:
+        found = import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"the attention backend {name} cannot be loaded: {error}") from error
+    backend: AttentionBackend[Any] = getattr(found, attribute)(pool, options)
     return backend
+
+
+def _best_backend(pool: KVPool, options: AttentionOptions) -> AttentionBackend[Any]:
+    if pool.device.type == "cpu" or not pool.num_layers:
+        return create_attention_backend("sdpa", pool, options)
+    try:
+        return create_attention_backend("flashinfer", pool, options)
+    except ConfigError as error:
+        logger.warning("attention is computed by torch, which is slower: %s", error)
+        return create_attention_backend("gathered", pool, options)

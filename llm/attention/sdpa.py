@@ -12,13 +12,11 @@ Keys are read in place where a row's pages follow each other. Otherwise the row 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from llm.attention.base import AttentionBackend
+from llm.attention.base import AttentionBackend, AttentionOptions
+from llm.attention.scores import attend
 from llm.batch import ForwardBatch
 from llm.kv_cache.kv_pool import TAIL_SLOTS, KVPool
 
@@ -103,8 +101,10 @@ class SdpaPlan:
 class SdpaBackend(AttentionBackend[SdpaPlan]):
     """`torch.nn.functional.scaled_dot_product_attention` over the pages of one row at a time."""
 
-    def __init__(self, pool: KVPool, windows: Sequence[int | None] = ()) -> None:
-        super().__init__(pool, windows)
+    name = "sdpa"
+
+    def __init__(self, pool: KVPool, options: AttentionOptions) -> None:
+        super().__init__(pool, options)
         self._pool_views: dict[tuple[int, int], LayerViews] = {}
         # Of this plan's rows and of the last one's: a row that misses two forwards starts anew.
         self._copies: dict[str, ContextCopy] = {}
@@ -136,6 +136,7 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
 
     def forward(self, plan: SdpaPlan, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
         """See `AttentionBackend.forward`."""
+        key_value = self.pool.as_stored(key_value)
         self.pool.write(layer, plan.slots, key_value)
         for copy, position, first, last in plan.copies:
             copy.store(layer, position, key_value[first:last])
@@ -144,11 +145,27 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
         grouped = query.view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
         spans = plan.spans[self.windows[layer]]
         if len(spans) == 1:
-            return _attend(spans[0], layer, grouped)
+            return self._attend(spans[0], layer, grouped)
         parts = grouped.split([span.num_queries for span in spans])
         return torch.cat(
-            [_attend(span, layer, part) for span, part in zip(spans, parts, strict=True)]
+            [self._attend(span, layer, part) for span, part in zip(spans, parts, strict=True)]
         )
+
+    def _attend(self, span: Span, layer: int, query: Tensor) -> Tensor:
+        """Queries [n, Hkv, G, D] of one span; returns [n, Hkv × G × D]."""
+        keys, values = span.views[layer]
+        mask = span.mask
+        if keys.dtype != query.dtype:
+            keys, values, mask = keys.to(query.dtype), values.to(query.dtype), mask.to(query.dtype)
+        num_queries, soft_cap = span.num_queries, self.options.soft_cap
+        if num_queries > 1 and soft_cap is not None:  # a larger product may sum in another order
+            each = zip(query.split(1), mask.split(1), strict=True)
+            parts = [attend(one, keys, values, seen, soft_cap) for one, seen in each]
+            return torch.cat(parts).reshape(num_queries, -1)
+        if num_queries > 1:
+            keys = keys.expand(num_queries, -1, -1, -1)
+            values = values.expand(num_queries, -1, -1, -1)
+        return attend(query, keys, values, mask, soft_cap).reshape(num_queries, -1)
 
     def _run_start(self, batch: ForwardBatch, row: int) -> int | None:
         """First slot of a row whose pages follow each other; None when they do not."""
@@ -242,23 +259,10 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
             self._mask_reach = _round_up(2 * context, TILE)
             zeros = torch.zeros(self._mask_reach)
             line = torch.cat([zeros, torch.full((TILE,), float("-inf"))])
-            self._mask_line = line.to(self.pool.device, self.pool.dtype)
+            dtype = self.pool.dtype if self.pool.dtype.itemsize > 1 else torch.float32
+            self._mask_line = line.to(self.pool.device, dtype)  # a byte holds no −inf
         offset = self._mask_reach - context
         return self._mask_line[offset : offset + num_keys]
-
-
-def _attend(span: Span, layer: int, query: Tensor) -> Tensor:
-    """Queries [n, Hkv, G, D] of one span; returns [n, Hkv × G × D]."""
-    keys, values = span.views[layer]
-    mask = span.mask
-    if keys.dtype != query.dtype:
-        keys, values, mask = keys.to(query.dtype), values.to(query.dtype), mask.to(query.dtype)
-    num_queries = span.num_queries
-    if num_queries > 1:
-        keys = keys.expand(num_queries, -1, -1, -1)
-        values = values.expand(num_queries, -1, -1, -1)
-    attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
-    return attended.reshape(num_queries, -1)
 
 
 def _views(storage: list[Tensor], start: int, num_keys: int) -> LayerViews:

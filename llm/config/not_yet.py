@@ -24,7 +24,6 @@ NOT_YET_AVAILABLE_VALUES: dict[str, dict[str, str]] = {
         ("float8_e4m3fn", "float4_e2m1fnx2", "gptq", "q4_k", "q4_0", "q6_k"),
         "weights are held as float32, float16, bfloat16 or int8",
     ),
-    "model.kv_cache.kv_cache_format": {"float8_e4m3fn": "pages are float32 or bfloat16"},
 }
 """Field (dotted path) -> value -> why this one value is an error in this release."""
 

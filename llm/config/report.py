@@ -28,6 +28,7 @@ class RunningPlan:
     draft_kv_bytes: int = 0  # of them for the draft model
     linear_layers: tuple[tuple[str, int], ...] = ()  # how many compute with what
     in_flight_batching: bool = True
+    attention: str = "not told"  # what computes it
 
 
 def log_basics(config: PipelineConfig, plan: RunningPlan | None) -> None:
@@ -58,6 +59,7 @@ def log_pipeline(config: PipelineConfig, plan: RunningPlan | None) -> None:
         ("weight-only quantisation", config.graph_quantization_encoding or "none asked for"),
         ("linear layers", ", ".join(f"{n} {name}" for name, n in plan.linear_layers) or "none"),
         ("modules", "as written" if config.use_legacy_module else "compiled"),
+        ("attention", plan.attention),
         ("dependent launch", "off" if config.model.on_cpu else config.pdl_level),
         ("max_batch_input_tokens", config.max_batch_input_tokens),
         ("max_batch_total_tokens", config.max_batch_total_tokens or "no cap"),

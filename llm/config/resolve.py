@@ -146,16 +146,18 @@ def _read_generation_config(model: ModelConfig) -> dict[str, Any]:
 
 
 def resolve_kernels(config: PipelineConfig) -> None:
-    """The switches are on or off, and dependent launch is one of its levels."""
+    """Switches are on or off, dependent launch is one of its levels, attention can be computed."""
     switch("use_experimental_kernels", config.use_experimental_kernels)
     switch("use_vendor_blas", config.use_vendor_blas)
     level = launch_level(config.pdl_level)
-    if not level:
-        return
-    if not config.model.on_cpu:
-        reason = "there are no kernels with dependent launch"
-        raise unavailable("pdl_level", config.pdl_level, reason)
-    logger.warning("pdl_level=%d has no effect on the CPU", level)
+    if level and config.model.on_cpu:
+        logger.warning("pdl_level=%d has no effect on the CPU", level)
+    for name, model in (("model", config.model), ("draft_model", config.draft_model)):
+        if model is not None and model.attention_backend == "flashinfer" and model.on_cpu:
+            raise ConfigError(
+                f"{name}.attention_backend=flashinfer needs a CUDA device: leave it at auto, or "
+                "set device_specs"
+            )
 
 
 def launch_level(text: str) -> int:

@@ -124,6 +124,10 @@ class ModelConfig(StrictModel):
     disable_cuda_graph: bool = Field(
         default=False, description="decode without CUDA graphs, launch by launch"
     )
+    attention_backend: Literal["auto", "sdpa", "gathered", "flashinfer"] = Field(
+        default="auto",
+        description="what computes attention (auto: flashinfer on CUDA where it is installed)",
+    )
     kv_cache: KVCacheConfig = Field(default_factory=KVCacheConfig, description="KV cache")
     _shared: SharedLimits = PrivateAttr(default_factory=SharedLimits)
 

@@ -7,7 +7,8 @@ One layer is one tensor [2 × Hkv, slots, D], heads outermost: slot = page × pa
     head 0 values  | …
 
 so that consecutive pages of one head are one contiguous [tokens, D] matrix, which attention can
-read without gathering. Page 0 swallows padding.
+read without gathering; and a page is [page_size, Hkv, D] with the same strides everywhere, which is
+what kernels for paged attention read. Page 0 swallows padding.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class KVPool:
         self._stored_pages = num_pages + -(-TAIL_SLOTS // page_size)
         shape = (2 * num_kv_heads, self._stored_pages * page_size, head_dim)
         self.storage = [_zeros(shape, dtype, self.device) for _ in range(num_layers)]
+        # torch moves and selects bytes, but few things else of one byte.
+        self._cells = [s.view(torch.uint8) if dtype.itemsize == 1 else s for s in self.storage]
 
     @property
     def nbytes(self) -> int:
@@ -77,17 +80,27 @@ class KVPool:
         paged = heads.unflatten(1, (self._stored_pages, self.page_size))
         return paged[:, : self.num_pages].permute(1, 2, 0, 3)
 
+    def as_stored(self, key_value: Tensor) -> Tensor:
+        """Keys and values in the pool's format; what it cannot hold becomes its largest number."""
+        if key_value.dtype == self.dtype:
+            return key_value
+        if self.dtype.itemsize == 1:
+            largest = torch.finfo(self.dtype).max
+            key_value = key_value.clamp(-largest, largest)
+        return key_value.to(self.dtype)
+
     def write(self, layer: int, slots: Tensor, key_value: Tensor) -> None:
         """Store [T, 2, Hkv, D] keys and values in `slots` [T]."""
-        source = key_value.flatten(1, 2).transpose(0, 1)
-        if source.dtype != self.dtype:
-            source = source.to(self.dtype)
-        self.storage[layer].index_copy_(1, slots, source)
+        source = self.as_stored(key_value).flatten(1, 2).transpose(0, 1)
+        cells = self._cells[layer]
+        if source.dtype != cells.dtype:
+            source = source.view(cells.dtype)
+        cells.index_copy_(1, slots, source)
 
     def take(self, layer: int, pages: Tensor) -> Tensor:
         """[2 × Hkv, n × page_size, D]: a copy of whole `pages` [n]."""
-        paged = self.storage[layer].unflatten(1, (self._stored_pages, self.page_size))
-        return paged.index_select(1, pages).flatten(1, 2)
+        paged = self._cells[layer].unflatten(1, (self._stored_pages, self.page_size))
+        return paged.index_select(1, pages).flatten(1, 2).view(self.dtype)
 
     def gather(self, layer: int, pages: Tensor, out: Tensor) -> None:
         """Copy whole `pages` [n] into out [2 × Hkv, n × page_size, D]."""

@@ -116,6 +116,14 @@ class PipelineModel(ABC, Generic[ContextT]):
         return ()
 
     @classmethod
+    def attention_soft_cap(cls, huggingface_config: HuggingFaceConfig) -> float | None:
+        """c where attention's scores s become c × tanh(s / c); None where they stay as they are.
+
+        Needs no weights.
+        """
+        return None
+
+    @classmethod
     def estimate_weights_size(cls, pipeline_config: PipelineConfig) -> int:
         """Bytes of the weights as they will be held, from the files' headers alone."""
         model = pipeline_config.model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,10 @@ import torch
 
 from llm.models.profiling import Profiler
 from llm.models.step_trace import StepTrace
+
+logger = logging.getLogger(__name__)
+
+PDL_CAPABILITY = (9, 0)  # the first with programmatic dependent launch
 
 
 @dataclass(slots=True)
@@ -25,6 +30,13 @@ class EngineSession:
     def trace_steps(self, path: Path, after: int, steps: int) -> None:
         """Have some steps traced."""
         self.trace = StepTrace(path, after, steps)
+
+    def check_device(self) -> None:
+        """Give up what the device cannot do."""
+        if self.pdl_level and torch.cuda.get_device_capability(self.device) < PDL_CAPABILITY:
+            text = "pdl_level=%d has no effect on %s, which is older than compute capability %d.%d"
+            logger.warning(text, self.pdl_level, self.device, *PDL_CAPABILITY)
+            self.pdl_level = 0
 
     @property
     def profiler(self) -> Profiler:

@@ -20,7 +20,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from llm.attention.base import AttentionBackend, PlannedAttention
+from llm.attention.base import AttentionBackend, AttentionOptions, PlannedAttention
 from llm.attention.registry import create_attention_backend
 from llm.batch import (
     ForwardBatch,
@@ -54,7 +54,6 @@ from llm.sampling.sampler import Sampler
 
 logger = logging.getLogger(__name__)
 
-ATTENTION_BACKEND = "sdpa"
 
 
 class ModelRunner(MemoryPlanning, TensorInterface):
@@ -145,9 +144,8 @@ class ModelRunner(MemoryPlanning, TensorInterface):
     def kv_cache_dtype(self) -> torch.dtype:
         """Number format of keys and values: `kv_cache_format`, or the model's."""
         kv_format = self.model_config.kv_cache.kv_cache_format
-        if kv_format is None:
-            return self.dtype
-        return torch.float32 if kv_format == "float32" else torch.bfloat16
+        found: torch.dtype = self.dtype if kv_format is None else getattr(torch, kv_format)
+        return found
 
     def initialize(self, draft: ModelRunner | None = None) -> None:
         """Do everything that precedes the first forward. Raises `RuntimeError` the second time.
@@ -159,6 +157,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         started = time.perf_counter()
         self._check_device()
         self.server_config.configure_session(self.session)
+        self.session.check_device()
         self.plan_memory(draft)
         self.load_model()
         self.init_memory_pool()
@@ -220,8 +219,15 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         """Make the attention backend over the pool."""
         if self.token_to_kv_pool is None:
             raise RuntimeError("allocate the pool before the attention backend is made")
+        options = AttentionOptions(
+            num_heads=self.num_attention_heads,
+            dtype=self.dtype,
+            windows=self._windows,
+            soft_cap=self._model_class.attention_soft_cap(self.huggingface_config),
+            enable_pdl=self.session.pdl_level > 0,
+        )
         self.attn_backend = create_attention_backend(
-            ATTENTION_BACKEND, self.token_to_kv_pool, self._windows
+            self.model_config.attention_backend, self.token_to_kv_pool, options
         )
 
     def init_cuda_graphs(self) -> None:

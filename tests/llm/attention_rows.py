@@ -5,30 +5,51 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from llm.attention.base import AttentionOptions
 from llm.batch import ForwardBatch, ForwardMode
 
 HEAD_DIM = 16
 
 
+def options(
+    window: int | None = None, soft_cap: float | None = None, num_heads: int = 4
+) -> AttentionOptions:
+    """For layers that all have the same window."""
+    windows = () if window is None else (window,)
+    return AttentionOptions(num_heads, torch.float32, windows, soft_cap)
+
+
 class Row:
     """One sequence's whole queries, keys and values, from which steps take their part."""
 
-    def __init__(self, length: int, heads: tuple[int, int], pages: list[int], seed: int) -> None:
+    def __init__(
+        self,
+        length: int,
+        heads: tuple[int, int],
+        pages: list[int],
+        seed: int,
+        head_dim: int = HEAD_DIM,
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
         num_heads, num_kv_heads = heads
-        self.query = torch.randn(length, num_heads, HEAD_DIM, generator=generator)
-        self.key_value = torch.randn(length, 2, num_kv_heads, HEAD_DIM, generator=generator)
+        self.query = torch.randn(length, num_heads, head_dim, generator=generator)
+        self.key_value = torch.randn(length, 2, num_kv_heads, head_dim, generator=generator)
         self.pages = pages
         self.request_id = f"row {seed}"
 
-    def expected(self, start: int, end: int, window: int | None = None) -> Tensor:
+    def expected(
+        self, start: int, end: int, window: int | None = None, soft_cap: float | None = None
+    ) -> Tensor:
         """Dense causal attention of positions [start, end), float64."""
         group = self.query.shape[1] // self.key_value.shape[2]
         keys, values = self.key_value[:end].double().repeat_interleave(group, dim=2).unbind(1)
         scores = torch.einsum("qhd,khd->hqk", self.query[start:end].double(), keys)
         distance = torch.arange(start, end)[:, None] - torch.arange(end)[None]
         hidden = (distance < 0) | (distance >= (window or end))
-        scores = (scores / HEAD_DIM**0.5).masked_fill(hidden, float("-inf"))
+        scores = scores / keys.shape[-1] ** 0.5
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        scores = scores.masked_fill(hidden, float("-inf"))
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).flatten(1)
 
 

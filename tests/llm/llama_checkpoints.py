@@ -88,12 +88,15 @@ def reference(folder: Path) -> PreTrainedModel:
 def pipeline_config(
     folder: Path, *, num_pages: int | None = 64, page_size: int = 16, **keys: Any
 ) -> PipelineConfig:
-    """A resolved configuration; `encoding`, `rope_type`, `kv_format`, `device` are the model's."""
+    """A resolved configuration; `encoding`, `rope_type`, `kv_format`, `device` and
+    `attention_backend` are the model's.
+    """
     model = ModelConfig(
         model_path=str(folder),
         device_specs=[keys.pop("device", "cpu")],
         quantization_encoding=keys.pop("encoding", None),
         rope_type=keys.pop("rope_type", None),
+        attention_backend=keys.pop("attention_backend", "auto"),
         kv_cache={
             "num_pages": num_pages,
             "kv_cache_page_size": page_size,

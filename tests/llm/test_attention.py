@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from llm.attention.base import PlannedAttention
+from llm.attention.base import AttentionOptions, PlannedAttention
 from llm.attention.gathered import GatheredBackend
 from llm.attention.registry import create_attention_backend, supported_backends
 from llm.attention.sdpa import TILE, SdpaBackend
 from llm.batch import ForwardMode
 from llm.errors import ConfigError
 from llm.kv_cache.kv_pool import KVPool
-from tests.llm.attention_rows import HEAD_DIM, Row, forward_batch, shuffled_pages
+from tests.llm.attention_rows import HEAD_DIM, Row, forward_batch, options, shuffled_pages
 
 
 def run(
@@ -46,7 +46,7 @@ def test_pages_in_any_order_attend_like_dense_memory(
     for seed, length in enumerate(lengths):
         needed = -(-length // page_size)
         rows.append(Row(length, heads, [pages.pop() for _ in range(needed)], seed))
-    backend = SdpaBackend(create_pool(heads[1], num_pages, page_size))
+    backend = SdpaBackend(create_pool(heads[1], num_pages, page_size), options())
     first, second, third = rows
     steps = [
         [(first, 0, 63), (second, 0, 64)],
@@ -62,10 +62,15 @@ def test_pages_in_any_order_attend_like_dense_memory(
 
 
 def history(
-    row: Row, cuts: list[int], page_size: int, num_pages: int, window: int | None = None
+    row: Row,
+    cuts: list[int],
+    page_size: int,
+    num_pages: int,
+    asked: AttentionOptions | None = None,
 ) -> Tensor:
     """All results of a row alone, fed in pieces."""
-    backend = SdpaBackend(create_pool(row.key_value.shape[2], num_pages, page_size), [window])
+    pool = create_pool(row.key_value.shape[2], num_pages, page_size)
+    backend = SdpaBackend(pool, asked or options())
     parts = [run(backend, page_size, [(row, a, b)])[0] for a, b in itertools.pairwise(cuts)]
     return torch.cat(parts)
 
@@ -80,7 +85,7 @@ def test_chunks_pages_and_neighbours_change_no_bit() -> None:
     scattered = Row(length, heads, shuffled_pages(40, seed=1)[:10], seed=5)
     for cuts in ([0, length], [0, 70, *range(71, 151)], [0, 100, 130, 150]):
         assert torch.equal(history(scattered, cuts, page_size, 40), whole)
-    backend = SdpaBackend(create_pool(2, 400, page_size))
+    backend = SdpaBackend(create_pool(2, 400, page_size), options())
     rows = [Row(length, heads, [r * 10 + k + 1 for k in range(10)], r) for r in range(32)]
     run(backend, page_size, [(row, 0, 149) for row in rows])
     together = run(backend, page_size, [(row, 149, 150) for row in rows])
@@ -92,19 +97,19 @@ def test_a_window_hides_what_is_older(window: int) -> None:
     """Pages in order and not; whole, in chunks and token by token: the same bits."""
     length, page_size, heads = 260, 16, (4, 2)
     in_order = Row(length, heads, list(range(1, 18)), seed=6)
-    whole = history(in_order, [0, length], page_size, 40, window)
+    whole = history(in_order, [0, length], page_size, 40, options(window))
     assert torch.allclose(whole.double(), in_order.expected(0, length, window), atol=1e-5)
     scattered = Row(length, heads, shuffled_pages(40, seed=2)[:17], seed=6)
     for cuts in ([0, 1, 70, *range(127, 131), 200, length], [0, 100, *range(101, 261)]):
         for row in (in_order, scattered):
-            assert torch.equal(history(row, cuts, page_size, 40, window), whole)
+            assert torch.equal(history(row, cuts, page_size, 40, options(window)), whole)
 
 
 def test_layers_have_their_own_windows() -> None:
     """Each layer of one forward sees as far as it may, and no key from before its window."""
-    page_size, windows = 16, [70, None, 20]
+    page_size, windows = 16, (70, None, 20)
     pool = create_pool(2, 40, page_size, num_layers=3)
-    backend = create_attention_backend("sdpa", pool, windows)
+    backend = create_attention_backend("sdpa", pool, AttentionOptions(4, torch.float32, windows))
     assert isinstance(backend, SdpaBackend)
     row = Row(200, (4, 2), shuffled_pages(40, seed=4)[:13], seed=9)
     for start, end in ((0, 150), (150, 151), (151, 152), (152, 200)):
@@ -120,7 +125,7 @@ def test_a_copied_context_grows_and_is_gathered_again_when_it_must() -> None:
     page_size, heads = 16, (2, 1)
     pages = shuffled_pages(60, seed=3)
     row, free = Row(700, heads, pages[:44], seed=7), pages[44:]
-    backend = SdpaBackend(create_pool(1, 60, page_size))
+    backend = SdpaBackend(create_pool(1, 60, page_size), options())
     run(backend, page_size, [(row, 0, 250)])
     decoded = [run(backend, page_size, [(row, n, n + 1)])[0] for n in range(250, 640)]
     assert torch.allclose(torch.cat(decoded).double(), row.expected(250, 640), atol=1e-5)
@@ -143,7 +148,7 @@ def test_nobody_sees_anothers_keys() -> None:
     for storage in pool.storage:
         storage.fill_(1e4)  # what former requests left, up to and past the last page
     row = Row(20, heads, [6, 7], seed=1)
-    found = run(SdpaBackend(pool), page_size, [(row, 0, 20)])[0]
+    found = run(SdpaBackend(pool, options()), page_size, [(row, 0, 20)])[0]
     assert torch.allclose(found.double(), row.expected(0, 20), atol=1e-5)
 
 
@@ -151,7 +156,7 @@ def test_only_the_rows_slots_are_written() -> None:
     page_size = 4
     pool = create_pool(1, 6, page_size, num_layers=2)
     row = Row(6, (1, 1), [4, 2], seed=1)
-    run(SdpaBackend(pool), page_size, [(row, 0, 6)], layer=1)
+    run(SdpaBackend(pool, options()), page_size, [(row, 0, 6)], layer=1)
     assert all((pool.keys(0) == 0).flatten())
     keys, values = pool.keys(1), pool.values(1)
     assert keys.shape == (6, page_size, 1, HEAD_DIM)
@@ -165,7 +170,7 @@ def test_keys_may_be_narrower_than_queries() -> None:
     pool = KVPool(1, 8, 16, 2, HEAD_DIM, dtype=torch.bfloat16)
     assert pool.nbytes == 2 * 8 * 16 * 2 * HEAD_DIM * 2
     row = Row(80, (4, 2), [3, 1, 2, 6, 5], seed=1)
-    found = run(SdpaBackend(pool), 16, [(row, 0, 80)])[0]
+    found = run(SdpaBackend(pool, options()), 16, [(row, 0, 80)])[0]
     assert found.dtype == torch.float32
     assert torch.allclose(found.double(), row.expected(0, 80), atol=0.05)
     assert "8 pages of 16 tokens" in repr(pool)
@@ -174,7 +179,7 @@ def test_keys_may_be_narrower_than_queries() -> None:
 def test_a_plan_advances_by_one_token() -> None:
     page_size = 4
     row = Row(9, (2, 1), [5, 1, 3], seed=2)
-    backend = SdpaBackend(create_pool(1, 6, page_size))
+    backend = SdpaBackend(create_pool(1, 6, page_size), options())
     run(backend, page_size, [(row, 0, 7)])
     planned = PlannedAttention.create(forward_batch(page_size, [(row, 7, 8)]), backend)
     planned.attend(0, row.query[7:8], row.key_value[7:8])
@@ -190,7 +195,7 @@ def test_a_plan_advances_by_one_token() -> None:
 
 def test_views_of_many_contexts_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llm.attention.sdpa.MAX_CACHED_VIEWS", 5)
-    backend = SdpaBackend(create_pool(1, 40, TILE))
+    backend = SdpaBackend(create_pool(1, 40, TILE), options())
     for page in range(1, 30):
         row = Row(3, (1, 1), [page], seed=page)
         found = run(backend, TILE, [(row, 0, 3)])[0]
@@ -200,8 +205,59 @@ def test_views_of_many_contexts_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) 
 
 def test_backends_are_named() -> None:
     pool = create_pool(1, 2, 4)
-    assert isinstance(create_attention_backend("sdpa", pool), SdpaBackend)
-    assert isinstance(create_attention_backend("gathered", pool), GatheredBackend)
-    assert supported_backends() == ("sdpa", "gathered")
+    assert isinstance(create_attention_backend("sdpa", pool, options()), SdpaBackend)
+    assert isinstance(create_attention_backend("gathered", pool, options()), GatheredBackend)
+    assert supported_backends() == ("sdpa", "gathered", "flashinfer")
     with pytest.raises(ConfigError, match="no attention backend 'flash'; supported: sdpa, gath"):
-        create_attention_backend("flash", pool)
+        create_attention_backend("flash", pool, options())
+
+
+@pytest.mark.parametrize("soft_cap", [0.5, 30.0])
+def test_scores_are_capped(soft_cap: float) -> None:
+    """Whole, in chunks and from scattered pages: the same bits."""
+    length, page_size, heads = 150, 16, (4, 2)
+    asked = options(window=70, soft_cap=soft_cap)
+    in_order = Row(length, heads, list(range(1, 11)), seed=5)
+    whole = history(in_order, [0, length], page_size, 40, asked)
+    expected = in_order.expected(0, length, 70, soft_cap)
+    assert torch.allclose(whole.double(), expected, atol=1e-5)
+    assert not torch.allclose(expected, in_order.expected(0, length, 70), atol=1e-3)
+    scattered = Row(length, heads, shuffled_pages(40, seed=1)[:10], seed=5)
+    for row in (in_order, scattered):
+        assert torch.equal(
+            history(row, [0, 1, 63, 100, *range(120, 151)], page_size, 40, asked), whole
+        )
+
+
+def float8_rounded(row: Row) -> Row:
+    """The row with keys and values as pages of float8_e4m3fn hold them."""
+    row.key_value = row.key_value.to(torch.float8_e4m3fn).float()
+    return row
+
+
+@pytest.mark.parametrize("backend_name", ["sdpa", "gathered"])
+@pytest.mark.parametrize("pages", [[3, 1, 2, 6, 5], [1, 2, 3, 4, 5]])
+def test_pages_of_float8_hold_rounded_keys(backend_name: str, pages: list[int]) -> None:
+    """A row in order, read in place, and one in copies: what is lost is lost by rounding alone."""
+    pool = KVPool(1, 8, 16, 2, HEAD_DIM, dtype=torch.float8_e4m3fn)
+    assert pool.nbytes == 2 * 8 * 16 * 2 * HEAD_DIM
+    backend = create_attention_backend(backend_name, pool, options())
+    row = Row(80, (4, 2), pages, seed=1)
+    steps = [(0, 40), (40, 78), (78, 79), (79, 80)]
+    found = torch.cat([run(backend, 16, [(row, a, b)])[0] for a, b in steps])
+    assert found.dtype == torch.float32
+    assert torch.allclose(found.double(), float8_rounded(row).expected(0, 80), atol=1e-5)
+
+
+@pytest.mark.parametrize("backend_name", ["sdpa", "gathered"])
+@pytest.mark.parametrize("pages", [[2, 1], [1, 2]])
+def test_what_float8_cannot_hold_becomes_its_largest_number(
+    backend_name: str, pages: list[int]
+) -> None:
+    pool = KVPool(1, 4, 4, 1, HEAD_DIM, dtype=torch.float8_e4m3fn)
+    row = Row(5, (1, 1), pages, seed=2)
+    row.key_value[:, 1] = 1e6
+    row.key_value[:, 0, 0, 0] = -1e6
+    found = run(create_attention_backend(backend_name, pool, options()), 4, [(row, 0, 5)])[0]
+    assert torch.allclose(found, torch.full_like(found, 448.0))
+    assert float(pool.keys(0)[pages[0]].float().min()) == -448.0

@@ -138,7 +138,7 @@ def logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Callable[..., st
     return log
 
 
-PLAN = RunningPlan("SomePipeline", "float32", 4000, 24, 3 * 2**20, 2**20)
+PLAN = RunningPlan("SomePipeline", "float32", 4000, 24, 3 * 2**20, 2**20, attention="gathered")
 
 
 def test_the_basic_log(logged: Callable[..., str], tmp_path: Path) -> None:
@@ -170,6 +170,7 @@ def test_the_whole_log(logged: Callable[..., str]) -> None:
         "max_seq_len: 4000",
         "encoding: float32",
         "modules: as written",
+        "attention: gathered",
         "KV page size: 128",
         "prefix caching: True",
         "swapping to host: 1.5 GiB",

@@ -354,5 +354,15 @@ def test_dependent_launch_has_no_effect_without_a_gpu(caplog: pytest.LogCaptureF
     session = RecordingSession()
     config.configure_session(session)
     assert session.pdl_level == 0
-    with pytest.raises(ConfigError, match="pdl_level=1 is not available in this release"):
-        PipelineConfig(pdl_level="1", model={"device_specs": ["cuda:0"]})
+    PipelineConfig(pdl_level="1", model={"device_specs": ["cuda:0"]}).configure_session(session)
+    assert session.pdl_level == 1
+
+
+@pytest.mark.parametrize("name", ["model", "draft_model"])
+def test_flashinfer_needs_a_gpu(name: str) -> None:
+    choice = {"attention_backend": "flashinfer"}
+    with pytest.raises(ConfigError, match=rf"^{name}\.attention_backend=flashinfer needs a CUDA"):
+        Everything(**{"speculative": {}, "draft_model": {}} | {name: choice})
+    on_cuda = choice | {"device_specs": ["cuda:0"]}
+    config = Everything(**{"speculative": {}, "draft_model": {}} | {name: on_cuda})
+    assert getattr(config, name).attention_backend == "flashinfer"

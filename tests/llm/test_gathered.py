@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from llm.attention.base import PlannedAttention
-from llm.attention.gathered import GatheredBackend, GatheredPlan
+from llm.attention.gathered import MAX_CAPTURED_TOKENS, GatheredBackend, GatheredPlan
 from llm.attention.sdpa import SdpaBackend
 from llm.kv_cache.kv_pool import KVPool
-from tests.llm.attention_rows import HEAD_DIM, Row, forward_batch, shuffled_pages
+from tests.llm.attention_rows import HEAD_DIM, Row, forward_batch, options, shuffled_pages
 
 Step = list[tuple[Row, int, int]]
 
@@ -42,7 +42,7 @@ def test_mixed_batches_attend_like_dense_memory(
         rows.append(Row(length, heads, [pages.pop() for _ in range(-(-length // page_size))], seed))
     first, second, third = rows
     pool = KVPool(1, 4 + 400 // page_size, page_size, heads[1], HEAD_DIM)
-    backend = GatheredBackend(pool, [window])
+    backend = GatheredBackend(pool, options(window))
     steps: list[Step] = [
         [(first, 0, 63), (second, 0, 63)],
         [(first, 63, 64), (second, 63, 65), (third, 0, 1)],
@@ -66,7 +66,7 @@ def test_a_captured_plan_is_pointed_at_other_rows(window: int | None) -> None:
     page_size, heads = 4, (4, 2)
     pages = shuffled_pages(60, seed=2)
     rows = [Row(50, heads, pages[13 * n : 13 * (n + 1)], seed=n) for n in range(4)]
-    backend = GatheredBackend(KVPool(1, 60, page_size, 2, HEAD_DIM), [window])
+    backend = GatheredBackend(KVPool(1, 60, page_size, 2, HEAD_DIM), options(window))
     filled = [(row, 0, 50) for row in rows]
     PlannedAttention.create(forward_batch(page_size, filled), backend).attend(0, *fed(filled))
 
@@ -88,7 +88,7 @@ def test_a_captured_plan_is_pointed_at_other_rows(window: int | None) -> None:
 
 def test_a_fresh_captured_plan_only_pads() -> None:
     pool = KVPool(1, 4, 4, 2, HEAD_DIM)
-    backend = GatheredBackend(pool)
+    backend = GatheredBackend(pool, options())
     row = padded(1)
     found = backend.forward(backend.capture_plan(2, 9), 0, *fed([(row, 0, 1), (row, 0, 1)]))
     assert bool(found.isfinite().all())
@@ -96,7 +96,7 @@ def test_a_fresh_captured_plan_only_pads() -> None:
 
 
 def test_what_cannot_be_captured_says_so() -> None:
-    backend = SdpaBackend(KVPool(1, 4, 4, 2, HEAD_DIM))
+    backend = SdpaBackend(KVPool(1, 4, 4, 2, HEAD_DIM), options())
     assert not backend.can_capture
     with pytest.raises(NotImplementedError, match="SdpaBackend cannot be captured"):
         backend.capture_plan(1, 4)
@@ -109,14 +109,37 @@ def test_keys_and_values_stored_by_another_hand() -> None:
     row = Row(20, (4, 2), [2, 1, 3], seed=9)
     pool = KVPool(1, 4, 8, 2, HEAD_DIM)
     parts: Step = [(row, 0, 20)]
-    planned = PlannedAttention.create(forward_batch(8, parts), GatheredBackend(pool))
+    planned = PlannedAttention.create(forward_batch(8, parts), GatheredBackend(pool, options()))
     query, key_value = fed(parts)
     target = planned.slots(0)
     assert target is not None
     pages, offsets = target.slots // 8, target.slots % 8
     target.keys[pages, offsets], target.values[pages, offsets] = key_value.unbind(1)
     assert torch.equal(planned.attend_stored(0, query), planned.attend(0, query, key_value))
-    other = PlannedAttention.create(forward_batch(8, parts), SdpaBackend(pool))
+    other = PlannedAttention.create(forward_batch(8, parts), SdpaBackend(pool, options()))
     assert other.slots(0) is None
     with pytest.raises(NotImplementedError, match="SdpaBackend stores keys and values itself"):
         other.attend_stored(0, query)
+
+
+def test_much_is_gathered_in_several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than some bytes at once, except for one row."""
+    parts: Step = [(Row(20, (4, 2), [2 * n + 1, 2 * n + 2], n), 0, 20) for n in range(5)]
+    pool = KVPool(1, 12, 16, 2, HEAD_DIM)
+    row_bytes = 20 * 2 * 2 * HEAD_DIM * 4
+    for limit, pieces in ((2 * row_bytes, 3), (1, 5), (100 * row_bytes, 1)):
+        monkeypatch.setattr("llm.attention.gathered.GATHERED_BYTES", limit)
+        planned = PlannedAttention.create(
+            forward_batch(16, parts), GatheredBackend(pool, options())
+        )
+        assert len(planned.plan.parts) == pieces
+        found = planned.attend(0, *fed(parts))
+        assert torch.allclose(found.double(), expected(parts), atol=1e-5)
+
+
+def test_a_large_pool_is_not_captured() -> None:
+    """Every forward would gather contexts of the greatest length."""
+    sizes = {MAX_CAPTURED_TOKENS // 16: True, MAX_CAPTURED_TOKENS // 16 + 1: False}
+    for num_pages, can_capture in sizes.items():
+        pool = KVPool(1, num_pages, 16, 1, 1)
+        assert GatheredBackend(pool, options()).can_capture == can_capture

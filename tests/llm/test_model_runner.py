@@ -32,7 +32,7 @@ class RecordingBackend(SdpaBackend):
     """Writes down in which order it is planned and run."""
 
     def __init__(self, other: SdpaBackend, calls: list[str]) -> None:
-        super().__init__(other.pool)
+        super().__init__(other.pool, other.options)
         self.calls = calls
 
     def plan(self, batch: ForwardBatch) -> SdpaPlan:
@@ -159,6 +159,42 @@ def test_memory_is_planned_from_what_there_is(checkpoint: Path) -> None:
     half = ModelRunner(pipeline_config(checkpoint, num_pages=9, kv_format="bfloat16"))
     assert half.plan_memory().kv_bytes == 9 * plan.page_bytes // 2
     assert half.kv_cache_dtype == torch.bfloat16
+    quarter = ModelRunner(pipeline_config(checkpoint, num_pages=9, kv_format="float8_e4m3fn"))
+    assert quarter.plan_memory().kv_bytes == 9 * plan.page_bytes // 4
+
+
+@pytest.mark.parametrize(("kv_format", "most"), [("bfloat16", 0.01), ("float8_e4m3fn", 0.25)])
+def test_coarser_pages_change_the_logits_a_little(
+    checkpoint: Path, kv_format: str, most: float
+) -> None:
+    """And the same in one prefill as in a prefill and a decode step."""
+    logits = []
+    for chosen in (None, kv_format):
+        runner = ModelRunner(pipeline_config(checkpoint, kv_format=chosen))
+        runner.initialize()
+        whole = runner.forward(runner.prepare(batch(row(range(1, 19), [5, 9])))).logits
+        runner.forward(runner.prepare(batch(row(range(1, 18), [4, 2]))))
+        last = runner.forward(runner.prepare(batch(row([18], [4, 2], 17)))).logits
+        assert torch.equal(last, whole)
+        logits.append(whole)
+    exact, coarse = logits
+    assert 0 < float((exact - coarse).norm() / exact.norm()) < most
+
+
+def test_the_attention_backend_is_chosen(checkpoint: Path) -> None:
+    """By the configuration, which leaves it to the device; the results agree."""
+    logits = {}
+    for name in ("auto", "sdpa", "gathered"):
+        config = pipeline_config(checkpoint, attention_backend=name)
+        runner = ModelRunner(config)
+        runner.initialize()
+        assert runner.attn_backend is not None
+        assert runner.attn_backend.name == ("sdpa" if name == "auto" else name)
+        assert runner.attn_backend.options.num_heads == runner.num_attention_heads
+        inputs = runner.prepare(batch(row(range(1, 40), [5, 9, 2])))
+        logits[name] = runner.forward(inputs).logits
+    assert torch.equal(logits["auto"], logits["sdpa"])
+    assert torch.allclose(logits["gathered"], logits["sdpa"], atol=1e-4)
 
 
 def test_the_pool_stays_modest_on_a_cpu(tmp_path: Path) -> None:

@@ -1,0 +1,260 @@
+"""FlashInfer's kernels and wrappers: which one computes what, and how their plans reach the device.
+
+    rows of one query       CUDA cores, or tensor cores when many query heads share a KV head
+    rows of several         FA3 on Hopper, FA2 elsewhere and where FA3 has no kernel
+
+Read against flashinfer 0.7.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flashinfer.decode import (
+    BatchDecodeWithPagedKVCacheWrapper,
+    fast_decode_plan,
+    get_batch_decode_module,
+)
+from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper, get_batch_prefill_module
+from torch import Tensor
+
+from llm.attention.base import AttentionOptions
+from llm.attention.page_lists import PageLists
+from llm.errors import ConfigError
+from llm.kv_cache.kv_pool import KVPool
+
+logger = logging.getLogger(__name__)
+
+LAYOUT = "NHD"  # of `KVPool.keys` and `KVPool.values`
+HEAD_DIMS = (64, 128, 256)
+DTYPES = (torch.bfloat16, torch.float16)
+CUDA_CORE_GROUPS = (1, 2, 3)  # query heads for each KV head; from 4 on tensor cores are faster
+FLOAT_WORKSPACE_BYTES = 128 * 2**20  # partial results of contexts that several blocks share
+INT_WORKSPACE_BYTES = 4 * 2**20  # which block computes what
+HOPPER = 9  # the major compute capability that FA3 is written for
+NUM_STAGINGS = 8  # plans that may be on their way to the device
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What the kernels of one pool have in common."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: torch.dtype  # of queries
+    kv_dtype: torch.dtype
+    soft_cap: float
+    device: torch.device
+
+    @classmethod
+    def of(cls, pool: KVPool, options: AttentionOptions) -> Kernels:
+        """Raises `ConfigError` for what no kernel computes."""
+        wrong = None
+        if pool.device.type != "cuda":
+            wrong = f"it needs a CUDA device, not {pool.device}"
+        elif options.dtype not in DTYPES:
+            wrong = f"it computes in bfloat16 or float16, not {options.dtype}"
+        elif pool.head_dim not in HEAD_DIMS:
+            wrong = f"it has heads of {HEAD_DIMS}, not of {pool.head_dim}"
+        elif pool.dtype not in (options.dtype, torch.float8_e4m3fn):
+            wrong = f"it reads keys of {options.dtype} or float8_e4m3fn, not {pool.dtype}"
+        if wrong is not None:
+            raise ConfigError(f"the attention backend flashinfer cannot be used: {wrong}")
+        return cls(
+            num_heads=options.num_heads,
+            num_kv_heads=pool.num_kv_heads,
+            head_dim=pool.head_dim,
+            page_size=pool.page_size,
+            dtype=options.dtype,
+            kv_dtype=pool.dtype,
+            soft_cap=options.soft_cap or 0.0,
+            device=pool.device,
+        )
+
+    @property
+    def uses_tensor_cores(self) -> bool:
+        """Whether rows of one query are computed by the FA2 kernel."""
+        return self.num_heads // self.num_kv_heads not in CUDA_CORE_GROUPS
+
+    def load_decode(self, window: int | None) -> None:
+        """Load the kernel for rows of one query, in layers with a window.
+
+        What has not been compiled ahead is compiled now, which takes minutes. Raises `ConfigError`
+        where that is not possible.
+        """
+        try:
+            if self.uses_tensor_cores:
+                self._load_prefill("fa2", window)
+            else:
+                get_batch_decode_module(*self._module_key(window))
+        except (OSError, RuntimeError) as error:
+            raise self._missing(error) from error
+
+    def load_extend(self, window: int | None) -> str:
+        """The same for rows of several queries. Returns the kernel's name."""
+        try:
+            if self._is_fa3_possible and self._has_fa3(window):
+                return "fa3"
+            self._load_prefill("fa2", window)
+        except (OSError, RuntimeError) as error:
+            raise self._missing(error) from error
+        return "fa2"
+
+    @property
+    def _is_fa3_possible(self) -> bool:
+        major, _ = torch.cuda.get_device_capability(self.device)
+        return major == HOPPER and self.kv_dtype == self.dtype
+
+    def _has_fa3(self, window: int | None) -> bool:
+        try:
+            self._load_prefill("fa3", window)
+        except (OSError, RuntimeError) as error:
+            logger.warning("FlashInfer has no FA3 kernel for %s, FA2 is used: %s", self, error)
+            return False
+        return True
+
+    def _load_prefill(self, name: str, window: int | None) -> None:
+        get_batch_prefill_module(name, *self._module_key(window), False)
+
+    def _missing(self, error: Exception) -> ConfigError:
+        return ConfigError(f"FlashInfer has no kernel for {self}: {error}")
+
+    def _module_key(self, window: int | None) -> tuple[Any, ...]:
+        dim, no_rotation = self.head_dim, 0
+        types = (self.dtype, self.kv_dtype, self.dtype, torch.int32)
+        return (*types, dim, dim, no_rotation, window is not None, self.soft_cap > 0)
+
+    def plan_options(self, window: int | None) -> dict[str, Any]:
+        """Arguments that every plan takes."""
+        return {
+            "window_left": -1 if window is None else window - 1,
+            "logits_soft_cap": self.soft_cap,
+            "q_data_type": self.dtype,
+            "kv_data_type": self.kv_dtype,
+        }
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """As plans take them."""
+        return (self.num_heads, self.num_kv_heads, self.head_dim, self.page_size)
+
+
+class Workspaces:
+    """Scratch that the wrappers of a backend share, as their work runs one after the other.
+
+    A plan is written to pinned memory and sent from there. Some of that memory is used in turn, so
+    that the host never changes a plan that has not been sent, and does not wait for that either.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.floats = torch.zeros(FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._device = device
+        self._ints: dict[object, Tensor] = {}
+        self._stagings = [
+            (
+                torch.zeros(INT_WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=True),
+                torch.cuda.Event(),
+            )
+            for _ in range(NUM_STAGINGS)
+        ]
+        self._turn = 0
+
+    def give(self, wrapper: Any, use: object) -> None:
+        """The memory of all wrappers with this use. Those of one forward have different ones."""
+        if use not in self._ints:
+            self._ints[use] = torch.empty(
+                INT_WORKSPACE_BYTES, dtype=torch.uint8, device=self._device
+            )
+        wrapper.reset_workspace_buffer(self.floats, self._ints[use])
+
+    @contextmanager
+    def staging(self, wrapper: Any) -> Iterator[None]:
+        """While the wrapper plans."""
+        pinned, was_sent = self._stagings[self._turn]
+        self._turn = (self._turn + 1) % NUM_STAGINGS
+        was_sent.synchronize()
+        wrapper._pin_memory_int_workspace_buffer = pinned
+        yield
+        was_sent.record()
+
+
+class ExtendCall:
+    """Rows of several queries each, in layers with one window."""
+
+    def __init__(self, kernels: Kernels, workspaces: Workspaces, window: int | None) -> None:
+        self._kernels = kernels
+        self._workspaces = workspaces
+        self._options = kernels.plan_options(window)
+        self.kernel = kernels.load_extend(window)
+        self.wrapper = BatchPrefillWithPagedKVCacheWrapper(
+            workspaces.floats, LAYOUT, backend=self.kernel
+        )
+        workspaces.give(self.wrapper, ("extend", window))
+
+    def plan(self, query_offsets: Tensor, lists: PageLists) -> None:
+        """`query_offsets` [B + 1], pinned like the lists: first query of each row, then all."""
+        with self._workspaces.staging(self.wrapper):
+            self.wrapper.plan(
+                query_offsets,
+                lists.offsets,
+                lists.ids,
+                lists.last_lens,
+                *self._kernels.sizes,
+                causal=True,
+                **self._options,
+            )
+
+
+class DecodeCall:
+    """Rows of one query each, in layers with one window; for captured plans over `buffers`."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        workspaces: Workspaces,
+        window: int | None,
+        buffers: PageLists | None = None,
+    ) -> None:
+        self._kernels = kernels
+        self._workspaces = workspaces
+        self._options = kernels.plan_options(window)
+        self._buffers = buffers
+        kernels.load_decode(window)
+        self.wrapper = BatchDecodeWithPagedKVCacheWrapper(
+            workspaces.floats,
+            LAYOUT,
+            use_cuda_graph=buffers is not None,
+            use_tensor_cores=kernels.uses_tensor_cores,
+            paged_kv_indptr_buffer=None if buffers is None else buffers.offsets,
+            paged_kv_indices_buffer=None if buffers is None else buffers.ids,
+            paged_kv_last_page_len_buffer=None if buffers is None else buffers.last_lens,
+            backend="fa2",
+        )
+        workspaces.give(self.wrapper, ("decode", window, buffers is None))
+
+    def plan(self, lists: PageLists) -> None:
+        """The first plan of a captured call, or any plan of another one; `lists` are pinned."""
+        tables = (lists.offsets, lists.ids, lists.last_lens)
+        with self._workspaces.staging(self.wrapper):
+            self.wrapper.plan(*tables, *self._kernels.sizes, **self._options)
+
+    def replan(self, lists: PageLists) -> None:
+        """A later plan of a captured call, whose buffers have been filled."""
+        assert self._buffers is not None
+        with self._workspaces.staging(self.wrapper):
+            fast_decode_plan(
+                self.wrapper,
+                lists.offsets,
+                self._buffers.ids,
+                lists.last_lens,
+                *self._kernels.sizes,
+                **self._options,
+                global_override_indptr_cpu=lists.offsets,
+            )
