@@ -55,7 +55,6 @@ from llm.sampling.sampler import Sampler
 logger = logging.getLogger(__name__)
 
 
-
 class ModelRunner(MemoryPlanning, TensorInterface):
     """See the module for the life cycle."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,8 @@ def use_graphs(runner: ModelRunner) -> HostCapture:
 def use_gathered(runner: ModelRunner) -> None:
     """Attend with the gathered backend."""
     assert runner.attn_backend is not None
-    windows: Sequence[int | None] = runner.attn_backend.windows
-    assert runner.token_to_kv_pool is not None
-    runner.attn_backend = create_attention_backend("gathered", runner.token_to_kv_pool, windows)
+    pool, options = runner.attn_backend.pool, runner.attn_backend.options
+    runner.attn_backend = create_attention_backend("gathered", pool, options)
 
 
 def twins(folder: Path, **values: Any) -> tuple[ModelRunner, ModelRunner]:
