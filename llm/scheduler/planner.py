@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow
 from llm.kv_cache.manager import KVCacheManager
-from llm.scheduler.adapters import AdapterGate
+from llm.scheduler.adapters import ActiveAdapters, AdapterGate
 from llm.scheduler.budget import TokenBudget, Verdict
 from llm.scheduler.cycle import Cycle
 from llm.scheduler.limits import ResolvedLimits
@@ -127,6 +127,7 @@ class BatchPlanner:
         self._logged_s = float("-inf")
         self._ahead = False
         self.cycle = Cycle(limits, table, clock)
+        self.adapters = ActiveAdapters()
         self.num_preemptions = 0
         self.sequences: tuple[Sequence, ...] = ()  # of the rows of the last batch
         self.failed: list[tuple[Sequence, str]] = []  # can never run, and why; the caller's to end
@@ -199,8 +200,8 @@ class BatchPlanner:
         return True
 
     def _add_prompts(self, draft: _Draft) -> None:
-        table, limit = self._table, self._limits.max_adapters
-        gate = AdapterGate(limit, table, table.pending, self._clock())
+        limit, active = self._limits.max_adapters, self.adapters.names
+        gate = AdapterGate(limit, active, self._table.pending, self._clock())
         self._add_admitted(draft, gate)
         gate.close()
 
@@ -255,6 +256,7 @@ class BatchPlanner:
             return False
         sequence.bind(self._kv.pages(sequence.request_id), num_hits)
         sequence.next_commit = num_hits + self._kv.page_size
+        self.adapters.take(sequence.lora)
         return True
 
     def _try_claim(self, sequence: Sequence, watermark: float) -> int | None:
@@ -288,6 +290,7 @@ class BatchPlanner:
     def _preempt(self, sequence: Sequence) -> None:
         num_pages = len(sequence.pages)
         self._kv.release(sequence.request_id, sequence.tokens, sequence.processed)
+        self.adapters.leave(sequence.lora)
         sequence.preempt()
         if sequence.status is SequenceStatus.DECODING:
             self._table.wait_in_front(sequence)

@@ -333,6 +333,8 @@ class Scheduler:
     ) -> TokenChunk:
         """Free everything a sequence holds, forget it, and make its last chunk."""
         sequence.drop_future()
+        if sequence.pages:
+            self._planner.adapters.leave(sequence.lora)
         if sequence.pages and sequence.in_flight:
             self._in_flight.release_later(sequence)
         elif sequence.pages:
@@ -354,6 +356,7 @@ class Scheduler:
         """Raise `AssertionError` unless places, indices, claims, pages and locks all agree."""
         self._table.check_integrity()
         self._kv.check_integrity()
+        self._planner.adapters.check_integrity(self._table)
         counts = self._in_flight.counts()
         for sequence in self._table:
             sequence.check_integrity(self._kv.page_size)

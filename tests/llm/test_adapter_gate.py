@@ -30,26 +30,22 @@ def started(gate: AdapterGate, queue: PendingQueue) -> list[str]:
 
 def test_who_waits_long_for_a_slot_is_not_overtaken_any_more() -> None:
     """Until then red joins red; then it waits behind green, so that green's turn comes."""
-    running = Sequence(asks("red", 9))
-    running.pages = (1,)
     line = (("green", 1.0), ("red", 1.1), ("", 1.2), ("green", 1.3), ("red", 1.4))
     for now, expected in ((2.9, ["red1", "base2", "red4"]), (3.0, ["base2"])):
         queue = waiting(*line)
-        assert started(AdapterGate(1, [running], queue, now), queue) == expected
+        assert started(AdapterGate(1, {"red"}, queue, now), queue) == expected
         left = [name for name in ("green0", "red1", "green3", "red4") if name not in expected]
         assert [sequence.request_id for sequence in queue] == left
     queue = waiting(*line)
-    assert started(AdapterGate(1, [], queue, 2.9), queue) == ["green0", "base2", "green3"]
+    assert started(AdapterGate(1, set(), queue, 2.9), queue) == ["green0", "base2", "green3"]
     queue = waiting(*line)
-    assert started(AdapterGate(None, [running], queue, 99.0), queue) == [
+    assert started(AdapterGate(None, {"red"}, queue, 99.0), queue) == [
         "green0", "red1", "base2", "green3", "red4",
     ]  # fmt: skip
 
 
 def test_the_gate_looks_only_so_far() -> None:
-    running = Sequence(asks("red", 999))
-    running.pages = (1,)
     queue = waiting(*[("green", 1.0)] * (LOOK_AHEAD + 1), ("", 1.0))
-    assert started(AdapterGate(1, [running], queue, 1.0), queue) == []
+    assert started(AdapterGate(1, {"red"}, queue, 1.0), queue) == []
     assert len(queue) == LOOK_AHEAD + 2
     queue.check_integrity()
