@@ -1,47 +1,58 @@
-"""No field of the configuration is unread: what nobody acts on is refused, or is not there."""
+"""No field of the configuration is unread: what nobody acts on is refused, or is not there.
+
+Servers and engines of every kind run, and what they read is written down, by section and field.
+"""
 
 from __future__ import annotations
 
-import ast
-from functools import cache
+import asyncio
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
+from llm import ModelConfig, PipelineConfig, Request, SamplingParams, StrictModel, create_engine
+from tests.fakes import tiny_config
+from tests.llm.adapters import write_adapter
+from tests.tts.config_reads import ROOT, Place, Reads, places, recorded
+from tests.tts.ipc.hop import new_base
+from tests.tts.serving import (
+    hum,
+    say,
+    session_config,
+    stream_request,
+    unary_request,
+    wav,
+)
+from tts import serve
 from tts.config import AudioGenerationConfig, ServerConfig
-from tts.flags import walk_fields
+from tts.factory import Service, create_service
+from tts.logs import configure_logging
+from tts.processes.calls import serve_calls
+from tts.processes.child import Ready, Signals
+from tts.processes.supervisor import supervise
+from tts.serve_config import ServeConfig
+from tts.server import SpeechServer
+from tts.v1 import speech_pb2 as pb
+from tts.v1.speech_pb2_grpc import SpeechServiceStub
 
-ROOT = Path(__file__).parent.parent.parent
+ROOTS = (AudioGenerationConfig, ServerConfig)
 # Taken out of the values before there is a configuration; tested with the files.
-CONSUMED_BY_CONFIG = {"config_file", "section_name"}
-# What a configuration or one of its sections is called where it is read.
-HOLDERS = {"config", "model", "model_config", "server_config", "server", "kv_cache", "cache"}
-HOLDERS |= {"sampling", "profiling", "lora", "speculative", "draft_model"}
-# These show or declare fields; that is no use of them.
-NO_READERS = ("llm/config/report.py", "tts/flags.py")
-
-
-@cache
-def fields_read() -> set[str]:
-    """Names that are read of a configuration anywhere in the service."""
-    found = set()
-    for path in (p for folder in ("llm", "decoder", "tts") for p in (ROOT / folder).rglob("*.py")):
-        name = path.relative_to(ROOT).as_posix()
-        if name in NO_READERS or "_pb2" in name:
-            continue
-        holders = HOLDERS | ({"self"} if name.startswith(("llm/config/", "tts/config")) else set())
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-                holder = ast.unparse(node.value).split(".")[-1].lstrip("_")
-                found |= {node.attr} if holder in holders else set()
-    return found
-
-
-ALL_FIELDS = [
-    name
-    for config_class in (AudioGenerationConfig, ServerConfig)
-    for name, _ in walk_fields(config_class)
-]
+BEFORE = {"config_file", "section_name"}
+# The configuration itself acts on these, when it is resolved or asked; nobody else needs to.
+ITS_OWN = {
+    "chat_template",
+    "custom_architectures",
+    "defer_resolve",
+    "force",
+    "lora.lora_paths",
+    "pdl_level",
+    "speculative.speculative_method",
+    "use_experimental_kernels",
+}
 
 
 def is_unavailable(name: str) -> bool:
@@ -49,13 +60,135 @@ def is_unavailable(name: str) -> bool:
     return not names.isdisjoint(AudioGenerationConfig.UNAVAILABLE)
 
 
-@pytest.mark.parametrize("name", sorted(name for name in ALL_FIELDS if not is_unavailable(name)))
-def test_every_field_is_read_or_not_available(name: str) -> None:
-    """A field is in use when code that acts on it reads it from a configuration."""
-    if name not in CONSUMED_BY_CONFIG:
-        assert name.rsplit(".", 1)[-1] in fields_read(), f"nothing reads {name}"
+ALL_FIELDS = {
+    name: place
+    for root in ROOTS
+    for name, place in places(root).items()
+    # A draft model is the model of a configuration of its own, and read as that.
+    if not (name.startswith("draft_model.") or is_unavailable(name) or name in BEFORE)
+}
+
+
+@pytest.fixture(scope="module")
+def reads(
+    tiny_checkpoint: Path, text_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Reads:
+    """What is read by a server and its processes, and by engines with what a server lacks."""
+    folder = tmp_path_factory.mktemp("reads")
+    with recorded() as found:
+        _run_command()
+        _serve(tiny_checkpoint, folder)
+        _supervise(tiny_checkpoint, folder)
+        for values in _special(text_checkpoint):
+            _generate(text_checkpoint, values)
+    return found
+
+
+def _run_command() -> None:
+    """The command, with a model that is not to be had."""
+    arguments = ["--model.model-path=no/such-model", "--offline", "--log-level=error"]
+    assert serve.main(arguments) != 0
+    configure_logging("info", "text")
+
+
+def _serve(checkpoint: Path, folder: Path) -> None:
+    """A server in this process: every kind of call, a drain."""
+    cache = {"enable_kvcache_swapping_to_host": True, "host_kvcache_swap_space_gb": 0.01}
+    model = tiny_config(
+        checkpoint,
+        prometheus_metrics_mode="launch_server",
+        lora={"enable_lora": True, "lora_paths": [str(write_adapter(folder / "a", checkpoint))]},
+        model={"kv_cache": cache},
+    )
+    server_config = ServerConfig(port=0, metrics_port=0, voice_folder=folder / "voices")
+
+    async def scenario() -> None:
+        signals = Signals()
+
+        async def load(_: SpeechServer) -> Service:
+            return await asyncio.to_thread(create_service, model, server_config)
+
+        calling: list[asyncio.Task[None]] = []
+
+        def ready(what: Ready) -> None:
+            calling.append(asyncio.create_task(call_all(what.address)))
+            calling[0].add_done_callback(lambda _: signals.asked.set())
+
+        assert await serve_calls(ServeConfig(model, server_config), signals, load, ready) == 0
+        await calling[0]
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+async def call_all(address: str) -> None:
+    async with grpc.aio.insecure_channel(address) as channel:
+        speech = SpeechServiceStub(channel)
+        await speech.Synthesize(unary_request())
+        async for _ in speech.SynthesizeStream(stream_request()):
+            pass
+        async for _ in speech.StreamingSynthesize(iter([session_config(), say("Hello there.")])):
+            pass
+        prompt = pb.VoicePrompt(audio=wav(hum(1.5)), transcript="hello there")
+        await speech.CreateVoice(
+            pb.CreateVoiceRequest(voice_id="mine", prompt=prompt, consent="mine")
+        )
+
+
+def _supervise(checkpoint: Path, folder: Path) -> None:
+    """Processes, of which the engine's ends at once: the weights have gone meanwhile."""
+    copy = Path(shutil.copytree(checkpoint, folder / "copy"))
+    model = tiny_config(copy, zmq_endpoint_base=new_base())
+    (copy / "model.safetensors").unlink()
+    serving = supervise(ServeConfig(model, ServerConfig(port=0)))
+    assert asyncio.run(asyncio.wait_for(serving, 60)) == 2
+
+
+def _special(checkpoint: Path) -> Iterator[dict[str, Any]]:
+    yield {"draft_model": {"model_path": str(checkpoint)}}
+    yield {"enable_overlap_scheduler": True, "force": True}
+
+
+def _generate(checkpoint: Path, values: dict[str, Any]) -> None:
+    """An engine of the core's own."""
+    model = ModelConfig(model_path=str(checkpoint), device_specs=["cpu"])
+    engine = create_engine(PipelineConfig(model=model, **values))
+    engine.start()
+    assert list(engine.submit(Request("r", (1, 2), SamplingParams(max_tokens=4))))
+    engine.shutdown()
+
+
+@pytest.mark.parametrize("name", sorted(ALL_FIELDS))
+def test_every_field_is_read_by_what_acts_on_it(reads: Reads, name: str) -> None:
+    files = reads.get(ALL_FIELDS[name], set())
+    acting = {file for file in files if not file.startswith("llm/config/")}
+    assert acting or (name in ITS_OWN and files), f"only {files or 'nothing'} reads {name}"
 
 
 def test_a_field_that_nobody_reads_would_be_noticed() -> None:
-    assert not {"maximal_length", "audio_decoder_colour", "append", "join"} & fields_read()
-    assert len(fields_read() & {name.rsplit(".", 1)[-1] for name in ALL_FIELDS}) > 60
+    """Also one that is called like another section's that is read."""
+
+    class Cache(StrictModel):
+        page_size: int = 1
+
+    class Other(StrictModel):
+        page_size: int = 2
+        cache: Cache = Cache()
+
+    class Heir(Other):
+        more: int = 3
+
+    with recorded() as found:
+        config = Heir()
+        assert (config.page_size, config.cache.page_size) == (2, 1)  # a test is no service
+        code = compile("config.cache.page_size, config.more", str(ROOT / "tts/seen.py"), "eval")
+        assert eval(code, {"config": config}) == (1, 3)
+    assert found == {
+        Place("Other", "cache"): {"tts/seen.py"},
+        Place("Cache", "page_size"): {"tts/seen.py"},
+        Place("Heir", "more"): {"tts/seen.py"},
+    }
+    assert places(Heir) == {
+        "page_size": Place("Other", "page_size"),
+        "cache.page_size": Place("Cache", "page_size"),
+        "more": Place("Heir", "more"),
+    }

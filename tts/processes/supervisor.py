@@ -81,8 +81,9 @@ class Worker:
         while not self._stopping.is_set():
             status = await self._live()
             if not self._stopping.is_set():
+                delay_s = self._delay_s(status)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), self._delay_s(status))
+                    await asyncio.wait_for(self._stopping.wait(), delay_s)
 
     async def stop(self, grace_s: float) -> None:
         """Ask it to end; after the grace time it is killed."""
