@@ -103,7 +103,7 @@ def pipeline_config(
             "kv_cache_format": keys.pop("kv_format", None),
         },
     )
-    return PipelineConfig(model=model, **keys)
+    return PipelineConfig(model=model, **({"max_batch_size": 32} | keys))
 
 
 def row(

@@ -59,7 +59,7 @@ def test_the_life_cycle(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.INFO, logger="llm.runner.model_runner"):
         runner.initialize()
     assert "LlamaForCausalLM on cpu" in caplog.text
-    assert "1008 tokens, 1 requests" in caplog.text
+    assert "1008 tokens, 32 requests" in caplog.text
     with pytest.raises(RuntimeError, match="initialized already"):
         runner.initialize()
     assert isinstance(runner.model, LlamaModel)
@@ -221,7 +221,12 @@ def test_an_open_batch_size_is_what_the_pages_have_room_for(
     checkpoint: Path, num_pages: int, page_size: int, limits: dict[str, int], expected: int
 ) -> None:
     runner = ModelRunner(
-        pipeline_config(checkpoint, num_pages=num_pages, page_size=page_size, **limits)
+        pipeline_config(
+            checkpoint,
+            num_pages=num_pages,
+            page_size=page_size,
+            **({"max_batch_size": None} | limits),
+        )
     )
     assert runner.max_running_requests == 0
     plan = runner.plan_memory()
@@ -232,7 +237,9 @@ def test_an_open_batch_size_is_what_the_pages_have_room_for(
 def test_an_open_batch_size_on_a_large_model(tmp_path: Path) -> None:
     """Requests are expected to hold 1,024 tokens, however long they may become."""
     folder = write_llama(tmp_path, max_position_embeddings=100_000)
-    runner = ModelRunner(pipeline_config(folder, num_pages=None, page_size=128))
+    runner = ModelRunner(
+        pipeline_config(folder, num_pages=None, page_size=128, max_batch_size=None)
+    )
     plan = runner.plan_memory()
     assert runner.max_running_requests == (plan.num_pages - 1) // 8 > 100
 
