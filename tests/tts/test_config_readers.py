@@ -42,7 +42,7 @@ from tts.v1.speech_pb2_grpc import SpeechServiceStub
 ROOTS = (AudioGenerationConfig, ServerConfig)
 # Taken out of the values before there is a configuration; tested with the files.
 BEFORE = {"config_file", "section_name"}
-# The configuration itself acts on these, when it is resolved or asked; nobody else needs to.
+# The configuration itself acts on these, when it is resolved or sets a session; nobody else does.
 ITS_OWN = {
     "chat_template",
     "custom_architectures",
@@ -50,6 +50,9 @@ ITS_OWN = {
     "force",
     "lora.lora_paths",
     "pdl_level",
+    "profiling.trace_after",
+    "profiling.trace_file",
+    "profiling.trace_steps",
     "speculative.speculative_method",
     "use_experimental_kernels",
 }
@@ -79,7 +82,7 @@ def reads(
         _run_command()
         _serve(tiny_checkpoint, folder)
         _supervise(tiny_checkpoint, folder)
-        for values in _special(text_checkpoint):
+        for values in _special(text_checkpoint, folder):
             _generate(text_checkpoint, values)
     return found
 
@@ -143,9 +146,10 @@ def _supervise(checkpoint: Path, folder: Path) -> None:
     assert asyncio.run(asyncio.wait_for(serving, 60)) == 2
 
 
-def _special(checkpoint: Path) -> Iterator[dict[str, Any]]:
+def _special(checkpoint: Path, folder: Path) -> Iterator[dict[str, Any]]:
     yield {"draft_model": {"model_path": str(checkpoint)}}
     yield {"enable_overlap_scheduler": True, "force": True}
+    yield {"profiling": {"trace_file": folder / "trace.json", "trace_after": 1, "trace_steps": 1}}
 
 
 def _generate(checkpoint: Path, values: dict[str, Any]) -> None:
