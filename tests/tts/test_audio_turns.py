@@ -99,6 +99,32 @@ def test_a_full_queue_keeps_blocks_back_and_pauses_the_sequence() -> None:
     in_loop(scenario)
 
 
+def test_a_decoder_that_lags_holds_the_language_model_back() -> None:
+    """Six streams get codes in every turn, and no two of them can be rendered in one call."""
+    most_ahead, num_codes, per_turn = 8, 60, 5
+
+    async def scenario() -> None:
+        bench = Bench(max_codes_ahead=most_ahead)
+        sizes = {bench.speak(str(n), sizes=(n,)): n for n in range(1, 7)}
+        fed, heard = dict.fromkeys(sizes, 0), dict.fromkeys(sizes, 0)
+        num_turns = 0
+        while any(heard[task] < num_codes for task in sizes):
+            for task, size in sizes.items():
+                if not task.is_paused and fed[task] < num_codes:
+                    tokens(task, *range(per_turn))
+                    fed[task] += per_turn
+                assert fed[task] - heard[task] < most_ahead + per_turn + size
+            bench.worker.after_step()
+            for task in sizes:
+                heard[task] += sum(block.num_codes for block in await read(task))
+            num_turns += 1
+            assert num_turns < 10 * num_codes
+        assert {("pause", str(n)) for n in range(1, 4)} <= set(bench.engine.calls)
+        assert fed == heard == dict.fromkeys(sizes, num_codes)
+
+    in_loop(scenario)
+
+
 def test_text_is_paused_by_a_full_queue_too() -> None:
     async def scenario() -> None:
         bench = Bench(capacity=2)
