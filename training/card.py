@@ -2,6 +2,7 @@
 
     python -m training.card --evaluation runs/evaluation.json --card tts/embedded/MODEL_CARD.md
 
+--evaluation also takes what single commands of `training.evaluate` printed, one file each.
 What stands under the card's heading "Figures" is replaced; without --card it is printed.
 """
 
@@ -17,13 +18,19 @@ from typing import Any
 HEADING = "## Figures"
 
 
+def read(path: Path) -> list[dict[str, Any]]:
+    """The reports in a file: of one command or of several."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return found if isinstance(found, list) else [found]
+
+
 def section(records: Sequence[Mapping[str, Any]]) -> str:
     """Heading, what was measured on, and a table with a line for every figure."""
     machine = records[0]["machine"]
     lines = [
         HEADING,
-        f"By `python -m training.assess` on {machine['cores']} cores of {machine['cpu']}. The word "
-        "errors are pocketsphinx's; the teacher was judged in the same run.",
+        f"By `python -m training.evaluate` on {machine['cores']} cores of {machine['cpu']}. The "
+        "word errors are pocketsphinx's; the teacher was judged in the same run.",
         "",
         "| command | what | median | range | bar |",
         "|---|---|---|---|---|",
@@ -59,10 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--evaluation", type=Path, required=True)
+    parser.add_argument("--evaluation", type=Path, nargs="+", required=True)
     parser.add_argument("--card", type=Path)
     args = parser.parse_args(argv)
-    figures = section(json.loads(args.evaluation.read_text(encoding="utf-8")))
+    figures = section([record for path in args.evaluation for record in read(path)])
     if args.card is None:
         print(figures, end="")
         return 0

@@ -4,7 +4,7 @@
         --out tts/embedded
 
 The language model is stored in int8 with one scale per row ("int-quantized" of compressed-tensors),
-the codec in float16. MODEL_CARD.md is written by hand from what evaluation printed.
+the codec in float16. MODEL_CARD.md is written by hand, its figures by `training.card`.
 """
 
 from __future__ import annotations

@@ -53,10 +53,22 @@ def test_a_card_keeps_everything_but_its_figures(tmp_path: Path) -> None:
     arguments = ["--evaluation", str(evaluation), "--card", str(path)]
     assert card.main(arguments) == 0
     changed = path.read_text()
-    assert changed.startswith("# A voice\n\n## Figures\nBy `python -m training.assess`")
+    assert changed.startswith("# A voice\n\n## Figures\nBy `python -m training.evaluate`")
     assert changed.endswith("| STOI | 0.95 |  |  |\n\n## Limits\nNone.\n")
     assert card.main(arguments) == 0
     assert path.read_text() == changed
+
+
+def test_a_cards_figures_come_from_several_files(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one, several = tmp_path / "one.json", tmp_path / "several.json"
+    reports = [record(Report(name, (Figure(name, (1.0,), ""),))) for name in "abc"]
+    one.write_text(json.dumps(reports[0]))
+    several.write_text(json.dumps(reports[1:]))
+    assert card.main(["--evaluation", str(one), str(several)]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.split(" |")[1].strip() for line in lines[-3:]] == ["a", "b", "c"]
 
 
 def test_figures_at_the_end_of_a_card() -> None:
