@@ -67,8 +67,9 @@ def _read_pickle(path: Path, *, allow_pickle: bool) -> dict[str, Tensor]:
     if not allow_pickle:
         target = path.with_name("model.safetensors")
         raise DecoderConfigError(
-            f"{path} is a pickle, which can run code when it is read: allow pickles, or convert "
-            f'it once with: python -c "import torch; from safetensors.torch import save_file; '
+            f"{path} is a pickle, which can run code when it is read: allow it with "
+            f'--allow-pickle, or convert it once with: python -c "import torch; '
+            f"from safetensors.torch import save_file; "
             f"save_file(torch.load('{path}', weights_only=True), '{target}')\""
         )
     try:

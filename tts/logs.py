@@ -15,6 +15,9 @@ from typing import Literal
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Id of the request that this task works for; empty outside of one."""
 
+HTTP_LIBRARIES = ("httpx", "httpx2")
+"""They tell every request that a download makes, into its progress bar."""
+
 DECIMALS = 6  # of numbers in JSON: microseconds
 
 Fields = tuple[tuple[str, object], ...]
@@ -22,10 +25,16 @@ LogFormat = Literal["text", "json"]
 
 
 def configure_logging(level: str, log_format: LogFormat) -> None:
-    """Log everything of at least this level to standard error, and nothing twice."""
+    """Log everything of at least this level to standard error, and nothing twice.
+
+    Single requests of HTTP libraries are told at level debug only.
+    """
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    own = logging.getLogger().level
+    for name in HTTP_LIBRARIES:
+        logging.getLogger(name).setLevel(logging.WARNING if own == logging.INFO else own)
 
 
 class TextFormatter(logging.Formatter):

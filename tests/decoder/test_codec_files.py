@@ -33,7 +33,8 @@ def rewritten(source: Path, target: Path, change: Callable[[dict], None]) -> Pat
 
 def test_a_pickle_needs_permission_and_the_error_says_how_to_convert(tmp_path) -> None:
     write_snac(tmp_path)
-    with pytest.raises(DecoderConfigError, match=r"is a pickle.*convert it once with: python -c"):
+    message = r"is a pickle.* --allow-pickle, or convert it once with: python -c"
+    with pytest.raises(DecoderConfigError, match=message):
         create_decoder(tmp_path)
     allowed = create_decoder(tmp_path, allow_pickle=True)
     to_safetensors(tmp_path)

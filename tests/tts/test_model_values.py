@@ -102,7 +102,10 @@ def test_a_gated_model_is_told_by_the_command(
 ) -> None:
     hub.repos["acme/tiny"].gated, hub.repos["acme/tiny"].token = True, "right"
     assert serve.main(["--model", "acme/tiny"]) == 2
-    assert "set HF_TOKEN" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "set HF_TOKEN" in told
+    assert "tts.hub: acme/tiny at" in told
+    assert "HTTP" not in told.replace(hub.url, "")  # not a line for every request of a download
     monkeypatch.setenv("HF_TOKEN", "right")
     assert config_of("--model", "acme/tiny").model.served_model_name == "acme/tiny"
 

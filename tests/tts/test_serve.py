@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import socket
 import urllib.request
@@ -125,6 +126,23 @@ def test_an_address_in_use(tiny_checkpoint: Path) -> None:
                 assert await process.ended(START_S) == 2
                 assert await process.line() == ""
                 assert f"serve: cannot listen on 127.0.0.1:{port}" in process.log
+
+    run(scenario(), 100)
+
+
+def test_weights_that_cannot_be_read_end_it(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Found by the engine's process: told once, in words, and not started again."""
+    folder = Path(shutil.copytree(tiny_checkpoint, tmp_path / "broken"))
+    (folder / "model.safetensors").write_bytes(b"<html>not found</html>")
+
+    async def scenario() -> None:
+        async with serving_process(folder) as process:
+            assert await process.ended(START_S) == 2
+            assert await process.line() == ""
+            assert "model.safetensors is not a safetensors file" in process.log
+            assert process.log.count("before it was ready") == 1
+            assert "Traceback" not in process.log
+            assert "RuntimeWarning" not in process.log
 
     run(scenario(), 100)
 
