@@ -57,10 +57,11 @@ class TextTokenizer:
     def encode(self, text: str, *, with_template: bool = False) -> list[int]:
         """Ids of plain text. `with_template` adds what the tokenizer puts around every prompt.
 
-        Raises RequestError if a token of the text model itself is a control token.
+        Raises RequestError if a token of the text model itself is a special one. (Other added
+        tokens may be text: Gemma lists its line breaks among them.)
         """
         ids: list[int] = self._model.encode(text, add_special_tokens=False).ids
-        if not self._control_texts.keys().isdisjoint(ids):
+        if not self._hidden_ids.isdisjoint(ids):
             raise RequestError("the text holds a control token of this model")
         if with_template and text:
             ids = self._model.encode(text, add_special_tokens=True).ids

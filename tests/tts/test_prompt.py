@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from decoder.ramp import ramp_spec
-from llm import CheckpointError
+from llm import CheckpointError, RequestError
+from tests.tts.family_checkpoints import qwen_tokenizer
 from training.vocabulary import ANY_VOICE, END_OF_SPEECH, FIRST_CODE, FIRST_VOICE, START_OF_SPEECH
 from tts.chat import GUARDS, ChatMessage, ChatRole, ChatTemplate, load_chat_template
 from tts.errors import InvalidRequestError, PreconditionError
 from tts.prompt import PromptBuilder
+from tts.tokenizer import TextTokenizer
 from tts.voices import Voice, VoicePrompt, VoiceRegistry
 
 SPEC = ramp_spec({"codebook_size": 64})
@@ -29,6 +31,26 @@ def user(text: str) -> ChatMessage:
 
 def with_template(folder: Path, template: str) -> PromptBuilder:
     return PromptBuilder.load(folder, SPEC, template)
+
+
+# --- text
+
+
+def test_added_tokens_that_are_plain_text_may_be_written(tmp_path: Path) -> None:
+    """As Gemma's line breaks: in the text model, listed again, and not special."""
+    data, _ = qwen_tokenizer({"<|im_end|>": 400})
+    letters = data["model"]["vocab"]
+    end = data["added_tokens"][0]
+    line_break = {**end, "id": letters["Ċ"], "content": "\n", "special": False}
+    steering = {**end, "id": letters["z"], "content": "z"}
+    data["added_tokens"] += [line_break, steering]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
+    tokenizer = TextTokenizer(tmp_path / "tokenizer.json")
+    ids = tokenizer.encode("a\nb")
+    assert ids == [letters["a"], letters["Ċ"], letters["b"]]
+    assert tokenizer.decode(ids) == "a\nb"
+    with pytest.raises(RequestError, match="a control token of this model"):
+        tokenizer.encode("a\nz")
 
 
 # --- speech
