@@ -29,18 +29,20 @@ def main() -> None:
     request = speech_pb2.SynthesizeStreamRequest(
         config=config, input=speech_pb2.SynthesisInput(text=arguments.text)
     )
-    with grpc.insecure_channel(arguments.server) as channel, wave.open(arguments.out, "wb") as out:
-        out.setnchannels(1)
-        out.setsampwidth(2)
-        for event in speech_pb2_grpc.SpeechServiceStub(channel).SynthesizeStream(request):
-            kind = event.WhichOneof("event")
-            if kind == "started":  # always first: says what is really sent
-                out.setframerate(event.started.audio_format.sample_rate_hertz)
-            elif kind == "audio":
-                out.writeframes(event.audio.data)
-                print(f"{event.audio.sample_count} samples at {event.audio.sample_offset}")
-            elif kind == "done":
-                print(f"{event.done.usage.audio_duration.ToTimedelta().total_seconds():.2f} s")
+    with grpc.insecure_channel(arguments.server) as channel:
+        events = speech_pb2_grpc.SpeechServiceStub(channel).SynthesizeStream(request)
+        started = next(events).started  # always first: says what is really sent
+        with wave.open(arguments.out, "wb") as out:
+            out.setnchannels(1)
+            out.setsampwidth(2)
+            out.setframerate(started.audio_format.sample_rate_hertz)
+            for event in events:
+                kind = event.WhichOneof("event")
+                if kind == "audio":
+                    out.writeframes(event.audio.data)
+                    print(f"{event.audio.sample_count} samples at {event.audio.sample_offset}")
+                elif kind == "done":
+                    print(f"{event.done.usage.audio_duration.ToTimedelta().total_seconds():.2f} s")
 
 
 if __name__ == "__main__":

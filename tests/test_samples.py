@@ -17,7 +17,14 @@ SAMPLES = sorted(path.stem for path in (ROOT / "samples").glob("[!_]*.py"))
 
 def run(sample: str, *arguments: str, text_in: str = "") -> str:
     """What a sample prints; it must end well and silently otherwise."""
-    done = subprocess.run(
+    done = ended(sample, *arguments, text_in=text_in)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def ended(sample: str, *arguments: str, text_in: str = "") -> subprocess.CompletedProcess[str]:
+    """A sample's exit status and what it wrote."""
+    return subprocess.run(
         [sys.executable, "-m", f"samples.{sample}", *arguments],
         input=text_in,
         capture_output=True,
@@ -26,8 +33,6 @@ def run(sample: str, *arguments: str, text_in: str = "") -> str:
         check=False,
         timeout=60,
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
 
 
 def seconds_of(path: Path) -> float:
@@ -56,6 +61,16 @@ def test_speech_is_written_as_it_arrives(tiny_server: Server, tmp_path: Path) ->
     ).splitlines()
     assert len(printed) > 2
     assert printed[-1] == f"{seconds_of(out):.2f} s"
+
+
+def test_what_the_server_refuses_is_what_is_told(tiny_server: Server, tmp_path: Path) -> None:
+    out = tmp_path / "x.wav"
+    where = ("--server", tiny_server.address, "--voice", "nobody")
+    done = ended("stream_speech", "Hello.", str(out), *where)
+    assert done.returncode == 1
+    assert "StatusCode.NOT_FOUND" in done.stderr
+    assert "wave.Error" not in done.stderr
+    assert not out.exists()
 
 
 def test_typed_lines_are_spoken_one_by_one(tiny_server: Server, tmp_path: Path) -> None:
