@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -41,4 +42,9 @@ class EngineSession:
     @property
     def profiler(self) -> Profiler:
         """Names phases at the level that was set."""
-        return Profiler(self.gpu_profiling, str(self.device), self.trace)
+        return _profiler(self.gpu_profiling, self.device, self.trace)
+
+
+@lru_cache(maxsize=8)
+def _profiler(level: str, device: torch.device, trace: StepTrace | None) -> Profiler:
+    return Profiler(level, str(device), trace)

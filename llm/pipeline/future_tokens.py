@@ -19,6 +19,8 @@ from llm.batch import ScheduledRow
 from llm.memory_copy import to_device
 from llm.sequence import FUTURE_TOKEN
 
+AWAITED = (FUTURE_TOKEN,)
+
 
 @dataclass(frozen=True, slots=True)
 class FutureTokens:
@@ -33,6 +35,9 @@ class FutureTokens:
 
         Raises `ValueError` for a token that no row of that batch brings.
         """
+        if _goes_on(rows, before):
+            everywhere = tuple(range(len(rows)))
+            return cls(everywhere, everywhere)
         source_of = {row.request_id: index for index, row in enumerate(before)}
         places, sources, first = [], [], 0
         for row in rows:
@@ -52,10 +57,20 @@ class FutureTokens:
 
     def fill(self, input_ids: Tensor, sampled: Tensor) -> None:
         """Put sampled [rows before] into input_ids [T]. Nothing is waited for."""
-        if self:
+        if self.places == self.sources and len(self.places) == len(input_ids) == len(sampled):
+            input_ids.copy_(sampled)
+        elif self:
             pairs = torch.tensor([self.places, self.sources])
             places, sources = to_device(pairs, input_ids.device)
             input_ids[places] = sampled[sources].to(input_ids.dtype)
+
+
+def _goes_on(rows: Sequence[ScheduledRow], before: Sequence[ScheduledRow]) -> bool:
+    """Whether each row feeds what the row at its place in the batch before samples: most do."""
+    return len(rows) == len(before) and all(
+        row.token_ids == AWAITED and row.request_id == former.request_id
+        for row, former in zip(rows, before, strict=True)
+    )
 
 
 def awaits_token(row: ScheduledRow) -> bool:

@@ -16,6 +16,8 @@ from torch import Tensor
 NUM_STAGINGS = 2
 NUM_COLUMNS = 3  # ids, positions, slots
 
+Columns = tuple[Tensor, Tensor, Tensor]
+
 
 class Staging:
     """int64 values of the host on their way to the device."""
@@ -45,16 +47,20 @@ class InputBuffers:
         self._device = torch.zeros(size, dtype=torch.int64, device=device)
         self._stagings = [Staging(size, device) for _ in range(NUM_STAGINGS)]
         self._next = 0
+        self._columns: dict[int, Columns] = {}
 
     @property
     def nbytes(self) -> int:
         """On the device."""
         return self._device.nbytes
 
-    def columns(self, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    def columns(self, num_rows: int) -> Columns:
         """Ids, positions and slots, int64 [num_rows] each: views of the same memory every time."""
-        ids, positions, slots = self._device[: NUM_COLUMNS * num_rows].view(NUM_COLUMNS, num_rows)
-        return ids, positions, slots
+        found = self._columns.get(num_rows)
+        if found is None:
+            numbers = self._device[: NUM_COLUMNS * num_rows].view(NUM_COLUMNS, num_rows)
+            found = self._columns[num_rows] = numbers[0], numbers[1], numbers[2]
+        return found
 
     def load(self, numbers: np.ndarray) -> None:
         """Fill the columns of N rows with int64 [3, N]."""
