@@ -1,0 +1,245 @@
+"""Captured decoding on a GPU: the eager logits, no memory taken, nobody waits, the same tokens."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow
+from llm.config import PipelineConfig
+from llm.engine import Engine, assemble_engine
+from llm.pipeline.overlap import OverlapTextGenerationPipeline
+from llm.pipeline.registry import create_pipeline
+from llm.request import Request, SamplingParams
+from llm.runner.graph_capture import CudaCapture
+from llm.runner.input_buffers import InputBuffers
+from llm.runner.model_runner import ModelRunner
+from llm.sequence import FUTURE_TOKEN
+from tests.llm.host_graphs import use_gathered
+from tests.llm.llama_checkpoints import batch, random_ids, row, write_llama
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+PAGE_SIZE = 16
+VOCAB = 512
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.03}  # of the largest logit
+SHAPE = {"vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("llama"), **SHAPE)
+
+
+def config(checkpoint: Path, encoding: str = "float32", **values: Any) -> PipelineConfig:
+    model = {
+        "model_path": str(checkpoint),
+        "device_specs": ["cuda"],
+        "quantization_encoding": encoding,
+        "kv_cache": {"kv_cache_page_size": PAGE_SIZE, "num_pages": 256},
+        **values.pop("model", {}),
+    }
+    return PipelineConfig(model=model, **({"max_batch_size": 12, "max_num_steps": 1} | values))
+
+
+def create_runner(checkpoint: Path, encoding: str, *, replays: bool) -> ModelRunner:
+    model = {"disable_cuda_graph": True}
+    runner = ModelRunner(config(checkpoint, encoding, model=model))
+    runner.initialize()
+    use_gathered(runner)
+    if replays:
+        runner.use_graphs(CudaCapture(runner.device))
+    return runner
+
+
+def prompts(count: int) -> list[ScheduledRow]:
+    return [
+        row(random_ids(5 + 7 * n, VOCAB, seed=n), pages_of(n), request_id=str(n))
+        for n in range(count)
+    ]
+
+
+def pages_of(place: int) -> list[int]:
+    return [255 - 10 * place - step for step in range(10)]
+
+
+def decode_rows(places: list[int]) -> list[ScheduledRow]:
+    return [
+        row([31 * place % VOCAB], pages_of(place), 5 + 7 * place, request_id=str(place))
+        for place in places
+    ]
+
+
+@pytest.mark.parametrize("encoding", ["float32", "bfloat16"])
+def test_a_replay_is_the_eager_forward(checkpoint: Path, encoding: str) -> None:
+    eager = create_runner(checkpoint, encoding, replays=False)
+    replayed = create_runner(checkpoint, encoding, replays=True)
+    for runner in (eager, replayed):
+        runner.forward(runner.prepare(batch(*prompts(14))))
+    steps = [
+        [0],
+        [0, 1],
+        [3, 1, 2],
+        [5, 4, 8, 7, 6],
+        list(range(12)),
+        list(range(13)),
+        [11],
+        [2, 9],
+    ]
+    for places in steps:
+        step = batch(*decode_rows(places))
+        expected = eager.forward(eager.prepare(step)).logits
+        found = replayed.forward(replayed.prepare(step)).logits
+        assert found.shape == expected.shape
+        limit = TOLERANCE[encoding] * float(expected.abs().max())
+        assert float((found - expected).abs().max()) < limit, places
+    assert replayed.graph_runner is not None
+    figures = replayed.graph_runner.figures()
+    assert (figures.replays, figures.eager_decodes) == (len(steps) - 1, 1)
+
+
+def test_rows_that_pad_change_nothing(checkpoint: Path) -> None:
+    runner = create_runner(checkpoint, "bfloat16", replays=True)
+    runner.forward(runner.prepare(batch(*prompts(5))))
+    pool = runner.token_to_kv_pool
+    assert pool is not None
+    before = [pool.keys(0).clone(), pool.values(0).clone()]
+    rows = decode_rows([0, 1, 2, 3, 4])  # in a bucket of 8
+    runner.forward(runner.prepare(batch(*rows)))
+    own = {(r.pages[r.start // PAGE_SIZE], r.start % PAGE_SIZE) for r in rows}
+    for then, now in zip(before, (pool.keys(0), pool.values(0)), strict=True):
+        changed = (then != now).flatten(2).any(2).nonzero().tolist()
+        assert {tuple(place) for place in changed if place[0] != 0} <= own
+        assert len(own & {tuple(place) for place in changed}) == 5
+
+
+def test_a_replay_takes_no_memory(checkpoint: Path) -> None:
+    runner = create_runner(checkpoint, "bfloat16", replays=True)
+    runner.forward(runner.prepare(batch(*prompts(12))))
+    graphs = runner.graph_runner
+    assert graphs is not None
+    for places in ([0], [1, 2, 3], list(range(12))):
+        inputs = graphs.prepare(batch(*decode_rows(places)))
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_stats()
+        graphs.replay(inputs)
+        torch.cuda.synchronize()
+        after = torch.cuda.memory_stats()
+        for key in ("allocation.all.allocated", "segment.all.allocated"):
+            assert after[key] == before[key]
+
+
+def test_graphs_take_what_was_planned(checkpoint: Path) -> None:
+    runner = create_runner(checkpoint, "bfloat16", replays=False)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    runner.use_graphs(CudaCapture(runner.device))
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    taken = free - torch.cuda.mem_get_info()[0]
+    planned = ModelRunner(config(checkpoint, "bfloat16")).graph_bytes(12)
+    print(f"graphs take {taken / 2**20:.1f} MiB, {planned / 2**20:.1f} MiB planned")
+    assert taken <= planned
+
+
+def test_the_host_never_writes_what_a_copy_still_reads() -> None:
+    """Five loads while the device is busy: each is seen by the work behind it."""
+    device = torch.device("cuda")
+    buffers = InputBuffers(64, device)
+    matrix = torch.randn(4096, 4096, device=device)
+    seen = []
+    for step in range(5):
+        for _ in range(20):
+            matrix = (matrix @ matrix).clamp_(-1, 1)
+        buffers.load(torch.full((3, 64), step).numpy())
+        seen.append(buffers.columns(64)[0].clone())
+    assert [set(ids.tolist()) for ids in seen] == [{step} for step in range(5)]
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """The host must not wait for the device inside, events aside."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+SAMPLING = {
+    "greedy": SamplingParams(temperature=0),
+    "everything": SamplingParams(
+        seed=3, top_k=40, top_p=0.9, min_p=0.01, repetition_penalty=1.2, frequency_penalty=0.1
+    ),
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING)
+def test_steady_decoding_never_waits(checkpoint: Path, sampling: SamplingParams) -> None:
+    pipeline = OverlapTextGenerationPipeline(config(checkpoint, "bfloat16"))
+    asked = [r._replace(sampling=sampling) for r in prompts(6)]
+    pipeline.execute(batch(*asked))
+    tokens: dict[str, list[int]] = {r.request_id: [] for r in asked}
+    for step in range(12):
+        follow = [
+            r._replace(
+                token_ids=(FUTURE_TOKEN,),
+                start=r.start + len(r.token_ids) + step,
+                is_extend=False,
+                output_ids=(*tokens[r.request_id], FUTURE_TOKEN),
+            )
+            for r in asked
+        ]
+        with no_waiting():
+            output = pipeline.execute(batch(*follow))
+        for name, (token,) in output.token_ids.items():
+            tokens[name].append(token)
+    pipeline.execute(ScheduledBatch((), ForwardMode.IDLE))
+    figures = pipeline.graph_figures()
+    assert figures is not None
+    assert (figures.replays, figures.eager_decodes) == (12, 0)
+    assert all(0 <= token < VOCAB for found in tokens.values() for token in found)
+
+
+def generate(engine: Engine, sampling: SamplingParams, count: int = 20) -> dict[str, list[int]]:
+    asked = [
+        Request(f"r{n}", tuple(random_ids(4 + 5 * n, VOCAB, seed=n)), sampling)
+        for n in range(count)
+    ]
+    streams = [engine.submit(request) for request in asked]
+    engine.start()
+    try:
+        return {
+            stream.request_id: [token for chunk in stream for token in chunk.token_ids]
+            for stream in streams
+        }
+    finally:
+        engine.shutdown()
+
+
+def test_the_same_tokens_as_launch_by_launch(checkpoint: Path) -> None:
+    """Twenty requests on twelve rows; float32, so that no two kernels disagree about the best."""
+    sampling = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    plain = config(checkpoint, model={"disable_cuda_graph": True})
+    fast = config(checkpoint, enable_overlap_scheduler=True)
+    found = {}
+    for settings in (plain, fast):
+        engine = assemble_engine(create_pipeline(settings), settings)
+        found[settings.enable_overlap_scheduler] = generate(engine, sampling)
+    figures = engine.stats().graphs
+    assert figures is not None
+    assert figures.replays > 60
+    assert figures.eager_decodes == 0
+    assert found[True] == found[False]
