@@ -162,23 +162,29 @@ class ForwardBatch:
             offsets.append(offsets[-1] + length)
         return tuple(offsets)
 
-    def advanced(self, next_tokens: Tensor) -> ForwardBatch:
-        """The decode forward that feeds one sampled token [B] to each row."""
+    def next_places(self) -> tuple[tuple[int, ...], list[int]]:
+        """[2][B] position and slot of the token that each row feeds after this forward."""
         size = self.page_size
-        slots = [
+        return self.context_lens, [
             pages[position // size] * size + position % size
             for pages, position in zip(self.pages, self.context_lens, strict=True)
         ]
+
+    def advanced(self, next_tokens: Tensor, places: Tensor) -> ForwardBatch:
+        """The decode forward that feeds one sampled token [B] to each row.
+
+        `places` [2, B] are the `next_places`, on the device.
+        """
         return ForwardBatch(
             mode=ForwardMode.DECODE,
             request_ids=self.request_ids,
             query_lens=(1,) * len(self.query_lens),
             context_lens=tuple(length + 1 for length in self.context_lens),
             pages=self.pages,
-            page_size=size,
+            page_size=self.page_size,
             input_ids=next_tokens.long(),
-            positions=self.positions.new_tensor(self.context_lens),
-            slot_mapping=self.slot_mapping.new_tensor(slots),
+            positions=places[0],
+            slot_mapping=places[1],
         )
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from llm.batch import ForwardBatch, KVSlots
 from llm.kv_cache.kv_pool import KVPool
+from llm.memory_copy import to_device
 
 PlanT = TypeVar("PlanT")
 
@@ -125,4 +126,6 @@ class PlannedAttention(Generic[PlanT]):
 
     def advanced(self, next_tokens: Tensor) -> PlannedAttention[PlanT]:
         """The plan for the decode forward that feeds `next_tokens` [B]."""
-        return self.create(self.forward_batch.advanced(next_tokens), self.backend)
+        batch = self.forward_batch
+        places = to_device(torch.tensor(batch.next_places()), batch.positions.device)
+        return self.create(batch.advanced(next_tokens, places), self.backend)

@@ -22,6 +22,7 @@ from torch import Tensor
 from llm.config import LoRAConfig
 from llm.errors import CheckpointError, RequestError
 from llm.lora.adapter import LoRAAdapter, LoRAFactors, adapter_bytes
+from llm.memory_copy import to_device
 from llm.request import Request
 
 
@@ -121,7 +122,7 @@ class LoRAManager:
         owners = torch.tensor([self._slots.get(name, -1) if name else -1 for name in names])
         by_token = owners.repeat_interleave(torch.tensor(query_lens))
         self.groups = tuple(
-            RowGroup(slot, (by_token == slot).nonzero().flatten().to(self._device))
+            RowGroup(slot, to_device((by_token == slot).nonzero().flatten(), self._device))
             for slot in (self._slots[name] for name in wanted)
         )
 

@@ -144,7 +144,7 @@ class CausalModel(PipelineModel[ScheduledRow]):
                 return self.final_norm(hidden)
             case ReturnHiddenStates.LAST:
                 ends = model_inputs.forward_batch.row_offsets[1:]
-                return hidden[[end - 1 for end in ends]]
+                return hidden[_index([end - 1 for end in ends], hidden.device)]
         return None
 
     def compute_log_probabilities(

@@ -33,9 +33,10 @@ class Encoding:
 
 def choose_encoding(config: ModelConfig, huggingface_config: HuggingFaceConfig) -> Encoding:
     """The encoding of a model on its device: see `encoding_of`."""
-    device = torch.device(config.device_specs[0])
-    capability = None if device.type == "cpu" else torch.cuda.get_device_capability(device)
-    return encoding_of(config.quantization_encoding, capability, is_int8=huggingface_config.is_int8)
+    setting, capability = config.quantization_encoding, None
+    if setting is None and not config.on_cpu:
+        capability = torch.cuda.get_device_capability(torch.device(config.device_specs[0]))
+    return encoding_of(setting, capability, is_int8=huggingface_config.is_int8)
 
 
 def encoding_of(
@@ -47,8 +48,9 @@ def encoding_of(
     """What is set; where nothing is, bfloat16 on a GPU (float16 before Ampere), on the CPU int8
     for a checkpoint that is stored so, and float32 for any other.
 
-    `capability` is the GPU's, None on the CPU. An int8 checkpoint (`is_int8`) is expanded wherever
-    another encoding is asked for. Raises `ConfigError` for one that nothing computes with.
+    `capability` is the GPU's: None on the CPU, and where something is set. An int8 checkpoint
+    (`is_int8`) is expanded wherever another encoding is asked for. Raises `ConfigError` for one
+    that nothing computes with.
     """
     if setting is QuantizationEncoding.INT8:
         return Encoding(torch.float32, int8=True)

@@ -22,6 +22,7 @@ from llm.attention.base import AttentionBackend, PlannedAttention
 from llm.batch import ForwardBatch, ForwardMode, ModelInputs, ScheduledRow
 from llm.kv_cache.kv_pool import KVPool
 from llm.kv_cache.token_pools import ReqToTokenPool, TokenToKVPoolAllocator
+from llm.memory_copy import to_device
 from llm.models.base import PipelineModel
 from llm.runner.cuda_graphs import GraphRunner
 from llm.runner.row_parameters import Numbers, RowParameters, integers
@@ -166,7 +167,8 @@ class TensorInterface:
             slots = torch.tensor(fed.slots[first : first + new], dtype=torch.int32)
             pool.table[row, total - new : total] = slots
             first += new
-        numbers = torch.tensor([fed.token_ids, fed.positions, fed.slots]).to(self.device)
+        fed_numbers = torch.tensor([fed.token_ids, fed.positions, fed.slots])
+        numbers = to_device(fed_numbers, self.device)
         input_ids, positions, slot_mapping = numbers.unbind(0)
         return ForwardBatch(
             mode=mode,
@@ -226,7 +228,7 @@ class TensorInterface:
             forward_batch=batch,
             kv_cache_inputs=planned,
             sampling_rows=tuple(range(num_rows)),
-            logit_rows=batch.positions.new_tensor(ends),
+            logit_rows=to_device(torch.tensor(ends), self.device),
             logit_offsets=tuple(range(num_rows + 1)),
             adapters=("",) * num_rows,
         )
