@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -293,11 +294,11 @@ class MimiNetwork(nn.Module):
     def _transform(self, x: Tensor, memory: Memory) -> Tensor:
         """x [B, T, D] through the transformer, behind what the memory holds."""
         config, count = self.config, x.shape[1]
-        past = min(memory.num_positions, config.sliding_window - 1)
-        positions = torch.arange(memory.num_positions, memory.num_positions + count)
-        table = rotary_table(positions.to(x.device), config.head_dim)
-        distance = torch.arange(past, past + count)[:, None] - torch.arange(past + count)
-        mask = ((distance >= 0) & (distance < config.sliding_window)).to(x.device)
+        first, past = memory.num_positions, min(memory.num_positions, config.sliding_window - 1)
+        row = partial(torch.arange, device=x.device)
+        table = rotary_table(row(first, first + count), config.head_dim)
+        distance = row(past, past + count)[:, None] - row(past + count)
+        mask = (distance >= 0) & (distance < config.sliding_window)
         for layer in self.layers:
             x = layer(x, mask, table, memory)
         return x

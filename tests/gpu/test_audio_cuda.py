@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-TOLERANCE = 2e-3  # of the loudest sample: TF32, and kernels chosen by the number of rows
+TOLERANCE = 3e-3  # of the loudest sample: TF32, and kernels chosen by the number of rows
 FRAMES = 160
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "dac": write_dac,

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-TOLERANCE = 1e-3  # of the loudest sample: convolutions may use TF32
+TOLERANCE = 3e-3  # of the loudest sample: products and convolutions use TF32
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "dac": write_dac,
     "mimi": write_mimi,

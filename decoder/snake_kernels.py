@@ -1,0 +1,85 @@
+"""Triton kernels of the snake decoder: each reads and writes its values once.
+
+    snake              x ──▶ x + sin²(a x) / a
+    depthwise unit     x ──▶ snake ──▶ dilated depthwise convolution (7) ──▶ snake
+
+Imported where there is a GPU; the plain twins are in decoder.snake_decoder.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+BLOCK = tl.constexpr(1024)
+TAPS = tl.constexpr(7)
+COLUMNS = tl.constexpr(10)  # of a channel's parameters: both alphas, the bias, the taps
+
+
+@triton.jit
+def _snake(x: Any, alpha: Any) -> Any:
+    wave = tl.sin(alpha * x)
+    return x + wave * wave / (alpha + 1e-9)
+
+
+@triton.jit
+def _snake_kernel(x: Any, alphas: Any, out: Any, channels: Any, length: Any, stride: Any) -> None:
+    """Program (t, b C + c): `BLOCK` values of one channel of one row; out is contiguous."""
+    line = tl.program_id(1)
+    t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + line.to(tl.int64) * stride + t, mask=t < length, other=0.0)
+    result = _snake(values, tl.load(alphas + line % channels))
+    tl.store(out + line.to(tl.int64) * length + t, result, mask=t < length)
+
+
+@triton.jit
+def _unit_kernel(
+    x: Any, packed: Any, out: Any, channels: Any, length: Any, stride: Any, dilation: Any
+) -> None:
+    """As `_snake_kernel`; values outside of the row are zeros, whose snake is zero."""
+    line = tl.program_id(1)
+    t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    start = x + line.to(tl.int64) * stride
+    parameters = packed + line % channels * COLUMNS
+    total = tl.zeros([BLOCK], tl.float32) + tl.load(parameters + 2)
+    for tap in tl.static_range(TAPS):
+        at = t + (tap - TAPS // 2) * dilation
+        values = tl.load(start + at, mask=(at >= 0) & (at < length), other=0.0)
+        total += tl.load(parameters + 3 + tap) * _snake(values, tl.load(parameters))
+    result = _snake(total, tl.load(parameters + 1))
+    tl.store(out + line.to(tl.int64) * length + t, result, mask=t < length)
+
+
+def snake(x: Tensor, alpha: Tensor) -> Tensor:
+    """x [B, C, T], whose lines follow each other at one distance, to the same; alpha [1, C, 1]."""
+    grid, out = _prepared(x)
+    _snake_kernel[grid](x, alpha, out, x.shape[1], x.shape[2], x.stride(1))
+    return out
+
+
+def pack_unit(alpha_in: Tensor, alpha_out: Tensor, convolution: nn.Conv1d) -> Tensor:
+    """[C, 10]: what `depthwise_unit` needs to know of a depthwise convolution and its snakes."""
+    bias = convolution.bias
+    assert bias is not None
+    columns = (alpha_in.view(-1, 1), alpha_out.view(-1, 1), bias.view(-1, 1))
+    return torch.cat((*columns, convolution.weight.flatten(1)), dim=1).detach().contiguous()
+
+
+def depthwise_unit(x: Tensor, packed: Tensor, dilation: int) -> Tensor:
+    """x [B, C, T] as `snake` takes it, to the same."""
+    grid, out = _prepared(x)
+    _unit_kernel[grid](x, packed, out, x.shape[1], x.shape[2], x.stride(1), dilation)
+    return out
+
+
+def _prepared(x: Tensor) -> tuple[tuple[int, int], Tensor]:
+    """The grid of programs, and where they write."""
+    rows, channels, length = x.shape
+    assert x.stride(2) == 1
+    assert rows == 1 or x.stride(0) == channels * x.stride(1)
+    out = torch.empty((rows, channels, length), dtype=x.dtype, device=x.device)
+    return (triton.cdiv(length, BLOCK.value), rows * channels), out
