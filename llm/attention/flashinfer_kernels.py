@@ -25,6 +25,7 @@ from torch import Tensor
 
 from llm.attention.base import AttentionOptions
 from llm.attention.page_lists import PageLists
+from llm.attention.workspaces import FLOAT_WORKSPACE_BYTES, INT_WORKSPACE_BYTES
 from llm.errors import ConfigError
 from llm.kv_cache.kv_pool import KVPool
 
@@ -34,8 +35,6 @@ LAYOUT = "NHD"  # of `KVPool.keys` and `KVPool.values`
 HEAD_DIMS = (64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16)
 CUDA_CORE_GROUPS = (1, 2, 3)  # query heads for each KV head; from 4 on tensor cores are faster
-FLOAT_WORKSPACE_BYTES = 128 * 2**20  # partial results of contexts that several blocks share
-INT_WORKSPACE_BYTES = 4 * 2**20  # which block computes what
 HOPPER = 9  # the major compute capability that FA3 is written for
 NUM_STAGINGS = 8  # plans that may be on their way to the device
 
@@ -116,7 +115,8 @@ class Kernels:
         try:
             self._load_prefill("fa3", window)
         except (OSError, RuntimeError) as error:
-            logger.warning("FlashInfer has no FA3 kernel for %s, FA2 is used: %s", self, error)
+            text = "FlashInfer has no FA3 kernel for %s, FA2 is used: %s"
+            logger.warning(text, self, _first_line(error))
             return False
         return True
 
@@ -124,7 +124,7 @@ class Kernels:
         get_batch_prefill_module(name, *self._module_key(window), False)
 
     def _missing(self, error: Exception) -> ConfigError:
-        return ConfigError(f"FlashInfer has no kernel for {self}: {error}")
+        return ConfigError(f"FlashInfer has no kernel for {self}: {_first_line(error)}")
 
     def _module_key(self, window: int | None) -> tuple[Any, ...]:
         dim, no_rotation = self.head_dim, 0
@@ -258,3 +258,8 @@ class DecodeCall:
                 **self._options,
                 global_override_indptr_cpu=lists.offsets,
             )
+
+
+def _first_line(error: Exception) -> str:
+    """A compiler's errors are many; the first line says which kernel it was."""
+    return str(error).partition("\n")[0][:300]

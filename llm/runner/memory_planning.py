@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from llm.attention.workspaces import workspace_bytes
 from llm.batch import ScheduledRow
 from llm.config import ModelConfig, PipelineConfig
 from llm.lora.manager import reserved_bytes
@@ -82,9 +83,13 @@ class MemoryPlanning:
 
     def activation_bytes(self, rows: int) -> int:
         """Bytes of scratch of the largest step with so many rows."""
-        return self._model_class.estimate_activation_memory(
+        own = self._model_class.estimate_activation_memory(
             self.server_config.with_batch_size(rows), self.huggingface_config
         )
+        if not self._model_class.uses_kv_pool:
+            return own
+        windows = self._model_class.attention_windows(self.huggingface_config)
+        return own + workspace_bytes(self.model_config.attention_backend, self.device, windows)
 
     def graph_bytes(self, rows: int) -> int:
         """Bytes that captured decoding of up to so many rows takes; 0 where it is not captured."""

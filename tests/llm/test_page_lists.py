@@ -1,4 +1,4 @@
-"""Page tables in one piece."""
+"""What paged kernels are given: page tables in one piece, and scratch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from llm.attention.page_lists import PageLists
+from llm.attention.workspaces import FLOAT_WORKSPACE_BYTES, workspace_bytes
 from tests.llm.attention_rows import Row, forward_batch
 
 
@@ -30,3 +31,13 @@ def test_rows_that_pad_have_one_token_in_page_0(num_rows: int) -> None:
     assert lists.offsets.tolist() == list(range(num_rows + 1))
     assert lists.last_lens.tolist() == [1] * num_rows
     assert lists.ids.tolist() == [0] * num_rows
+
+
+def test_scratch_of_kernels_is_known_beforehand() -> None:
+    """On a GPU, for each window that layers have; torch takes what it needs by itself."""
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert workspace_bytes("auto", cpu, ()) == workspace_bytes("gathered", cuda, ()) == 0
+    one = workspace_bytes("auto", cuda, ())
+    assert one == workspace_bytes("flashinfer", cuda, (None, None)) > FLOAT_WORKSPACE_BYTES
+    two = workspace_bytes("auto", cuda, (None, 7, None, 7))
+    assert two - FLOAT_WORKSPACE_BYTES == 2 * (one - FLOAT_WORKSPACE_BYTES)
