@@ -81,7 +81,7 @@ class KVCacheConfig(StrictModel):
     device_memory_utilization: float = Field(
         default=0.9, gt=0, le=1, description="share of the device's memory that may be used"
     )
-    kv_cache_format: Literal["float32", "bfloat16", "float8_e4m3fn"] | None = Field(
+    kv_cache_format: Literal["float32", "float16", "bfloat16", "float8_e4m3fn"] | None = Field(
         default=None, description="number format of keys and values (default: the model's)"
     )
 

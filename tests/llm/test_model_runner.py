@@ -163,7 +163,9 @@ def test_memory_is_planned_from_what_there_is(checkpoint: Path) -> None:
     assert quarter.plan_memory().kv_bytes == 9 * plan.page_bytes // 4
 
 
-@pytest.mark.parametrize(("kv_format", "most"), [("bfloat16", 0.01), ("float8_e4m3fn", 0.25)])
+@pytest.mark.parametrize(
+    ("kv_format", "most"), [("float16", 0.002), ("bfloat16", 0.01), ("float8_e4m3fn", 0.25)]
+)
 def test_coarser_pages_change_the_logits_a_little(
     checkpoint: Path, kv_format: str, most: float
 ) -> None:

@@ -74,6 +74,28 @@ def test_a_slow_reader_is_paused_while_others_flow(
     run(scenario)
 
 
+def test_pages_are_free_once_all_is_generated_though_audio_is_not_read(
+    own_client: Callable[..., LocalEngineClient],
+) -> None:
+    """The language model has finished, its audio has not: the sequence is gone already."""
+    client = own_client(limits=StreamLimits(audio_blocks=1, codes_ahead=1000))
+
+    async def scenario() -> None:
+        stream = client.speak(speech("long", exactly=60, streaming=StreamingOptions((4,))))
+        heard = [await anext(stream)]
+        for _ in range(500):
+            status = await client.status()
+            if not status.running:
+                break
+            await asyncio.sleep(0.01)
+        assert (status.running, status.used_pages, status.audio_streams) == (0, 0, 1)
+        assert len(heard) == 1
+        heard += [block async for block in stream]
+        assert len(samples(heard)) == 60 * HOP
+
+    run(scenario)
+
+
 def test_a_slow_reader_of_text_is_paused(own_client: Callable[..., LocalEngineClient]) -> None:
     log = StepLog()
     client = own_client(step_log=log, limits=StreamLimits(text_chunks=4))
