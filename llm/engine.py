@@ -371,6 +371,8 @@ def _plan(pipeline: TextGenerationPipelineInterface, max_seq_len: int) -> Runnin
         draft_kv_bytes=sum(pool.nbytes for pool in pipeline.draft_kv_blocks or ()),
         linear_layers=tuple(sorted(model.linear_backends.items())),
         attention=backend.description if backend is not None else "the model's own",
+        kernels=tuple(kernel.name for kernel in model.session.kernels()),
+        launch_level=model.session.pdl_level,
     )
 
 

@@ -31,6 +31,7 @@ LLM_ORDER = [
     "scheduler",
     "attention",
     "lora",
+    "kernels",
     "layers",
     "sampling",
     "models",

@@ -11,8 +11,6 @@ from llm.errors import ConfigError
 NOT_YET_AVAILABLE: dict[str, str] = {
     "pipeline_role": "prefill and decode run in one process",
     "ep_size": "there is no expert parallelism",
-    "use_experimental_kernels": "there are no experimental kernels",
-    "use_legacy_module": "torch.compile is not used",
     "model.data_parallel_degree": "there is one replica",
     "model.trust_remote_code": "code from checkpoints is never run",
 }

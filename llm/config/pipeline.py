@@ -48,6 +48,7 @@ class Session(Protocol):
     use_experimental_kernels: bool
     use_vendor_blas: bool
     pdl_level: int
+    use_legacy_module: bool
 
     def trace_steps(self, path: Path, after: int, steps: int) -> None: ...
 
@@ -108,9 +109,11 @@ class PipelineConfig(StrictModel):
     chat_template: Path | None = Field(
         default=None, description="file that replaces the tokenizer's chat template"
     )
-    use_experimental_kernels: str = Field(default="false", description="true or false")
+    use_experimental_kernels: str = Field(
+        default="false", description="own kernels that are still tried out: true or false"
+    )
     use_vendor_blas: str = Field(
-        default="false", description="expand int8 weights, so that a BLAS multiplies: true or false"
+        default="false", description="torch's BLAS multiplies, int8 is expanded: true or false"
     )
     pdl_level: str = Field(default="0", description="programmatic dependent launch: 0, 1 or 2")
     custom_architectures: list[str] = Field(
@@ -134,7 +137,7 @@ class PipelineConfig(StrictModel):
     enable_overlap_scheduler: bool = Field(
         default=False, description="prepare the next batch while one runs"
     )
-    use_legacy_module: bool = Field(default=True, description="run modules as written")
+    use_legacy_module: bool = Field(default=True, description="run modules as written, or compiled")
     defer_resolve: bool = Field(default=False, description="leave resolving to a later call")
     model: ModelConfig = Field(default_factory=ModelConfig, description="the model")
     draft_model: ModelConfig | None = Field(default=None, description="model that drafts tokens")
@@ -273,6 +276,7 @@ class PipelineConfig(StrictModel):
         )
         session.use_vendor_blas = switch("use_vendor_blas", self.use_vendor_blas)
         session.pdl_level = 0 if self.model.on_cpu else level
+        session.use_legacy_module = self.use_legacy_module
 
     def note_plan(self, plan: RunningPlan) -> None:
         """Remember what an engine made of this, for the log. Changes no field."""

@@ -29,6 +29,8 @@ class RunningPlan:
     linear_layers: tuple[tuple[str, int], ...] = ()  # how many compute with what
     in_flight_batching: bool = True
     attention: str = "not told"  # what computes it
+    kernels: tuple[str, ...] = ()  # own ones in use
+    launch_level: int = 0  # of programmatic dependent launch, in effect
 
 
 def log_basics(config: PipelineConfig, plan: RunningPlan | None) -> None:
@@ -60,7 +62,8 @@ def log_pipeline(config: PipelineConfig, plan: RunningPlan | None) -> None:
         ("linear layers", ", ".join(f"{n} {name}" for name, n in plan.linear_layers) or "none"),
         ("modules", "as written" if config.use_legacy_module else "compiled"),
         ("attention", plan.attention),
-        ("dependent launch", "off" if config.model.on_cpu else config.pdl_level),
+        ("own kernels", ", ".join(plan.kernels) or "none"),
+        ("dependent launch", plan.launch_level or "off"),
         ("max_batch_input_tokens", config.max_batch_input_tokens),
         ("max_batch_total_tokens", config.max_batch_total_tokens or "no cap"),
         ("max_queue_size_tg", config.max_queue_size_tg or plan.max_batch_size),

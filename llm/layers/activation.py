@@ -33,10 +33,10 @@ class GatedMLP:
     """Gate and up are one product."""
 
     def __init__(self, gate_up: Linear, down: Linear, group: Group) -> None:
-        self._gate_up = gate_up
-        self._down = down
-        self._group = group
+        self.gate_up = gate_up
+        self.down = down
+        self.group = group
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden] to the same."""
-        return self._group.all_reduce(self._down(silu_and_multiply(self._gate_up(x))))
+        return self.group.all_reduce(self.down(silu_and_multiply(self.gate_up(x))))

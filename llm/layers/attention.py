@@ -37,22 +37,33 @@ class SelfAttention:
     def __init__(
         self, layer: int, shape: AttentionShape, weights: AttentionWeights, group: Group
     ) -> None:
-        self._layer = layer
-        self._sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-        self._qkv = weights.qkv
-        self._norm = weights.norm
-        self._output = weights.output
-        self._group = group
+        self.layer = layer
+        self.shape = shape
+        self.weights = weights
+        self.group = group
 
     def __call__(self, x: Tensor, rotations: Tensor, cache: KVCacheInputs) -> Tensor:
         """[T, hidden] to the same."""
-        num_heads, num_kv_heads, head_dim = self._sizes
-        num_tokens = x.shape[0]
-        projected = self._qkv(x).view(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
-        rotated = projected[:, : num_heads + num_kv_heads]
-        if self._norm is not None:
-            self._norm(rotated)
-        rotate_(rotated, rotations)
+        return self.output(self.attend(self.project(x), rotations, cache))
+
+    def project(self, x: Tensor) -> Tensor:
+        """[T, hidden] to queries, keys and values [T, H + 2 × Hkv, D], not rotated yet."""
+        num_heads, num_kv_heads = self.shape.num_heads, self.shape.num_kv_heads
+        projected = self.weights.qkv(x).view(
+            x.shape[0], num_heads + 2 * num_kv_heads, self.shape.head_dim
+        )
+        if self.weights.norm is not None:
+            self.weights.norm(projected[:, : num_heads + num_kv_heads])
+        return projected
+
+    def attend(self, projected: Tensor, rotations: Tensor, cache: KVCacheInputs) -> Tensor:
+        """What `project` gave, rotated, stored and attended: [T, H × D]."""
+        num_tokens, _, head_dim = projected.shape
+        num_heads, num_kv_heads = self.shape.num_heads, self.shape.num_kv_heads
+        rotate_(projected[:, : num_heads + num_kv_heads], rotations)
         key_value = projected[:, num_heads:].view(num_tokens, 2, num_kv_heads, head_dim)
-        attended = cache.attend(self._layer, projected[:, :num_heads], key_value)
-        return self._group.all_reduce(self._output(attended))
+        return cache.attend(self.layer, projected[:, :num_heads], key_value)
+
+    def output(self, attended: Tensor) -> Tensor:
+        """[T, H × D] to [T, hidden]."""
+        return self.group.all_reduce(self.weights.output(attended))

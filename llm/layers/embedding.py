@@ -18,14 +18,14 @@ class Embedding:
         self.dtype = dtype
         self._scales: Tensor | None = None
         if int8:
-            self._table, scales = weight.to_int8()
+            self.table, scales = weight.to_int8()
             self._scales = scales[:, None].to(dtype)
         else:
-            self._table = weight.to_float(dtype).to(device)
-        self.num_embeddings, self.hidden_size = self._table.shape
+            self.table = weight.to_float(dtype).to(device)
+        self.num_embeddings, self.hidden_size = self.table.shape
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Rows of the table."""
         if self._scales is None:
-            return F.embedding(ids, self._table)
-        return F.embedding(ids, self._table) * F.embedding(ids, self._scales)
+            return F.embedding(ids, self.table)
+        return F.embedding(ids, self.table) * F.embedding(ids, self._scales)

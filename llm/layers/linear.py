@@ -61,16 +61,18 @@ class BiasedLinear:
 
     def __init__(self, product: Linear, bias: Tensor) -> None:
         self.in_features, self.out_features = product.in_features, product.out_features
-        self._product = product
-        self._bias = bias
+        self.product = product
+        self.bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""
-        return self._product(x).add_(self._bias)
+        return self.product(x).add_(self.bias)
 
 
+TORCH_BLAS = "torch BLAS"
+OWN_KERNELS = "own kernels for few rows"  # and torch's BLAS for many
 BACKENDS: dict[type, str] = {
-    FloatLinear: "torch BLAS",
+    FloatLinear: TORCH_BLAS,
     ExactInt8Linear: "int8 in integers",
     PackedInt8Linear: "packed int8",
 }

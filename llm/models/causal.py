@@ -21,7 +21,7 @@ from llm.batch import (
     ReturnLogits,
     ScheduledRow,
 )
-from llm.layers.linear import Linear
+from llm.layers.decoder import Head
 from llm.layers.norm import RMSNorm
 from llm.memory_copy import to_device
 from llm.models.base import PipelineModel
@@ -38,7 +38,7 @@ class CausalModel(PipelineModel[ScheduledRow]):
 
     can_capture: ClassVar[bool] = True
     final_norm: RMSNorm
-    head: Linear
+    logits_of: Head
 
     @abstractmethod
     def hidden_states(self, batch: ForwardBatch, cache: KVCacheInputs) -> Tensor:
@@ -129,12 +129,12 @@ class CausalModel(PipelineModel[ScheduledRow]):
             num_rows = len(batch.query_lens)
             self.lora_manager.begin(("",) * num_rows, batch.query_lens)
         with torch.inference_mode():
-            target.copy_(self.head(self.final_norm(self.hidden_states(batch, cache))))
+            self.logits_of(self.hidden_states(batch, cache), target)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         if len(hidden) == 0:
             return torch.empty(0, self.vocab_size, device=hidden.device)
-        return self.head(self.final_norm(hidden)).float()
+        return self.logits_of(hidden)
 
     def _returned_states(self, hidden: Tensor, model_inputs: ModelInputs) -> Tensor | None:
         match self.return_hidden_states:

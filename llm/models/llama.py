@@ -6,7 +6,8 @@ Its relatives (Qwen, Mistral) compute the same with a few parts more or less. Th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -16,8 +17,9 @@ from llm.batch import ForwardBatch, KVCacheInputs
 from llm.config import PipelineConfig, RopeType
 from llm.layers.activation import GatedMLP
 from llm.layers.attention import AttentionShape, AttentionWeights, SelfAttention
+from llm.layers.decoder import DecoderLayer, LogitsHead, Stack, create_stack
 from llm.layers.embedding import Embedding
-from llm.layers.linear import LinearFactory
+from llm.layers.linear import OWN_KERNELS, TORCH_BLAS, LinearFactory
 from llm.layers.norm import HeadNorm, RMSNorm
 from llm.layers.rotary import Rotary, interleaved_rows
 from llm.layers.weight import LinearWeight
@@ -29,21 +31,6 @@ from llm.models.llama_config import LlamaConfig
 from llm.models.original_names import original_adapter
 from llm.models.weight_names import WeightNames
 from llm.models.weights import WeightReader
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderLayer:
-    """x + attention(norm x), then x + mlp(norm x)."""
-
-    attention_norm: RMSNorm
-    attention: SelfAttention
-    mlp_norm: RMSNorm
-    mlp: GatedMLP
-
-    def __call__(self, x: Tensor, rotations: Tensor, cache: KVCacheInputs) -> None:
-        """Changes x [T, hidden] in place."""
-        x.add_(self.attention(self.attention_norm(x), rotations, cache))
-        x.add_(self.mlp(self.mlp_norm(x)))
 
 
 class LlamaModel(CausalModel):
@@ -135,7 +122,6 @@ class LlamaModel(CausalModel):
             vendor_blas=self.session.use_vendor_blas,
             lora=self.lora_manager,
         )
-        self.linear_backends = self._factory.counts
         original = original_adapter(self.weights.info()) if self.adapter is None else None
         self._rope_type = self.pipeline_config.model.rope_type or (
             RopeType.NORMAL if original else RopeType.NEOX
@@ -149,16 +135,31 @@ class LlamaModel(CausalModel):
         self._embedding = Embedding(
             embedding, dtype=self.dtype, device=self.devices[0], int8=self.encoding.int8
         )
-        self._layers = [self._load_layer(reader, index) for index in range(shape.num_layers)]
+        layers = [self._load_layer(reader, index) for index in range(shape.num_layers)]
         self.final_norm = self._load_norm(reader, names.final_norm)
         needs_no_head = self.config.is_head_tied or self.pooling is not None
+        head = None
         if self.pooling is None:
-            head = embedding if needs_no_head else reader.matrix(names.head, *table)
+            weight = self._tied(embedding) if needs_no_head else reader.matrix(names.head, *table)
             # It is computed for some tokens only, which an adapter's layers do not know.
-            self.head = self._factory.linear(replace(head, sources=()))
+            head = LogitsHead(self.final_norm, self._factory.linear(replace(weight, sources=())))
         # Old checkpoints store what can be computed, and a copy of the tied head.
         reader.skip(*names.ignored, *([f"{names.head}.weight"] if needs_no_head else []))
         reader.finish()
+        is_compiled = not self.session.use_legacy_module
+        self._use(create_stack(layers, head, self.session.kernels(), is_compiled=is_compiled))
+
+    def _use(self, stack: Stack) -> None:
+        self._layers = stack.layers
+        if stack.head is not None:
+            self.logits_of = stack.head
+        own = stack.num_own_products
+        counts = self._factory.counts
+        self.linear_backends = counts - Counter({TORCH_BLAS: own}) + Counter({OWN_KERNELS: own})
+
+    def _tied(self, embedding: LinearWeight) -> LinearWeight:
+        """The head's matrix: what the embedding holds on the device already, where it can be."""
+        return embedding if self.encoding.int8 else LinearWeight(self._embedding.table)
 
     def _load_layer(self, reader: WeightReader, index: int) -> DecoderLayer:
         return DecoderLayer(

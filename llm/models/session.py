@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from llm.kernels.registry import KernelSet
 from llm.models.profiling import Profiler
 from llm.models.step_trace import StepTrace
 
@@ -26,6 +27,7 @@ class EngineSession:
     use_experimental_kernels: bool = False
     use_vendor_blas: bool = False
     pdl_level: int = 0
+    use_legacy_module: bool = True  # else torch.compile makes the kernels
     trace: StepTrace | None = None
 
     def trace_steps(self, path: Path, after: int, steps: int) -> None:
@@ -38,6 +40,16 @@ class EngineSession:
             text = "pdl_level=%d has no effect on %s, which is older than compute capability %d.%d"
             logger.warning(text, self.pdl_level, self.device, *PDL_CAPABILITY)
             self.pdl_level = 0
+
+    def kernels(self) -> KernelSet:
+        """The own kernels that models use: none on the CPU."""
+        if self.device.type != "cuda" or not self.use_legacy_module:
+            return KernelSet()
+        return KernelSet.choose(
+            vendor_blas=self.use_vendor_blas,
+            experimental=self.use_experimental_kernels,
+            launch_level=self.pdl_level,
+        )
 
     @property
     def profiler(self) -> Profiler:

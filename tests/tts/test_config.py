@@ -130,10 +130,9 @@ def test_the_decoder_must_exist(tmp_path: Path) -> None:
         audio(audio_decoder_weights="/no/file")
 
 
-@pytest.mark.parametrize("name", ["ep_size", "use_legacy_module"])
-def test_what_the_core_lacks_the_service_lacks_too(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name}=.* is not available"):
-        audio(**{name: 2 if name == "ep_size" else False})
+def test_what_the_core_lacks_the_service_lacks_too() -> None:
+    with pytest.raises(ConfigError, match=r"ep_size=.* is not available"):
+        audio(ep_size=2)
 
 
 def test_from_flags_reads_texts() -> None:

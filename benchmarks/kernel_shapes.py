@@ -1,0 +1,266 @@
+"""Products and layers of published shapes with random weights, timed inside of CUDA graphs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llm.batch import ForwardBatch, KVSlots
+from llm.kernels.blocks import Blocks
+from llm.kernels.products import gated_product, product
+from llm.kernels.registry import KernelSet
+from llm.kv_cache.kv_pool import KVPool
+from llm.layers.activation import GatedMLP
+from llm.layers.attention import AttentionShape, AttentionWeights, SelfAttention
+from llm.layers.decoder import DecoderLayer, LogitsHead, create_stack
+from llm.layers.linear import FloatLinear
+from llm.layers.norm import HeadNorm, RMSNorm
+from llm.layers.rotary import Rotary, RotaryConfig
+from llm.layers.weight import LinearWeight
+from llm.parallel.group import NullGroup
+
+WORKING_SET = 512 * 2**20  # bytes of weights read in turn: several times the cache
+REPLAYS = 9
+EPSILON = 1e-5
+DEVICE = torch.device("cuda")
+DTYPE = torch.bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One matrix of a model, and what is computed around it."""
+
+    model: str
+    name: str
+    num_out: int
+    num_in: int
+    parts: int = 1
+    is_normed: bool = False
+    is_added: bool = False
+    out_dtype: torch.dtype = DTYPE
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all its parts, in bfloat16."""
+        return self.parts * self.num_out * self.num_in * 2
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Sizes of a published model."""
+
+    name: str
+    num_layers: int
+    hidden: int
+    heads: AttentionShape
+    mlp: int
+    vocabulary: int
+    has_head_norm: bool = False
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """Those of a layer, and the head."""
+        heads = self.heads
+        own, all_heads = heads.num_heads, heads.num_heads + 2 * heads.num_kv_heads
+        name, hidden, size = self.name, self.hidden, heads.head_dim
+        return (
+            Product(name, "qkv", all_heads * size, hidden, is_normed=True),
+            Product(name, "output", hidden, own * size, is_added=True),
+            Product(name, "gate-up", self.mlp, hidden, parts=2, is_normed=True),
+            Product(name, "down", hidden, self.mlp, is_added=True),
+            Product(name, "head", self.vocabulary, hidden, is_normed=True, out_dtype=torch.float32),
+        )
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        Model("llama-1b", 16, 2048, AttentionShape(32, 8, 64), 8192, 193_800),
+        Model("llama-3b", 28, 3072, AttentionShape(24, 8, 128), 8192, 156_940),
+        Model("qwen3-0.6b", 28, 1024, AttentionShape(16, 8, 128), 3072, 151_936, True),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to compute a product: the own kernel with these blocks, or cuBLAS."""
+
+    blocks: Blocks | None = None
+
+    def __str__(self) -> str:
+        if self.blocks is None:
+            return "cuBLAS"
+        cut = self.blocks
+        return f"{cut.block_out} × {cut.block_in}, {cut.num_warps} warps, {cut.programs} programs"
+
+
+def normal(*shape: int, scale: float = 1.0) -> Tensor:
+    """Random numbers in bfloat16."""
+    return torch.randn(*shape, device=DEVICE).mul_(scale).to(DTYPE)
+
+
+class WeightsOfProduct:
+    """The tensors of one product for a number of rows; enough matrices to empty the cache."""
+
+    def __init__(self, item: Product, rows: int, copies: int | None = None) -> None:
+        self.item = item
+        self._x, self._gain = normal(rows, item.num_in), normal(item.num_in)
+        count = copies or max(2, min(32, -(-WORKING_SET // item.weight_bytes)))
+        scale = item.num_in**-0.5
+        shape = (item.parts * item.num_out, item.num_in)
+        self._weights = [normal(*shape, scale=scale) for _ in range(count)]
+        self._out = torch.zeros(rows, item.num_out, device=DEVICE, dtype=item.out_dtype)
+
+    def call(self, way: Way, index: int = 0, level: int = 2) -> Tensor:
+        """Compute it once."""
+        item, x, weight, out = self.item, self._x, self._weights[index], self._out
+        gain = self._gain if item.is_normed else None
+        if way.blocks is None:
+            if item.is_added:
+                return torch.addmm(out, x, weight.t(), out=out)
+            return F.linear(x, weight)
+        if item.parts == 2:
+            return gated_product(x, weight, way.blocks, gain=gain, epsilon=EPSILON, level=level)
+        product(
+            x,
+            weight,
+            out,
+            way.blocks,
+            gain=gain,
+            epsilon=EPSILON,
+            adds=item.is_added,
+            level=level,
+        )
+        return out
+
+    def microseconds(self, way: Way) -> float:
+        """Of one product, the median of several replays."""
+
+        def run() -> None:
+            for index in range(len(self._weights)):
+                self.call(way, index)
+
+        return graph_microseconds(run) / len(self._weights)
+
+    def error(self, way: Way) -> float:
+        """Relative to float32."""
+        item, x = self.item, self._x.float()
+        if item.is_normed:
+            x = x * torch.rsqrt((x * x).sum(1, keepdim=True) + EPSILON) * self._gain.float()
+        expected = x @ self._weights[0].float().t()
+        if item.parts == 2:
+            gate, up = expected.chunk(2, 1)
+            expected = F.silu(gate) * up
+        self._out.fill_(0 if item.is_added else float("nan"))
+        found = self.call(way).float().clone()
+        self._out.zero_()
+        return ((found - expected).norm() / expected.norm()).item()
+
+
+def graph_microseconds(run: Callable[[], None]) -> float:
+    """Median time of replays of what `run` queues."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        run()
+        side.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            run()
+    graph.replay()
+    times = []
+    for _ in range(REPLAYS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3)
+    return statistics.median(times)
+
+
+class NoAttention:
+    """A cache that stores keys and values, and answers queries with themselves."""
+
+    def __init__(self, pool: KVPool, slots: Tensor) -> None:
+        self._pool = pool
+        self._slots = slots
+
+    @property
+    def forward_batch(self) -> ForwardBatch:
+        raise NotImplementedError
+
+    def slots(self, layer: int) -> KVSlots:
+        """See `KVCacheInputs`."""
+        return KVSlots(self._pool.keys(layer), self._pool.values(layer), self._slots)
+
+    def attend(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
+        """See `KVCacheInputs`."""
+        self._pool.write(layer, self._slots, key_value)
+        return query.flatten(1)
+
+    def attend_stored(self, layer: int, query: Tensor) -> Tensor:
+        """See `KVCacheInputs`."""
+        return query.flatten(1)
+
+    def advanced(self, next_tokens: Tensor) -> NoAttention:
+        """See `KVCacheInputs`."""
+        return self
+
+
+def _norm(model: Model) -> RMSNorm:
+    return RMSNorm(normal(model.hidden), EPSILON)
+
+
+def _linear(num_out: int, num_in: int) -> FloatLinear:
+    weight = LinearWeight(normal(num_out, num_in, scale=num_in**-0.5))
+    return FloatLinear(weight, DTYPE, DEVICE)
+
+
+def _layers(model: Model, num_layers: int) -> Iterator[DecoderLayer]:
+    qkv, output, gate_up, down, _ = model.products
+    heads = model.heads
+    for index in range(num_layers):
+        head_norm = None
+        if model.has_head_norm:
+            gains = torch.randn(heads.num_heads + heads.num_kv_heads, heads.head_dim)
+            head_norm = HeadNorm(gains.to(DEVICE), EPSILON)
+        weights = AttentionWeights(
+            _linear(qkv.num_out, qkv.num_in), _linear(output.num_out, output.num_in), head_norm
+        )
+        mlp = GatedMLP(
+            _linear(2 * gate_up.num_out, gate_up.num_in),
+            _linear(down.num_out, down.num_in),
+            NullGroup(),
+        )
+        attention = SelfAttention(index, heads, weights, NullGroup())
+        yield DecoderLayer(_norm(model), attention, _norm(model), mlp)
+
+
+def step_microseconds(name: str, rows: int, kernels: KernelSet, num_layers: int = 0) -> float:
+    """All of a model's layers and its head, without attention, for `rows` decoding rows."""
+    model = MODELS[name]
+    num_layers = num_layers or model.num_layers
+    head = LogitsHead(_norm(model), _linear(model.vocabulary, model.hidden))
+    stack = create_stack(list(_layers(model, num_layers)), head, kernels)
+    heads = model.heads
+    pool = KVPool(num_layers, 4, 16, heads.num_kv_heads, heads.head_dim, DTYPE, DEVICE)
+    cache = NoAttention(pool, torch.arange(rows, device=DEVICE))
+    rotary = Rotary(RotaryConfig(heads.head_dim), 64, DEVICE)
+    rotations = rotary.at(torch.arange(rows, device=DEVICE))
+    x = normal(rows, model.hidden)
+    logits = torch.empty(rows, model.vocabulary, device=DEVICE)
+
+    def run() -> None:
+        hidden = x.clone()
+        for layer in stack.layers:
+            layer(hidden, rotations, cache)
+        assert stack.head is not None
+        stack.head(hidden, logits)
+
+    return graph_microseconds(run)

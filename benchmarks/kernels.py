@@ -1,0 +1,144 @@
+"""How fast products of a few rows read their weights: own kernels, ways to cut them, and cuBLAS.
+
+Every time is of one product inside a CUDA graph of many, each with weights of its own, more of them
+than the cache holds: as in a decode step. GB/s count the weights' bytes alone. A step is all of a
+model but attention itself: what a captured decode takes at least. `--tune` first tries ways to cut
+each product and says which were fastest: `llm.kernels.tuning` has the rules that follow.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.kernel_shapes import MODELS, Product, Way, WeightsOfProduct, step_microseconds
+from benchmarks.report import Figure, Report, arguments, publish
+from llm.kernels import tuning
+from llm.kernels.blocks import Blocks
+from llm.kernels.registry import KernelSet
+
+ROWS = (1, 2)
+MAX_ERROR = 0.02
+VENDOR = Way()
+
+
+def ways(item: Product, rows: int) -> Iterator[Way]:
+    """Tiles of 64 to 256 bytes a thread, each in its program, or shared by a few programs."""
+    block_in = item.num_in & -item.num_in
+    block_in = min(block_in if block_in >= 512 else 1024, 2048)
+    for warps, block_out in itertools.product((4, 8, 16), (1, 2, 4, 8, 16)):
+        per_thread = item.parts * block_out * item.num_in * 2 / (warps * 32)
+        if not 48 <= per_thread <= 256 or (warps == 16 and per_thread > 128):
+            continue
+        if rows > 2 and per_thread > 128:
+            continue
+        tiles = -(-item.num_out // block_out)
+        for per_processor in (0, 1, 2, 4):
+            programs = per_processor * 132
+            if programs * 3 > tiles * 2 or (not programs and tiles > 30_000):
+                continue
+            if per_processor * warps > 16 or (rows > 2 and programs and per_thread > 64):
+                continue
+            yield Way(Blocks(block_out, block_in, warps, programs))
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is measured."""
+
+    models: tuple[str, ...]
+    rows: tuple[int, ...]
+
+    @property
+    def products(self) -> list[tuple[Product, int]]:
+        """Each with each number of rows."""
+        items = [item for model in self.models for item in MODELS[model].products]
+        return list(itertools.product(items, self.rows))
+
+
+def compile_share(share: int, shares: int, work: Work) -> None:
+    """Run every n-th way once, so that its kernel is compiled and kept on disk."""
+    everything = [(i, rows, way) for i, rows in work.products for way in ways(i, rows)]
+    for item, rows, way in everything[share::shares]:
+        WeightsOfProduct(item, rows, 1).call(way)
+    torch.cuda.synchronize()
+
+
+def compile_all(work: Work, workers: int) -> None:
+    """In several processes at once."""
+    context = multiprocessing.get_context("spawn")
+    processes = [
+        context.Process(target=compile_share, args=(share, workers, work))
+        for share in range(workers)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+
+def tune(work: Work) -> None:
+    """Say which ways were fastest, and what the rule's and the vendor's way took."""
+    for item, rows in work.products:
+        weights = WeightsOfProduct(item, rows)
+        timed = [
+            (weights.microseconds(way), str(way))
+            for way in ways(item, rows)
+            if weights.error(way) < MAX_ERROR
+        ]
+        chosen = Way(tuning.blocks_for(item.num_out, item.num_in, rows, parts=item.parts))
+        timed += [(weights.microseconds(way), f"({way})") for way in (chosen, VENDOR)]
+        best = "; ".join(f"{us:.2f} us {way}" for us, way in [*sorted(timed[:-2])[:3], *timed[-2:]])
+        print(f"{item.model} {item.name}, {rows} rows: {best}", file=sys.stderr, flush=True)
+
+
+def figures(work: Work) -> Iterator[Figure]:
+    """The chosen ways, and whole steps."""
+    for item, rows in work.products:
+        weights = WeightsOfProduct(item, rows)
+        blocks = tuning.blocks_for(item.num_out, item.num_in, rows, parts=item.parts)
+        for name, way in (("cuBLAS", VENDOR), ("own", Way(blocks))):
+            speed = item.weight_bytes / weights.microseconds(way) / 1e3
+            note = str(way) if way.blocks else ""
+            figure = f"{item.model} {item.name}, {rows} rows, {name}"
+            yield Figure(figure, (speed,), "GB/s", note=note)
+    for model, rows in itertools.product(work.models, work.rows):
+        for name, kernels in sets().items():
+            step = step_microseconds(model, rows, kernels)
+            yield Figure(f"{model} step, {rows} rows, {name}", (step,), "us")
+
+
+def sets() -> dict[str, KernelSet]:
+    """Kernels by how they are switched on."""
+    found = {
+        "vendor BLAS": KernelSet.choose(vendor_blas=True, experimental=False, launch_level=0),
+        "own": KernelSet.choose(vendor_blas=False, experimental=False, launch_level=0),
+    }
+    for level in (0, 1, 2):
+        kernels = KernelSet.choose(vendor_blas=False, experimental=True, launch_level=level)
+        found[f"experimental, level {level}"] = kernels
+    return found
+
+
+def main() -> int:
+    """See the module."""
+    parser = arguments(__doc__ or "", repeat=9)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--tune", action="store_true", help="try many ways to cut each product")
+    parser.add_argument("--workers", type=int, default=14, help="processes that compile")
+    parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS), help="numbers of rows")
+    options = parser.parse_args()
+    work = Work(tuple(options.models), tuple(options.rows))
+    if options.tune:
+        compile_all(work, options.workers)
+        tune(work)
+    return publish(Report("kernels", tuple(figures(work))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

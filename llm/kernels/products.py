@@ -1,0 +1,197 @@
+"""Products of a few rows with a matrix: y = x Wᵀ, with what stands before and behind it fused in.
+
+    program    load a tile of W ─ wait ─ load x (normalise) ─ multiply ─ end
+                                  └─ for the kernel that this one depends on
+
+A decode step with few rows takes as long as its weights are read. So a program asks for its first
+tile before it does anything else, even before it waits for its predecessor (launch level 2), and
+repeats the small work that all programs need rather than leaving it to a kernel of its own. What
+becomes of the products is said by an `END`: a function of Triton that the kernel is compiled with.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from llm.kernels.blocks import Blocks
+from llm.kernels.tiles import load_rows, load_tiles, multiply
+
+
+@triton.jit
+def _few_rows_kernel(
+    x: tl.tensor,
+    gain: tl.tensor,
+    weight: tl.tensor,
+    values: tl.tuple,
+    num_rows: tl.tensor,
+    num_out: tl.tensor,
+    epsilon: tl.tensor,
+    END: tl.constexpr,
+    OPTIONS: tl.constexpr,
+    PARTS: tl.constexpr,
+    IN: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    LOOPS: tl.constexpr,
+    HAS_GAIN: tl.constexpr,
+    LEVEL: tl.constexpr,
+) -> None:
+    """`END` gets the products [BLOCK_OUT] of every part of the matrix with row t of x."""
+    if LEVEL == 2:
+        gdc_launch_dependents()
+    tile = tl.program_id(0)
+    tiles = load_tiles(weight, tile, num_out, PARTS, IN, BLOCK_OUT, BLOCK_IN)
+    if LEVEL > 0:
+        gdc_wait()
+    rows, scales = load_rows(x, gain, epsilon, num_rows, IN, BLOCK_IN, ROWS, HAS_GAIN)
+    if LEVEL == 1:
+        gdc_launch_dependents()
+    if LOOPS:
+        while tile * BLOCK_OUT < num_out:
+            following = tile + tl.num_programs(0)
+            next_tiles = load_tiles(weight, following, num_out, PARTS, IN, BLOCK_OUT, BLOCK_IN)
+            for t in tl.static_range(ROWS):
+                products = multiply(tiles, rows[t], scales[t])
+                END(products, values, tile, t, num_rows, num_out, BLOCK_OUT, OPTIONS)
+            tiles = next_tiles
+            tile = following
+    else:
+        for t in tl.static_range(ROWS):
+            products = multiply(tiles, rows[t], scales[t])
+            END(products, values, tile, t, num_rows, num_out, BLOCK_OUT, OPTIONS)
+
+
+def launch_few_rows(
+    x: Tensor,
+    weight: Tensor,
+    blocks: Blocks,
+    end: Any,
+    values: tuple[Any, ...],
+    options: tuple[int, ...],
+    *,
+    parts: int = 1,
+    gain: Tensor | None = None,
+    epsilon: float = 0.0,
+    level: int = 0,
+) -> None:
+    """Multiply x [T, K] with `parts` matrices [N, K] that lie one below the other in `weight`.
+
+    With a gain [K], x is normalised first: x / √(Σx² + epsilon) × gain.
+    """
+    num_out = len(weight) // parts
+    _few_rows_kernel[(blocks.grid(num_out),)](
+        x,
+        weight if gain is None else gain,
+        weight,
+        values,
+        len(x),
+        num_out,
+        epsilon,
+        END=end,
+        OPTIONS=options,
+        PARTS=parts,
+        IN=weight.shape[1],
+        ROWS=1 << (len(x) - 1).bit_length(),
+        BLOCK_OUT=blocks.block_out,
+        BLOCK_IN=blocks.block_in,
+        LOOPS=blocks.programs > 0,
+        HAS_GAIN=gain is not None,
+        LEVEL=level,
+        num_warps=blocks.num_warps,
+        launch_pdl=level > 0,
+    )
+
+
+@triton.jit
+def _put(
+    products: tl.tuple,
+    values: tl.tuple,
+    tile: tl.tensor,
+    t: tl.tensor,
+    num_rows: tl.tensor,
+    num_out: tl.tensor,
+    BLOCK_OUT: tl.constexpr,
+    OPTIONS: tl.constexpr,
+) -> None:
+    """`values`: out, bias. `OPTIONS`: whether there is a bias, whether to add to out."""
+    columns = tile * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    is_column = columns < num_out
+    y = products[0]
+    if OPTIONS[0]:
+        y += tl.load(values[1] + columns, mask=is_column, other=0.0).to(tl.float32)
+    places = values[0] + t * num_out + columns
+    mask = is_column & (t < num_rows)
+    if OPTIONS[1]:
+        y += tl.load(places, mask=mask, other=0.0).to(tl.float32)
+    tl.store(places, y, mask=mask)
+
+
+def product(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    blocks: Blocks,
+    *,
+    gain: Tensor | None = None,
+    epsilon: float = 0.0,
+    bias: Tensor | None = None,
+    adds: bool = False,
+    level: int = 0,
+) -> None:
+    """out [T, N] = x [T, K] × weight [N, K]ᵀ (+ bias), or added to `out`; x as in the launch."""
+    values = (out, weight if bias is None else bias)
+    options = (int(bias is not None), int(adds))
+    launch_few_rows(
+        x, weight, blocks, _put, values, options, gain=gain, epsilon=epsilon, level=level
+    )
+
+
+@triton.jit
+def _put_gated(
+    products: tl.tuple,
+    values: tl.tuple,
+    tile: tl.tensor,
+    t: tl.tensor,
+    num_rows: tl.tensor,
+    num_out: tl.tensor,
+    BLOCK_OUT: tl.constexpr,
+    OPTIONS: tl.constexpr,
+) -> None:
+    """`values`: out."""
+    columns = tile * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    gate = products[0]
+    y = gate / (1.0 + tl.exp(-gate)) * products[1]
+    mask = (columns < num_out) & (t < num_rows)
+    tl.store(values[0] + t * num_out + columns, y, mask=mask)
+
+
+def gated_product(
+    x: Tensor,
+    weight: Tensor,
+    blocks: Blocks,
+    *,
+    gain: Tensor | None = None,
+    epsilon: float = 0.0,
+    level: int = 0,
+) -> Tensor:
+    """silu(x gateᵀ) × (x upᵀ) [T, N] for a weight [2 × N, K] of gate and up; x as in the launch."""
+    out = x.new_empty(len(x), len(weight) // 2)
+    launch_few_rows(
+        x,
+        weight,
+        blocks,
+        _put_gated,
+        (out,),
+        (),
+        parts=2,
+        gain=gain,
+        epsilon=epsilon,
+        level=level,
+    )
+    return out

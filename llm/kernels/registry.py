@@ -1,0 +1,68 @@
+"""Own kernels by name: what each replaces, and which of them a session uses.
+
+Each computes what its twin in `llm.layers` does, to within rounding, and tests compare the two.
+This module does not import triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One entry."""
+
+    name: str
+    twin: str  # what computes the same without it
+    is_product: bool = False  # instead of the vendor's BLAS
+    is_experimental: bool = False
+
+
+KERNELS = (
+    Kernel("normalise", "llm.layers.norm.RMSNorm"),
+    Kernel("gate", "llm.layers.activation.silu_and_multiply"),
+    Kernel("rotate_heads", "llm.layers.attention.SelfAttention"),
+    Kernel("product", "llm.layers.linear.FloatLinear", is_product=True),
+    Kernel("gated_product", "llm.layers.activation.GatedMLP", is_product=True),
+    Kernel(
+        "project_heads",
+        "llm.layers.attention.SelfAttention",
+        is_product=True,
+        is_experimental=True,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSet:
+    """The kernels in use, and how they are launched."""
+
+    kernels: tuple[Kernel, ...] = ()
+    launch_level: int = 0
+    """Programmatic dependent launch. 1: a kernel may start when its predecessor is about to end;
+    2: when it begins, and loads weights until it needs what the predecessor computes."""
+
+    @classmethod
+    def choose(cls, *, vendor_blas: bool, experimental: bool, launch_level: int) -> KernelSet:
+        """Those for a CUDA device."""
+        chosen = tuple(
+            kernel
+            for kernel in KERNELS
+            if not (kernel.is_product and vendor_blas)
+            and not (kernel.is_experimental and not experimental)
+        )
+        return cls(chosen, launch_level)
+
+    def __contains__(self, name: object) -> bool:
+        return any(kernel.name == name for kernel in self.kernels)
+
+    def __iter__(self) -> Iterator[Kernel]:
+        return iter(self.kernels)
+
+    def __bool__(self) -> bool:
+        return bool(self.kernels)
+
+    def __str__(self) -> str:
+        return ", ".join(kernel.name for kernel in self.kernels) or "none"

@@ -1,0 +1,121 @@
+"""Pieces of matrix-vector kernels: tiles of a weight matrix in registers, and rows of activations.
+
+A tile is `BLOCK_OUT` rows of the matrix with all their inputs, held as a tuple of chunks of
+`BLOCK_IN` inputs: every load is issued before the first one is used, and the sums of all chunks
+are taken in one place. A row's sum is always taken in the same order, whatever its neighbours are.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_tile(
+    weight: tl.tensor,
+    rows: tl.tensor,
+    num_out: tl.tensor,
+    IN: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+) -> tl.tuple:
+    """Chunks [BLOCK_OUT, BLOCK_IN] of the matrix rows `rows`; 0 beyond the matrix.
+
+    A weight is read once in a step: it should not drive out of the cache what is read again.
+    """
+    chunks: tl.tuple = ()
+    starts = weight + rows.to(tl.int64)[:, None] * IN
+    for first in tl.static_range(0, IN, BLOCK_IN):
+        inputs = first + tl.arange(0, BLOCK_IN)
+        mask = rows[:, None] < num_out
+        if IN % BLOCK_IN != 0:
+            mask = mask & (inputs[None, :] < IN)
+        chunk = tl.load(
+            starts + inputs[None, :], mask=mask, other=0.0, eviction_policy="evict_first"
+        )
+        chunks = chunks + (chunk,)
+    return chunks
+
+
+@triton.jit
+def load_tiles(
+    weight: tl.tensor,
+    tile: tl.tensor,
+    num_out: tl.tensor,
+    PARTS: tl.constexpr,
+    IN: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+) -> tl.tuple:
+    """The same tile of each of `PARTS` matrices [num_out, IN] that lie one below the other."""
+    tiles: tl.tuple = ()
+    rows = tile * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    for part in tl.static_range(PARTS):
+        start = weight + part * num_out.to(tl.int64) * IN
+        tiles = tiles + (load_tile(start, rows, num_out, IN, BLOCK_IN),)
+    return tiles
+
+
+@triton.jit
+def load_row(x: tl.tensor, is_row: tl.tensor, IN: tl.constexpr, BLOCK_IN: tl.constexpr) -> tl.tuple:
+    """float32 chunks [BLOCK_IN] of the vector at `x`; 0 when it is not a row."""
+    chunks: tl.tuple = ()
+    for first in tl.static_range(0, IN, BLOCK_IN):
+        inputs = first + tl.arange(0, BLOCK_IN)
+        chunk = tl.load(x + inputs, mask=is_row & (inputs < IN), other=0.0)
+        chunks = chunks + (chunk.to(tl.float32),)
+    return chunks
+
+
+@triton.jit
+def load_rows(
+    x: tl.tensor,
+    gain: tl.tensor,
+    epsilon: tl.tensor,
+    num_rows: tl.tensor,
+    IN: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    ROWS: tl.constexpr,
+    HAS_GAIN: tl.constexpr,
+) -> tl.tuple:
+    """ROWS vectors in chunks, and for each a factor that is due to its products.
+
+    With a gain they are normalised: x / √(Σx² + ε) × gain. The root only scales, so it is
+    taken while products are summed already.
+    """
+    rows: tl.tuple = ()
+    scales: tl.tuple = ()
+    if HAS_GAIN:
+        gains = load_row(gain, num_rows > 0, IN, BLOCK_IN)
+    for t in tl.static_range(ROWS):
+        row = load_row(x + t * IN, num_rows > t, IN, BLOCK_IN)
+        scale = 1.0
+        if HAS_GAIN:
+            squares = row[0] * row[0]
+            scaled: tl.tuple = (row[0] * gains[0],)
+            for c in tl.static_range(1, len(row)):
+                squares += row[c] * row[c]
+                scaled = scaled + (row[c] * gains[c],)
+            scale = tl.rsqrt(tl.sum(squares, axis=0) + epsilon)
+            row = scaled
+        rows = rows + (row,)
+        scales = scales + (scale,)
+    return rows, scales
+
+
+@triton.jit
+def multiply_tile(tile: tl.tuple, row: tl.tuple) -> tl.tensor:
+    """float32 [BLOCK_OUT]: the products of a tile's rows with a vector."""
+    products = tile[0].to(tl.float32) * row[0][None, :]
+    for c in tl.static_range(1, len(tile)):
+        products += tile[c].to(tl.float32) * row[c][None, :]
+    return tl.sum(products, axis=1)
+
+
+@triton.jit
+def multiply(tiles: tl.tuple, row: tl.tuple, scale: tl.tensor) -> tl.tuple:
+    """The scaled products of each tile with a vector."""
+    found: tl.tuple = ()
+    for part in tl.static_range(len(tiles)):
+        found = found + (multiply_tile(tiles[part], row) * scale,)
+    return found

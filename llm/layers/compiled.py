@@ -1,0 +1,61 @@
+"""Layers through `torch.compile`: all of a layer but the rotation and attention itself.
+
+compiled     norm ─ queries, keys, values           output ─ add ─ norm ─ MLP ─ add
+as written                                 └─ rotate, attend ─┘
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llm.batch import KVCacheInputs
+from llm.layers.decoder import DecoderLayer
+
+logger = logging.getLogger(__name__)
+
+
+class Compiler:
+    """Compiles the functions of one model. When one fails, all of them run as written."""
+
+    def __init__(self) -> None:
+        self.has_failed = False
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, compiled when it is first called: without graph breaks, for any rows."""
+        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+        fast: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=True)
+
+        def run(*args: Any) -> Any:
+            if not self.has_failed:
+                try:
+                    return fast(*args)
+                except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+                    self._give_up(error)
+            return function(*args)
+
+        return run
+
+    def _give_up(self, error: Exception) -> None:
+        self.has_failed = True
+        reason = str(error).strip().split("\n", maxsplit=1)[0]
+        text = "torch.compile failed, modules run as written (as with use_legacy_module): %s: %s"
+        logger.warning(text, type(error).__name__, reason)
+
+
+class CompiledLayer:
+    """See the module."""
+
+    def __init__(self, twin: DecoderLayer, compiler: Compiler) -> None:
+        self._attend = twin.attention.attend
+        self._project = compiler.compiled(twin.project)
+        self._finish = compiler.compiled(twin.finish)
+
+    def __call__(self, x: Tensor, rotations: Tensor, cache: KVCacheInputs) -> None:
+        """See `Layer`."""
+        self._finish(x, self._attend(self._project(x), rotations, cache))

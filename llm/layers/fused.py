@@ -1,0 +1,228 @@
+"""The layers of `llm.layers.decoder` on a CUDA device, by own kernels.
+
+    twin                             few rows                    many rows
+    attention_norm, qkv, rotate,     project_heads, or product   normalise, BLAS,
+      store of keys and values         and rotate_heads            rotate_heads
+    output, x.add_                   product (adds)              BLAS (adds)
+    mlp_norm, gate_up, silu × up     gated_product               normalise, BLAS, gate
+    down, x.add_                     product (adds)              BLAS (adds)
+
+A matrix that is not a plain one (it is int8, or an adapter changes it) is called as it is.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from llm.batch import KVCacheInputs
+from llm.kernels.blocks import Blocks
+from llm.kernels.elementwise import gate, normalise
+from llm.kernels.heads import rotate_heads
+from llm.kernels.products import gated_product, product
+from llm.kernels.projections import project_heads
+from llm.kernels.registry import KernelSet
+from llm.kernels.tuning import blocks_for
+from llm.layers.decoder import DecoderLayer, LogitsHead
+from llm.layers.linear import BiasedLinear, FloatLinear, Linear
+from llm.layers.norm import RMSNorm
+from llm.parallel.group import Group
+
+
+class Matrix(NamedTuple):
+    """A linear layer that is nothing but this."""
+
+    weight: Tensor  # [N, K]
+    bias: Tensor | None = None  # [N]
+
+    def blocks(self, num_rows: int, parts: int = 1) -> Blocks | None:
+        """How to cut its product with so many rows; None: BLAS is faster."""
+        num_out, num_in = self.weight.shape
+        return blocks_for(num_out // parts, num_in, num_rows, parts=parts)
+
+
+def matrix_of(linear: Linear) -> Matrix | None:
+    """What a layer multiplies by; None when it does something else."""
+    if isinstance(linear, FloatLinear):
+        return Matrix(linear.weight)
+    if isinstance(linear, BiasedLinear) and isinstance(linear.product, FloatLinear):
+        return Matrix(linear.product.weight, linear.bias)
+    return None
+
+
+def own_matrix(linear: Linear, name: str, kernels: KernelSet) -> Matrix | None:
+    """What a kernel multiplies by for a few rows; None: that is left to the layer."""
+    matrix = matrix_of(linear) if name in kernels else None
+    return matrix if matrix is not None and matrix.weight.dtype.itemsize == 2 else None
+
+
+class NormedProduct:
+    """linear(norm x)."""
+
+    def __init__(self, norm: RMSNorm, linear: Linear, kernels: KernelSet) -> None:
+        self.matrix = own_matrix(linear, "product", kernels)
+        self.norm = norm
+        self._linear = linear
+        self._level = kernels.launch_level
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """[T, K] to [T, N], in `out` where it is given: it may be of another number format."""
+        matrix, norm = self.matrix, self.norm
+        blocks = None if matrix is None else matrix.blocks(len(x))
+        if matrix is None or blocks is None:
+            normed = normalise(x, norm.gain, norm.epsilon, level=self._level)
+            found = self._linear(normed)
+            return found if out is None else out.copy_(found)
+        if out is None:
+            out = x.new_empty(len(x), len(matrix.weight))
+        product(
+            x,
+            matrix.weight,
+            out,
+            blocks,
+            gain=norm.gain,
+            epsilon=norm.epsilon,
+            bias=matrix.bias,
+            level=self._level,
+        )
+        return out
+
+
+class GatedProduct:
+    """silu(gate (norm x)) × up (norm x)."""
+
+    def __init__(self, norm: RMSNorm, gate_up: Linear, kernels: KernelSet) -> None:
+        matrix = own_matrix(gate_up, "gated_product", kernels)
+        self.matrix = None if matrix is None or matrix.bias is not None else matrix
+        self._norm = norm
+        self._gate_up = gate_up
+        self._level = kernels.launch_level
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, K] to [T, I]."""
+        matrix, norm, level = self.matrix, self._norm, self._level
+        if matrix is not None:
+            blocks = matrix.blocks(len(x), parts=2)
+            if blocks is not None:
+                return gated_product(
+                    x, matrix.weight, blocks, gain=norm.gain, epsilon=norm.epsilon, level=level
+                )
+        normed = normalise(x, norm.gain, norm.epsilon, level=level)
+        return gate(self._gate_up(normed), level=level)
+
+
+class AddedProduct:
+    """x += linear(y)."""
+
+    def __init__(self, linear: Linear, group: Group, kernels: KernelSet) -> None:
+        # The sum of several ranks' products is not known before they have met.
+        self._plain = matrix_of(linear) if group.size == 1 else None
+        self.matrix = own_matrix(linear, "product", kernels) if group.size == 1 else None
+        self._linear = linear
+        self._group = group
+        self._level = kernels.launch_level
+
+    def __call__(self, x: Tensor, y: Tensor) -> None:
+        """Add to x [T, N] the product of y [T, K]."""
+        plain, matrix = self._plain, self.matrix
+        blocks = None if matrix is None else matrix.blocks(len(x))
+        if matrix is not None and blocks is not None:
+            product(
+                y,
+                matrix.weight,
+                x,
+                blocks,
+                bias=matrix.bias,
+                adds=True,
+                level=self._level,
+            )
+        elif plain is not None and plain.bias is None:
+            torch.addmm(x, y, plain.weight.t(), out=x)
+        else:
+            x.add_(self._group.all_reduce(self._linear(y)))
+
+
+class FusedLayer:
+    """See the module."""
+
+    def __init__(self, twin: DecoderLayer, kernels: KernelSet) -> None:
+        attention, mlp = twin.attention, twin.mlp
+        self._index, self._shape = attention.layer, attention.shape
+        self._head_norm = attention.weights.norm
+        self._qkv = NormedProduct(twin.attention_norm, attention.weights.qkv, kernels)
+        self._output = AddedProduct(attention.weights.output, attention.group, kernels)
+        self._gate_up = GatedProduct(twin.mlp_norm, mlp.gate_up, kernels)
+        self._down = AddedProduct(mlp.down, mlp.group, kernels)
+        # A head's norm needs all of its dimensions, which are more than one program's share.
+        self._projects = "project_heads" in kernels and self._head_norm is None
+        self._level = kernels.launch_level
+
+    @property
+    def num_own_products(self) -> int:
+        """How many of its four matrices own kernels multiply with."""
+        parts = (self._qkv, self._output, self._gate_up, self._down)
+        return sum(part.matrix is not None for part in parts)
+
+    def __call__(self, x: Tensor, rotations: Tensor, cache: KVCacheInputs) -> None:
+        """See `Layer`."""
+        self._output(x, self._attend(x, rotations, cache))
+        self._down(x, self._gate_up(x))
+
+    def _attend(self, x: Tensor, rotations: Tensor, cache: KVCacheInputs) -> Tensor:
+        """[T, H × D]."""
+        target, shape, norm = cache.slots(self._index), self._shape, self._head_norm
+        matrix = self._qkv.matrix
+        if self._projects and matrix is not None and target is not None:
+            blocks = matrix.blocks(len(x))
+            if blocks is not None:
+                query = project_heads(
+                    x,
+                    matrix.weight,
+                    rotations,
+                    target,
+                    blocks,
+                    gain=self._qkv.norm.gain,
+                    epsilon=self._qkv.norm.epsilon,
+                    bias=matrix.bias,
+                    num_heads=shape.num_heads,
+                    level=self._level,
+                )
+                return cache.attend_stored(self._index, query)
+        projected = self._qkv(x).view(len(x), -1, shape.head_dim)
+        rotate_heads(
+            projected,
+            rotations,
+            target,
+            num_heads=shape.num_heads,
+            gain=None if norm is None else norm.gain,
+            epsilon=0.0 if norm is None else norm.epsilon,
+            level=self._level,
+        )
+        query = projected[:, : shape.num_heads]
+        if target is not None:
+            return cache.attend_stored(self._index, query)
+        key_value = projected[:, shape.num_heads :]
+        return cache.attend(
+            self._index, query, key_value.view(len(x), 2, shape.num_kv_heads, shape.head_dim)
+        )
+
+
+class FusedHead:
+    """The head of a model: logits come out of the kernel as float32."""
+
+    def __init__(self, twin: LogitsHead, kernels: KernelSet) -> None:
+        self._product = NormedProduct(twin.norm, twin.linear, kernels)
+        self._vocab_size = twin.linear.out_features
+
+    @property
+    def num_own_products(self) -> int:
+        """1 when an own kernel multiplies."""
+        return int(self._product.matrix is not None)
+
+    def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """See `Head`."""
+        if out is None:
+            out = hidden.new_empty(len(hidden), self._vocab_size, dtype=torch.float32)
+        return self._product(hidden, out)

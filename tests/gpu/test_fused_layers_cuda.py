@@ -1,0 +1,60 @@
+"""Models on a GPU: nearly the same logits with own kernels and without, at every launch level."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Qwen3Config
+
+from llm.config import PipelineConfig
+from llm.runner.model_runner import ModelRunner
+from tests.llm.llama_checkpoints import SMALL, batch, random_ids, row, write_llama, write_random
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+SHAPE = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 200, "head_dim": 64}
+PROMPT = 12
+
+
+@pytest.fixture(scope="module", params=["llama", "llama with biases", "qwen3"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "model"
+    if request.param == "qwen3":
+        return write_random(folder, Qwen3Config(**(SMALL | SHAPE)), dtype=torch.bfloat16)
+    has_bias = request.param != "llama"
+    return write_llama(folder, attention_bias=has_bias, mlp_bias=has_bias, **SHAPE)
+
+
+def logits(checkpoint: Path, rows: int, **values: Any) -> Tensor:
+    """[forwards, rows, V]: a prompt of each row, then two tokens more."""
+    model = {
+        "model_path": str(checkpoint),
+        "device_specs": ["cuda"],
+        "quantization_encoding": "bfloat16",
+        "kv_cache": {"kv_cache_page_size": 16, "num_pages": 64},
+    }
+    runner = ModelRunner(PipelineConfig(model=model, **values))
+    runner.initialize()
+    ids = [random_ids(PROMPT + 2, SHAPE["vocab_size"], seed=n) for n in range(rows)]
+    found = []
+    for start, end in ((0, PROMPT), (PROMPT, PROMPT + 1), (PROMPT + 1, PROMPT + 2)):
+        step = [row(ids[n][start:end], [n + 1], start, request_id=f"r{n}") for n in range(rows)]
+        found.append(runner.forward(runner.prepare(batch(*step))).next_token_logits.clone())
+    return torch.stack(found).cpu()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 11])
+def test_kernels_change_logits_by_no_more_than_rounding(checkpoint: Path, rows: int) -> None:
+    expected = logits(checkpoint, rows, use_vendor_blas="true")
+    for switches in ({}, {"use_experimental_kernels": "true"}):
+        found = logits(checkpoint, rows, **switches)
+        assert (found - expected).norm() / expected.norm() < 0.03
+        for level in ("1", "2"):
+            assert torch.equal(logits(checkpoint, rows, pdl_level=level, **switches), found)

@@ -1,0 +1,77 @@
+"""Layers through torch.compile: the same tokens, and what happens where it does not work."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from llm.layers.compiled import CompiledLayer, Compiler
+from tests.llm.llama_checkpoints import (
+    batch,
+    create_runner,
+    pipeline_config,
+    random_ids,
+    row,
+    write_llama,
+)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("models") / "llama", num_hidden_layers=2)
+
+
+@pytest.fixture(autouse=True)
+def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trace as for a compiler, without graph breaks, and leave out the C++ compiler behind it."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+
+
+def logits(checkpoint: Path, encoding: str, *, compiled: bool) -> Tensor:
+    config = pipeline_config(checkpoint, encoding=encoding, use_legacy_module=not compiled)
+    runner = create_runner(config)
+    ids = random_ids(14, 96)
+    return torch.cat(
+        [
+            runner.forward(runner.prepare(batch(row(ids[a:b], [1], a)))).next_token_logits.clone()
+            for a, b in ((0, 12), (12, 13), (13, 14))
+        ]
+    )
+
+
+@pytest.mark.parametrize("encoding", ["float32", "bfloat16"])
+def test_logits_are_the_same(
+    checkpoint: Path, encoding: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = logits(checkpoint, encoding, compiled=True)
+    assert torch.equal(found, logits(checkpoint, encoding, compiled=False))
+    assert "torch.compile failed" not in caplog.text
+
+
+def test_what_cannot_be_compiled_runs_as_written(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Int8 products call an operator below the level that torch traces."""
+    with caplog.at_level(logging.WARNING):
+        found = logits(checkpoint, "int8", compiled=True)
+    assert torch.equal(found, logits(checkpoint, "int8", compiled=False))
+    assert caplog.text.count("torch.compile failed, modules run as written") == 1
+
+
+def test_the_switch_chooses(checkpoint: Path) -> None:
+    config = pipeline_config(checkpoint, use_legacy_module=False)
+    model = create_runner(config).loaded_model
+    assert {type(layer) for layer in model._layers} == {CompiledLayer}
+    assert not model.session.kernels()
+
+
+def test_errors_of_the_computation_itself_are_passed_on() -> None:
+    compiler = Compiler()
+    with pytest.raises(RuntimeError):
+        compiler.compiled(torch.add)(torch.zeros(2), torch.zeros(3))

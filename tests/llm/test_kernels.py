@@ -1,0 +1,59 @@
+"""Own kernels: which ones a session uses, and the interpreted ones in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import torch
+
+from llm.kernels.registry import KERNELS, KernelSet
+from llm.layers.decoder import create_stack
+from llm.models.session import EngineSession
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_kernels_compute_what_their_twins_compute() -> None:
+    """Triton decides when it is imported whether kernels are interpreted."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "tests/llm/interpreted_layers.py"],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_every_kernel_names_its_twin() -> None:
+    assert len({kernel.name for kernel in KERNELS}) == len(KERNELS)
+    for kernel in KERNELS:
+        module, name = kernel.twin.rsplit(".", 1)
+        assert hasattr(import_module(module), name)
+
+
+def test_switches_choose_kernels() -> None:
+    def chosen(*, vendor_blas: bool, experimental: bool) -> set[str]:
+        kernels = KernelSet.choose(
+            vendor_blas=vendor_blas, experimental=experimental, launch_level=0
+        )
+        return {kernel.name for kernel in kernels}
+
+    assert chosen(vendor_blas=False, experimental=True) == {kernel.name for kernel in KERNELS}
+    assert chosen(vendor_blas=True, experimental=True) == {"normalise", "gate", "rotate_heads"}
+    stable = chosen(vendor_blas=False, experimental=False)
+    assert stable == {kernel.name for kernel in KERNELS if not kernel.is_experimental}
+    assert "project_heads" not in stable
+
+
+def test_there_are_none_on_the_cpu() -> None:
+    session = EngineSession(torch.device("cpu"), use_experimental_kernels=True, pdl_level=2)
+    assert not session.kernels()
+    stack = create_stack([], None, session.kernels())
+    assert (stack.layers, stack.head, stack.num_own_products) == ((), None, 0)
