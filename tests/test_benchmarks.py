@@ -44,13 +44,10 @@ from benchmarks.word_errors import Recogniser, WordErrors, edit_distance, total,
 from tests.decoder.codecs import to_safetensors, write_snac
 
 ROOT = Path(__file__).parent.parent
-<<<<<<< HEAD
 NOT_COMMANDS = {"__init__", "canned", "report", "serving", "word_errors"}
 NOT_COMMANDS |= {"engine_load", "peers", "shapes", "trace"}
 NOT_COMMANDS |= {"crowd", "listeners", "playback", "server_metrics", "speech_shapes"}
-=======
-NOT_COMMANDS = {"__init__", "canned", "kernel_shapes", "report", "serving", "word_errors"}
->>>>>>> 66f35ae (llm/kernels: own kernels for few rows and elementwise work on CUDA, modules through torch.compile)
+NOT_COMMANDS |= {"kernel_shapes"}
 
 
 def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
@@ -63,6 +60,7 @@ def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
         "front_end",
         "hop",
         "idle",
+        "kernels",
         "memory",
         "results",
         "sampling",

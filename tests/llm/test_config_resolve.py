@@ -356,7 +356,6 @@ def test_dependent_launch_has_no_effect_without_a_gpu(caplog: pytest.LogCaptureF
     assert session.pdl_level == 0
     PipelineConfig(pdl_level="1", model={"device_specs": ["cuda:0"]}).configure_session(session)
     assert session.pdl_level == 1
-<<<<<<< HEAD
 
 
 @pytest.mark.parametrize("name", ["model", "draft_model"])
@@ -367,5 +366,3 @@ def test_flashinfer_needs_a_gpu(name: str) -> None:
     on_cuda = choice | {"device_specs": ["cuda:0"]}
     config = Everything(**{"speculative": {}, "draft_model": {}} | {name: on_cuda})
     assert getattr(config, name).attention_backend == "flashinfer"
-=======
->>>>>>> 66f35ae (llm/kernels: own kernels for few rows and elementwise work on CUDA, modules through torch.compile)
