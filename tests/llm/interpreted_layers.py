@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llm.attention.base import PlannedAttention
+from llm.attention.base import AttentionOptions, PlannedAttention
 from llm.attention.gathered import GatheredBackend
 from llm.attention.sdpa import SdpaBackend
 from llm.batch import ForwardBatch, ForwardMode
@@ -168,7 +168,8 @@ class Parts:
         generator = torch.Generator().manual_seed(1)
         pool.storage[0].copy_(torch.randn(pool.storage[0].shape, generator=generator))
         batch = self.batch(len(x))
-        cache = PlannedAttention.create(batch, backend(pool))
+        options = AttentionOptions(num_heads=4, dtype=HALF)
+        cache = PlannedAttention.create(batch, backend(pool, options))
         found = x.clone()
         layer(found, self.rotary.at(batch.positions), cache)
         return found, pool.storage[0]
