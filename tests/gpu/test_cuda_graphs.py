@@ -21,7 +21,6 @@ from llm.runner.graph_capture import CudaCapture
 from llm.runner.input_buffers import InputBuffers
 from llm.runner.model_runner import ModelRunner
 from llm.sequence import FUTURE_TOKEN
-from tests.llm.host_graphs import use_gathered
 from tests.llm.llama_checkpoints import batch, random_ids, row, write_llama
 
 pytestmark = [
@@ -51,11 +50,12 @@ def config(checkpoint: Path, encoding: str = "float32", **values: Any) -> Pipeli
     return PipelineConfig(model=model, **({"max_batch_size": 12, "max_num_steps": 1} | values))
 
 
-def create_runner(checkpoint: Path, encoding: str, *, replays: bool) -> ModelRunner:
-    model = {"disable_cuda_graph": True}
+def create_runner(
+    checkpoint: Path, encoding: str, backend: str = "flashinfer", *, replays: bool
+) -> ModelRunner:
+    model = {"disable_cuda_graph": True, "attention_backend": backend}
     runner = ModelRunner(config(checkpoint, encoding, model=model))
     runner.initialize()
-    use_gathered(runner)
     if replays:
         runner.use_graphs(CudaCapture(runner.device))
     return runner
@@ -79,10 +79,13 @@ def decode_rows(places: list[int]) -> list[ScheduledRow]:
     ]
 
 
-@pytest.mark.parametrize("encoding", ["float32", "bfloat16"])
-def test_a_replay_is_the_eager_forward(checkpoint: Path, encoding: str) -> None:
-    eager = create_runner(checkpoint, encoding, replays=False)
-    replayed = create_runner(checkpoint, encoding, replays=True)
+@pytest.mark.parametrize(
+    ("encoding", "backend"),
+    [("float32", "gathered"), ("bfloat16", "gathered"), ("bfloat16", "flashinfer")],
+)
+def test_a_replay_is_the_eager_forward(checkpoint: Path, encoding: str, backend: str) -> None:
+    eager = create_runner(checkpoint, encoding, backend, replays=False)
+    replayed = create_runner(checkpoint, encoding, backend, replays=True)
     for runner in (eager, replayed):
         runner.forward(runner.prepare(batch(*prompts(14))))
     steps = [
