@@ -139,6 +139,8 @@ def create_engine_client(
     if decoder:  # before the language model takes the rest of a GPU's memory
         decoder = with_graphs(decoder, streaming_options(config, decoder.spec.recommended))
     vocabulary = family.vocabulary(decoder.spec) if family and decoder else None
+    if family is not None:
+        config = config.planning_ahead()  # somebody listens: tokens are to come one by one
     engine = create_engine(config, checkpoint.tokenizer)
     timeout_s = server.slow_reader_timeout_s * READER_PATIENCE if server else None
     client = LocalEngineClient(

@@ -23,7 +23,12 @@ from llm.config.not_yet import (
 )
 from llm.config.plugins import load_plugins
 from llm.config.report import RunningPlan, log_basics, log_pipeline
-from llm.config.resolve import batch_limits, launch_level, resolve_steps
+from llm.config.resolve import (
+    DEFAULT_STEPS_ON_GPU,
+    batch_limits,
+    launch_level,
+    resolve_steps,
+)
 from llm.config.sections import (
     LoRAConfig,
     ModelConfig,
@@ -223,6 +228,18 @@ class PipelineConfig(StrictModel):
         if self.max_batch_size is not None:
             return self
         return self.model_copy(update=batch_limits(self, rows))
+
+    def planning_ahead(self) -> Self:
+        """The same, resolved, with `enable_overlap_scheduler` on where nobody said whether.
+
+        Not on the CPU, nor where overlap is of no use or refuses what was asked for.
+        """
+        is_said = "enable_overlap_scheduler" in self.model_fields_set
+        has_own_steps = self.max_num_steps not in (1, DEFAULT_STEPS_ON_GPU)
+        is_refused = has_own_steps or self.draft_model is not None or self.enable_echo
+        if is_said or self.model.on_cpu or is_refused or self.runs_alone:
+            return self
+        return self.model_copy(update={"enable_overlap_scheduler": True, "max_num_steps": 1})
 
     def resolve_own(self) -> None:
         """The part of `resolve` that a subclass adds, before the steps of the core."""

@@ -12,14 +12,14 @@ when those have arrived; the forward overlaps even then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
 
-from llm.batch import ModelOutputs, ScheduledBatch, ScheduledRow, StepOutput
+from llm.batch import ModelInputs, ScheduledBatch, ScheduledRow, StepOutput
 from llm.config import PipelineConfig
 from llm.errors import RequestError
 from llm.models.base import PipelineModel
@@ -34,7 +34,7 @@ from llm.pipeline.future_tokens import (
 from llm.pipeline.text_generation import run_batch
 from llm.request import Request
 from llm.runner.device_stream import DeviceStream, HostCopy, Launched, create_stream
-from llm.structured.bitmask import FREE, needs_tokens
+from llm.structured.bitmask import needs_tokens
 from llm.structured.grammar import TokenSpelling
 
 T = TypeVar("T")
@@ -145,38 +145,44 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
             if self.pipeline_config.execute_empty_batches:
                 self._stream.launch(self.runner.forward_idle)
             return None
-        cloned = ScheduledBatch(tuple(map(_cloned, batch.rows)), batch.mode)
-        future = FutureTokens.find(cloned.rows, () if before is None else before.rows)
-        outputs = self._stream.launch(self._forward(cloned, future, before))
+        inputs, runner = self._inputs(batch, before), self.runner
         rows = tuple(row for row in batch.rows if row.samples)
-        plan, failures = self._plan_sampling(rows, before)
-        choose = self.runner.choose
-        tokens = self._stream.launch(_in_inference_mode(lambda: choose(outputs.value, plan)))
-        return AsyncBatch(rows, tokens, self._stream.download(tokens), failures)
-
-    def _forward(
-        self, batch: ScheduledBatch, future: FutureTokens, before: AsyncBatch | None
-    ) -> Callable[[], ModelOutputs]:
-        def forward() -> ModelOutputs:
-            inputs = self.runner.prepare(batch)
-            if before is not None:
-                future.fill(inputs.forward_batch.input_ids, before.tokens.value)
-            return self.runner.forward(inputs)
-
-        return _in_inference_mode(forward)
-
-    def _plan_sampling(
-        self, rows: Sequence[ScheduledRow], before: AsyncBatch | None
-    ) -> tuple[Any, Mapping[str, str]]:
-        """How the rows are sampled. Waits for the batch before if that depends on its tokens."""
-        mask, known, choice = FREE, rows, self.runner.choice
-        depending = [r for r in rows if choice.needs_tokens(r.sampling) or needs_tokens(r)]
-        if depending:
+        depending = [r for r in rows if runner.choice.needs_tokens(r.sampling) or needs_tokens(r)]
+        failures: Mapping[str, str] = {}
+        if not depending:
+            plan = runner.choice.prepare(rows)
+            tokens = self._launch_work(lambda: runner.step(inputs(), plan)[1])
+        else:
+            outputs = self._launch_work(lambda: runner.forward(inputs()))
             is_awaited = before is not None and any(map(awaits_token, depending))
             sampled = before.wait() if before is not None and is_awaited else {}
             mask = self.structured.mask(*split_outputs(rows, sampled))
-            known = known_outputs(rows, sampled)
-        return choice.prepare(known, mask=mask.tokens), mask.failures
+            failures = mask.failures
+            plan = runner.choice.prepare(known_outputs(rows, sampled), mask=mask.tokens)
+            tokens = self._launch_work(lambda: runner.choose(outputs.value, plan))
+        return AsyncBatch(rows, tokens, self._stream.download(tokens), failures)
+
+    def _launch_work(self, work: Callable[[], T]) -> Launched[T]:
+        def run() -> T:
+            with torch.inference_mode():
+                return work()
+
+        return self._stream.launch(run)
+
+    def _inputs(
+        self, batch: ScheduledBatch, before: AsyncBatch | None
+    ) -> Callable[[], ModelInputs]:
+        """What makes a batch's inputs on the device, with the tokens of the batch before."""
+        cloned = ScheduledBatch(tuple(map(_cloned, batch.rows)), batch.mode)
+        future = FutureTokens.find(cloned.rows, () if before is None else before.rows)
+
+        def inputs() -> ModelInputs:
+            found = self.runner.prepare(cloned)
+            if before is not None:
+                future.fill(found.forward_batch.input_ids, before.tokens.value)
+            return found
+
+        return inputs
 
     def admit(self, request: Request) -> None:
         """See the interface. Raises `RequestError` for log-probabilities, too."""
@@ -197,11 +203,3 @@ def _cloned(row: ScheduledRow) -> ScheduledRow:
     name, token_ids, start, pages, is_extend, samples, sampling, _, lora, embeds = row
     own = (name, token_ids, start, tuple(pages), is_extend, samples, sampling, (), lora, embeds)
     return _new(ScheduledRow, own)
-
-
-def _in_inference_mode(work: Callable[[], T]) -> Callable[[], T]:
-    def run() -> T:
-        with torch.inference_mode():
-            return work()
-
-    return run

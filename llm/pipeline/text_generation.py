@@ -111,17 +111,13 @@ class _Turn:
 
     def step(self) -> None:
         """One forward and, where rows sample, their tokens."""
-        outputs = self._runner.forward(self._inputs)
-        if not self._steps:
-            self._prompt_logprobs = self._scores.score(self._prompts, outputs)
-            self._vectors = self._embeddings.take(self._prompts, self._inputs, outputs)
         if not self._rows:
+            self._read_prompts(self._runner.forward(self._inputs))
             self.has_ended = True
             return
-        mask = self._structured.mask(self._rows, self._tokens)
-        self._failures.update(mask.failures)
-        plan = self._runner.choice.prepare(self._rows, len(self._steps), self._tokens, mask.tokens)
-        token_ids = self._runner.choose(outputs, plan)
+        outputs, token_ids = self._run()
+        if not self._steps:
+            self._read_prompts(outputs)
         self._steps.append(SampledTokens(token_ids, self._logprobs(outputs, token_ids)))
         if self._reads_each_step:
             for tokens, token in zip(self._tokens, token_ids.tolist(), strict=True):
@@ -130,6 +126,22 @@ class _Turn:
             self.has_ended = True
         else:
             self._inputs = self._runner.prepare_next(token_ids, self._inputs)
+
+    def _run(self) -> tuple[ModelOutputs, Tensor]:
+        """A forward and its tokens. What a grammar allows is worked out while the forward runs."""
+        runner, rows = self._runner, self._rows
+        if not any(map(needs_tokens, rows)):
+            plan = runner.choice.prepare(rows, len(self._steps), self._tokens)
+            return runner.step(self._inputs, plan)
+        outputs = runner.forward(self._inputs)
+        mask = self._structured.mask(rows, self._tokens)
+        self._failures.update(mask.failures)
+        plan = runner.choice.prepare(rows, len(self._steps), self._tokens, mask.tokens)
+        return outputs, runner.choose(outputs, plan)
+
+    def _read_prompts(self, outputs: ModelOutputs) -> None:
+        self._prompt_logprobs = self._scores.score(self._prompts, outputs)
+        self._vectors = self._embeddings.take(self._prompts, self._inputs, outputs)
 
     def _have_all_stopped(self) -> bool:
         """Whether every row is known to have sampled a stop id in this turn."""

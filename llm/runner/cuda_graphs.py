@@ -3,9 +3,9 @@
     rows        1 2 3 4 5 6 7 8 9 …                 the smallest bucket that holds them is replayed;
     buckets     1 2   4       8      12 16 24 …     rows that pad write to slot 0 of page 0
 
-    load ─> replan ─> replay        input buffers, then attention's plan, then one launch
-                        └─ embedding, layers, norm, head ─> float32 logits [bucket, V]
-    load ─> choose                  how rows are sampled, then one launch: int32 tokens [bucket]
+    load ─> replan ─> replay        input buffers, then attention's plan, then one launch:
+                        ├─ embedding, layers, norm, head ─> float32 logits [bucket, V]
+                        └─ sampling, where its memory was filled before ─> int32 tokens [bucket]
 
 All buckets read the same input buffers and write the same logits: one forward at a time, and its
 logits are there until the next one.
@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,13 +62,6 @@ class GraphInputs(ModelInputs):
 
 
 @dataclass(frozen=True, slots=True)
-class GraphOutputs(ModelOutputs):
-    """Logits that lie in the graphs' own memory, until the next replay."""
-
-    bucket: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class _DecodeRows:
     """Host values of a decode forward: [B] each."""
 
@@ -82,7 +75,7 @@ class _DecodeRows:
 class _Captured:
     attention: PlannedAttention[Any]
     forward: CapturedWork
-    choose: CapturedWork | None
+    step: CapturedWork | None  # the forward, and sampling behind it
 
 
 class GraphRunner:
@@ -104,7 +97,7 @@ class GraphRunner:
         sample: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """`logits_dtype`: what logits are rounded to. `sample` turns logits [B, V] into int32 [B]
-        tokens; None: nobody is to `choose`.
+        tokens; None: sampling is not captured.
 
         Raises `RuntimeError` for a model or a backend that cannot be captured.
         """
@@ -146,10 +139,10 @@ class GraphRunner:
         self._backend.replan(plan, batch)
         attention = PlannedAttention(batch, self._backend, plan)
         forward = self._capture.capture(partial(self._forward, batch, attention))
-        choose = None
+        step = None
         if self._sample is not None:
-            choose = self._capture.capture(partial(self._choose, self._sample, num_rows))
-        return _Captured(attention, forward, choose)
+            step = self._capture.capture(partial(self._step, batch, attention, self._sample))
+        return _Captured(attention, forward, step)
 
     def _forward(self, batch: ForwardBatch, attention: PlannedAttention[Any]) -> None:
         logits = self._logits[: len(batch.query_lens)]
@@ -157,7 +150,14 @@ class GraphRunner:
         if self._logits_dtype != logits.dtype:
             logits.copy_(logits.to(self._logits_dtype))
 
-    def _choose(self, sample: Callable[[Tensor], Tensor], num_rows: int) -> None:
+    def _step(
+        self,
+        batch: ForwardBatch,
+        attention: PlannedAttention[Any],
+        sample: Callable[[Tensor], Tensor],
+    ) -> None:
+        self._forward(batch, attention)
+        num_rows = len(batch.query_lens)
         self._tokens[:num_rows].copy_(sample(self._logits[:num_rows]))
 
     def figures(self) -> GraphFigures:
@@ -268,20 +268,24 @@ class GraphRunner:
             slot_mapping=slots,
         )
 
-    def replay(self, inputs: GraphInputs) -> GraphOutputs:
+    def replay(self, inputs: GraphInputs) -> ModelOutputs:
         """The forward of inputs that were loaded last. Its logits are there until the next one."""
         self._captured[inputs.bucket].forward.replay()
+        return self._outputs(inputs)
+
+    def replay_step(self, inputs: GraphInputs) -> tuple[ModelOutputs, Tensor] | None:
+        """The same, and int32 [B] tokens that `sample` drew by what was in its memory.
+
+        None, and nothing was done, when sampling is not captured.
+        """
+        work = self._captured[inputs.bucket].step
+        if work is None:
+            return None
+        work.replay()
+        # Not a plain copy: a GPU makes those in another engine, and changing over takes time.
+        return self._outputs(inputs), self._tokens[: len(inputs.sampling_rows)] + 0
+
+    def _outputs(self, inputs: GraphInputs) -> ModelOutputs:
         self.num_replays += 1
         logits = self._logits[: len(inputs.sampling_rows)]
-        return GraphOutputs(logits, logits, inputs.logit_offsets, bucket=inputs.bucket)
-
-    def can_choose(self, outputs: ModelOutputs) -> TypeGuard[GraphOutputs]:
-        """Whether these are a replay's, and sampling was captured, too."""
-        return self._sample is not None and isinstance(outputs, GraphOutputs)
-
-    def choose(self, outputs: GraphOutputs) -> Tensor:
-        """int32 [B] tokens of the last replay, by what `sample` finds in its memory."""
-        work = self._captured[outputs.bucket].choose
-        assert work is not None  # of outputs that it `can_choose`
-        work.replay()
-        return self._tokens[: len(outputs.logits)].clone()
+        return ModelOutputs(logits, logits, inputs.logit_offsets)

@@ -64,7 +64,10 @@ class DeviceStream(ABC):
 
     @abstractmethod
     def download(self, source: Launched[Tensor]) -> HostCopy:
-        """Copy a launched tensor to the host, behind everything launched before."""
+        """Copy a launched tensor to the host, behind everything launched before.
+
+        Nothing launched later may write to it.
+        """
 
     def is_alive(self) -> bool:
         """Whether the device goes on after work that raised."""
@@ -98,12 +101,26 @@ class _OnHost(HostCopy):
 
 
 class CudaStream(DeviceStream):
-    """A GPU's current stream. Results are copied to pinned memory, with an event behind them."""
+    """A GPU's current stream, and one beside it that copies results to pinned memory.
+
+        current     ═══ n ═══╪════ n + 1 ════╪═══
+        copies               └─ tokens of n  └─ tokens of n + 1      an event behind each
+
+    What is launched next need not wait until a copy has been made.
+    """
 
     is_asynchronous = True
 
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = torch.device("cuda", 0) if device is None else device
+        self._copies = torch.cuda.Stream(self._device)
+
     def launch(self, work: Callable[[], T]) -> Launched[T]:
-        """See `DeviceStream`: kernels are queued, and their outputs may be read by later ones."""
+        """See `DeviceStream`: kernels are queued, and their outputs may be read by later ones.
+
+        A thread starts out on the first GPU, so each piece of work says where it belongs.
+        """
+        torch.cuda.set_device(self._device)
         launched: Launched[T] = Launched()
         launched.put(work())
         return launched
@@ -118,17 +135,23 @@ class CudaStream(DeviceStream):
 
     def download(self, source: Launched[Tensor]) -> HostCopy:
         """See `DeviceStream`. Each copy has memory of its own, as long as it is held."""
-        target = torch.empty_like(source.value, device="cpu", pin_memory=True)
-        target.copy_(source.value, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        return _Pinned(target, event)
+        tensor, computed, copied = source.value, torch.cuda.Event(), torch.cuda.Event()
+        target = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        computed.record()
+        self._copies.wait_event(computed)
+        with torch.cuda.stream(self._copies):
+            target.copy_(tensor, non_blocking=True)
+        copied.record(self._copies)
+        return _Pinned(target, copied, tensor)
 
 
 class _Pinned(HostCopy):
-    def __init__(self, tensor: Tensor, event: torch.cuda.Event) -> None:
+    """`source` is held, so that its memory is nobody else's before the copy has been made."""
+
+    def __init__(self, tensor: Tensor, event: torch.cuda.Event, source: Tensor) -> None:
         self._tensor = tensor
         self._event = event
+        self._source = source
 
     @property
     def is_ready(self) -> bool:
@@ -141,4 +164,4 @@ class _Pinned(HostCopy):
 
 def create_stream(device: torch.device) -> DeviceStream:
     """The stream that pipelines run their steps on."""
-    return CudaStream() if device.type == "cuda" else ImmediateStream()
+    return CudaStream(device) if device.type == "cuda" else ImmediateStream()

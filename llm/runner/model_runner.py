@@ -24,6 +24,7 @@ from llm.attention.base import AttentionBackend, AttentionOptions, PlannedAttent
 from llm.attention.registry import create_attention_backend
 from llm.batch import (
     ForwardBatch,
+    ForwardMode,
     ModelInputs,
     ModelOutputs,
     ReturnHiddenStates,
@@ -42,7 +43,8 @@ from llm.models.random_weights import open_weights
 from llm.models.registry import model_class
 from llm.models.session import EngineSession
 from llm.models.weights import WeightsAdapter, WeightsFormat
-from llm.runner.cuda_graphs import GraphInputs, GraphRunner
+from llm.request import SamplingParams
+from llm.runner.cuda_graphs import PADDING_PAGES, GraphInputs, GraphRunner
 from llm.runner.forward_batches import batch_of_rows
 from llm.runner.graph_capture import CudaCapture, GraphCapture
 from llm.runner.memory_planning import MemoryPlanning
@@ -162,6 +164,8 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         self.init_memory_pool()
         self.init_attention_backend()
         self.init_cuda_graphs()
+        if self.device.type == "cuda":
+            self.warm_up()
         logger.info(
             "%s on %s in %.2f s: %s, keys and values %s, %d tokens, %d requests",
             self.huggingface_config.architecture,
@@ -263,6 +267,22 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         )
         self.graph_runner.capture()
 
+    def warm_up(self) -> None:
+        """Run prompts into the page that swallows padding, short ones and the longest: kernels are
+        compiled and scratch memory is there before somebody waits for them.
+        """
+        if not (self.is_generation and self._model_class.uses_kv_pool):
+            return
+        longest = min(self.server_config.max_batch_input_tokens, self.context_len)
+        for length in sorted({min(length, longest) for length in (1, 16, 256, longest)}):
+            pages = PADDING_PAGES * -(-length // self.page_size)
+            row = ScheduledRow("", (0,) * length, 0, pages, True, True, SamplingParams())
+            with torch.inference_mode():
+                inputs = self.prepare(ScheduledBatch((row,), ForwardMode.EXTEND))
+                logits = self.loaded_model.execute(inputs).next_token_logits
+                self.choice.choose(logits, self.choice.prepare([row]))
+            self.choice.release("")
+
     def prepare(self, batch: ScheduledBatch) -> ModelInputs:
         """Inputs of a batch's first forward, attention planned. Run it before the next `prepare`:
         a captured forward reads buffers that are filled here.
@@ -321,10 +341,19 @@ class ModelRunner(MemoryPlanning, TensorInterface):
     def choose(self, outputs: ModelOutputs, plan: Any) -> Tensor:
         """int32 [B] token ids for the rows of a plan of `self.choice`."""
         with self.session.profiler.range("sample", detail=True):
-            if self.graph_runner is not None and self.graph_runner.can_choose(outputs):
-                self.choice.load(plan)
-                return self.graph_runner.choose(outputs)
             return self.choice.choose(outputs.next_token_logits, plan)
+
+    def step(self, inputs: ModelInputs, plan: Any) -> tuple[ModelOutputs, Tensor]:
+        """`forward` and `choose`, in one launch where both were captured."""
+        if self.graph_runner is not None and isinstance(inputs, GraphInputs):
+            with self.session.profiler.range("forward", detail=True):
+                self.choice.load(plan)
+                done = self.graph_runner.replay_step(inputs)
+            if done is not None:
+                self.forward_pass_id += 1
+                return done
+        outputs = self.forward(inputs)
+        return outputs, self.choose(outputs, plan)
 
     def release(self, request_id: str) -> None:
         """Forget a request that has ended; harmless when nothing is known of it."""

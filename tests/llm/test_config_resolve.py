@@ -366,3 +366,25 @@ def test_flashinfer_needs_a_gpu(name: str) -> None:
     on_cuda = choice | {"device_specs": ["cuda:0"]}
     config = Everything(**{"speculative": {}, "draft_model": {}} | {name: on_cuda})
     assert getattr(config, name).attention_backend == "flashinfer"
+
+
+def test_a_listener_is_served_step_by_step() -> None:
+    """Overlap where nobody said whether, and nothing else was asked for."""
+    gpu: dict[str, Any] = {"device_specs": ["cuda"]}
+    config = PipelineConfig(model=gpu)
+    assert (config.enable_overlap_scheduler, config.max_num_steps) == (False, 10)
+    ahead = config.planning_ahead()
+    assert (ahead.enable_overlap_scheduler, ahead.max_num_steps) == (True, 1)
+    assert ahead.is_resolved
+    assert ahead.planning_ahead() is ahead
+    for kept in (
+        PipelineConfig(model={"device_specs": ["cpu"]}),
+        PipelineConfig(model=gpu, enable_overlap_scheduler=False),
+        PipelineConfig(model=gpu, max_num_steps=4),
+        PipelineConfig(model=gpu, enable_echo=True),
+        PipelineConfig(model=gpu, draft_model={}),
+        PipelineConfig(
+            model=gpu | {"kv_cache": {"enable_prefix_caching": False}}, max_batch_size=1
+        ),
+    ):
+        assert kept.planning_ahead() is kept

@@ -265,3 +265,17 @@ def test_a_device_that_is_not_there(checkpoint: Path) -> None:
     model.quantization_encoding = "float32"
     with pytest.raises(ConfigError, match="device cuda:7 asked for, 0 CUDA devices found"):
         ModelRunner(PipelineConfig(model=model)).initialize()
+
+
+def test_warming_up_leaves_no_trace(checkpoint: Path) -> None:
+    """But in the page that swallows padding."""
+    runner = ModelRunner(pipeline_config(checkpoint))
+    runner.initialize()
+    runner.warm_up()
+    pool = runner.token_to_kv_pool
+    assert pool is not None
+    for layer in range(3):
+        assert bool((pool.keys(layer)[0] != 0).any())
+        assert not bool(pool.keys(layer)[1:].any())
+        assert not bool(pool.values(layer)[1:].any())
+    assert runner.forward_pass_id == 0
