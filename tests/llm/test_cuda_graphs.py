@@ -19,7 +19,7 @@ from llm.config import ModelConfig, PipelineConfig
 from llm.models.auto import AutoModel
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.pipeline.text_generation import TextGenerationPipeline
-from llm.request import SamplingParams
+from llm.request import Request, SamplingParams
 from llm.runner.cuda_graphs import MAX_GRAPH_ROWS, GraphRunner, graph_buckets
 from llm.runner.graph_figures import GraphFigures
 from llm.runner.input_buffers import InputBuffers
@@ -27,10 +27,12 @@ from llm.runner.model_runner import ModelRunner
 from llm.sequence import FUTURE_TOKEN
 from tests.llm import test_architectures as architectures
 from tests.llm import test_create_engine as plain
+from tests.llm.adapters import write_adapter
 from tests.llm.host_graphs import HostCapture, twins, use_gathered, use_graphs
 from tests.llm.late_stream import LateStream
 from tests.llm.llama_checkpoints import batch, pipeline_config, random_ids, row, write_llama
 from tests.llm.test_embeddings import write_modules
+from tests.llm.test_lora import lora
 from tests.llm.test_overlap_engine import assemble_engine
 from tests.llm.test_tensor_interface import Client
 
@@ -359,3 +361,31 @@ def test_a_device_that_counts_needs_no_token_from_the_host(checkpoint: Path) -> 
     assert len(set(tokens)) == len(tokens) == 9
     assert stream.log == ["launch"] + ["launch", "wait"] * 8 + ["wait"]
     pipeline.release("a")
+
+
+def test_rows_with_an_adapter_run_eagerly(checkpoint: Path, tmp_path: Path) -> None:
+    """Batches without one are replayed beside them."""
+    adapter = write_adapter(tmp_path / "red", checkpoint)
+    sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    results = []
+    for use in (use_gathered, use_graphs):
+        config = pipeline_config(checkpoint, max_batch_size=4, lora=lora([str(adapter)]))
+        pipeline = TextGenerationPipeline(config)
+        use(pipeline.runner)
+        engine = assemble_engine(pipeline, config)
+        engine.start()
+        found = []
+        for names in (("",), ("red", ""), ("", "")):
+            streams = [
+                engine.submit(Request(str(n), (5, 6 + n, 7), sampling, lora=name))
+                for n, name in enumerate(names)
+            ]
+            found += [[t for chunk in stream for t in chunk.token_ids] for stream in streams]
+        engine.shutdown()
+        results.append(found)
+    assert results[0] == results[1]
+    assert results[0][1] != results[0][0]
+    figures = pipeline.graph_figures()
+    assert figures is not None
+    assert figures.replays >= 14
+    assert figures.eager_decodes >= 7
