@@ -184,6 +184,7 @@ class TextGenerationPipelineInterface(ABC):
         self.structured.admit(request)
         self.prompt_scores.admit(request)
         self.embeddings.admit(request)
+        self.runner.choice.admit(request.sampling)
         model = self.runner.loaded_model
         if request.sampling.top_logprobs is not None and model.no_log_probabilities:
             raise RequestError(model.no_log_probabilities)

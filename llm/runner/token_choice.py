@@ -15,8 +15,9 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from llm.batch import ScheduledRow
+from llm.errors import RequestError
 from llm.request import SamplingParams
-from llm.sampling.device_sampler import DevicePlan, DeviceSampler
+from llm.sampling.device_sampler import MAX_WINDOW, DevicePlan, DeviceSampler
 from llm.sampling.logits import TokenMask
 from llm.sampling.sampler import Sampler, SamplingPlan, has_penalties
 
@@ -29,6 +30,10 @@ class TokenChoice(ABC, Generic[PlanT]):
 
     program: Callable[[Tensor], Tensor] | None = None
     """From logits [B, V] to int32 [B] tokens by what was loaded; None: it cannot be captured."""
+
+    def admit(self, sampling: SamplingParams) -> None:
+        """Raise `RequestError` for parameters that cannot be followed. Thread-safe."""
+        return
 
     @abstractmethod
     def needs_tokens(self, sampling: SamplingParams) -> bool:
@@ -93,6 +98,14 @@ class DeviceChoice(TokenChoice[DevicePlan]):
         self._sampler = sampler
         self._buffers = sampler.create_buffers()
         self.program = partial(sampler.sample, buffers=self._buffers)
+
+    def admit(self, sampling: SamplingParams) -> None:
+        """See `TokenChoice`."""
+        if not self._sampler.can_follow(sampling):
+            raise RequestError(
+                f"penalty_window={sampling.penalty_window} must be at most {MAX_WINDOW} on a GPU, "
+                "or 0 for the whole output"
+            )
 
     def needs_tokens(self, sampling: SamplingParams) -> bool:
         """See `TokenChoice`."""

@@ -21,10 +21,12 @@ import torch
 from torch import Tensor
 
 from llm.batch import ScheduledRow
+from llm.request import SamplingParams
 from llm.sampling.device_history import HistorySlots, PenaltyHistory, Replay
 from llm.sampling.device_records import RECORD_WORDS, Flag, RecordTable, effective_window
 from llm.sampling.device_reference import sample_reference
 from llm.sampling.logits import TokenMask
+from llm.sampling.sampler import has_penalties
 
 if TYPE_CHECKING:
     from llm.sampling.device_kernels import Scratch
@@ -89,6 +91,10 @@ class DeviceSampler:
         self._slots = HistorySlots(count)
         self._history = PenaltyHistory(count, vocab_size, max_window, device)
         self._max_window = max_window
+
+    def can_follow(self, sampling: SamplingParams) -> bool:
+        """Whether there is room for the penalty window."""
+        return not has_penalties(sampling) or effective_window(sampling) <= self._max_window
 
     def create_buffers(self) -> SamplingBuffers:
         """Buffers for up to `max_rows` rows."""

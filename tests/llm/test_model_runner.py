@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from llm.attention.sdpa import SdpaBackend, SdpaPlan
 from llm.batch import ForwardBatch, ForwardMode
-from llm.errors import CapacityError, ConfigError
+from llm.errors import CapacityError, ConfigError, RequestError
 from llm.models.llama import LlamaModel
+from llm.pipeline.text_generation import TextGenerationPipeline
+from llm.request import Request, SamplingParams
 from llm.runner.device_memory import (
     available_bytes,
     get_available_gpu_memory,
@@ -279,3 +282,19 @@ def test_warming_up_leaves_no_trace(checkpoint: Path) -> None:
         assert not bool(pool.keys(layer)[1:].any())
         assert not bool(pool.values(layer)[1:].any())
     assert runner.forward_pass_id == 0
+
+
+def test_a_penalty_window_that_the_device_cannot_hold_is_refused(checkpoint: Path) -> None:
+    """Alone, before it is in a batch with others."""
+    pipeline = TextGenerationPipeline(pipeline_config(checkpoint))
+    wide = SamplingParams(repetition_penalty=1.1, penalty_window=9000, max_tokens=10_000)
+    pipeline.admit(Request("a", (1,), wide))
+    pipeline.runner.sample_on_device()
+    with pytest.raises(RequestError, match="penalty_window=9000 must be at most 8192"):
+        pipeline.admit(Request("a", (1,), wide))
+    for fine in (
+        dataclasses.replace(wide, max_tokens=500),  # no output outgrows it
+        dataclasses.replace(wide, repetition_penalty=1.0),
+        dataclasses.replace(wide, penalty_window=8192),
+    ):
+        pipeline.admit(Request("a", (1,), fine))
