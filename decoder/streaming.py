@@ -284,7 +284,9 @@ def _prompt_warnings(options: StreamingOptions, spec: CodecSpec) -> list[str]:
 
 
 def _buffer_warnings(options: StreamingOptions, spec: CodecSpec) -> list[str]:
-    if options.chunk_sizes is None or not _is_below(options.buffer, spec):
+    """A codec of unbounded field has recommended what is enough of it."""
+    is_recommended = 0 < spec.recommended.buffer <= options.buffer
+    if options.chunk_sizes is None or is_recommended or not _is_below(options.buffer, spec):
         return []
     return [
         f"buffer of {options.buffer} codes is below the receptive field ({_field_text(spec)}): "

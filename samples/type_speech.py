@@ -38,19 +38,21 @@ def main() -> None:
     parser.add_argument("--voice", default="", help="default: the server's")
     arguments = parser.parse_args()
 
-    with grpc.insecure_channel(arguments.server) as channel, wave.open(arguments.out, "wb") as out:
-        out.setnchannels(1)
-        out.setsampwidth(2)
+    with grpc.insecure_channel(arguments.server) as channel:
         stub = speech_pb2_grpc.SpeechServiceStub(channel)
-        for event in stub.StreamingSynthesize(requests(arguments.voice)):
-            kind = event.WhichOneof("event")
-            if kind == "started":
-                out.setframerate(event.started.audio_format.sample_rate_hertz)
-            elif kind == "audio":
-                out.writeframes(event.audio.data)
-            elif kind == "flush_done":
-                seconds = event.flush_done.sample_offset / out.getframerate()
-                print(f"line {event.flush_done.flush_id} ends at {seconds:.2f} s", flush=True)
+        events = stub.StreamingSynthesize(requests(arguments.voice))
+        started = next(events).started  # always first: says what is really sent
+        with wave.open(arguments.out, "wb") as out:
+            out.setnchannels(1)
+            out.setsampwidth(2)
+            out.setframerate(started.audio_format.sample_rate_hertz)
+            for event in events:
+                kind = event.WhichOneof("event")
+                if kind == "audio":
+                    out.writeframes(event.audio.data)
+                elif kind == "flush_done":
+                    seconds = event.flush_done.sample_offset / out.getframerate()
+                    print(f"line {event.flush_done.flush_id} ends at {seconds:.2f} s", flush=True)
 
 
 if __name__ == "__main__":
