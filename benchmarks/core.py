@@ -2,6 +2,7 @@
 
     decode      one greedy sequence: tokens per second, and what share that is of the bytes a step
                 reads at the bandwidth that a large copy on the same device has
+    batch       the same for 256 sequences of one length
     throughput  256 requests at once, 100 to 1,024 tokens in and out (nano-vllm's bench.py)
     gaps        how long the device idles between two decode steps, alone and full
     cancel      how long it takes until the pages of a cancelled request are free
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from llm import Engine
 from tts.config import AudioGenerationConfig, add_config_flags
 from tts.flags import flag_values
 
-PARTS = ("decode", "throughput", "gaps", "cancel", "memory", "peers")
+PARTS = ("decode", "batch", "throughput", "gaps", "cancel", "memory", "peers")
 DEFAULT_SHAPES = ("llasa-1b", "orpheus-3b", "qwen3-0.6b", "llama-1b")
 DECODE_BARS = {"llasa-1b": 950.0, "orpheus-3b": 450.0}  # tokens per second, on one H200
 THROUGHPUT_BARS = {"qwen3-0.6b": 18_000.0, "llama-1b": 30_000.0}
@@ -112,29 +113,44 @@ def synchronize(device: torch.device) -> None:
 
 
 def decode(subject: Subject) -> Iterator[Figure]:
-    """One sequence, greedy; the first run warms up."""
+    """One sequence, greedy."""
+    return _decode(subject, 1, "one sequence", DECODE_BARS)
+
+
+def batch(subject: Subject) -> Iterator[Figure]:
+    """As many as the throughput test has, all of one length."""
+    rows = subject.sizes.requests
+    return _decode(subject, rows, f"{rows} sequences", {})
+
+
+def _decode(
+    subject: Subject, rows: int, how_many: str, bars: Mapping[str, float]
+) -> Iterator[Figure]:
+    """The first run warms up; prefill is not counted."""
     sizes, name = subject.sizes, subject.shape.name
-    warm_up, job = (
-        decode_jobs(1, subject.vocab_size, sizes.prompt_len, num_tokens)
+    warm_up, jobs = (
+        decode_jobs(rows, subject.vocab_size, sizes.prompt_len, num_tokens)
         for num_tokens in (WARM_UP_TOKENS, sizes.num_tokens)
     )
-    run(subject.engine, warm_up)
-    rates = tuple(run(subject.engine, job).decode_tokens_per_s for _ in range(sizes.repeat))
+    run(subject.engine, warm_up, sizes.limit_s)
+    runs = [run(subject.engine, jobs, sizes.limit_s) for _ in range(sizes.repeat)]
+    rates = tuple(done.decode_tokens_per_s for done in runs)
     context = sizes.prompt_len + sizes.num_tokens // 2
     width = pipeline_of(subject.engine).runner.dtype.itemsize
-    step_bytes = width * (subject.shape.num_weights + context * subject.shape.kv_values)
+    step_bytes = width * (subject.shape.num_weights + rows * context * subject.shape.kv_values)
+    cut = "" if all(done.is_whole for done in runs) else f"; cut off after {sizes.limit_s:g} s"
     yield Figure(
-        f"{name}: decode, one sequence",
+        f"{name}: decode, {how_many}",
         rates,
         "tokens/s",
-        DECODE_BARS.get(name) if subject.has_bars else None,
+        bars.get(name) if subject.has_bars else None,
         at_least=True,
-        note=f"greedy, {sizes.prompt_len} tokens in, {sizes.num_tokens} out",
+        note=f"greedy, {sizes.prompt_len} tokens in, {sizes.num_tokens} out{cut}",
     )
-    yield Figure(f"{name}: step", tuple(1000 / rate for rate in rates), "ms")
+    yield Figure(f"{name}: step, {how_many}", tuple(1000 * rows / rate for rate in rates), "ms")
     yield Figure(
-        f"{name}: share of the bandwidth",
-        tuple(100 * rate * step_bytes / subject.bandwidth for rate in rates),
+        f"{name}: share of the bandwidth, {how_many}",
+        tuple(100 * rate / rows * step_bytes / subject.bandwidth for rate in rates),
         "%",
         note=f"{step_bytes / 1e9:.2f} GB a step, a copy moves {subject.bandwidth / 1e12:.2f} TB/s",
     )
@@ -276,6 +292,7 @@ def measure(
     before_bytes = used_bytes(device)
     run_parts: dict[str, Callable[[Subject], Iterator[Figure]]] = {
         "decode": decode,
+        "batch": batch,
         "throughput": throughput,
         "gaps": gaps,
         "cancel": cancel,

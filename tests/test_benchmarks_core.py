@@ -122,15 +122,18 @@ def test_the_core_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
     traces = tmp_path / "traces"
     traces.mkdir()
     sizes = ["--tokens=24", "--requests=4", "--lengths", "3", "9", "--repeat=2", "--trace-s=0.02"]
-    parts = ["--part", "decode", "throughput", "gaps", "cancel", "memory"]
+    parts = ["--part", "decode", "batch", "throughput", "gaps", "cancel", "memory"]
     pages = ["--model.kv-cache.num-pages=40", f"--traces={traces}"]
     assert core.main(["--shape", "toy", "--device=cpu", *sizes, *parts, *pages]) == 0
     figures = {f["name"]: f for f in json.loads(capsys.readouterr().out)["figures"]}
     assert list(figures) == [
         "toy: engine made",
         "toy: decode, one sequence",
-        "toy: step",
-        "toy: share of the bandwidth",
+        "toy: step, one sequence",
+        "toy: share of the bandwidth, one sequence",
+        "toy: decode, 4 sequences",
+        "toy: step, 4 sequences",
+        "toy: share of the bandwidth, 4 sequences",
         "toy: 4 requests",
         "toy, 1 rows: gap between steps",
         "toy, 1 rows: device busy",
@@ -139,9 +142,10 @@ def test_the_core_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
         "toy, 4 rows: cancel to pages free",
         "toy: memory beside weights and KV",
     ]
-    decode, steps = (figures[f"toy: {n}"]["values"] for n in ("decode, one sequence", "step"))
-    assert [1000 / rate for rate in decode] == steps
-    assert 0 < figures["toy: share of the bandwidth"]["value"] < 100
+    for rows, how_many in ((1, "one sequence"), (4, "4 sequences")):
+        rates, steps = (figures[f"toy: {n}, {how_many}"]["values"] for n in ("decode", "step"))
+        assert [1000 * rows / rate for rate in rates] == steps
+        assert 0 < figures[f"toy: share of the bandwidth, {how_many}"]["value"] < 100
     assert "3 to 9 tokens in and out" in figures["toy: 4 requests"]["note"]
     cancelled = figures["toy, 4 rows: cancel to pages free"]
     assert "mean of 4;" in cancelled["note"]
