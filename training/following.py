@@ -132,6 +132,7 @@ def evaluate(model: str, codec: CodecAlone, sentences: Sequence[str], count: int
     return Report("following", (
         Figure("trials", (float(count),), ""),
         Figure("teacher nearer to the clip", _share(teacher, lambda o: o.has_timbre), "share"),
+        Figure("teacher's pitch within 15 %", _share(teacher, lambda o: o.has_pitch), "share"),
         Figure("codec nearer to the clip", _share(coded, lambda o: o.has_timbre), "share"),
         Figure("pitch off by", tuple(o.pitch_error for o in voice), "share"),
         Figure("pitch within 15 %", _share(voice, lambda o: o.has_pitch), "share", BAR, True),

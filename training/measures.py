@@ -14,6 +14,7 @@ from training.teacher import SAMPLE_RATE
 
 NUM_CEPSTRA = 24
 FRAME_MS = 10.0
+FLOOR_HZ = 50.0  # WORLD's own 71 Hz cuts off half of a voice of 80 Hz
 CEPSTRA_TO_DB = float(10 / np.log(10) * np.sqrt(2))
 
 
@@ -41,9 +42,9 @@ class Timbre:
     def __init__(self, samples: np.ndarray) -> None:
         world = _world()
         wave = samples.astype(np.float64)
-        f0, times = world.dio(wave, SAMPLE_RATE, frame_period=FRAME_MS)
+        f0, times = world.dio(wave, SAMPLE_RATE, f0_floor=FLOOR_HZ, frame_period=FRAME_MS)
         f0 = world.stonemask(wave, f0, times, SAMPLE_RATE)
-        envelope = world.cheaptrick(wave, f0, times, SAMPLE_RATE)
+        envelope = world.cheaptrick(wave, f0, times, SAMPLE_RATE, f0_floor=FLOOR_HZ)
         self.voiced = f0 > 0
         self.pitch_hz = float(np.median(f0[self.voiced])) if self.voiced.any() else 0.0
         self.cepstra = world.code_spectral_envelope(envelope, SAMPLE_RATE, NUM_CEPSTRA + 1)

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.corpus import clean, reserve
-from training.measures import _warp
+from training.measures import Timbre, _warp
 from training.phonemes import Reading
+from training.teacher import SAMPLE_RATE
 
 
 def test_reserved_lines_are_of_all_lengths_and_taken_out() -> None:
@@ -83,3 +84,15 @@ def test_words_that_are_right(wanted: str, got: str, right: int) -> None:
     reading = Reading("x", wanted, got)
     assert (reading.num_right, reading.is_exact) == (right, wanted == got)
     assert reading.num_words == (wanted.count("/") + 1 if wanted else 0)
+
+
+@pytest.mark.parametrize("pitch_hz", [60.0, 80.0, 120.0, 250.0])
+def test_the_pitch_of_a_low_voice_is_found(pitch_hz: float) -> None:
+    pytest.importorskip("pyworld")
+    t = np.arange(SAMPLE_RATE) / SAMPLE_RATE
+    partials = np.arange(1, 20) * pitch_hz
+    wave = (np.sin(2 * np.pi * partials[:, None] * t) / np.arange(1, 20)[:, None]).sum(0) / 10
+    timbre = Timbre(wave)
+    assert timbre.pitch_hz == pytest.approx(pitch_hz, rel=0.02)
+    assert timbre.voiced.mean() > 0.8
+    assert np.isfinite(timbre.mean_envelope()).all()
