@@ -211,6 +211,41 @@ def test_a_front_end_that_vanishes_leaves_nothing(engine_client: LocalEngineClie
     run(scenario)
 
 
+def test_a_front_end_that_reads_nothing_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is connected, and answers pile up: more than so many are not kept for it."""
+    monkeypatch.setattr(engine_server, "REPLY_BOUND", 20)
+    monkeypatch.setattr(engine_server, "BEAT_S", 0.05)
+
+    async def scenario() -> None:
+        engine = RampClient()
+        engine.gate.clear()
+        async with hop(engine, "inproc://engine") as served:
+            with (
+                served.context.socket(zmq.PUSH) as control,
+                served.context.socket(zmq.PUSH) as work,
+                served.context.socket(zmq.DEALER) as replies,
+            ):
+                replies.set(zmq.IDENTITY, b"deaf")
+                replies.set(zmq.RCVHWM, 1)
+                replies.set(zmq.LINGER, 0)
+                control.connect(served.endpoints.control)
+                work.connect(served.endpoints.request)
+                replies.connect(served.endpoints.response)
+                while len(served.server._peers) == 1:
+                    control.send(encode(Hello("deaf", served.endpoints.server_id)))
+                    await asyncio.sleep(0.01)
+                work.send(encode(Speak("deaf", 0, speech("unheard"))))
+                await wait_until(lambda: engine.num_open == 1)
+                await wait_until(lambda: "front end deaf is gone; 1 streams end" in caplog.text)
+                await wait_until(lambda: engine.num_open == 0)
+            engine.gate.set()
+            assert await listen(served.client, speech("x"))
+
+    run(scenario)
+
+
 def test_an_engine_that_ends_is_told_at_once_and_met_again(
     engine_client: LocalEngineClient,
 ) -> None:
