@@ -56,6 +56,8 @@ from llm.sampling.sampler import Sampler
 
 logger = logging.getLogger(__name__)
 
+WARM_UP_LENGTHS = (1, 16, 256, 2048)  # tokens of a prompt
+
 
 class ModelRunner(MemoryPlanning, TensorInterface):
     """See the module for the life cycle."""
@@ -244,6 +246,9 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             self.sample_on_device()
         if self.captures_decoding and self.attn_backend.can_capture:
             self.use_graphs(CudaCapture(self.device))
+        elif self.captures_decoding:
+            text = "decoding runs without CUDA graphs: attention by %s cannot be captured here"
+            logger.warning(text, self.attn_backend.description)
 
     def sample_on_device(self) -> None:
         """Choose tokens in one program on the device from now on."""
@@ -268,13 +273,13 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         self.graph_runner.capture()
 
     def warm_up(self) -> None:
-        """Run prompts into the page that swallows padding, short ones and the longest: kernels are
-        compiled and scratch memory is there before somebody waits for them.
+        """Run prompts into the page that swallows padding, short ones and a long one: kernels are
+        compiled and chosen before somebody waits for them.
         """
         if not (self.is_generation and self._model_class.uses_kv_pool):
             return
         longest = min(self.server_config.max_batch_input_tokens, self.context_len)
-        for length in sorted({min(length, longest) for length in (1, 16, 256, longest)}):
+        for length in sorted({min(length, longest) for length in WARM_UP_LENGTHS}):
             pages = PADDING_PAGES * -(-length // self.page_size)
             row = ScheduledRow("", (0,) * length, 0, pages, True, True, SamplingParams())
             with torch.inference_mode():
