@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,3 +85,18 @@ def test_a_model_that_cannot_chat_is_told(
 def test_control_characters_are_refused(say: Say, capfd: pytest.CaptureFixture[str]) -> None:
     assert say("--phonemes", "a\x00b") == 2
     assert "control" in error_line(capfd)
+
+
+@pytest.mark.parametrize(("variables", "rows"), [({}, 8), ({"SONANT_MAX_BATCH_SIZE": "3"}, 3)])
+def test_one_speaker_needs_few_rows(
+    tiny_checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    variables: dict[str, str],
+    rows: int,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with caplog.at_level(logging.INFO, logger="llm.config"):
+        asyncio.run(LocalClient(ModelChoice(str(tiny_checkpoint))).close())
+    assert f"max_batch_size: {rows}" in caplog.messages
