@@ -41,6 +41,7 @@ class AttentionOptions:
     windows: tuple[int | None, ...] = ()
     soft_cap: float | None = None  # scores s become c × tanh(s / c)
     enable_pdl: bool = False  # kernels may start before the one ahead of them has ended
+    few_rows_level: int | None = None  # launch level of the own kernel for few rows; None: no such
 
 
 class AttentionBackend(ABC, Generic[PlanT]):

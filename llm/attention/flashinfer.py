@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from llm.attention.base import AttentionBackend, AttentionOptions
+from llm.attention.few_rows import FEW_ROWS, FewRowsDecode
 from llm.attention.flashinfer_kernels import DecodeCall, ExtendCall, Kernels, Workspaces
 from llm.attention.page_lists import PageLists
 from llm.batch import ForwardBatch
@@ -50,6 +51,7 @@ class FlashInferPlan:
     calls: tuple[PlannedCall, ...]
     lists: PageLists | None = None  # on the device: what a captured plan's calls read
     decodes: tuple[DecodeCall, ...] = ()  # of a captured plan
+    few_rows: FewRowsDecode | None = None  # which computes all of a captured plan
 
 
 class FlashInferBackend(AttentionBackend[FlashInferPlan]):
@@ -67,6 +69,7 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
         self._decodes = {window: DecodeCall(*self._parts, window) for window in windows}
         self._extends = {window: ExtendCall(*self._parts, window) for window in windows}
         self._room = torch.empty(0, dtype=torch.int32, device=pool.device)
+        self._has_few_rows = FewRowsDecode.can_compute(pool, options)
 
     @property
     def description(self) -> str:
@@ -104,6 +107,8 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
 
     def attend(self, plan: FlashInferPlan, layer: int, query: Tensor) -> Tensor:
         """See `AttentionBackend.attend`."""
+        if plan.few_rows is not None:
+            return plan.few_rows.attend(layer, query, self.windows[layer])
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for call in plan.calls:
             call.wrappers[self.windows[layer]].run(
@@ -117,12 +122,16 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
     def capture_plan(self, num_rows: int, max_context: int) -> FlashInferPlan:
         """See `AttentionBackend.capture_plan`."""
         lists = self._lists_in_place(num_rows, -(-max_context // self.pool.page_size))
+        slots = torch.zeros(num_rows, dtype=torch.int64, device=self.pool.device)
         padding = PageLists.padding(num_rows).pinned()
+        if self._has_few_rows and num_rows <= FEW_ROWS:
+            lists.numbers[: len(padding.numbers)].copy_(padding.numbers)
+            few_rows = FewRowsDecode(self.pool, self.options, lists)
+            return FlashInferPlan(slots, (), lists, few_rows=few_rows)
         windows = dict.fromkeys(self.windows)
         decodes = {window: DecodeCall(*self._parts, window, lists) for window in windows}
         for decode in decodes.values():
             decode.plan(padding)
-        slots = torch.zeros(num_rows, dtype=torch.int64, device=self.pool.device)
         calls = (PlannedCall.of(0, num_rows, decodes),)
         return FlashInferPlan(slots, calls, lists, tuple(decodes.values()))
 

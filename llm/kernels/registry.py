@@ -27,6 +27,11 @@ KERNELS = (
     Kernel("product", "llm.layers.linear.FloatLinear", is_product=True),
     Kernel("gated_product", "llm.layers.activation.GatedMLP", is_product=True),
     Kernel(
+        "attend_few_rows",
+        "llm.attention.gathered.GatheredBackend",
+        is_experimental=True,
+    ),
+    Kernel(
         "project_heads",
         "llm.layers.attention.SelfAttention",
         is_product=True,

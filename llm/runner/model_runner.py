@@ -224,12 +224,14 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         """Make the attention backend over the pool."""
         if self.token_to_kv_pool is None:
             raise RuntimeError("allocate the pool before the attention backend is made")
+        kernels = self.session.kernels()
         options = AttentionOptions(
             num_heads=self.num_attention_heads,
             dtype=self.dtype,
             windows=self._windows,
             soft_cap=self._model_class.attention_soft_cap(self.huggingface_config),
             enable_pdl=self.session.pdl_level > 0,
+            few_rows_level=self.session.pdl_level if "attend_few_rows" in kernels else None,
         )
         self.attn_backend = create_attention_backend(
             self.model_config.attention_backend, self.token_to_kv_pool, options
