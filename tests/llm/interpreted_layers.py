@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llm.attention.base import AttentionOptions, PlannedAttention
+from llm.attention.few_rows import FewRowsDecode
 from llm.attention.gathered import GatheredBackend
+from llm.attention.page_lists import PageLists
 from llm.attention.sdpa import SdpaBackend
 from llm.batch import ForwardBatch, ForwardMode
 from llm.kernels.blocks import Blocks
@@ -29,6 +31,9 @@ from llm.layers.norm import HeadNorm, RMSNorm
 from llm.layers.rotary import Rotary, RotaryConfig
 from llm.layers.weight import LinearWeight
 from llm.parallel.group import NullGroup
+from tests.llm.triton_interpreter import repair_interpreter
+
+repair_interpreter()
 
 EPSILON = 1e-4
 HALF = torch.bfloat16
@@ -229,3 +234,36 @@ def test_who_multiplies() -> None:
     wide = LinearFactory(dtype=torch.float32, device=torch.device("cpu"), int8=False)
     head = LogitsHead(parts.norm(), wide.linear(LinearWeight(normal(50, 96))))
     assert FusedHead(head, ALL).num_own_products == 0
+
+
+@pytest.mark.parametrize(
+    ("contexts", "window", "soft_cap"),
+    [([50], None, None), ([130, 7, 1], None, None), ([100, 90], 20, None), ([70], None, 5.0)],
+)
+def test_decoding_a_few_rows(
+    contexts: list[int], window: int | None, soft_cap: float | None
+) -> None:
+    page_size, heads, kv_heads, size = 8, 6, 2, 16
+    counts = [-(-context // page_size) for context in contexts]
+    ids = (torch.randperm(sum(counts)) + 1).tolist()
+    positions = torch.tensor(contexts) - 1
+    batch = ForwardBatch(
+        mode=ForwardMode.DECODE,
+        request_ids=tuple(map(str, contexts)),
+        query_lens=(1,) * len(contexts),
+        context_lens=tuple(contexts),
+        pages=tuple(tuple(ids.pop() for _ in range(count)) for count in counts),
+        page_size=page_size,
+        input_ids=torch.zeros_like(positions),
+        positions=positions,
+        slot_mapping=torch.zeros_like(positions),
+    )
+    pool = KVPool(1, sum(counts) + 1, page_size, kv_heads, size)
+    pool.storage[0].normal_()
+    options = AttentionOptions(heads, torch.float32, (window,), soft_cap, few_rows_level=0)
+    query = normal(len(contexts), heads + 3, size)[:, :heads]
+    expected = PlannedAttention.create(batch, GatheredBackend(pool, options))
+    own = FewRowsDecode(pool, options, PageLists.of(batch, 0, len(contexts)))
+    for _ in range(2):
+        found = own.attend(0, query, window)
+        assert torch.allclose(found, expected.attend_stored(0, query), atol=1e-5)
