@@ -75,6 +75,27 @@ def _attend_part(
 
 
 @triton.jit
+def _share(
+    lists: tl.tensor,
+    row: tl.tensor,
+    split: tl.tensor,
+    PAGE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tl.tuple:
+    """A row's page ids, and the keys [start, end) of one of its splits; see `PageLists`."""
+    num_rows = tl.num_programs(0)
+    first_page = tl.load(lists + row)
+    num_pages = tl.load(lists + row + 1) - first_page
+    context = (num_pages - 1) * PAGE + tl.load(lists + num_rows + 1 + row)
+    begin = tl.maximum(context - WINDOW, 0) if WINDOW > 0 else 0
+    share = tl.cdiv(tl.cdiv(context - begin, BLOCK), SPLITS) * BLOCK
+    start = begin + split * share
+    return lists + 2 * num_rows + 1 + first_page, start, tl.minimum(start + share, context)
+
+
+@triton.jit
 def _decode_kernel(
     query: tl.tensor,
     pages: tl.tuple,
@@ -100,14 +121,7 @@ def _decode_kernel(
     if LEVEL == 2:
         gdc_launch_dependents()
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    num_rows = tl.num_programs(0)
-    first_page = tl.load(lists + row)
-    num_pages = tl.load(lists + row + 1) - first_page
-    context = (num_pages - 1) * PAGE + tl.load(lists + num_rows + 1 + row)
-    ids = lists + 2 * num_rows + 1 + first_page
-    begin = tl.maximum(context - WINDOW, 0) if WINDOW > 0 else 0
-    share = tl.cdiv(tl.cdiv(context - begin, BLOCK), SPLITS) * BLOCK
-    start = begin + split * share
+    ids, start, end = _share(lists, row, split, PAGE, SPLITS, WINDOW, BLOCK)
     lines = tl.arange(0, GROUP)[:, None]
     dims = tl.arange(0, SIZE)[None, :]
     is_query = lines < HEADS // KV_HEADS
@@ -116,17 +130,7 @@ def _decode_kernel(
     places = (head * (HEADS // KV_HEADS) + lines) * SIZE + dims
     group = tl.load(query + row * query_stride + places, mask=is_query, other=0.0)
     largest, total, summed = _attend_part(
-        group,
-        pages,
-        ids,
-        head,
-        start,
-        tl.minimum(start + share, context),
-        scale,
-        SIZE,
-        PAGE,
-        BLOCK,
-        SOFT_CAP,
+        group, pages, ids, head, start, end, scale, SIZE, PAGE, BLOCK, SOFT_CAP
     )
     if LEVEL == 1:
         gdc_launch_dependents()
@@ -140,10 +144,9 @@ def _decode_kernel(
         count = counts + row * KV_HEADS + head
         if tl.atomic_add(count, 1, sem="acq_rel", scope="gpu") == SPLITS - 1:
             tl.debug_barrier()
-            whole = parts + place * GROUP * (SIZE + 2)
             own = tl.arange(0, QUERIES)[:, None]
             is_own = own < HEADS // KV_HEADS
-            joined = _join(whole, is_own, SPLITS, QUERIES, GROUP, SIZE)
+            joined = _join(parts + place * GROUP * (SIZE + 2), is_own, SPLITS, QUERIES, GROUP, SIZE)
             result = out + (row * HEADS + head * (HEADS // KV_HEADS) + own) * SIZE + dims
             tl.store(result, joined, mask=is_own)
             tl.store(count, 0)
