@@ -126,7 +126,8 @@ class PipelineConfig(StrictModel):
     )
     zmq_endpoint_base: str = Field(
         default_factory=lambda: f"ipc://{tempfile.gettempdir()}/{secrets.token_hex(9)}",
-        description="base of the endpoints between front end and engine",
+        description="where front ends and engine meet: ipc://PATH, or tcp://HOST:PORT and the "
+        "four ports after it",
     )
     execute_empty_batches: bool = Field(default=False, description="run the model when idle")
     max_batch_total_tokens: int | None = Field(
