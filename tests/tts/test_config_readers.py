@@ -55,6 +55,7 @@ ITS_OWN = {
     "profiling.trace_steps",
     "speculative.speculative_method",
     "use_experimental_kernels",
+    "use_legacy_module",
 }
 
 
