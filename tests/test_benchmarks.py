@@ -17,6 +17,7 @@ import soundfile
 import torch
 
 from benchmarks import (
+    batch_invariance,
     cold_start,
     first_audio,
     front_end,
@@ -54,6 +55,7 @@ def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     commands = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - NOT_COMMANDS
     assert commands == {
+        "batch_invariance",
         "cold_start",
         "core",
         "first_audio",
@@ -233,6 +235,17 @@ def test_the_scheduler_is_measured_under_its_load() -> None:
     assert planned.value > 0
     assert wall.value > 0
     assert step.bar == planned.bar == scheduler.BAR_MS
+
+
+def test_on_the_cpu_company_changes_no_token(capsys: pytest.CaptureFixture[str]) -> None:
+    assert batch_invariance.first_difference((1, 2, 3), (1, 4, 5)) == 1
+    assert batch_invariance.first_difference((1, 2), (1, 2)) is None
+    options = ["--shape", "toy", "--device", "cpu", "--requests", "5", "--tokens", "6"]
+    assert batch_invariance.main([*options, "--model.kv-cache.num-pages", "60"]) == 0
+    figures = json.loads(capsys.readouterr().out)["figures"]
+    shares = [figure for figure in figures if figure["unit"] == "% of requests"]
+    assert [figure["value"] for figure in shares] == [0.0, 0.0]
+    assert len(figures) == 6
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu measures it there")

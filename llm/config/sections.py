@@ -128,6 +128,9 @@ class ModelConfig(StrictModel):
         default="auto",
         description="what computes attention (auto: flashinfer on CUDA where it is installed)",
     )
+    batch_invariant: bool = Field(
+        default=False, description="products on a GPU that no other row changes, at some cost"
+    )
     kv_cache: KVCacheConfig = Field(default_factory=KVCacheConfig, description="KV cache")
     _shared: SharedLimits = PrivateAttr(default_factory=SharedLimits)
 

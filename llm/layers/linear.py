@@ -19,6 +19,7 @@ from llm.layers.int8 import (
     Scratch,
     has_integer_kernels,
 )
+from llm.layers.invariant import InvariantLinear
 from llm.layers.weight import LinearWeight
 from llm.lora.manager import LoRAManager
 
@@ -75,6 +76,7 @@ BACKENDS: dict[type, str] = {
     FloatLinear: TORCH_BLAS,
     ExactInt8Linear: "int8 in integers",
     PackedInt8Linear: "packed int8",
+    InvariantLinear: "one order of sums",
 }
 
 
@@ -88,12 +90,15 @@ class LinearFactory:
         device: torch.device,
         int8: bool,
         vendor_blas: bool = False,
+        batch_invariant: bool = False,
         lora: LoRAManager | None = None,
     ) -> None:
         """With `lora`, layers that an adapter changes can be adapted; others stay what they are.
 
         `vendor_blas` expands int8 matrices, so that torch's BLAS computes every product.
+        `batch_invariant` does the same for products that are one row's own; the CPU's all are.
         """
+        self._is_invariant = batch_invariant and device.type == "cuda"
         self._lora = lora
         self.vendor_blas = vendor_blas
         self.counts: Counter[str] = Counter()  # layers made, by what computes their products
@@ -116,6 +121,8 @@ class LinearFactory:
         return AdaptedLinear(layer, weight.sources, lora, self.dtype, self.device)
 
     def _product(self, weight: LinearWeight) -> Linear:
+        if self._is_invariant:
+            return InvariantLinear(weight, self.dtype, self.device)
         if not self.int8 or self.vendor_blas:
             return FloatLinear(weight, self.dtype, self.device)
         if has_integer_kernels():

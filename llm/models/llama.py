@@ -120,6 +120,7 @@ class LlamaModel(CausalModel):
             device=self.devices[0],
             int8=self.encoding.int8,
             vendor_blas=self.session.use_vendor_blas,
+            batch_invariant=self.pipeline_config.model.batch_invariant,
             lora=self.lora_manager,
         )
         original = original_adapter(self.weights.info()) if self.adapter is None else None

@@ -1,4 +1,4 @@
-"""The sampling kernels in Triton's interpreter; tests/gpu runs them on a device."""
+"""Kernels in Triton's interpreter; tests/gpu runs them on a device."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ pytest.importorskip("triton", reason="torch brings Triton where there may be a G
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.mark.parametrize("seeds", [("1", "3"), ("2", "4")])
-def test_the_kernels_give_the_twins_tokens(seeds: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "what", [("sampling", "1", "3"), ("sampling", "2", "4"), ("products",)], ids=" ".join
+)
+def test_kernels_compute_what_their_twins_do(what: tuple[str, ...]) -> None:
     found = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.llm.interpreted_kernels", *seeds],
+        [sys.executable, "-W", "ignore", "-m", "tests.llm.interpreted_kernels", *what],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

@@ -137,6 +137,12 @@ def test_the_factory_follows_the_encoding() -> None:
     assert (quantised.in_features, quantised.out_features) == (16, 8)
 
 
+def test_products_on_the_cpu_are_a_rows_own_already() -> None:
+    weight = LinearWeight(normal(8, 16))
+    factory = LinearFactory(dtype=torch.float32, device=CPU, int8=False, batch_invariant=True)
+    assert isinstance(factory.linear(weight), FloatLinear)
+
+
 def test_embedding_rows() -> None:
     weight = LinearWeight(normal(20, 8))
     ids = torch.tensor([3, 0, 3, 19])

@@ -1,0 +1,44 @@
+"""Products on a real GPU that do not depend, bit for bit, on how many rows they are made with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from llm.layers.invariant import InvariantLinear
+from llm.layers.linear import LinearFactory
+from llm.layers.weight import LinearWeight
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+CUDA = torch.device("cuda")
+COUNTS = (1, 2, 7, 15, 16, 17, 31, 33, 64, 65, 127, 128, 129, 200, 300)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("num_out", "num_in"), [(2048, 2048), (3072, 1000), (70, 8192)])
+def test_a_rows_product_is_its_own(num_out: int, num_in: int, dtype: torch.dtype) -> None:
+    layer = InvariantLinear(LinearWeight(normal(num_out, num_in)), dtype, CUDA)
+    x = normal(COUNTS[-1], num_in, seed=1).to(CUDA, dtype)
+    whole = layer(x)
+    exact = x.double() @ layer.weight.double().t()
+    error = (whole.double() - exact).norm() / exact.norm()
+    assert error < (0.003 if dtype == torch.bfloat16 else 1e-5)
+    for count in COUNTS:
+        for first in {0, (COUNTS[-1] - count) // 2, COUNTS[-1] - count}:
+            part = layer(x[first : first + count])
+            assert torch.equal(part, whole[first : first + count]), (count, first)
+
+
+def test_the_factory_makes_them_on_a_gpu() -> None:
+    weight = LinearWeight(normal(64, 64))
+    factory = LinearFactory(dtype=torch.bfloat16, device=CUDA, int8=False, batch_invariant=True)
+    assert isinstance(factory.linear(weight), InvariantLinear)
