@@ -69,5 +69,4 @@ def _multiply(
         right = tl.load(tokens + inputs[None, :], mask=is_row[:, None] & is_in, other=0.0)
         sums = tl.dot(left, tl.trans(right), sums, input_precision="ieee")
     places = rows.to(tl.int64)[:, None] * given.num_out + outs[None, :]
-    values = tl.trans(sums).to(given.out.dtype.element_ty)
-    tl.store(given.out + places, values, mask=is_row[:, None] & is_out[None, :])
+    tl.store(given.out + places, tl.trans(sums), mask=is_row[:, None] & is_out[None, :])
