@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SMALLEST_ROWS, LARGEST_ROWS = 16, 128  # tokens of a program
+SMALLEST_ROWS = 16  # tokens of a program
+FEW_PROGRAMS = 128  # so few leave a large GPU idle
 
 
 class Product(NamedTuple):
@@ -33,19 +34,19 @@ def multiply_rows(x: Tensor, weight: Tensor, out: Tensor) -> None:
     num_out = len(weight)
     if num_rows == 0:
         return
-    blocks = _blocks(num_rows)
+    blocks = blocks_for(num_rows, num_out)
     grid = (triton.cdiv(num_out, blocks["block_out"]), triton.cdiv(num_rows, blocks["block_rows"]))
     _multiply[grid](Product(x, weight, out, num_rows, num_out, num_in), **blocks)
 
 
-def _blocks(num_rows: int) -> dict[str, Any]:
+def blocks_for(num_rows: int, num_out: int) -> dict[str, Any]:
     """What may change with the number of rows, since no sum's order depends on it."""
-    rows = max(SMALLEST_ROWS, min(triton.next_power_of_2(num_rows), LARGEST_ROWS))
+    rows = max(SMALLEST_ROWS, triton.next_power_of_2(num_rows))
     if rows <= 32:
         return {"block_rows": rows, "block_out": 64, "block_in": 128, "num_stages": 5}
-    if rows == 64:
-        return {"block_rows": rows, "block_out": 64, "block_in": 64, "num_stages": 5}
-    return {"block_rows": rows, "block_out": 128, "block_in": 64, "num_stages": 4, "num_warps": 8}
+    if rows == 64 or triton.cdiv(num_rows, 128) * triton.cdiv(num_out, 128) < FEW_PROGRAMS:
+        return {"block_rows": 64, "block_out": 64, "block_in": 128, "num_stages": 4}
+    return {"block_rows": 128, "block_out": 128, "block_in": 64, "num_stages": 4, "num_warps": 8}
 
 
 @triton.jit

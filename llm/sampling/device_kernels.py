@@ -1,8 +1,9 @@
 """Triton kernels of the device's sampling; what they compute is said in `device_reference`.
 
-A row's columns lie in tiles, which its programs share; a row without a cut skips three launches.
+A row's columns lie in tiles, which its programs share; a row without a cut skips three launches,
+and tiles with nothing above a cut are read once.
 
-    largest    largest logit and its first column                    by program
+    tops       largest logit                                         by tile
     bins       histogram of deficits: 64 bins for each octave        count and mass in one word
     first      within the bin where top_k (else top_p) cuts          counts by deficit
     second     within the bin where top_p cuts what top_k left       counts by deficit
@@ -29,6 +30,7 @@ from llm.sampling.device_parts import (
     BINS,
     CUT_END,
     DEFICIT_END,
+    EVERYTHING,
     FLAGS,
     FRACTION,
     HALF,
@@ -37,6 +39,7 @@ from llm.sampling.device_parts import (
     HAS_TOP_K,
     HAS_TOP_P,
     INDEX,
+    NO_COLUMN,
     NUM_BINS,
     ONE_COUNT,
     RANDOM,
@@ -49,21 +52,22 @@ from llm.sampling.device_parts import (
     Given,
     adjusted,
     count_token,
-    deficits_of,
+    deficit_of,
     find_bin,
     find_cut,
     id_of,
-    largest_of,
     limit_of,
     number_of,
+    smallest,
+    tops_of,
     unit_of,
     value_of,
     weight_of,
 )
 
-TILE_COLUMNS = 2048
-NUM_WARPS = 8
-NUM_PROGRAMS = 1024  # of a launch, where rows are wide enough
+TILE_COLUMNS = 1024
+NUM_WARPS = 4
+NUM_PROGRAMS = 2112  # of a launch, where rows are wide enough
 
 
 class Scratch:
@@ -80,8 +84,7 @@ class Scratch:
             return torch.empty(max_rows, width, dtype=dtype, device=device)
 
         self.between = Between(
-            best=empty(room, torch.float32),
-            best_column=empty(room, torch.int32),
+            tops=empty(room, torch.float32),
             bins=empty(NUM_BINS, torch.int64),
             first=empty(NUM_BINS, torch.int32),
             second=empty(NUM_BINS, torch.int32),
@@ -117,14 +120,14 @@ def sample_with_kernels(
     programs = min(scratch.num_tiles, -(-NUM_PROGRAMS // num_rows))
     options: dict[str, Any] = {"num_warps": NUM_WARPS, "enable_fp_fusion": False}
     options |= {"tile": scratch.tile, "room": scratch.room}
-    for launch in (_largest, _bins, _first, _second, _masses):
+    for launch in (_tops, _bins, _first, _second, _masses):
         launch[programs, num_rows](given, scratch.between, programs, **options)
     _pick[(num_rows,)](given, scratch.between, programs, **options)
     return tokens[:num_rows, 0]
 
 
 @triton.jit(do_not_specialize=["programs"])
-def _largest(
+def _tops(
     given: Given, between: Between, programs: tl.tensor, tile: tl.constexpr, room: tl.constexpr
 ) -> None:
     program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -140,18 +143,17 @@ def _largest(
             tl.store(between.bins + places, tl.zeros([tile], tl.int64), mask=is_there)
             tl.store(between.first + places, tl.zeros([tile], tl.int32), mask=is_there)
             tl.store(between.second + places, tl.zeros([tile], tl.int32), mask=is_there)
-    width = tl.load(record + WIDTH)
-    largest = tl.full([tile], -float("inf"), tl.float32)
-    found = tl.zeros([tile], tl.int32) + width
-    for start in range(program * tile, width, programs * tile):
-        columns = start + tl.arange(0, tile)
-        values = adjusted(given, row, columns)
-        found = tl.where(values > largest, columns, found)
-        largest = tl.maximum(largest, values)
-    top = tl.max(largest, axis=0)
-    tl.store(between.best + row * room + program, top)
-    column = tl.min(tl.where(largest == top, found, width), axis=0)
-    tl.store(between.best_column + row * room + program, column)
+    for start in range(program * tile, tl.load(record + WIDTH), programs * tile):
+        values = adjusted(given, row, start + tl.arange(0, tile))
+        tl.store(between.tops + row * room + start // tile, tl.max(values, axis=0))
+
+
+@triton.jit
+def _tile_deficit(
+    given: Given, between: Between, row: tl.tensor, largest: tl.tensor, place: tl.tensor
+) -> tl.tensor:
+    """The smallest deficit of a tile, whose place among all rows' is given."""
+    return deficit_of(given, row, largest, tl.load(between.tops + place))
 
 
 @triton.jit(do_not_specialize=["programs"])
@@ -160,34 +162,53 @@ def _bins(
 ) -> None:
     program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     record = given.records + row * WORDS
-    if (tl.load(record + FLAGS) & HAS_CUT) == 0:
+    flags = tl.load(record + FLAGS)
+    if (flags & HAS_CUT) == 0:
         return
-    largest = largest_of(between, row, programs, room)
+    width = tl.load(record + WIDTH)
+    tops = tops_of(between, row, width, tile, room)
+    largest = tl.max(tops, axis=0)
     end = tl.load(record + CUT_END)
+    needed = tl.full([], EVERYTHING, tl.int32)  # without top_k, all mass counts
+    if (flags & HAS_TOP_K) != 0:
+        top_k = tl.load(record + TOP_K)
+        if top_k * tile <= width:  # so many tiles have a top that is as good as the last of them
+            last = smallest(deficit_of(given, row, largest, tops), top_k)
+            end = tl.minimum(end, last + 1)
+        needed = end
     total = tl.zeros([tile], tl.int64)
-    for start in range(program * tile, tl.load(record + WIDTH), programs * tile):
-        deficits = deficits_of(given, row, largest, start + tl.arange(0, tile))
-        value = value_of(deficits).to(tl.int64)
-        total += value << unit_of(deficits >> FRACTION)
-        entry = value + ONE_COUNT
-        place = between.bins + row * BINS + (deficits >> HALF)
-        tl.atomic_add(place, entry, mask=deficits < end, sem="relaxed")
+    for start in range(program * tile, width, programs * tile):
+        if _tile_deficit(given, between, row, largest, row * room + start // tile) < needed:
+            values = adjusted(given, row, start + tl.arange(0, tile))
+            deficits = deficit_of(given, row, largest, values)
+            value = value_of(deficits).to(tl.int64)
+            total += value << unit_of(deficits >> FRACTION)
+            place = between.bins + row * BINS + (deficits >> HALF)
+            tl.atomic_add(place, value + ONE_COUNT, mask=deficits < end, sem="relaxed")
     tl.store(between.mass + row * room + program, tl.sum(total, axis=0))
 
 
 @triton.jit
 def _count_within(
     given: Given,
+    between: Between,
     counts: tl.tensor,
     place: tl.tensor,
-    row: tl.tensor,
-    largest: tl.tensor,
-    columns: tl.tensor,
+    programs: tl.tensor,
+    tile: tl.constexpr,
+    room: tl.constexpr,
 ) -> None:
     """Count the deficits of one bin."""
-    deficits = deficits_of(given, row, largest, columns)
-    target = counts + row * BINS + (deficits & (BINS - 1))
-    tl.atomic_add(target, 1, mask=(deficits >> HALF) == place, sem="relaxed")
+    program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    width = tl.load(given.records + row * WORDS + WIDTH)
+    largest = tl.max(tops_of(between, row, width, tile, room), axis=0)
+    for start in range(program * tile, width, programs * tile):
+        top = _tile_deficit(given, between, row, largest, row * room + start // tile)
+        if (top >> HALF) <= place:
+            values = adjusted(given, row, start + tl.arange(0, tile))
+            deficits = deficit_of(given, row, largest, values)
+            target = counts + row * BINS + (deficits & (BINS - 1))
+            tl.atomic_add(target, 1, mask=(deficits >> HALF) == place, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["programs"])
@@ -206,10 +227,7 @@ def _first(
     sought = tl.where(by_count, tl.load(record + TOP_K).to(tl.int64), limit)
     search = between.searches + row * (2 * SEARCH)
     place = find_bin(between.bins + row * BINS, search, sought, by_count, program == 0)
-    largest = largest_of(between, row, programs, room)
-    for start in range(program * tile, tl.load(record + WIDTH), programs * tile):
-        columns = start + tl.arange(0, tile)
-        _count_within(given, between.first, place, row, largest, columns)
+    _count_within(given, between, between.first, place, programs, tile, room)
 
 
 @triton.jit(do_not_specialize=["programs"])
@@ -224,10 +242,25 @@ def _second(
     _, _, kept_mass = find_cut(search, between.first + row * BINS, True)
     sought = limit_of(kept_mass, given, row)
     place = find_bin(between.bins + row * BINS, search + SEARCH, sought, False, program == 0)
-    largest = largest_of(between, row, programs, room)
-    for start in range(program * tile, tl.load(record + WIDTH), programs * tile):
-        columns = start + tl.arange(0, tile)
-        _count_within(given, between.second, place, row, largest, columns)
+    _count_within(given, between, between.second, place, programs, tile, room)
+
+
+@triton.jit
+def _cut_of(record: tl.tensor, between: Between, row: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Where a row ends: the first deficit that is not kept, and how many of it are all the same."""
+    flags = tl.load(record + FLAGS) & HAS_CUT
+    cut = tl.load(record + DEFICIT_END)
+    ties_kept = tl.zeros([], tl.int64)
+    if flags != 0:
+        search = between.searches + row * (2 * SEARCH)
+        within = between.first + row * BINS
+        if flags == HAS_CUT:
+            search += SEARCH
+            within = between.second + row * BINS
+        found, ties, _ = find_cut(search, within, (flags & HAS_TOP_P) == 0)
+        ties_kept = tl.where(found < cut, ties, ties_kept)
+        cut = tl.minimum(found, cut)
+    return cut, ties_kept
 
 
 @triton.jit(do_not_specialize=["programs"])
@@ -236,30 +269,24 @@ def _masses(
 ) -> None:
     program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     record = given.records + row * WORDS
-    flags = tl.load(record + FLAGS)
-    if (flags & RANDOM) == 0:
+    if (tl.load(record + FLAGS) & RANDOM) == 0:
         return
-    cut = tl.load(record + DEFICIT_END)
-    ties_kept = tl.zeros([], tl.int64)
-    if (flags & HAS_CUT) != 0:
-        search = between.searches + row * (2 * SEARCH)
-        within = between.first + row * BINS
-        if (flags & HAS_CUT) == HAS_CUT:
-            search += SEARCH
-            within = between.second + row * BINS
-        found, ties, _ = find_cut(search, within, (flags & HAS_TOP_P) == 0)
-        ties_kept = tl.where(found < cut, ties, ties_kept)
-        cut = tl.minimum(found, cut)
+    cut, ties_kept = _cut_of(record, between, row)
     if program == 0:
         tl.store(between.cut + 2 * row, cut.to(tl.int64))
         tl.store(between.cut + 2 * row + 1, ties_kept)
-    largest = largest_of(between, row, programs, room)
-    for start in range(program * tile, tl.load(record + WIDTH), programs * tile):
-        deficits = deficits_of(given, row, largest, start + tl.arange(0, tile))
-        weights = tl.where(deficits < cut, weight_of(deficits), 0)
+    width = tl.load(record + WIDTH)
+    largest = tl.max(tops_of(between, row, width, tile, room), axis=0)
+    for start in range(program * tile, width, programs * tile):
         place = row * room + start // tile
-        tl.store(between.mass + place, tl.sum(weights, axis=0))
-        tl.store(between.ties + place, tl.sum((deficits == cut).to(tl.int32), axis=0))
+        mass, ties = tl.zeros([], tl.int64), tl.zeros([], tl.int32)
+        if _tile_deficit(given, between, row, largest, place) <= cut:
+            values = adjusted(given, row, start + tl.arange(0, tile))
+            deficits = deficit_of(given, row, largest, values)
+            mass = tl.sum(tl.where(deficits < cut, weight_of(deficits), 0), axis=0)
+            ties = tl.sum((deficits == cut).to(tl.int32), axis=0)
+        tl.store(between.mass + place, mass)
+        tl.store(between.ties + place, ties)
 
 
 @triton.jit
@@ -287,7 +314,8 @@ def _drawn(
     chosen = tl.sum(is_before.to(tl.int32), axis=0)
     target -= tl.sum(tl.where(is_before, masses, 0), axis=0)
     ties_kept = tl.sum(tl.where(tiles == chosen, kept, 0), axis=0)
-    deficits = deficits_of(given, row, largest, chosen * tile + tl.arange(0, tile))
+    values = adjusted(given, row, chosen * tile + tl.arange(0, tile))
+    deficits = deficit_of(given, row, largest, values)
     is_tie = deficits == cut
     is_kept = (deficits < cut) | (is_tie & (tl.cumsum(is_tie.to(tl.int64), axis=0) <= ties_kept))
     passed = tl.cumsum(tl.where(is_kept, weight_of(deficits), 0), axis=0) <= target
@@ -304,17 +332,15 @@ def _pick(
     if (flags & ACTIVE) == 0:
         tl.store(between.tokens + row, 0)
         return
-    places = tl.arange(0, room)
-    found = between.best + row * room + places
-    values = tl.load(found, mask=places < programs, other=-float("inf"))
-    largest = tl.max(values, axis=0)
-    firsts = between.best_column + row * room + places
-    is_best = (places < programs) & (values == largest)
-    column = tl.min(tl.load(firsts, mask=is_best, other=2**31 - 1), axis=0)
-    if largest == -float("inf"):
-        column = tl.zeros_like(column)
-    elif (flags & RANDOM) != 0:
+    tops = tops_of(between, row, tl.load(record + WIDTH), tile, room)
+    largest = tl.max(tops, axis=0)
+    if ((flags & RANDOM) != 0) & (largest != -float("inf")):
         column = _drawn(given, between, row, largest, tile, room)
+    else:
+        first = tl.min(tl.where(tops == largest, tl.arange(0, room), room), axis=0)
+        columns = first * tile + tl.arange(0, tile)
+        is_best = adjusted(given, row, columns) == largest
+        column = tl.min(tl.where(is_best, columns, NO_COLUMN), axis=0)
     token = id_of(record, column)
     tl.store(between.tokens + row, token)
     index = tl.load(long + INDEX)

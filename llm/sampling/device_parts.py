@@ -10,7 +10,7 @@ from torch import Tensor
 
 from llm.sampling import device_reference as twin
 from llm.sampling.device_history import MAX_COUNT
-from llm.sampling.device_records import FRACTION_BITS, RECORD_WORDS, Flag, word_of
+from llm.sampling.device_records import END_OCTAVE, FRACTION_BITS, RECORD_WORDS, Flag, word_of
 from llm.sampling.rng import DROPPED_BITS, FACTOR_1, FACTOR_2, GOLDEN
 
 BIN_BITS = 12  # of a deficit, as its first and as its second half
@@ -58,7 +58,10 @@ PLAIN_OCTAVES = tl.constexpr(twin.PLAIN_OCTAVES)
 C5, C4, C3, C2, C1, C0 = map(tl.constexpr, twin.COEFFICIENTS)
 LARGEST_COUNT = tl.constexpr(MAX_COUNT)
 
+EVERYTHING = tl.constexpr(END_OCTAVE << FRACTION_BITS)  # a deficit from which weights are 0
+NO_COLUMN = tl.constexpr(2**31 - 1)
 BINS = tl.constexpr(NUM_BINS)
+CHUNK = tl.constexpr(1024)  # bins looked at at once
 HALF = tl.constexpr(BIN_BITS)
 BIN_OCTAVE = tl.constexpr(FRACTION_BITS - BIN_BITS)  # bins of an octave, as a shift
 COUNTS_FROM = tl.constexpr(COUNT_SHIFT)
@@ -88,10 +91,9 @@ class Given(NamedTuple):
 
 
 class Between(NamedTuple):
-    """What launches leave for later ones. There is room for each program, and for each tile."""
+    """What launches leave for later ones. There is room for each tile."""
 
-    best: Tensor  # float32 [B, room] by program
-    best_column: Tensor  # int32 [B, room] by program
+    tops: Tensor  # float32 [B, room] the largest of each tile
     bins: Tensor  # int64 [B, bins]
     first: Tensor  # int32 [B, bins]
     second: Tensor  # int32 [B, bins]
@@ -130,19 +132,32 @@ def penalised(
 
 
 @triton.jit
+def raw(given: Given, row: tl.tensor, columns: tl.tensor, is_there: tl.tensor) -> tl.tensor:
+    """float32 logits as they come: side by side where the candidates are."""
+    record = given.records + row * WORDS
+    logits = given.logits + row * given.logits_stride
+    if tl.load(record + NUM_SLICES) == 1:
+        shift = tl.load(record + SLICES + 1)
+        values = tl.load(logits + shift + columns, mask=is_there, other=0.0).to(tl.float32)
+    else:
+        ids = id_of(record, columns)
+        values = tl.load(logits + ids, mask=is_there, other=0.0).to(tl.float32)
+    return values
+
+
+@triton.jit
 def adjusted(given: Given, row: tl.tensor, columns: tl.tensor) -> tl.tensor:
     """Logits of columns after penalties and bitmask; −∞ where there is no candidate."""
     record = given.records + row * WORDS
     flags = tl.load(record + FLAGS)
     is_there = columns < tl.load(record + WIDTH)
-    ids = id_of(record, columns)
-    values = tl.load(given.logits + row * given.logits_stride + ids, mask=is_there, other=0.0)
-    values = values.to(tl.float32)
+    values = raw(given, row, columns, is_there)
     if (flags & HAS_PENALTIES) != 0:
-        values = penalised(given, record, ids, is_there, values)
-    values = tl.where(values != values, LOWEST, values)  # noqa: PLR0124 - NaN
+        values = penalised(given, record, id_of(record, columns), is_there, values)
+    values = tl.where(values == values, values, LOWEST)  # noqa: PLR0124 - not NaN
     values = tl.minimum(tl.maximum(values, LOWEST), HIGHEST)
     if (flags & HAS_MASK) != 0:
+        ids = id_of(record, columns)
         words = given.masks + tl.load(record + MASK).to(tl.int64) * given.mask_stride
         word = tl.load(words + ids // 32, mask=is_there, other=0)
         values = tl.where(((word >> (ids & 31)) & 1) != 0, values, -float("inf"))
@@ -150,21 +165,31 @@ def adjusted(given: Given, row: tl.tensor, columns: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def largest_of(
-    between: Between, row: tl.tensor, programs: tl.tensor, room: tl.constexpr
+def tops_of(
+    between: Between, row: tl.tensor, width: tl.tensor, tile: tl.constexpr, room: tl.constexpr
 ) -> tl.tensor:
-    """The row's largest logit, from its programs'."""
-    places = tl.arange(0, room)
-    found = between.best + row * room + places
-    return tl.max(tl.load(found, mask=places < programs, other=-float("inf")), axis=0)
+    """The largest logits [room] of a row's tiles; −∞ behind them."""
+    tiles = tl.arange(0, room)
+    found = between.tops + row * room + tiles
+    return tl.load(found, mask=tiles * tile < width, other=-float("inf"))
 
 
 @triton.jit
-def deficits_of(given: Given, row: tl.tensor, largest: tl.tensor, columns: tl.tensor) -> tl.tensor:
-    """How far below the largest the columns are."""
+def deficit_of(given: Given, row: tl.tensor, largest: tl.tensor, values: tl.tensor) -> tl.tensor:
+    """How far logits are below the largest; int32."""
     scale = tl.load(given.records + row * WORDS + SCALE).to(tl.float32, bitcast=True)
-    octaves = (largest - adjusted(given, row, columns)) * scale
+    octaves = (largest - values) * scale
     return (tl.minimum(octaves, MAX_OCTAVES) * OCTAVE).to(tl.int32)
+
+
+@triton.jit
+def smallest(values: tl.tensor, rank: tl.tensor) -> tl.tensor:
+    """The value (non-negative, below 2²⁴) that `rank` of them do not exceed."""
+    found = tl.zeros([], tl.int32)
+    for step in range(24):
+        larger = found + (1 << (23 - step))
+        found = tl.where(tl.sum((values < larger).to(tl.int32), axis=0) < rank, larger, found)
+    return found
 
 
 @triton.jit
@@ -205,17 +230,23 @@ def find_bin(
     bins: tl.tensor, search: tl.tensor, sought: tl.tensor, by_count: tl.tensor, stores: tl.tensor
 ) -> tl.tensor:
     """The bin where `sought` is reached, in count or in mass; what the search goes on from."""
-    places = tl.arange(0, BINS)
-    entries = tl.load(bins + places)
-    counts = entries >> COUNTS_FROM
-    masses = (entries & MASS_MASK) << unit_of(places >> BIN_OCTAVE)
-    amounts = tl.where(by_count, counts, masses)
-    is_before = tl.cumsum(amounts, axis=0) < sought
-    place = tl.sum(is_before.to(tl.int32), axis=0)
+    place = tl.zeros([], tl.int32)
+    count, mass = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
+    for start in range(0, BINS, CHUNK):
+        if place == start:  # it is not before this chunk
+            places = start + tl.arange(0, CHUNK)
+            entries = tl.load(bins + places)
+            counts = entries >> COUNTS_FROM
+            masses = (entries & MASS_MASK) << unit_of(places >> BIN_OCTAVE)
+            amounts = tl.where(by_count, counts, masses)
+            reached = tl.where(by_count, count, mass) + tl.cumsum(amounts, axis=0)
+            place += tl.sum((reached < sought).to(tl.int32), axis=0)
+            count += tl.sum(tl.where(reached < sought, counts, 0), axis=0)
+            mass += tl.sum(tl.where(reached < sought, masses, 0), axis=0)
     if stores:
         tl.store(search, place.to(tl.int64))
-        tl.store(search + 1, tl.sum(tl.where(is_before, counts, 0), axis=0))
-        tl.store(search + 2, tl.sum(tl.where(is_before, masses, 0), axis=0))
+        tl.store(search + 1, count)
+        tl.store(search + 2, mass)
         tl.store(search + 3, sought)
     return place
 
@@ -226,23 +257,24 @@ def find_cut(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """The end of a search: deficit at the cut, how many with it are kept, and mass kept."""
     place = tl.load(search).to(tl.int32)
-    count = tl.load(search + 1)
-    mass = tl.load(search + 2)
-    sought = tl.load(search + 3)
-    places = tl.arange(0, BINS)
-    counts = tl.load(within + places).to(tl.int64)
-    weights = weight_of((place << HALF) + places)
-    masses = counts * weights
-    start = tl.where(by_count, count, mass)
-    is_before = start + tl.cumsum(tl.where(by_count, counts, masses), axis=0) < sought
-    offset = tl.sum(is_before.to(tl.int32), axis=0)
-    count += tl.sum(tl.where(is_before, counts, 0), axis=0)
-    mass += tl.sum(tl.where(is_before, masses, 0), axis=0)
-    weight = tl.sum(tl.where(places == offset, weights, 0), axis=0)
+    count, mass, sought = tl.load(search + 1), tl.load(search + 2), tl.load(search + 3)
+    offset = tl.zeros([], tl.int32)
+    for start in range(0, BINS, CHUNK):
+        if offset == start:
+            places = start + tl.arange(0, CHUNK)
+            counts = tl.load(within + places).to(tl.int64)
+            masses = counts * weight_of((place << HALF) + places)
+            amounts = tl.where(by_count, counts, masses)
+            reached = tl.where(by_count, count, mass) + tl.cumsum(amounts, axis=0)
+            offset += tl.sum((reached < sought).to(tl.int32), axis=0)
+            count += tl.sum(tl.where(reached < sought, counts, 0), axis=0)
+            mass += tl.sum(tl.where(reached < sought, masses, 0), axis=0)
+    cut = (place << HALF) + offset
+    weight = weight_of(cut)
     by_mass = (sought - mass + weight - 1) // tl.maximum(weight, 1)
     ties = tl.where(by_count, sought - count, by_mass)
     ties = tl.where(place < BINS, ties, 0)  # else nothing is cut
-    return (place << HALF) + offset, ties, mass + ties * weight
+    return cut, ties, mass + ties * weight
 
 
 @triton.jit

@@ -171,6 +171,8 @@ class DeviceSampler:
 
         On a GPU they lie in the buffers, until the next call; nothing is allocated.
         """
+        if len(logits) > buffers.max_rows:
+            raise ValueError(f"{len(logits)} rows, but room for {buffers.max_rows}")
         records = buffers.records[: len(logits)]
         if buffers.scratch is None:
             return sample_reference(logits, records, buffers.masks, self._history)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -70,7 +71,13 @@ def test_a_captured_graph_samples_what_was_loaded() -> None:
 @pytest.fixture
 def waiting_is_an_error() -> Iterator[Callable[[], None]]:
     """Call it: from then on."""
-    yield lambda: torch.cuda.set_sync_debug_mode("error")
+
+    def forbid() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that this does not notice every wait
+            torch.cuda.set_sync_debug_mode("error")
+
+    yield forbid
     torch.cuda.set_sync_debug_mode("default")
 
 
