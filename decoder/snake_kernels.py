@@ -8,8 +8,6 @@ Imported where there is a GPU; the plain twins are in decoder.snake_decoder.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -21,13 +19,28 @@ COLUMNS = tl.constexpr(10)  # of a channel's parameters: both alphas, the bias, 
 
 
 @triton.jit
-def _snake(x: Any, alpha: Any) -> Any:
-    wave = tl.sin(alpha * x)
+def _snake(x: tl.tensor, alpha: tl.tensor) -> tl.tensor:
+    """Of the angle only what is left of whole half turns, which sin² does not see, then Taylor's
+    series of sin(πr) up to r¹¹: within 6e-8 for |r| ≤ ½.
+    """
+    turns = alpha * x * 0.3183098861837907
+    r = turns - tl.floor(turns + 0.5)
+    s = r * r
+    series = 0.08214588661112823 - 0.007370430945714349 * s
+    series = 2.550164039877345 + s * (-0.5992645293207919 + s * series)
+    wave = r * (3.141592653589793 + s * (-5.16771278004997 + s * series))
     return x + wave * wave / (alpha + 1e-9)
 
 
 @triton.jit
-def _snake_kernel(x: Any, alphas: Any, out: Any, channels: Any, length: Any, stride: Any) -> None:
+def _snake_kernel(
+    x: tl.tensor,
+    alphas: tl.tensor,
+    out: tl.tensor,
+    channels: tl.tensor,
+    length: tl.tensor,
+    stride: tl.tensor,
+) -> None:
     """Program (t, b C + c): `BLOCK` values of one channel of one row; out is contiguous."""
     line = tl.program_id(1)
     t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -38,7 +51,13 @@ def _snake_kernel(x: Any, alphas: Any, out: Any, channels: Any, length: Any, str
 
 @triton.jit
 def _unit_kernel(
-    x: Any, packed: Any, out: Any, channels: Any, length: Any, stride: Any, dilation: Any
+    x: tl.tensor,
+    packed: tl.tensor,
+    out: tl.tensor,
+    channels: tl.tensor,
+    length: tl.tensor,
+    stride: tl.tensor,
+    dilation: tl.tensor,
 ) -> None:
     """As `_snake_kernel`; values outside of the row are zeros, whose snake is zero."""
     line = tl.program_id(1)
