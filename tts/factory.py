@@ -80,11 +80,14 @@ def default_values(model_path: str | Path = "") -> dict[str, Any]:
     """Configuration values for a checkpoint folder (default: the embedded voice).
 
     The lowest layer of `tts.config.load_config`: flags, files and the environment go before it.
+    The embedded voice was made for a CPU: it is there at once, and a single stream is no slower.
     """
     from tts.config import AUTO_DECODER
 
-    folder = Path(model_path) if str(model_path) else embedded_folder()
-    return {"audio_decoder": AUTO_DECODER, "model": {"model_path": str(folder)}}
+    if not str(model_path):
+        embedded = {"model_path": str(embedded_folder()), "device_specs": ["cpu"]}
+        return {"audio_decoder": AUTO_DECODER, "model": embedded}
+    return {"audio_decoder": AUTO_DECODER, "model": {"model_path": str(model_path)}}
 
 
 def create_service(
