@@ -63,9 +63,7 @@ def test_the_embedded_voice_says_hello() -> None:
     from tts.config import AudioGenerationConfig
     from tts.factory import default_values
 
-    values = AudioGenerationConfig.merged(
-        default_values(), {"model": {"device_specs": ["cuda:0"]}}
-    )
+    values = AudioGenerationConfig.merged(default_values(), {"model": {"device_specs": ["cuda:0"]}})
     (said,) = speak(AudioGenerationConfig(**values), "hello")
     samples = np.frombuffer(said.audio, "<i2")
     assert 0.2 < said.result.usage.audio_s < 2.0
