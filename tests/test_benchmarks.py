@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import soundfile
 import torch
 
 from benchmarks import (
+    attention,
     batch_invariance,
     cold_start,
     first_audio,
@@ -55,6 +57,7 @@ def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     commands = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - NOT_COMMANDS
     assert commands == {
+        "attention",
         "batch_invariance",
         "cold_start",
         "core",
@@ -249,9 +252,10 @@ def test_on_the_cpu_company_changes_no_token(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu measures it there")
-def test_sampling_is_only_measured_on_a_device() -> None:
+@pytest.mark.parametrize("command", [attention, sampling])
+def test_some_things_are_only_measured_on_a_device(command: ModuleType) -> None:
     with pytest.raises(SystemExit, match="there is none"):
-        sampling.main([])
+        command.main([])
 
 
 def test_first_audio_comes_before_the_rest(tiny_server: Server) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import attention
 from llm.attention.base import AttentionBackend, AttentionOptions, PlannedAttention
 from llm.attention.registry import create_attention_backend
 from llm.batch import ForwardBatch, ForwardMode
@@ -285,6 +286,15 @@ def test_a_missing_kernel_of_fa3_is_replaced(monkeypatch: pytest.MonkeyPatch) ->
     setting = Setting((16, 8))
     assert setting.backend.description.endswith("prompts by FA2")
     setting.check(*steps_of(setting))
+
+
+def test_the_benchmark_measures() -> None:
+    decode, replan = attention.decoding("qwen3-0.6b", "auto", 2, repeat=2, copy=1e12)
+    assert 0 < decode.value < 1000
+    assert replan.value > 0
+    prompts = attention.prompting("qwen3-0.6b", "auto", (300, 200), repeat=2)
+    assert 0 < prompts.value < 10_000
+    assert prompts.note.endswith("TFLOP/s")
 
 
 def test_flashinfer_is_what_auto_means() -> None:
