@@ -21,10 +21,11 @@ from llm.kv_cache.kv_pool import KVPool
 
 GROUP = 16  # queries of a program: a tile of a matrix unit
 BLOCK = 64  # keys of a step
-PROGRAMS = 132  # one for each processor of an H200
-MAX_SPLITS = 16
-FEW_ROWS = 2  # from here on FlashInfer's kernels are as fast
-MAX_QUERIES = 8  # of a KV head: the last program holds those of all splits
+PROGRAMS = 528  # four for each processor of an H200
+MAX_SPLITS = 32
+MAX_JOINED = 16_384  # numbers that the last program of a KV head holds at once
+FEW_ROWS = 4  # beyond, FlashInfer's kernels are as fast
+MAX_QUERIES = 16  # heads that share a KV head
 
 
 @triton.jit
@@ -36,42 +37,44 @@ def _capped(scores: tl.tensor, SOFT_CAP: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _attend_part(
-    group: tl.tensor,
+def _load_tile(
     pages: tl.tuple,
     ids: tl.tensor,
     head: tl.tensor,
-    start: tl.tensor,
-    end: tl.tensor,
-    scale: tl.tensor,
+    positions: tl.tensor,
+    mask: tl.tensor,
     SIZE: tl.constexpr,
     PAGE: tl.constexpr,
-    BLOCK: tl.constexpr,
+) -> tl.tuple:
+    """Keys and values [N, D] at `positions` of a row; 0 where they are masked."""
+    keys, values, by_page, by_offset, by_head = pages
+    page = tl.load(ids + positions // PAGE, mask=mask, other=0).to(tl.int64)
+    places = page * by_page + (positions % PAGE) * by_offset + head * by_head
+    places = places[:, None] + tl.arange(0, SIZE)[None, :]
+    key = tl.load(keys + places, mask=mask[:, None], other=0.0)
+    return key, tl.load(values + places, mask=mask[:, None], other=0.0)
+
+
+@triton.jit
+def _attend_tile(
+    group: tl.tensor,
+    key: tl.tensor,
+    value: tl.tensor,
+    is_seen: tl.tensor,
+    state: tl.tuple,
+    scale: tl.tensor,
     SOFT_CAP: tl.constexpr,
 ) -> tl.tuple:
-    """Maximum [G], sum [G] and values [G, D] of the keys [start, end); exponents are of two."""
-    keys, values, by_page, by_offset, by_head = pages
-    dims = tl.arange(0, SIZE)
-    largest = tl.full((group.shape[0],), -1.0e30, tl.float32)
-    total = tl.zeros((group.shape[0],), tl.float32)
-    summed = tl.zeros((group.shape[0], SIZE), tl.float32)
-    for first in tl.range(start, end, BLOCK):
-        positions = first + tl.arange(0, BLOCK)
-        is_seen = positions < end
-        page = tl.load(ids + positions // PAGE, mask=is_seen, other=0).to(tl.int64)
-        places = page * by_page + (positions % PAGE) * by_offset + head * by_head
-        places = places[:, None] + dims[None, :]
-        key = tl.load(keys + places, mask=is_seen[:, None], other=0.0)
-        value = tl.load(values + places, mask=is_seen[:, None], other=0.0)
-        scores = _capped(tl.dot(group, tl.trans(key)) * scale, SOFT_CAP) * 1.4426950408889634
-        scores = tl.where(is_seen[None, :], scores, -1.0e30)
-        new_largest = tl.maximum(largest, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_largest[:, None])
-        shrink = tl.exp2(largest - new_largest)
-        total = total * shrink + tl.sum(weights, axis=1)
-        summed = tl.dot(weights.to(value.dtype), value, summed * shrink[:, None])
-        largest = new_largest
-    return largest, total, summed
+    """The state after another tile: maximum [G], sum [G], values [G, D]; exponents are of two."""
+    largest, total, summed = state
+    scores = _capped(tl.dot(group, tl.trans(key)) * scale, SOFT_CAP) * 1.4426950408889634
+    scores = tl.where(is_seen[None, :], scores, -1.0e30)
+    new_largest = tl.maximum(largest, tl.max(scores, axis=1))
+    weights = tl.exp2(scores - new_largest[:, None])
+    shrink = tl.exp2(largest - new_largest)
+    total = total * shrink + tl.sum(weights, axis=1)
+    summed = tl.dot(weights.to(value.dtype), value, summed * shrink[:, None])
+    return new_largest, total, summed
 
 
 @triton.jit
@@ -84,7 +87,7 @@ def _share(
     WINDOW: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tuple:
-    """A row's page ids, and the keys [start, end) of one of its splits; see `PageLists`."""
+    """A row's page ids, the keys [start, end) of one of its splits, and how many there are."""
     num_rows = tl.num_programs(0)
     first_page = tl.load(lists + row)
     num_pages = tl.load(lists + row + 1) - first_page
@@ -92,7 +95,8 @@ def _share(
     begin = tl.maximum(context - WINDOW, 0) if WINDOW > 0 else 0
     share = tl.cdiv(tl.cdiv(context - begin, BLOCK), SPLITS) * BLOCK
     start = begin + split * share
-    return lists + 2 * num_rows + 1 + first_page, start, tl.minimum(start + share, context)
+    ids = lists + 2 * num_rows + 1 + first_page
+    return ids, start, tl.minimum(start + share, context), context
 
 
 @triton.jit
@@ -117,21 +121,42 @@ def _decode_kernel(
     BLOCK: tl.constexpr,
     LEVEL: tl.constexpr,
 ) -> None:
-    """`parts` float32 [rows, KV heads, splits, G, D + 2]; `counts` int32 [rows, KV heads], 0."""
+    """`parts` float32 [rows, KV heads, splits, G, D + 2]; `counts` int32 [rows, KV heads], 0.
+
+    All keys but the newest were there before this step: a first tile of them is loaded before the
+    kernel waits for its predecessor, which stores the newest.
+    """
     if LEVEL == 2:
         gdc_launch_dependents()
+    if LEVEL == 1:
+        gdc_wait()
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    ids, start, end = _share(lists, row, split, PAGE, SPLITS, WINDOW, BLOCK)
+    ids, start, end, context = _share(lists, row, split, PAGE, SPLITS, WINDOW, BLOCK)
     lines = tl.arange(0, GROUP)[:, None]
     dims = tl.arange(0, SIZE)[None, :]
     is_query = lines < HEADS // KV_HEADS
-    if LEVEL > 0:
+    positions = start + tl.arange(0, BLOCK)
+    is_new = (positions == context - 1) & (positions < end)
+    is_old = (positions < end) & (positions < context - 1)
+    key, value = _load_tile(pages, ids, head, positions, is_old, SIZE, PAGE)
+    if LEVEL == 2:
         gdc_wait()
     places = (head * (HEADS // KV_HEADS) + lines) * SIZE + dims
     group = tl.load(query + row * query_stride + places, mask=is_query, other=0.0)
-    largest, total, summed = _attend_part(
-        group, pages, ids, head, start, end, scale, SIZE, PAGE, BLOCK, SOFT_CAP
+    new_key, new_value = _load_tile(pages, ids, head, positions, is_new, SIZE, PAGE)
+    key = tl.where(is_new[:, None], new_key, key)
+    value = tl.where(is_new[:, None], new_value, value)
+    state = (
+        tl.full((GROUP,), -1.0e30, tl.float32),
+        tl.zeros((GROUP,), tl.float32),
+        tl.zeros((GROUP, SIZE), tl.float32),
     )
+    state = _attend_tile(group, key, value, positions < end, state, scale, SOFT_CAP)
+    for first in tl.range(start + BLOCK, end, BLOCK):
+        others = first + tl.arange(0, BLOCK)
+        key, value = _load_tile(pages, ids, head, others, others < end, SIZE, PAGE)
+        state = _attend_tile(group, key, value, others < end, state, scale, SOFT_CAP)
+    largest, total, summed = state
     if LEVEL == 1:
         gdc_launch_dependents()
     if SPLITS == 1:
@@ -201,7 +226,9 @@ class FewRowsDecode:
         self._options = options
         self._lists = lists
         rows, heads = lists.num_rows, pool.num_kv_heads
-        splits = max(1, min(MAX_SPLITS, PROGRAMS // (rows * heads)))
+        self._queries = triton.next_power_of_2(options.num_heads // heads)
+        most = min(MAX_SPLITS, MAX_JOINED // (self._queries * pool.head_dim))
+        splits = max(1, min(most, PROGRAMS // (rows * heads)))
         self._splits = 1 << (splits.bit_length() - 1)
         shape = (rows, heads, self._splits, GROUP, pool.head_dim + 2)
         self._parts = torch.empty(shape, dtype=torch.float32, device=pool.device)
@@ -234,7 +261,7 @@ class FewRowsDecode:
             KV_HEADS=pool.num_kv_heads,
             SIZE=pool.head_dim,
             PAGE=pool.page_size,
-            QUERIES=triton.next_power_of_2(options.num_heads // pool.num_kv_heads),
+            QUERIES=self._queries,
             SPLITS=self._splits,
             WINDOW=window or 0,
             SOFT_CAP=options.soft_cap or 0.0,

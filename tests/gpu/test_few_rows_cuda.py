@@ -10,8 +10,11 @@ from llm.attention.base import AttentionOptions, PlannedAttention
 from llm.attention.few_rows import FewRowsDecode
 from llm.attention.gathered import GatheredBackend
 from llm.attention.page_lists import PageLists
-from llm.batch import ForwardBatch, ForwardMode
+from llm.batch import ForwardBatch, ForwardMode, KVSlots
+from llm.kernels.blocks import Blocks
+from llm.kernels.projections import project_heads
 from llm.kv_cache.kv_pool import KVPool
+from llm.layers.rotary import Rotary, RotaryConfig
 
 pytestmark = [
     pytest.mark.gpu,
@@ -66,3 +69,63 @@ def test_decoding(heads: tuple[int, int, int], contexts: list[int], window: int 
         assert all(map(torch.equal, found[level], found[0]))
     for got, wanted in zip(found[0], expected, strict=False):
         assert ((got.double() - wanted).norm() / wanted.norm()).item() < 8e-3
+
+
+def test_the_newest_key_is_waited_for() -> None:
+    """A chain of steps in one graph: each layer stores a key and attends to it at once."""
+    torch.manual_seed(0)
+    num_layers, contexts, hidden = 6, [200, 64], 512
+    heads, kv_heads, size = 8, 2, 64
+    batch = decode_batch(contexts)
+    host = PageLists.of(batch, 0, len(contexts))
+    lists = PageLists(host.numbers.cuda(), host.num_rows)
+    places = [
+        pages[(context - 1) // PAGE] * PAGE + (context - 1) % PAGE
+        for pages, context in zip(batch.pages, contexts, strict=True)
+    ]
+    slots = torch.tensor(places, device="cuda")
+    rotations = Rotary(RotaryConfig(size), 256, torch.device("cuda")).at(batch.positions)
+    num_pages = sum(map(len, batch.pages)) + 1
+    pool = KVPool(num_layers, num_pages, PAGE, kv_heads, size, torch.bfloat16, "cuda")
+    shape = (num_layers, (heads + 2 * kv_heads) * size, hidden)
+    weights = (torch.randn(shape, device="cuda") * hidden**-0.5).bfloat16()
+    gain = torch.ones(hidden, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(len(contexts), hidden, device="cuda").bfloat16()
+    found = []
+    for level in (0, 1, 2):
+        options = AttentionOptions(heads, torch.bfloat16, (), None, True, level)
+        own = FewRowsDecode(pool, options, lists)
+        hidden_states = x.clone()
+
+        def run(
+            level: int = level, own: FewRowsDecode = own, states: Tensor = hidden_states
+        ) -> None:
+            states.copy_(x)
+            for layer in range(num_layers):
+                target = KVSlots(pool.keys(layer), pool.values(layer), slots)
+                query = project_heads(
+                    states,
+                    weights[layer],
+                    rotations,
+                    target,
+                    Blocks(4, 512, 4),
+                    gain=gain,
+                    epsilon=1e-3,
+                    num_heads=heads,
+                    level=level,
+                )
+                states.add_(own.attend(layer, query, None))
+
+        graph = torch.cuda.CUDAGraph()
+        run()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            run()
+        for _ in range(20):
+            for storage in pool.storage:
+                storage.normal_(generator=torch.Generator("cuda").manual_seed(1))
+            graph.replay()
+        torch.cuda.synchronize()
+        found.append(hidden_states)
+    assert torch.equal(found[1], found[0])
+    assert torch.equal(found[2], found[0])
