@@ -100,6 +100,50 @@ def _share(
 
 
 @triton.jit
+def _attend_share(
+    queries: tl.tensor,
+    is_query: tl.tensor,
+    pages: tl.tuple,
+    share: tl.tuple,
+    head: tl.tensor,
+    scale: tl.tensor,
+    SIZE: tl.constexpr,
+    PAGE: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LEVEL: tl.constexpr,
+) -> tl.tuple:
+    """The state after all keys of a share, for the queries [G, D] that lie at `queries`.
+
+    All keys but the newest were there before this step: a first tile of them is loaded before the
+    kernel waits for its predecessor, which stores the newest.
+    """
+    ids, start, end, context = share
+    positions = start + tl.arange(0, BLOCK)
+    is_new = (positions == context - 1) & (positions < end)
+    is_old = (positions < end) & (positions < context - 1)
+    key, value = _load_tile(pages, ids, head, positions, is_old, SIZE, PAGE)
+    if LEVEL == 2:
+        gdc_wait()
+    group = tl.load(queries, mask=is_query, other=0.0)
+    new_key, new_value = _load_tile(pages, ids, head, positions, is_new, SIZE, PAGE)
+    key = tl.where(is_new[:, None], new_key, key)
+    value = tl.where(is_new[:, None], new_value, value)
+    state = (
+        tl.full((GROUP,), -1.0e30, tl.float32),
+        tl.zeros((GROUP,), tl.float32),
+        tl.zeros((GROUP, SIZE), tl.float32),
+    )
+    state = _attend_tile(group, key, value, positions < end, state, scale, SOFT_CAP)
+    for first in tl.range(start + BLOCK, end, BLOCK):
+        others = first + tl.arange(0, BLOCK)
+        key, value = _load_tile(pages, ids, head, others, others < end, SIZE, PAGE)
+        state = _attend_tile(group, key, value, others < end, state, scale, SOFT_CAP)
+    return state
+
+
+@triton.jit
 def _decode_kernel(
     query: tl.tensor,
     pages: tl.tuple,
@@ -121,73 +165,47 @@ def _decode_kernel(
     BLOCK: tl.constexpr,
     LEVEL: tl.constexpr,
 ) -> None:
-    """`parts` float32 [rows, KV heads, splits, G, D + 2]; `counts` int32 [rows, KV heads], 0.
-
-    All keys but the newest were there before this step: a first tile of them is loaded before the
-    kernel waits for its predecessor, which stores the newest.
-    """
+    """`parts` float32 [rows, KV heads, splits, G, D + 2]; `counts` int32 [rows, KV heads], 0."""
     if LEVEL == 2:
         gdc_launch_dependents()
     if LEVEL == 1:
         gdc_wait()
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    ids, start, end, context = _share(lists, row, split, PAGE, SPLITS, WINDOW, BLOCK)
-    lines = tl.arange(0, GROUP)[:, None]
-    dims = tl.arange(0, SIZE)[None, :]
+    share = _share(lists, row, split, PAGE, SPLITS, WINDOW, BLOCK)
+    lines, dims = tl.arange(0, GROUP)[:, None], tl.arange(0, SIZE)[None, :]
     is_query = lines < HEADS // KV_HEADS
-    positions = start + tl.arange(0, BLOCK)
-    is_new = (positions == context - 1) & (positions < end)
-    is_old = (positions < end) & (positions < context - 1)
-    key, value = _load_tile(pages, ids, head, positions, is_old, SIZE, PAGE)
-    if LEVEL == 2:
-        gdc_wait()
     places = (head * (HEADS // KV_HEADS) + lines) * SIZE + dims
-    group = tl.load(query + row * query_stride + places, mask=is_query, other=0.0)
-    new_key, new_value = _load_tile(pages, ids, head, positions, is_new, SIZE, PAGE)
-    key = tl.where(is_new[:, None], new_key, key)
-    value = tl.where(is_new[:, None], new_value, value)
-    state = (
-        tl.full((GROUP,), -1.0e30, tl.float32),
-        tl.zeros((GROUP,), tl.float32),
-        tl.zeros((GROUP, SIZE), tl.float32),
+    queries = query + row * query_stride + places
+    state = _attend_share(
+        queries, is_query, pages, share, head, scale, SIZE, PAGE, SOFT_CAP, GROUP, BLOCK, LEVEL
     )
-    state = _attend_tile(group, key, value, positions < end, state, scale, SOFT_CAP)
-    for first in tl.range(start + BLOCK, end, BLOCK):
-        others = first + tl.arange(0, BLOCK)
-        key, value = _load_tile(pages, ids, head, others, others < end, SIZE, PAGE)
-        state = _attend_tile(group, key, value, others < end, state, scale, SOFT_CAP)
-    largest, total, summed = state
     if LEVEL == 1:
         gdc_launch_dependents()
     if SPLITS == 1:
-        tl.store(out + row * HEADS * SIZE + places, summed / total[:, None], mask=is_query)
+        tl.store(out + row * HEADS * SIZE + places, state[2] / state[1][:, None], mask=is_query)
     else:
-        place = (row * KV_HEADS + head) * SPLITS
-        mine = parts + (place + split) * GROUP * (SIZE + 2)
-        _keep(mine, largest, total, summed, HEADS // KV_HEADS, GROUP, SIZE)
+        mine = parts + ((row * KV_HEADS + head) * SPLITS + split) * GROUP * (SIZE + 2)
+        _keep(mine, state, HEADS // KV_HEADS, GROUP, SIZE)
         tl.debug_barrier()
         count = counts + row * KV_HEADS + head
         if tl.atomic_add(count, 1, sem="acq_rel", scope="gpu") == SPLITS - 1:
             tl.debug_barrier()
-            own = tl.arange(0, QUERIES)[:, None]
-            is_own = own < HEADS // KV_HEADS
-            joined = _join(parts + place * GROUP * (SIZE + 2), is_own, SPLITS, QUERIES, GROUP, SIZE)
-            result = out + (row * HEADS + head * (HEADS // KV_HEADS) + own) * SIZE + dims
-            tl.store(result, joined, mask=is_own)
+            all_parts = parts + (row * KV_HEADS + head) * SPLITS * GROUP * (SIZE + 2)
+            result = out + (row * HEADS + head * (HEADS // KV_HEADS)) * SIZE
+            _join(all_parts, result, HEADS // KV_HEADS, SPLITS, QUERIES, GROUP, SIZE)
             tl.store(count, 0)
 
 
 @triton.jit
 def _keep(
     part: tl.tensor,
-    largest: tl.tensor,
-    total: tl.tensor,
-    summed: tl.tensor,
+    state: tl.tuple,
     QUERIES: tl.constexpr,
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
 ) -> None:
     """Values [G, D], then maxima [G], then sums [G]; of the queries that there are."""
+    largest, total, summed = state
     lines, dims = tl.arange(0, GROUP), tl.arange(0, SIZE)
     is_query = lines < QUERIES
     tl.store(part + lines[:, None] * SIZE + dims[None, :], summed, mask=is_query[:, None])
@@ -198,24 +216,27 @@ def _keep(
 @triton.jit
 def _join(
     parts: tl.tensor,
-    is_query: tl.tensor,
+    result: tl.tensor,
+    HEADS: tl.constexpr,
     SPLITS: tl.constexpr,
     QUERIES: tl.constexpr,
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
-) -> tl.tensor:
-    """[QUERIES, D] of all parts. Those of other processors are read past the nearest cache."""
+) -> None:
+    """[HEADS, D] of all parts. Those of other processors are read past the nearest cache."""
     lines = tl.arange(0, QUERIES)[:, None]
+    is_query = lines < HEADS
     places = parts + tl.arange(0, SPLITS)[None, :] * GROUP * (SIZE + 2)
     of_line = places + GROUP * SIZE + lines
     maxima = tl.load(of_line, mask=is_query, other=0.0, cache_modifier=".cg")
     sums = tl.load(of_line + GROUP, mask=is_query, other=1.0, cache_modifier=".cg")
     shares = tl.exp2(maxima - tl.max(maxima, axis=1)[:, None])
     shares /= tl.sum(sums * shares, axis=1)[:, None]
-    dims = tl.arange(0, SIZE)[None, None, :]
-    of_value = places[:, :, None] + lines[:, :, None] * SIZE + dims
+    dims = tl.arange(0, SIZE)
+    of_value = places[:, :, None] + lines[:, :, None] * SIZE + dims[None, None, :]
     values = tl.load(of_value, mask=is_query[:, :, None], other=0.0, cache_modifier=".cg")
-    return tl.sum(values * shares[:, :, None], axis=1)
+    joined = tl.sum(values * shares[:, :, None], axis=1)
+    tl.store(result + lines * SIZE + dims[None, :], joined, mask=is_query)
 
 
 class FewRowsDecode:
