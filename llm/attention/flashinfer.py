@@ -74,9 +74,9 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
     @property
     def description(self) -> str:
         """See `AttentionBackend.description`."""
-        decoding = "tensor cores" if self._parts[0].uses_tensor_cores else "CUDA cores"
+        many = "tensor cores" if self._parts[0].uses_tensor_cores(None) else "CUDA cores"
         extending = dict.fromkeys(call.kernel.upper() for call in self._extends.values())
-        return f"flashinfer, decoding on {decoding}, prompts by {' and '.join(extending)}"
+        return f"flashinfer, many rows on {many}, prompts by {' and '.join(extending)}"
 
     def plan(self, batch: ForwardBatch) -> FlashInferPlan:
         """See `AttentionBackend.plan`."""

@@ -1,9 +1,14 @@
 """FlashInfer's kernels and wrappers: which one computes what, and how their plans reach the device.
 
-    rows of one query       CUDA cores, or tensor cores when many query heads share a KV head
-    rows of several         FA3 on Hopper, FA2 elsewhere and where FA3 has no kernel
+    rows of one query    few query heads for each KV head   CUDA cores
+                         few rows, captured                 CUDA cores
+                         else                               FA2; when there are many rows, captured,
+                                                            no context is shared by several blocks
+    rows of several      FA3 on Hopper, FA2 elsewhere and where FA3 has no kernel
 
-Read against flashinfer 0.7.
+Captured work has the form of its plan for ever: a plan that may share contexts always merges
+partial results, which many rows do not need. Read against flashinfer 0.7; `benchmarks.attention`
+measures what is chosen.
 """
 
 from __future__ import annotations
@@ -34,7 +39,8 @@ logger = logging.getLogger(__name__)
 LAYOUT = "NHD"  # of `KVPool.keys` and `KVPool.values`
 HEAD_DIMS = (64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16)
-CUDA_CORE_GROUPS = (1, 2, 3)  # query heads for each KV head; from 4 on tensor cores are faster
+CUDA_CORE_GROUP = 2  # query heads for each KV head that CUDA cores are as fast for, at any size
+MOST_CUDA_CORE_GROUP = 4  # that they are faster for when there are few rows
 HOPPER = 9  # the major compute capability that FA3 is written for
 NUM_STAGINGS = 8  # plans that may be on their way to the device
 
@@ -51,6 +57,7 @@ class Kernels:
     kv_dtype: torch.dtype
     soft_cap: float
     device: torch.device
+    num_processors: int
 
     @classmethod
     def of(cls, pool: KVPool, options: AttentionOptions) -> Kernels:
@@ -75,21 +82,29 @@ class Kernels:
             kv_dtype=pool.dtype,
             soft_cap=options.soft_cap or 0.0,
             device=pool.device,
+            num_processors=torch.cuda.get_device_properties(pool.device).multi_processor_count,
         )
 
-    @property
-    def uses_tensor_cores(self) -> bool:
-        """Whether rows of one query are computed by the FA2 kernel."""
-        return self.num_heads // self.num_kv_heads not in CUDA_CORE_GROUPS
+    def fills_device(self, num_rows: int) -> bool:
+        """Whether blocks of one row and one KV head each leave no processor without work."""
+        return num_rows * self.num_kv_heads >= self.num_processors
 
-    def load_decode(self, window: int | None) -> None:
+    def uses_tensor_cores(self, captured_rows: int | None) -> bool:
+        """Whether rows of one query, captured or not, are computed by the FA2 kernel."""
+        group = self.num_heads // self.num_kv_heads
+        if group <= CUDA_CORE_GROUP:
+            return False
+        is_small = captured_rows is not None and not self.fills_device(captured_rows)
+        return group > MOST_CUDA_CORE_GROUP or not is_small
+
+    def load_decode(self, window: int | None, on_tensor_cores: bool) -> None:
         """Load the kernel for rows of one query, in layers with a window.
 
         What has not been compiled ahead is compiled now, which takes minutes. Raises `ConfigError`
         where that is not possible.
         """
         try:
-            if self.uses_tensor_cores:
+            if on_tensor_cores:
                 self._load_prefill("fa2", window)
             else:
                 get_batch_decode_module(*self._module_key(window))
@@ -226,12 +241,16 @@ class DecodeCall:
         self._workspaces = workspaces
         self._options = kernels.plan_options(window)
         self._buffers = buffers
-        kernels.load_decode(window)
+        rows = None if buffers is None else buffers.num_rows
+        on_tensor_cores = kernels.uses_tensor_cores(rows)
+        if rows is not None and on_tensor_cores:
+            self._options["disable_split_kv"] = kernels.fills_device(rows)
+        kernels.load_decode(window, on_tensor_cores)
         self.wrapper = BatchDecodeWithPagedKVCacheWrapper(
             workspaces.floats,
             LAYOUT,
             use_cuda_graph=buffers is not None,
-            use_tensor_cores=kernels.uses_tensor_cores,
+            use_tensor_cores=on_tensor_cores,
             paged_kv_indptr_buffer=None if buffers is None else buffers.offsets,
             paged_kv_indices_buffer=None if buffers is None else buffers.ids,
             paged_kv_last_page_len_buffer=None if buffers is None else buffers.last_lens,

@@ -172,7 +172,7 @@ def padding(setting: Setting, count: int) -> Step:
     return [(row, 0, 1)] * count
 
 
-@pytest.fixture(params=[((24, 8), 128), ((32, 8), 64), ((16, 8), 64)], ids=str)
+@pytest.fixture(params=[((24, 8), 128), ((32, 8), 64), ((16, 8), 64), ((14, 2), 64)], ids=str)
 def filled(request: pytest.FixtureRequest) -> tuple[Setting, list[Row]]:
     """Rows whose keys and values are in the pool already."""
     setting = Setting(*request.param, 16)
@@ -183,10 +183,13 @@ def filled(request: pytest.FixtureRequest) -> tuple[Setting, list[Row]]:
 
 @pytest.mark.parametrize("with_graph", [False, True])
 def test_captured_plans(filled: tuple[Setting, list[Row]], with_graph: bool) -> None:
-    """Plans for 4 and 2 rows in turn, pointed at batches and run; by graph: captured, replayed."""
+    """Plans for 20 and 2 rows in turn, pointed at batches and run; by graph: captured, replayed.
+
+    So many that no context is shared by several blocks, and so few that all are.
+    """
     setting, rows = filled
     backend = setting.backend
-    sizes = (4, 2)
+    sizes = (20, 2)
     plans = {size: backend.capture_plan(size, 1000) for size in sizes}
     buffers = {size: [t.cuda() for t in setting.fed(padding(setting, size))] for size in sizes}
     out: dict[int, Tensor] = {}
@@ -200,10 +203,10 @@ def test_captured_plans(filled: tuple[Setting, list[Row]], with_graph: bool) -> 
             out[size] = backend.forward(plans[size], 0, *buffers[size])
     a, b, c, d, e, f = rows
     steps: list[Step] = [
-        [(a, 499, 500), (b, 16, 17), (c, 15, 16), (d, 32, 33)],
+        [(a, 499, 500), (b, 16, 17), (c, 15, 16), (d, 32, 33), *padding(setting, 16)],
         [(e, 999, 1000), (f, 10, 11)],
-        [(e, 998, 999), *padding(setting, 3)],
-        [(b, 0, 1), (a, 100, 101), (f, 249, 250), (e, 600, 601)],
+        [*[(e, 999 - 40 * n, 1000 - 40 * n) for n in range(19)], *padding(setting, 1)],
+        [(row, n, n + 1) for n in (0, 5, 9, 12) for row in (a, b, c, f, e)],
         [(a, 498, 499), *padding(setting, 1)],
     ]
     for parts in steps * 2:
