@@ -72,6 +72,8 @@ def settings(decoder: AudioDecoder) -> Iterator[tuple[str, StreamingOptions]]:
     if best.look_ahead >= 2 * frame:
         shorter = best.look_ahead // 2 // frame * frame
         yield "half the look-ahead", replace(best, look_ahead=shorter)
+    if best.look_ahead > frame:
+        yield "the first block's look-ahead one frame", replace(best, first_look_ahead=frame)
     if best.look_ahead:
         yield "no look-ahead", replace(best, look_ahead=0)
     yield "no context", replace(best, look_ahead=0, buffer=0, prepend=_NEVER)
@@ -98,6 +100,7 @@ def stream(
     chunker = SpeechChunker(
         options.chunk_sizes,
         look_ahead=options.look_ahead,
+        first_look_ahead=options.first_look_ahead,
         codes_per_frame=decoder.spec.codes_per_frame,
     )
     blocks, state = [*chunker.push(codes), *chunker.finish()], StreamState()
@@ -146,7 +149,7 @@ def hears_enough(decoder: AudioDecoder) -> bool:
 
 def describe(decoder: AudioDecoder, options: StreamingOptions) -> str:
     """The setup, and how much must have been generated before anything is heard."""
-    first = (options.chunk_sizes or (0,))[0] + options.look_ahead
+    first = (options.chunk_sizes or (0,))[0] + options.look_ahead_of(0)
     chunks = ",".join(map(str, options.chunk_sizes or ()))
     return (
         f"chunks {chunks}, buffer {options.buffer}, look-ahead {options.look_ahead}; "

@@ -77,7 +77,8 @@ class StreamingOptions:
 
     `chunk_sizes` None means one block at the end; otherwise the last size repeats. `look_ahead`
     is how many later codes a block waits for, to be rendered with them as right context; at the
-    end of the stream it waits for none.
+    end of the stream it waits for none. `first_look_ahead` is that of the very first block: the
+    fewer, the sooner there is sound, and the less true its last samples; None: as the others.
     """
 
     chunk_sizes: tuple[int, ...] | None = None
@@ -85,6 +86,13 @@ class StreamingOptions:
     masks: MaskPolicy = field(default_factory=MaskPolicy)
     prepend: PrependPromptSpeechTokens = PrependPromptSpeechTokens.NEVER
     look_ahead: int = 0
+    first_look_ahead: int | None = None
+
+    def look_ahead_of(self, block_index: int) -> int:
+        """How many later codes a block waits for."""
+        if block_index == 0 and self.first_look_ahead is not None:
+            return self.first_look_ahead
+        return self.look_ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +150,8 @@ class DecoderOptions:
     """audio_decoder_config, checked: how one decoder is run. Which keys a codec takes differs.
 
     `max_batch` bounds how many windows share a call, `pcm_format` is the service's default for
-    raw PCM, `token_rate_hz` None is the codec's own rate, `look_ahead` and `crossfade_ms` None
-    what it recommends, `num_codebooks` None all that it has.
+    raw PCM, `token_rate_hz` None is the codec's own rate, `look_ahead`, `first_look_ahead` and
+    `crossfade_ms` None what it recommends, `num_codebooks` None all that it has.
     """
 
     token_rate_hz: float | None = None
@@ -153,6 +161,7 @@ class DecoderOptions:
     noise_seed: int | None = None
     crossfade_ms: float | None = None
     look_ahead: int | None = None
+    first_look_ahead: int | None = None
     num_codebooks: int | None = None
 
 

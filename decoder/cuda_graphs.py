@@ -149,7 +149,9 @@ def _windows(
     stream, first = DecoderStream(decoder.spec, options, prompt_codes=(0,) * prompt_size), 0
     for index in range(SCHEDULE_BLOCKS):
         size = sizes[min(index, len(sizes) - 1)]
-        yield stream.window(SpeechChunk((0,) * size, first, index, (0,) * options.look_ahead))
+        yield stream.window(
+            SpeechChunk((0,) * size, first, index, (0,) * options.look_ahead_of(index))
+        )
         first += size
 
 

@@ -63,6 +63,7 @@ _PARSERS: dict[str, Callable[[Any], object]] = {
     "noise_seed": _whole,
     "crossfade_ms": _not_negative,
     "look_ahead": _whole,
+    "first_look_ahead": _whole,
     "num_codebooks": _count,
 }
 

@@ -26,7 +26,7 @@ from decoder.weights import layer_of, load_weights, read_tensors
 RANDOM_SEED = 0
 NetworkT = TypeVar("NetworkT", bound=nn.Module)
 CONVOLUTION_OPTIONS = frozenset(
-    {"token_rate_hz", "max_batch", "pcm_format", "look_ahead", "crossfade_ms"}
+    {"token_rate_hz", "max_batch", "pcm_format", "look_ahead", "first_look_ahead", "crossfade_ms"}
 )
 
 
@@ -54,6 +54,9 @@ def finish_spec(spec: CodecSpec, source: CodecSource) -> CodecSpec:
         )
     if options.look_ahead is not None:
         recommended = replace(spec.recommended, look_ahead=options.look_ahead)
+        spec = replace(spec, recommended=recommended)
+    if options.first_look_ahead is not None:
+        recommended = replace(spec.recommended, first_look_ahead=options.first_look_ahead)
         spec = replace(spec, recommended=recommended)
     validate_streaming(spec.recommended, spec)
     _check_crossfade(spec, options.crossfade_ms or 0.0)

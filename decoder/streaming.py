@@ -232,6 +232,7 @@ def validate_streaming(options: StreamingOptions, spec: CodecSpec) -> list[str]:
         check_frames(size, spec, "chunk_size")
     check_frames(options.buffer, spec, "buffer")
     check_frames(options.look_ahead, spec, "look_ahead")
+    check_frames(options.look_ahead_of(0), spec, "first_look_ahead")
     masks = options.masks
     if not spec.can_mask and not (masks.buffer_sees_current and masks.prompt_sees_current):
         raise DecoderConfigError(
@@ -262,6 +263,12 @@ def _check_numbers(options: StreamingOptions) -> None:
         value = getattr(options, name)
         if type(value) is not int or value < 0:
             raise DecoderConfigError(f"{name} {value!r} is not an integer >= 0")
+    first = options.first_look_ahead
+    if first is not None and (type(first) is not int or not 0 <= first <= options.look_ahead):
+        raise DecoderConfigError(
+            f"first_look_ahead {first!r} is not an integer from 0 to the look_ahead, "
+            f"{options.look_ahead}"
+        )
 
 
 def _prompt_warnings(options: StreamingOptions, spec: CodecSpec) -> list[str]:

@@ -26,12 +26,15 @@ class SpeechChunker:
         chunk_sizes: tuple[int, ...] | None,
         *,
         look_ahead: int = 0,
+        first_look_ahead: int | None = None,
         codes_per_frame: int = 1,
     ) -> None:
+        """`first_look_ahead` is that of the stream's first block; None: as the others."""
         if chunk_sizes is not None and (not chunk_sizes or min(chunk_sizes) < 1):
             raise ValueError(f"chunk sizes {chunk_sizes} are not positive numbers")
         self._sizes = chunk_sizes
-        self._look_ahead = look_ahead
+        self._look_ahead = look_ahead if first_look_ahead is None else first_look_ahead
+        self._later_look_ahead = look_ahead
         self._codes_per_frame = codes_per_frame
         self._waiting: list[int] = []
         self._first_code = 0
@@ -89,4 +92,5 @@ class SpeechChunker:
         del self._waiting[:size]
         self._first_code += size
         self._block_index += 1
+        self._look_ahead = self._later_look_ahead
         return chunk

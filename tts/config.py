@@ -228,6 +228,7 @@ def streaming_options(
         ),
         prepend=chosen("prepend_prompt_speech_tokens").prepend,
         look_ahead=recommended.look_ahead,
+        first_look_ahead=recommended.first_look_ahead,
     )
 
 

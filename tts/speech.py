@@ -135,6 +135,7 @@ class ChunkingOverrides:
             ),
             prepend=defaults.prepend if self.prepend is None else self.prepend,
             look_ahead=defaults.look_ahead,
+            first_look_ahead=defaults.first_look_ahead,
         )
 
 

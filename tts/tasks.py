@@ -133,6 +133,7 @@ class SpeechTask(StreamTask):
         self._chunker = SpeechChunker(
             job.streaming.chunk_sizes,
             look_ahead=job.streaming.look_ahead,
+            first_look_ahead=None if job.carry else job.streaming.first_look_ahead,
             codes_per_frame=spec.codes_per_frame,
         )
         self._stream = DecoderStream(

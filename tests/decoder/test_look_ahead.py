@@ -72,6 +72,21 @@ def test_enough_context_to_both_sides_is_the_whole(decoder, codes, sizes, left, 
     assert np.array_equal(audio_of(decoder, codes, options), audio_of(decoder, codes))
 
 
+@settings(max_examples=60, deadline=None)
+@given(decoders, frames, sizes, contexts)
+def test_a_hasty_first_block_is_wrong_at_its_end_only(decoder, codes, sizes, first) -> None:
+    field = decoder.spec.receptive_field
+    options = StreamingOptions(
+        sizes, buffer=field, look_ahead=field, first_look_ahead=min(first, field)
+    )
+    whole, got = audio_of(decoder, codes), audio_of(decoder, codes, options)
+    frames = min(sizes[0], len(codes)) // len(LAYOUT)
+    hop = decoder.spec.samples_per_frame
+    right = (frames - REACH) * hop // 1
+    assert np.array_equal(got[: max(right, 0)], whole[: max(right, 0)])
+    assert np.array_equal(got[frames * hop // 1 :], whole[frames * hop // 1 :])
+
+
 @settings(max_examples=100, deadline=None)
 @given(decoders, frames, sizes, contexts, contexts)
 def test_no_sample_is_lost_or_doubled(decoder, codes, sizes, buffer, look_ahead) -> None:

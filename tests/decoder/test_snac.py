@@ -185,6 +185,10 @@ def test_masks_and_voice_prompts_are_refused(snac) -> None:
             "token_rate_hz is 50 but codec 'snac' has 82.0312 codes per second",
         ),
         ({"look_ahead": 8}, "look_ahead is 8 but codec 'snac' has 7 codes per frame"),
+        (
+            {"first_look_ahead": 28},
+            "first_look_ahead 28 is not an integer from 0 to the look_ahead",
+        ),
         ({"look_ahead": 7, "crossfade_ms": 90}, "renders only 85.3333 ms past a block"),
     ],
 )

@@ -155,7 +155,10 @@ class CachedEmbedded:
 
 
 def cut(
-    codes: Sequence[int], sizes: tuple[int, ...] | None, look_ahead: int = 0
+    codes: Sequence[int],
+    sizes: tuple[int, ...] | None,
+    look_ahead: int = 0,
+    first_look_ahead: int | None = None,
 ) -> list[SpeechChunk]:
     """Blocks of a finished stream."""
     chunks: list[SpeechChunk] = []
@@ -163,7 +166,8 @@ def cut(
     while start < len(codes):
         size = len(codes) if sizes is None else sizes[min(len(chunks), len(sizes) - 1)]
         end = min(start + size, len(codes))
-        future = tuple(codes[end : end + look_ahead])
+        is_first = not chunks and first_look_ahead is not None
+        future = tuple(codes[end : end + (first_look_ahead if is_first else look_ahead)])
         chunks.append(SpeechChunk(tuple(codes[start:end]), start, len(chunks), future))
         start = end
     return chunks
@@ -174,7 +178,7 @@ def windows_of(
 ) -> list[DecodeWindow]:
     """Every window of one stream; `start` is prompt_codes, carry, token_offset."""
     stream = DecoderStream(spec, options, **start)
-    chunks = cut(codes, options.chunk_sizes, options.look_ahead)
+    chunks = cut(codes, options.chunk_sizes, options.look_ahead, options.first_look_ahead)
     return [stream.window(chunk) for chunk in chunks]
 
 

@@ -95,6 +95,14 @@ def test_a_look_ahead_holds_a_block_back_until_its_right_context_is_there() -> N
     ]
 
 
+def test_the_first_block_may_wait_for_less() -> None:
+    chunker = SpeechChunker((2, 3), look_ahead=2, first_look_ahead=1)
+    assert chunker.push([0, 1]) == []
+    assert chunker.push([2]) == [SpeechChunk((0, 1), 0, 0, future=(2,))]
+    assert chunker.push([3, 4, 5]) == []
+    assert chunker.push([6]) == [SpeechChunk((2, 3, 4), 2, 1, future=(5, 6))]
+
+
 def test_codes_of_a_frame_that_was_cut_off_are_left_out() -> None:
     chunker = SpeechChunker((7,), look_ahead=7, codes_per_frame=7)
     assert chunker.push(range(18)) == [SpeechChunk(tuple(range(7)), 0, 0, tuple(range(7, 14)))]
@@ -107,12 +115,13 @@ def test_codes_of_a_frame_that_was_cut_off_are_left_out() -> None:
     st.lists(st.integers(0, 99), max_size=60),
     st.none() | st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple),
     st.integers(0, 8),
+    st.none() | st.integers(0, 8),
     st.data(),
 )
-def test_blocks_do_not_depend_on_how_codes_arrive(codes, sizes, look_ahead, data) -> None:
+def test_blocks_do_not_depend_on_how_codes_arrive(codes, sizes, look_ahead, first, data) -> None:
     """As with any number of steps per turn."""
-    one_by_one = SpeechChunker(sizes, look_ahead=look_ahead)
-    in_turns = SpeechChunker(sizes, look_ahead=look_ahead)
+    one_by_one = SpeechChunker(sizes, look_ahead=look_ahead, first_look_ahead=first)
+    in_turns = SpeechChunker(sizes, look_ahead=look_ahead, first_look_ahead=first)
     expected = [chunk for code in codes for chunk in one_by_one.push([code])]
     expected += one_by_one.finish()
     got: list[SpeechChunk] = []
