@@ -42,6 +42,7 @@ class AttentionOptions:
     soft_cap: float | None = None  # scores s become c × tanh(s / c)
     enable_pdl: bool = False  # kernels may start before the one ahead of them has ended
     few_rows_level: int | None = None  # launch level of the own kernel for few rows; None: no such
+    batch_invariant: bool = False  # no row's sums are in another order when others are beside it
 
 
 class AttentionBackend(ABC, Generic[PlanT]):

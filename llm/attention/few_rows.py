@@ -258,10 +258,11 @@ class FewRowsDecode:
     @staticmethod
     def can_compute(pool: KVPool, options: AttentionOptions) -> bool:
         """Whether there is a kernel for such pages and heads."""
-        is_wanted = options.few_rows_level is not None and pool.dtype == options.dtype
+        is_wanted = options.few_rows_level is not None and not options.batch_invariant
+        is_known = pool.dtype == options.dtype
         is_power = pool.head_dim & (pool.head_dim - 1) == 0
         fits = options.num_heads // pool.num_kv_heads <= MAX_QUERIES
-        return is_wanted and is_power and fits
+        return is_wanted and is_known and is_power and fits
 
     def attend(self, layer: int, query: Tensor, window: int | None) -> Tensor:
         """Queries [B, H, D] of keys and values that are in the pool: [B, H × D]."""

@@ -56,6 +56,7 @@ class Kernels:
     dtype: torch.dtype  # of queries
     kv_dtype: torch.dtype
     soft_cap: float
+    may_split: bool  # one context among several programs
     device: torch.device
     num_processors: int
 
@@ -81,6 +82,7 @@ class Kernels:
             dtype=options.dtype,
             kv_dtype=pool.dtype,
             soft_cap=options.soft_cap or 0.0,
+            may_split=not options.batch_invariant,
             device=pool.device,
             num_processors=torch.cuda.get_device_properties(pool.device).multi_processor_count,
         )
@@ -153,6 +155,7 @@ class Kernels:
             "logits_soft_cap": self.soft_cap,
             "q_data_type": self.dtype,
             "kv_data_type": self.kv_dtype,
+            "disable_split_kv": not self.may_split,
         }
 
     @property

@@ -129,7 +129,7 @@ class ModelConfig(StrictModel):
         description="what computes attention (auto: flashinfer on CUDA where it is installed)",
     )
     batch_invariant: bool = Field(
-        default=False, description="products on a GPU that no other row changes, at some cost"
+        default=False, description="on a GPU, the same tokens alone and in company, at some cost"
     )
     kv_cache: KVCacheConfig = Field(default_factory=KVCacheConfig, description="KV cache")
     _shared: SharedLimits = PrivateAttr(default_factory=SharedLimits)

@@ -231,6 +231,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             windows=self._windows,
             soft_cap=self._model_class.attention_soft_cap(self.huggingface_config),
             enable_pdl=self.session.pdl_level > 0,
+            batch_invariant=self.model_config.batch_invariant,
             few_rows_level=self.session.pdl_level if "attend_few_rows" in kernels else None,
         )
         self.attn_backend = create_attention_backend(

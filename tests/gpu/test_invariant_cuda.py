@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.batch_invariance import measure
+from benchmarks.shapes import LLAMA_1B, Shape
 from llm.layers.invariant import InvariantLinear
 from llm.layers.linear import LinearFactory
 from llm.layers.weight import LinearWeight
@@ -50,3 +52,21 @@ def test_the_factory_makes_them_on_a_gpu() -> None:
     weight = LinearWeight(normal(64, 64))
     factory = LinearFactory(dtype=torch.bfloat16, device=CUDA, int8=False, batch_invariant=True)
     assert isinstance(factory.linear(weight), InvariantLinear)
+
+
+@pytest.mark.parametrize("backend", ["auto", "sdpa"])
+def test_company_changes_no_token(backend: str) -> None:
+    """On a model of two layers, with everything else as it is served."""
+    shape = Shape("two layers", {**LLAMA_1B.values, "num_hidden_layers": 2})
+    values = {
+        "max_batch_size": 16,
+        "model": {
+            "device_specs": ["cuda:0"],
+            "batch_invariant": True,
+            "attention_backend": backend,
+            "kv_cache": {"num_pages": 300, "enable_prefix_caching": False},
+        },
+    }
+    figures = measure(shape, values, count=16, num_tokens=24)
+    shares = [figure for figure in figures if figure.unit == "% of requests"]
+    assert [figure.value for figure in shares] == [0.0, 0.0], figures
