@@ -6,7 +6,8 @@ and tiles with nothing above a cut are read once.
     tops       largest logit                                         by tile
     bins       histogram of deficits: 64 bins for each octave        count and mass in one word
     first      within the bin where top_k (else top_p) cuts          counts by deficit
-    second     within the bin where top_p cuts what top_k left       counts by deficit
+               or, where top_p does not cut in the likely bins, the others
+    second     within the bin where top_p cuts after all             counts by deficit
     masses     kept mass and ties at the cut                         by tile
     pick       the tile, then the column, where the draw falls; the history
 
@@ -32,13 +33,13 @@ from llm.sampling.device_parts import (
     DEFICIT_END,
     EVERYTHING,
     FLAGS,
-    FRACTION,
     HALF,
     HAS_CUT,
     HAS_PENALTIES,
     HAS_TOP_K,
     HAS_TOP_P,
     INDEX,
+    LIKELY_END,
     NO_COLUMN,
     NUM_BINS,
     ONE_COUNT,
@@ -56,11 +57,11 @@ from llm.sampling.device_parts import (
     find_bin,
     find_cut,
     id_of,
+    is_second,
     limit_of,
     number_of,
     smallest,
     tops_of,
-    unit_of,
     value_of,
     weight_of,
 )
@@ -156,6 +157,14 @@ def _tile_deficit(
     return deficit_of(given, row, largest, tl.load(between.tops + place))
 
 
+@triton.jit
+def _add(between: Between, row: tl.tensor, deficits: tl.tensor, chosen: tl.tensor) -> None:
+    """Add the chosen ones to the row's histogram."""
+    entries = value_of(deficits).to(tl.int64) + ONE_COUNT
+    places = between.bins + row * BINS + (deficits >> HALF)
+    tl.atomic_add(places, entries, mask=chosen, sem="relaxed")
+
+
 @triton.jit(do_not_specialize=["programs"])
 def _bins(
     given: Given, between: Between, programs: tl.tensor, tile: tl.constexpr, room: tl.constexpr
@@ -168,7 +177,7 @@ def _bins(
     width = tl.load(record + WIDTH)
     tops = tops_of(between, row, width, tile, room)
     largest = tl.max(tops, axis=0)
-    end = tl.load(record + CUT_END)
+    end = tl.load(record + LIKELY_END)
     needed = tl.full([], EVERYTHING, tl.int32)  # without top_k, all mass counts
     if (flags & HAS_TOP_K) != 0:
         top_k = tl.load(record + TOP_K)
@@ -181,10 +190,8 @@ def _bins(
         if _tile_deficit(given, between, row, largest, row * room + start // tile) < needed:
             values = adjusted(given, row, start + tl.arange(0, tile))
             deficits = deficit_of(given, row, largest, values)
-            value = value_of(deficits).to(tl.int64)
-            total += value << unit_of(deficits >> FRACTION)
-            place = between.bins + row * BINS + (deficits >> HALF)
-            tl.atomic_add(place, value + ONE_COUNT, mask=deficits < end, sem="relaxed")
+            total += weight_of(deficits)
+            _add(between, row, deficits, deficits < end)
     tl.store(between.mass + row * room + program, tl.sum(total, axis=0))
 
 
@@ -211,6 +218,26 @@ def _count_within(
             tl.atomic_add(target, 1, mask=(deficits >> HALF) == place, sem="relaxed")
 
 
+@triton.jit
+def _add_unlikely(
+    given: Given,
+    between: Between,
+    programs: tl.tensor,
+    tile: tl.constexpr,
+    room: tl.constexpr,
+) -> None:
+    """Complete the row's histogram: the launch before left out where top_p is not likely to cut."""
+    program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    record = given.records + row * WORDS
+    width, start_deficit = tl.load(record + WIDTH), tl.load(record + LIKELY_END)
+    end = tl.load(record + CUT_END)
+    largest = tl.max(tops_of(between, row, width, tile, room), axis=0)
+    for start in range(program * tile, width, programs * tile):
+        values = adjusted(given, row, start + tl.arange(0, tile))
+        deficits = deficit_of(given, row, largest, values)
+        _add(between, row, deficits, (deficits >= start_deficit) & (deficits < end))
+
+
 @triton.jit(do_not_specialize=["programs"])
 def _first(
     given: Given, between: Between, programs: tl.tensor, tile: tl.constexpr, room: tl.constexpr
@@ -226,8 +253,14 @@ def _first(
     limit = limit_of(tl.sum(masses, axis=0), given, row)
     sought = tl.where(by_count, tl.load(record + TOP_K).to(tl.int64), limit)
     search = between.searches + row * (2 * SEARCH)
-    place = find_bin(between.bins + row * BINS, search, sought, by_count, program == 0)
-    _count_within(given, between, between.first, place, programs, tile, room)
+    likely = tl.load(record + LIKELY_END)  # others may be adding what lies behind
+    end = (likely + BINS - 1) >> HALF
+    bins = between.bins + row * BINS
+    place = find_bin(bins, search, sought, by_count, program == 0, end)
+    if (place < BINS) | (likely == tl.load(record + CUT_END)):
+        _count_within(given, between, between.first, place, programs, tile, room)
+    else:
+        _add_unlikely(given, between, programs, tile, room)
 
 
 @triton.jit(do_not_specialize=["programs"])
@@ -236,13 +269,18 @@ def _second(
 ) -> None:
     program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     record = given.records + row * WORDS
-    if (tl.load(record + FLAGS) & HAS_CUT) != HAS_CUT:
+    flags = tl.load(record + FLAGS) & HAS_CUT
+    if flags == 0:
         return
     search = between.searches + row * (2 * SEARCH)
-    _, _, kept_mass = find_cut(search, between.first + row * BINS, True)
-    sought = limit_of(kept_mass, given, row)
-    place = find_bin(between.bins + row * BINS, search + SEARCH, sought, False, program == 0)
-    _count_within(given, between, between.second, place, programs, tile, room)
+    if is_second(record, search):
+        sought = tl.load(search + 3)
+        if flags == HAS_CUT:
+            _, _, kept_mass = find_cut(search, between.first + row * BINS, True)
+            sought = limit_of(kept_mass, given, row)
+        bins = between.bins + row * BINS
+        place = find_bin(bins, search + SEARCH, sought, False, program == 0, BINS)
+        _count_within(given, between, between.second, place, programs, tile, room)
 
 
 @triton.jit
@@ -254,7 +292,7 @@ def _cut_of(record: tl.tensor, between: Between, row: tl.tensor) -> tuple[tl.ten
     if flags != 0:
         search = between.searches + row * (2 * SEARCH)
         within = between.first + row * BINS
-        if flags == HAS_CUT:
+        if is_second(record, search):
             search += SEARCH
             within = between.second + row * BINS
         found, ties, _ = find_cut(search, within, (flags & HAS_TOP_P) == 0)

@@ -23,6 +23,7 @@ WIDTH = tl.constexpr(word_of("width"))
 TOP_K = tl.constexpr(word_of("top_k"))
 DEFICIT_END = tl.constexpr(word_of("deficit_end"))
 CUT_END = tl.constexpr(word_of("cut_end"))
+LIKELY_END = tl.constexpr(word_of("likely_end"))
 SCALE = tl.constexpr(word_of("scale"))
 SLOT = tl.constexpr(word_of("slot"))
 WINDOW = tl.constexpr(word_of("window"))
@@ -227,15 +228,23 @@ def limit_of(mass: tl.tensor, given: Given, row: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def find_bin(
-    bins: tl.tensor, search: tl.tensor, sought: tl.tensor, by_count: tl.tensor, stores: tl.tensor
+    bins: tl.tensor,
+    search: tl.tensor,
+    sought: tl.tensor,
+    by_count: tl.tensor,
+    stores: tl.tensor,
+    end: tl.tensor,
 ) -> tl.tensor:
-    """The bin where `sought` is reached, in count or in mass; what the search goes on from."""
+    """The bin before `end` where `sought` is reached, in count or in mass (`BINS`: none).
+
+    `stores`: to leave in `search` what goes on from there.
+    """
     place = tl.zeros([], tl.int32)
     count, mass = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
     for start in range(0, BINS, CHUNK):
         if place == start:  # it is not before this chunk
             places = start + tl.arange(0, CHUNK)
-            entries = tl.load(bins + places)
+            entries = tl.load(bins + places, mask=places < end, other=0)
             counts = entries >> COUNTS_FROM
             masses = (entries & MASS_MASK) << unit_of(places >> BIN_OCTAVE)
             amounts = tl.where(by_count, counts, masses)
@@ -249,6 +258,15 @@ def find_bin(
         tl.store(search + 2, mass)
         tl.store(search + 3, sought)
     return place
+
+
+@triton.jit
+def is_second(record: tl.tensor, search: tl.tensor) -> tl.tensor:
+    """Whether the row has a second search: top_p after top_k, or where it is not likely to cut."""
+    is_found = tl.load(search) < BINS
+    is_whole = tl.load(record + LIKELY_END) == tl.load(record + CUT_END)
+    has_both = (tl.load(record + FLAGS) & HAS_CUT) == HAS_CUT
+    return has_both | ((is_found | is_whole) == 0)
 
 
 @triton.jit

@@ -22,6 +22,7 @@ from llm.sampling.sampler import has_penalties, is_greedy
 MAX_SLICES = 16  # of the vocabulary; a row with more gets a bitmask
 FRACTION_BITS = 18  # deficits are counted in 2⁻¹⁸ octaves
 SMALLEST_SCALE = 1e-30  # with it, an infinite difference of logits is still infinite octaves
+LIKELY_OCTAVES = 12  # top_p cuts tokens less likely than 2⁻¹² times the best, nearly always
 END_OCTAVE = 44  # 2⁻⁴⁴ times the largest weight is the first that is nothing
 
 RECORD = np.dtype(
@@ -42,7 +43,7 @@ RECORD = np.dtype(
         ("presence", "<f4"),
         ("num_slices", "<i4"),
         ("mask", "<i4"),  # row of the bitmasks
-        ("reserved", "<i4"),
+        ("likely_end", "<i4"),  # where the cut is looked for first: a whole octave, or cut_end
         ("slices", "<i4", (MAX_SLICES, 2)),  # first column, and id − column from there on
     ]
 )
@@ -164,7 +165,7 @@ def _fill_cuts(record: np.ndarray, sampling: SamplingParams, width: int) -> Flag
     """Write how the tail of a distribution over `width` candidates is cut; what cuts it."""
     flags = Flag(0)
     record["scale"] = max(math.log2(math.e) / sampling.temperature, SMALLEST_SCALE)
-    end = cut_end = END_OCTAVE << FRACTION_BITS
+    end = cut_end = likely_end = END_OCTAVE << FRACTION_BITS
     if sampling.min_p > 0:
         end = min(end, 1 + math.floor(-math.log2(sampling.min_p) * 2**FRACTION_BITS))
         cut_end = end
@@ -179,7 +180,9 @@ def _fill_cuts(record: np.ndarray, sampling: SamplingParams, width: int) -> Flag
             # All that is beyond weighs less than half of what top_p leaves out.
             octaves = math.ceil(math.log2(2 * width / (1 - sampling.top_p)))
             cut_end = min(end, octaves << FRACTION_BITS)
+            likely_end = LIKELY_OCTAVES << FRACTION_BITS
     record["deficit_end"], record["cut_end"] = end, cut_end
+    record["likely_end"] = min(likely_end, cut_end)
     return flags
 
 

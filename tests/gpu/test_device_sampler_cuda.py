@@ -12,7 +12,7 @@ from benchmarks import sampling
 from llm.sampling.device_kernels import TILE_COLUMNS
 from llm.sampling.device_sampler import DeviceSampler, SamplingBuffers
 from tests.llm.device_rows import a_row, coarse_logits, random_rows
-from tests.llm.kernel_comparison import compare_kernels
+from tests.llm.kernel_comparison import compare_kernels, compare_late_cuts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,6 +31,10 @@ def test_the_kernels_give_the_twins_tokens(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100, 105))
 def test_the_same_over_a_large_vocabulary(seed: int) -> None:
     compare_kernels(seed, CUDA, TILE_COLUMNS, vocab=193_800, rows=24)
+
+
+def test_a_nucleus_of_thousands() -> None:
+    compare_late_cuts(CUDA, TILE_COLUMNS, vocab=20_000)
 
 
 def twin_tokens(seed: int, step: int) -> list[int]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from llm.batch import ScheduledRow
 from llm.sampling.device_history import PenaltyHistory
 from llm.sampling.device_kernels import Scratch, sample_with_kernels
 from llm.sampling.device_reference import sample_reference
 from llm.sampling.device_sampler import DeviceSampler
-from tests.llm.device_rows import coarse_logits, random_logits, random_rows
+from tests.llm.device_rows import a_row, coarse_logits, random_logits, random_rows
 
 NUM_KINDS = 5
 
@@ -41,23 +43,48 @@ def on_cpu(history: PenaltyHistory) -> PenaltyHistory:
     return copied
 
 
-def compare_kernels(
-    seed: int, device: torch.device, tile: int, vocab: int = 500, rows: int = 8
-) -> None:
-    """Raise `AssertionError` unless several tokens of random rows come out as the twin's."""
-    sampler = DeviceSampler(vocab, device, rows, max_window=64)
-    buffers, scratch = sampler.create_buffers(), Scratch(vocab, device, rows, tile)
-    history = sampler._history
-    batch = random_rows(seed, rows - 2, vocab)  # two rows of padding
-    for step in range(3):
-        logits = some_logits(seed + step, rows, vocab)
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One sampler whose histories go on, and the tile of its kernels."""
+
+    sampler: DeviceSampler
+    device: torch.device
+    tile: int
+
+    def step(self, batch: list[ScheduledRow], logits: Tensor, step: int = 0) -> None:
+        """Raise `AssertionError` unless the next tokens come out as the twin's."""
+        sampler, device = self.sampler, self.device
+        buffers, history = sampler.create_buffers(), sampler._history
+        scratch = Scratch(sampler.vocab_size, device, buffers.max_rows, self.tile)
         sampler.load(sampler.prepare(batch, step), buffers)
         records, followed = buffers.records.cpu().clone(), on_cpu(history)
         expected = sample_reference(logits, records, buffers.masks.cpu(), followed)
         found = sample_with_kernels(
             logits.to(device), buffers.records, buffers.masks, history, scratch
         )
-        assert found.tolist() == expected.tolist(), (seed, step, found, expected, batch)
-        assert torch.equal(buffers.records.cpu(), records), (seed, step)
-        assert torch.equal(history.counts.cpu(), followed.counts), (seed, step)
-        assert torch.equal(history.latest.cpu(), followed.latest), (seed, step)
+        assert found.tolist() == expected.tolist(), (step, found, expected, batch)
+        assert torch.equal(buffers.records.cpu(), records)
+        assert torch.equal(history.counts.cpu(), followed.counts)
+        assert torch.equal(history.latest.cpu(), followed.latest)
+
+
+def compare_kernels(
+    seed: int, device: torch.device, tile: int, vocab: int = 500, rows: int = 8
+) -> None:
+    """Several tokens of random rows."""
+    compared = Comparison(DeviceSampler(vocab, device, rows, max_window=64), device, tile)
+    batch = random_rows(seed, rows - 2, vocab)  # two rows of padding
+    for step in range(3):
+        compared.step(batch, some_logits(seed + step, rows, vocab), step)
+
+
+def compare_late_cuts(device: torch.device, tile: int, vocab: int = 2000) -> None:
+    """One token is likely, and only thousands of unlikely ones make up top_p."""
+    compared = Comparison(DeviceSampler(vocab, device, 6), device, tile)
+    logits = random_logits(6, vocab, scale=0.3)
+    logits[:, 77] += 10.0
+    cuts = ({"top_p": 0.98}, {"top_p": 0.999}, {"top_p": 0.99, "min_p": 1e-5}, {"top_p": 0.5})
+    more = ({"top_p": 0.999, "top_k": 900}, {"top_p": 0.99, "min_p": 0.5})
+    for seed in range(6):
+        batch = [a_row(f"r{n}", seed=seed, **cut) for n, cut in enumerate((*cuts, *more))]
+        compared.step(batch, logits)

@@ -14,7 +14,9 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.parametrize(
-    "what", [("sampling", "1", "3"), ("sampling", "2", "4"), ("products",)], ids=" ".join
+    "what",
+    [("sampling", "3", "4"), ("sampling", "1", "5"), ("late_cuts",), ("products",)],
+    ids=" ".join,
 )
 def test_kernels_compute_what_their_twins_do(what: tuple[str, ...]) -> None:
     found = subprocess.run(
