@@ -5,7 +5,7 @@
 
     load ─> replan ─> replay        input buffers, then attention's plan, then one launch:
                         ├─ embedding, layers, norm, head ─> float32 logits [bucket, V]
-                        └─ sampling, where its memory was filled before ─> int32 tokens [bucket]
+                        └─ sampling, of the rows that were loaded for it ─> int32 tokens [bucket]
 
 All buckets read the same input buffers and write the same logits: one forward at a time, and its
 logits are there until the next one.
@@ -35,7 +35,7 @@ from llm.runner.input_buffers import InputBuffers
 logger = logging.getLogger(__name__)
 
 MAX_GRAPH_ROWS = 512
-RECORD_BYTES = 4 * 2**20  # of a captured forward, beside its scratch
+RECORD_BYTES = 3 * 2**19  # of one captured layer, beside its scratch; the head counts as one
 PADDING_PAGES = (0,)
 
 
@@ -46,12 +46,13 @@ def graph_buckets(max_rows: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < most), most)
 
 
-def estimate_graph_bytes(max_rows: int, vocab_size: int, width: int) -> int:
+def estimate_graph_bytes(max_rows: int, vocab_size: int, width: int, num_layers: int) -> int:
     """Device memory of all buckets: logits, what the head puts out (`width` bytes for a value), and
-    what the driver keeps for each graph.
+    what the driver keeps of each kernel.
     """
     buckets = graph_buckets(max_rows)
-    return buckets[-1] * vocab_size * (4 + width) + len(buckets) * RECORD_BYTES
+    records = len(buckets) * (num_layers + 1) * RECORD_BYTES
+    return buckets[-1] * vocab_size * (4 + width) + records
 
 
 @dataclass(kw_only=True, slots=True)
@@ -74,8 +75,7 @@ class _DecodeRows:
 @dataclass(frozen=True, slots=True)
 class _Captured:
     attention: PlannedAttention[Any]
-    forward: CapturedWork
-    step: CapturedWork | None  # the forward, and sampling behind it
+    work: CapturedWork
 
 
 class GraphRunner:
@@ -138,27 +138,21 @@ class GraphRunner:
         batch = self._padded(rows, num_rows)
         self._backend.replan(plan, batch)
         attention = PlannedAttention(batch, self._backend, plan)
-        forward = self._capture.capture(partial(self._forward, batch, attention))
-        step = None
-        if self._sample is not None:
-            step = self._capture.capture(partial(self._step, batch, attention, self._sample))
-        return _Captured(attention, forward, step)
+        return _Captured(attention, self._capture.capture(partial(self._step, batch, attention)))
 
-    def _forward(self, batch: ForwardBatch, attention: PlannedAttention[Any]) -> None:
-        logits = self._logits[: len(batch.query_lens)]
+    def _step(self, batch: ForwardBatch, attention: PlannedAttention[Any]) -> None:
+        num_rows = len(batch.query_lens)
+        logits = self._logits[:num_rows]
         self._model.write_logits(batch, attention, logits)
         if self._logits_dtype != logits.dtype:
             logits.copy_(logits.to(self._logits_dtype))
+        if self._sample is not None:
+            self._tokens[:num_rows].copy_(self._sample(logits))
 
-    def _step(
-        self,
-        batch: ForwardBatch,
-        attention: PlannedAttention[Any],
-        sample: Callable[[Tensor], Tensor],
-    ) -> None:
-        self._forward(batch, attention)
-        num_rows = len(batch.query_lens)
-        self._tokens[:num_rows].copy_(sample(self._logits[:num_rows]))
+    @property
+    def samples(self) -> bool:
+        """Whether a replay samples, too."""
+        return self._sample is not None
 
     def figures(self) -> GraphFigures:
         """What was replayed so far, and what was not."""
@@ -270,22 +264,12 @@ class GraphRunner:
 
     def replay(self, inputs: GraphInputs) -> ModelOutputs:
         """The forward of inputs that were loaded last. Its logits are there until the next one."""
-        self._captured[inputs.bucket].forward.replay()
-        return self._outputs(inputs)
-
-    def replay_step(self, inputs: GraphInputs) -> tuple[ModelOutputs, Tensor] | None:
-        """The same, and int32 [B] tokens that `sample` drew by what was in its memory.
-
-        None, and nothing was done, when sampling is not captured.
-        """
-        work = self._captured[inputs.bucket].step
-        if work is None:
-            return None
-        work.replay()
-        # Not a plain copy: a GPU makes those in another engine, and changing over takes time.
-        return self._outputs(inputs), self._tokens[: len(inputs.sampling_rows)] + 0
-
-    def _outputs(self, inputs: GraphInputs) -> ModelOutputs:
+        self._captured[inputs.bucket].work.replay()
         self.num_replays += 1
         logits = self._logits[: len(inputs.sampling_rows)]
         return ModelOutputs(logits, logits, inputs.logit_offsets)
+
+    def tokens(self, inputs: GraphInputs) -> Tensor:
+        """int32 [B], what the replay has sampled: a copy, for the caller to keep."""
+        # Not a plain one: a GPU makes those in another engine, and changing over takes time.
+        return self._tokens[: len(inputs.sampling_rows)] + 0

@@ -95,7 +95,8 @@ class MemoryPlanning:
         """Bytes that captured decoding of up to so many rows takes; 0 where it is not captured."""
         if not self.captures_decoding:
             return 0
-        return estimate_graph_bytes(rows, self.vocab_size, self.dtype.itemsize)
+        sizes = (self.vocab_size, self.dtype.itemsize, self.num_hidden_layers)
+        return estimate_graph_bytes(rows, *sizes)
 
     def sampling_bytes(self, rows: int) -> int:
         """Bytes of what a sampler on the device remembers of so many penalised requests."""

@@ -324,6 +324,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         self.forward_pass_id += 1
         with self.session.profiler.range("forward", detail=True):
             if self.graph_runner is not None and isinstance(batch, GraphInputs):
+                self.choice.unload()
                 return self.graph_runner.replay(batch)
             return self._as_sampled(model.execute(batch))
 
@@ -353,15 +354,14 @@ class ModelRunner(MemoryPlanning, TensorInterface):
 
     def step(self, inputs: ModelInputs, plan: Any) -> tuple[ModelOutputs, Tensor]:
         """`forward` and `choose`, in one launch where both were captured."""
-        if self.graph_runner is not None and isinstance(inputs, GraphInputs):
-            with self.session.profiler.range("forward", detail=True):
-                self.choice.load(plan)
-                done = self.graph_runner.replay_step(inputs)
-            if done is not None:
-                self.forward_pass_id += 1
-                return done
-        outputs = self.forward(inputs)
-        return outputs, self.choose(outputs, plan)
+        graphs = self.graph_runner
+        if graphs is None or not (graphs.samples and isinstance(inputs, GraphInputs)):
+            outputs = self.forward(inputs)
+            return outputs, self.choose(outputs, plan)
+        self.forward_pass_id += 1
+        with self.session.profiler.range("forward", detail=True):
+            self.choice.load(plan)
+            return graphs.replay(inputs), graphs.tokens(inputs)
 
     def release(self, request_id: str) -> None:
         """Forget a request that has ended; harmless when nothing is known of it."""

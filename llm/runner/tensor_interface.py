@@ -26,6 +26,7 @@ from llm.memory_copy import to_device
 from llm.models.base import PipelineModel
 from llm.runner.cuda_graphs import GraphRunner
 from llm.runner.row_parameters import Numbers, RowParameters, integers
+from llm.runner.token_choice import TokenChoice
 from llm.sampling.sampler import Sampler
 
 
@@ -49,6 +50,7 @@ class TensorInterface:
     token_to_kv_pool: KVPool | None
     attn_backend: AttentionBackend[Any] | None
     graph_runner: GraphRunner | None
+    choice: TokenChoice[Any]
     sampler: Sampler
     _req_to_token_pool: ReqToTokenPool | None = None
     _allocator: TokenToKVPoolAllocator | None = None
@@ -205,6 +207,7 @@ class TensorInterface:
         if graphs is None or not graphs.fits(len(batch.query_lens)):
             return self._forward_rows(batch)
         self.forward_pass_id += 1
+        self.choice.unload()
         outputs = graphs.replay(graphs.prepare_tensors(batch))
         return _with_logprobs(batch, outputs.next_token_logits.clone(), None)
 

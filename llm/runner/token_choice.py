@@ -57,9 +57,13 @@ class TokenChoice(ABC, Generic[PlanT]):
         """Have `program` follow a plan: its memory is filled behind what the device is doing."""
         return
 
+    def unload(self) -> None:
+        """Have `program` draw nothing, until the next `load`: its logits are somebody else's."""
+        return
+
     @abstractmethod
     def choose(self, logits: Tensor, plan: PlanT) -> Tensor:
-        """int32 [B] token ids for logits [B, V], which are left alone."""
+        """int32 [B] token ids, for the caller to keep, of logits [B, V], which are left alone."""
 
     def release(self, request_id: str) -> None:
         """Forget a request that has ended; harmless when nothing is known of it."""
@@ -124,6 +128,10 @@ class DeviceChoice(TokenChoice[DevicePlan]):
     def load(self, plan: DevicePlan) -> None:
         """See `TokenChoice`."""
         self._sampler.load(plan, self._buffers)
+
+    def unload(self) -> None:
+        """See `TokenChoice`."""
+        self._sampler.unload(self._buffers)
 
     def choose(self, logits: Tensor, plan: DevicePlan) -> Tensor:
         """See `TokenChoice`."""

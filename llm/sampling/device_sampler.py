@@ -166,6 +166,12 @@ class DeviceSampler:
             buffers.masks[count : count + len(words)].copy_(words, non_blocking=True)
         self._history.fill(plan.replays)
 
+    def unload(self, buffers: SamplingBuffers) -> None:
+        """Take all rows out: `sample` gives token 0 then, and counts nothing."""
+        if buffers.num_loaded:
+            buffers.records[: buffers.num_loaded].zero_()
+            buffers.num_loaded = 0
+
     def sample(self, logits: Tensor, buffers: SamplingBuffers) -> Tensor:
         """int32 [B] token ids for logits [B, V], which are left alone.
 

@@ -231,17 +231,27 @@ def generate(engine: Engine, sampling: SamplingParams, count: int = 20) -> dict[
         engine.shutdown()
 
 
-def test_the_same_tokens_as_launch_by_launch(checkpoint: Path) -> None:
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(temperature=0, max_tokens=40, ignore_eos=True),
+        SamplingParams(seed=7, repetition_penalty=1.2, max_tokens=40, ignore_eos=True),
+    ],
+    ids=["greedy", "random with penalties"],
+)
+@pytest.mark.parametrize("values", [{"enable_overlap_scheduler": True}, {"max_num_steps": 7}, {}])
+def test_the_same_tokens_as_launch_by_launch(
+    checkpoint: Path, sampling: SamplingParams, values: dict[str, Any]
+) -> None:
     """Twenty requests on twelve rows; float32, so that no two kernels disagree about the best."""
-    sampling = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    plain = config(checkpoint, model={"disable_cuda_graph": True})
-    fast = config(checkpoint, enable_overlap_scheduler=True)
-    found = {}
-    for settings in (plain, fast):
+    found = []
+    for disable_cuda_graph in (True, False):
+        model = {"disable_cuda_graph": disable_cuda_graph}
+        settings = config(checkpoint, model=model, **({} if disable_cuda_graph else values))
         engine = assemble_engine(create_pipeline(settings), settings)
-        found[settings.enable_overlap_scheduler] = generate(engine, sampling)
+        found.append(generate(engine, sampling))
     figures = engine.stats().graphs
     assert figures is not None
     assert figures.replays > 60
     assert figures.eager_decodes == 0
-    assert found[True] == found[False]
+    assert found[0] == found[1]

@@ -24,7 +24,6 @@ from llm.runner.cuda_graphs import MAX_GRAPH_ROWS, GraphRunner, graph_buckets
 from llm.runner.graph_figures import GraphFigures
 from llm.runner.input_buffers import InputBuffers
 from llm.runner.model_runner import ModelRunner
-from llm.sequence import FUTURE_TOKEN
 from tests.llm import test_architectures as architectures
 from tests.llm import test_create_engine as plain
 from tests.llm.adapters import write_adapter
@@ -330,37 +329,6 @@ def test_input_buffers_stay_where_they_are() -> None:
         ]
     assert buffers.columns(1)[0].data_ptr() == ids.data_ptr()
     assert buffers.nbytes == 3 * 4 * 8
-
-
-def test_penalties_among_replayed_rows(checkpoint: Path) -> None:
-    """Logits of a replay are read by samplers that change their own copy."""
-    sampling = SamplingParams(temperature=0, presence_penalty=50.0)
-    pipeline = TextGenerationPipeline(pipeline_config(checkpoint, max_batch_size=2))
-    use_graphs(pipeline.runner)
-    pipeline.execute(batch(row([3, 4, 5], [1])))
-    output = pipeline.execute(batch(row([6], [1], 3, sampling=sampling), num_steps=8))
-    tokens = output.token_ids["a"]
-    assert len(set(tokens)) == len(tokens) == 8
-
-
-def test_a_device_that_counts_needs_no_token_from_the_host(checkpoint: Path) -> None:
-    """Penalties overlap, too: nobody waits for the batch before but to deliver it."""
-    sampling = SamplingParams(temperature=0, presence_penalty=50.0)
-    stream = LateStream()
-    config = pipeline_config(checkpoint, max_batch_size=2)
-    pipeline = OverlapTextGenerationPipeline(config, stream=stream)
-    pipeline.runner.sample_on_device()
-    use_graphs(pipeline.runner)
-    found = [pipeline.execute(batch(row([3, 4, 5], [1], sampling=sampling)))]
-    for step in range(8):
-        outputs = (FUTURE_TOKEN,) * (step + 1)
-        follow = row([FUTURE_TOKEN], [1], 3 + step, sampling=sampling, output_ids=outputs)
-        found.append(pipeline.execute(batch(follow)))
-    found.append(pipeline.execute(ScheduledBatch((), ForwardMode.IDLE)))
-    tokens = [output.token_ids["a"][0] for output in found[1:]]
-    assert len(set(tokens)) == len(tokens) == 9
-    assert stream.log == ["launch"] + ["launch", "wait"] * 8 + ["wait"]
-    pipeline.release("a")
 
 
 def test_rows_with_an_adapter_run_eagerly(checkpoint: Path, tmp_path: Path) -> None:

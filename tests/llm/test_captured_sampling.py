@@ -1,0 +1,73 @@
+"""Sampling behind captured forwards, and by the program for a GPU, on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llm.batch import ForwardMode, ScheduledBatch
+from llm.pipeline.overlap import OverlapTextGenerationPipeline
+from llm.pipeline.text_generation import TextGenerationPipeline
+from llm.request import SamplingParams
+from llm.runner.model_runner import ModelRunner
+from llm.sequence import FUTURE_TOKEN
+from tests.llm.host_graphs import use_graphs
+from tests.llm.late_stream import LateStream
+from tests.llm.llama_checkpoints import batch, pipeline_config, row, write_llama
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("llama"))
+
+
+def test_penalties_among_replayed_rows(checkpoint: Path) -> None:
+    """Logits of a replay are read by samplers that change their own copy."""
+    sampling = SamplingParams(temperature=0, presence_penalty=50.0)
+    pipeline = TextGenerationPipeline(pipeline_config(checkpoint, max_batch_size=2))
+    use_graphs(pipeline.runner)
+    pipeline.execute(batch(row([3, 4, 5], [1])))
+    output = pipeline.execute(batch(row([6], [1], 3, sampling=sampling), num_steps=8))
+    tokens = output.token_ids["a"]
+    assert len(set(tokens)) == len(tokens) == 8
+
+
+def test_a_device_that_counts_needs_no_token_from_the_host(checkpoint: Path) -> None:
+    """Penalties overlap, too: nobody waits for the batch before but to deliver it."""
+    sampling = SamplingParams(temperature=0, presence_penalty=50.0)
+    stream = LateStream()
+    config = pipeline_config(checkpoint, max_batch_size=2)
+    pipeline = OverlapTextGenerationPipeline(config, stream=stream)
+    pipeline.runner.sample_on_device()
+    use_graphs(pipeline.runner)
+    found = [pipeline.execute(batch(row([3, 4, 5], [1], sampling=sampling)))]
+    for step in range(8):
+        outputs = (FUTURE_TOKEN,) * (step + 1)
+        follow = row([FUTURE_TOKEN], [1], 3 + step, sampling=sampling, output_ids=outputs)
+        found.append(pipeline.execute(batch(follow)))
+    found.append(pipeline.execute(ScheduledBatch((), ForwardMode.IDLE)))
+    tokens = [output.token_ids["a"][0] for output in found[1:]]
+    assert len(set(tokens)) == len(tokens) == 9
+    assert stream.log == ["launch"] + ["launch", "wait"] * 8 + ["wait"]
+    pipeline.release("a")
+
+
+def test_a_forward_alone_counts_nothing_that_was_loaded_before(checkpoint: Path) -> None:
+    """Sampling is captured behind the forward: without rows it draws nothing."""
+    runner = ModelRunner(pipeline_config(checkpoint, max_batch_size=2))
+    runner.initialize()
+    runner.sample_on_device()
+    use_graphs(runner)
+    runner.forward(runner.prepare(batch(row([3, 4, 5], [1]))))
+    sampling = SamplingParams(temperature=0, presence_penalty=50.0)
+    first = row([6], [1], 3, sampling=sampling)
+    _, tokens = runner.step(runner.prepare(batch(first)), runner.choice.prepare([first]))
+    for _ in range(3):
+        runner.forward(runner.prepare(batch(row([7], [1], 4))))
+    follow = row([int(tokens)], [1], 4, sampling=sampling, output_ids=tokens.tolist())
+    inputs = runner.prepare(batch(follow))
+    outputs, drawn = runner.step(inputs, runner.choice.prepare([follow]))
+    expected = outputs.logits.clone()
+    expected[0, int(tokens)] -= 50.0
+    assert drawn.tolist() == expected.argmax(1).tolist()
