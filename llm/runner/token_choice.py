@@ -101,6 +101,7 @@ class DeviceChoice(TokenChoice[DevicePlan]):
     def __init__(self, sampler: DeviceSampler) -> None:
         self._sampler = sampler
         self._buffers = sampler.create_buffers()
+        sampler.warm_up(self._buffers)
         self.program = partial(sampler.sample, buffers=self._buffers)
 
     def admit(self, sampling: SamplingParams) -> None:

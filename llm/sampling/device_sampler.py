@@ -100,6 +100,11 @@ class DeviceSampler:
         """Buffers for up to `max_rows` rows."""
         return SamplingBuffers(self.vocab_size, self._device, self._max_rows)
 
+    def warm_up(self, buffers: SamplingBuffers) -> None:
+        """Compile what there is to compile, so that no request waits for it."""
+        if buffers.scratch is not None:
+            self.sample(torch.zeros(1, self.vocab_size, device=self._device), buffers)
+
     def prepare(
         self, rows: Sequence[ScheduledRow], step: int = 0, mask: TokenMask | None = None
     ) -> DevicePlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -100,6 +101,19 @@ def test_nothing_waits_and_nothing_is_allocated(
         captured.sampler.sample(logits, captured.buffers)
         captured.graph.replay()
         assert torch.cuda.memory_stats()["allocation.all.allocated"] == held
+
+
+def test_no_request_waits_for_a_compiler() -> None:
+    """A vocabulary and a number of rows that nobody has had before."""
+    sampler = DeviceSampler(1234, CUDA, 8)
+    buffers = sampler.create_buffers()
+    sampler.warm_up(buffers)
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    sampler.load(sampler.prepare(random_rows(2, 7, 1234)), buffers)
+    sampler.sample(torch.zeros(7, 1234, device=CUDA), buffers)
+    torch.cuda.synchronize()
+    assert time.perf_counter() - started < 0.1
 
 
 def test_its_time_is_measured() -> None:
