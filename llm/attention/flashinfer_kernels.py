@@ -94,6 +94,8 @@ class Kernels:
     def uses_tensor_cores(self, captured_rows: int | None) -> bool:
         """Whether rows of one query, captured or not, are computed by the FA2 kernel."""
         group = self.num_heads // self.num_kv_heads
+        if not self.may_split:
+            return True  # the other kernel splits as the number of rows allows
         if group <= CUDA_CORE_GROUP:
             return False
         is_small = captured_rows is not None and not self.fills_device(captured_rows)
@@ -246,8 +248,8 @@ class DecodeCall:
         self._buffers = buffers
         rows = None if buffers is None else buffers.num_rows
         on_tensor_cores = kernels.uses_tensor_cores(rows)
-        if rows is not None and on_tensor_cores:
-            self._options["disable_split_kv"] = kernels.fills_device(rows)
+        if rows is not None and on_tensor_cores and kernels.fills_device(rows):
+            self._options["disable_split_kv"] = True
         kernels.load_decode(window, on_tensor_cores)
         self.wrapper = BatchDecodeWithPagedKVCacheWrapper(
             workspaces.floats,

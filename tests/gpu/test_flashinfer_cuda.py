@@ -47,6 +47,7 @@ class Setting:
         soft_cap: float | None = None,
         kv_dtype: torch.dtype = torch.bfloat16,
         enable_pdl: bool = False,
+        batch_invariant: bool = False,
         name: str = "flashinfer",
     ) -> None:
         self.heads, self.head_dim, self.page_size = heads, head_dim, page_size
@@ -56,7 +57,14 @@ class Setting:
         pool = KVPool(
             len(windows), len(self.free) + 1, page_size, heads[1], head_dim, kv_dtype, "cuda"
         )
-        options = AttentionOptions(heads[0], torch.bfloat16, windows, soft_cap, enable_pdl)
+        options = AttentionOptions(
+            num_heads=heads[0],
+            dtype=torch.bfloat16,
+            windows=windows,
+            soft_cap=soft_cap,
+            enable_pdl=enable_pdl,
+            batch_invariant=batch_invariant,
+        )
         try:
             self.backend: AttentionBackend[Any] = create_attention_backend(name, pool, options)
         except ConfigError as error:
@@ -158,6 +166,23 @@ def test_windows_and_capped_scores(heads: tuple[int, int]) -> None:
 def test_pages_of_float8(heads: tuple[int, int]) -> None:
     setting = Setting(heads, 64, 16, kv_dtype=torch.float8_e4m3fn)
     setting.check(*steps_of(setting))
+
+
+@pytest.mark.parametrize("heads", [(16, 8), (24, 8), (32, 8), (14, 2)])
+def test_invariant_decoding_is_the_same_in_any_company(heads: tuple[int, int]) -> None:
+    """Alone, beside others, and in captured plans for few and for many rows: the same bits."""
+    setting = Setting(heads, batch_invariant=True)
+    backend, rows = setting.backend, [setting.row(length, length) for length in (900, 40, 300)]
+    setting.check([(row, 0, len(row.query)) for row in rows])
+    one: Step = [(rows[0], 898, 899)]
+    alone = backend.forward(backend.plan(setting.batch(one)), 0, *setting.fed(one))
+    for others in (1, 2, 40):
+        parts: Step = [*one, *[(rows[1 + n % 2], n, n + 1) for n in range(others)]]
+        eager = backend.forward(backend.plan(setting.batch(parts)), 0, *setting.fed(parts))
+        assert torch.equal(eager[0], alone[0])
+        plan = backend.capture_plan(len(parts), 900)
+        backend.replan(plan, setting.batch(parts))
+        assert torch.equal(backend.forward(plan, 0, *setting.fed(parts))[0], alone[0])
 
 
 def test_a_long_context_is_shared_by_many_blocks() -> None:
