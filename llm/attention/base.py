@@ -77,9 +77,10 @@ class AttentionBackend(ABC, Generic[PlanT]):
         """`forward` for keys and values that are in their `slots` already."""
         raise NotImplementedError(f"{type(self).__name__} stores keys and values itself")
 
-    def capture_plan(self, num_rows: int, max_context: int) -> PlanT:
+    def capture_plan(self, num_rows: int, max_context: int, slots: Tensor | None = None) -> PlanT:
         """A plan for decode batches of exactly `num_rows` rows with contexts up to `max_context`.
 
+        `slots` [num_rows]: where the slot mapping of every batch will lie; None: it is copied.
         Until the first `replan` every row pads.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be captured")

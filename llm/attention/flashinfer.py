@@ -119,10 +119,13 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
             )
         return out.flatten(1)
 
-    def capture_plan(self, num_rows: int, max_context: int) -> FlashInferPlan:
+    def capture_plan(
+        self, num_rows: int, max_context: int, slots: Tensor | None = None
+    ) -> FlashInferPlan:
         """See `AttentionBackend.capture_plan`."""
         lists = self._lists_in_place(num_rows, -(-max_context // self.pool.page_size))
-        slots = torch.zeros(num_rows, dtype=torch.int64, device=self.pool.device)
+        if slots is None:
+            slots = torch.zeros(num_rows, dtype=torch.int64, device=self.pool.device)
         padding = PageLists.padding(num_rows).pinned()
         if self._has_few_rows and num_rows <= FEW_ROWS:
             lists.numbers[: len(padding.numbers)].copy_(padding.numbers)
@@ -152,4 +155,5 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
         target.copy_(lists.pinned().numbers, non_blocking=True)
         for decode in plan.decodes:
             decode.replan(lists)
-        plan.slots.copy_(batch.slot_mapping)
+        if plan.slots is not batch.slot_mapping:
+            plan.slots.copy_(batch.slot_mapping)

@@ -70,7 +70,9 @@ class GatheredBackend(AttentionBackend[GatheredPlan]):
             parts.append(Part(table, to_device(torch.from_numpy(positions), self.pool.device)))
         return GatheredPlan(batch.slot_mapping, tuple(parts))
 
-    def capture_plan(self, num_rows: int, max_context: int) -> GatheredPlan:
+    def capture_plan(
+        self, num_rows: int, max_context: int, slots: Tensor | None = None
+    ) -> GatheredPlan:
         """See `AttentionBackend.capture_plan`."""
 
         def zeros(*shape: int) -> Tensor:
@@ -78,7 +80,7 @@ class GatheredBackend(AttentionBackend[GatheredPlan]):
 
         num_pages = -(-max_context // self.pool.page_size)
         part = Part(zeros(num_rows, num_pages), zeros(num_rows, 1))
-        return GatheredPlan(zeros(num_rows), (part,))
+        return GatheredPlan(zeros(num_rows) if slots is None else slots, (part,))
 
     def replan(self, plan: GatheredPlan, batch: ForwardBatch) -> None:
         """See `AttentionBackend.replan`."""
@@ -86,7 +88,8 @@ class GatheredBackend(AttentionBackend[GatheredPlan]):
         table = self._page_table(batch, range(len(batch.pages)))
         part.page_table[:, : table.shape[1]].copy_(table)  # pages further on are masked
         part.positions.copy_(batch.positions[:, None])
-        plan.slots.copy_(batch.slot_mapping)
+        if plan.slots is not batch.slot_mapping:
+            plan.slots.copy_(batch.slot_mapping)
 
     def forward(self, plan: GatheredPlan, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
         """See `AttentionBackend.forward`."""

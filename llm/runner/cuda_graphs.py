@@ -132,7 +132,8 @@ class GraphRunner:
             logger.info(text, len(missing), missing[0], seconds)
 
     def _capture_bucket(self, num_rows: int) -> _Captured:
-        plan = self._backend.capture_plan(num_rows, self._max_context)
+        slots = self._buffers.columns(num_rows)[2]
+        plan = self._backend.capture_plan(num_rows, self._max_context, slots)
         rows = _DecodeRows((), (), (), ())
         self._load(rows, num_rows)
         batch = self._padded(rows, num_rows)
