@@ -328,6 +328,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--traces", type=Path, help="folder in which traces are kept")
     options.add_argument("--crowds", type=int, nargs="*", default=sizes.crowds, help="of the peer")
     options.add_argument("--crowd-tokens", type=int, default=sizes.crowd_tokens, help="in and out")
+    options.usage = "%(prog)s [options] [any flag of the configuration, as tts.serve takes it]"
     add_config_flags(options, AudioGenerationConfig)
     return options
 
