@@ -32,6 +32,9 @@ from llm.sampling.log_probabilities import LogProbabilities
 ContextT = TypeVar("ContextT")
 
 
+NO_LOG_PROBABILITIES = "does not compute log-probabilities"
+
+
 class PipelineModel(ABC, Generic[ContextT]):
     """Setup, input preparation and execution of one model on one group of devices.
 
@@ -206,7 +209,7 @@ class PipelineModel(ABC, Generic[ContextT]):
         batch_echo: list[bool],
     ) -> list[LogProbabilities | None]:
         """One entry for each sampling request, None where its top n is 0. Optional to have."""
-        raise NotImplementedError(self.no_log_probabilities)
+        raise NotImplementedError(f"{type(self).__name__} {NO_LOG_PROBABILITIES}")
 
     @property
     def no_log_probabilities(self) -> str:
@@ -214,7 +217,7 @@ class PipelineModel(ABC, Generic[ContextT]):
         own = type(self).compute_log_probabilities
         if own is not PipelineModel.compute_log_probabilities:
             return ""
-        return f"{type(self).__name__} does not compute log-probabilities"
+        return f"{type(self).__name__} {NO_LOG_PROBABILITIES}"
 
 
 def product_bytes(encoding: Encoding, pipeline_config: PipelineConfig) -> int:

@@ -6,6 +6,7 @@ import pkgutil
 from base64 import b64encode
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from urllib.parse import quote
 
@@ -47,8 +48,13 @@ COMMAND_LINE_ONLY = {
 def modules_of(package: ModuleType) -> Iterator[ModuleType]:
     yield package
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not found.name.endswith("__main__"):
+        if not found.name.endswith("__main__") and not _needs_a_gpu(found.name):
             yield import_module(found.name)
+
+
+def _needs_a_gpu(name: str) -> bool:
+    """FlashInfer comes with the extra `gpu` only; the modules that call it define no errors."""
+    return find_spec("flashinfer") is None and name.startswith("llm.attention.flashinfer")
 
 
 def exception_classes() -> set[type[Exception]]:
