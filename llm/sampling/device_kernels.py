@@ -58,6 +58,7 @@ from llm.sampling.device_parts import (
     find_cut,
     id_of,
     is_second,
+    largest_of,
     limit_of,
     number_of,
     smallest,
@@ -176,7 +177,7 @@ def _bins(
         return
     width = tl.load(record + WIDTH)
     tops = tops_of(between, row, width, tile, room)
-    largest = tl.max(tops, axis=0)
+    largest = largest_of(tops)
     end = tl.load(record + LIKELY_END)
     needed = tl.full([], EVERYTHING, tl.int32)  # without top_k, all mass counts
     if (flags & HAS_TOP_K) != 0:
@@ -208,7 +209,7 @@ def _count_within(
     """Count the deficits of one bin."""
     program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     width = tl.load(given.records + row * WORDS + WIDTH)
-    largest = tl.max(tops_of(between, row, width, tile, room), axis=0)
+    largest = largest_of(tops_of(between, row, width, tile, room))
     for start in range(program * tile, width, programs * tile):
         top = _tile_deficit(given, between, row, largest, row * room + start // tile)
         if (top >> HALF) <= place:
@@ -231,7 +232,7 @@ def _add_unlikely(
     record = given.records + row * WORDS
     width, start_deficit = tl.load(record + WIDTH), tl.load(record + LIKELY_END)
     end = tl.load(record + CUT_END)
-    largest = tl.max(tops_of(between, row, width, tile, room), axis=0)
+    largest = largest_of(tops_of(between, row, width, tile, room))
     for start in range(program * tile, width, programs * tile):
         values = adjusted(given, row, start + tl.arange(0, tile))
         deficits = deficit_of(given, row, largest, values)
@@ -314,7 +315,7 @@ def _masses(
         tl.store(between.cut + 2 * row, cut.to(tl.int64))
         tl.store(between.cut + 2 * row + 1, ties_kept)
     width = tl.load(record + WIDTH)
-    largest = tl.max(tops_of(between, row, width, tile, room), axis=0)
+    largest = largest_of(tops_of(between, row, width, tile, room))
     for start in range(program * tile, width, programs * tile):
         place = row * room + start // tile
         mass, ties = tl.zeros([], tl.int64), tl.zeros([], tl.int32)

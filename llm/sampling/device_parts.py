@@ -176,6 +176,12 @@ def tops_of(
 
 
 @triton.jit
+def largest_of(tops: tl.tensor) -> tl.tensor:
+    """The largest of them; a number also where there is no candidate."""
+    return tl.maximum(tl.max(tops, axis=0), LOWEST)
+
+
+@triton.jit
 def deficit_of(given: Given, row: tl.tensor, largest: tl.tensor, values: tl.tensor) -> tl.tensor:
     """How far logits are below the largest; int32."""
     scale = tl.load(given.records + row * WORDS + SCALE).to(tl.float32, bitcast=True)

@@ -13,7 +13,7 @@ from benchmarks import sampling
 from llm.sampling.device_kernels import TILE_COLUMNS
 from llm.sampling.device_sampler import DeviceSampler, SamplingBuffers
 from tests.llm.device_rows import a_row, coarse_logits, random_rows
-from tests.llm.kernel_comparison import compare_kernels, compare_late_cuts
+from tests.llm.kernel_comparison import compare_bitmasks, compare_kernels, compare_late_cuts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,6 +36,10 @@ def test_the_same_over_a_large_vocabulary(seed: int) -> None:
 
 def test_a_nucleus_of_thousands() -> None:
     compare_late_cuts(CUDA, TILE_COLUMNS, vocab=20_000)
+
+
+def test_bitmasks() -> None:
+    compare_bitmasks(CUDA, TILE_COLUMNS, vocab=20_000)
 
 
 def twin_tokens(seed: int, step: int) -> list[int]:

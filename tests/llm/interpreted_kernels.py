@@ -1,7 +1,7 @@
 """Run kernels in Triton's interpreter and compare them with their twins.
 
     TRITON_INTERPRET=1 python -m tests.llm.interpreted_kernels sampling SEED SEED …
-    TRITON_INTERPRET=1 python -m tests.llm.interpreted_kernels late_cuts
+    TRITON_INTERPRET=1 python -m tests.llm.interpreted_kernels cuts
     TRITON_INTERPRET=1 python -m tests.llm.interpreted_kernels products
 
 A process of its own: whether kernels are compiled is settled when Triton is imported.
@@ -15,7 +15,7 @@ import torch
 
 from llm.layers.invariant_kernels import multiply_rows
 from tests.llm.device_rows import CPU
-from tests.llm.kernel_comparison import compare_kernels, compare_late_cuts
+from tests.llm.kernel_comparison import compare_bitmasks, compare_kernels, compare_late_cuts
 from tests.llm.triton_interpreter import repair_interpreter
 
 
@@ -33,8 +33,9 @@ if __name__ == "__main__":
     repair_interpreter()
     if sys.argv[1] == "products":
         compare_products()
-    if sys.argv[1] == "late_cuts":
+    if sys.argv[1] == "cuts":
         compare_late_cuts(CPU, tile=512)
+        compare_bitmasks(CPU, tile=128)
     for seed in map(int, sys.argv[2:]):
         compare_kernels(seed, CPU, tile=(128, 512, 256)[seed % 3])
     print("equal")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from llm.sampling.device_history import PenaltyHistory
 from llm.sampling.device_kernels import Scratch, sample_with_kernels
 from llm.sampling.device_reference import sample_reference
 from llm.sampling.device_sampler import DeviceSampler
+from llm.sampling.logits import TokenMask
 from tests.llm.device_rows import a_row, coarse_logits, random_logits, random_rows
 
 NUM_KINDS = 5
@@ -51,12 +53,18 @@ class Comparison:
     device: torch.device
     tile: int
 
-    def step(self, batch: list[ScheduledRow], logits: Tensor, step: int = 0) -> None:
+    def step(
+        self,
+        batch: list[ScheduledRow],
+        logits: Tensor,
+        step: int = 0,
+        mask: TokenMask | None = None,
+    ) -> None:
         """Raise `AssertionError` unless the next tokens come out as the twin's."""
         sampler, device = self.sampler, self.device
         buffers, history = sampler.create_buffers(), sampler._history
         scratch = Scratch(sampler.vocab_size, device, buffers.max_rows, self.tile)
-        sampler.load(sampler.prepare(batch, step), buffers)
+        sampler.load(sampler.prepare(batch, step, mask), buffers)
         records, followed = buffers.records.cpu().clone(), on_cpu(history)
         expected = sample_reference(logits, records, buffers.masks.cpu(), followed)
         found = sample_with_kernels(
@@ -88,3 +96,22 @@ def compare_late_cuts(device: torch.device, tile: int, vocab: int = 2000) -> Non
     for seed in range(6):
         batch = [a_row(f"r{n}", seed=seed, **cut) for n, cut in enumerate((*cuts, *more))]
         compared.step(batch, logits)
+
+
+def compare_bitmasks(device: torch.device, tile: int, vocab: int = 500) -> None:
+    """Rows that are held to a random half of the vocabulary, to one token, and to none."""
+    compared = Comparison(DeviceSampler(vocab, device, 8), device, tile)
+    chance = np.random.default_rng(0)
+    for seed in range(4):
+        allowed = chance.random((4, -(-vocab // 32) * 32)) < 0.5
+        allowed[1:3] = False
+        allowed[1, 3] = True
+        words = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
+        mask = TokenMask(torch.arange(4, device=device), torch.from_numpy(words).to(device))
+        cuts = ({}, {"top_p": 0.9}, {"top_p": 0.9, "top_k": 5}, {"temperature": 0.0})
+        batch = [
+            a_row(f"r{n}", seed=seed, json_schema="{}", stop_token_ids=(1,), **cut)
+            for n, cut in enumerate(cuts)
+        ]
+        batch.append(a_row("free", seed=seed, top_k=30))
+        compared.step(batch, some_logits(seed, 8, vocab), 0, mask)

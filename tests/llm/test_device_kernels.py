@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.mark.parametrize(
     "what",
-    [("sampling", "3", "4"), ("sampling", "1", "5"), ("late_cuts",), ("products",)],
+    [("sampling", "3", "4"), ("sampling", "1", "5"), ("cuts",), ("products",)],
     ids=" ".join,
 )
 def test_kernels_compute_what_their_twins_do(what: tuple[str, ...]) -> None:
