@@ -110,6 +110,26 @@ def test_a_replay_is_the_eager_forward(checkpoint: Path, encoding: str, backend:
     assert (figures.replays, figures.eager_decodes) == (len(steps) - 1, 1)
 
 
+@pytest.mark.parametrize("places", [[0, 1], [0, 1, 2, 3, 4, 5]], ids=len)
+def test_rows_that_go_on_for_long(checkpoint: Path, places: list[int]) -> None:
+    """Over the ends of pages, where attention is shared out anew, and between, where it is not."""
+    eager = create_runner(checkpoint, "bfloat16", replays=False)
+    replayed = create_runner(checkpoint, "bfloat16", replays=True)
+    for runner in (eager, replayed):
+        runner.forward(runner.prepare(batch(*prompts(6))))
+    for step in range(40):
+        rows = [
+            r._replace(start=r.start + step, token_ids=((r.token_ids[0] + step) % VOCAB,))
+            for r in decode_rows(places)
+        ]
+        expected = eager.forward(eager.prepare(batch(*rows))).logits
+        found = replayed.forward(replayed.prepare(batch(*rows))).logits
+        limit = TOLERANCE["bfloat16"] * float(expected.abs().max())
+        assert float((found - expected).abs().max()) < limit, step
+        if step % 7 == 0:  # another bucket in between
+            replayed.prepare(batch(*decode_rows(list(range(12)))))
+
+
 def test_rows_that_pad_change_nothing(checkpoint: Path) -> None:
     runner = create_runner(checkpoint, "bfloat16", replays=True)
     runner.forward(runner.prepare(batch(*prompts(5))))
