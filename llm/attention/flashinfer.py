@@ -70,8 +70,6 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
         self._extends = {window: ExtendCall(*self._parts, window) for window in windows}
         self._room = torch.empty(0, dtype=torch.int32, device=pool.device)
         self._has_few_rows = FewRowsDecode.can_compute(pool, options)
-        # The captured plan that was pointed at rows last, and where their pages began.
-        self._pointed: tuple[FlashInferPlan, bytes] | None = None
 
     @property
     def description(self) -> str:
@@ -137,7 +135,6 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
         decodes = {window: DecodeCall(*self._parts, window, lists) for window in windows}
         for decode in decodes.values():
             decode.plan(padding)
-        self._pointed = None
         calls = (PlannedCall.of(0, num_rows, decodes),)
         return FlashInferPlan(slots, calls, lists, tuple(decodes.values()))
 
@@ -156,17 +153,7 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
         lists = PageLists.of(batch, 0, plan.lists.num_rows)
         target = plan.lists.numbers[: len(lists.numbers)]
         target.copy_(lists.pinned().numbers, non_blocking=True)
-        self._share_out(plan, lists)
-        if plan.slots is not batch.slot_mapping:
-            plan.slots.copy_(batch.slot_mapping)
-
-    def _share_out(self, plan: FlashInferPlan, lists: PageLists) -> None:
-        """Decide which block computes what. That follows from the numbers of pages alone: how full
-        the last ones are is read by the kernels. All captured plans share the memory it lies in.
-        """
-        offsets = lists.offsets.numpy().tobytes()
-        if self._pointed is not None and self._pointed[0] is plan and self._pointed[1] == offsets:
-            return
         for decode in plan.decodes:
             decode.replan(lists)
-        self._pointed = plan, offsets
+        if plan.slots is not batch.slot_mapping:
+            plan.slots.copy_(batch.slot_mapping)

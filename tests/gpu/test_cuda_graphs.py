@@ -112,7 +112,7 @@ def test_a_replay_is_the_eager_forward(checkpoint: Path, encoding: str, backend:
 
 @pytest.mark.parametrize("places", [[0, 1], [0, 1, 2, 3, 4, 5]], ids=len)
 def test_rows_that_go_on_for_long(checkpoint: Path, places: list[int]) -> None:
-    """Over the ends of pages, where attention is shared out anew, and between, where it is not."""
+    """Over the ends of pages, with other batches planned in between."""
     eager = create_runner(checkpoint, "bfloat16", replays=False)
     replayed = create_runner(checkpoint, "bfloat16", replays=True)
     for runner in (eager, replayed):
