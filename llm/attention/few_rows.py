@@ -24,7 +24,7 @@ BLOCK = 64  # keys of a step
 PROGRAMS = 528  # four for each processor of an H200
 MAX_SPLITS = 32
 MAX_JOINED = 16_384  # numbers that the last program of a KV head holds at once
-FEW_ROWS = 4  # beyond, FlashInfer's kernels are as fast
+FEW_ROWS = 4  # with so many, long contexts are answered no sooner than by FlashInfer
 MAX_QUERIES = 16  # heads that share a KV head
 
 

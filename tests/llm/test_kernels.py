@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
+import pytest
 import torch
 
+from llm.config import PipelineConfig
+from llm.config.report import RunningPlan
 from llm.kernels.registry import KERNELS, KernelSet
 from llm.layers.decoder import create_stack
 from llm.models.session import EngineSession
@@ -57,3 +62,21 @@ def test_there_are_none_on_the_cpu() -> None:
     assert not session.kernels()
     stack = create_stack([], None, session.kernels())
     assert (stack.layers, stack.head, stack.num_own_products) == ((), None, 0)
+
+
+def test_the_log_names_kernels_and_the_level_in_effect(
+    text_checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = PipelineConfig(model={"model_path": str(text_checkpoint)})
+    plan = RunningPlan("Pipeline", "bfloat16", max_batch_size=1, max_seq_len=64, kv_bytes=1024)
+    lines = []
+    for kernels, level in (((), 0), (("gate", "product"), 2)):
+        config.note_plan(replace(plan, kernels=kernels, launch_level=level))
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            config.log_pipeline_info()
+        lines.append(caplog.messages)
+    for line in ("own kernels: none", "dependent launch: off"):
+        assert line in lines[0]
+    for line in ("own kernels: gate, product", "dependent launch: 2"):
+        assert line in lines[1]
