@@ -67,6 +67,7 @@ class Sizes:
     lengths: tuple[int, int] = (100, 1024)
     limit_s: float = 60.0
     trace_s: float = 0.3
+    caches: tuple[str, ...] = peers.CACHES  # of the peer's generation of one sequence
     crowds: tuple[int, ...] = (64,)  # requests of the peer's continuous batching
     crowd_tokens: int = 200  # in and out
     repeat: int = 3
@@ -276,7 +277,8 @@ def compare(shape: Shape, device: torch.device, sizes: Sizes) -> Iterator[Figure
     (job,) = decode_jobs(1, vocab_size, sizes.prompt_len, sizes.num_tokens)
     tokens = sizes.crowd_tokens
     crowds = [decode_jobs(count, vocab_size, tokens, tokens) for count in sizes.crowds]
-    for name, found in peers.measure(shape, device, job, crowds, sizes.repeat).items():
+    ways = peers.Ways(job, sizes.caches, crowds, sizes.repeat)
+    for name, found in peers.measure(shape, device, ways):
         if isinstance(found, str):
             print(f"{shape.name}: {name}: {found}", file=sys.stderr)
         else:
@@ -326,6 +328,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--limit-s", type=float, default=sizes.limit_s, help="of all requests")
     options.add_argument("--trace-s", type=float, default=sizes.trace_s, help="under the profiler")
     options.add_argument("--traces", type=Path, help="folder in which traces are kept")
+    options.add_argument("--caches", nargs="*", choices=peers.CACHES, default=sizes.caches)
     options.add_argument("--crowds", type=int, nargs="*", default=sizes.crowds, help="of the peer")
     options.add_argument("--crowd-tokens", type=int, default=sizes.crowd_tokens, help="in and out")
     options.usage = "%(prog)s [options] [any flag of the configuration, as tts.serve takes it]"
@@ -341,6 +344,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         lengths=tuple(args.lengths),
         limit_s=args.limit_s,
         trace_s=args.trace_s,
+        caches=tuple(args.caches),
         crowds=tuple(args.crowds),
         crowd_tokens=args.crowd_tokens,
         repeat=args.repeat,

@@ -49,13 +49,21 @@ class Crowd:
 
 @contextmanager
 def crowd(address: str, count: int) -> Iterator[Crowd]:
-    """So many processes of listeners of one server; they end when nobody can ask them more."""
+    """So many processes of listeners of one server; they end with the block."""
     command = [sys.executable, "-m", "benchmarks.listeners", address]
     pipe = subprocess.PIPE
     with ExitStack() as stack:
-        yield Crowd(
-            [
-                stack.enter_context(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
-                for _ in range(count)
-            ]
-        )
+        processes = [
+            stack.enter_context(
+                # Ctrl-C on the terminal is for us, and what they hear then is nobody's.
+                subprocess.Popen(
+                    command, stdin=pipe, stdout=pipe, text=True, start_new_session=True
+                )
+            )
+            for _ in range(count)
+        ]
+        try:
+            yield Crowd(processes)
+        finally:
+            for process in processes:
+                process.terminate()

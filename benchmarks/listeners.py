@@ -52,6 +52,7 @@ class Heard:
     audio_s: float
     stalls: int
     stalled_s: float
+    first_stall: int | None  # the first late message, counted from 0
     prompt_tokens: int
     output_tokens: int
     error: str = ""
@@ -146,6 +147,7 @@ class Listeners:
             audio_s=playback.audio_s,
             stalls=playback.stalls,
             stalled_s=playback.stalled_s,
+            first_stall=playback.first_stall,
             prompt_tokens=usage.prompt_tokens,
             output_tokens=usage.output_tokens,
             error=error,

@@ -7,7 +7,7 @@ and `generate_batch`, its continuous batching over a paged cache. Weights are ra
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -102,21 +102,29 @@ def together(model: PreTrainedModel, jobs: Sequence[Job]) -> Rate:
     return Rate(made / (end - start), note)
 
 
-def measure(
-    shape: Shape, device: torch.device, job: Job, crowds: Sequence[Sequence[Job]], repeat: int
-) -> dict[str, Rate | str]:
-    """Rates by the way to generate; for one that fails, why."""
-    model = create(shape, device)
-    rates = {
-        f"transformers, {cache} cache": attempt(partial(alone, model, job, cache, repeat))
-        for cache in CACHES
-    }
-    for jobs in crowds:
-        rates[f"transformers, {len(jobs)} requests"] = attempt(partial(together, model, jobs))
-    del model
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What is tried: one job with each cache, and every crowd of jobs together."""
+
+    job: Job
+    caches: Sequence[str]
+    crowds: Sequence[Sequence[Job]]
+    repeat: int
+
+
+def measure(shape: Shape, device: torch.device, ways: Ways) -> Iterator[tuple[str, Rate | str]]:
+    """Way and rate, each as soon as it is known; for one that fails, why."""
+    yield from _rates(create(shape, device), ways)
     torch.compiler.reset()
     release_memory()
-    return rates
+
+
+def _rates(model: PreTrainedModel, ways: Ways) -> Iterator[tuple[str, Rate | str]]:
+    for cache in ways.caches:
+        one = partial(alone, model, ways.job, cache, ways.repeat)
+        yield f"transformers, {cache} cache", attempt(one)
+    for jobs in ways.crowds:
+        yield f"transformers, {len(jobs)} requests", attempt(partial(together, model, jobs))
 
 
 def attempt(measured: Callable[[], Rate]) -> Rate | str:

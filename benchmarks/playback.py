@@ -21,6 +21,8 @@ class Playback:
         self.audio_s = 0.0
         self.stalls = 0
         self.stalled_s = 0.0
+        self.first_stall: int | None = None  # number of the message that was late first
+        self._messages = 0
 
     def take(self, now_s: float, data: bytes) -> None:
         """Audio has come."""
@@ -29,12 +31,15 @@ class Playback:
             self.first_s = self._until_s = now_s
         elif now_s > self._until_s:
             self.stalls += 1
+            if self.first_stall is None:
+                self.first_stall = self._messages
             self.stalled_s += now_s - self._until_s
             self._until_s = now_s
         if self.audible_s is None:
             place = first_audible(data)
             if place is not None:
                 self.audible_s = self._until_s + place / self._rate
+        self._messages += 1
         self.audio_s += seconds
         self._until_s += seconds
 

@@ -105,8 +105,17 @@ class Step:
         firsts = "/".join(f"{self.first_ms(percent):.0f}" for percent in (50, 95, 99))
         return (
             f"{self.streams} streams: {len(self.heard)} heard, p50/p95/p99 {firsts} ms, "
-            f"{self.stalls} stalled, {self.errors} errors: {'holds' if self.holds else 'too many'}"
+            f"{self.stalls} stalled{self._how_stalled()}, {self.errors} errors: "
+            f"{'holds' if self.holds else 'too many'}"
         )
+
+    def _how_stalled(self) -> str:
+        stalled = [one for one in self.heard if one.first_stall is not None]
+        if not stalled:
+            return ""
+        seconds = statistics.median(one.stalled_s for one in stalled)
+        first = statistics.median_low(one.first_stall or 0 for one in stalled)
+        return f" ({1000 * seconds:.0f} ms each, first at message {first}; medians)"
 
 
 def percentile(values: Sequence[float], percent: int) -> float:

@@ -31,7 +31,9 @@ SETUP = serve.Setup(
 
 
 def heard(first_ms: float = 50.0, stalls: int = 0, error: str = "") -> Heard:
-    return Heard(1.0, first_ms / 1000, first_ms / 1000, 2.0, stalls, 0.0, 9, 9, error)
+    return Heard(
+        1.0, first_ms / 1000, first_ms / 1000, 2.0, stalls, 0.04, 3 if stalls else None, 9, 9, error
+    )
 
 
 def step(streams: int, *listeners: Heard) -> serve.Step:
@@ -74,7 +76,7 @@ def test_playback_stalls_when_nothing_is_left() -> None:
     playback.take(11.25, sound)  # a quarter of a second late; until 12.25
     playback.take(12.25, sound)  # just in time
     assert (playback.first_s, playback.audible_s) == (10.0, 11.25)
-    assert (playback.stalls, playback.stalled_s) == (1, 0.25)
+    assert (playback.stalls, playback.stalled_s, playback.first_stall) == (1, 0.25, 2)
     assert playback.audio_s == 3.0
 
 
@@ -95,6 +97,8 @@ def test_a_step_holds_when_all_are_served_in_time() -> None:
     assert not step(4, *[heard()] * 99, heard(stalls=1)).holds
     assert not step(4, *[heard()] * 99, heard(error="UNAVAILABLE: gone")).holds
     assert not step(4).holds
+    assert "1 stalled (40 ms each, first at message 3; medians)" in str(step(4, heard(stalls=1)))
+    assert "0 stalled, 0 errors: holds" in str(step(4, heard()))
 
 
 def test_percentiles_of_few() -> None:
