@@ -268,8 +268,11 @@ def _heard(name: str, steps: Sequence[Step]) -> Iterator[Figure]:
     stalled = tuple(float(step.stalls) for step in steps)
     heard = sum(len(step.heard) for step in steps)
     yield Figure(f"{label}: streams that stalled", stalled, "", note=f"of {heard} heard")
-    audio = [sum(one.audio_s for one in step.heard) / stage_s for step, stage_s in _spans(steps)]
-    yield Figure(f"{label}: audio", tuple(audio), "s/s", note="of those counted")
+    audio = [
+        step.counted.total("sonant_audio_seconds_total") / seconds
+        for step, seconds in _spans(steps)
+    ]
+    yield Figure(f"{label}: audio", tuple(audio), "s/s", note="sent, from first call to last end")
     yield from _inside(label, steps)
 
 
@@ -293,12 +296,13 @@ def _inside(label: str, steps: Sequence[Step]) -> Iterator[Figure]:
         "ms",
         note=f"{mean([s.mean('sonant_block_batch') for s in counted]):.1f} blocks, mean",
     )
-    for part, metric in (("model", "batch_execute"), ("audio decoder", "block_decode")):
+    parts = (("batches of the model", "batch_execute"), ("audio decoder calls", "block_decode"))
+    for part, metric in parts:
         shares = tuple(
             100 * step.counted.total(f"sonant_{metric}_seconds_sum") / seconds
             for step, seconds in _spans(steps)
         )
-        yield Figure(f"{label}: engine thread in the {part}", shares, "%")
+        yield Figure(f"{label}: {part} run", shares, "%", note="of the time; the two overlap")
     busy = [mean(step.device_busy) for step in steps if step.device_busy]
     if busy:
         yield Figure(f"{label}: device busy", tuple(busy), "%", note="as the driver says")
