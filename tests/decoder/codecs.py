@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +177,13 @@ def changed_frames(decoder: AudioDecoder, frames: int, at: int) -> tuple[int, in
     differs = np.flatnonzero(audio_of(decoder, codes) != audio_of(decoder, other))
     first, last = (int(t // decoder.spec.samples_per_frame) for t in (differs[0], differs[-1]))
     return at - first, last - at
+
+
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "dac": write_dac,
+    "mimi": write_mimi,
+    "neucodec": write_neucodec,
+    "snac": write_snac,
+    "xcodec2": write_xcodec2,
+}
+"""Every published codec, small and with random weights."""

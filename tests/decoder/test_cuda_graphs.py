@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,22 +19,11 @@ from decoder import (
 from decoder.cuda_graphs import CapturedDecoder, batch_sizes, schedule_windows
 from decoder.window_inputs import WindowNetwork
 from tests.decoder.codecs import (
+    WRITERS,
     random_codes,
-    write_dac,
-    write_mimi,
-    write_neucodec,
-    write_snac,
-    write_xcodec2,
 )
 from tests.decoder.toys import windows_of
 
-WRITERS: dict[str, Callable[[Path], Any]] = {
-    "dac": write_dac,
-    "mimi": write_mimi,
-    "neucodec": write_neucodec,
-    "snac": write_snac,
-    "xcodec2": write_xcodec2,
-}
 ROWS = 4
 FRAMES = 160  # enough for three full blocks of every codec
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +15,9 @@ from decoder import AudioDecoder, ReadyWindow, Renderer, StreamState, create_dec
 from decoder.cuda_graphs import CapturedDecoder
 from decoder.keyed_noise import keyed_noise
 from tests.decoder.codecs import (
+    WRITERS,
     audio_of,
     random_codes,
-    write_dac,
-    write_mimi,
-    write_neucodec,
-    write_snac,
-    write_xcodec2,
 )
 from tests.decoder.toys import windows_of
 
@@ -34,13 +28,6 @@ pytestmark = [
 
 TOLERANCE = 3e-3  # of the loudest sample: TF32, and kernels chosen by the number of rows
 FRAMES = 160
-WRITERS: dict[str, Callable[[Path], Any]] = {
-    "dac": write_dac,
-    "mimi": write_mimi,
-    "neucodec": write_neucodec,
-    "snac": write_snac,
-    "xcodec2": write_xcodec2,
-}
 
 
 @pytest.fixture(scope="module", params=sorted(WRITERS))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,13 +11,10 @@ import torch
 
 from decoder import AudioDecoder, ReadyWindow, StreamState, create_decoder, render
 from tests.decoder.codecs import (
+    WRITERS,
     audio_of,
     random_codes,
-    write_dac,
     write_mimi,
-    write_neucodec,
-    write_snac,
-    write_xcodec2,
 )
 from tests.decoder.toys import windows_of
 
@@ -28,13 +24,6 @@ pytestmark = [
 ]
 
 TOLERANCE = 3e-3  # of the loudest sample: products and convolutions use TF32
-WRITERS: dict[str, Callable[[Path], Any]] = {
-    "dac": write_dac,
-    "mimi": write_mimi,
-    "neucodec": write_neucodec,
-    "snac": write_snac,
-    "xcodec2": write_xcodec2,
-}
 
 
 class Pair(NamedTuple):
