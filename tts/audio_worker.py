@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Protocol
 
 import numpy as np
@@ -196,8 +197,9 @@ class AudioWorker:
         """Windows of one shape, the most urgent first; none when all of them should wait."""
         limit_s = now_s + COMFORT_S if any(t.awaits_first_audio for t in speech) else math.inf
         chosen: list[Rendering] = []
-        for task in sorted(ready, key=lambda task: task.runs_dry_s(now_s)):
-            if task.runs_dry_s(now_s) >= limit_s:
+        dry = [(task.runs_dry_s(now_s), task) for task in ready]
+        for runs_dry_s, task in sorted(dry, key=itemgetter(0)):
+            if runs_dry_s >= limit_s:
                 break
             windows = task.windows()
             if not chosen or windows[0].shape == chosen[0].window.shape:
