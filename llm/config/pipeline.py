@@ -237,7 +237,7 @@ class PipelineConfig(StrictModel):
         """
         is_said = "enable_overlap_scheduler" in self.model_fields_set
         has_own_steps = self.max_num_steps not in (1, DEFAULT_STEPS_ON_GPU)
-        is_refused = has_own_steps or self.draft_model is not None or self.enable_echo
+        is_refused = has_own_steps or self.draft_model is not None
         if is_said or self.model.on_cpu or is_refused or self.runs_alone:
             return self
         return self.model_copy(update={"enable_overlap_scheduler": True, "max_num_steps": 1})

@@ -7,21 +7,21 @@
 `execute` returns the batch before's outputs. A token that batch n samples and n+1 feeds never waits
 for the host: the device puts it in its place (`future_tokens`). Rows whose next token depends on
 what the host must know of earlier ones (grammars; penalties, unless the device counts) are sampled
-when those have arrived; the forward overlaps even then.
+when those have arrived; the forward overlaps even then. A batch with log-probabilities is waited
+for when it is launched: they are read from its logits, which the next forward may write over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
 
-from llm.batch import ModelInputs, ScheduledBatch, ScheduledRow, StepOutput
+from llm.batch import ModelInputs, ModelOutputs, ScheduledBatch, ScheduledRow, StepOutput
 from llm.config import PipelineConfig
-from llm.errors import RequestError
 from llm.models.base import PipelineModel
 from llm.models.weights import WeightsAdapter, WeightsFormat
 from llm.pipeline.base import TextGenerationPipelineInterface
@@ -31,16 +31,13 @@ from llm.pipeline.future_tokens import (
     known_outputs,
     split_outputs,
 )
-from llm.pipeline.text_generation import run_batch
-from llm.request import Request
+from llm.pipeline.text_generation import run_batch, score_tokens, with_rounded_scores
 from llm.runner.device_stream import DeviceStream, HostCopy, Launched, create_stream
 from llm.structured.bitmask import needs_tokens
 from llm.structured.grammar import TokenSpelling
 
 T = TypeVar("T")
 _new = tuple.__new__  # makes a named tuple in half the time that its class takes
-
-NOT_WITH_OVERLAP = "cannot be had from enable_overlap_scheduler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +51,7 @@ class AsyncBatch:
     tokens: Launched[Tensor]  # int32 [rows], on the device
     copy: HostCopy
     failures: Mapping[str, str]
+    scores: Launched[StepOutput] | None = None  # log-probabilities alone; None: nobody wants any
 
     def wait(self) -> dict[str, int]:
         """The tokens by request id, when the device is done with the batch."""
@@ -63,12 +61,14 @@ class AsyncBatch:
     def output(self) -> StepOutput:
         """The same for the scheduler."""
         tokens = {request_id: (token,) for request_id, token in self.wait().items()}
-        return StepOutput(tokens, {}, self.failures)
+        if self.scores is None:
+            return StepOutput(tokens, {}, self.failures)
+        return replace(self.scores.value, token_ids=tokens, failures=self.failures)
 
 
 @final
 class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
-    """See the module. One decode forward per batch, no log-probabilities."""
+    """See the module. One decode forward per batch."""
 
     def __init__(
         self,
@@ -123,13 +123,17 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         """Start a batch, then wait for the one before it; an empty batch only does the latter.
 
         What the caller does to the batch's live views afterwards changes nothing. Raises
-        `ValueError`, and nothing is started, for several steps, log-probabilities and
-        placeholders that no row of the batch before fills. When the batch before cannot be
-        waited for, this one is lost with it.
+        `ValueError`, and nothing is started, for several steps and for placeholders that no row
+        of the batch before fills. When the batch before cannot be waited for, this one is lost
+        with it.
         """
         if self.speculation is not None:
             return run_batch(self, batch)
-        _check(batch)
+        if batch.num_steps > 1:
+            raise ValueError(
+                f"{batch.num_steps} steps cannot be had from enable_overlap_scheduler: "
+                "the next batch is planned"
+            )
         before = self._pending
         with self.runner.session.profiler.step(batch.mode):
             current = self._launch(batch, before)
@@ -149,18 +153,40 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         rows = tuple(row for row in batch.rows if row.samples)
         depending = [r for r in rows if runner.choice.needs_tokens(r.sampling) or needs_tokens(r)]
         failures: Mapping[str, str] = {}
-        if not depending:
+        scores: Launched[StepOutput] | None = None
+        is_scored = any(map(_is_scored, batch.rows))
+        if not (depending or is_scored):
             plan = runner.choice.prepare(rows)
             tokens = self._launch_work(lambda: runner.step(inputs(), plan)[1])
         else:
-            outputs = self._launch_work(lambda: runner.forward(inputs()))
+            forward = self._launch_work(lambda: self._forward(inputs()))
             is_awaited = before is not None and any(map(awaits_token, depending))
             sampled = before.wait() if before is not None and is_awaited else {}
             mask = self.structured.mask(*split_outputs(rows, sampled))
             failures = mask.failures
             plan = runner.choice.prepare(known_outputs(rows, sampled), mask=mask.tokens)
-            tokens = self._launch_work(lambda: runner.choose(outputs.value, plan))
-        return AsyncBatch(rows, tokens, self._stream.download(tokens), failures)
+            tokens = self._launch_work(lambda: runner.choose(forward.value[1], plan))
+            if is_scored:
+                scores = self._launch_work(lambda: self._score(batch, *forward.value, tokens.value))
+        return AsyncBatch(rows, tokens, self._stream.download(tokens), failures, scores)
+
+    def _forward(self, inputs: ModelInputs) -> tuple[ModelInputs, ModelOutputs]:
+        return inputs, self.runner.forward(inputs)
+
+    def _score(
+        self, batch: ScheduledBatch, inputs: ModelInputs, outputs: ModelOutputs, tokens: Tensor
+    ) -> StepOutput:
+        """Log-probabilities alone. The host waits for the device here, which computes them."""
+        rows = [row for row in batch.rows if row.samples]
+        found = score_tokens(self, rows, inputs, outputs, tokens)
+        sampled = {
+            row.request_id: (entry,)
+            for row, entry in zip(rows, found, strict=True)
+            if entry is not None
+        }
+        prompts = self.prompt_scores.score(batch.rows, outputs)
+        output = StepOutput({}, logprobs=sampled, prompt_logprobs=prompts)
+        return with_rounded_scores(self, output)
 
     def _launch_work(self, work: Callable[[], T]) -> Launched[T]:
         def run() -> T:
@@ -184,22 +210,14 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
 
         return inputs
 
-    def admit(self, request: Request) -> None:
-        """See the interface. Raises `RequestError` for log-probabilities, too."""
-        if request.sampling.top_logprobs is not None:
-            raise RequestError(f"log-probabilities {NOT_WITH_OVERLAP}")
-        super().admit(request)
-
-
-def _check(batch: ScheduledBatch) -> None:
-    if batch.num_steps > 1:
-        raise ValueError(f"{batch.num_steps} steps {NOT_WITH_OVERLAP}: the next batch is planned")
-    if any(row.sampling.top_logprobs is not None for row in batch.rows):
-        raise ValueError(f"log-probabilities {NOT_WITH_OVERLAP}")
-
 
 def _cloned(row: ScheduledRow) -> ScheduledRow:
     """With a page table of its own; the device may read it long after this call."""
     name, token_ids, start, pages, is_extend, samples, sampling, _, lora, embeds = row
     own = (name, token_ids, start, tuple(pages), is_extend, samples, sampling, (), lora, embeds)
     return _new(ScheduledRow, own)
+
+
+def _is_scored(row: ScheduledRow) -> bool:
+    """Whether log-probabilities are wanted, of what is sampled or of the prompt."""
+    return row.echoes or (row.samples and row.sampling.top_logprobs is not None)

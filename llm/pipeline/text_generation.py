@@ -9,7 +9,7 @@ the scheduler drops what follows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,9 +17,11 @@ from torch import Tensor
 
 from llm.batch import (
     ForwardMode,
+    ModelInputs,
     ModelOutputs,
     SampledTokens,
     ScheduledBatch,
+    ScheduledRow,
     StepOutput,
 )
 from llm.pipeline.base import TextGenerationPipelineInterface
@@ -48,13 +50,17 @@ class TextGenerationPipeline(TextGenerationPipelineInterface):
 def run_batch(pipeline: TextGenerationPipelineInterface, batch: ScheduledBatch) -> StepOutput:
     """Run a batch and wait for its results."""
     with pipeline.runner.session.profiler.step(batch.mode):
-        output = _run_batch(pipeline, batch)
-    dtype = pipeline.pipeline_config.sampling.out_dtype
-    return output if dtype == "float32" else _rounded(output, getattr(torch, dtype))
+        return with_rounded_scores(pipeline, _run_batch(pipeline, batch))
 
 
-def _rounded(output: StepOutput, dtype: torch.dtype) -> StepOutput:
-    """The same with log-probabilities rounded to a number format."""
+def with_rounded_scores(
+    pipeline: TextGenerationPipelineInterface, output: StepOutput
+) -> StepOutput:
+    """The same with log-probabilities rounded to `sampling.out_dtype`."""
+    name = pipeline.pipeline_config.sampling.out_dtype
+    if name == "float32":
+        return output
+    dtype: torch.dtype = getattr(torch, name)
 
     def entries(
         found: Mapping[str, tuple[TokenLogprob, ...]],
@@ -90,6 +96,7 @@ class _Turn:
     """The forwards of one batch."""
 
     def __init__(self, pipeline: TextGenerationPipelineInterface, batch: ScheduledBatch) -> None:
+        self._pipeline = pipeline
         self._runner = runner = pipeline.runner
         self._structured = pipeline.structured
         self._scores = pipeline.prompt_scores
@@ -118,7 +125,8 @@ class _Turn:
         outputs, token_ids = self._run()
         if not self._steps:
             self._read_prompts(outputs)
-        self._steps.append(SampledTokens(token_ids, self._logprobs(outputs, token_ids)))
+        scores = score_tokens(self._pipeline, self._rows, self._inputs, outputs, token_ids)
+        self._steps.append(SampledTokens(token_ids, scores))
         if self._reads_each_step:
             for tokens, token in zip(self._tokens, token_ids.tolist(), strict=True):
                 tokens.append(token)
@@ -150,27 +158,6 @@ class _Turn:
             for row, tokens in zip(self._rows, self._tokens, strict=True)
         )
 
-    def _logprobs(
-        self, outputs: ModelOutputs, token_ids: Tensor
-    ) -> tuple[TokenLogprob | None, ...]:
-        wanted = [row.sampling.top_logprobs for row in self._rows]
-        if all(top_n is None for top_n in wanted):
-            return ()
-        # The model skips rows with 0, which to a request means: the chosen token alone.
-        found = self._runner.loaded_model.compute_log_probabilities(
-            self._runner.session,
-            self._inputs,
-            outputs,
-            token_ids,
-            [0 if top_n is None else max(top_n, 1) for top_n in wanted],
-            [False] * len(wanted),
-        )
-        chosen = token_ids.tolist()
-        return tuple(
-            None if entry is None else _token_logprob(token, entry, top_n or 0)
-            for token, entry, top_n in zip(chosen, found, wanted, strict=True)
-        )
-
     def output(self) -> StepOutput:
         """What every row sampled, in order."""
         if not self._steps:
@@ -186,6 +173,36 @@ class _Turn:
             if entries and row.sampling.top_logprobs is not None:
                 logprobs[row.request_id] = tuple(entry for entry in entries if entry is not None)
         return StepOutput(token_ids, logprobs, self._failures, self._prompt_logprobs)
+
+
+def score_tokens(
+    pipeline: TextGenerationPipelineInterface,
+    rows: Sequence[ScheduledRow],
+    inputs: ModelInputs,
+    outputs: ModelOutputs,
+    token_ids: Tensor,
+) -> tuple[TokenLogprob | None, ...]:
+    """Log-probabilities of the tokens [B] sampled for `rows`, None where none are wanted.
+
+    Where some are, the host waits for the device.
+    """
+    wanted = [row.sampling.top_logprobs for row in rows]
+    if all(top_n is None for top_n in wanted):
+        return (None,) * len(rows)
+    # The model skips rows with 0, which to a request means: the chosen token alone.
+    found = pipeline.runner.loaded_model.compute_log_probabilities(
+        pipeline.runner.session,
+        inputs,
+        outputs,
+        token_ids,
+        [0 if top_n is None else max(top_n, 1) for top_n in wanted],
+        [False] * len(wanted),
+    )
+    chosen = token_ids.tolist()
+    return tuple(
+        None if entry is None else _token_logprob(token, entry, top_n or 0)
+        for token, entry, top_n in zip(chosen, found, wanted, strict=True)
+    )
 
 
 def _token_logprob(token: int, found: LogProbabilities, top_n: int) -> TokenLogprob:

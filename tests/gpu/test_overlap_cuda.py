@@ -11,7 +11,7 @@ import torch
 from llm.config import PipelineConfig
 from llm.engine import create_engine
 from llm.memory_copy import to_device
-from llm.request import Request, SamplingParams
+from llm.request import Request, SamplingParams, TokenChunk
 from llm.runner.device_stream import CudaStream
 
 pytestmark = [
@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-def generate(checkpoint: Path, **values: Any) -> dict[str, list[int]]:
+def generate(checkpoint: Path, **values: Any) -> dict[str, list[TokenChunk]]:
     model = {
         "model_path": str(checkpoint),
         "device_specs": ["cuda"],
@@ -30,21 +30,30 @@ def generate(checkpoint: Path, **values: Any) -> dict[str, list[int]]:
     sampling = [
         SamplingParams(temperature=0, max_tokens=30),
         SamplingParams(seed=3, max_tokens=30, repetition_penalty=1.2),
+        SamplingParams(seed=4, max_tokens=20, top_logprobs=1),
     ]
     asked = [Request(f"r{n}", (5, 6 + n), params) for n, params in enumerate(sampling)]
     streams = [engine.submit(request) for request in asked]
     engine.start()
-    found = {
-        stream.request_id: [token for chunk in stream for token in chunk.token_ids]
-        for stream in streams
-    }
+    found = {stream.request_id: list(stream) for stream in streams}
     engine.shutdown()
     return found
 
 
 def test_the_same_tokens_as_without(tiny_checkpoint: Path) -> None:
+    """And log-probabilities, beside requests that want none."""
     expected = generate(tiny_checkpoint)
-    assert generate(tiny_checkpoint, enable_overlap_scheduler=True) == expected
+    found = generate(tiny_checkpoint, enable_overlap_scheduler=True)
+    for name, chunks in expected.items():
+        tokens, twins = (
+            [token for chunk in run for token in chunk.token_ids] for run in (found[name], chunks)
+        )
+        assert tokens == twins
+        entries, others = (
+            [entry for chunk in run for entry in chunk.logprobs] for run in (found[name], chunks)
+        )
+        assert [e.token_id for e in entries] == (tokens if name == "r2" else [])
+        assert [e.logprob for e in entries] == pytest.approx([e.logprob for e in others], abs=1e-3)
 
 
 def test_uploading_does_not_wait_for_the_gpu() -> None:

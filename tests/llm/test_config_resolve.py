@@ -381,7 +381,6 @@ def test_a_listener_is_served_step_by_step() -> None:
         PipelineConfig(model={"device_specs": ["cpu"]}),
         PipelineConfig(model=gpu, enable_overlap_scheduler=False),
         PipelineConfig(model=gpu, max_num_steps=4),
-        PipelineConfig(model=gpu, enable_echo=True),
         PipelineConfig(model=gpu, draft_model={}),
         PipelineConfig(
             model=gpu | {"kv_cache": {"enable_prefix_caching": False}}, max_batch_size=1

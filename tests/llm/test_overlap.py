@@ -10,7 +10,6 @@ import torch
 
 from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow
 from llm.config import ModelConfig, PipelineConfig
-from llm.errors import RequestError
 from llm.models.auto import AutoModel
 from llm.models.llama import LlamaModel
 from llm.models.weights import WeightsFormat
@@ -118,17 +117,34 @@ def test_a_prompt_chunk_brings_no_token_but_is_waited_for(checkpoint: Path) -> N
 
 def test_what_overlap_cannot_do(checkpoint: Path) -> None:
     pipeline, stream = late(checkpoint)
-    asks = SamplingParams(top_logprobs=2)
-    with pytest.raises(ValueError, match="log-probabilities"):
-        pipeline.execute(batch(prompt_row("a", sampling=asks)))
     with pytest.raises(ValueError, match="3 steps"):
         pipeline.execute(batch(row([1], [1]), num_steps=3))
-    with pytest.raises(RequestError, match="log-probabilities"):
-        pipeline.admit(Request("a", (1,), asks))
-    pipeline.admit(Request("a", (1,)))
     assert stream.log == []
     with pytest.raises(RuntimeError, match="decoding cannot be captured"):
         pipeline.warmup_graph_capture()
+
+
+def test_log_probabilities_are_those_of_their_own_batch(
+    checkpoint: Path, expected: list[int]
+) -> None:
+    """They come with its tokens, one call later, and are of no logits but its own."""
+    asks = SamplingParams(temperature=0, top_logprobs=2)
+    plain = TextGenerationPipeline(pipeline_config(checkpoint))
+    scores = [plain.execute(batch(prompt_row("a", sampling=asks))).logprobs["a"]]
+    known = row(expected[:1], PAGES, 20, output_ids=expected[:1], sampling=asks)
+    scores.append(plain.execute(batch(known)).logprobs["a"])
+    pipeline, _ = late(checkpoint)
+    pipeline.admit(Request("a", (1,), asks))
+    assert not pipeline.execute(batch(prompt_row("a", sampling=asks))).logprobs
+    both = batch(next_row("a", 1, sampling=asks), row(PROMPT, [20, 21], request_id="b"))
+    first, second = pipeline.execute(both), pipeline.execute(EMPTY)
+    assert (first.token_ids, set(first.logprobs)) == ({"a": (expected[0],)}, {"a"})
+    assert second.token_ids == {"a": (expected[1],), "b": (expected[0],)}
+    assert set(second.logprobs) == {"a"}
+    for output, (entry,) in zip((first, second), scores, strict=True):
+        (found,) = output.logprobs["a"]
+        assert (found.token_id, found.top[0][0]) == (entry.token_id, entry.token_id)
+        assert found.logprob == pytest.approx(entry.logprob, abs=1e-5)
 
 
 def test_overlap_needs_a_device_that_is_late(checkpoint: Path, expected: list[int]) -> None:

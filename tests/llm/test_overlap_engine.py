@@ -13,9 +13,8 @@ import pytest
 from llm import engine_steps
 from llm.batch import ForwardMode
 from llm.engine import Engine, assemble_engine, create_engine
-from llm.errors import RequestError
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
-from llm.request import FinishReason, Request, SamplingParams, TokenChunk
+from llm.request import FinishReason, Request, SamplingParams, TokenChunk, TokenLogprob
 from tests.llm import test_create_engine as plain
 from tests.llm import test_structured as structured
 from tests.llm.late_stream import LateStream
@@ -147,11 +146,41 @@ def test_a_request_whose_grammar_breaks_fails_alone(tmp_path: Path) -> None:
     assert chunks[free.request_id][-1].finish_reason is not FinishReason.ERROR
 
 
-def test_log_probabilities_are_refused_when_they_are_asked_for(tiny_checkpoint: Path) -> None:
-    engine, _ = overlapping(plain.config(tiny_checkpoint))
-    with pytest.raises(RequestError, match="log-probabilities"):
-        engine.submit(Request("a", (1,), SamplingParams(top_logprobs=1)))
-    engine.shutdown()
+SCORED = {
+    "sampled": SamplingParams(seed=1, max_tokens=9, top_logprobs=2, ignore_eos=True),
+    "chosen": SamplingParams(seed=2, max_tokens=30, top_logprobs=0, repetition_penalty=1.3),
+    "prompt": SamplingParams(seed=3, max_tokens=6, top_logprobs=1, echo=True, ignore_eos=True),
+    "echo": SamplingParams(seed=4, max_tokens=5, top_logprobs=0, echo=True, ignore_eos=True),
+    "free": SamplingParams(seed=5, max_tokens=12, ignore_eos=True),
+}
+
+
+@pytest.mark.parametrize("out_dtype", ["float32", "bfloat16"])
+def test_log_probabilities_are_those_without(tiny_checkpoint: Path, out_dtype: str) -> None:
+    """Beside requests that want none; prompts in pieces, penalties, echo."""
+    values = {"enable_echo": True, "max_batch_input_tokens": 20, "prefix_caching": False}
+    sampling = {"out_dtype": out_dtype, "enable_penalties": True}
+    config = plain.config(tiny_checkpoint, **values, sampling=sampling)
+    prompt = tuple(range(5, 40))
+    asked = [Request(name, prompt, params) for name, params in SCORED.items()]
+    expected = finish(create_engine(config), asked)
+    engine, _ = overlapping(config)
+    found = finish(engine, asked)
+    tolerance = 1e-5 if out_dtype == "float32" else 2e-2
+
+    def entries(chunks: list[TokenChunk]) -> list[TokenLogprob]:
+        return [e for chunk in chunks for e in (*chunk.prompt_logprobs, *chunk.logprobs)]
+
+    for name, params in SCORED.items():
+        here, there = found[name], expected[name]
+        assert structured.tokens(here) == structured.tokens(there)
+        num_echoed = len(prompt) if params.echo else 0
+        num_scored = len(structured.tokens(here)) if params.top_logprobs is not None else 0
+        assert len(entries(here)) == num_echoed + num_scored
+        for entry, twin in zip(entries(here), entries(there), strict=True):
+            assert entry.token_id == twin.token_id
+            assert entry.logprob == pytest.approx(twin.logprob, abs=tolerance)
+            assert [token for token, _ in entry.top] == [token for token, _ in twin.top]
 
 
 def test_the_configuration_chooses(tiny_checkpoint: Path, alone: plain.Results) -> None:
