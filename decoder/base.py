@@ -78,7 +78,9 @@ class StreamingOptions:
     `chunk_sizes` None means one block at the end; otherwise the last size repeats. `look_ahead`
     is how many later codes a block waits for, to be rendered with them as right context; at the
     end of the stream it waits for none. `first_look_ahead` is that of the very first block: the
-    fewer, the sooner there is sound, and the less true its last samples; None: as the others.
+    fewer, the sooner there is sound, and the less true its last samples; None: as the others. Later
+    blocks wait for as many codes more as were spoken before them, until it is `look_ahead`: so no
+    block comes late because it catches up on the first one's.
     """
 
     chunk_sizes: tuple[int, ...] | None = None
@@ -90,9 +92,11 @@ class StreamingOptions:
 
     def look_ahead_of(self, block_index: int) -> int:
         """How many later codes a block waits for."""
-        if block_index == 0 and self.first_look_ahead is not None:
-            return self.first_look_ahead
-        return self.look_ahead
+        first, sizes = self.first_look_ahead, self.chunk_sizes
+        if first is None or sizes is None:
+            return self.look_ahead
+        spoken = sum(sizes[:block_index]) + max(0, block_index - len(sizes)) * sizes[-1]
+        return min(self.look_ahead, first + spoken)
 
 
 @dataclass(frozen=True, slots=True)

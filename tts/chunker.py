@@ -29,12 +29,14 @@ class SpeechChunker:
         first_look_ahead: int | None = None,
         codes_per_frame: int = 1,
     ) -> None:
-        """`first_look_ahead` is that of the stream's first block; None: as the others."""
+        """`first_look_ahead` is that of the stream's first block, and grows with what has been cut
+        until it is `look_ahead`; None: all blocks have `look_ahead`.
+        """
         if chunk_sizes is not None and (not chunk_sizes or min(chunk_sizes) < 1):
             raise ValueError(f"chunk sizes {chunk_sizes} are not positive numbers")
         self._sizes = chunk_sizes
-        self._look_ahead = look_ahead if first_look_ahead is None else first_look_ahead
-        self._later_look_ahead = look_ahead
+        self._most_look_ahead = look_ahead
+        self._first_look_ahead = look_ahead if first_look_ahead is None else first_look_ahead
         self._codes_per_frame = codes_per_frame
         self._waiting: list[int] = []
         self._first_code = 0
@@ -77,6 +79,10 @@ class SpeechChunker:
             ready.append(self._cut(min(size, len(self._waiting))))
         return ready
 
+    @property
+    def _look_ahead(self) -> int:
+        return min(self._most_look_ahead, self._first_look_ahead + self._first_code)
+
     def _has(self, count: int) -> bool:
         return len(self._waiting) >= count
 
@@ -92,5 +98,4 @@ class SpeechChunker:
         del self._waiting[:size]
         self._first_code += size
         self._block_index += 1
-        self._look_ahead = self._later_look_ahead
         return chunk

@@ -166,8 +166,8 @@ def cut(
     while start < len(codes):
         size = len(codes) if sizes is None else sizes[min(len(chunks), len(sizes) - 1)]
         end = min(start + size, len(codes))
-        is_first = not chunks and first_look_ahead is not None
-        future = tuple(codes[end : end + (first_look_ahead if is_first else look_ahead)])
+        hasty = look_ahead if first_look_ahead is None else first_look_ahead + start
+        future = tuple(codes[end : end + min(look_ahead, hasty)])
         chunks.append(SpeechChunk(tuple(codes[start:end]), start, len(chunks), future))
         start = end
     return chunks
