@@ -82,7 +82,9 @@ class PipelineConfig(StrictModel):
         default=PipelineRole.PrefillAndDecode, description="prefill, decode, or both"
     )
     max_batch_size: int | None = Field(
-        default=None, gt=0, description="most requests in one batch (default: from KV memory)"
+        default=None,
+        gt=0,
+        description="most requests in one batch (default: what KV memory has room for, up to 1024)",
     )
     max_queue_size_tg: int | None = Field(
         default=None, gt=0, description="most requests decoding at once (default: max_batch_size)"

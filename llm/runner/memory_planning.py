@@ -1,7 +1,8 @@
 """`MemoryPlanning`: how a runner shares out its device's memory before anything is allocated.
 
 pages(rows) = (available × utilization − weights − scratch of a batch of `rows`) / page
-rows        = max_batch_size, or the most for which pages(rows) hold EXPECTED_TOKENS of each
+rows        = max_batch_size, or the most, up to MOST_ROWS, for which pages(rows) hold
+              EXPECTED_TOKENS of each
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from llm.runner.device_memory import available_bytes
 from llm.sampling.device_sampler import MAX_VOCABULARY, sampler_bytes
 
 MAX_CPU_KV_BYTES = 512 * 2**20  # unless the configuration names a number of pages
-MOST_ROWS = 4096
+MOST_ROWS = 1024
+"""Unless the configuration names another number. With 200,000 tokens to choose from, sampling keeps
+half a megabyte for each row, and logits take more, whether or not so many requests ever come."""
+
 EXPECTED_TOKENS = 1024
 """Of one request, prompt and generated: half a minute of speech, at 25 tokens a second and more.
 

@@ -218,7 +218,8 @@ def test_the_pool_stays_modest_on_a_cpu(tmp_path: Path) -> None:
         (65, 16, {"max_length": 100}, 64 // 7),
         (65, 16, {"max_length": 100, "max_batch_input_tokens": 5}, 5),
         (2, 16, {"max_length": 100}, 1),
-        (9000, 16, {"max_length": 17}, 4096),
+        (9000, 16, {"max_length": 17}, 1024),
+        (9000, 16, {"max_length": 17, "max_batch_size": 4000}, 4000),
         (65, 16, {"max_batch_size": 40}, 40),
     ],
 )
