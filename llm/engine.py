@@ -76,6 +76,7 @@ class Engine:
         self._is_stopping = False
         self._is_idle = True
         self._is_awake = False  # somebody called `wake` since the last cycle
+        self._turn_s: float | None = None  # when the turn that runs began; None: it sleeps
         self._thread: threading.Thread | None = None
         self._steps = EngineSteps(
             pipeline, scheduler, self._deliver, runs_empty=execute_empty_batches
@@ -191,7 +192,9 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot, also while a step runs."""
         scheduler, kv, counters = self._scheduler, self._pipeline.kv_manager, self._steps.counters
+        turn_s = self._turn_s
         return EngineStats(
+            turn_s=0.0 if turn_s is None else time.monotonic() - turn_s,
             running=scheduler.num_running,
             decoding=scheduler.num_decoding,
             waiting=self._num_waiting(),
@@ -256,6 +259,7 @@ class Engine:
             if self._is_stopping:
                 return False
             self._is_awake = False
+            self._turn_s = time.monotonic()
         self._arrivals.begin_turn()
         for _ in range(len(self._inbox)):
             self._inbox.popleft()()
@@ -285,7 +289,7 @@ class Engine:
     def _sleep(self) -> None:
         """Until somebody wants something, or a prefill that waits for others has waited enough."""
         with self._condition:
-            self._is_idle = True
+            self._is_idle, self._turn_s = True, None
             self._condition.notify_all()
             self._condition.wait_for(
                 lambda: self._inbox or self._arrivals or self._is_awake or self._is_stopping,
@@ -313,7 +317,7 @@ class Engine:
         if hook is not None:
             self._guard(hook.on_stop)
         with self._condition:
-            self._is_idle, self._is_awake = True, False
+            self._is_idle, self._is_awake, self._turn_s = True, False, None
             self._condition.notify_all()
 
 

@@ -93,6 +93,7 @@ class EngineStats:
     empty_steps: int  # without a row, for `execute_empty_batches`
     batches: tuple[BatchFigures, ...]  # by kind of batch
     sequences: SequenceFigures
+    turn_s: float = 0.0  # how long the turn that runs has taken; 0 while the engine sleeps
     speculative: SpeculativeDecodingMetrics | None = None  # None without a draft model
     graphs: GraphFigures | None = None  # None where decoding is not captured
 

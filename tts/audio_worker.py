@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Protocol
@@ -113,6 +113,13 @@ class AudioWorker:
     def num_audio_streams(self) -> int:
         """Decoder states alive."""
         return sum(isinstance(task, SpeechTask) for task in self._snapshot())
+
+    @property
+    def rendering_s(self) -> float:
+        """How long the decoder has been at its oldest batch, 0 without one; from any thread."""
+        with suppress(IndexError):
+            return time.perf_counter() - self._launched[0].started_s
+        return 0.0
 
     def figures(self) -> AudioFigures:
         """What was rendered since the start, and what waits for its reader; from any thread."""

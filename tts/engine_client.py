@@ -75,7 +75,7 @@ class EngineStatus:
     audio_streams: int  # decoder states alive
     preemptions: int
     prefix_hit_tokens: int
-    is_alive: bool = True  # False: it has stopped, or broke down, and nothing runs any more
+    is_alive: bool = True  # False: it has stopped, broke down or hangs, and nothing runs any more
     stats: EngineStats | None = None
     audio: AudioFigures | None = None
     linear_layers: tuple[tuple[str, int], ...] = ()  # how many compute with what

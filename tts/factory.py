@@ -145,12 +145,17 @@ def create_engine_client(
     if family is not None:
         config = config.planning_ahead()  # somebody listens: tokens are to come one by one
     engine = create_engine(config, checkpoint.tokenizer)
-    timeout_s = server.slow_reader_timeout_s * READER_PATIENCE if server else None
+    limits = StreamLimits()
+    if server is not None:
+        reader_timeout_s = server.slow_reader_timeout_s * READER_PATIENCE
+        limits = StreamLimits(
+            reader_timeout_s=reader_timeout_s, step_timeout_s=server.step_timeout_s
+        )
     client = LocalEngineClient(
         engine,
         decoder,
         vocabulary,
-        StreamLimits(reader_timeout_s=timeout_s),
+        limits,
         profiler=Profiler(config.profiling.gpu_profiling, config.model.device_specs[0]),
         linear_layers=config.running_plan.linear_layers if config.running_plan else (),
     )

@@ -40,7 +40,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 STATUS_PERIOD_S = 0.5
 LAST_WORDS_S = 1.0  # for final statuses under way, once no call runs any more
 
-_GONE = (logging.ERROR, "the engine has gone; NOT_SERVING")
+_GONE = (logging.ERROR, "the engine has gone or hangs; NOT_SERVING")
 _BACK = (logging.INFO, "the engine is back; SERVING")
 
 _Status = health_pb2.HealthCheckResponse

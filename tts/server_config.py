@@ -25,6 +25,11 @@ class ServerConfig(StrictModel):
     max_restarts: int = Field(
         default=5, ge=0, description="how often in a row a process that died is started again"
     )
+    step_timeout_s: float = Field(
+        default=120.0,
+        gt=0,
+        description="an engine whose step takes longer hangs: NOT_SERVING, and it is started again",
+    )
     max_concurrent_requests: int = Field(default=32, gt=0, description="calls running at once")
     max_queued_requests: int = Field(default=16, ge=0, description="calls waiting to run")
     max_streams_per_client: int = Field(default=64, gt=0, description="open calls of one client")

@@ -9,6 +9,7 @@ speak ── submit ────────────────────
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,9 @@ from tts.tasks import CodeMap, SpeechSetup, SpeechTask, StreamTask, TextTask
 if TYPE_CHECKING:
     import numpy as np
 
-    from llm import Engine
+    from llm import Engine, EngineStats
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +39,15 @@ class StreamLimits:
 
     A stream holds at most `audio_blocks` rendered blocks plus about `codes_ahead` codes (or
     `text_chunks` chunks of text), then it is paused. `reader_timeout_s` ends a stream whose
-    reader leaves an item unread for so long (None: never).
+    reader leaves an item unread for so long (None: never). An engine whose step has not returned
+    for `step_timeout_s` is not alive (None: it may take any time).
     """
 
     audio_blocks: int = 8
     codes_ahead: int = 100
     text_chunks: int = 64
     reader_timeout_s: float | None = None
+    step_timeout_s: float | None = None
     encoders: int = 1
 
 
@@ -71,7 +76,7 @@ class LocalEngineClient:
         self._worker = AudioWorker(engine, decoder, profiler)
         self._encoders = ThreadPoolExecutor(self._limits.encoders, thread_name_prefix="encode")
         self._linear_layers = linear_layers
-        self._is_closing = False
+        self._is_closing = self._hangs = False
         engine.set_hook(self._worker)
         engine.start()
 
@@ -140,11 +145,20 @@ class LocalEngineClient:
             audio_streams=self._worker.num_audio_streams,
             preemptions=stats.preemptions,
             prefix_hit_tokens=stats.prefix_hit_tokens,
-            is_alive=self._engine.is_running,
+            is_alive=self._engine.is_running and not self._note_hang(stats),
             stats=stats,
             audio=self._worker.figures(),
             linear_layers=self._linear_layers,
         )
+
+    def _note_hang(self, stats: EngineStats) -> bool:
+        """Whether a step takes too long; logged when it begins to."""
+        limit_s, taken_s = self._limits.step_timeout_s, max(stats.turn_s, self._worker.rendering_s)
+        hung, self._hangs = self._hangs, limit_s is not None and taken_s > limit_s
+        if self._hangs and not hung:
+            text = "a step has not returned for %.1f s (step_timeout_s=%g): the engine hangs"
+            logger.error(text, taken_s, limit_s)
+        return self._hangs
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Take nothing new, finish what runs within `drain_s`, cancel the rest, stop.

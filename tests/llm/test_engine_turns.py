@@ -18,6 +18,7 @@ from llm.request import FinishReason, Request, SamplingParams
 from llm.scheduler import Scheduler, SchedulerLimits
 from tests.llm.shadow import ShadowPipeline
 from tests.llm.test_create_engine import config
+from tests.llm.test_engine import SlowPipeline, wait_for
 
 
 class EmptyStepPipeline(ShadowPipeline):
@@ -234,3 +235,15 @@ def test_a_late_wish_does_not_meet_a_later_request_of_the_same_id() -> None:
     assert list(stream)[-1].finish_reason is FinishReason.LENGTH
     assert list(again)[-1].finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
     engine.shutdown()
+
+
+def test_how_long_a_turn_takes_is_told_while_it_runs() -> None:
+    pipeline = SlowPipeline()
+    with running(pipeline) as engine:
+        wait_for(lambda: engine.stats().turn_s == 0)
+        pipeline.gate.clear()
+        stream = engine.submit(request("a"))
+        wait_for(lambda: engine.stats().turn_s > 0.05)
+        pipeline.gate.set()
+        assert list(stream)[-1].finish_reason is FinishReason.LENGTH
+        wait_for(lambda: engine.stats().turn_s == 0)

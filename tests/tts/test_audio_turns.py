@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
+import numpy as np
+
+from decoder import Rendered
 from llm import FinishReason, TokenChunk
 from tests.tts.audio_bench import BAD_CODE, HOP, OFFSET, Bench, in_loop, numbers, read, tokens
+from tts.audio_worker import LaunchedBatch
 
 
 def test_equal_shapes_are_rendered_together_one_call_per_turn() -> None:
@@ -22,6 +28,24 @@ def test_equal_shapes_are_rendered_together_one_call_per_turn() -> None:
         assert [block.num_codes for block in await read(other)] == [5]
 
     in_loop(scenario)
+
+
+class NeverRendered(Rendered):
+    """What a device that hangs is at."""
+
+    is_ready = False
+
+    def samples(self) -> list[np.ndarray]:
+        raise AssertionError("nobody waits for it")
+
+
+def test_how_long_the_decoder_has_been_at_a_batch() -> None:
+    bench = Bench()
+    assert bench.worker.rendering_s == 0
+    started_s = time.perf_counter() - 5
+    bench.worker._launched.append(LaunchedBatch((), NeverRendered(), started_s))
+    assert bench.worker.after_step()
+    assert 5 <= bench.worker.rendering_s < 60
 
 
 def test_a_batch_has_the_decoders_limit() -> None:

@@ -157,6 +157,48 @@ def test_a_decoder_failure_ends_one_stream(own_client: Callable[..., LocalEngine
     run(scenario)
 
 
+class HangingDecoder(AudioDecoder):
+    """A real decoder that does not return while `goes_on` is clear."""
+
+    def __init__(self, inner: AudioDecoder) -> None:
+        self.spec = inner.spec
+        self._inner = inner
+        self.goes_on = threading.Event()
+
+    def decode(self, windows: Sequence[DecodeWindow]) -> torch.Tensor:
+        assert self.goes_on.wait(30)
+        return self._inner.decode(windows)
+
+
+def test_an_engine_whose_step_does_not_return_is_not_alive(
+    own_client: Callable[..., LocalEngineClient], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Until it does."""
+    made: list[HangingDecoder] = []
+
+    def wrap(decoder: AudioDecoder) -> AudioDecoder:
+        made.append(HangingDecoder(decoder))
+        return made[0]
+
+    client = own_client(wrap_decoder=wrap, limits=StreamLimits(step_timeout_s=0.5))
+
+    async def is_alive(expected: bool) -> None:
+        while (await client.status()).is_alive is not expected:
+            await asyncio.sleep(0.01)
+
+    async def scenario() -> None:
+        await is_alive(True)
+        stream = asyncio.create_task(listen(client, speech("a", exactly=8)))
+        await is_alive(False)
+        await is_alive(False)
+        made[0].goes_on.set()
+        assert len(samples(await stream)) == 8 * HOP
+        await is_alive(True)
+
+    run(scenario)
+    assert caplog.text.count("(step_timeout_s=0.5): the engine hangs") == 1
+
+
 def test_closing_with_time_to_drain_finishes_streams(
     own_client: Callable[..., LocalEngineClient],
 ) -> None:

@@ -116,7 +116,7 @@ class EngineServer:
         self._beating: asyncio.Task[None] | None = None
         self._status: EngineStatus | None = None
         self.broken = asyncio.Event()
-        """Set when the client's engine has stopped by itself."""
+        """Set when the client's engine has stopped by itself, or hangs."""
 
     def __repr__(self) -> str:
         return f"EngineServer(peers={len(self._peers)}, streams={self.num_streams})"

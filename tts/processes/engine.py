@@ -1,6 +1,6 @@
 """`python -m tts.processes.engine`: the model behind the hop. Started by the supervisor.
 
-It ends by itself, with status 1, when its engine breaks down: then a new process is better.
+It ends by itself, with status 1, when its engine breaks down or hangs: a new process is better.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tts.factory import connect_service, create_engine_client
 from tts.host import admission_limits
 from tts.ipc.engine_server import EngineServer
 from tts.processes.calls import warm_up
-from tts.processes.child import Launch, Ready, Reporter, Signals, run_child
+from tts.processes.child import Launch, Ready, Reporter, Signals, end_process, run_child
 from tts.serve_config import ServeConfig
 
 logger = logging.getLogger("tts.engine")
@@ -45,9 +45,11 @@ async def run(launch: Launch, report: Reporter) -> int:
             is_broken = await _first(signals.asked, server.broken)
         finally:
             await server.close()
+        if is_broken:
+            end_process(1)  # a thread that hangs is not waited for
     finally:
         await client.close()
-    return 1 if is_broken else 0
+    return 0
 
 
 async def _start(server: EngineServer, base: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import signal
 import time
 from contextlib import suppress
@@ -12,9 +14,9 @@ from pathlib import Path
 import grpc
 
 from tests.tts.ipc.hop import new_tcp_base
-from tests.tts.processes.test_kills import channel_to, endless, heard, until
+from tests.tts.processes.test_kills import Status, channel_to, endless, heard, until
 from tests.tts.server_process import ENGINE, Process, processes_of, serving_process
-from tests.tts.serving import error_of_reading, run
+from tests.tts.serving import error_of_reading, health, run
 from tts.processes.child import BEAT_S
 from tts.processes.supervisor import STALL_S
 from tts.v1.speech_pb2_grpc import SpeechServiceStub
@@ -45,6 +47,70 @@ def test_an_engine_that_hangs_is_killed_and_nobody_takes_its_place(tiny_checkpoi
     run(scenario(), 150)
 
 
+STICKING = '''
+"""Llama that does not go on while there is a file called stuck beside this one."""
+
+import time
+from pathlib import Path
+
+from llm import Architecture
+from llm.models.llama import LlamaModel
+
+STUCK = Path(__file__).with_name("stuck")
+
+
+class StickingModel(LlamaModel):
+    def execute(self, model_inputs):
+        while STUCK.exists():
+            time.sleep(0.01)
+        return super().execute(model_inputs)
+
+
+ARCHITECTURES = [Architecture("StickingForCausalLM", "sticking:StickingModel")]
+'''
+
+
+def sticking(checkpoint: Path, folder: Path) -> Path:
+    """The checkpoint, of that architecture."""
+    (folder / "sticking.py").write_text(STICKING)
+    copy = Path(shutil.copytree(checkpoint, folder / "model"))
+    values = json.loads((copy / "config.json").read_text())
+    values["architectures"] = ["StickingForCausalLM"]
+    (copy / "config.json").write_text(json.dumps(values))
+    return copy
+
+
+def test_an_engine_whose_step_never_returns_is_started_again(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    """Its process lives, and its event loop turns; only the step hangs."""
+    flags = {"custom-architectures": f"{tmp_path}:sticking", "step-timeout-s": 3}
+    stuck = tmp_path / "stuck"
+
+    async def scenario() -> None:
+        async with (
+            serving_process(sticking(tiny_checkpoint, tmp_path), **flags) as process,
+            channel_to(await process.ready()) as channel,
+        ):
+            before = await heard(channel)
+            (engine,) = processes_of(process, ENGINE)
+            call = SpeechServiceStub(channel).SynthesizeStream(endless(), wait_for_ready=True)
+            await call.read()
+            stuck.touch()
+            error = await error_of_reading(call)
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            await until(lambda: _is_refused(channel))
+            stuck.unlink()
+            await process.logged(r"\(step_timeout_s=3\): the engine hangs")
+            await process.logged("engine ended with status 1; starting it again")
+            await process.logged("engine is back")
+            await until(lambda: _is_served(channel))
+            assert (await heard(channel)).data == before.data
+            assert processes_of(process, ENGINE) != [engine]
+
+    run(scenario(), 150)
+
+
 async def _hang(process: Process, channel: grpc.aio.Channel, engine: int) -> None:
     """It is killed when it was silent for too long, no earlier; its stream is told."""
     call = SpeechServiceStub(channel).SynthesizeStream(endless(), wait_for_ready=True)
@@ -60,6 +126,10 @@ async def _hang(process: Process, channel: grpc.aio.Channel, engine: int) -> Non
             os.kill(engine, signal.SIGCONT)
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert STALL_S - BEAT_S < time.monotonic() - stopped_s < STALL_S + LATE_S
+
+
+async def _is_refused(channel: grpc.aio.Channel) -> bool:
+    return await health(channel) == Status.NOT_SERVING
 
 
 async def _is_served(channel: grpc.aio.Channel) -> bool:
