@@ -38,20 +38,25 @@ from training.documents import (
     compose,
     single_turns,
 )
-from training.lexicon import MADE
+from training.lexicon import HELD_OUT, LEXICON, MADE
 from training.llama import LanguageModel, ModelConfig, checkpoint, quantise, restore
-from training.pronunciations import PhonemeTask, read_pairs
+from training.pronunciations import Pairs, PhonemeTask, read_pairs
 from training.recipe import parse
+from training.strings import Strings
 from training.vocabulary import FIRST_CODE
 
 
 def phoneme_task(args: argparse.Namespace, lines: list[str]) -> PhonemeTask | None:
-    """With the words, and the made-up ones where they are there."""
+    """With those files of words that are there."""
     if not args.words:
         return None
-    files = [path for path in (args.words, args.words.with_name(MADE)) if path.exists()]
-    parts = args.phoneme_parts[: len(files) + 1]
-    return PhonemeTask(args.phoneme_share, parts, [read_pairs(path) for path in files], lines)
+    sentences, *shares = args.phoneme_parts
+    files = (args.words.with_name(LEXICON), args.words, args.words.with_name(MADE))
+    there = [(share, path) for share, path in zip(shares, files, strict=True) if path.exists()]
+    parts, pairs = [share for share, _ in there], [read_pairs(path) for _, path in there]
+    never = args.words.with_name(HELD_OUT)
+    held_out = read_pairs(never) if never.exists() else Pairs(Strings([]), Strings([]))
+    return PhonemeTask(args.phoneme_share, [sentences, *parts], pairs, lines, held_out)
 
 
 AHEAD = 24  # batches: more than it takes to compose the next pass
@@ -148,8 +153,8 @@ class Training:
                                   intermediate_size=3 * args.dim,
                                   dropout=args.dropout)  # fmt: skip
         self.model = LanguageModel(self.config, levels).to(self.group.device)
-        if args.init:
-            restore(self.model, load_file(args.init))
+        if start := args.init or args.start:
+            restore(self.model, load_file(start))
         self.group.broadcast(self.model.state_dict().values())
         self.parameters = list(self.model.parameters())
         groups = [
@@ -207,12 +212,11 @@ class Training:
         self.optimiser.step()
         return loss.detach()
 
-    def validate(self, speech: Speech) -> float:
-        """Mean loss per code of single turns that are not trained on.
+    def validate(self, speech: Speech, documents: Part) -> float:
+        """Mean loss per target of documents that are not trained on.
 
         Computed as in training, dropout included: another mode would be compiled anew.
         """
-        documents = single_turns(speech, speech.held_out)
         total = count = 0.0
         for bucket, members in bucketed([documents], self.args.tokens, np.random.default_rng(0)):
             rows = [documents.tokens(speech, i) for _, i in members]
@@ -273,14 +277,22 @@ class Course:
                 if self._has_news():
                     return
 
+    def held_out(self) -> str:
+        """Losses of what is not trained on: single turns, and words that only rules can say."""
+        speech, phonemes = self.loader.speech, self.loader.phonemes
+        assert speech is not None
+        value = self.training.validate(speech, single_turns(speech, speech.held_out))
+        if phonemes is None or not len(phonemes.held_out.first):
+            return f"{value:.3f}"
+        return f"{value:.3f}, phones {self.training.validate(speech, phonemes.held_out):.4f}"
+
     def _report(self) -> None:
-        assert self.loader.speech is not None
-        value = self.training.validate(self.loader.speech)
+        held_out = self.held_out()
         pace = self.seen / (self.clock.now() - self.last)
         rate = self.training.optimiser.param_groups[0]["lr"]
         self.training.log(
             f"step {self.step} pass {self.loader.passes:.1f} loss {float(self.running) / 200:.3f} "
-            f"held out {value:.3f} lr {rate:.2e} {pace / 1e6:.2f} M tokens/s"
+            f"held out {held_out} lr {rate:.2e} {pace / 1e6:.2f} M tokens/s"
         )
         self.running, self.seen, self.last = 0.0, 0, self.clock.now()
         if self.group.agree(self.clock.now() - self.saved) > self.args.save_every:
@@ -299,7 +311,7 @@ def train(args: argparse.Namespace, levels: tuple[int, ...]) -> None:
     course = Course(training, loader)
     course.run()
     training.save()
-    training.log(f"done: {course.step} steps, held out {training.validate(loader.speech):.3f}")
+    training.log(f"done: {course.step} steps, held out {course.held_out()}")
     group.close()
 
 

@@ -2,33 +2,40 @@
 
     python -m training.lexicon --corpus runs/corpus.txt --out runs/words.tsv
 
-Writes `word <TAB> phones` for every word of american-english and of the corpus. A fixed share of
-the words (by a hash of their letters) goes to runs/words_held_out.tsv instead: no document of the
-phoneme task shows one of them, alone or in a sentence. For words that are in no list the teacher
-has rules; runs/words_made.tsv, words that are put together from pieces of the others, shows them.
+Writes `word <TAB> phones`, a word a line:
+
+    words_lexicon.tsv         every word of the teacher's lexicon, and those of the corpus that are
+                              said by it. They are exceptions from the rules: to be learned by heart
+    words.tsv                 all other words of the corpus and of the word lists
+    words_held_out.tsv        one in `HELD_OUT_SHARE` of these, by a hash of its letters: no
+                              document of the phoneme task shows one, alone or in a sentence
+    words_made.tsv            words that are made up (see `training.made_words`), for the rules
+    words_made_held_out.tsv   some that would have been there, but for their hash
 """
 
 from __future__ import annotations
 
 import argparse
-import random
 import re
 import zlib
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-DICTIONARY = Path("/usr/share/dict/american-english")
-HELD_OUT, MADE = "words_held_out.tsv", "words_made.tsv"  # beside the words to train on
+from training.rules import Rules
+from training.strings import Strings
+from training.teacher import Teacher
+
+LEXICON, HELD_OUT = "words_lexicon.tsv", "words_held_out.tsv"  # beside the words to train on
+MADE, MADE_HELD_OUT = "words_made.tsv", "words_made_held_out.tsv"
 HELD_OUT_SHARE = 128  # one word in this many
 MIN_LETTERS = 4
 MAX_LETTERS = 20
-PIECE = 3  # letters that decide which one may follow in a made-up word
 WORD = re.compile(r"[a-z']+")
+POSSESSIVE = "'s"
 
 
 def is_held_out(word: str) -> bool:
-    """Whether the phoneme task never trains on a (lower-case) word."""
+    """Whether the phoneme task never trains on a (lower-case) word that the rules say."""
     letters = word.strip("'")
     return len(letters) >= MIN_LETTERS and zlib.crc32(letters.encode()) % HELD_OUT_SHARE == 0
 
@@ -44,48 +51,70 @@ def known_words(lines: Iterable[str]) -> list[str]:
     return sorted(word for word in words if 0 < len(word) <= MAX_LETTERS)
 
 
-def made_words(words: Sequence[str], count: int, seed: int) -> list[str]:
-    """Up to so many new words, all different, sorted; every `PIECE` + 1 letters of each follow each
-    other in one of `words`, too. None is to be held out."""
-    followers: dict[str, list[str]] = defaultdict(list)
-    for word in words:
-        padded = " " * PIECE + word + " "
-        for place in range(len(word) + 1):
-            followers[padded[place : place + PIECE]].append(padded[place + PIECE])
-    rng, known, made = random.Random(seed), set(words), set[str]()
-    for _ in range(20 * count):
-        if len(made) == count:
-            break
-        word = " " * PIECE
-        while len(word) == PIECE or (word[-1] != " " and len(word) < MAX_LETTERS + PIECE):
-            word += rng.choice(followers[word[-PIECE:]])
-        word = word.strip()
-        fits = len(word) >= MIN_LETTERS and word.isalpha() and word not in known
-        if fits and not is_held_out(word):
-            made.add(word)
-    return sorted(made)
+def listed_words(paths: Iterable[str]) -> list[str]:
+    """The words of lists, ASCII letters only, one a line; possessives are those of the corpus."""
+    lines = (line for path in paths for line in Path(path).read_text().splitlines())
+    return [line for line in lines if line.isascii() and not line.endswith(POSSESSIVE)]
+
+
+class Pronouncer:
+    """The teacher, with the short way for words that it says by its rules."""
+
+    def __init__(self, folder: str = "") -> None:
+        self.rules, self.teacher = Rules(folder), Teacher(folder)
+        self.lexicon = frozenset(self.rules.lexicon())
+
+    def is_exception(self, word: str) -> bool:
+        """Whether it is, or is the possessive of, a word of the lexicon."""
+        return word.removesuffix(POSSESSIVE) in self.lexicon
+
+    def say(self, words: Sequence[str]) -> list[bytes]:
+        """Phones of every word, each a line of a file."""
+        spelled = [word.encode("ascii") for word in words]
+        ruled = [
+            letters.isalpha() and word not in self.lexicon and self.rules.apply(letters)
+            for word, letters in zip(words, spelled, strict=True)
+        ]
+        said = self.rules.say(
+            Strings([x for x, short in zip(spelled, ruled, strict=True) if short])
+        )
+        phones = iter(range(len(said)))
+        return [
+            b"%s\t%s\n" % (letters, said[next(phones)].tobytes())
+            if short
+            else b"%s\t%s\n" % (letters, self.teacher.pronounce(word).encode())
+            for word, letters, short in zip(words, spelled, ruled, strict=True)
+        ]
+
+
+def write(path: Path, lines: Sequence[bytes]) -> None:
+    path.write_bytes(b"".join(lines))
+    print(f"{path.name}: {len(lines)} words", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    from training.made_words import write_made_words
     from training.recipe import parse  # not where only the words are asked for
-    from training.teacher import Teacher
 
     args, recipe = parse(parser, "lexicon", argv)
-    teacher = Teacher(recipe.synthesis.libraries)
+    pronouncer = Pronouncer(recipe.synthesis.libraries)
     lines = args.corpus.read_text().splitlines()
-    words = known_words([*lines, *DICTIONARY.read_text().splitlines()])
-    train = [word for word in words if not is_held_out(word)]
+    words = known_words([*lines, *listed_words(args.lists)])
+    ruled = [word for word in words if not pronouncer.is_exception(word)]
+    exceptions = pronouncer.lexicon.union(w for w in words if pronouncer.is_exception(w))
+    train = [word for word in ruled if not is_held_out(word)]
     for name, chosen in (
+        (LEXICON, sorted(exceptions)),
         (args.out.name, train),
-        (HELD_OUT, [word for word in words if is_held_out(word)]),
-        (MADE, made_words(train, args.made, args.seed)),
+        (HELD_OUT, [word for word in ruled if is_held_out(word)]),
     ):
-        text = "".join(f"{word}\t{teacher.pronounce(word)}\n" for word in chosen)
-        args.out.with_name(name).write_text(text)
-        print(f"{name}: {len(chosen)} words", flush=True)
+        write(args.out.with_name(name), pronouncer.say(chosen))
+    write_made_words(args.out.parent, words, pronouncer, args.made, args.seed)
 
 
 if __name__ == "__main__":

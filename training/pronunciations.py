@@ -1,23 +1,24 @@
 """The second task's documents: a text, and its phones as the teacher says them.
 
 Words alone and in runs of a few, and sentences as they were spoken. The words are those of
-`training.lexicon`, each as often as any other, and made-up ones, of which there are so many that
-only rules can be learned from them.
+`training.lexicon`: the teacher's lexicon, other words, each as often as any other of its kind, and
+made-up ones, of which there are so many that only rules can be learned from them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from training.lexicon import is_held_out, words_of
+from training.lexicon import words_of
 from training.strings import Strings
 from training.vocabulary import END_OF_TEXT, PHONEMES
 
-RUNS = np.array([0.4, *[0.6 / 7] * 7])  # shares of documents of 1 … 8 words
+RUNS = np.array([0.3, *[0.7 / 11] * 11])  # shares of documents of 1 … 12 words
 CAPITALISED, UPPER = 0.25, 0.03  # shares of words
 SPACE, WORD_BREAK = b" ", b" / "
 
@@ -62,8 +63,11 @@ class Pronunciations:
 
 def read_pairs(path: Path) -> Pairs:
     """A file of `training.lexicon`."""
-    pairs = [line.split(b"\t") for line in path.read_bytes().splitlines()]
-    return Pairs(Strings([text for text, _ in pairs]), Strings([phones for _, phones in pairs]))
+    data = np.fromfile(path, np.uint8)
+    tabs, ends = np.flatnonzero(data == ord("\t")), np.flatnonzero(data == ord("\n"))
+    starts = np.concatenate([[0], ends[:-1] + 1])[: len(ends)]
+    texts = Strings.of(data, starts, tabs - starts)
+    return Pairs(texts, Strings.of(data, tabs + 1, ends - tabs - 1))
 
 
 def capitalise(text: np.ndarray, bounds: np.ndarray, rng: np.random.Generator) -> None:
@@ -87,16 +91,16 @@ def word_runs(pairs: Pairs, tokens: float, rng: np.random.Generator) -> Pronunci
     return Pronunciations((text, bounds), pairs.phones.joined(order, WORD_BREAK), runs)
 
 
-def pure_lines(lines: Iterable[str]) -> np.ndarray:
+def alone(pairs: Pairs) -> Pronunciations:
+    """Every word as a document of its own, as it is asked for in an evaluation."""
+    order = np.arange(len(pairs))
+    texts, phones = pairs.texts.joined(order, SPACE), pairs.phones.joined(order, WORD_BREAK)
+    return Pronunciations(texts, phones, np.ones_like(order))
+
+
+def pure_lines(lines: Iterable[str], held_out: AbstractSet[str]) -> np.ndarray:
     """bool: lines without a word that the phoneme task must not see."""
-    cache: dict[str, bool] = {}
-    pure = []
-    for line in lines:
-        words = words_of(line)
-        for word in words:
-            if word not in cache:
-                cache[word] = is_held_out(word)
-        pure.append(not any(cache[word] for word in words))
+    pure = [held_out.isdisjoint(word.strip("'") for word in words_of(line)) for line in lines]
     return np.array(pure)
 
 
@@ -104,13 +108,15 @@ class PhonemeTask:
     """What a pass over the speech takes of the second task."""
 
     def __init__(
-        self, share: float, parts: Sequence[float], pairs: Sequence[Pairs], lines: Sequence[str]
-    ) -> None:
+        self, share: float, parts: Sequence[float], pairs: Sequence[Pairs], lines: Sequence[str],
+        held_out: Pairs,
+    ) -> None:  # fmt: skip
         """`share` of all tokens; of these, `parts`: sentences, then one for each of `pairs`."""
         self.share, self.pairs = share, pairs
         self.parts = np.array(parts) / sum(parts)
         self.texts = Strings([line.encode("ascii", "ignore") for line in lines])
-        self.pure = pure_lines(lines)
+        texts = (held_out.texts[i].tobytes().decode() for i in range(len(held_out)))
+        self.pure, self.held_out = pure_lines(lines, frozenset(texts)), alone(held_out)
 
     def compose(
         self, spoken: Strings, line: np.ndarray, clips: np.ndarray, tokens: int,

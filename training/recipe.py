@@ -54,6 +54,7 @@ class CorpusValues:
 class LexiconValues:
     """`training.lexicon`."""
 
+    lists: tuple[str, ...]
     made: int
     seed: int
 
@@ -106,6 +107,8 @@ class AdversarialValues:
 class ModelValues:
     """`training.language_model`."""
 
+    start: str
+    min_hours: float
     layers: int
     dim: int
     tokens: int

@@ -2,6 +2,7 @@
 
     python -m training.run --out runs                     one stage after the other
     python -m training.run --out runs --together          against the clock, on several GPUs
+    python -m training.run --out runs --voice FOLDER      a voice's language model alone, again
 
 Numbers are those of `recipe.toml`, of `--config FILE` and of `--set section.key=value`, and are
 kept in OUT/recipe.toml. A stage whose output is there, whole, is not run again, but for --fresh.
@@ -25,6 +26,8 @@ from pathlib import Path
 from training.codes import part_files
 from training.recipe import Recipe, RecipeError, load_recipe, write_recipe
 from training.stages import Launcher, Stage, StageError, is_done, run_here
+
+WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,13 @@ def prepare(plan: Plan, given: Mapping[str, Path], *, fresh: bool) -> None:
         part.unlink()
 
 
+def kept_parts(voice: Path) -> dict[str, Path]:
+    """What a run of the language model alone takes from a checkpoint, by stage. The codec's second
+    stage leaves the encoder as it was, so its weights are those of both."""
+    codec, aligner = voice / "codec" / WEIGHTS, voice / "aligner" / WEIGHTS
+    return {"reconstruct": codec, "adversarial": codec, "aligner": aligner}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 0 done, 1 a stage failed, 2 a wrong recipe."""
     parser = argparse.ArgumentParser(
@@ -179,6 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--corpus", type=Path, help="this text, instead of making one")
     parser.add_argument("--words", type=Path, help="these words of training.lexicon")
     parser.add_argument("--codec", type=Path, help="go on from this first stage of a codec")
+    parser.add_argument("--voice", type=Path, help="this voice's language model alone, again")
     parser.add_argument("--together", action="store_true", help="stages at once, on all GPUs")
     parser.add_argument("--here", action="store_true", help="stages in this process, in turn")
     parser.add_argument("--evaluate", action="store_true", help="the voice, too (training.assess)")
@@ -186,12 +197,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         minutes = [f"schedule.minutes={args.minutes}"] if args.minutes is not None else []
-        recipe = load_recipe(args.config, [*args.set, *minutes])
+        start = [f"language_model.start={args.voice / WEIGHTS}"] if args.voice else []
+        recipe = load_recipe(args.config, [*start, *args.set, *minutes])
         args.out.mkdir(parents=True, exist_ok=True)
         write_recipe(recipe, args.out / "recipe.toml")
         plan = Plan(args.out, recipe, evaluates=args.evaluate)
         named = {"corpus": args.corpus, "words": args.words, "reconstruct": args.codec}
         given = {name: source for name, source in named.items() if source is not None}
+        given |= kept_parts(args.voice) if args.voice else {}
         prepare(plan, given, fresh=args.fresh)
         if args.together:
             from training.together import run_together

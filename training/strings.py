@@ -19,7 +19,17 @@ class Strings:
     def __init__(self, strings: Sequence[bytes]) -> None:
         self.length = np.array([len(string) for string in strings], np.int64)
         self.start = np.cumsum(self.length) - self.length
-        self.bytes = np.frombuffer(b"".join(strings), np.uint8)
+        self.bytes: np.ndarray = np.frombuffer(b"".join(strings), np.uint8)
+
+    @classmethod
+    def of(cls, flat: np.ndarray, start: np.ndarray, length: np.ndarray) -> Strings:
+        """Spans of an array of bytes."""
+        strings = cls([])
+        strings.bytes, strings.start, strings.length = flat, start, length
+        return strings
+
+    def __len__(self) -> int:
+        return len(self.length)
 
     def __getitem__(self, i: int) -> np.ndarray:
         return self.bytes[self.start[i] : self.start[i] + self.length[i]]

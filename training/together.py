@@ -7,7 +7,8 @@
                                   |-- language model, the other GPUs ------------|
 
 Weights are saved all along, and a stage that fails takes no other with it: what there is at the end
-is exported. Where the codec's first stage is there already, it goes on from it.
+is exported. Where the codec's first stage is there already, it goes on from it; where its second
+stage and the aligner are there, too, all GPUs train the language model.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ import torch
 
 from training.codes import part_files
 from training.run import Plan
+from training.shards import hours
 from training.stages import Launcher, Running, StageError, is_done, sleep_until
 from training.synthesize import STOP
 
 
 def run_together(plan: Plan) -> None:
     """Everything, then the export. Raises StageError: of all that failed, at the end."""
-    for stage in (plan.corpus(), plan.words()):
-        if not is_done(stage):
-            Launcher(plan.out).start(stage).wait()
+    if not is_done(plan.corpus()):
+        Launcher(plan.out).start(plan.corpus()).wait()
     concert = Concert(plan)
     concert.play(resumed=is_done(plan.reconstruct(0)))
     plan.stand_in()
@@ -42,6 +43,7 @@ class Concert:
     def __init__(self, plan: Plan) -> None:
         self.plan, self.schedule = plan, plan.recipe.schedule
         self.failures: list[str] = []
+        self.words: Running | None = None
         self.total = self.schedule.minutes * 60
         self.start = time.time()
         self.launcher = Launcher(
@@ -56,6 +58,8 @@ class Concert:
 
     def play(self, *, resumed: bool) -> None:
         synthesis = self.launcher.start(self.plan.synthesis())
+        if not is_done(words := self.plan.words()):
+            self.words = self.launcher.start(words)
         running = self._resume(synthesis) if resumed else self._from_nothing(synthesis)
         for stage in running:
             self.await_end(stage)
@@ -76,6 +80,7 @@ class Concert:
         model = self._language_model()
         self.await_end(reconstruct)
         plan.stand_in()
+        self._await_speech()
         self._tokenise(1)
         adversarial = self._adversarial()
         self._tokenise_at(schedule.tokenise_again, 2, synthesis)
@@ -85,15 +90,28 @@ class Concert:
         """Go on from the codec's first stage (its encoder is frozen)."""
         for part in part_files(self.plan.out / "codes"):
             part.unlink()  # of speech that is being written anew
-        adversarial = self._adversarial()
+        rest = [] if is_done(self.plan.adversarial(0)) else [self._adversarial()]
+        if not rest:
+            self.others = self.gpus
         model = self._language_model()
+        self._await_speech()
         self._tokenise_at(self.schedule.resumed_tokenise, 1, synthesis)
-        return [model, adversarial, self._aligner()]
+        if not is_done(self.plan.aligner(0)):
+            rest.append(self._aligner())
+        return [model, *rest]
+
+    def _await_speech(self) -> None:
+        """Until there is as much as the language model needs, or the time for speech is over."""
+        end, enough = self.schedule.speech_end, self.plan.recipe.language_model.min_hours
+        while hours(self.plan.speech) < enough and time.time() < self.start + end * self.total:
+            time.sleep(0.5)
 
     def _adversarial(self) -> Running:
         return self.launcher.start_group(self.plan.adversarial(self.total), self.judged)
 
     def _language_model(self) -> Running:
+        if self.words is not None:
+            self.await_end(self.words)
         return self.launcher.start_group(self.plan.language_model(self.total), self.others)
 
     def _aligner(self) -> Running:

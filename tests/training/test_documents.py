@@ -16,7 +16,8 @@ from training.documents import (
     single_turns,
     target_mask,
 )
-from training.pronunciations import PhonemeTask, read_pairs
+from training.pronunciations import Pairs, PhonemeTask, read_pairs
+from training.strings import Strings
 from training.vocabulary import (
     ANY_VOICE,
     END_OF_SPEECH,
@@ -60,7 +61,8 @@ def speech(tmp_path_factory: pytest.TempPathFactory) -> Speech:
 def parts(speech: Speech, tmp_path_factory: pytest.TempPathFactory) -> list:
     words = tmp_path_factory.mktemp("words") / "words.tsv"
     words.write_text("alpha\tae1 l f ax0\nbeta\tb ey1 t ax0\n")
-    task = PhonemeTask(0.2, (0.3, 0.7), [read_pairs(words)], LINES)
+    none = Pairs(Strings([]), Strings([]))
+    task = PhonemeTask(0.2, (0.3, 0.7), [read_pairs(words)], LINES, none)
     return compose(speech, np.random.default_rng(1), task)
 
 

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from training.lexicon import HELD_OUT_SHARE, is_held_out, known_words, made_words, words_of
+from tests.training.speechlike import has_teacher
+from training.lexicon import (
+    HELD_OUT_SHARE,
+    MAX_LETTERS,
+    MIN_LETTERS,
+    Pronouncer,
+    is_held_out,
+    known_words,
+    listed_words,
+    words_of,
+)
+from training.made_words import CHUNK, Maker, Pieces, made_words
 from training.pronunciations import (
     RUNS,
     Pairs,
     PhonemeTask,
+    alone,
     pure_lines,
     read_pairs,
     word_runs,
@@ -23,6 +34,7 @@ from training.vocabulary import END_OF_TEXT, PHONEMES
 WORDS = {"alpha": "ae1 l f ax0", "beta": "b ey1 t ax0", "don't": "d ow1 n t", "x": "eh1 k s"}
 LINES = ["Alpha and beta.", "Beta.", "The cat sat there."]
 SPOKEN = [b"ae1 l / ae1 n d / b", b"b ey1", b"dh ax0 / k ae1 t", b"b iy1"]
+NONE = Pairs(Strings([]), Strings([]))
 LINE_OF = np.array([0, 1, 2, 1])
 
 
@@ -77,7 +89,7 @@ def test_every_word_comes_equally_often(pairs: Pairs) -> None:
 
 
 def test_a_pass_takes_its_share_of_tokens(pairs: Pairs) -> None:
-    task = PhonemeTask(0.25, (0.2, 0.8), [pairs], LINES)
+    task = PhonemeTask(0.25, (0.2, 0.8), [pairs], LINES, NONE)
     clips = np.tile(np.arange(4), 500)
     found = task.compose(
         Strings(SPOKEN * 500), LINE_OF, clips % 4, 90_000, np.random.default_rng(1)
@@ -87,7 +99,7 @@ def test_a_pass_takes_its_share_of_tokens(pairs: Pairs) -> None:
 
 
 def test_sentences_are_as_they_were_spoken(pairs: Pairs) -> None:
-    task = PhonemeTask(0.5, (1, 1), [pairs], LINES)
+    task = PhonemeTask(0.5, (1, 1), [pairs], LINES, NONE)
     *_, sentences = task.compose(
         Strings(SPOKEN), LINE_OF, np.array([0, 2, 3]), 1000, np.random.default_rng(1)
     )
@@ -109,29 +121,92 @@ def test_a_held_out_word_is_held_out_in_every_writing() -> None:
 
 
 def test_no_sentence_with_a_held_out_word_teaches_phonemes() -> None:
-    endings = (chr(97 + n // 26) + chr(97 + n % 26) for n in range(26 * 26))
-    word = next(f"word{ending}" for ending in endings if is_held_out(f"word{ending}"))
-    lines = ["The cat.", f"They {word.upper()}, he said.", f"{word}"]
-    allowed = [True, False, False]
-    assert pure_lines(lines).tolist() == allowed
+    lines = ["The cat.", "They WORDY, he said.", "wordy", "'Wordy' words"]
+    assert pure_lines(lines, {"wordy"}).tolist() == [True, False, False, False]
 
 
-def test_words_are_lower_case_and_sorted() -> None:
+def test_held_out_words_are_asked_for_alone(pairs: Pairs) -> None:
+    task = PhonemeTask(0.5, (1, 1), [pairs], ["A beta.", "Gamma."], pairs)
+    assert task.pure.tolist() == [False, True]
+    found = [read(task.held_out.tokens(None, i)) for i in range(len(pairs))]
+    assert found == [*WORDS.items()]
+    assert len(alone(NONE).first) == 0
+
+
+def test_words_are_lower_case_and_sorted(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("Anna\nAnna's\ncafé\nsnow\n")
+    assert listed_words([str(tmp_path / "list")]) == ["Anna", "snow"]
     assert words_of("Don't stop, 'Anna'!") == ["don't", "stop", "'anna'"]
     assert known_words(["B a", "'Anna's' " + "x" * 30]) == ["a", "anna's", "b"]
 
 
-def test_made_words_are_new_and_of_known_pieces() -> None:
-    known = known_words(
-        ["nation station stationed ration rational national sensation sensational relation",
-         "relational rationed passion passionate compassion compassionate dispassionate"]
-    )  # fmt: skip
-    made = made_words(known, 12, seed=1)
-    assert made == made_words(known, 12, seed=1)
-    assert len(made) == len(set(made)) > 5
-    assert not set(made) & set(known)
-    pieces = {w[i : i + 4] for word in known for w in [f"   {word} "] for i in range(len(w) - 3)}
-    for word in made:
-        assert re.fullmatch("[a-z]{4,20}", word)
-        assert not is_held_out(word)
-        assert all(f"   {word} "[i : i + 4] in pieces for i in range(len(word) + 1))
+KNOWN = words_of(
+    "nation station stationed ration rational national sensation sensational relation relational "
+    "rationed passion passionate compassion compassionate dispassionate"
+)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_drawn_words_are_of_known_pieces(size: int) -> None:
+    pieces = Pieces(KNOWN, size)
+    drawn = pieces.draw(400, np.random.default_rng(1))
+    assert drawn == sorted(set(pieces.draw(400, np.random.default_rng(1))))
+    border, width = " " * size, size + 1
+    known = {w[i : i + width] for k in KNOWN for w in [f"{border}{k} "] for i in range(len(k) + 1)}
+    assert len(drawn) > 10
+    for word in (letters.decode() for letters in drawn):
+        assert MIN_LETTERS <= len(word) <= MAX_LETTERS
+        padded = f"{border}{word} "
+        assert all(padded[i : i + width] in known for i in range(len(word) + 1))
+
+
+# --- against the teacher
+
+teacher_only = pytest.mark.skipif(not has_teacher(), reason="needs libflite1")
+
+
+@pytest.fixture(scope="module")
+def pronouncer() -> Pronouncer:
+    return Pronouncer()
+
+
+@teacher_only
+def test_the_lexicon_is_what_the_teacher_looks_up(pronouncer: Pronouncer) -> None:
+    words, teacher = pronouncer.rules.lexicon(), pronouncer.teacher
+    assert len(words) > 30_000
+    assert all(teacher.is_exception(word) for word in words)
+    assert pronouncer.is_exception(f"{words[100]}'s")
+    others = Pieces(words[::7], 3).draw(500, np.random.default_rng(2))
+    found = [teacher.is_exception(word.decode()) for word in others]
+    assert found == [word.decode() in pronouncer.lexicon for word in others]
+
+
+@teacher_only
+def test_rules_say_what_the_teacher_says(pronouncer: Pronouncer) -> None:
+    words = sorted(pronouncer.lexicon)
+    made = [w.decode() for size in (1, 2, 4) for w in Pieces(words, size).draw(
+        400, np.random.default_rng(size))]  # fmt: skip
+    made += ["don't", "ctenoid", "kvetches", "mr", "x", *words[::999]]
+    wanted = [f"{word}\t{pronouncer.teacher.pronounce(word)}\n".encode() for word in made]
+    assert pronouncer.say(made) == wanted
+    short = [pronouncer.rules.apply(w.encode()) and w not in pronouncer.lexicon for w in made]
+    assert 0.5 < np.mean(short) < 1
+
+
+@teacher_only
+def test_made_words_are_new_and_some_are_held_out(pronouncer: Pronouncer) -> None:
+    maker = Maker([*KNOWN, *sorted(pronouncer.lexicon)[::9]], pronouncer, seed=1)
+    chunks = list(made_words(maker, 4000))
+    assert chunks == list(made_words(maker, 4000))
+    ((kept, held_out),) = chunks
+    words, never = ([x.decode().split("\t")[0] for x in lines] for lines in (kept, held_out))
+    assert len(words) > 1000 > len(never) > 0
+    assert not {*words, *never} & {*KNOWN, *pronouncer.lexicon}
+    assert not any(map(is_held_out, words))
+    assert all(map(is_held_out, never))
+
+
+@teacher_only
+def test_chunks_that_are_drawn_at_once_are_those_of_one_process(pronouncer: Pronouncer) -> None:
+    maker = Maker(KNOWN, pronouncer, seed=1)
+    assert list(made_words(maker, CHUNK + 50)) == [maker.chunk(0, CHUNK), maker.chunk(1, 50)]

@@ -1,0 +1,118 @@
+"""Words that are put together from pieces of others, so many that only rules can be learned.
+
+Every few letters of a made word follow each other in a known one, too: two, three or four letters
+decide which one may come next. The fewer, the stranger the words, the rarer the letters' contexts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from training.lexicon import (
+    MADE,
+    MADE_HELD_OUT,
+    MAX_LETTERS,
+    MIN_LETTERS,
+    Pronouncer,
+    is_held_out,
+    write,
+)
+from training.strings import Strings, flat_index
+
+SIZES = (3, 4, 3, 4, 2)  # letters that decide the next one; in turn, chunk by chunk
+CHUNK = 200_000  # words drawn by one process at once
+MAX_HELD_OUT = 4000
+NUM_LETTERS = 27  # and the border
+
+
+class Pieces:
+    """Which letters follow which in known words."""
+
+    def __init__(self, words: Sequence[str], size: int) -> None:
+        border = b" " * size
+        text = Strings([border + w.encode() + b" " for w in words if w.isascii() and w.isalpha()])
+        letters = np.where(text.bytes == ord(" "), 0, text.bytes - ord("a") + 1).astype(np.int64)
+        places = flat_index(text.start + size, text.length - size)
+        before = np.zeros(len(places), np.int64)
+        for back in range(size, 0, -1):
+            before = before * NUM_LETTERS + letters[places - back]
+        self.size = size
+        self._count = np.bincount(before, minlength=NUM_LETTERS**size)
+        self._first = np.cumsum(self._count) - self._count
+        self._next = letters[places][np.argsort(before, kind="stable")]
+
+    def draw(self, count: int, rng: np.random.Generator) -> list[bytes]:
+        """New words, sorted, none twice; fewer than `count`, as too long ones are left out."""
+        rows = np.zeros((count, MAX_LETTERS + 1), np.uint8)
+        before, active = np.zeros(count, np.int64), np.arange(count)
+        for place in range(MAX_LETTERS + 1):
+            chance = rng.random(len(active))
+            at = self._first[before] + (chance * self._count[before]).astype(np.int64)
+            letter = self._next[at]
+            rows[active, place] = np.where(letter == 0, 0, letter + ord("a") - 1)
+            goes_on = letter > 0
+            before = (before * NUM_LETTERS + letter)[goes_on] % NUM_LETTERS**self.size
+            active = active[goes_on]
+        rows[active] = 0
+        words = np.unique(rows.reshape(-1).view(f"S{MAX_LETTERS + 1}"))
+        return [word for word in words.tolist() if len(word) >= MIN_LETTERS]
+
+
+class Maker:
+    """Draws chunks of made words with their phones."""
+
+    def __init__(self, words: Sequence[str], pronouncer: Pronouncer, seed: int) -> None:
+        self._known, self._pronouncer, self._seed = frozenset(words), pronouncer, seed
+        self._pieces = {size: Pieces(words, size) for size in set(SIZES)}
+
+    def chunk(self, number: int, count: int) -> tuple[list[bytes], list[bytes]]:
+        """Lines to train on, and those that are held out."""
+        rng = np.random.default_rng((self._seed, number))
+        drawn = self._pieces[SIZES[number % len(SIZES)]].draw(count, rng)
+        rules, lexicon = self._pronouncer.rules, self._pronouncer.lexicon
+        said = (word for letters in drawn if rules.apply(letters) for word in (letters.decode(),))
+        new = [word for word in said if word not in self._known and word not in lexicon]
+        held_out = [is_held_out(word) for word in new]
+        lines = self._pronouncer.say(new)
+        kept = [line for line, never in zip(lines, held_out, strict=True) if not never]
+        return kept, [line for line, never in zip(lines, held_out, strict=True) if never]
+
+
+def made_words(maker: Maker, count: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    """All chunks, in order, on all cores; `count` words are drawn."""
+    sizes = [min(CHUNK, count - start) for start in range(0, count, CHUNK)]
+    if len(sizes) < 2:
+        yield from itertools.starmap(maker.chunk, enumerate(sizes))
+        return
+    context = multiprocessing.get_context("fork")  # the tables are not copied
+    with context.Pool(min(len(sizes), os.cpu_count() or 1), _adopted.append, (maker,)) as pool:
+        yield from pool.imap(_chunk, enumerate(sizes))
+
+
+_adopted: list[Maker] = []  # this process's
+
+
+def _chunk(task: tuple[int, int]) -> tuple[list[bytes], list[bytes]]:
+    return _adopted[0].chunk(*task)
+
+
+def write_made_words(
+    folder: Path, words: Sequence[str], pronouncer: Pronouncer, count: int, seed: int
+) -> None:
+    """Both files. Chunks are drawn apart: a word may come in several."""
+    held_out: list[bytes] = []
+    total = 0
+    with (folder / MADE).open("wb") as file:
+        for kept, never in made_words(Maker(words, pronouncer, seed), count):
+            file.write(b"".join(kept))
+            total += len(kept)
+            held_out += never
+    print(f"{MADE}: {total} words", flush=True)
+    distinct = sorted(set(held_out))
+    write(folder / MADE_HELD_OUT, distinct[:: max(1, len(distinct) // MAX_HELD_OUT)])
