@@ -37,7 +37,7 @@ from training.losses import (
     generator_losses,
 )
 from training.recipe import parse
-from training.shards import read_clips
+from training.shards import FAILED, read_clips
 
 BLOCKS = (0, 0, 3, 4, 6, 8, 12, 16, 25)  # codes; 0 = the whole crop is one block
 CROP_CODES = 50
@@ -152,11 +152,22 @@ class Trainer:
         self.mel_loss = MelLoss(self.config.sample_rate).to(self.device)
         self.ear = Ear(self)
         self.pool = SpeechPool(args.speech, self.config.hop, args.max_hours, self.device)
-        needed = max(args.min_hours * 3600 * 16_000, 2 * CROP_CODES * self.config.hop)
+        self._await_speech(max(args.min_hours * 3600 * 16_000, 2 * CROP_CODES * self.config.hop))
+        self.log("codec", args.stage, f"{self.pool.used / 16_000 / 3600:.1f} h of speech")
+
+    def _await_speech(self, needed: float) -> None:
+        """Until the pool has so many samples."""
+        self.pool.refresh()
         while self.pool.used < needed:
+            there = (
+                f"{self.pool.used / 16_000:.0f} s of speech are there, {needed / 16_000:.0f} needed"
+            )
+            if (self.args.speech / FAILED).exists():
+                raise SystemExit(f"the stage synthesis has failed: {there}")
+            if self.clock.now() > self.args.until:
+                raise SystemExit(f"the time is over: {there}")
             time.sleep(0.5)
             self.pool.refresh()
-        self.log("codec", args.stage, f"{self.pool.used / 16_000 / 3600:.1f} h of speech")
 
     def log(self, *parts: object) -> None:
         if self.group.is_first:

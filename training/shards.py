@@ -4,6 +4,8 @@
     NNN.tsv   offset <TAB> samples <TAB> line number <TAB> voice <TAB> phones as text
     NNN.phone, NNN.letter   uint8, a label for every 160 samples (see `training.labels`)
 
+    FAILED               whoever wrote has failed: no more will come
+
 Writers append and flush; readers take what is complete.
 """
 
@@ -16,6 +18,8 @@ import numpy as np
 
 from training.labels import FRAME, letter_labels, phone_labels
 from training.teacher import SAMPLE_RATE, Utterance, phone_text
+
+FAILED = "FAILED"
 
 
 @dataclass(frozen=True, slots=True)

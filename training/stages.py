@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -40,6 +41,18 @@ class Running:
 
     def __init__(self, stage: Stage, processes: Sequence[subprocess.Popen], log: Path) -> None:
         self.stage, self._processes, self._log = stage, processes, log
+
+    def wait_until(self, moment: float) -> None:
+        """Until `time.time()` is that, or all processes have ended."""
+        for process in self._processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, moment - time.time()))
+
+    def end(self) -> None:
+        """Whatever it is at."""
+        for process in self._processes:
+            process.terminate()
+            process.wait()
 
     def wait(self) -> None:
         """Raises StageError."""

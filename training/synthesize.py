@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from training.recipe import parse
-from training.shards import ShardWriter, hours
+from training.shards import FAILED, ShardWriter, hours
 from training.teacher import SAMPLE_RATE, Teacher
 from training.voices import TURNS, VOICES, voice_of
 
@@ -56,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.hop = recipe.codec.hop  # clips are whole codes long
     args.workers = args.workers or max(1, (os.cpu_count() or 1) - 6)
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / STOP).unlink(missing_ok=True)
+    for name in (STOP, FAILED):
+        (args.out / name).unlink(missing_ok=True)
     if args.workers == 1:
         work(0, args)
     else:

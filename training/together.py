@@ -8,18 +8,20 @@
 
 Weights are saved all along, and a stage that fails takes no other with it: what there is at the end
 is exported. Where the codec's first stage is there already, it goes on from it; where its second
-stage and the aligner are there, too, all GPUs train the language model.
+stage and the aligner are there, too, all GPUs train the language model. Without a codec nothing can
+go on: then it ends at once.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 
 import torch
 
 from training.codes import part_files
 from training.run import Plan
-from training.shards import hours
+from training.shards import FAILED, hours
 from training.stages import Launcher, Running, StageError, is_done, sleep_until
 from training.synthesize import STOP
 
@@ -57,29 +59,44 @@ class Concert:
         self.first = "0" if gpus else ""
 
     def play(self, *, resumed: bool) -> None:
+        (self.plan.speech / FAILED).unlink(missing_ok=True)
         synthesis = self.launcher.start(self.plan.synthesis())
+        threading.Thread(target=self._watch, args=(synthesis,), daemon=True).start()
         if not is_done(words := self.plan.words()):
             self.words = self.launcher.start(words)
         running = self._resume(synthesis) if resumed else self._from_nothing(synthesis)
         for stage in running:
             self.await_end(stage)
 
-    def await_end(self, stage: Running) -> None:
-        """Note it when the stage failed."""
+    def _watch(self, synthesis: Running) -> None:
+        """Tell those who wait for speech when no more will come."""
+        if not self.await_end(synthesis):
+            (self.plan.speech / FAILED).touch()
+
+    def await_end(self, stage: Running) -> bool:
+        """Whether the stage went well; noted once when it failed."""
         try:
             stage.wait()
+            return True
         except StageError as error:
-            print(f"[{time.time() - self.start:7.1f}] {error}", flush=True)
-            self.failures.append(str(error))
+            if str(error) not in self.failures:
+                print(f"[{time.time() - self.start:7.1f}] {error}", flush=True)
+                self.failures.append(str(error))
+            return False
 
     def _from_nothing(self, synthesis: Running) -> list[Running]:
         plan, schedule = self.plan, self.schedule
         stage1_end = schedule.stage1_end * self.total
         reconstruct = self.launcher.start_group(plan.reconstruct(stage1_end), self.gpus)
-        sleep_until(self.start + stage1_end - schedule.compile_s)
+        reconstruct.wait_until(self.start + stage1_end - schedule.compile_s)
         model = self._language_model()
         self.await_end(reconstruct)
         plan.stand_in()
+        if not plan.first_codec.exists():
+            failed = "; ".join(self.failures)
+            synthesis.end()
+            model.end()
+            raise StageError(failed)
         self._await_speech()
         self._tokenise(1)
         adversarial = self._adversarial()
@@ -104,6 +121,8 @@ class Concert:
         """Until there is as much as the language model needs, or the time for speech is over."""
         end, enough = self.schedule.speech_end, self.plan.recipe.language_model.min_hours
         while hours(self.plan.speech) < enough and time.time() < self.start + end * self.total:
+            if (self.plan.speech / FAILED).exists():
+                break
             time.sleep(0.5)
 
     def _adversarial(self) -> Running:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.training.speechlike import has_teacher, write_speech
-from training import run
+from training import codec, run
 from training.codes import part_files
 from training.distributed import Clock, Deadline, Group
 from training.recipe import RecipeError, load_recipe, write_recipe
@@ -243,3 +244,29 @@ def test_a_stage_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
         concert.await_end(stage)
     (failure,) = concert.failures
     assert failure.startswith("broken failed")
+
+
+def test_whoever_waits_for_speech_is_told_that_none_will_come(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Long before the time is over: the teacher's libraries are not where they are said to be."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "corpus.txt").write_text("\n".join(LINES) + "\n")
+    (out / "words.tsv").write_text("\n".join(WORDS) + "\n")
+    began = time.monotonic()
+    values = ["schedule.minutes=30", f"synthesis.libraries={tmp_path}"]
+    arguments = ["--out", str(out), "--config", str(TOY), "--together", "--set", *values]
+    assert run.main(arguments) == 1
+    assert time.monotonic() - began < 120
+    told = capfd.readouterr().err
+    assert re.search(r"recipe: synthesis failed: see \S+; reconstruct failed: see \S+", told)
+    log = (out / "logs/reconstruct0.log").read_text()
+    assert "the stage synthesis has failed: 0 s of speech are there" in log
+
+
+def test_speech_that_is_too_little_ends_the_wait_with_the_time(made: Path, tmp_path: Path) -> None:
+    flags = ["--speech", str(made / "speech"), "--out", str(tmp_path), "--until", "0"]
+    wanted = ["--config", str(TOY), "--min-hours", "0.04"]
+    with pytest.raises(SystemExit, match=r"the time is over: .* s of speech are there, 144 needed"):
+        codec.main(["reconstruct", *flags, *wanted])
