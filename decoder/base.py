@@ -16,7 +16,7 @@ Chunk sizes, buffer, look-ahead, carry and offsets all count codes and are whole
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from fractions import Fraction
@@ -189,7 +189,7 @@ class DecodeWindow:
 
     `positions` are absolute. `block_ids` tell which block each own code is emitted in (prompt
     codes carry the smallest id and are told apart by `prompt_len`).
-    Emitted are `num_samples` samples after the first `skip_samples` of the rendered window.
+    Emitted are `num_samples` samples after the first `skip_samples` of the whole window.
     """
 
     codes: tuple[int, ...]
@@ -205,7 +205,7 @@ class DecodeWindow:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Windows of equal shape can be decoded in one batch."""
+        """Prompt, history, block and look-ahead of equal length: nothing needs to be padded."""
         return len(self.codes), self.prompt_len, self.history_len, self.future_len
 
 
@@ -231,12 +231,16 @@ class AudioDecoder(ABC):
 
     @abstractmethod
     def decode(self, windows: Sequence[DecodeWindow]) -> torch.Tensor:
-        """Render windows of one shape; float32 [B, S] on the CPU or the decoder's device.
+        """Render windows of one `batch_key`; float32 [B, S] on the CPU or the decoder's device.
 
-        Row b holds the emitted samples of windows[b] at [skip_samples, skip_samples +
-        num_samples); what lies left of them may be anything, so it need not be rendered. A row
-        never depends on the other rows.
+        Row b begins with the emitted samples of windows[b], `num_samples` of them. Those that a
+        crossfade takes on follow, where the window has a look-ahead; then there may be anything.
+        A row never depends on the other rows.
         """
+
+    def batch_key(self, window: DecodeWindow) -> Hashable:
+        """Windows of equal keys can be rendered in one call."""
+        return window.shape
 
     def decode_next(self, window: DecodeWindow, kept: object) -> tuple[torch.Tensor, object]:
         """As `decode` of one window, going on from what the stream's former block left.

@@ -1,6 +1,6 @@
-"""Ready windows of many streams, joined by shape into as few decode calls as `max_batch` allows.
+"""Ready windows of many streams, joined into as few decode calls as decoder and `max_batch` allow.
 
-Nothing is padded, and samples never depend on who shared a call. Who is decoded when is decided by
+Samples never depend on who shared a call. Who is decoded when is decided by
 the service, which knows whose listener waits. What a stream keeps between blocks (`StreamState`)
 comes in with its windows and changes only when the whole call has succeeded.
 """
@@ -8,7 +8,7 @@ comes in with its windows and changes only when the whole call has succeeded.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -33,14 +33,15 @@ class ReadyWindow:
     state: StreamState | None = None
 
 
-def group_by_shape(ready: Sequence[ReadyWindow], max_batch: int) -> list[list[int]]:
+def group_windows(decoder: AudioDecoder, ready: Sequence[ReadyWindow]) -> list[list[int]]:
     """Indices of windows that can share a decode call; groups by their oldest member."""
     groups: list[list[int]] = []
-    open_groups: dict[tuple[int, ...], list[int]] = {}
+    open_groups: dict[Hashable, list[int]] = {}
     for index, item in enumerate(ready):
-        group = open_groups.get(item.window.shape)
-        if group is None or len(group) == max_batch:
-            group = open_groups[item.window.shape] = []
+        key = decoder.batch_key(item.window)
+        group = open_groups.get(key)
+        if group is None or len(group) == decoder.options.max_batch:
+            group = open_groups[key] = []
             groups.append(group)
         group.append(index)
     return groups
@@ -96,17 +97,20 @@ def launch(decoder: AudioDecoder, ready: Sequence[ReadyWindow]) -> Rendered:
     fade = crossfade_samples(decoder.spec, decoder.options)
     parts: list[_Part] = []
     for indices, rows in _rows(decoder, ready, states, kept):
-        window = ready[indices[0]].window
-        end = window.skip_samples + window.num_samples + fade
         # At once: the next call of a decoder may use the same memory again.
-        parts.append((indices, _to_host(rows[:, window.skip_samples : end])))
+        parts.append((indices, _to_host(rows)))
     for state in states:
         state.kept = kept[id(state)]
     blocks = [
-        _Block(item.window.num_samples, state) for item, state in zip(ready, states, strict=True)
+        _Block(item.window.num_samples, tail_size(decoder.spec, item.window, fade), state)
+        for item, state in zip(ready, states, strict=True)
     ]
-    is_on_host = decoder.device == "cpu"
-    return _OnHost(blocks, parts, fade) if is_on_host else _OnItsWay(blocks, parts, fade)
+    return _OnHost(blocks, parts) if decoder.device == "cpu" else _OnItsWay(blocks, parts)
+
+
+def tail_size(spec: CodecSpec, window: DecodeWindow, fade: int) -> int:
+    """How many samples after its block a window renders for the next one to fade in from."""
+    return min(fade, int(window.future_len * spec.samples_per_code))
 
 
 def _rows(
@@ -121,25 +125,26 @@ def _rows(
             row, kept[id(state)] = decoder.decode_next(item.window, kept[id(state)])
             yield [index], row
     else:
-        for group in group_by_shape(ready, decoder.options.max_batch):
+        for group in group_windows(decoder, ready):
             yield group, decoder.decode([ready[index].window for index in group])
 
 
 _Part: TypeAlias = "tuple[list[int], torch.Tensor]"
-"""Which windows, and their rows [B, num_samples + fade]."""
+"""Which windows, and their rows [B, S], which begin with what is emitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
     num_samples: int
+    tail_size: int
     state: StreamState
 
 
 class _OnHost(Rendered):
     """Rows that are in host memory, or will be when somebody has waited for them."""
 
-    def __init__(self, blocks: Sequence[_Block], parts: Sequence[_Part], fade: int) -> None:
-        self._blocks, self._parts, self._fade = blocks, parts, fade
+    def __init__(self, blocks: Sequence[_Block], parts: Sequence[_Part]) -> None:
+        self._blocks, self._parts = blocks, parts
 
     @property
     def is_ready(self) -> bool:
@@ -155,19 +160,18 @@ class _OnHost(Rendered):
 
     def _emitted(self, row: np.ndarray, block: _Block) -> np.ndarray:
         emitted = row[: block.num_samples].copy()
-        if self._fade:
-            blend(emitted, block.state.tail)
-            block.state.tail = row[block.num_samples :].copy()
+        blend(emitted, block.state.tail)
+        block.state.tail = row[block.num_samples :][: block.tail_size].copy()
         return emitted
 
 
 class _OnItsWay(_OnHost):
     """Rows that a GPU copies to the host behind what it still has to do."""
 
-    def __init__(self, blocks: Sequence[_Block], parts: Sequence[_Part], fade: int) -> None:
+    def __init__(self, blocks: Sequence[_Block], parts: Sequence[_Part]) -> None:
         import torch
 
-        super().__init__(blocks, parts, fade)
+        super().__init__(blocks, parts)
         self._event = torch.cuda.Event()
         self._event.record()
 

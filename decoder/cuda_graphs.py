@@ -4,7 +4,8 @@
     decode(5 windows of a known shape) ──▶ buffers of 8 rows ──▶ one launch ──▶ the first 5 rows
 
 Rows beyond the windows hold whatever was there before: rows never see each other. Other shapes (the
-last block of a stream, a client's own chunking) are rendered as they would be without graphs.
+last block of a stream, a client's own chunking) are rendered as they would be without graphs; a
+codec that pads has `PaddedGraphs`, which have a place for nearly all.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +27,7 @@ from decoder.base import (
     SpeechChunk,
     StreamingOptions,
 )
+from decoder.padding import PaddedNetwork
 from decoder.streaming import DecoderStream
 from decoder.window_inputs import WindowInputs, WindowNetwork, check_windows
 
@@ -61,7 +64,7 @@ class CapturedDecoder(AudioDecoder):
         self._recordings: dict[tuple[Hashable, int], Recording] = {}
 
     def __repr__(self) -> str:
-        return f"CapturedDecoder({self._network!r}, graphs={len(self._recordings)})"
+        return f"{type(self).__name__}({self._network!r}, graphs={len(self._recordings)})"
 
     @property
     def num_graphs(self) -> int:
@@ -70,11 +73,17 @@ class CapturedDecoder(AudioDecoder):
 
     def capture(self, windows: Sequence[DecodeWindow]) -> None:
         """Record the shapes of these windows for all batch sizes, largest first."""
-        started_s = time.perf_counter()
-        with torch.inference_mode():
+        with self.noting(), torch.inference_mode():
             for size in reversed(batch_sizes(self.options.max_batch)):
                 for window in windows:
-                    self._capture([window] * size)
+                    inputs = self._network.inputs([window] * size)
+                    self._add((_key(inputs), size), inputs)
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Log how long capturing took."""
+        started_s = time.perf_counter()
+        yield
         logger.info(
             "codec %s: %d graphs captured in %.1f s",
             self.spec.name,
@@ -82,12 +91,11 @@ class CapturedDecoder(AudioDecoder):
             time.perf_counter() - started_s,
         )
 
-    def _capture(self, windows: Sequence[DecodeWindow]) -> None:
-        inputs = self._network.inputs(windows).to(self._network.device)
-        key = (_key(inputs), len(windows))
+    def _add(self, key: tuple[Hashable, int], inputs: WindowInputs) -> None:
         if key not in self._recordings:
-            replay, output = self._record(lambda: self._run(inputs))
-            self._recordings[key] = Recording(inputs, replay, output)
+            fixed = inputs.to(self.device)
+            replay, output = self._record(lambda: self._run(fixed))
+            self._recordings[key] = Recording(fixed, replay, output)
 
     def _run(self, inputs: WindowInputs) -> Tensor:
         network = self._network
@@ -157,8 +165,14 @@ def _windows(
 
 def captured(decoder: AudioDecoder, options: StreamingOptions) -> AudioDecoder:
     """The decoder on a GPU with graphs for `options`, where it can be recorded."""
+    from decoder.padded_graphs import PaddedGraphs
+
     if not isinstance(decoder, WindowNetwork) or decoder.options.stateful:
         return decoder  # with a state every block goes on from tensors of its stream
+    if isinstance(decoder, PaddedNetwork):
+        padded = PaddedGraphs(decoder, CudaRecorder())
+        padded.capture_schedule(options)
+        return padded
     windows = schedule_windows(decoder, options)
     result = CapturedDecoder(decoder, CudaRecorder())
     result.capture(windows)

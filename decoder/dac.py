@@ -9,34 +9,33 @@ Folder: config.json and model.safetensors in Hugging Face's layout ("model_type"
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from decoder.base import AttentionKind, CodecSpec, DecodeWindow
+from decoder.base import AttentionKind, CodecSpec
+from decoder.batching import crossfade_samples
 from decoder.codec_config import scalar, sizes
+from decoder.padding import PaddedNetwork, PaddedRows
 from decoder.registry import CodecSource
 from decoder.rows import (
     CONVOLUTION_OPTIONS,
     chosen_codebooks,
-    codes_tensor,
     finish_spec,
     frame_streaming,
     load_or_random,
-    rendered_samples,
 )
 from decoder.snake_decoder import SnakeConfig, SnakeDecoder
 from decoder.snake_encoder import SnakeClipEncoder, SnakeEncoderConfig
 from decoder.snake_names import dac_encoder_names, dac_names
-from decoder.window_inputs import WindowInputs, WindowNetwork
 
 CHUNK_FRAMES = (12, 25, 50)
 
 
-class DacDecoder(WindowNetwork):
+class DacDecoder(PaddedNetwork):
     """DAC behind `AudioDecoder`. Convolutions only: no masks, no voice prompt in the window."""
 
     supported_options = CONVOLUTION_OPTIONS | {"num_codebooks"}
@@ -44,6 +43,7 @@ class DacDecoder(WindowNetwork):
     def __init__(self, spec: CodecSpec, network: SnakeDecoder, source: CodecSource) -> None:
         self.spec = spec
         self.options = source.options
+        self.fade = crossfade_samples(spec, source.options)
         self._network = network
         self.device = source.device
         config = dac_encoder_config(source.config, network.config)
@@ -63,15 +63,10 @@ class DacDecoder(WindowNetwork):
         """As SnakeClipEncoder.encode."""
         return self._clips.encode(samples)
 
-    def inputs(self, windows: Sequence[DecodeWindow]) -> WindowInputs:
-        """Codes [B, F, K]."""
-        samples = rendered_samples(self.spec, windows[0], self.options)
-        return WindowInputs((codes_tensor(self.spec, windows),), (samples.start, samples.stop))
-
-    def run(self, inputs: WindowInputs) -> Tensor:
-        """As WindowNetwork.run."""
-        (codes,) = inputs.tensors
-        return self._network(codes.unbind(-1), slice(*inputs.key))
+    def render(self, rows: PaddedRows) -> Tensor:
+        """As PaddedNetwork.render."""
+        samples: Tensor = self._network(rows.codes.unbind(-1), rows.shape, rows.own)
+        return samples
 
 
 def dac_config(values: Mapping[str, Any], num_codebooks: int) -> SnakeConfig:

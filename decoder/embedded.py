@@ -68,7 +68,7 @@ class EmbeddedDecoder(WindowNetwork):
         return cls(codec_spec(config, source), codec, source)
 
     def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
-        """As AudioDecoder.decode: zeros left of `skip_samples`. CodeRangeError for a bad code.
+        """As AudioDecoder.decode. CodeRangeError for a bad code.
 
         On a CPU, joining windows pays about a fifth but may change the last bit where a matrix
         product picks its kernel by the number of rows. So each batch shape first proves, by

@@ -79,7 +79,7 @@ class EmbeddedRenderer:
 
     @torch.inference_mode()
     def run(self, inputs: WindowInputs) -> Tensor:
-        """float32 [B, T * hop]; zeros left of the emitted samples."""
+        """As WindowNetwork.run."""
         decoder, (codes,), plan = self._codec.decoder, inputs.tensors, inputs.plan
         x = decoder.input(self._codec.quantizer.values(codes).to(self._dtype))
         x = x.view(len(codes), codes.shape[1] * self._config.frames_per_code, -1)
@@ -87,9 +87,8 @@ class EmbeddedRenderer:
         for block, layer in zip(self._blocks, plan, strict=True):
             x = _run_block(block, x, layer)
         audio = self._synthesize(decoder.body.norm(x).float())
-        skipped = plan[0].skip_samples
-        num_emitted = codes.shape[1] * self._config.hop - skipped
-        return F.pad(audio[:, -num_emitted:], (skipped, 0))
+        num_emitted = codes.shape[1] * self._config.hop - plan[0].skip_samples
+        return audio[:, -num_emitted:]
 
     def render(self, windows: Sequence[DecodeWindow]) -> Tensor:
         """Both halves."""

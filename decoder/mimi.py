@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from decoder.base import (
@@ -106,8 +105,7 @@ class MimiDecoder(WindowNetwork):
         with torch.inference_mode():
             (codes,) = self.inputs([own]).to(self.device).tensors
             samples, state = self._network(codes, former.state if former else None)
-        missing = window.skip_samples - own.skip_samples
-        return F.pad(samples, (missing, 0)), Kept(window.positions[-1] + 1, state)
+        return samples[:, own.skip_samples :], Kept(window.positions[-1] + 1, state)
 
     def inputs(self, windows: Sequence[DecodeWindow]) -> WindowInputs:
         """Codes [B, F, K]."""
@@ -117,7 +115,7 @@ class MimiDecoder(WindowNetwork):
         """As WindowNetwork.run."""
         (codes,) = inputs.tensors
         samples: Tensor = self._network(codes, skipped=inputs.key)[0]
-        return samples
+        return samples[:, inputs.key :]
 
 
 def without_marks(name: str) -> tuple[str, ...]:

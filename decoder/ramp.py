@@ -53,8 +53,8 @@ class RampDecoder(AudioDecoder):
         return cls(ramp_spec(source.config, source.options.token_rate_hz), source.options)
 
     def decode(self, windows: Sequence[DecodeWindow]) -> torch.Tensor:
-        """As AudioDecoder.decode; the whole window is rendered, ceil(T * samples_per_code)."""
-        rows = [self._row(window) for window in windows]
+        """As AudioDecoder.decode; everything to the window's end is rendered."""
+        rows = [self._row(window)[window.skip_samples :] for window in windows]
         size = max(map(len, rows), default=0)
         return torch.from_numpy(np.stack([np.pad(row, (0, size - len(row))) for row in rows]))
 

@@ -1,4 +1,4 @@
-"""What the codecs' classes share: which samples are wanted, rates, options."""
+"""What the codecs' classes share: rates, options, weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from decoder.base import (
     DecodeWindow,
     StreamingOptions,
 )
-from decoder.batching import crossfade_samples
 from decoder.encoders import can_encode
 from decoder.registry import WEIGHTS_FILE, CodecSource
 from decoder.streaming import validate_streaming
@@ -28,13 +27,6 @@ NetworkT = TypeVar("NetworkT", bound=nn.Module)
 CONVOLUTION_OPTIONS = frozenset(
     {"token_rate_hz", "max_batch", "pcm_format", "look_ahead", "first_look_ahead", "crossfade_ms"}
 )
-
-
-def rendered_samples(spec: CodecSpec, window: DecodeWindow, options: DecoderOptions) -> slice:
-    """Which samples of a window are needed: the emitted ones and what a crossfade takes on."""
-    end = window.skip_samples + window.num_samples
-    fade = crossfade_samples(spec, options) if window.future_len else 0
-    return slice(window.skip_samples, end + fade)
 
 
 def codes_tensor(spec: CodecSpec, windows: Sequence[DecodeWindow]) -> Tensor:

@@ -30,28 +30,26 @@ from decoder.base import (
     AttentionKind,
     CodecSpec,
     DecoderConfigError,
-    DecodeWindow,
 )
+from decoder.batching import crossfade_samples
 from decoder.codec_config import must_be, scalar, sizes
 from decoder.keyed_noise import keyed_noise
+from decoder.padding import PaddedNetwork, PaddedRows
 from decoder.registry import CodecSource
 from decoder.rows import (
     CONVOLUTION_OPTIONS,
-    codes_tensor,
     finish_spec,
     frame_streaming,
     load_or_random,
-    rendered_samples,
 )
 from decoder.snake_decoder import SnakeConfig, SnakeDecoder
 from decoder.snake_encoder import SnakeClipEncoder, SnakeEncoderConfig
 from decoder.snake_names import snac_encoder_names, snac_names
-from decoder.window_inputs import WindowInputs, WindowNetwork
 
 CHUNK_FRAMES = (1, 2, 4, 8)
 
 
-class SnacDecoder(WindowNetwork):
+class SnacDecoder(PaddedNetwork):
     """SNAC behind `AudioDecoder`. Convolutions only: no masks, no voice prompt in the window."""
 
     supported_options = CONVOLUTION_OPTIONS | {"noise_seed"}
@@ -61,6 +59,7 @@ class SnacDecoder(WindowNetwork):
         self.options = source.options
         self._network = network
         self.device = source.device
+        self.fade = crossfade_samples(spec, source.options)
         self._seed = source.options.noise_seed or 0
         layout = torch.tensor(spec.layout)
         self._places = [
@@ -83,18 +82,12 @@ class SnacDecoder(WindowNetwork):
         """As SnakeClipEncoder.encode."""
         return self._clips.encode(samples)
 
-    def inputs(self, windows: Sequence[DecodeWindow]) -> WindowInputs:
-        """Codes [B, F, places] and each window's first frame [B, 1]."""
-        frames = [[window.positions[0] // self.spec.codes_per_frame] for window in windows]
-        samples = rendered_samples(self.spec, windows[0], self.options)
-        codes = codes_tensor(self.spec, windows)
-        return WindowInputs((codes, torch.tensor(frames)), (samples.start, samples.stop))
-
-    def run(self, inputs: WindowInputs) -> Tensor:
-        """As WindowNetwork.run."""
-        codes, frames = inputs.tensors
-        parts = [codes.index_select(2, places).flatten(1) for places in self._places]
-        return self._network(parts, slice(*inputs.key), partial(self._noise, frames))
+    def render(self, rows: PaddedRows) -> Tensor:
+        """As PaddedNetwork.render."""
+        parts = [rows.codes.index_select(2, places).flatten(1) for places in self._places]
+        noise = partial(self._noise, rows.positions)
+        samples: Tensor = self._network(parts, rows.shape, rows.own, noise)
+        return samples
 
     def _noise(self, frames: Tensor, stage: int, first: int, count: int) -> Tensor:
         """float32 [B, 1, count] for windows that begin at these frames [B, 1]."""

@@ -23,10 +23,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from decoder.padding import CallShape, Span
+
 DILATIONS = (1, 3, 9)
 KERNEL = 7
 Noise = Callable[[int, int, int], Tensor]
 """(stage, first, count) to noise [B, 1, count] at a stage's rate, from an index in the window."""
+
+StageNoise = Callable[[int, int], Tensor]
+"""The same of one stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +102,19 @@ class Snake(nn.Module):
         super().__init__()
         self.alpha = nn.Parameter(torch.ones(1, channels, 1))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, own: Span | None = None) -> Tensor:
+        """x [B, C, T] to the same; zeros where it is not a row's own."""
         if x.is_cuda:
             from decoder.snake_kernels import snake
 
-            return snake(x, self.alpha)
-        return self.plain(x)
+            return snake(x, self.alpha, own)
+        return self.plain(x, own)
 
-    def plain(self, x: Tensor) -> Tensor:
+    def plain(self, x: Tensor, own: Span | None = None) -> Tensor:
         """In torch's own steps."""
         wave = (self.alpha * x).sin_().square_()
-        return wave.mul_((self.alpha + 1e-9).reciprocal()).add_(x)
+        wave.mul_((self.alpha + 1e-9).reciprocal()).add_(x)
+        return wave if own is None else wave.mul_(own.mask(x.shape[-1]))
 
 
 class ResidualUnit(nn.Module):
@@ -124,17 +131,18 @@ class ResidualUnit(nn.Module):
         self.mix = nn.Conv1d(channels, channels, 1)
         self._packed: Tensor | None = None  # the parameters before the mix, as the GPU reads them
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mix(self._before_mix(x)).add_(x)
+    def forward(self, x: Tensor, own: Span | None = None) -> Tensor:
+        """x [B, C, T] to the same; padding may be anything in both."""
+        return self.mix(self._before_mix(x, own)).add_(x)
 
-    def _before_mix(self, x: Tensor) -> Tensor:
+    def _before_mix(self, x: Tensor, own: Span | None) -> Tensor:
         if not x.is_cuda or self.dilated.groups == 1:
-            return self.snake_out(self.dilated(self.snake_in(x)))
+            return self.snake_out(self.dilated(self.snake_in(x, own)))
         from decoder.snake_kernels import depthwise_unit, pack_unit
 
         if self._packed is None:
             self._packed = pack_unit(self.snake_in.alpha, self.snake_out.alpha, self.dilated)
-        return depthwise_unit(x, self._packed, self.dilated.dilation[0])
+        return depthwise_unit(x, self._packed, self.dilated.dilation[0], own)
 
 
 class Stage(nn.Module):
@@ -143,6 +151,7 @@ class Stage(nn.Module):
     def __init__(self, config: SnakeConfig, channels: int, rate: int) -> None:
         super().__init__()
         out, groups = channels // 2, channels // 2 if config.depthwise else 1
+        self.rate, self.missing = rate, 0 if config.is_padded else rate % 2
         self.snake = Snake(channels)
         self.up = nn.ConvTranspose1d(
             channels,
@@ -155,14 +164,18 @@ class Stage(nn.Module):
         self.noise = nn.Conv1d(out, out, 1, bias=False) if config.has_noise else None
         self.units = nn.ModuleList(ResidualUnit(out, dilation, groups) for dilation in DILATIONS)
 
-    def forward(self, x: Tensor, noise: Callable[[int], Tensor] | None) -> Tensor:
-        """x [B, C, T] to [B, C / 2, T * rate]; `noise` gives so many values, [B, 1, count]."""
-        x = self.up(self.snake(x))
+    def forward(
+        self, x: Tensor, start: int, own: Span | None, noise: StageNoise | None
+    ) -> tuple[Tensor, Span | None]:
+        """x [B, C, T] that begins at the index `start` to [B, C / 2, T * rate], and what is own."""
+        x = self.up(self.snake(x, own and own.beginning(start)))
+        start *= self.rate
+        own = own and own.raised(self.rate, self.missing)
         if self.noise is not None and noise is not None:
-            x = x + noise(x.shape[-1]) * self.noise(x)
+            x = x + noise(start, x.shape[-1]) * self.noise(x)
         for unit in self.units:
-            x = unit(x)
-        return x
+            x = unit(x, own and own.beginning(start))
+        return x, own
 
 
 class SnakeDecoder(nn.Module):
@@ -186,13 +199,16 @@ class SnakeDecoder(nn.Module):
         self.exit = nn.Conv1d(last, 1, KERNEL, padding=KERNEL // 2)
 
     def forward(
-        self, codes: Sequence[Tensor], emitted: slice, noise: Noise | None = None
+        self,
+        codes: Sequence[Tensor],
+        shape: CallShape,
+        own: Span | None,
+        noise: Noise | None = None,
     ) -> Tensor:
-        """One [B, F * n] of codes per codebook, n its codes per frame, to samples [B, F * hop].
+        """One [B, F * n] of codes per codebook, n its codes per frame, to samples
+        [B, num_samples] from frame `left` on, computed from as much of each layer as they need.
 
-        Only the `emitted` samples are computed, from as much of each layer as they need; the
-        others are zeros, as are those that an odd rate leaves out at the end. `noise` None adds
-        none.
+        What an odd rate leaves out at the end is zero. `noise` None adds none.
         """
         config = self.config
         x = torch.stack(
@@ -201,18 +217,24 @@ class SnakeDecoder(nn.Module):
                 for book, part, stride in zip(self.codebooks, codes, config.vq_strides, strict=True)
             ]
         ).sum(0)
-        size = x.shape[-1] * math.prod(config.rates)
-        spans = config.spans(emitted.start, emitted.stop - 1)
+        if own is not None:
+            own = own.raised(config.latents_per_frame)
+            x = x * own.mask(x.shape[-1])
+        first = shape.left * config.hop
+        spans = config.spans(first, first + shape.num_samples - 1)
         x, start = _crop(x, 0, spans[0])
         for layer in self.entry:
             x = layer(x)
         for index, stage in enumerate(self.stages):
             x, start = _crop(x, start, spans[index + 1])
+            x, own = stage(x, start, own, partial(noise, index) if noise else None)
             start *= config.rates[index]
-            x = stage(x, partial(noise, index, start) if noise else None)
         x, start = _crop(x, start, spans[-1])
-        samples = self.exit(self.exit_snake(x)).tanh().squeeze(1)
-        return F.pad(samples, (start, size - start - samples.shape[-1]))
+        samples = self.exit(self.exit_snake(x, own and own.beginning(start))).tanh().squeeze(1)
+        if own is not None:
+            samples = samples * own.beginning(start).mask(samples.shape[1])[:, 0]
+        samples = samples[:, first - start :][:, : shape.num_samples]
+        return F.pad(samples, (0, shape.num_samples - samples.shape[1]))
 
 
 def _crop(x: Tensor, start: int, span: tuple[int, int]) -> tuple[Tensor, int]:

@@ -13,6 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from decoder.padding import Span
+from decoder.span_kernels import own_columns, span_arguments
+
 BLOCK = tl.constexpr(1024)
 TAPS = tl.constexpr(7)
 COLUMNS = tl.constexpr(10)  # of a channel's parameters: both alphas, the bias, the taps
@@ -37,14 +40,20 @@ def _snake_kernel(
     x: tl.tensor,
     alphas: tl.tensor,
     out: tl.tensor,
+    own: tl.tuple,
     channels: tl.tensor,
     length: tl.tensor,
     stride: tl.tensor,
 ) -> None:
-    """Program (t, b C + c): `BLOCK` values of one channel of one row; out is contiguous."""
+    """Program (t, b C + c): `BLOCK` values of one channel of one row; out is contiguous.
+
+    Padding is read as zero, whose snake is zero.
+    """
     line = tl.program_id(1)
+    first, last = own_columns(own, line // channels, length)
     t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    values = tl.load(x + line.to(tl.int64) * stride + t, mask=t < length, other=0.0)
+    is_own = (t >= first) & (t < last)
+    values = tl.load(x + line.to(tl.int64) * stride + t, mask=is_own, other=0.0)
     result = _snake(values, tl.load(alphas + line % channels))
     tl.store(out + line.to(tl.int64) * length + t, result, mask=t < length)
 
@@ -54,29 +63,34 @@ def _unit_kernel(
     x: tl.tensor,
     packed: tl.tensor,
     out: tl.tensor,
+    own: tl.tuple,
     channels: tl.tensor,
     length: tl.tensor,
     stride: tl.tensor,
     dilation: tl.tensor,
 ) -> None:
-    """As `_snake_kernel`; values outside of the row are zeros, whose snake is zero."""
+    """As `_snake_kernel`; values outside of the row are zeros, too."""
     line = tl.program_id(1)
+    first, last = own_columns(own, line // channels, length)
     t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     start = x + line.to(tl.int64) * stride
     parameters = packed + line % channels * COLUMNS
     total = tl.zeros([BLOCK], tl.float32) + tl.load(parameters + 2)
     for tap in tl.static_range(TAPS):
         at = t + (tap - TAPS // 2) * dilation
-        values = tl.load(start + at, mask=(at >= 0) & (at < length), other=0.0)
+        values = tl.load(start + at, mask=(at >= first) & (at < last), other=0.0)
         total += tl.load(parameters + 3 + tap) * _snake(values, tl.load(parameters))
     result = _snake(total, tl.load(parameters + 1))
     tl.store(out + line.to(tl.int64) * length + t, result, mask=t < length)
 
 
-def snake(x: Tensor, alpha: Tensor) -> Tensor:
-    """x [B, C, T], whose lines follow each other at one distance, to the same; alpha [1, C, 1]."""
+def snake(x: Tensor, alpha: Tensor, own: Span | None) -> Tensor:
+    """x [B, C, T], whose lines follow each other at one distance, to the same; alpha [1, C, 1].
+
+    What is not a row's own becomes zero.
+    """
     grid, out = _prepared(x)
-    _snake_kernel[grid](x, alpha, out, x.shape[1], x.shape[2], x.stride(1))
+    _snake_kernel[grid](x, alpha, out, span_arguments(own), x.shape[1], x.shape[2], x.stride(1))
     return out
 
 
@@ -88,10 +102,11 @@ def pack_unit(alpha_in: Tensor, alpha_out: Tensor, convolution: nn.Conv1d) -> Te
     return torch.cat((*columns, convolution.weight.flatten(1)), dim=1).detach().contiguous()
 
 
-def depthwise_unit(x: Tensor, packed: Tensor, dilation: int) -> Tensor:
-    """x [B, C, T] as `snake` takes it, to the same."""
+def depthwise_unit(x: Tensor, packed: Tensor, dilation: int, own: Span | None) -> Tensor:
+    """x [B, C, T] as `snake` takes it, to the same; what is not a row's own counts as zero."""
     grid, out = _prepared(x)
-    _unit_kernel[grid](x, packed, out, x.shape[1], x.shape[2], x.stride(1), dilation)
+    sizes = x.shape[1], x.shape[2], x.stride(1)
+    _unit_kernel[grid](x, packed, out, span_arguments(own), *sizes, dilation)
     return out
 
 

@@ -1,6 +1,6 @@
 """`WindowNetwork`: a codec whose decode call is host values first, then one function of tensors.
 
-    windows ──inputs──▶ WindowInputs (host) ──to──▶ WindowInputs (device) ──run──▶ samples [B, S]
+    windows ──inputs──▶ WindowInputs (host) ──to──▶ WindowInputs (device) ──run──▶ emitted [B, S]
 
 `run` reads nothing but its inputs, so a device can record it once for a shape and repeat it.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from decoder.base import AudioDecoder, DecoderConfigError, DecodeWindow
@@ -22,7 +23,7 @@ from decoder.streaming import check_codes, check_frames
 
 @dataclass(frozen=True, slots=True)
 class WindowInputs:
-    """What B windows of one shape are rendered from.
+    """What B windows of one `batch_key` are rendered from.
 
     `tensors` have B rows each; `key`, hashable, is all else that the computation depends on: with
     equal keys and shapes the same kernels run. `plan` is what the codec made of the key, if
@@ -46,14 +47,14 @@ class WindowNetwork(AudioDecoder):
 
     @abstractmethod
     def inputs(self, windows: Sequence[DecodeWindow]) -> WindowInputs:
-        """Of windows of one shape, on the host."""
+        """Of windows of one `batch_key`, on the host."""
 
     @abstractmethod
     def run(self, inputs: WindowInputs) -> Tensor:
-        """float32 [B, S] from inputs on the device; nothing of it waits for the device."""
+        """As `decode`, from inputs on the device; nothing of it waits for the device."""
 
     def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
-        """As AudioDecoder.decode; zeros where nothing is emitted.
+        """As AudioDecoder.decode.
 
         On a CPU each row is rendered alone: convolutions gain little from a batch there, and a
         kernel chosen by the number of rows would change last bits.
@@ -62,12 +63,18 @@ class WindowNetwork(AudioDecoder):
         with torch.inference_mode():
             if self.device != "cpu":
                 return self.run_on_gpu(self.inputs(windows).to(self.device))
-            return torch.cat([self.run(self.inputs([window])) for window in windows])
+            return stacked([self.run(self.inputs([window])) for window in windows])
 
     def run_on_gpu(self, inputs: WindowInputs) -> Tensor:
         """As `run`, with products of float32 in TF32: 10 bits of mantissa, as convolutions have."""
         with tensor_float32():
             return self.run(inputs)
+
+
+def stacked(rows: Sequence[Tensor]) -> Tensor:
+    """Rows [1, S] of different lengths below each other; zeros where one is shorter."""
+    longest = max(row.shape[1] for row in rows)
+    return torch.cat([F.pad(row, (0, longest - row.shape[1])) for row in rows])
 
 
 @contextmanager
@@ -87,5 +94,5 @@ def check_windows(decoder: AudioDecoder, windows: Sequence[DecodeWindow]) -> Non
     for window in windows:
         check_codes(window.codes, spec.codebook_size, "speech")
         check_frames(len(window.codes), spec, "number of codes in a window")
-    if len({window.shape for window in windows}) != 1:
-        raise DecoderConfigError("windows of one decode call must have one shape")
+    if len({decoder.batch_key(window) for window in windows}) != 1:
+        raise DecoderConfigError("windows of one decode call must have one batch key")

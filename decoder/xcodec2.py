@@ -12,34 +12,31 @@ Folder: config.json and model.safetensors in Hugging Face's layout ("model_type"
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from decoder.base import (
     AttentionKind,
     CodecSpec,
     DecoderConfigError,
-    DecodeWindow,
     PrependPromptSpeechTokens,
     StreamingOptions,
 )
+from decoder.batching import crossfade_samples
 from decoder.codec_config import must_be, scalar, sizes
 from decoder.encoders import TransformersEncoder
+from decoder.padding import PaddedNetwork, PaddedRows
 from decoder.registry import CodecSource
 from decoder.rows import (
     CONVOLUTION_OPTIONS,
     crossfading,
     finish_spec,
     load_or_random,
-    rendered_samples,
 )
-from decoder.streaming import attention_mask
-from decoder.window_inputs import WindowInputs, WindowNetwork
 from decoder.xcodec2_modules import NUM_GROUPS, Xcodec2Config, Xcodec2Network
 from decoder.xcodec2_names import from_first_layout, xcodec2_names
 
@@ -51,7 +48,7 @@ CROSSFADE_MS = 20.0
 """Each window is heard as a whole, so two of them never quite agree on the sample between them."""
 
 
-class Xcodec2Decoder(WindowNetwork):
+class Xcodec2Decoder(PaddedNetwork):
     """One FSQ codebook, convolutions and a bidirectional transformer without time positions."""
 
     supported_options = CONVOLUTION_OPTIONS
@@ -59,6 +56,7 @@ class Xcodec2Decoder(WindowNetwork):
     def __init__(self, spec: CodecSpec, network: Xcodec2Network, source: CodecSource) -> None:
         self.spec = spec
         self.options = source.options
+        self.fade = crossfade_samples(spec, source.options)
         self._network = network
         self.device = source.device
         self._clips = TransformersEncoder(source, spec, _rates(source.name, source.config)[0])
@@ -77,24 +75,10 @@ class Xcodec2Decoder(WindowNetwork):
         """As TransformersEncoder.encode."""
         return self._clips.encode(samples)
 
-    def inputs(self, windows: Sequence[DecodeWindow]) -> WindowInputs:
-        """Codes [B, T], and a mask bool [B, 1, T, T] where not all see all."""
-        samples, hop = rendered_samples(self.spec, windows[0], self.options), self._hop
-        emitted = (samples.start // hop, -(-samples.stop // hop))
-        codes = torch.tensor([window.codes for window in windows])
-        masks = [attention_mask(window, self.spec.attention) for window in windows]
-        if all(mask.all() for mask in masks):
-            return WindowInputs((codes,), emitted)
-        return WindowInputs((codes, torch.from_numpy(np.stack(masks))[:, None]), emitted)
-
-    def run(self, inputs: WindowInputs) -> Tensor:
-        """As WindowNetwork.run."""
-        codes, mask = (*inputs.tensors, None)[:2]
-        return self._network(codes, mask, range(*inputs.key))
-
-    @property
-    def _hop(self) -> int:
-        return self._network.config.hop
+    def render(self, rows: PaddedRows) -> Tensor:
+        """As PaddedNetwork.render."""
+        samples: Tensor = self._network(rows)
+        return samples
 
 
 def xcodec2_config(codec: str, values: Mapping[str, Any]) -> Xcodec2Config:

@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from decoder.padding import PaddedRows, Span
+
 OVERLAP = 4  # spectra that reach any sample; n_fft is as many hops
 MAX_MAGNITUDE = 100.0
 NUM_GROUPS = 32
@@ -73,9 +75,32 @@ class ResidualBlock(nn.Module):
         self.norm_out = nn.GroupNorm(NUM_GROUPS, channels, eps=1e-6)
         self.conv_out = nn.Conv1d(channels, channels, 3, padding=1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.conv_in(F.silu(self.norm_in(x)))
-        return x + self.conv_out(F.silu(self.norm_out(y)))
+    def forward(self, x: Tensor, own: Span | None) -> Tensor:
+        """x [B, C, T]; what is padding in it may be anything."""
+        y = self.conv_in(normed_silu(self.norm_in, x, own))
+        return x + self.conv_out(normed_silu(self.norm_out, y, own))
+
+
+def normed_silu(norm: nn.GroupNorm, x: Tensor, own: Span | None) -> Tensor:
+    """Group norm over a row's own columns, SiLU; zeros for the others. x [B, C, T]."""
+    if x.is_cuda:
+        from decoder.norm_kernels import group_norm_silu
+
+        return group_norm_silu(norm, x, own)
+    return F.silu(norm(x)) if own is None else normed_silu_plain(norm, x, own)
+
+
+def normed_silu_plain(norm: nn.GroupNorm, x: Tensor, own: Span) -> Tensor:
+    """In torch's own steps."""
+    mask = own.mask(x.shape[-1])
+    groups = x.masked_fill(~mask, 0.0).unflatten(1, (norm.num_groups, -1))
+    count = mask.sum(-1)[..., None, None] * groups.shape[2]
+    mean = groups.sum((2, 3), keepdim=True) / count
+    off = (groups - mean).masked_fill(~mask[:, None], 0.0)
+    variance = off.square().sum((2, 3), keepdim=True) / count
+    result = (off * (variance + norm.eps).rsqrt()).flatten(1, 2)
+    scaled = result * norm.weight[:, None] + norm.bias[:, None]
+    return F.silu(scaled).masked_fill(~mask, 0.0)
 
 
 class Layer(nn.Module):
@@ -92,14 +117,14 @@ class Layer(nn.Module):
         self.ff_in = nn.Linear(dim, config.intermediate_size, bias=False)
         self.ff_out = nn.Linear(config.intermediate_size, dim, bias=False)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """x [B, T, D]; mask bool, broadcastable to [B, 1, T, T], or None: all see all."""
+    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x [B, T, D]; bias [B, 1, T, T] of the attention, or None: all see all."""
         normed = self.attention_norm(x)
         q, k, v = (
             part(normed).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         x = x + self.attention_out(mixed.transpose(1, 2).flatten(2))
         return x + self.ff_out(F.silu(self.ff_in(self.ff_norm(x))))
 
@@ -123,30 +148,42 @@ class Xcodec2Network(nn.Module):
         self.spectrum = nn.Linear(dim, n_fft + 2)
         self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
 
-    def forward(self, codes: Tensor, mask: Tensor | None, emitted: range) -> Tensor:
-        """codes [B, T] to samples [B, T * hop]; zeros for codes that are not `emitted`."""
-        x = self.embed(self.input(self.codebook(codes)).transpose(1, 2))
+    def forward(self, rows: PaddedRows) -> Tensor:
+        """Samples [B, num_samples] from column `left` on."""
+        x = self._embedded(rows)
         for block in self.before:
-            x = block(x)
-        x = x.transpose(1, 2)
+            x = block(x, rows.own)
+        x, bias = x.transpose(1, 2), rows.attention_bias()
         for layer in self.layers:
-            x = layer(x, mask)
+            x = layer(x, bias)
         x = x.transpose(1, 2)
         for block in self.after:
-            x = block(x)
-        hop, count = self.config.hop, codes.shape[1]
-        first, last = max(emitted.start - 2, 0), min(emitted.stop + 2, count)
-        audio = self.synthesize(self.norm(x[..., first:last].transpose(1, 2)))
-        audio = audio[:, (emitted.start - first) * hop : (emitted.stop - first) * hop]
-        return F.pad(audio, (emitted.start * hop, (count - emitted.stop) * hop))
+            x = block(x, rows.own)
+        hop, shape = self.config.hop, rows.shape
+        stop = shape.left - -shape.num_samples // hop
+        first, last = max(shape.left - 2, 0), min(stop + 2, shape.num_frames)
+        own = rows.own.beginning(first) if rows.own else None
+        audio = self.synthesize(self.norm(x[..., first:last].transpose(1, 2)), own)
+        start = (shape.left - first) * hop
+        return audio[:, start : start + shape.num_samples]
 
-    def synthesize(self, x: Tensor) -> Tensor:
+    def _embedded(self, rows: PaddedRows) -> Tensor:
+        """[B, D, T]"""
+        x = self.input(self.codebook(rows.codes[..., 0])).transpose(1, 2)
+        if rows.own is not None:
+            x = x * rows.own.mask(x.shape[-1])
+        return self.embed(x)
+
+    def synthesize(self, x: Tensor, own: Span | None) -> Tensor:
         """Frames [B, F, D] to samples [B, F * hop]: the middle of what the spectra overlap to."""
         n_fft, hop = OVERLAP * self.config.hop, self.config.hop
         log_magnitude, phase = self.spectrum(x).float().chunk(2, dim=-1)
         spectra = torch.polar(log_magnitude.exp().clamp(max=MAX_MAGNITUDE), phase)
         pieces = torch.fft.irfft(spectra, n=n_fft) * self.window
         weights = self.window.square().expand(1, x.shape[1], n_fft)
+        if own is not None:
+            mask = own.mask(x.shape[1]).transpose(1, 2)
+            pieces, weights = pieces * mask, weights * mask
         total, weight = _overlap_add(pieces, hop), _overlap_add(weights, hop)
         side = (n_fft - hop) // 2
         size = x.shape[1] * hop

@@ -187,3 +187,6 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "xcodec2": write_xcodec2,
 }
 """Every published codec, small and with random weights."""
+
+PADDING = ("dac", "neucodec", "snac", "xcodec2")
+"""Those that render windows of different lengths in one call."""

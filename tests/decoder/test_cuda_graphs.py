@@ -19,6 +19,7 @@ from decoder import (
 from decoder.cuda_graphs import CapturedDecoder, batch_sizes, schedule_windows
 from decoder.window_inputs import WindowNetwork
 from tests.decoder.codecs import (
+    PADDING,
     WRITERS,
     random_codes,
 )
@@ -38,7 +39,7 @@ def repeat(work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
     return replay, output
 
 
-@pytest.fixture(scope="module", params=sorted(WRITERS))
+@pytest.fixture(scope="module", params=sorted(WRITERS.keys() - set(PADDING)))
 def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp(request.param)
     WRITERS[request.param](folder)
@@ -77,8 +78,7 @@ def test_a_replay_sounds_like_the_network(network: AudioDecoder) -> None:
             before = decoder.num_replays
             got = decoder.decode(windows)
             assert decoder.num_replays == before + 1
-            start = windows[0].skip_samples
-            span = slice(start, start + windows[0].num_samples)
+            span = slice(windows[0].num_samples)
             torch.testing.assert_close(got[:, span], expected[:, span], rtol=0, atol=1e-5)
 
 

@@ -48,7 +48,7 @@ class FrameDecoder(AudioDecoder):
         mixed = np.convolve(np.pad(numbers, REACH), TAPS, mode="valid")
         first = window.positions[0] // len(LAYOUT)
         starts = [self._start(first + frame) for frame in range(len(mixed) + 1)]
-        return np.repeat(mixed, np.diff(starts)).astype(np.float32)
+        return np.repeat(mixed, np.diff(starts)).astype(np.float32)[window.skip_samples :]
 
     def _start(self, frame: int) -> int:
         return frame * self.spec.samples_per_frame // 1

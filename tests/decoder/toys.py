@@ -83,8 +83,9 @@ class ConvDecoder(AudioDecoder):
         self.head = weight(self.DIM, self.HOP)
 
     def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
-        """The whole window, as if nothing had been before it."""
-        return torch.cat([self.step(self.fresh_state(), window.codes)[0] for window in windows])
+        """As if nothing had been before the window."""
+        rows = [self.step(self.fresh_state(), window.codes)[0] for window in windows]
+        return torch.cat([row[:, w.skip_samples :] for row, w in zip(rows, windows, strict=True)])
 
     def fresh_state(self) -> list[Tensor]:
         return [torch.zeros(1, self.DIM, self.KERNEL - 1) for _ in self.convs]

@@ -14,6 +14,7 @@ import torch
 from decoder import AudioDecoder, ReadyWindow, Renderer, StreamState, create_decoder, with_graphs
 from decoder.cuda_graphs import CapturedDecoder
 from decoder.keyed_noise import keyed_noise
+from decoder.padded_graphs import PaddedGraphs
 from tests.decoder.codecs import (
     WRITERS,
     audio_of,
@@ -35,6 +36,20 @@ def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp(request.param)
     WRITERS[request.param](folder)
     return create_decoder(folder, device="cuda", options={"max_batch": 4}, allow_pickle=True)
+
+
+@pytest.fixture(scope="module")
+def graphs(decoder: AudioDecoder) -> CapturedDecoder:
+    graphs = with_graphs(decoder, decoder.spec.recommended)
+    assert isinstance(graphs, CapturedDecoder)
+    return graphs
+
+
+@pytest.fixture
+def padded(graphs: CapturedDecoder) -> PaddedGraphs:
+    if not isinstance(graphs, PaddedGraphs):
+        pytest.skip("does not pad")
+    return graphs
 
 
 @contextmanager
@@ -66,9 +81,7 @@ def close(got: np.ndarray, expected: np.ndarray) -> bool:
     return got.shape == expected.shape and bool(np.abs(got - expected).max() < limit)
 
 
-def test_replayed_streams_sound_like_plain_ones(decoder: AudioDecoder) -> None:
-    graphs = with_graphs(decoder, decoder.spec.recommended)
-    assert isinstance(graphs, CapturedDecoder)
+def test_replayed_streams_sound_like_plain_ones(decoder, graphs) -> None:
     assert graphs.num_graphs > 0
     renderer = Renderer(graphs)
     rendered = [renderer.launch(block) for block in streams_of(decoder, 3)]
@@ -81,14 +94,14 @@ def test_replayed_streams_sound_like_plain_ones(decoder: AudioDecoder) -> None:
         assert close(np.concatenate([part[seed] for part in parts]), expected)
 
 
-def test_a_launch_waits_for_nothing(decoder: AudioDecoder) -> None:
+def test_a_launch_waits_for_nothing(decoder, graphs) -> None:
     """The device sleeps while blocks are launched; they are rendered when it wakes up."""
-    graphs = with_graphs(decoder, decoder.spec.recommended)
     renderer = Renderer(graphs)
     first, second = streams_of(decoder, 2)[:2]
     renderer.launch(first).samples()
     torch.cuda.synchronize()
     with nothing_waits():
+        renderer.launch(first)
         rendered = renderer.launch(second)
     deadline_s = time.monotonic() + 10
     while not rendered.is_ready and time.monotonic() < deadline_s:
@@ -97,8 +110,35 @@ def test_a_launch_waits_for_nothing(decoder: AudioDecoder) -> None:
     assert len(rendered.samples()) == 2
 
 
-def test_a_replay_allocates_nothing(decoder: AudioDecoder) -> None:
-    graphs = with_graphs(decoder, decoder.spec.recommended)
+def test_any_mixture_is_one_launch_that_sounds_like_its_windows(decoder, padded) -> None:
+    """First and last blocks, short streams, streams at different places."""
+    streams = [
+        windows_of(decoder.spec, decoder.spec.recommended, random_codes(decoder, frames, frames))
+        for frames in (1, 9, 37, 90)
+    ]
+    (lone,), (start, *_), (_, later, *_), (*_, middle, last) = streams
+    for windows in ([lone, last, later, start], [last], [later, middle], [start, lone, last]):
+        before = padded.num_replays
+        rows = padded.decode(windows).cpu().numpy()
+        assert padded.num_replays == before + 1
+        launched = decoder.decode(windows).cpu().numpy()
+        for row, eager, window in zip(rows, launched, windows, strict=True):
+            (alone,) = decoder.decode([window]).cpu().numpy()
+            assert close(row[: len(alone)], alone)
+            assert close(eager[: len(alone)], alone)
+
+
+def test_every_window_of_the_schedule_is_replayed(decoder, padded) -> None:
+    for frames in range(1, 100, 7):
+        for window in windows_of(
+            decoder.spec, decoder.spec.recommended, random_codes(decoder, frames)
+        ):
+            before = padded.num_replays
+            padded.decode([window])
+            assert padded.num_replays == before + 1
+
+
+def test_a_replay_allocates_nothing(decoder, graphs) -> None:
     windows = [item.window for item in streams_of(decoder, 3)[1]]
     graphs.decode(windows)
     torch.cuda.synchronize()

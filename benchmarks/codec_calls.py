@@ -1,0 +1,110 @@
+"""What a decode call of a published codec takes, device and host, by how many windows share it.
+
+    first      streams without a voice prompt, their first blocks: what a listener waits for
+    full       blocks in the middle of streams, all alike
+    mixture    first, middle and last blocks of streams of different lengths
+
+The codecs have the published sizes and random weights. `device` is from the call to the last sample
+on the host while nothing else runs, `host` what the calling thread needs until it is free again.
+It needs a CUDA device.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from benchmarks.report import Figure, Report, arguments, publish
+from benchmarks.speech_shapes import SNAC_24KHZ, XCODEC2
+from decoder import (
+    AudioDecoder,
+    DecoderStream,
+    DecodeWindow,
+    ReadyWindow,
+    Renderer,
+    SpeechChunk,
+    StreamingOptions,
+    create_decoder,
+    with_graphs,
+)
+
+BATCHES = (1, 8, 32)
+FRAMES = (3, 17, 41, 58, 96, 130)  # lengths of the streams
+CODECS = {"xcodec2": XCODEC2, "snac": SNAC_24KHZ}
+
+
+def windows_of(decoder: AudioDecoder, options: StreamingOptions, frames: int) -> list[DecodeWindow]:
+    """All windows of a stream of so many frames."""
+    spec, sizes = decoder.spec, options.chunk_sizes or ()
+    made = np.random.default_rng(frames)
+    codes = tuple(made.integers(0, spec.codebook_size, frames * spec.codes_per_frame).tolist())
+    stream, found, start = DecoderStream(spec, options), list[DecodeWindow](), 0
+    while start < len(codes):
+        index = len(found)
+        end = start + sizes[min(index, len(sizes) - 1)]
+        future = codes[end : end + options.look_ahead_of(index)]
+        found.append(stream.window(SpeechChunk(codes[start:end], start, index, future)))
+        start = end
+    return found
+
+
+def kinds_of(decoder: AudioDecoder, options: StreamingOptions) -> dict[str, list[DecodeWindow]]:
+    """Some windows of each kind."""
+    streams = [windows_of(decoder, options, frames) for frames in FRAMES]
+    longest = streams[-1]
+    return {
+        "first": longest[:1],
+        "full": longest[-3:-2],
+        "mixture": [block for stream in streams for block in (stream[0], stream[-1], *stream[1:3])],
+    }
+
+
+def calls_ms(
+    renderer: Renderer, windows: Sequence[DecodeWindow], repeat: int
+) -> Iterator[tuple[float, float]]:
+    """Of one call after the other: until its samples are there, until the launch returns."""
+    ready = [ReadyWindow(str(n), window) for n, window in enumerate(windows)]
+    for _ in range(repeat + 2):
+        torch.cuda.synchronize()
+        started_s = time.perf_counter()
+        rendered = renderer.launch(ready)
+        launched_s = time.perf_counter()
+        while not rendered.is_ready:
+            pass
+        done_s = time.perf_counter()
+        rendered.samples()
+        yield 1000 * (done_s - started_s), 1000 * (launched_s - started_s)
+
+
+def measure(repeat: int, codecs: Sequence[str] = tuple(CODECS)) -> Report:
+    """Every codec, kind and batch size."""
+    figures = []
+    for name in codecs:
+        plain = create_decoder(name, test_mode=True, device="cuda")
+        options = plain.spec.recommended
+        renderer = Renderer(with_graphs(plain, options))
+        for kind, windows in kinds_of(plain, options).items():
+            for count in BATCHES:
+                batch = [windows[n % len(windows)] for n in range(count)]
+                device, host = zip(*list(calls_ms(renderer, batch, repeat))[2:], strict=True)
+                label = f"{name}, {kind}, {count} windows"
+                figures.append(Figure(f"{label}: device", device, "ms"))
+                figures.append(Figure(f"{label}: host", host, "ms"))
+    return Report("codec_calls", tuple(figures))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments("Time of a codec's decode calls.", repeat=20, has_model=False)
+    options.add_argument("--codec", choices=tuple(CODECS), action="append")
+    args = options.parse_args(argv)
+    if not torch.cuda.is_available():
+        raise SystemExit("decode calls are measured on a CUDA device: there is none")
+    return publish(measure(args.repeat, args.codec or tuple(CODECS)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""`PaddedGraphs`: any windows of the configured schedule in one launch.
+
+    call shapes of the schedule × batch sizes 1, 2, 4 … max_batch ──▶ graphs
+    decode(any 5 windows) ──▶ the smallest shape that holds them, 8 rows ──▶ one launch ──▶ 5 rows
+
+There are few shapes: that of a stream's first block, which waits for nobody, that which holds every
+window of the schedule, and some for first blocks with a long voice prompt. Rows beyond the windows
+hold what was there before. A window that fits no shape (a client's own chunk sizes) is rendered as
+it would be without graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decoder.base import DecodeWindow, PrependPromptSpeechTokens, StreamingOptions
+from decoder.cuda_graphs import CapturedDecoder, Recorder, batch_sizes
+from decoder.padding import CallShape, PaddedNetwork, joined
+from decoder.window_inputs import WindowInputs
+
+STAGES = 4  # host buffers of a shape: how many copies to the device may be on their way
+PROMPT_S = 30.0  # voice prompts up to this length have a shape
+LEAST_PROMPT = 32  # frames
+REMEMBERED = 1024  # shapes of windows
+
+
+class PaddedGraphs(CapturedDecoder):
+    """A `CapturedDecoder` of a codec that pads: each row sounds like its window alone."""
+
+    _network: PaddedNetwork
+
+    def __init__(self, network: PaddedNetwork, record: Recorder) -> None:
+        super().__init__(network, record)
+        self._shapes: list[CallShape] = []
+        self._common = 0
+        self._stages: dict[CallShape, Staging] = {}
+        self._fitting = lru_cache(REMEMBERED)(self._find_fitting)
+
+    def capture_schedule(self, options: StreamingOptions) -> None:
+        """Record what streams of these options need."""
+        self._shapes, self._common = call_shapes(self._network, options)
+        calls = [(shape, size) for shape in self._shapes for size in self._sizes(shape)]
+        network = self._network
+        for shape in self._shapes:
+            rows = self._sizes(shape)[-1]
+            self._stages[shape] = Staging(rows, network.width(shape), self.device)
+        with self.noting(), torch.inference_mode():
+            for shape, size in sorted(calls, key=lambda call: -call[0].num_frames * call[1]):
+                lines = torch.zeros((size, network.width(shape)), dtype=torch.int64)
+                lines[:, 1] = shape.num_frames
+                self._add((shape, size), WindowInputs((lines,), shape))
+
+    def batch_key(self, window: DecodeWindow) -> Hashable:
+        """As AudioDecoder.batch_key."""
+        index = self._fitting(self._network.shape_of(window))
+        return window.shape if index is None else max(index, self._common)
+
+    def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
+        """As AudioDecoder.decode."""
+        index = self._fitting(joined(map(self._network.shape_of, windows)))
+        if index is None:
+            return self._network.decode(windows)
+        shape = self._shapes[index]
+        most = self._sizes(shape)[-1]
+        if len(windows) <= most:
+            return self._replayed(windows, shape)
+        parts = [windows[start : start + most] for start in range(0, len(windows), most)]
+        with torch.inference_mode():
+            return torch.cat([self._replayed(part, shape).clone() for part in parts])
+
+    def _replayed(self, windows: Sequence[DecodeWindow], shape: CallShape) -> Tensor:
+        count = len(windows)
+        size = next(size for size in self._sizes(shape) if size >= count)
+        recording, stage = self._recordings[shape, size], self._stages[shape]
+        buffer = stage.next()
+        self._network.fill(buffer.numbers[:count], windows, shape)
+        with torch.inference_mode():
+            recording.inputs.tensors[0][:count].copy_(buffer.tensor[:count], non_blocking=True)
+            stage.note_copy()
+            recording.replay()
+        self.num_replays += 1
+        return recording.output[:count]
+
+    def _find_fitting(self, shape: CallShape) -> int | None:
+        """The smallest recorded shape that holds rows of this one."""
+        fitting = (i for i, each in enumerate(self._shapes) if each.holds(shape))
+        return next(fitting, None)
+
+    def _sizes(self, shape: CallShape) -> tuple[int, ...]:
+        """Batch sizes; the longer the rows, the fewer."""
+        most = self.options.max_batch
+        common = self._shapes[self._common].num_frames
+        return batch_sizes(max(1, min(most, most * common // shape.num_frames)))
+
+
+def call_shapes(network: PaddedNetwork, options: StreamingOptions) -> tuple[list[CallShape], int]:
+    """The shapes that streams of these options need, the shortest first, and which of them holds
+    all windows but those with a longer voice prompt.
+    """
+    sizes, spec = options.chunk_sizes, network.spec
+    if sizes is None:
+        return [], 0
+    per_frame = spec.codes_per_frame
+    masks = options.masks
+
+    def shape(context: int, size: int, ahead: int) -> CallShape:
+        fade = min(network.fade, int(ahead * spec.samples_per_code))
+        return CallShape(
+            left=context // per_frame,
+            right=(size + ahead) // per_frame,
+            num_samples=int(size * spec.samples_per_code) + fade,
+            is_masked=not (masks.buffer_sees_current and masks.prompt_sees_current),
+        )
+
+    first = shape(0, sizes[0], options.look_ahead_of(0))
+    common = joined((first, shape(options.buffer, max(sizes), options.look_ahead)))
+    shapes = [common] if first.num_frames == common.num_frames else [first, common]
+    if options.prepend is PrependPromptSpeechTokens.NEVER:
+        return shapes, len(shapes) - 1
+    longest = round(PROMPT_S * spec.codes_per_second)
+    prompts = [
+        shape(size, sizes[0], options.look_ahead_of(0))
+        for size in _doubled(max(options.buffer, LEAST_PROMPT * per_frame), longest)
+    ]
+    return [*shapes, *prompts], len(shapes) - 1
+
+
+def _doubled(start: int, most: int) -> Iterator[int]:
+    while start < most:
+        start *= 2
+        yield start
+
+
+class StageBuffer(NamedTuple):
+    """The same memory twice."""
+
+    tensor: Tensor  # int64 [rows, width]; pinned, where a GPU reads it
+    numbers: np.ndarray
+
+
+class Staging:
+    """Host memory that is used in turn, so that a device may still copy what came before."""
+
+    def __init__(self, rows: int, width: int, device: str) -> None:
+        on_gpu = device != "cpu"
+        tensors = [
+            torch.zeros((rows, width), dtype=torch.int64, pin_memory=on_gpu) for _ in range(STAGES)
+        ]
+        self._buffers = [StageBuffer(tensor, tensor.numpy()) for tensor in tensors]
+        self._events = [torch.cuda.Event() for _ in tensors] if on_gpu else []
+        self._current = 0
+
+    def next(self) -> StageBuffer:
+        """The buffer that was used longest ago; waits until it has been copied."""
+        self._current = (self._current + 1) % STAGES
+        if self._events:
+            self._events[self._current].synchronize()
+        return self._buffers[self._current]
+
+    def note_copy(self) -> None:
+        """The newest buffer's copy has been queued on the current stream."""
+        if self._events:
+            self._events[self._current].record()
