@@ -14,7 +14,7 @@ from decoder import AudioFormat, AudioFormatError, PromptAudioLimits, read_promp
 from tts.engine_client import EngineClient
 from tts.errors import InvalidRequestError, Precondition, PreconditionError, PromptTimeoutError
 from tts.prompt import PromptBuilder
-from tts.text import TextOptions, split_text
+from tts.text import TextOptions, spoken_text
 from tts.voices import Voice, VoicePrompt
 
 MAX_TRANSCRIPT_CHARACTERS = 2_000
@@ -135,7 +135,7 @@ class VoiceCloner:
             raise InvalidRequestError.of(
                 field_name, f"has more than {MAX_TRANSCRIPT_CHARACTERS} characters"
             )
-        spoken = " ".join(segment.text for segment in split_text(transcript, self._options))
+        spoken = spoken_text(transcript, self._options)
         if not spoken:
             raise InvalidRequestError.of(field_name, "must say what is spoken in the clip")
         return spoken

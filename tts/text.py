@@ -12,14 +12,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
 from re import Match
 
 from tts.errors import InvalidRequestError
 from tts.text_clean import TextError, check_text, clean_word
 from tts.text_normalize import AlignedText
-from tts.text_pieces import pieces_of, spoken_size
+from tts.text_pieces import is_wide, pieces_of, spoken_size
 from tts.text_sentences import (
     MIN_CLAUSE_CHARACTERS,
     ends_clause,
@@ -39,6 +39,7 @@ __all__ = [
     "TextSegment",
     "check_text",
     "split_text",
+    "spoken_text",
 ]
 
 MAX_WORD_CHARACTERS = 128  # longer runs without white space are cut, so that memory stays steady
@@ -300,7 +301,8 @@ class SegmentStream:
         ]
 
     def _speak(self, words: Sequence[_Word]) -> AlignedText:
-        text = self._respell(AlignedText.of_words(word.text for word in words))
+        joined = {i for i, pair in enumerate(pairwise(words), start=1) if _goes_on(*pair)}
+        text = self._respell(AlignedText.of_words((word.text for word in words), joined))
         if self._options.normalization is TextNormalization.ON:
             return speak_around(text, self._options.tags)
         return text.sub(_SPACES, lambda match: " ")
@@ -309,6 +311,12 @@ class SegmentStream:
         start, self._spoken_to = self._spoken_to, max(self._spoken_to, end)
         self._num_segments += 1
         return TextSegment(self._num_segments - 1, text, start, self._spoken_to, words)
+
+
+def _goes_on(before: _Word, word: _Word) -> bool:
+    """Whether a run in a script without spaces was cut between the two, within a sentence."""
+    last, first = before.text[-1], word.text[0]
+    return before.end == word.start and last not in ".?!" and (is_wide(last) or is_wide(first))
 
 
 def _spoken_words(piece: AlignedText, words: Sequence[_Word], stop: int) -> tuple[SpokenWord, ...]:
@@ -352,6 +360,16 @@ def split_text(text: str, options: TextOptions) -> Iterator[TextSegment]:
     """
     check_text(text)
     return _split(text, SegmentStream(options))
+
+
+def spoken_text(text: str, options: TextOptions) -> str:
+    """All segments of a text in one. Raises `TextError` as `split_text` does."""
+    spoken = ""
+    for segment in split_text(text, options):
+        is_new = not spoken or text[segment.start].isspace()
+        goes_on = not is_new and (is_wide(spoken[-1]) or is_wide(segment.text[0]))
+        spoken += segment.text if goes_on or not spoken else f" {segment.text}"
+    return spoken
 
 
 def _split(text: str, stream: SegmentStream) -> Iterator[TextSegment]:

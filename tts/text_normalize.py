@@ -6,7 +6,7 @@ cleaned words → addresses → abbreviations … numbers … signs → tidy: le
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from re import Match, Pattern
 
@@ -28,14 +28,20 @@ class AlignedText:
     origins: tuple[int, ...]
 
     @classmethod
-    def of_words(cls, words: Iterable[str]) -> AlignedText:
-        """Words joined by single spaces; a space belongs to the word before it."""
-        texts, origins = [], []
+    def of_words(cls, words: Iterable[str], joined: Collection[int] = ()) -> AlignedText:
+        """Words with single spaces between them, but not in front of those of index `joined`.
+
+        A space belongs to the word before it.
+        """
+        texts: list[str] = []
+        origins: list[int] = []
         for index, word in enumerate(words):
-            if word:
-                texts.append(word)
-                origins += [index] * (len(word) + 1)
-        return cls(" ".join(texts), tuple(origins[:-1]))
+            if texts and word and index not in joined:
+                texts.append(" ")
+                origins.append(origins[-1])
+            texts.append(word)
+            origins += [index] * len(word)
+        return cls("".join(texts), tuple(origins))
 
     def sub(self, pattern: Pattern[str], replace: Callable[[Match[str]], str]) -> AlignedText:
         """Replace every match; what replaces it comes from the word where the match starts."""

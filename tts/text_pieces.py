@@ -17,10 +17,14 @@ def spoken_size(text: str) -> int:
     return len(text) if text.isascii() else sum(map(_size, text))
 
 
+def is_wide(character: str) -> bool:
+    """Whether it is a Chinese, Japanese or Korean one."""
+    is_letter = character.isalnum() and not character.isascii()
+    return is_letter and unicodedata.east_asian_width(character) in _WIDE
+
+
 def _size(character: str) -> int:
-    if character.isascii() or not character.isalnum():
-        return 1
-    return WIDE_SIZE if unicodedata.east_asian_width(character) in _WIDE else 1
+    return WIDE_SIZE if is_wide(character) else 1
 
 
 def pieces_of(text: AlignedText, limit: int) -> Iterator[AlignedText]:

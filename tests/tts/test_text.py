@@ -19,6 +19,7 @@ from tts.text import (
     TextSegment,
     check_text,
     split_text,
+    spoken_text,
 )
 from tts.text_normalize import AlignedText
 from tts.text_pieces import pieces_of, spoken_size
@@ -261,6 +262,31 @@ def test_a_wide_character_takes_the_room_of_three_letters() -> None:
     assert "".join(texts) == sentence.replace("，", ",").replace("。", ".")
     assert spoken_size("abc é") == 5
     assert spoken_size("你好 abc") == 10
+
+
+@pytest.mark.parametrize("mark", ["", "，", "a"])
+@pytest.mark.parametrize("normalization", TextNormalization)
+def test_a_run_of_wide_characters_gets_no_space_where_it_is_cut(
+    mark: str, normalization: TextNormalization
+) -> None:
+    run = "天" * 127 + (mark or "气") + "天" * 70
+    options = TextOptions(800, ascii_only=False, normalization=normalization)
+    (segment,) = split_text(run + " 很好", options)
+    spoken = run.replace("，", ", " if normalization is TextNormalization.ON else ",")
+    assert segment.text == f"{spoken} 很好"
+    assert (segment.start, segment.end) == (0, len(run) + 3)
+    assert [(word.start, word.end) for word in segment.words] == [
+        (0, 128),
+        (128, len(run)),
+        (len(run) + 1, len(run) + 3),
+    ]
+
+
+def test_a_whole_text_is_spoken_in_one() -> None:
+    options = TextOptions(60, ascii_only=False)
+    assert spoken_text("", options) == ""
+    assert spoken_text("It is 2. So\nwhat?", options) == "It is two. So what?"
+    assert spoken_text("天" * 300 + " 很好", options) == "天" * 300 + " 很好"
 
 
 @given(text=st.text("ab 你好，.", min_size=1), limit=st.integers(1, 20))
