@@ -91,7 +91,9 @@ class ScheduledBatch:
     @property
     def num_tokens(self) -> int:
         """Tokens fed to the first forward."""
-        return sum(len(row.token_ids) for row in self.rows)
+        if self.mode is ForwardMode.DECODE:
+            return len(self.rows)
+        return sum([len(row.token_ids) for row in self.rows])
 
     def __bool__(self) -> bool:
         return bool(self.rows)

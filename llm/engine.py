@@ -35,9 +35,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_RAISED = object()  # what `_guard` returns for a call that raised
-
-
 class Engine:
     """Runs requests until they end. All public methods are thread-safe.
 
@@ -266,25 +263,36 @@ class Engine:
         return True
 
     def _deliver(self, chunks: list[TokenChunk]) -> None:
+        sinks = self._sinks
         for chunk in chunks:
-            request_id = chunk.request_id
             if chunk.finish_reason is not None:
-                # Whoever sees the last chunk may use the id again, so forget it first.
-                self._guard(self._pipeline.release, request_id)
-                with self._condition:
-                    sink = self._sinks.pop(request_id)
-                self._guard(sink, chunk)
-            elif self._guard(self._sinks[request_id], chunk) is _RAISED:
-                self._sinks[request_id] = lambda _: None
-                self.cancel(request_id)
+                self._deliver_last(chunk)
+                continue
+            try:
+                sinks[chunk.request_id](chunk)
+            except Exception:
+                self._log_failure(sinks[chunk.request_id])
+                sinks[chunk.request_id] = lambda _: None
+                self.cancel(chunk.request_id)
+
+    def _deliver_last(self, chunk: TokenChunk) -> None:
+        """Whoever sees the last chunk may use the id again, so forget it first."""
+        self._guard(self._pipeline.release, chunk.request_id)
+        with self._condition:
+            sink = self._sinks.pop(chunk.request_id)
+        self._guard(sink, chunk)
 
     def _guard(self, function: Callable[..., object], *args: object) -> object:
         """Call code of others on this thread: what it raises is logged, and the loop goes on."""
         try:
             return function(*args)
         except Exception:
-            logger.exception("%r raised on the engine thread", function)
-            return _RAISED
+            self._log_failure(function)
+            return None
+
+    @staticmethod
+    def _log_failure(function: Callable[..., object]) -> None:
+        logger.exception("%r raised on the engine thread", function)
 
     def _sleep(self) -> None:
         """Until somebody wants something, or a prefill that waits for others has waited enough."""

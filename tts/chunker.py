@@ -9,6 +9,7 @@ codes only, never on how many arrive at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from decoder import SpeechChunk
@@ -42,6 +43,7 @@ class SpeechChunker:
         self._first_code = 0
         self._block_index = 0
         self._is_finished = False
+        self._needed = self._count_needed()
 
     def __repr__(self) -> str:
         return (
@@ -64,9 +66,9 @@ class SpeechChunker:
         if self._is_finished:
             raise ValueError("codes after the end of the stream")
         self._waiting.extend(codes)
-        ready = []
-        while (size := self._next_size()) is not None and self._has(size + self._look_ahead):
-            ready.append(self._cut(size))
+        ready: list[SpeechChunk] = []
+        while len(self._waiting) >= self._needed:
+            ready.append(self._cut(self._next_size()))
         return ready
 
     def finish(self) -> list[SpeechChunk]:
@@ -75,20 +77,21 @@ class SpeechChunker:
         del self._waiting[len(self._waiting) - len(self._waiting) % self._codes_per_frame :]
         ready = []
         while self._waiting:
-            size = self._next_size() or len(self._waiting)
-            ready.append(self._cut(min(size, len(self._waiting))))
+            ready.append(self._cut(min(self._next_size(), len(self._waiting))))
         return ready
 
     @property
     def _look_ahead(self) -> int:
         return min(self._most_look_ahead, self._first_look_ahead + self._first_code)
 
-    def _has(self, count: int) -> bool:
-        return len(self._waiting) >= count
+    def _count_needed(self) -> float:
+        """Codes that must wait for the next block to fire."""
+        return math.inf if self._sizes is None else self._next_size() + self._look_ahead
 
-    def _next_size(self) -> int | None:
+    def _next_size(self) -> int:
+        """Codes of the next block; all of them where there is only one."""
         if self._sizes is None:
-            return None
+            return len(self._waiting)
         return self._sizes[min(self._block_index, len(self._sizes) - 1)]
 
     def _cut(self, size: int) -> SpeechChunk:
@@ -98,4 +101,5 @@ class SpeechChunker:
         del self._waiting[:size]
         self._first_code += size
         self._block_index += 1
+        self._needed = self._count_needed()
         return chunk

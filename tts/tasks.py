@@ -165,18 +165,23 @@ class SpeechTask(StreamTask):
         if self.is_done:
             return
         self._tokens = chunk
-        reason = chunk.finish_reason
-        self.is_generating = reason is None
+        if chunk.finish_reason is not None:
+            self._take_last(chunk, chunk.finish_reason)
+            return
+        for block in self._chunker.push(self._code_map.codes(chunk.token_ids)):
+            self._fire(block, is_last=False)
+
+    def _take_last(self, chunk: TokenChunk, reason: FinishReason) -> None:
+        self.is_generating = False
         if reason in (FinishReason.CANCELLED, FinishReason.ERROR):
             self._end(chunk)
             return
-        blocks = list(self._chunker.push(self._code_map.codes(chunk.token_ids)))
-        if reason is not None:
-            blocks += self._chunker.finish()
-            if not blocks:
-                blocks.append(SpeechChunk((), self._stream.num_codes, self._num_fired))
+        blocks = self._chunker.push(self._code_map.codes(chunk.token_ids))
+        blocks += self._chunker.finish()
+        if not blocks:
+            blocks.append(SpeechChunk((), self._stream.num_codes, self._num_fired))
         for block in blocks:
-            self._fire(block, is_last=reason is not None and block is blocks[-1])
+            self._fire(block, is_last=block is blocks[-1])
 
     def windows(self) -> list[DecodeWindow]:
         """Windows that can be rendered now in one call: of one shape, with room in the queue."""

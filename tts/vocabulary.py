@@ -35,6 +35,7 @@ class SpeechVocabulary:
         self.codebook_size = len(places[0])
         self.codes_per_frame = len(places)
         self._base = ids[0]
+        self._end = ids[0] + len(ids)  # where ids are consecutive
         is_contiguous = all(i == self._base + k for k, i in enumerate(ids))
         self._ids = () if is_contiguous else tuple(ids)
         self._codes = {i: k % self.codebook_size for k, i in enumerate(self._ids)}
@@ -66,10 +67,10 @@ class SpeechVocabulary:
     def codes(self, token_ids: Iterable[int]) -> tuple[int, ...]:
         """Codes of the speech tokens among `token_ids`, in order; other ids are left out."""
         if self._ids:
-            return tuple(self._codes[i] for i in token_ids if i in self._codes)
-        base, size = self._base, self.codebook_size
-        end = base + size * self.codes_per_frame
-        return tuple((i - base) % size for i in token_ids if base <= i < end)
+            known = self._codes
+            return tuple([known[i] for i in token_ids if i in known])
+        base, size, end = self._base, self.codebook_size, self._end
+        return tuple([(i - base) % size for i in token_ids if base <= i < end])
 
     def token_ids(self, codes: Iterable[int]) -> tuple[int, ...]:
         """Token ids of codes, the first of which begins a frame.

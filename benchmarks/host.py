@@ -1,0 +1,334 @@
+"""What a decode step costs the host: the real engine, scheduler, pipeline and sinks, and no model.
+
+    turn = schedule │ execute: inputs, sampling, rest │ commit │ launched │ hook │ deliver and rest
+
+A replayed forward computes nothing here and attention only gets its page lists, so what is left is
+the Python of a step, without what a GPU's driver asks for each copy and launch. Rows stay the same
+(decode), or some end in each step and as many arrive (streams: what 4.2 s of speech at 50 tokens/s
+make of so many streams). The forward of a batch with prompts is left out of its step's time.
+Times are the engine thread's processor time, which other programs on the machine change little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from benchmarks.report import Figure, Report, arguments, publish
+from benchmarks.scheduler import calm
+from benchmarks.shapes import Shape, llama
+from decoder import CodecSpec, StreamingOptions
+from llm import Engine, EngineStoppedError, Request, SamplingParams
+from llm.attention.base import AttentionBackend
+from llm.attention.page_lists import PageLists
+from llm.batch import ForwardBatch, KVCacheInputs, ModelInputs, ModelOutputs
+from llm.engine import assemble_engine
+from llm.models.llama import LlamaModel
+from llm.pipeline.overlap import OverlapTextGenerationPipeline
+from llm.runner.device_stream import ImmediateStream
+from llm.runner.graph_capture import CapturedWork, GraphCapture
+from llm.runner.token_choice import DeviceChoice
+from llm.sampling.device_sampler import DevicePlan, DeviceSampler
+from llm.scheduler import Scheduler
+from tts.audio_worker import AudioWorker
+from tts.config import AUTO_DECODER, AudioGenerationConfig
+from tts.engine_client import SpeechJob
+from tts.stream import StreamQueue
+from tts.tasks import SpeechSetup, SpeechTask
+from tts.vocabulary import SpeechVocabulary
+
+ROWS = (1, 16, 256, 600)
+STEPS = 200  # measured in one repetition
+WARM_UP_STEPS = 20
+PROMPT_LEN = 100
+STREAM_TOKENS = 210  # 4.2 s at 50 tokens/s
+PAGE_SIZE = 128
+MAX_LENGTH = 2048
+EMPTY = Shape(
+    "empty", llama(hidden=16, inner=16, layers=1, heads=2, kv_heads=1, head_dim=8, vocab=128)
+)
+FIRST_CODE, NUM_CODES = 0, 64
+PHASES = ("schedule", "inputs", "sampling", "execute", "commit", "launched", "hook")
+REST = "deliver and rest"
+
+T = TypeVar("T")
+
+
+class Phases:
+    """Processor time of the thread by phase, ns; a phase inside of another is not counted twice."""
+
+    def __init__(self) -> None:
+        self.spent: defaultdict[str, int] = defaultdict(int)
+        self._inner = 0
+
+    def watch(self, owner: Any, method: str, phase: str) -> None:
+        """Count each call of an object's method as part of a phase."""
+        setattr(owner, method, self._timed(getattr(owner, method), phase))
+
+    def _timed(self, function: Callable[..., T], phase: str) -> Callable[..., T]:
+        def run(*args: Any, **kwargs: Any) -> T:
+            outer, self._inner = self._inner, 0
+            started = time.thread_time_ns()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                spent = time.thread_time_ns() - started
+                self.spent[phase] += spent - self._inner
+                self._inner = outer + spent
+
+        return run
+
+
+class EmptyModel(LlamaModel):
+    """Nothing between the embedding and the head."""
+
+    def hidden_states(self, batch: ForwardBatch, cache: KVCacheInputs) -> Tensor:
+        return torch.zeros(len(batch.input_ids), EMPTY.values["hidden_size"])
+
+
+class ListsOnly(AttentionBackend[PageLists]):
+    """Page tables as paged kernels read them, and no kernels."""
+
+    name = "lists"
+    can_capture = True
+
+    def plan(self, batch: ForwardBatch) -> PageLists:
+        return PageLists.of(batch, 0, len(batch.query_lens))
+
+    def forward(self, plan: PageLists, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
+        return query.flatten(1)
+
+    def capture_plan(
+        self, num_rows: int, max_context: int, slots: Tensor | None = None
+    ) -> PageLists:
+        size = 2 * num_rows + 1 + num_rows * -(-max_context // self.pool.page_size)
+        return PageLists(torch.zeros(size, dtype=torch.int32), num_rows)
+
+    def replan(self, plan: PageLists, batch: ForwardBatch) -> None:
+        lists = PageLists.of(batch, 0, plan.num_rows)
+        plan.numbers[: len(lists.numbers)].copy_(lists.numbers)
+
+
+class NothingCaptured(GraphCapture):
+    """A replay is left out: tokens stay what they are."""
+
+    def capture(self, work: Callable[[], None]) -> CapturedWork:
+        return self
+
+    def replay(self) -> None:
+        """See `CapturedWork`."""
+
+
+class HostOnlyChoice(DeviceChoice):
+    """Everything but the draw: each row gets token 0, which is a code."""
+
+    def choose(self, logits: Tensor, plan: DevicePlan) -> Tensor:
+        self.load(plan)
+        return torch.zeros(len(logits), dtype=torch.int32)
+
+
+class EagerStream(ImmediateStream):
+    """Claims to be a device's, so that steps are planned ahead."""
+
+    is_asynchronous = True
+
+
+class Turns:
+    """The engine's hook: the audio worker's, and what each turn between two calls has cost."""
+
+    def __init__(self, worker: AudioWorker, phases: Phases, refill: Callable[[], None]) -> None:
+        self._worker = worker
+        self._phases = phases
+        self._refill = refill
+        self._last_ns = 0
+        self._left = 0
+        self._done = threading.Event()
+        self.turns: list[dict[str, float]] = []
+
+    def measure(self, steps: int) -> list[dict[str, float]]:
+        """Microseconds by phase of as many turns, from now on."""
+        self.turns, self._left = [], steps
+        self._done.clear()
+        if not self._done.wait(600):
+            raise RuntimeError("the engine takes no steps")
+        return self.turns
+
+    def after_step(self) -> bool:
+        self._worker.after_step()
+        if self._left:
+            spent = self._phases.spent
+            total = time.thread_time_ns() - self._last_ns - spent.pop("forward", 0)
+            turn = {name: spent[name] / 1e3 for name in PHASES}
+            self.turns.append(turn | {REST: total / 1e3 - sum(turn.values()), "": total / 1e3})
+            self._left -= 1
+            if not self._left:
+                self._done.set()
+        self._refill()
+        self._phases.spent.clear()
+        self._last_ns = time.thread_time_ns()
+        return False
+
+    def on_stop(self) -> None:
+        self._worker.on_stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A load: `num_tokens` of each request, None for no end."""
+
+    name: str
+    num_tokens: int | None
+
+
+DECODE, STREAMS = Kind("decode", None), Kind("streams", STREAM_TOKENS)
+
+
+class Streams:
+    """Speech tasks on an engine, `rows` at a time; whoever ends is followed by another one."""
+
+    def __init__(self, engine: Engine, worker: AudioWorker, kind: Kind, rows: int) -> None:
+        self._engine, self._worker, self._kind, self._rows = engine, worker, kind, rows
+        self._numbers = itertools.count()
+        self._alive: list[SpeechTask] = []
+        vocabulary = SpeechVocabulary([range(FIRST_CODE, NUM_CODES)], NUM_CODES, NUM_CODES + 1)
+        self._constrain = vocabulary.constrain
+        spec = CodecSpec("none", 16_000, Fraction(320), codebook_size=NUM_CODES)
+        self._setup = SpeechSetup(spec, vocabulary, MAX_LENGTH)
+        self._loop = asyncio.new_event_loop()
+
+    def refill(self) -> None:
+        """Replace the streams that have ended."""
+        for task in self._alive:
+            if not task.is_generating:
+                self._worker.remove(task)
+        self._alive = [task for task in self._alive if task.is_generating]
+        with suppress(EngineStoppedError):
+            while len(self._alive) < self._rows:
+                self._add()
+
+    def _add(self) -> None:
+        number = next(self._numbers)
+        prompt = tuple(number * 7 % 100 + index % 20 for index in range(PROMPT_LEN))
+        length = self._kind.num_tokens
+        if length is None:
+            length = MAX_LENGTH - PROMPT_LEN
+        elif number < self._rows:  # so that they do not end all at once
+            length = 1 + (number + 1) * (length - 1) // self._rows
+        sampling = self._constrain(
+            SamplingParams(temperature=0.8, top_k=50, seed=number, max_tokens=length)
+        )
+        request = Request(f"stream-{number:08}", prompt, sampling)
+        job = SpeechJob(request, StreamingOptions(chunk_sizes=None))
+        task = self._loop.run_until_complete(self._task(job))
+        self._alive.append(task)
+        self._worker.add(task)
+        self._engine.submit(request, lambda chunk: self._worker.take(task, chunk))
+
+    async def _task(self, job: SpeechJob) -> SpeechTask:
+        return SpeechTask(job, self._setup, StreamQueue(8))
+
+
+@contextmanager
+def load(kind: Kind, rows: int) -> Iterator[Turns]:
+    """An engine that runs so many rows, and what its turns cost."""
+    with tempfile.TemporaryDirectory() as folder:
+        engine = create(EMPTY.write(Path(folder)), rows)
+    phases = Phases()
+    worker = AudioWorker(engine, None)
+    streams = Streams(engine, worker, kind, rows)
+    turns = Turns(worker, phases, streams.refill)
+    watch(phases, engine, worker)
+    engine.set_hook(turns)
+    streams.refill()
+    engine.start()
+    try:
+        yield turns
+    finally:
+        engine.shutdown()
+
+
+def create(model: Path, rows: int) -> Engine:
+    """As on a GPU: captured decoding, sampling in one program, planned ahead."""
+    pages = 1 + rows * -(-MAX_LENGTH // PAGE_SIZE)
+    config = AudioGenerationConfig(
+        audio_decoder=AUTO_DECODER,
+        run_model_test_mode=True,
+        max_batch_size=rows,
+        max_length=MAX_LENGTH,
+        model={
+            "model_path": str(model),
+            "device_specs": ["cpu"],
+            "kv_cache": {"num_pages": pages, "kv_cache_page_size": PAGE_SIZE},
+        },
+    )
+    pipeline = OverlapTextGenerationPipeline(config, EmptyModel, stream=EagerStream())
+    runner = pipeline.runner
+    backend = runner.attn_backend
+    assert backend is not None
+    runner.attn_backend = ListsOnly(backend.pool, backend.options)
+    runner.choice = HostOnlyChoice(DeviceSampler(runner.vocab_size, runner.device, rows))
+    runner.use_graphs(NothingCaptured())
+    return assemble_engine(pipeline, config)
+
+
+def watch(phases: Phases, engine: Engine, worker: AudioWorker) -> None:
+    """Have the parts of a turn timed."""
+    pipeline = engine.pipeline
+    assert isinstance(pipeline, OverlapTextGenerationPipeline)
+    runner = pipeline.runner
+    scheduler: Scheduler = engine._scheduler
+    for name, phase in (("schedule", "schedule"), ("commit", "commit"), ("launched", "launched")):
+        phases.watch(scheduler, name, phase)
+    phases.watch(pipeline, "execute", "execute")
+    phases.watch(runner, "prepare", "inputs")
+    phases.watch(runner.choice, "prepare", "sampling")
+    phases.watch(runner.choice, "load", "sampling")
+    phases.watch(worker, "after_step", "hook")
+    phases.watch(runner.loaded_model, "execute", "forward")
+
+
+def measure(repeat: int, rows: Sequence[int] = ROWS, steps: int = STEPS) -> Report:
+    """Both loads at each number of rows, `repeat` times over `steps` turns."""
+    figures = []
+    torch.set_num_threads(1)
+    for kind, num_rows in itertools.product((DECODE, STREAMS), rows):
+        with load(kind, num_rows) as turns, calm():
+            turns.measure(WARM_UP_STEPS)
+            rounds = [turns.measure(steps) for _ in range(repeat)]
+        figures.append(_figure(f"{kind.name}, {num_rows} rows", rounds))
+    return Report("host", tuple(figures))
+
+
+def _figure(name: str, rounds: Sequence[Sequence[dict[str, float]]]) -> Figure:
+    """The mean turn of each round; how it is shared out stands beside it."""
+    turns = [turn for turns in rounds for turn in turns]
+    shares = {phase: statistics.mean(t[phase] for t in turns) for phase in (*PHASES, REST)}
+    note = ", ".join(f"{phase} {share:.0f}" for phase, share in shares.items())
+    totals = tuple(statistics.mean(turn[""] for turn in turns) for turns in rounds)
+    return Figure(name, totals, "µs", note=note)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = arguments("The host's part of a step.", repeat=3, has_model=False)
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="streams at once")
+    args = parser.parse_args(argv)
+    return publish(measure(args.repeat, args.rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
