@@ -49,7 +49,7 @@ class ScheduledRow(NamedTuple):
     """One sequence's share of a step.
 
     The sequences `pages` and `output_ids` are views of live scheduler state: read-only, and
-    valid until the step is committed.
+    valid until the step is committed. Pages are added to a table, those in it stay what they are.
     """
 
     request_id: str
@@ -82,11 +82,23 @@ class ScheduledRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """The rows of one step, and how many decode forwards to run for them."""
+    """The rows of one step, and how many decode forwards to run for them.
+
+    `is_plain`: every row is known to want its next token and nothing else (see
+    `Sequence.is_plain`), so nobody need look at each of them to find that out.
+    """
 
     rows: tuple[ScheduledRow, ...]
     mode: ForwardMode
     num_steps: int = 1
+    is_plain: bool = False
+
+    @property
+    def sampling_rows(self) -> tuple[ScheduledRow, ...]:
+        """Those that are not chunks of prompts: all that decode."""
+        if self.is_plain and self.mode is ForwardMode.DECODE:
+            return self.rows
+        return tuple([row for row in self.rows if row.samples])
 
     @property
     def num_tokens(self) -> int:

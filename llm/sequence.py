@@ -49,6 +49,7 @@ class Sequence:
         "extend_end",
         "first_scheduled_s",
         "in_flight",
+        "is_plain",
         "last_processed",
         "lora",
         "max_outputs",
@@ -76,6 +77,7 @@ class Sequence:
         self.request_id = request.request_id
         self.sampling = request.sampling
         self.lora = request.lora
+        self.is_plain = _is_plain(request)
         self.stop_ids = frozenset(request.sampling.stop_token_ids)
         self.tokens = list(request.prompt_ids)
         self.prompt_len = len(self.tokens)  # as submitted: preemption does not change it
@@ -344,3 +346,10 @@ class Sequence:
             f"active {self.active_end} ≤ end {self.end}, {len(self.output_ids)} generated, "
             f"{len(self.pages)} pages)"
         )
+
+
+def _is_plain(request: Request) -> bool:
+    """Whether it wants nothing but tokens of the base model, and any may follow any."""
+    sampling = request.sampling
+    has_more = request.lora or request.embeds or sampling.json_schema
+    return sampling.top_logprobs is None and not has_more

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from llm.batch import ScheduledRow
+from llm.batch import ScheduledBatch, ScheduledRow
 from llm.memory_copy import to_device
 from llm.sequence import FUTURE_TOKEN
 
@@ -24,25 +25,38 @@ AWAITED = (FUTURE_TOKEN,)
 
 @dataclass(frozen=True, slots=True)
 class FutureTokens:
-    """Token `places[i]` of the batch's T is sampling row `sources[i]` of the batch before."""
+    """Token `places[i]` of the batch's T is sampling row `sources[i]` of the batch before.
 
-    places: tuple[int, ...] = ()
-    sources: tuple[int, ...] = ()
+    `places` None: the tokens in order; `sources` None: the rows in order.
+    """
+
+    places: tuple[int, ...] | None = ()
+    sources: tuple[int, ...] | None = ()
 
     @classmethod
-    def find(cls, rows: Sequence[ScheduledRow], before: Sequence[ScheduledRow]) -> FutureTokens:
-        """For `rows` after a batch whose sampling rows were `before`.
+    def find(
+        cls, batch: ScheduledBatch, names: Sequence[str], before: Sequence[str]
+    ) -> FutureTokens:
+        """For a batch whose sampling rows have the ids `names`, after one where it was `before`.
 
-        Raises `ValueError` for a token that no row of that batch brings.
+        Raises `ValueError` for a token that no row of the batch before brings.
         """
-        if _goes_on(rows, before):
-            everywhere = tuple(range(len(rows)))
-            return cls(everywhere, everywhere)
-        source_of = {row.request_id: index for index, row in enumerate(before)}
+        source_of: Mapping[str, int] = {}
+        if [row.token_ids for row in batch.rows] == [AWAITED] * len(names):
+            if names == before:
+                return cls(None, None)
+            source_of = dict(zip(before, range(len(before)), strict=True))
+            if source_of.keys() >= set(names):
+                return cls(None, tuple([source_of[name] for name in names]))
+        return cls._find(batch.rows, source_of or dict(zip(before, range(len(before)), strict=True)))
+
+    @classmethod
+    def _find(cls, rows: Sequence[ScheduledRow], source_of: Mapping[str, int]) -> FutureTokens:
+        """Where some feed tokens that are known."""
         places, sources, first = [], [], 0
         for row in rows:
             if FUTURE_TOKEN in row.token_ids:
-                if row.token_ids != (FUTURE_TOKEN,) or row.request_id not in source_of:
+                if row.token_ids != AWAITED or row.request_id not in source_of:
                     raise ValueError(
                         f"request {row.request_id} feeds {row.token_ids}: the batch before "
                         f"samples for {list(source_of)}"
@@ -52,25 +66,21 @@ class FutureTokens:
             first += len(row.token_ids)
         return cls(tuple(places), tuple(sources))
 
-    def __bool__(self) -> bool:
-        return bool(self.places)
-
     def fill(self, input_ids: Tensor, sampled: Tensor) -> None:
         """Put sampled [rows before] into input_ids [T]. Nothing is waited for."""
-        if self.places == self.sources and len(self.places) == len(input_ids) == len(sampled):
+        if self.sources is None:
             input_ids.copy_(sampled)
-        elif self:
-            pairs = torch.tensor([self.places, self.sources])
-            places, sources = to_device(pairs, input_ids.device)
+        elif self.places is None:
+            input_ids.copy_(sampled[to_device(_indices(self.sources), input_ids.device)])
+        elif self.places:
+            places, sources = to_device(_indices(self.places, self.sources), input_ids.device)
             input_ids[places] = sampled[sources].to(input_ids.dtype)
 
 
-def _goes_on(rows: Sequence[ScheduledRow], before: Sequence[ScheduledRow]) -> bool:
-    """Whether each row feeds what the row at its place in the batch before samples: most do."""
-    return len(rows) == len(before) and all(
-        row.token_ids == AWAITED and row.request_id == former.request_id
-        for row, former in zip(rows, before, strict=True)
-    )
+def _indices(*rows: Sequence[int]) -> Tensor:
+    """int64 [n], or [m, n] of several."""
+    numbers = torch.from_numpy(np.array(rows, dtype=np.int64))
+    return numbers[0] if len(rows) == 1 else numbers
 
 
 def awaits_token(row: ScheduledRow) -> bool:

@@ -13,7 +13,7 @@ for when it is launched: they are read from its logits, which the next forward m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, final
 
@@ -37,17 +37,16 @@ from llm.structured.bitmask import needs_tokens
 from llm.structured.grammar import TokenSpelling
 
 T = TypeVar("T")
-_new = tuple.__new__  # makes a named tuple in half the time that its class takes
 
 
 @dataclass(frozen=True, slots=True)
 class AsyncBatch:
-    """A batch that was started: its sampling rows, and their tokens on both sides.
+    """A batch that was started: whose its sampling rows are, and their tokens on both sides.
 
     Without sampling rows there are no tokens, but still the end to wait for.
     """
 
-    rows: tuple[ScheduledRow, ...]
+    names: list[str]  # [rows] request ids
     tokens: Launched[Tensor]  # int32 [rows], on the device
     copy: HostCopy
     failures: Mapping[str, str]
@@ -55,12 +54,11 @@ class AsyncBatch:
 
     def wait(self) -> dict[str, int]:
         """The tokens by request id, when the device is done with the batch."""
-        tokens = self.copy.wait().tolist()
-        return {row.request_id: token for row, token in zip(self.rows, tokens, strict=True)}
+        return dict(zip(self.names, self.copy.wait().tolist(), strict=True))
 
     def output(self) -> StepOutput:
         """The same for the scheduler."""
-        tokens = {request_id: (token,) for request_id, token in self.wait().items()}
+        tokens = dict(zip(self.names, zip(self.copy.wait().tolist()), strict=True))
         if self.scores is None:
             return StepOutput(tokens, {}, self.failures)
         return replace(self.scores.value, token_ids=tokens, failures=self.failures)
@@ -122,7 +120,7 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
     def execute(self, batch: ScheduledBatch) -> StepOutput:
         """Start a batch, then wait for the one before it; an empty batch only does the latter.
 
-        What the caller does to the batch's live views afterwards changes nothing. Raises
+        What the caller adds to the batch's live views afterwards changes nothing. Raises
         `ValueError`, and nothing is started, for several steps and for placeholders that no row
         of the batch before fills. When the batch before cannot be waited for, this one is lost
         with it.
@@ -149,12 +147,13 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
             if self.pipeline_config.execute_empty_batches:
                 self._stream.launch(self.runner.forward_idle)
             return None
-        inputs, runner = self._inputs(batch, before), self.runner
-        rows = tuple(row for row in batch.rows if row.samples)
-        depending = [r for r in rows if runner.choice.needs_tokens(r.sampling) or needs_tokens(r)]
+        runner, rows = self.runner, batch.sampling_rows
+        names = [row.request_id for row in rows]
+        inputs = self._inputs(batch, names, before)
+        depending = self._depending(batch)
         failures: Mapping[str, str] = {}
         scores: Launched[StepOutput] | None = None
-        is_scored = any(map(_is_scored, batch.rows))
+        is_scored = not batch.is_plain and any(map(_is_scored, batch.rows))
         if not (depending or is_scored):
             plan = runner.choice.prepare(rows)
             tokens = self._launch_work(lambda: runner.step(inputs(), plan)[1])
@@ -168,7 +167,14 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
             tokens = self._launch_work(lambda: runner.choose(forward.value[1], plan))
             if is_scored:
                 scores = self._launch_work(lambda: self._score(batch, *forward.value, tokens.value))
-        return AsyncBatch(rows, tokens, self._stream.download(tokens), failures, scores)
+        return AsyncBatch(names, tokens, self._stream.download(tokens), failures, scores)
+
+    def _depending(self, batch: ScheduledBatch) -> list[ScheduledRow]:
+        """Rows whose next token cannot be chosen before the host knows those before."""
+        choice, rows = self.runner.choice, batch.sampling_rows
+        if batch.is_plain and not choice.may_need_tokens:
+            return []
+        return [row for row in rows if choice.needs_tokens(row.sampling) or needs_tokens(row)]
 
     def _forward(self, inputs: ModelInputs) -> tuple[ModelInputs, ModelOutputs]:
         return inputs, self.runner.forward(inputs)
@@ -196,26 +202,21 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         return self._stream.launch(run)
 
     def _inputs(
-        self, batch: ScheduledBatch, before: AsyncBatch | None
+        self, batch: ScheduledBatch, names: Sequence[str], before: AsyncBatch | None
     ) -> Callable[[], ModelInputs]:
-        """What makes a batch's inputs on the device, with the tokens of the batch before."""
-        cloned = ScheduledBatch(tuple(map(_cloned, batch.rows)), batch.mode)
-        future = FutureTokens.find(cloned.rows, () if before is None else before.rows)
+        """What makes a batch's inputs on the device, with the tokens of the batch before.
+
+        `names` are those of the sampling rows.
+        """
+        future = FutureTokens.find(batch, names, () if before is None else before.names)
 
         def inputs() -> ModelInputs:
-            found = self.runner.prepare(cloned)
+            found = self.runner.prepare(batch)
             if before is not None:
                 future.fill(found.forward_batch.input_ids, before.tokens.value)
             return found
 
         return inputs
-
-
-def _cloned(row: ScheduledRow) -> ScheduledRow:
-    """With a page table of its own; the device may read it long after this call."""
-    name, token_ids, start, pages, is_extend, samples, sampling, _, lora, embeds = row
-    own = (name, token_ids, start, tuple(pages), is_extend, samples, sampling, (), lora, embeds)
-    return _new(ScheduledRow, own)
 
 
 def _is_scored(row: ScheduledRow) -> bool:

@@ -31,6 +31,9 @@ class TokenChoice(ABC, Generic[PlanT]):
     program: Callable[[Tensor], Tensor] | None = None
     """From logits [B, V] to int32 [B] tokens by what was loaded; None: it cannot be captured."""
 
+    may_need_tokens = True
+    """Whether `needs_tokens` may say yes."""
+
     def admit(self, sampling: SamplingParams) -> None:
         """Raise `RequestError` for parameters that cannot be followed. Thread-safe."""
         return
@@ -97,6 +100,8 @@ class HostChoice(TokenChoice[SamplingPlan]):
 
 class DeviceChoice(TokenChoice[DevicePlan]):
     """See the module."""
+
+    may_need_tokens = False
 
     def __init__(self, sampler: DeviceSampler) -> None:
         self._sampler = sampler

@@ -9,7 +9,6 @@ slot is whose, and has a slot filled anew when it changes hands or a request com
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,14 +33,23 @@ class Replay:
     tokens: tuple[int, ...]
 
 
+@dataclass(slots=True)
+class _Followed:
+    """A request that has a slot."""
+
+    slot: int
+    counted: int = -1  # index of the token that is to be counted next; -1: nothing was
+    turn: int = 0  # when it was claimed last
+
+
 class HistorySlots:
     """Which request has which slot, and how many of its tokens have been counted there."""
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
         self._free = list(range(num_slots))
-        self._slots: OrderedDict[str, int] = OrderedDict()  # the one used last at the end
-        self._counted: dict[str, int] = {}
+        self._followed: dict[str, _Followed] = {}
+        self._turn = 0
 
     def claim(self, rows: Sequence[ScheduledRow], step: int) -> tuple[list[int], list[Replay]]:
         """A slot for each row, and those that must be filled first.
@@ -51,37 +59,40 @@ class HistorySlots:
         """
         if len(rows) > self._num_slots:
             raise ValueError(f"{len(rows)} rows have penalties, {self._num_slots} can be followed")
-        for row in rows:
-            if row.request_id in self._slots:
-                self._slots.move_to_end(row.request_id)
-        replays: list[Replay] = []
-        return [self._claim(row, len(row.output_ids) + step, replays) for row in rows], replays
+        self._turn += 1
+        followed = [self._followed.get(row.request_id) for row in rows]
+        for one in followed:
+            if one is not None:
+                one.turn = self._turn
+        slots, replays = [], []
+        for row, found in zip(rows, followed, strict=True):
+            index = len(row.output_ids) + step
+            one = self._follow(row.request_id) if found is None else found
+            if one.counted != index:
+                replays.append(_replay(row, index, one.slot))
+            one.counted = index + 1
+            slots.append(one.slot)
+        return slots, replays
 
-    def _claim(self, row: ScheduledRow, index: int, replays: list[Replay]) -> int:
-        slot = self._slots.get(row.request_id)
-        if slot is None:
-            slot = self._slots[row.request_id] = self._new_slot()
-        if self._counted.get(row.request_id) != index:
-            tokens = tuple(row.output_ids)
-            if FUTURE_TOKEN in tokens or len(tokens) != index:
-                raise ValueError(f"the tokens of {row.request_id} are neither counted nor known")
-            replays.append(Replay(slot, effective_window(row.sampling), tokens))
-        self._counted[row.request_id] = index + 1
-        return slot
-
-    def _new_slot(self) -> int:
-        if self._free:
-            return self._free.pop()
-        oldest, slot = self._slots.popitem(last=False)
-        self._counted.pop(oldest, None)
-        return slot
+    def _follow(self, request_id: str) -> _Followed:
+        """Give a request a slot: a free one, or that of whoever was not claimed for longest."""
+        if not self._free:
+            self.release(min(self._followed, key=lambda name: self._followed[name].turn))
+        one = self._followed[request_id] = _Followed(self._free.pop(), turn=self._turn)
+        return one
 
     def release(self, request_id: str) -> None:
         """Forget a request; harmless when it has no slot."""
-        slot = self._slots.pop(request_id, None)
-        if slot is not None:
-            self._counted.pop(request_id, None)
-            self._free.append(slot)
+        one = self._followed.pop(request_id, None)
+        if one is not None:
+            self._free.append(one.slot)
+
+
+def _replay(row: ScheduledRow, index: int, slot: int) -> Replay:
+    tokens = tuple(row.output_ids)
+    if FUTURE_TOKEN in tokens or len(tokens) != index:
+        raise ValueError(f"the tokens of {row.request_id} are neither counted nor known")
+    return Replay(slot, effective_window(row.sampling), tokens)
 
 
 class PenaltyHistory:

@@ -73,6 +73,8 @@ class _Known:
 
     sampling: SamplingParams
     phases: dict[int, int] = field(default_factory=dict)
+    last: int = 0  # for every token from this index on
+    last_from: float = math.inf
 
 
 class RecordTable:
@@ -89,8 +91,18 @@ class RecordTable:
         """Requests known."""
         return len(self._known)
 
-    def place(self, row: ScheduledRow, index: int) -> int:
-        """The table row for generated token `index` of a request."""
+    def places(self, rows: Sequence[ScheduledRow], indices: Sequence[int]) -> list[int]:
+        """The table row for generated token `indices[i]` of each request."""
+        known_of, found = self._known, []
+        for row, index in zip(rows, indices, strict=True):
+            known = known_of.get(row.request_id)
+            if known is None or known.sampling is not row.sampling or index < known.last_from:
+                found.append(self._place(row, index))
+            else:
+                found.append(known.last)
+        return found
+
+    def _place(self, row: ScheduledRow, index: int) -> int:
         known, sampling = self._known.get(row.request_id), row.sampling
         if known is None or known.sampling is not sampling:
             self.release(row.request_id)
@@ -101,11 +113,13 @@ class RecordTable:
         place = known.phases.get(phase)
         if place is None:
             place = known.phases[phase] = self._add(sampling, index)
+        if index >= sampling.min_tokens and not sampling.allowed_cycle:
+            known.last, known.last_from = place, sampling.min_tokens
         return place
 
     def take(self, places: Sequence[int]) -> np.ndarray:
         """A copy of these rows."""
-        return self._records[list(places)]
+        return self._records[np.array(places, dtype=np.int64)]
 
     def words(self, places: Sequence[int]) -> dict[int, np.ndarray]:
         """By index in `places`, the bitmasks of those whose slices are too many for a record."""

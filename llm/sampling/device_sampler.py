@@ -116,7 +116,7 @@ class DeviceSampler:
         a penalty window longer than `max_window`, and as `HistorySlots.claim` does.
         """
         indices = [len(row.output_ids) + step for row in rows]
-        places = [self._table.place(*pair) for pair in zip(rows, indices, strict=True)]
+        places = self._table.places(rows, indices)
         records = self._table.take(places)
         records["index"] = indices
         replays = self._claim(rows, records, step)

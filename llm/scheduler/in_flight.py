@@ -80,7 +80,9 @@ class StepsInFlight:
 
     def release_departed(self, step: Step) -> list[Sequence]:
         """Free the pages of those who only waited for this step to end; who they were."""
-        released = []
+        released: list[Sequence] = []
+        if not self._departed:
+            return released
         for sequence in step.sequences:
             if not sequence.in_flight and sequence in self._departed:
                 name = self._departed.pop(sequence)

@@ -37,6 +37,7 @@ class _Draft:
         self.sequences: list[Sequence] = []  # of the rows
         self.num_prompts = 0
         self.num_steps = 1
+        self.is_plain = True
 
     def add_decode_rows(
         self,
@@ -49,20 +50,23 @@ class _Draft:
         The loop over all rows of all steps: nothing is called in it that need not be.
         """
         rows, sequences, decoding = self.rows, self.sequences, SequenceStatus.DECODING
+        num_steps, is_plain = self.num_steps, self.is_plain
         for sequence in candidates:
             if sequence.status is not decoding:
                 continue  # it gave its pages to an older one
-            start = sequence.processed
-            lacks_pages = start + self.num_steps > len(sequence.pages) * page_size
-            if lacks_pages and not grow(sequence, self):
-                continue
+            start, pages = sequence.processed, sequence.pages
+            if start + num_steps > len(pages) * page_size:
+                if not grow(sequence, self):
+                    continue
+                num_steps = self.num_steps
             sequence.active_end = start + 1
             sequence.in_flight += 1
+            is_plain = is_plain and sequence.is_plain
             row = (
                 sequence.request_id,
                 (sequence.tokens[-1],),
                 start,
-                sequence.pages,
+                pages,
                 False,
                 True,
                 sequence.sampling,
@@ -72,6 +76,7 @@ class _Draft:
             )
             rows.append(_new(ScheduledRow, row))  # half as long as `ScheduledRow(...)`
             sequences.append(sequence)
+        self.is_plain = is_plain
 
     def add_prompt(self, sequence: Sequence, num_tokens: int) -> None:
         sequence.activate(num_tokens)
@@ -92,6 +97,7 @@ class _Draft:
         )
         self.sequences.append(sequence)
         self.num_prompts += 1
+        self.is_plain = self.is_plain and sequence.is_plain
 
     @property
     def prompts(self) -> list[Sequence]:
@@ -107,7 +113,8 @@ class _Draft:
             mode = ForwardMode.MIXED
         else:
             mode = ForwardMode.EXTEND
-        return ScheduledBatch(tuple(self.rows), mode, 1 if self.num_prompts else self.num_steps)
+        num_steps = 1 if self.num_prompts else self.num_steps
+        return ScheduledBatch(tuple(self.rows), mode, num_steps, self.is_plain)
 
 
 class BatchPlanner:
@@ -171,6 +178,8 @@ class BatchPlanner:
     def _pages_suffice(self) -> bool:
         """Whether every row that decodes can have its next page."""
         page_size, missing = self._kv.page_size, 0
+        if len(self._table.decoding) <= self._kv.available_pages:
+            return True
         for sequence in self._table.decoding.values():
             missing += len(sequence.tokens) > len(sequence.pages) * page_size
         return missing <= self._kv.available_pages

@@ -93,13 +93,13 @@ def test_a_token_goes_from_device_to_device(checkpoint: Path, expected: list[int
     assert tokens == expected
 
 
-def test_what_the_caller_does_afterwards_changes_nothing(
+def test_what_is_added_to_live_views_afterwards_changes_nothing(
     checkpoint: Path, expected: list[int]
 ) -> None:
     pipeline, _ = late(checkpoint)
     pages, outputs = list(PAGES), [1, 2]
     pipeline.execute(batch(row(PROMPT, pages, output_ids=outputs)))
-    pages[:] = [13] * 5
+    pages += [13] * 5
     outputs.clear()
     assert pipeline.execute(EMPTY).token_ids["a"] == (expected[0],)
 
