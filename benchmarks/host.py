@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,7 +37,7 @@ from decoder import CodecSpec, StreamingOptions
 from llm import Engine, EngineStoppedError, Request, SamplingParams
 from llm.attention.base import AttentionBackend
 from llm.attention.page_lists import PageLists
-from llm.batch import ForwardBatch, KVCacheInputs, ModelInputs, ModelOutputs
+from llm.batch import ForwardBatch, KVCacheInputs
 from llm.engine import assemble_engine
 from llm.models.llama import LlamaModel
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
@@ -237,7 +238,7 @@ class Streams:
         task = self._loop.run_until_complete(self._task(job))
         self._alive.append(task)
         self._worker.add(task)
-        self._engine.submit(request, lambda chunk: self._worker.take(task, chunk))
+        self._engine.submit(request, partial(self._worker.take, task))
 
     async def _task(self, job: SpeechJob) -> SpeechTask:
         return SpeechTask(job, self._setup, StreamQueue(8))

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+
 class Engine:
     """Runs requests until they end. All public methods are thread-safe.
 

@@ -13,6 +13,7 @@ yet. Until its value comes, `FUTURE_TOKEN` stands in its place, always the last 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceABC
 from enum import Enum
 
@@ -189,68 +190,6 @@ class Sequence:
         outputs.append(token)
         return FinishReason.LENGTH if len(outputs) >= self.max_outputs else None
 
-    def decode_on(self, sampled: tuple[int, ...], now: float) -> TokenChunk | None:
-        """End a step in the common case: a decoding sequence that got a token and goes on.
-
-        None, and nothing changed, when the token may be the last, a page is full, or somebody
-        wants the sequence elsewhere: then `advance` and `accept`, one thing after the other.
-        """
-        outputs, processed = self.output_ids, self.active_end
-        token = sampled[0]
-        if (
-            token in self.stop_ids
-            or processed >= self.next_commit
-            or processed >= self.last_processed
-            or self.status is not _DECODING
-            or self.cancel_requested
-            or self.pause_requested
-        ):
-            return None
-        self.processed = processed
-        self.in_flight -= 1
-        self.token_s = now
-        self.tokens.append(token)
-        outputs.append(token)
-        return self.chunk(now, sampled)
-
-    def launch_on(self) -> bool:
-        """Launch in the common case: a decoding sequence that goes on whatever its token is.
-
-        False, and nothing changed, otherwise: then `launch`, and see where it belongs.
-        """
-        outputs = self.output_ids
-        if (
-            self.status is not _DECODING
-            or self.cancel_requested
-            or self.pause_requested
-            or len(outputs) + 1 >= self.max_outputs
-            or not outputs
-            or outputs[-1] == FUTURE_TOKEN
-        ):
-            return False
-        self.processed = self.active_end
-        self.tokens.append(FUTURE_TOKEN)
-        outputs.append(FUTURE_TOKEN)
-        return True
-
-    def land_on(self, sampled: tuple[int, ...], now: float) -> TokenChunk | None:
-        """`decode_on` for a step that was launched: the token takes its placeholder's place."""
-        outputs, token = self.output_ids, sampled[0]
-        if (
-            token in self.stop_ids
-            or self.processed >= self.next_commit
-            or self.processed >= self.last_processed
-            or self.status is not _DECODING
-            or self.cancel_requested
-            or self.token_s is None
-            or outputs[-1] != FUTURE_TOKEN
-        ):
-            return None
-        self.in_flight -= 1
-        self.token_s = now
-        self.tokens[-1] = outputs[-1] = token
-        return self.chunk(now, sampled)
-
     def chunk(
         self,
         now: float,
@@ -258,22 +197,17 @@ class Sequence:
         logprobs: tuple[TokenLogprob, ...] = (),
     ) -> TokenChunk:
         """What the caller is told of these tokens, which are among the output already."""
-        chunk = (
+        return TokenChunk(
             self.request_id,
             token_ids,
             logprobs,
-            None,
-            "",
-            self.prompt_len,
-            self.cached_prompt_tokens,
-            len(self.output_ids),
-            self.queue_s,
-            self.prefill_s,
-            now - self.arrival_s,
-            (),
-            (),
+            prompt_tokens=self.prompt_len,
+            cached_prompt_tokens=self.cached_prompt_tokens,
+            output_tokens=len(self.output_ids),
+            queue_s=self.queue_s,
+            prefill_s=self.prefill_s,
+            total_s=now - self.arrival_s,
         )
-        return _new(TokenChunk, chunk)
 
     @property
     def _may_stop(self) -> bool:
@@ -346,6 +280,102 @@ class Sequence:
             f"active {self.active_end} ≤ end {self.end}, {len(self.output_ids)} generated, "
             f"{len(self.pages)} pages)"
         )
+
+
+def take_tokens(
+    sequences: SequenceABC[Sequence],
+    sampled: Mapping[str, tuple[int, ...]],
+    now: float,
+    *,
+    is_launched: bool,
+) -> tuple[list[TokenChunk | None], list[tuple[float | None, int]]]:
+    """End a step for those in the common case: they decode, got one token and go on.
+
+    Returns their chunks, and when they had their last tokens: (time, how many) for neighbours.
+    None for a chunk, and nothing changed, when the token may be the last, a page is full, or
+    somebody wants the sequence elsewhere: then `advance` (`land` if the step was launched) and
+    `accept`, one thing after the other. What that costs each row of each step is why this is one
+    loop.
+    """
+    chunks: list[TokenChunk | None] = []
+    runs: list[tuple[float | None, int]] = []
+    last_s: float | None = None
+    run = 0
+    for sequence in sequences:
+        request_id, outputs, before_s = sequence.request_id, sequence.output_ids, sequence.token_s
+        tokens = sampled.get(request_id)
+        processed = sequence.processed if is_launched else sequence.active_end
+        if (
+            not tokens
+            or tokens[0] in sequence.stop_ids
+            or processed >= sequence.next_commit
+            or processed >= sequence.last_processed
+            or sequence.status is not _DECODING
+            or sequence.cancel_requested
+            or (not is_launched and sequence.pause_requested)
+            or (is_launched and (before_s is None or outputs[-1] != FUTURE_TOKEN))
+        ):
+            chunks.append(None)
+            continue
+        sequence.in_flight -= 1
+        sequence.token_s = now
+        if is_launched:
+            sequence.tokens[-1] = outputs[-1] = tokens[0]
+        else:
+            sequence.processed = processed
+            sequence.tokens.append(tokens[0])
+            outputs.append(tokens[0])
+        chunks.append(
+            _new(
+                TokenChunk,
+                (
+                    request_id,
+                    tokens,
+                    (),
+                    None,
+                    "",
+                    sequence.prompt_len,
+                    sequence.cached_prompt_tokens,
+                    len(outputs),
+                    sequence.queue_s,
+                    sequence.prefill_s,
+                    now - sequence.arrival_s,
+                    (),
+                    (),
+                ),
+            )
+        )
+        if before_s != last_s:
+            runs.append((last_s, run))
+            last_s, run = before_s, 0
+        run += 1
+    runs.append((last_s, run))
+    return chunks, runs
+
+
+def launch_sampling(sequences: SequenceABC[Sequence]) -> list[int]:
+    """Launch those in the common case: they decode, and go on whatever their token is.
+
+    Returns the places of the others, of which nothing changed: `launch` them, and see where they
+    belong.
+    """
+    left = []
+    for place, sequence in enumerate(sequences):
+        outputs = sequence.output_ids
+        if (
+            sequence.status is not _DECODING
+            or sequence.cancel_requested
+            or sequence.pause_requested
+            or len(outputs) + 1 >= sequence.max_outputs
+            or not outputs
+            or outputs[-1] == FUTURE_TOKEN
+        ):
+            left.append(place)
+            continue
+        sequence.processed = sequence.active_end
+        sequence.tokens.append(FUTURE_TOKEN)
+        outputs.append(FUTURE_TOKEN)
+    return left
 
 
 def _is_plain(request: Request) -> bool:

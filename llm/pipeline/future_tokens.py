@@ -48,7 +48,9 @@ class FutureTokens:
             source_of = dict(zip(before, range(len(before)), strict=True))
             if source_of.keys() >= set(names):
                 return cls(None, tuple([source_of[name] for name in names]))
-        return cls._find(batch.rows, source_of or dict(zip(before, range(len(before)), strict=True)))
+        return cls._find(
+            batch.rows, source_of or dict(zip(before, range(len(before)), strict=True))
+        )
 
     @classmethod
     def _find(cls, rows: Sequence[ScheduledRow], source_of: Mapping[str, int]) -> FutureTokens:

@@ -128,13 +128,12 @@ class DeviceSampler:
         self, rows: Sequence[ScheduledRow], records: np.ndarray, step: int
     ) -> tuple[Replay, ...]:
         """Give each penalised row its slot; the slots to be filled."""
-        penalised = (records["flags"] & Flag.PENALTIES).nonzero()[0].tolist()
-        if not penalised:
+        penalised = (records["flags"] & int(Flag.PENALTIES)).nonzero()[0]
+        if not len(penalised):
             return ()
-        chosen = [rows[place] for place in penalised]
-        for row in chosen:
-            if effective_window(row.sampling) > self._max_window:
-                raise ValueError(f"penalty_window must be at most {self._max_window}")
+        if records["window"][penalised].max() > self._max_window:
+            raise ValueError(f"penalty_window must be at most {self._max_window}")
+        chosen = [rows[place] for place in penalised.tolist()]
         records["slot"][penalised], replays = self._slots.claim(chosen, step)
         return tuple(replays)
 

@@ -21,7 +21,7 @@ from llm.scheduler.in_flight import Step, StepsInFlight
 from llm.scheduler.limits import ResolvedLimits, SchedulerConfig
 from llm.scheduler.planner import BatchPlanner
 from llm.scheduler.table import SequenceTable
-from llm.sequence import Sequence, SequenceStatus
+from llm.sequence import Sequence, SequenceStatus, launch_sampling, take_tokens
 
 UNPAUSABLE = (SequenceStatus.PAUSED, SequenceStatus.ENDING)
 
@@ -171,8 +171,9 @@ class Scheduler:
         """
         step = self._in_flight.newest(batch)
         step.is_launched = True
-        for row, sequence in step.pairs():
-            if sequence.launch_on() or sequence.status is SequenceStatus.FINISHED:
+        for place in launch_sampling(step.sequences):
+            row, sequence = batch.rows[place], step.sequences[place]
+            if sequence.status is SequenceStatus.FINISHED:
                 continue
             sequence.launch(row.generates)
             if sequence.cancel_requested:
@@ -197,24 +198,19 @@ class Scheduler:
         step = self._in_flight.take(batch)
         if now is None:
             now = self._clock()
-        chunks, sampled = [], output.token_ids
-        is_simple = batch.num_steps == 1 and output.is_plain
-        go_on = Sequence.land_on if step.is_launched else Sequence.decode_on
-        last_s: float | None = None
-        num_gaps = 0
-        for row, sequence in zip(batch.rows, step.sequences, strict=True):
-            tokens, before_s = sampled.get(sequence.request_id), sequence.token_s
-            chunk = go_on(sequence, tokens, now) if tokens and is_simple else None
+        if batch.num_steps == 1 and output.is_plain:
+            found, gaps = take_tokens(
+                step.sequences, output.token_ids, now, is_launched=step.is_launched
+            )
+            for last_s, times in gaps:
+                self._tallies.count_gaps(last_s, now, times)
+        else:
+            found = [None] * len(step.sequences)
+        for place, chunk in enumerate(found):
             if chunk is None:
-                chunk = self._commit_row(row, sequence, step, output, now)
-            elif before_s == last_s:  # as most: they had their last token in the same step
-                num_gaps += 1
-            else:
-                self._tallies.count_gaps(last_s, now, num_gaps)
-                last_s, num_gaps = before_s, 1
-            if chunk is not None:
-                chunks.append(chunk)
-        self._tallies.count_gaps(last_s, now, num_gaps)
+                row, sequence = batch.rows[place], step.sequences[place]
+                found[place] = self._commit_row(row, sequence, step, output, now)
+        chunks = [chunk for chunk in found if chunk is not None]
         self._note_released(self._in_flight.release_departed(step))
         return chunks
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm.request import FinishReason, Request, SamplingParams, TokenChunk
-from llm.sequence import Sequence, SequenceStatus
+from llm.sequence import Sequence, SequenceStatus, launch_sampling, take_tokens
 
 PAGE_SIZE = 4
 
@@ -115,7 +115,7 @@ def test_timings_count_from_the_submission() -> None:
 def test_the_short_way_through_a_step_is_the_long_one_or_none(
     token: int, max_tokens: int, wanted: str
 ) -> None:
-    """`decode_on` against `advance` and `accept`; it leaves alone what is not common."""
+    """`take_tokens` against `advance` and `accept`; it leaves alone what is not common."""
 
     def decoding() -> Sequence:
         seq = bound(6, max_tokens=max_tokens, stop_token_ids=(9,))
@@ -127,7 +127,8 @@ def test_the_short_way_through_a_step_is_the_long_one_or_none(
 
     short, long = decoding(), decoding()
     before = repr(short)
-    chunk = short.decode_on((token,), 20.0)
+    (chunk,), gaps = take_tokens([short], {"r": (token,)}, 20.0, is_launched=False)
+    assert sum(times for _, times in gaps) == (chunk is not None)
     assert (chunk is not None) is (token == 7 and max_tokens > 1 and not wanted)
     if chunk is None:
         assert (repr(short), short.in_flight) == (before, True)
@@ -146,7 +147,7 @@ def test_the_short_way_through_a_step_is_the_long_one_or_none(
 def test_the_short_way_through_a_launched_step(
     token: int, max_tokens: int, wanted: str, is_fed_again: bool
 ) -> None:
-    """`launch_on` and `land_on` against `launch`, `land` and `accept`."""
+    """`launch_sampling` and `take_tokens` against `launch`, `land` and `accept`."""
 
     def decoding() -> Sequence:
         seq = bound(6, max_tokens=max_tokens, stop_token_ids=(9,))
@@ -161,18 +162,19 @@ def test_the_short_way_through_a_launched_step(
     if wanted:
         setattr(short, wanted, True)
     before = repr(short)
-    goes_on = short.launch_on()
+    goes_on = launch_sampling([short]) == []
     assert goes_on is (max_tokens > 2 and not wanted)
     if not goes_on:
         assert repr(short) == before
         return
-    assert not short.launch_on(), "it awaits a token already"
+    assert launch_sampling([short]) == [0], "it awaits a token already"
     long.launch(True)
     assert repr(short) == repr(long)
     if is_fed_again:
         for seq in (short, long):
             seq.activate(1)
-    chunk = short.land_on((token,), 20.0)
+    (chunk,), gaps = take_tokens([short], {"r": (token,)}, 20.0, is_launched=True)
+    assert gaps[-1] == ((None, 0) if chunk is None else (1.0, 1))
     assert (chunk is None) is (token == 9)
     if chunk is None:
         assert repr(short) == repr(long)
@@ -191,7 +193,7 @@ def test_the_short_way_stops_at_a_full_page() -> None:
     seq = bound(8, max_tokens=9)
     seq.activate(8)
     seq.status, seq.next_commit = SequenceStatus.DECODING, 8
-    assert seq.decode_on((7,), 20.0) is None
+    assert take_tokens([seq], {"r": (7,)}, 20.0, is_launched=False) == ([None], [(None, 0)])
     assert seq.in_flight
 
 
