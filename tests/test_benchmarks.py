@@ -24,6 +24,7 @@ from benchmarks import (
     first_audio,
     front_end,
     hop,
+    host,
     idle,
     memory,
     sampling,
@@ -64,6 +65,7 @@ def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
         "first_audio",
         "front_end",
         "hop",
+        "host",
         "idle",
         "kernels",
         "memory",
@@ -238,6 +240,21 @@ def test_the_scheduler_is_measured_under_its_load() -> None:
     assert planned.value > 0
     assert wall.value > 0
     assert step.bar == planned.bar == scheduler.BAR_MS
+
+
+def test_a_turn_of_the_host_is_shared_out_among_its_parts() -> None:
+    with host.load(host.Kind("short", 3), 4) as turns:
+        spent = turns.measure(12)
+    assert len(spent) == 12
+    for turn in spent:
+        whole = turn.pop(host.WHOLE)
+        assert sum(turn.values()) == pytest.approx(whole)
+        assert turn.keys() == {*host.PHASES, host.REST}
+        assert min(turn.values()) > 0
+    report = host.measure(repeat=2, rows=(2,), steps=3)
+    decode, streams = report.figures
+    assert len(decode.values) == len(streams.values) == 2
+    assert all(f"{phase} " in decode.note for phase in (*host.PHASES, host.REST))
 
 
 def test_on_the_cpu_company_changes_no_token(capsys: pytest.CaptureFixture[str]) -> None:

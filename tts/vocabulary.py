@@ -64,13 +64,19 @@ class SpeechVocabulary:
         """The largest number of codes up to this one that is whole frames."""
         return num_codes - num_codes % self.codes_per_frame
 
-    def codes(self, token_ids: Iterable[int]) -> tuple[int, ...]:
+    def codes(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Codes of the speech tokens among `token_ids`, in order; other ids are left out."""
+        if len(token_ids) == 1:  # what a step brings
+            code = self._code(token_ids[0])
+            return () if code is None else (code,)
+        return tuple([code for i in token_ids if (code := self._code(i)) is not None])
+
+    def _code(self, token_id: int) -> int | None:
         if self._ids:
-            known = self._codes
-            return tuple([known[i] for i in token_ids if i in known])
-        base, size, end = self._base, self.codebook_size, self._end
-        return tuple([(i - base) % size for i in token_ids if base <= i < end])
+            return self._codes.get(token_id)
+        if self._base <= token_id < self._end:
+            return (token_id - self._base) % self.codebook_size
+        return None
 
     def token_ids(self, codes: Iterable[int]) -> tuple[int, ...]:
         """Token ids of codes, the first of which begins a frame.
