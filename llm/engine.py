@@ -272,7 +272,7 @@ class Engine:
             try:
                 sinks[chunk.request_id](chunk)
             except Exception:
-                self._log_failure(sinks[chunk.request_id])
+                logger.exception("%r raised on the engine thread", sinks[chunk.request_id])
                 sinks[chunk.request_id] = lambda _: None
                 self.cancel(chunk.request_id)
 
@@ -288,12 +288,8 @@ class Engine:
         try:
             return function(*args)
         except Exception:
-            self._log_failure(function)
+            logger.exception("%r raised on the engine thread", function)
             return None
-
-    @staticmethod
-    def _log_failure(function: Callable[..., object]) -> None:
-        logger.exception("%r raised on the engine thread", function)
 
     def _sleep(self) -> None:
         """Until somebody wants something, or a prefill that waits for others has waited enough."""
