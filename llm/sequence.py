@@ -291,17 +291,14 @@ def take_tokens(
 ) -> tuple[list[TokenChunk | None], list[tuple[float | None, int]]]:
     """End a step for those in the common case: they decode, got one token and go on.
 
-    Returns their chunks, and when they had their last tokens: (time, how many) for neighbours.
-    None for a chunk, and nothing changed, when the token may be the last, a page is full, or
-    somebody wants the sequence elsewhere: then `advance` (`land` if the step was launched) and
-    `accept`, one thing after the other. What that costs each row of each step is why this is one
-    loop.
+    Returns their chunks, and when they had their last tokens: (time, how many), neighbours in one.
+    No chunk, and nothing changed, when the token may be the last, a page is full, or somebody wants
+    the sequence elsewhere: then `advance` (or `land`) and `accept`, one thing after the other.
     """
     chunks: list[TokenChunk | None] = []
     runs: list[tuple[float | None, int]] = []
-    last_s: float | None = None
-    run = 0
-    for sequence in sequences:
+    last_s, run = None, 0
+    for sequence in sequences:  # the loop over all rows of all steps
         request_id, outputs, before_s = sequence.request_id, sequence.output_ids, sequence.token_s
         tokens = sampled.get(request_id)
         processed = sequence.processed if is_launched else sequence.active_end
@@ -325,32 +322,27 @@ def take_tokens(
             sequence.processed = processed
             sequence.tokens.append(tokens[0])
             outputs.append(tokens[0])
-        chunks.append(
-            _new(
-                TokenChunk,
-                (
-                    request_id,
-                    tokens,
-                    (),
-                    None,
-                    "",
-                    sequence.prompt_len,
-                    sequence.cached_prompt_tokens,
-                    len(outputs),
-                    sequence.queue_s,
-                    sequence.prefill_s,
-                    now - sequence.arrival_s,
-                    (),
-                    (),
-                ),
-            )
+        chunk = (
+            request_id,
+            tokens,
+            (),
+            None,
+            "",
+            sequence.prompt_len,
+            sequence.cached_prompt_tokens,
+            len(outputs),
+            sequence.queue_s,
+            sequence.prefill_s,
+            now - sequence.arrival_s,
+            (),
+            (),
         )
+        chunks.append(_new(TokenChunk, chunk))
         if before_s != last_s:
             runs.append((last_s, run))
             last_s, run = before_s, 0
         run += 1
-    runs.append((last_s, run))
-    return chunks, runs
+    return chunks, [*runs, (last_s, run)]
 
 
 def launch_sampling(sequences: SequenceABC[Sequence]) -> list[int]:
