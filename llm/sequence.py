@@ -314,8 +314,7 @@ def take_tokens(
         ):
             chunks.append(None)
             continue
-        sequence.in_flight -= 1
-        sequence.token_s = now
+        sequence.in_flight, sequence.token_s = sequence.in_flight - 1, now
         if is_launched:
             sequence.tokens[-1] = outputs[-1] = tokens[0]
         else:
