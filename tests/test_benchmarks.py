@@ -60,6 +60,7 @@ def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
     assert commands == {
         "attention",
         "batch_invariance",
+        "codec_calls",
         "cold_start",
         "core",
         "first_audio",
