@@ -241,6 +241,10 @@ class Streams:
         self._worker.add(task)
         self._engine.submit(request, partial(self._worker.take, task))
 
+    def close(self) -> None:
+        """Let go of what queues were made on."""
+        self._loop.close()
+
     async def _task(self, job: SpeechJob) -> SpeechTask:
         return SpeechTask(job, self._setup, StreamQueue(8))
 
@@ -263,6 +267,7 @@ def load(kind: Kind, rows: int) -> Iterator[Turns]:
         yield turns
     finally:
         engine.shutdown()
+        streams.close()
 
 
 def create(model: Path, rows: int) -> tuple[OverlapTextGenerationPipeline, Scheduler]:

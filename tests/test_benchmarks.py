@@ -251,7 +251,7 @@ def test_a_turn_of_the_host_is_shared_out_among_its_parts() -> None:
         whole = turn.pop(host.WHOLE)
         assert sum(turn.values()) == pytest.approx(whole)
         assert turn.keys() == {*host.PHASES, host.REST}
-        assert min(turn.values()) > 0
+        assert min(turn.values()) >= 0
     report = host.measure(repeat=2, rows=(2,), steps=3)
     decode, streams = report.figures
     assert len(decode.values) == len(streams.values) == 2
