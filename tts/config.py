@@ -84,7 +84,8 @@ class AudioGenerationConfig(PipelineConfig):
     TASK: ClassVar[str] = "audio generation"
 
     audio_decoder: str = Field(
-        min_length=1, description="decoder name, a codec's folder, or auto: the checkpoint's own"
+        min_length=1,
+        description="decoder name, a codec's folder, or auto: the checkpoint's own (default: auto)",
     )
     audio_decoder_weights: str = Field(
         default="", description="weights file of the decoder (default: its own)"
@@ -92,30 +93,38 @@ class AudioGenerationConfig(PipelineConfig):
     chunk_size: list[NumCodes] | None = Field(
         default=None,
         min_length=1,
-        description="speech tokens per audio block, the last repeats (default: one block)",
+        description="speech tokens per audio block, the last repeats (default: the codec's choice)",
     )
     buffer: int = Field(
-        default=0, ge=0, description="earlier speech tokens decoded again per block"
+        default=0,
+        ge=0,
+        description="earlier speech tokens decoded again per block (default: the codec's choice)",
     )
     block_causal: bool = Field(
-        default=False, description="earlier speech tokens do not see the current block"
+        default=False,
+        description="earlier speech tokens do not see the current block "
+        "(default: the codec's choice)",
     )
     prepend_prompt_speech_tokens: PrependPromptSpeechTokens = Field(
         default=PrependPromptSpeechTokens.NEVER,
-        description="give the voice prompt to the decoder: never, once or rolling",
+        description="give the voice prompt's speech tokens to the decoder: never, with the first "
+        "block (once) or every block (rolling) (default: the codec's choice)",
     )
     prepend_prompt_speech_tokens_causal: bool = Field(
-        default=False, description="voice prompt tokens do not see the current block"
+        default=False,
+        description="voice prompt tokens do not see the current block "
+        "(default: the codec's choice)",
     )
     run_model_test_mode: bool = Field(
         default=False, description="run without weight files, on seeded random weights"
     )
     prometheus_metrics_mode: PrometheusMetricsMode = Field(
         default=PrometheusMetricsMode.INSTRUMENT_ONLY,
-        description="instrument_only, launch_server (over HTTP) or launch_multiproc_server",
+        description="who shows metrics: the program's own server (instrument_only), this process "
+        "(launch_server) or one for several front ends (launch_multiproc_server)",
     )
     audio_decoder_config: dict[str, Any] = Field(
-        default_factory=dict, description="the decoder's own options, as JSON"
+        default_factory=dict, description="the decoder's own options"
     )
     offline: bool = Field(
         default=False, description="download nothing; use what was downloaded before"

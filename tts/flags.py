@@ -32,21 +32,30 @@ def add_config_flags(
     for name, field in walk_fields(model_class):
         if only is None or name in only:
             description = (field.description or "").replace("%", "%%")
-            lacks = name in unavailable or name.split(".")[0] in unavailable
+            known = name.removeprefix("draft_")  # what a model lacks, a draft model lacks, too
+            lacks = known in unavailable or known.split(".")[0] in unavailable
             _add_flag(group, name, field, description + "; not available yet" * lacks)
 
 
 def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo, help_text: str) -> None:
     flag = "--" + name.replace("_", "-")
     shared: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
+    if "(default: " not in help_text:
+        help_text += _default(field)
     if inner_type(field.annotation) is bool:
-        help_text += f" (default: {'on' if field.default else 'off'})"
         action = argparse.BooleanOptionalAction
         group.add_argument(flag, action=action, help=help_text, **shared)
-        return
-    if field.default_factory is None and field.default not in (None, "", PydanticUndefined):
-        help_text += f" (default: {getattr(field.default, 'value', field.default)})"
-    group.add_argument(flag, metavar=_metavar(field), help=help_text, **shared)
+    else:
+        group.add_argument(flag, metavar=_metavar(field), help=help_text, **shared)
+
+
+def _default(field: FieldInfo) -> str:
+    """The field's own default, where there is one and its description does not tell another."""
+    value = getattr(field.default, "value", field.default)
+    if inner_type(field.annotation) is bool:
+        return f" (default: {'on' if value else 'off'})"
+    has_none = field.default_factory is not None or value in (None, "", PydanticUndefined)
+    return "" if has_none else f" (default: {value})"
 
 
 def _metavar(field: FieldInfo) -> str:

@@ -38,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_text(parser.add_argument_group("text"))
     _add_voice(parser.add_argument_group("voice"))
     _add_output(parser.add_argument_group("output"))
-    _add_streaming(parser.add_argument_group("streaming"))
+    _add_streaming(parser.add_argument_group("streaming (default: the codec's choice)"))
     _add_server(parser.add_argument_group("where it runs"))
     return parser
 
@@ -80,13 +80,18 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--format", default="", choices=FORMATS, help="format, whatever the suffix")
     group.add_argument("--sample-rate", type=_integer(0), default=0, metavar="HZ", help="resample")
+    group.add_argument("--trim-silence", action="store_true", help="leave out silence at both ends")
     group.add_argument(
-        "--trim-silence", action="store_true", help="none before the first and after the last word"
+        "--timestamps", default="", metavar="FILE", help="say when what is said: .srt or .json"
     )
-    group.add_argument("--timestamps", default="", metavar="FILE", help="write .srt or .json too")
-    group.add_argument("--timestamp-level", choices=("segment", "word"), default="segment")
-    group.add_argument("--progress", action="store_true", help="tell every chunk")
-    group.add_argument("-q", "--quiet", action="store_true", help="tell errors only")
+    group.add_argument(
+        "--timestamp-level",
+        choices=("segment", "word"),
+        default="segment",
+        help="for each segment (default) or each word",
+    )
+    group.add_argument("--progress", action="store_true", help="report every chunk")
+    group.add_argument("-q", "--quiet", action="store_true", help="report errors only")
 
 
 def _add_streaming(group: argparse._ArgumentGroup) -> None:
@@ -98,15 +103,24 @@ def _add_streaming(group: argparse._ArgumentGroup) -> None:
         help="speech tokens per chunk; the last size repeats",
     )
     group.add_argument(
-        "--buffer", type=_integer(0), metavar="N", help="earlier tokens decoded again"
+        "--buffer",
+        type=_integer(0),
+        metavar="N",
+        help="earlier tokens decoded again for each chunk",
     )
     boolean = argparse.BooleanOptionalAction
-    group.add_argument("--block-causal", action=boolean, help="they do not see the new chunk")
-    group.add_argument("--prepend-prompt-speech-tokens", choices=PREPEND, help="reference's tokens")
+    group.add_argument(
+        "--block-causal", action=boolean, help="earlier tokens do not see the new chunk"
+    )
+    group.add_argument(
+        "--prepend-prompt-speech-tokens",
+        choices=PREPEND,
+        help="decode the reference's tokens in front: never, of the first chunk or of every chunk",
+    )
     group.add_argument(
         "--prepend-prompt-speech-tokens-causal",
         action=boolean,
-        help="they do not see the new chunk",
+        help="the reference's tokens do not see the new chunk",
     )
 
 
@@ -117,15 +131,23 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         metavar="NAME",
         help="checkpoint: a folder, or OWNER/NAME on the Hugging Face hub (default: built in)",
     )
-    group.add_argument("--revision", default="", help="its branch, tag or commit on the hub")
-    group.add_argument("--family", default="", help="its kind, where it does not tell itself")
-    group.add_argument("--audio-decoder", default="", help="another codec: a folder or a name")
+    group.add_argument(
+        "--revision", default="", help="the model's branch, tag or commit on the hub"
+    )
+    group.add_argument(
+        "--family", default="", help="its speech family (default: what it looks like)"
+    )
+    group.add_argument(
+        "--audio-decoder", default="", help="another codec for it: a folder or a name"
+    )
     group.add_argument("--offline", action="store_true", help="download nothing")
     group.add_argument("--allow-pickle", action="store_true", help="its weights may be pickles")
     group.add_argument("--server", default="", metavar="HOST:PORT", help="ask this server instead")
-    group.add_argument("--tls", action="store_true", help="encrypt")
+    group.add_argument("--tls", action="store_true", help="encrypt the connection")
     group.add_argument("--tls-ca", default="", metavar="FILE", help="trust this CA (PEM)")
-    group.add_argument("--tls-cert", "--cert", default="", metavar="FILE", help="our certificate")
+    group.add_argument(
+        "--tls-cert", "--cert", default="", metavar="FILE", help="client certificate (PEM)"
+    )
     group.add_argument("--tls-key", "--key", default="", metavar="FILE", help="its private key")
     group.add_argument("--token", default="", help="bearer token")
 

@@ -60,6 +60,7 @@ def _add_short_names(parser: argparse.ArgumentParser) -> None:
         "--revision",
         dest="model.huggingface_revision",
         default=argparse.SUPPRESS,
+        metavar="REVISION",
         help="its branch, tag or commit; short for --model.huggingface-revision",
     )
 

@@ -28,27 +28,31 @@ class ServerConfig(StrictModel):
     step_timeout_s: float = Field(
         default=120.0,
         gt=0,
-        description="an engine whose step takes longer hangs: NOT_SERVING, and it is started again",
+        description="an engine whose step takes longer counts as hung: NOT_SERVING, started again",
     )
     max_concurrent_requests: int = Field(default=32, gt=0, description="calls running at once")
     max_queued_requests: int = Field(default=16, ge=0, description="calls waiting to run")
     max_streams_per_client: int = Field(default=64, gt=0, description="open calls of one client")
-    max_text_characters: int = Field(default=10_000, gt=0, description="text of one request")
+    max_text_characters: int = Field(
+        default=10_000, gt=0, description="longest text of one request"
+    )
     max_fragment_characters: int = Field(
-        default=2_000, gt=0, description="one fragment of streamed text"
+        default=2_000, gt=0, description="longest fragment of streamed text"
     )
     max_stream_characters: int = Field(
-        default=100_000, gt=0, description="all text of one stream together"
+        default=100_000, gt=0, description="longest text of one stream, all together"
     )
-    max_prompt_audio_bytes: int = Field(
-        default=10 * MIB, gt=0, description="size of a voice prompt"
-    )
+    max_prompt_audio_bytes: int = Field(default=10 * MIB, gt=0, description="largest voice prompt")
     min_prompt_duration_s: float = Field(default=1.0, gt=0, description="shortest voice prompt")
     max_prompt_duration_s: float = Field(default=30.0, gt=0, description="longest voice prompt")
-    max_audio_duration_s: float = Field(default=600.0, gt=0, description="audio of one request")
+    max_audio_duration_s: float = Field(
+        default=600.0, gt=0, description="longest audio of one request"
+    )
     max_message_bytes: int = Field(default=16 * MIB, ge=4096, description="largest gRPC message")
     max_voices: int = Field(default=256, ge=0, description="voices that clients may create")
-    max_voice_bytes: int = Field(default=16 * MIB, ge=0, description="size of them all together")
+    max_voice_bytes: int = Field(
+        default=16 * MIB, ge=0, description="largest size of them all together"
+    )
     voice_folder: Path | None = Field(
         default=None, description="folder that keeps created voices over a restart"
     )
@@ -63,7 +67,9 @@ class ServerConfig(StrictModel):
         default=60.0, gt=0, description="how long a text stream may send nothing"
     )
     auth_token: str = Field(default="", repr=False, description="token that every call must bear")
-    admin_token: str = Field(default="", repr=False, description="token to create, delete voices")
+    admin_token: str = Field(
+        default="", repr=False, description="token for creating and deleting voices"
+    )
     tls_cert: Path | None = Field(default=None, description="server certificate chain, PEM")
     tls_key: Path | None = Field(default=None, description="server private key, PEM")
     tls_client_ca: Path | None = Field(
@@ -71,7 +77,7 @@ class ServerConfig(StrictModel):
     )
     enable_reflection: bool = Field(default=True, description="serve gRPC reflection")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="least important messages to log: debug, info, warning, error"
+        default="info", description="least important messages to log"
     )
     log_format: Literal["text", "json"] = Field(
         default="text", description="text, or json for one JSON object per line"
@@ -83,7 +89,9 @@ class ServerConfig(StrictModel):
         default=False, description="make an OpenTelemetry trace of each call"
     )
     metrics_host: str = Field(default="127.0.0.1", description="address of the metrics server")
-    metrics_port: int = Field(default=8001, ge=0, le=65535, description="port of it (0: any)")
+    metrics_port: int = Field(
+        default=8001, ge=0, le=65535, description="its port (0: any free one)"
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> ServerConfig:

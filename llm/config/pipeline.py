@@ -92,10 +92,15 @@ class PipelineConfig(StrictModel):
     min_batch_size_tg: int | None = Field(
         default=None,
         ge=0,
-        description="decode on, without prompts, while so many decode (default: max_queue_size_tg)",
+        description="while so many decode, no prompt starts; 0: until nobody is left "
+        "(default: max_queue_size_tg)",
     )
     ep_size: int = Field(default=1, ge=1, description="expert-parallel degree")
-    ce_delay_ms: float = Field(default=0.0, ge=0, description="a prefill waits so long for more")
+    ce_delay_ms: float = Field(
+        default=0.0,
+        ge=0,
+        description="milliseconds that a prompt waits for others to share its step",
+    )
     enable_prioritize_first_decode: bool = Field(
         default=False, description="decode new requests right after their prefill"
     )
@@ -103,16 +108,22 @@ class PipelineConfig(StrictModel):
         default=True, description="split prompts that do not fit the token budget"
     )
     enable_in_flight_batching: bool = Field(
-        default=False, description="put decode and prefill tokens into one batch"
+        default=False, description="put decode and prefill tokens into one batch (default: on)"
     )
     max_num_steps: int = Field(
-        default=-1, ge=-1, description="decode forwards per turn (-1: 1 on CPU, 10 on GPU)"
+        default=-1,
+        ge=-1,
+        description="decode forwards per turn; -1: 10 on a GPU, 1 on the CPU and with overlap",
     )
     max_batch_input_tokens: int = Field(
-        default=8192, gt=0, description="most not yet encoded tokens of one batch"
+        default=8192, gt=0, description="most tokens fed in one step"
     )
-    enable_echo: bool = Field(default=False, description="return prompt log-probabilities")
-    pool_embeddings: bool = Field(default=True, description="one embedding per input")
+    enable_echo: bool = Field(
+        default=False, description="accept echo: log-probabilities of the prompt's tokens"
+    )
+    pool_embeddings: bool = Field(
+        default=True, description="one embedding per input; off: one per token"
+    )
     chat_template: Path | None = Field(
         default=None, description="file that replaces the tokenizer's chat template"
     )
@@ -124,16 +135,21 @@ class PipelineConfig(StrictModel):
     )
     pdl_level: str = Field(default="0", description="programmatic dependent launch: 0, 1 or 2")
     custom_architectures: list[str] = Field(
-        default_factory=list, description="modules that add architectures"
+        default_factory=list,
+        description="modules that add architectures, each MODULE or FOLDER:MODULE",
     )
     zmq_endpoint_base: str = Field(
         default_factory=lambda: f"ipc://{tempfile.gettempdir()}/{secrets.token_hex(9)}",
         description="where front ends and engine meet: ipc://PATH, or tcp://HOST:PORT and the "
         "four ports after it",
     )
-    execute_empty_batches: bool = Field(default=False, description="run the model when idle")
+    execute_empty_batches: bool = Field(
+        default=False, description="run the model also when there is nothing to run"
+    )
     max_batch_total_tokens: int | None = Field(
-        default=None, gt=0, description="most context tokens of one batch (default: no cap)"
+        default=None,
+        gt=0,
+        description="most context of a step with prompts, in tokens (default: no cap)",
     )
     allow_pickle: bool = Field(
         default=False, description="read weights that are pickles; no code in them is run"
@@ -143,16 +159,25 @@ class PipelineConfig(StrictModel):
         default=0.95, gt=0, le=1, description="share of KV pages up to which prompts are admitted"
     )
     enable_overlap_scheduler: bool = Field(
-        default=False, description="prepare the next batch while one runs"
+        default=False,
+        description="prepare the next batch while one runs (default: on for speech on a GPU)",
     )
-    use_legacy_module: bool = Field(default=True, description="run modules as written, or compiled")
-    defer_resolve: bool = Field(default=False, description="leave resolving to a later call")
+    use_legacy_module: bool = Field(
+        default=True, description="run layers as written; off: compiled by torch"
+    )
+    defer_resolve: bool = Field(
+        default=False, description="for programs: leave resolving to a later call"
+    )
     model: ModelConfig = Field(default_factory=ModelConfig, description="the model")
-    draft_model: ModelConfig | None = Field(default=None, description="model that drafts tokens")
+    draft_model: ModelConfig | None = Field(
+        default=None, description="a smaller model that drafts tokens: the whole section"
+    )
     sampling: SamplingConfig = Field(default_factory=SamplingConfig, description="sampling")
     profiling: ProfilingConfig = Field(default_factory=ProfilingConfig, description="profiling")
-    lora: LoRAConfig | None = Field(default=None, description="adapters")
-    speculative: SpeculativeConfig | None = Field(default=None, description="drafting")
+    lora: LoRAConfig | None = Field(default=None, description="adapters: the whole section")
+    speculative: SpeculativeConfig | None = Field(
+        default=None, description="how tokens are drafted: the whole section"
+    )
     _resolved: bool = PrivateAttr(default=False)
     _chat_template_text: str | None = PrivateAttr(default=None)
     _plan: RunningPlan | None = PrivateAttr(default=None)

@@ -77,7 +77,9 @@ class KVCacheConfig(StrictModel):
     enable_kvcache_swapping_to_host: bool = Field(
         default=False, description="move cold pages to host memory"
     )
-    host_kvcache_swap_space_gb: float = Field(default=50.0, ge=0, description="host swap in GiB")
+    host_kvcache_swap_space_gb: float = Field(
+        default=50.0, ge=0, description="host memory for it, in GiB"
+    )
     device_memory_utilization: float = Field(
         default=0.9, gt=0, le=1, description="share of the device's memory that may be used"
     )
@@ -106,7 +108,9 @@ class ModelConfig(StrictModel):
         default_factory=list, description="weight files (default: those in model_path)"
     )
     quantization_encoding: QuantizationEncoding | None = Field(
-        default=None, description="how weights are held (default: best for the device)"
+        default=None,
+        description="how weights are held: float32, bfloat16, float16 (GPU) or int8; others are "
+        "not available yet (default: best for the device)",
     )
     device_specs: list[str] = Field(
         default_factory=lambda: ["cpu"],
@@ -126,7 +130,7 @@ class ModelConfig(StrictModel):
     )
     attention_backend: Literal["auto", "sdpa", "gathered", "flashinfer"] = Field(
         default="auto",
-        description="what computes attention (auto: flashinfer on CUDA where it is installed)",
+        description="what computes attention; auto: flashinfer on a GPU where it is installed",
     )
     batch_invariant: bool = Field(
         default=False, description="on a GPU, the same tokens alone and in company, at some cost"
@@ -191,15 +195,15 @@ class SamplingConfig(StrictModel):
     out_dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="log-probabilities are rounded to this"
     )
-    enable_structured_output: bool = Field(default=False, description="JSON schemas")
+    enable_structured_output: bool = Field(default=False, description="accept JSON schemas")
     enable_variable_logits: bool = Field(
         default=False, description="reserve memory for logits of every token (on with enable_echo)"
     )
     enable_penalties: bool = Field(
-        default=False, description="accept penalties (default: on unless turned off)"
+        default=False, description="accept penalties (default: on, with a draft model off)"
     )
     enable_min_tokens: bool = Field(
-        default=False, description="accept minimum lengths (default: on unless turned off)"
+        default=False, description="accept minimum lengths (default: on)"
     )
 
 
@@ -253,7 +257,7 @@ class SpeculativeConfig(StrictModel):
     """Draft and verify."""
 
     speculative_method: Literal["standalone", "eagle", "mtp"] = Field(
-        default="standalone", description="where drafts come from"
+        default="standalone", description="where drafts come from; only standalone is available"
     )
     num_speculative_tokens: int = Field(default=5, gt=0, description="drafted tokens per step")
     rejection_strategy: Literal["greedy", "residual", "typical-acceptance", "logit-comparison"] = (

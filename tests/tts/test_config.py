@@ -237,6 +237,18 @@ def test_help_shows_description_and_default() -> None:
     assert "--enable-reflection" in text
 
 
+def test_help_tells_one_default_the_one_that_holds() -> None:
+    parser = argparse.ArgumentParser()
+    add_config_flags(parser, AudioGenerationConfig)
+    told = {action.dest: action.help or "" for action in parser._actions}
+    assert all(text.count("(default: ") <= 1 for text in told.values())
+    assert told["enable_in_flight_batching"].endswith("(default: on)")
+    assert from_line("").enable_in_flight_batching
+    assert told["sampling.enable_min_tokens"].endswith("(default: on)")
+    assert from_line("").sampling.enable_min_tokens
+    assert "not available yet" in told["draft_model.trust_remote_code"]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
