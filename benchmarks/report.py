@@ -22,7 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TextIO
 
-HEADER = ("figure", "median", "range", "bar", "", "")
+HEADER = ("figure", "median", "range", "bar", "verdict", "note")
 """Over the columns of `Figure.cells`; what the last two say needs none."""
 
 
@@ -106,11 +106,20 @@ class Figure:
         return self.value >= self.bar if self.at_least else self.value <= self.bar
 
     def cells(self) -> tuple[str, ...]:
-        """The table's row: name, value, spread, bar, verdict."""
-        spread = f"{min(self.values):.4g} - {max(self.values):.4g}" if len(self.values) > 1 else ""
-        bar = "" if self.bar is None else f"{'>=' if self.at_least else '<='} {self.bar:g}"
+        """The table's row: name, value, spread, bar, verdict, note."""
+        least, most = _four_digits(min(self.values)), _four_digits(max(self.values))
+        spread = f"{least} - {most}" if len(self.values) > 1 else ""
+        side = ">=" if self.at_least else "<="
+        bar = "" if self.bar is None else f"{side} {_four_digits(self.bar)}"
         verdict = {True: "reached", False: "MISSED", None: ""}[self.reached]
-        return self.name, f"{self.value:.4g} {self.unit}".strip(), spread, bar, verdict, self.note
+        value = f"{_four_digits(self.value)} {self.unit}".strip()
+        return self.name, value, spread, bar, verdict, self.note
+
+
+def _four_digits(value: float) -> str:
+    """A number to four digits; large ones in groups of three, never with an exponent."""
+    rounded = f"{value:.4g}"
+    return f"{float(rounded):,.0f}" if abs(value) >= 10_000 else rounded
 
 
 def _this_command() -> str:

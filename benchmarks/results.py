@@ -17,7 +17,10 @@ from benchmarks.report import HEADER, Figure, Machine, Report
 TITLE = """# Results
 
 Written by `python -m benchmarks.results FOLDER` from the JSON that the commands below printed. The
-value of a row is the median of its runs, `range` their least and greatest."""
+value of a row is the median of its runs, `range` their least and greatest; one run has no range.
+
+Shapes are published sizes with random weights (`benchmarks/shapes.py`; llasa-1b is Llama 1B with a
+vocabulary of 193,800). Served are, as a, Llasa 1B with XCodec2; as b, Orpheus 3B with SNAC."""
 
 
 def read(path: Path) -> Report:

@@ -105,7 +105,7 @@ def test_a_report_is_json_on_one_side_and_a_table_on_the_other() -> None:
     assert record["date"] == datetime.now(UTC).date().isoformat()
     title, header, first, _ = err.getvalue().splitlines()
     assert title == f"toy: {this_machine()}"
-    assert header.split() == ["figure", "median", "range", "bar"]
+    assert header.split() == ["figure", "median", "range", "bar", "verdict", "note"]
     assert first.split() == ["one", "2", "s", "1", "-", "3", "<=", "1.5", "MISSED"]
     assert publish(Report("toy", ()), io.StringIO(), io.StringIO()) == 0
 

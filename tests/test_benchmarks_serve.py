@@ -217,6 +217,7 @@ def test_results_are_what_was_printed(tmp_path: Path) -> None:
     figures = (
         Figure("first | sound", (3.0, 1.0), "ms", bar=1.5, note="alone"),
         Figure("x", (7,), ""),
+        Figure("y", (43_306.2,), "tokens/s", bar=30_000, at_least=True),
     )
     report = Report("toy", figures, command="python -m benchmarks.toy", date="2026-01-02")
     out = io.StringIO()
@@ -228,6 +229,7 @@ def test_results_are_what_was_printed(tmp_path: Path) -> None:
     assert text.index("## a\n") < text.index("## b\n")
     assert f"`python -m benchmarks.toy`, 2026-01-02, on {report.machine}." in text
     assert "| first \\| sound | 2 ms | 1 - 3 | <= 1.5 | MISSED | alone |" in text
+    assert "| y | 43,310 tokens/s |  | >= 30,000 | reached |  |" in text
 
 
 def test_what_no_benchmark_printed_is_refused(
