@@ -7,6 +7,7 @@ comes in with its windows and changes only when the whole call has succeeded.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -55,6 +56,11 @@ class Rendered(ABC):
     def is_ready(self) -> bool:
         """Whether `samples` would return at once."""
 
+    @property
+    @abstractmethod
+    def took_s(self) -> float:
+        """How long the decoder was at it; once it is ready."""
+
     @abstractmethod
     def samples(self) -> list[np.ndarray]:
         """Emitted samples of each window, float32 [num_samples]; to be called once.
@@ -92,6 +98,17 @@ class Renderer:
 
 def launch(decoder: AudioDecoder, ready: Sequence[ReadyWindow]) -> Rendered:
     """As `render`, but a device may still be at it when this returns. Raises what `render` does."""
+    if decoder.device == "cpu":
+        started_s = time.perf_counter()
+        return _OnHost(*_launched(decoder, ready), time.perf_counter() - started_s)
+    started = _event_now()
+    return _OnItsWay(*_launched(decoder, ready), started, _event_now())
+
+
+def _launched(
+    decoder: AudioDecoder, ready: Sequence[ReadyWindow]
+) -> tuple[list[_Block], list[_Part]]:
+    """Blocks and the rows that they are in, or will be."""
     states = [StreamState() if item.state is None else item.state for item in ready]
     kept = {id(state): state.kept for state in states}
     fade = crossfade_samples(decoder.spec, decoder.options)
@@ -105,7 +122,7 @@ def launch(decoder: AudioDecoder, ready: Sequence[ReadyWindow]) -> Rendered:
         _Block(item.window.num_samples, tail_size(decoder.spec, item.window, fade), state)
         for item, state in zip(ready, states, strict=True)
     ]
-    return _OnHost(blocks, parts) if decoder.device == "cpu" else _OnItsWay(blocks, parts)
+    return blocks, parts
 
 
 def tail_size(spec: CodecSpec, window: DecodeWindow, fade: int) -> int:
@@ -143,8 +160,12 @@ class _Block:
 class _OnHost(Rendered):
     """Rows that are in host memory, or will be when somebody has waited for them."""
 
-    def __init__(self, blocks: Sequence[_Block], parts: Sequence[_Part]) -> None:
-        self._blocks, self._parts = blocks, parts
+    def __init__(self, blocks: Sequence[_Block], parts: Sequence[_Part], took_s: float) -> None:
+        self._blocks, self._parts, self._took_s = blocks, parts, took_s
+
+    @property
+    def took_s(self) -> float:
+        return self._took_s
 
     @property
     def is_ready(self) -> bool:
@@ -168,20 +189,36 @@ class _OnHost(Rendered):
 class _OnItsWay(_OnHost):
     """Rows that a GPU copies to the host behind what it still has to do."""
 
-    def __init__(self, blocks: Sequence[_Block], parts: Sequence[_Part]) -> None:
-        import torch
-
-        super().__init__(blocks, parts)
-        self._event = torch.cuda.Event()
-        self._event.record()
+    def __init__(
+        self,
+        blocks: Sequence[_Block],
+        parts: Sequence[_Part],
+        started: torch.cuda.Event,
+        ended: torch.cuda.Event,
+    ) -> None:
+        super().__init__(blocks, parts, 0.0)
+        self._started, self._ended = started, ended
 
     @property
     def is_ready(self) -> bool:
-        return self._event.query()
+        return self._ended.query()
+
+    @property
+    def took_s(self) -> float:
+        return self._started.elapsed_time(self._ended) / 1000
 
     def samples(self) -> list[np.ndarray]:
-        self._event.synchronize()
+        self._ended.synchronize()
         return super().samples()
+
+
+def _event_now() -> torch.cuda.Event:
+    """On the current stream."""
+    import torch
+
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 def _to_host(rows: torch.Tensor) -> torch.Tensor:

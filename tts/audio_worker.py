@@ -1,16 +1,17 @@
 """Turns speech codes into audio between the language model's steps, on the engine's thread.
 
     engine thread:  step │ turn │ step │ turn │ step …
-                           └─ sweep     forget streams whose reader has gone or that are done
-                              collect   batches that the decoder has rendered
-                              launch    at most one batch: the most urgent window and its like
-                              regulate  pause sequences whose reader lags, resume the others
+                           └─ review    streams that told of something: forget those that are done,
+                              │         pause those whose reader lags, resume the others
+                              launch    at most one batch: the most urgent windows
+                              deliver   what the decoder has rendered
 
-A GPU renders beside the language model's steps, and nothing here waits for it; a CPU has rendered a
-batch when it is launched. One batch per turn keeps every other stream's next token at most one
-decoder call away. Urgent is
-whose listener hears silence first: streams without audio yet in order of arrival, then by the
-estimated end of what the client has to play.
+A GPU renders beside the language model's steps, and nothing here waits for it: `Pace` says when a
+batch is due, so that many windows share a call. A CPU has rendered a batch when it is launched. One
+batch per turn keeps every other stream's next token at most one decoder call away. Urgent is whose
+listener hears silence first: streams without audio yet in order of arrival, then by the estimated
+end of what the client has to play. A turn looks at streams in which something has changed, and at
+those with a window to render, however many there are besides.
 """
 
 from __future__ import annotations
@@ -20,19 +21,18 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Protocol
 
-import numpy as np
-
 from decoder import AudioDecoder, DecodeWindow, ReadyWindow, Rendered, Renderer
 from llm import FinishReason, RequestError, Tally, TokenChunk
 from tts.engine_client import AudioFigures
 from tts.logs import with_fields
-from tts.tasks import SpeechTask, StreamTask
+from tts.pace import Pace, Waiting
+from tts.tasks import NOT_STARTED, SpeechTask, StreamTask
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ DECODE_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 BLOCK_BOUNDS = (1, 2, 4, 8, 16, 32)
 MAX_LAUNCHED = 2  # batches: one that runs, one that is next
 COMFORT_S = 0.5
-"""A listener with this much audio ahead can wait while another one has heard nothing yet."""
+"""On a CPU: a listener with this much audio ahead can wait while another one has heard nothing."""
 
 
 class EngineControl(Protocol):
@@ -80,13 +80,14 @@ class LaunchedBatch:
 
     items: Sequence[Rendering]
     rendered: Rendered
-    started_s: float
+    started_s: float  # of the worker's clock
 
 
 class AudioWorker:
     """The engine's step hook: all streams of one engine, speech and text.
 
-    A turn belongs to the engine's thread; streams come and go from any.
+    A turn belongs to the engine's thread; streams come and go from any. `pace` None launches
+    whenever there is something; by default that is so where the decoder runs on a CPU.
     """
 
     def __init__(
@@ -94,13 +95,23 @@ class AudioWorker:
         engine: EngineControl,
         decoder: AudioDecoder | None,
         profiler: Ranges | None = None,
+        *,
+        pace: Pace | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._profiler = profiler
+        self._clock = clock
+        self._decoder = decoder
         self._renderer = Renderer(decoder) if decoder else None
+        is_beside = decoder is not None and decoder.device != "cpu"
+        self._pace = Pace() if pace is None and is_beside else pace
         self._max_batch = decoder.options.max_batch if decoder else 0
         self._launched: deque[LaunchedBatch] = deque()
         self._tasks: dict[str, StreamTask] = {}
+        self._news: deque[StreamTask] = deque()  # appended to in any thread
+        self._ready: dict[SpeechTask, None] = {}  # those with a window to launch
+        self._unheard: set[SpeechTask] = set()  # those that await their first audio
         self._changed = threading.Condition()
         self._decode_s, self._blocks = Tally(DECODE_BOUNDS_S), Tally(BLOCK_BOUNDS)
         self._audio_s = 0.0
@@ -118,7 +129,7 @@ class AudioWorker:
     def rendering_s(self) -> float:
         """How long the decoder has been at its oldest batch, 0 without one; from any thread."""
         with suppress(IndexError):
-            return time.perf_counter() - self._launched[0].started_s
+            return self._clock() - self._launched[0].started_s
         return 0.0
 
     def figures(self) -> AudioFigures:
@@ -137,6 +148,7 @@ class AudioWorker:
             if former is not None and not former.is_done:
                 raise RequestError(f"request_id '{task.request_id}' is in use")
             self._tasks[task.request_id] = task
+        task.connect(self._news.append)
 
     def remove(self, task: StreamTask) -> None:
         """Forget a stream."""
@@ -152,7 +164,12 @@ class AudioWorker:
             is_served = self._tasks.get(task.request_id) is task
         if is_served:
             self._engine.cancel(task.request_id)
-            self._engine.wake()
+            self.look_at(task)
+
+    def look_at(self, task: StreamTask) -> None:
+        """Have a turn look at a stream soon; from any thread."""
+        self._news.append(task)
+        self._engine.wake()
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Block until no stream is left, from any thread but the engine's; False: too late."""
@@ -168,15 +185,14 @@ class AudioWorker:
 
     def after_step(self) -> bool:
         """One turn; True when there may be more to do at once."""
-        speech = [task for task in self._sweep() if isinstance(task, SpeechTask)]
-        ready = [task for task in speech if task.windows()]
-        if len(self._launched) < MAX_LAUNCHED:
-            self._launch(self._most_urgent(ready, speech, time.monotonic()))
-        self._collect()
-        for task in speech:
-            task.deliver_end()
-        self._regulate(self._sweep())
-        return bool(ready or self._launched)
+        for task in self._changed_tasks():
+            self._review(task)
+        rendered = self._rendered()
+        if self._ready and len(self._launched) < MAX_LAUNCHED:
+            self._launch(self._due(self._clock()))
+        for batch in (*rendered, *self._rendered()):
+            self._deliver(batch)
+        return bool(self._ready or self._launched or self._news)
 
     def on_stop(self) -> None:
         """End what is left: the engine stops."""
@@ -188,36 +204,70 @@ class AudioWorker:
         with self._changed:
             return list(self._tasks.values())
 
-    def _sweep(self) -> list[StreamTask]:
-        """The streams that are still to be served."""
-        alive = []
-        for task in self._snapshot():
-            if task.is_done or task.is_abandoned:
-                self.remove(task)
-            else:
-                alive.append(task)
-        return alive
+    def _changed_tasks(self) -> dict[StreamTask, None]:
+        """What was told since the last turn, each stream once."""
+        news = self._news
+        return dict.fromkeys(news.popleft() for _ in range(len(news)))
 
-    def _most_urgent(
-        self, ready: Sequence[SpeechTask], speech: Sequence[SpeechTask], now_s: float
-    ) -> list[Rendering]:
-        """Windows of one shape, the most urgent first; none when all of them should wait."""
-        limit_s = now_s + COMFORT_S if any(t.awaits_first_audio for t in speech) else math.inf
+    def _review(self, task: StreamTask) -> None:
+        """After a change: is it over, has it a window to render, should it be paused?"""
+        if isinstance(task, SpeechTask):
+            task.deliver_end()
+            is_over = task.is_done or task.is_abandoned
+            _keep(self._ready, task, not is_over and task.num_ready > 0)
+            if not is_over and task.awaits_first_audio:
+                self._unheard.add(task)
+            else:
+                self._unheard.discard(task)
+        if task.is_done or task.is_abandoned:
+            self.remove(task)
+        elif task.is_ahead and task.is_generating and not task.is_paused:
+            task.is_paused = True
+            self._engine.pause(task.request_id)
+        elif task.is_paused and not task.is_ahead:
+            task.is_paused = False
+            self._engine.resume(task.request_id)
+
+    def _due(self, now_s: float) -> list[Rendering]:
+        """The batch to launch now, the most urgent first; none when all windows should wait."""
+        by_urgency = sorted(
+            ((task.runs_dry_s(now_s), task) for task in self._ready), key=itemgetter(0)
+        )
+        if self._pace is None:
+            limit_s = now_s + COMFORT_S if self._unheard else math.inf
+            return self._together([task for dry_s, task in by_urgency if dry_s < limit_s])
+        dry = [dry_s for dry_s, _ in by_urgency]
+        waiting = Waiting(
+            dry_s=next((dry_s for dry_s in dry if dry_s > NOT_STARTED), math.inf),
+            has_unheard=dry[0] == NOT_STARTED,
+            fills_batch=sum(task.num_ready for task in self._ready) >= self._max_batch,
+            is_everyone=len(self._ready) == len(self._tasks),
+        )
+        if not self._pace.is_due(now_s, waiting, is_busy=bool(self._launched)):
+            return []
+        return self._together([task for _, task in by_urgency])
+
+    def _together(self, tasks: Sequence[SpeechTask]) -> list[Rendering]:
+        """Windows that share a call with the first one, at most `max_batch`."""
+        assert self._decoder is not None
         chosen: list[Rendering] = []
-        dry = [(task.runs_dry_s(now_s), task) for task in ready]
-        for runs_dry_s, task in sorted(dry, key=itemgetter(0)):
-            if runs_dry_s >= limit_s:
+        key: Hashable = None
+        for task in tasks:
+            for window in task.windows():
+                own_key = self._decoder.batch_key(window)
+                if chosen and own_key != key:
+                    break
+                key = own_key
+                chosen.append(Rendering(task, window))
+            if len(chosen) >= self._max_batch:
                 break
-            windows = task.windows()
-            if not chosen or windows[0].shape == chosen[0].window.shape:
-                chosen += [Rendering(task, window) for window in windows]
         return chosen[: self._max_batch]
 
     def _launch(self, batch: Sequence[Rendering]) -> None:
         """Start a batch; when the decoder refuses it, only the streams that are refused end."""
         if not batch or self._renderer is None:
             return
-        started_s = time.perf_counter()
+        started_s = self._clock()
         for item in batch:
             item.task.launched()
         try:
@@ -229,6 +279,8 @@ class AudioWorker:
             self._isolate(batch, error)
             return
         self._launched.append(LaunchedBatch(batch, rendered, started_s))
+        for task in {item.task: None for item in batch}:
+            _keep(self._ready, task, task.num_ready > 0)
 
     def _isolate(self, batch: Sequence[Rendering], error: Exception) -> None:
         tasks = {item.task.request_id: item.task for item in batch}
@@ -238,20 +290,31 @@ class AudioWorker:
         for task in tasks.values():
             self._launch([item for item in batch if item.task is task])
 
-    def _collect(self) -> None:
-        """Deliver what has been rendered, oldest first."""
+    def _rendered(self) -> list[LaunchedBatch]:
+        """Batches that are ready, oldest first; they are no longer among the launched."""
+        found = []
         while self._launched and self._launched[0].rendered.is_ready:
             batch = self._launched.popleft()
-            try:
-                audio = batch.rendered.samples()
-            except Exception as error:  # the device broke while it rendered
-                for item in batch.items:
-                    self._fail(item.task, error)
-                continue
-            self._decode_s.observe(time.perf_counter() - batch.started_s)
-            self._blocks.observe(len(batch.items))
-            self._audio_s += sum(map(len, audio)) / self._sample_rate
-            self._deliver(batch.items, audio)
+            if self._pace is not None:
+                self._pace.note(batch.started_s, batch.rendered.took_s)
+            found.append(batch)
+        return found
+
+    def _deliver(self, batch: LaunchedBatch) -> None:
+        try:
+            audio = batch.rendered.samples()
+        except Exception as error:  # the device broke while it rendered
+            for item in batch.items:
+                self._fail(item.task, error)
+            return
+        self._decode_s.observe(batch.rendered.took_s)
+        self._blocks.observe(len(batch.items))
+        self._audio_s += sum(map(len, audio)) / self._sample_rate
+        now_s = self._clock()
+        for item, samples in zip(batch.items, audio, strict=True):
+            item.task.deliver(samples, now_s)
+        for task in {item.task: None for item in batch.items}:
+            self._review(task)
 
     def _fail(self, task: StreamTask, error: Exception) -> None:
         about = with_fields(("request_id", task.request_id))
@@ -259,16 +322,9 @@ class AudioWorker:
         self._engine.cancel(task.request_id)
         task.end(FinishReason.ERROR, f"its audio cannot be made: {error}")
 
-    def _deliver(self, batch: Sequence[Rendering], audio: Sequence[np.ndarray]) -> None:
-        now_s = time.monotonic()
-        for item, samples in zip(batch, audio, strict=True):
-            item.task.deliver(samples, now_s)
 
-    def _regulate(self, tasks: Sequence[StreamTask]) -> None:
-        for task in tasks:
-            if task.is_ahead and task.is_generating and not task.is_paused:
-                task.is_paused = True
-                self._engine.pause(task.request_id)
-            elif task.is_paused and not task.is_ahead:
-                task.is_paused = False
-                self._engine.resume(task.request_id)
+def _keep(tasks: dict[SpeechTask, None], task: SpeechTask, is_in: bool) -> None:
+    if is_in:
+        tasks[task] = None
+    else:
+        tasks.pop(task, None)

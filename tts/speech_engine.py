@@ -182,7 +182,10 @@ class LocalEngineClient:
     def _submit(self, task: StreamTask, request: Request) -> None:
         if self._is_closing:
             raise EngineStoppedError("the engine is shutting down")
-        hooks = StreamHooks(self._engine.wake, on_stall=lambda: self._worker.abandon(task))
+        hooks = StreamHooks(
+            on_room=partial(self._worker.look_at, task),
+            on_stall=partial(self._worker.abandon, task),
+        )
         task.queue.connect(hooks)
         self._worker.add(task)
         try:

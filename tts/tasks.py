@@ -13,7 +13,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -62,9 +62,10 @@ class FiredBlock:
 
 
 class StreamTask(ABC):
-    """What the worker knows about any stream."""
+    """What the worker knows about any stream. It tells of what may ask for work, nothing else."""
 
     def __init__(self, request_id: str, queue: StreamQueue[Any]) -> None:
+        self._tell: Callable[[StreamTask], None] = _ignore
         self.request_id = request_id
         self.queue = queue
         self.is_abandoned = False  # set by the reader, in any thread
@@ -76,6 +77,10 @@ class StreamTask(ABC):
         states = ("abandoned", "paused", "generating", "done")
         named = [state for state in states if getattr(self, f"is_{state}")]
         return f"{type(self).__name__}({self.request_id!r}, {' '.join(named)}, {self.queue!r})"
+
+    def connect(self, tell: Callable[[StreamTask], None]) -> None:
+        """Say who is told of changes, on the thread that makes them."""
+        self._tell = tell
 
     @abstractmethod
     def on_tokens(self, chunk: TokenChunk) -> None:
@@ -106,6 +111,8 @@ class TextTask(StreamTask):
         self.is_generating = chunk.finish_reason is None
         self.is_done = not self.is_generating
         self.queue.put(chunk)
+        if self.is_done or self.queue.is_full:
+            self._tell(self)
 
     def end(self, reason: FinishReason, error: str = "") -> None:
         self.on_tokens(TokenChunk(self.request_id, finish_reason=reason, error=error))
@@ -164,34 +171,44 @@ class SpeechTask(StreamTask):
     def on_tokens(self, chunk: TokenChunk) -> None:
         if self.is_done:
             return
+        is_first = not self._tokens.output_tokens
         self._tokens = chunk
         if chunk.finish_reason is not None:
             self._take_last(chunk, chunk.finish_reason)
             return
-        for block in self._chunker.push(self._code_map.codes(chunk.token_ids)):
+        blocks = self._chunker.push(self._code_map.codes(chunk.token_ids))
+        for block in blocks:
             self._fire(block, is_last=False)
+        if blocks or is_first:
+            self._tell(self)
 
     def _take_last(self, chunk: TokenChunk, reason: FinishReason) -> None:
         self.is_generating = False
         if reason in (FinishReason.CANCELLED, FinishReason.ERROR):
             self._end(chunk)
-            return
-        blocks = self._chunker.push(self._code_map.codes(chunk.token_ids))
-        blocks += self._chunker.finish()
-        if not blocks:
-            blocks.append(SpeechChunk((), self._stream.num_codes, self._num_fired))
-        for block in blocks:
-            self._fire(block, is_last=block is blocks[-1])
+        else:
+            blocks = self._chunker.push(self._code_map.codes(chunk.token_ids))
+            blocks += self._chunker.finish()
+            if not blocks:
+                blocks.append(SpeechChunk((), self._stream.num_codes, self._num_fired))
+            for block in blocks:
+                self._fire(block, is_last=block is blocks[-1])
+        self._tell(self)
+
+    @property
+    def num_ready(self) -> int:
+        """Windows that can be rendered now: fired and not launched, with room in the queue."""
+        count = len(self._waiting) - self._num_launched
+        if not count:
+            return 0
+        has_end = self._waiting[-1].window is None
+        return max(min(count - has_end, self.queue.room - self._num_launched), 0)
 
     def windows(self) -> list[DecodeWindow]:
-        """Windows that can be rendered now in one call: of one shape, with room in the queue."""
-        found: list[DecodeWindow] = []
-        for block in islice(self._waiting, self._num_launched, None):
-            window = block.window
-            if window is None or (found and window.shape != found[0].shape):
-                break
-            found.append(window)
-        return found[: max(self.queue.room - self._num_launched, 0)]
+        """The `num_ready` windows, in order."""
+        first = self._num_launched
+        ready = islice(self._waiting, first, first + self.num_ready)
+        return [block.window for block in ready if block.window is not None]
 
     def runs_dry_s(self, now_s: float) -> float:
         """When the client has played all that it has and that a decoder is at."""
@@ -227,6 +244,7 @@ class SpeechTask(StreamTask):
     def end(self, reason: FinishReason, error: str = "") -> None:
         if not self.is_done:
             self._end(_ended(self._tokens, reason, error))
+            self._tell(self)
 
     @property
     def _num_fired(self) -> int:
@@ -269,6 +287,10 @@ class SpeechTask(StreamTask):
         self._num_codes += len(block.chunk.codes)
         self._num_samples += len(samples)
         self._carry = block.carry
+
+
+def _ignore(task: StreamTask) -> None:
+    pass
 
 
 def _ended(tokens: TokenChunk, reason: FinishReason, error: str) -> TokenChunk:

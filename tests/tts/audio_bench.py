@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from functools import partial
 
 import torch
 
@@ -12,7 +14,8 @@ from llm import FinishReason, Request, TokenChunk
 from tests.fakes import OffsetCodes
 from tts.audio_worker import AudioWorker, Ranges
 from tts.engine_client import AudioBlock, SpeechJob
-from tts.stream import StreamQueue
+from tts.pace import Pace
+from tts.stream import StreamHooks, StreamQueue
 from tts.tasks import SpeechSetup, SpeechTask, TextTask
 
 HOP = 640
@@ -40,12 +43,19 @@ class EngineLog:
 
 
 class WatchedDecoder(AudioDecoder):
-    """A ramp codec that keeps the shape of every call and fails on BAD_CODE."""
+    """A ramp codec that keeps the shape of every call and fails on BAD_CODE.
 
-    def __init__(self) -> None:
+    `pads`: it renders windows of any shape together.
+    """
+
+    def __init__(self, *, pads: bool = False) -> None:
         self._inner = create_decoder("ramp")
+        self._pads = pads
         self.spec = self._inner.spec
         self.batches: list[int] = []
+
+    def batch_key(self, window: DecodeWindow) -> Hashable:
+        return None if self._pads else super().batch_key(window)
 
     def decode(self, windows: Sequence[DecodeWindow]) -> torch.Tensor:
         self.batches.append(len(windows))
@@ -54,15 +64,33 @@ class WatchedDecoder(AudioDecoder):
         return self._inner.decode(windows)
 
 
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 class Bench:
     """A worker, its streams and everything that reached their readers."""
 
     def __init__(
-        self, capacity: int = 8, max_codes_ahead: int = 100, profiler: Ranges | None = None
+        self,
+        capacity: int = 8,
+        max_codes_ahead: int = 100,
+        profiler: Ranges | None = None,
+        *,
+        pads: bool = False,
+        pace: Pace | None = None,
     ) -> None:
-        self.decoder = WatchedDecoder()
+        self.decoder = WatchedDecoder(pads=pads)
         self.engine = EngineLog()
-        self.worker = AudioWorker(self.engine, self.decoder, profiler)
+        self.clock = Clock()
+        clock = self.clock if pace else time.monotonic
+        self.worker = AudioWorker(self.engine, self.decoder, profiler, pace=pace, clock=clock)
         self._setup = SpeechSetup(self.decoder.spec, OffsetCodes(OFFSET), max_codes_ahead)
         self._capacity = capacity
 
@@ -76,12 +104,16 @@ class Bench:
         job = SpeechJob(
             Request(request_id, (1,)), StreamingOptions(sizes, buffer=buffer), carry=carry
         )
-        task = SpeechTask(job, self._setup, StreamQueue(self._capacity))
+        queue: StreamQueue[AudioBlock] = StreamQueue(self._capacity)
+        task = SpeechTask(job, self._setup, queue)
+        queue.connect(StreamHooks(on_room=partial(self.worker.look_at, task)))
         self.worker.add(task)
         return task
 
     def write(self, request_id: str = "t") -> TextTask:
-        task = TextTask(request_id, StreamQueue(self._capacity))
+        queue: StreamQueue[TokenChunk] = StreamQueue(self._capacity)
+        task = TextTask(request_id, queue)
+        queue.connect(StreamHooks(on_room=partial(self.worker.look_at, task)))
         self.worker.add(task)
         return task
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
@@ -34,6 +35,7 @@ class NeverRendered(Rendered):
     """What a device that hangs is at."""
 
     is_ready = False
+    took_s = math.nan
 
     def samples(self) -> list[np.ndarray]:
         raise AssertionError("nobody waits for it")
@@ -42,7 +44,7 @@ class NeverRendered(Rendered):
 def test_how_long_the_decoder_has_been_at_a_batch() -> None:
     bench = Bench()
     assert bench.worker.rendering_s == 0
-    started_s = time.perf_counter() - 5
+    started_s = time.monotonic() - 5
     bench.worker._launched.append(LaunchedBatch((), NeverRendered(), started_s))
     assert bench.worker.after_step()
     assert 5 <= bench.worker.rendering_s < 60
