@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -127,7 +128,7 @@ def _this_command() -> str:
     program = Path(sys.argv[0])
     if program.parent.name != __package__:
         return ""
-    return " ".join(["python", "-m", f"{__package__}.{program.stem}", *sys.argv[1:]])
+    return shlex.join(["python", "-m", f"{__package__}.{program.stem}", *sys.argv[1:]])
 
 
 def _today() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
@@ -108,6 +109,13 @@ def test_a_report_is_json_on_one_side_and_a_table_on_the_other() -> None:
     assert header.split() == ["figure", "median", "range", "bar", "verdict", "note"]
     assert first.split() == ["one", "2", "s", "1", "-", "3", "<=", "1.5", "MISSED"]
     assert publish(Report("toy", ()), io.StringIO(), io.StringIO()) == 0
+
+
+def test_the_command_is_told_as_it_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["--audio-decoder-config", '{"look_ahead": 7}']
+    monkeypatch.setattr("sys.argv", [str(ROOT / "benchmarks" / "serve.py"), *arguments])
+    command = Report("toy", ()).command
+    assert shlex.split(command) == ["python", "-m", "benchmarks.serve", *arguments]
 
 
 def test_a_repetition_is_at_least_one() -> None:

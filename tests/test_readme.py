@@ -63,6 +63,11 @@ def test_the_dependency_table_is_the_projects() -> None:
     assert first_cells(section("Dependencies")) == dependencies()
 
 
+def test_every_extra_is_named() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert [name for name in extras if f"`{name}`" not in section("Dependencies")] == []
+
+
 def test_every_dependency_is_imported_by_what_ships() -> None:
     imported = set()
     for package in ("llm", "decoder", "tts"):
