@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from llm.batch import ForwardMode, ScheduledBatch
+from llm.batch import ForwardMode, ScheduledBatch, StepOutput
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.pipeline.text_generation import TextGenerationPipeline
 from llm.request import SamplingParams
@@ -33,9 +34,8 @@ def test_penalties_among_replayed_rows(checkpoint: Path) -> None:
     assert len(set(tokens)) == len(tokens) == 8
 
 
-def test_a_device_that_counts_needs_no_token_from_the_host(checkpoint: Path) -> None:
-    """Penalties overlap, too: nobody waits for the batch before but to deliver it."""
-    sampling = SamplingParams(temperature=0, presence_penalty=50.0)
+def counted(checkpoint: Path, sampling: SamplingParams) -> tuple[list[StepOutput], LateStream]:
+    """Nine steps of one row with overlap, captured, and sampled by the program for a GPU."""
     stream = LateStream()
     config = pipeline_config(checkpoint, max_batch_size=2)
     pipeline = OverlapTextGenerationPipeline(config, stream=stream)
@@ -47,10 +47,37 @@ def test_a_device_that_counts_needs_no_token_from_the_host(checkpoint: Path) -> 
         follow = row([FUTURE_TOKEN], [1], 3 + step, sampling=sampling, output_ids=outputs)
         found.append(pipeline.execute(batch(follow)))
     found.append(pipeline.execute(ScheduledBatch((), ForwardMode.IDLE)))
-    tokens = [output.token_ids["a"][0] for output in found[1:]]
+    pipeline.release("a")
+    return found[1:], stream
+
+
+PENALISED = SamplingParams(temperature=0, presence_penalty=50.0)
+
+
+def test_a_device_that_counts_needs_no_token_from_the_host(checkpoint: Path) -> None:
+    """Penalties overlap, too: nobody waits for the batch before but to deliver it."""
+    found, stream = counted(checkpoint, PENALISED)
+    tokens = [output.token_ids["a"][0] for output in found]
     assert len(set(tokens)) == len(tokens) == 9
     assert stream.log == ["launch"] + ["launch", "wait"] * 8 + ["wait"]
-    pipeline.release("a")
+
+
+def test_log_probabilities_are_read_before_a_replay_writes_over_the_logits(
+    checkpoint: Path,
+) -> None:
+    found, _ = counted(checkpoint, replace(PENALISED, top_logprobs=1))
+    plain, _ = counted(checkpoint, PENALISED)
+    assert [output.token_ids for output in found] == [output.token_ids for output in plain]
+    eager = TextGenerationPipeline(pipeline_config(checkpoint))
+    tokens = [3, 4, 5]
+    for output in found:
+        (entry,) = output.logprobs["a"]
+        asked = row(tokens, [1], sampling=replace(PENALISED, top_logprobs=90))
+        (expected,) = eager.execute(batch(asked)).logprobs["a"]
+        assert entry.token_id == output.token_ids["a"][0]
+        assert entry.logprob == pytest.approx(dict(expected.top)[entry.token_id], abs=1e-4)
+        assert entry.top[0][0] == expected.top[0][0]
+        tokens.append(entry.token_id)
 
 
 def test_a_forward_alone_counts_nothing_that_was_loaded_before(checkpoint: Path) -> None:
