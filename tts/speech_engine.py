@@ -163,7 +163,8 @@ class LocalEngineClient:
     async def close(self, drain_s: float = 0.0) -> None:
         """Take nothing new, finish what runs within `drain_s`, cancel the rest, stop.
 
-        Readers get what was generated for them, also after this returned.
+        Readers get what was generated for them, also after this returned. An engine that hangs is
+        left behind.
         """
         self._is_closing = True
         await asyncio.to_thread(self._stop, drain_s)
@@ -173,7 +174,8 @@ class LocalEngineClient:
         if drain_s > 0:
             self._engine.drain(drain_s)
             self._worker.wait_idle(max(0.0, deadline_s - time.monotonic()))
-        self._engine.shutdown()
+        if not self._note_hang(self._engine.stats()):
+            self._engine.shutdown()
         self._encoders.shutdown(wait=True, cancel_futures=True)
 
     def _queue(self, capacity: int) -> StreamQueue[Any]:

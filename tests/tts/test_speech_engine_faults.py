@@ -191,6 +191,7 @@ def test_an_engine_whose_step_does_not_return_is_not_alive(
         stream = asyncio.create_task(listen(client, speech("a", exactly=8)))
         await is_alive(False)
         await is_alive(False)
+        await client.close()  # waits for nobody who may never come
         made[0].goes_on.set()
         assert len(samples(await stream)) == 8 * HOP
         await is_alive(True)
