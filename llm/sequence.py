@@ -20,6 +20,7 @@ from enum import Enum
 from llm.request import FinishReason, Request, TokenChunk, TokenLogprob
 
 FUTURE_TOKEN = -1  # a token that is being sampled: the device knows it, or soon will
+AWAITED = (FUTURE_TOKEN,)  # what most rows of a batch feed that is planned ahead: the same object
 
 
 class SequenceStatus(Enum):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -18,9 +19,7 @@ from torch import Tensor
 
 from llm.batch import ScheduledBatch, ScheduledRow
 from llm.memory_copy import to_device
-from llm.sequence import FUTURE_TOKEN
-
-AWAITED = (FUTURE_TOKEN,)
+from llm.sequence import AWAITED, FUTURE_TOKEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,32 +40,17 @@ class FutureTokens:
 
         Raises `ValueError` for a token that no row of the batch before brings.
         """
-        source_of: Mapping[str, int] = {}
-        if [row.token_ids for row in batch.rows] == [AWAITED] * len(names):
-            if names == before:
-                return cls(None, None)
-            source_of = dict(zip(before, range(len(before)), strict=True))
-            if source_of.keys() >= set(names):
-                return cls(None, tuple([source_of[name] for name in names]))
-        return cls._find(
-            batch.rows, source_of or dict(zip(before, range(len(before)), strict=True))
-        )
-
-    @classmethod
-    def _find(cls, rows: Sequence[ScheduledRow], source_of: Mapping[str, int]) -> FutureTokens:
-        """Where some feed tokens that are known."""
-        places, sources, first = [], [], 0
-        for row in rows:
-            if FUTURE_TOKEN in row.token_ids:
-                if row.token_ids != AWAITED or row.request_id not in source_of:
-                    raise ValueError(
-                        f"request {row.request_id} feeds {row.token_ids}: the batch before "
-                        f"samples for {list(source_of)}"
-                    )
-                places.append(first)
-                sources.append(source_of[row.request_id])
-            first += len(row.token_ids)
-        return cls(tuple(places), tuple(sources))
+        rows, fed = batch.rows, [row.token_ids for row in batch.rows]
+        do_all_wait = fed == [AWAITED] * len(names)
+        if do_all_wait and names == before:
+            return cls(None, None)
+        source_of = dict(zip(before, range(len(before)), strict=True))
+        if do_all_wait:
+            return cls(None, _sources(rows, source_of))
+        waiting = [place for place, tokens in enumerate(fed) if FUTURE_TOKEN in tokens]
+        sources = _sources([rows[place] for place in waiting], source_of)
+        first_of = [0, *accumulate(map(len, fed))]
+        return cls(tuple([first_of[place] for place in waiting]), sources)
 
     def fill(self, input_ids: Tensor, sampled: Tensor) -> None:
         """Put sampled [rows before] into input_ids [T]. Nothing is waited for."""
@@ -77,6 +61,17 @@ class FutureTokens:
         elif self.places:
             places, sources = to_device(_indices(self.places, self.sources), input_ids.device)
             input_ids[places] = sampled[sources].to(input_ids.dtype)
+
+
+def _sources(rows: Sequence[ScheduledRow], source_of: Mapping[str, int]) -> tuple[int, ...]:
+    """Which rows of the batch before these wait for."""
+    for row in rows:
+        if row.request_id not in source_of or row.token_ids != AWAITED:
+            raise ValueError(
+                f"request {row.request_id} feeds {row.token_ids}: the batch before samples for "
+                f"{list(source_of)}"
+            )
+    return tuple([source_of[row.request_id] for row in rows])
 
 
 def _indices(*rows: Sequence[int]) -> Tensor:

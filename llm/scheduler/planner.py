@@ -19,7 +19,7 @@ from llm.scheduler.budget import TokenBudget, Verdict
 from llm.scheduler.cycle import Cycle
 from llm.scheduler.limits import ResolvedLimits
 from llm.scheduler.table import SequenceTable, entry_order
-from llm.sequence import Sequence, SequenceStatus
+from llm.sequence import AWAITED, FUTURE_TOKEN, Sequence, SequenceStatus
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +62,10 @@ class _Draft:
             sequence.active_end = start + 1
             sequence.in_flight += 1
             is_plain = is_plain and sequence.is_plain
+            last = sequence.tokens[-1]
             row = (
                 sequence.request_id,
-                (sequence.tokens[-1],),
+                AWAITED if last == FUTURE_TOKEN else (last,),
                 start,
                 pages,
                 False,

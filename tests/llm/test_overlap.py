@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow
 from llm.config import ModelConfig, PipelineConfig
 from llm.models.auto import AutoModel
 from llm.models.llama import LlamaModel
 from llm.models.weights import WeightsFormat
+from llm.pipeline.future_tokens import FutureTokens
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.pipeline.text_generation import TextGenerationPipeline
 from llm.request import Request, SamplingParams
@@ -102,6 +105,36 @@ def test_what_is_added_to_live_views_afterwards_changes_nothing(
     pages += [13] * 5
     outputs.clear()
     assert pipeline.execute(EMPTY).token_ids["a"] == (expected[0],)
+
+
+names = st.lists(st.sampled_from("abcdefg"), unique=True, min_size=1)
+
+
+@given(names, names, st.sampled_from(["all", "decode", "mixed"]))
+def test_each_awaited_token_comes_from_the_row_of_its_request(
+    before: list[str], after: list[str], kind: str
+) -> None:
+    """Whoever was not in the batch before feeds what is known: one token, or a prompt."""
+    if kind == "all":
+        after = [name for name in after if name in before] or before
+    prompt = [5, 6, 7] if kind == "mixed" else [5]
+    fed = [[FUTURE_TOKEN] if name in before else prompt for name in after]
+    rows = [row(ids, PAGES, request_id=name) for name, ids in zip(after, fed, strict=True)]
+    input_ids = torch.tensor([token for ids in fed for token in ids])
+    sampled = torch.arange(len(before), dtype=torch.int32) + 100
+    FutureTokens.find(batch(*rows), after, before).fill(input_ids, sampled)
+    expected = [
+        100 + before.index(name) if token == FUTURE_TOKEN else token
+        for name, ids in zip(after, fed, strict=True)
+        for token in ids
+    ]
+    assert input_ids.tolist() == expected
+
+
+def test_nobody_awaits_what_no_row_brings() -> None:
+    for ids, before in (([FUTURE_TOKEN], ["b"]), ([3, FUTURE_TOKEN], ["a"])):
+        with pytest.raises(ValueError, match="request a feeds"):
+            FutureTokens.find(batch(row(ids, PAGES)), ["a"], before)
 
 
 def test_a_prompt_chunk_brings_no_token_but_is_waited_for(checkpoint: Path) -> None:
