@@ -11,8 +11,9 @@ release  give everything back; committed pages stay cached until the room is nee
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from llm.kv_cache.host_slots import HostStore
 from llm.kv_cache.page_node import PageNode
@@ -30,9 +31,9 @@ class _Claim:
 
     __slots__ = ("pages", "path", "salt")
 
-    def __init__(self, salt: str, pages: list[int], path: list[PageNode]) -> None:
+    def __init__(self, salt: str, pages: Iterable[int], path: list[PageNode]) -> None:
         self.salt = salt
-        self.pages = pages
+        self.pages = array("i", pages)  # as kernels read it: copied in one piece
         self.path = path
 
 
@@ -229,7 +230,7 @@ class KVCacheManager:
         for request_id, claim in self._claims.items():
             if len(set(claim.pages)) != len(claim.pages):
                 raise AssertionError(f"request {request_id} holds a page twice")
-            if [node.page for node in claim.path] != claim.pages[: len(claim.path)]:
+            if [node.page for node in claim.path] != claim.pages[: len(claim.path)].tolist():
                 raise AssertionError(f"request {request_id} locks pages that are not its own")
             holders.update(claim.pages)
             locks.update(claim.path)

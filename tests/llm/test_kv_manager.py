@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -200,7 +202,7 @@ def test_check_integrity_finds_a_page_in_two_places() -> None:
     kv = manager()
     kv.claim("a", prompt(8))
     pages = kv.pages("a")
-    assert isinstance(pages, list)
+    assert isinstance(pages, array)
     pages[1] = pages[0]
     with pytest.raises(AssertionError, match="holds a page twice"):
         kv.check_integrity()
