@@ -66,7 +66,7 @@ FIRST_CODE, NUM_CODES = 0, 64
 PHASES = ("schedule", "inputs", "sampling", "execute", "commit", "launched", "hook")
 WHOLE = "turn"
 REST = "deliver and rest"
-FORWARD = "forward"  # not the host's
+APART = "apart"  # what is not of the turn
 
 T = TypeVar("T")
 
@@ -171,16 +171,16 @@ class Turns:
         return self.turns
 
     def after_step(self) -> bool:
+        self._refill()
         self._worker.after_step()
         if self._left:
             spent = self._phases.spent
-            total = time.thread_time_ns() - self._last_ns - spent.pop(FORWARD, 0)
+            total = time.thread_time_ns() - self._last_ns - spent.pop(APART, 0)
             turn = {name: spent[name] / 1e3 for name in PHASES}
             self.turns.append(turn | {REST: total / 1e3 - sum(turn.values()), WHOLE: total / 1e3})
             self._left -= 1
             if not self._left:
                 self._done.set()
-        self._refill()
         self._phases.spent.clear()
         self._last_ns = time.thread_time_ns()
         return False
@@ -217,6 +217,7 @@ class Streams:
         """Replace the streams that have ended."""
         for task in self._alive:
             if not task.is_generating:
+                task.is_abandoned = True  # there is nobody to render what it has
                 self._worker.remove(task)
         self._alive = [task for task in self._alive if task.is_generating]
         with suppress(EngineStoppedError):
@@ -258,10 +259,11 @@ def load(kind: Kind, rows: int) -> Iterator[Turns]:
     phases = Phases()
     worker = AudioWorker(engine, None)
     streams = Streams(engine, worker, kind, rows)
-    turns = Turns(worker, phases, streams.refill)
-    watch(phases, pipeline, scheduler, worker)
-    engine.set_hook(turns)
     streams.refill()
+    phases.watch(streams, "refill", APART)
+    watch(phases, pipeline, scheduler, worker)
+    turns = Turns(worker, phases, streams.refill)
+    engine.set_hook(turns)
     engine.start()
     try:
         yield turns
@@ -309,7 +311,7 @@ def watch(
     phases.watch(runner, "prepare", "inputs")
     phases.watch(runner.choice, "prepare", "sampling")
     phases.watch(runner.choice, "load", "sampling")
-    phases.watch(runner.loaded_model, "execute", FORWARD)
+    phases.watch(runner.loaded_model, "execute", APART)
     phases.watch(worker, "after_step", "hook")
 
 
