@@ -35,7 +35,7 @@ class SpeechVocabulary:
         self.codebook_size = len(places[0])
         self.codes_per_frame = len(places)
         self._base = ids[0]
-        self._end = ids[0] + len(ids)  # where ids are consecutive
+        self._num_ids = len(ids)
         is_contiguous = all(i == self._base + k for k, i in enumerate(ids))
         self._ids = () if is_contiguous else tuple(ids)
         self._codes = {i: k % self.codebook_size for k, i in enumerate(self._ids)}
@@ -66,17 +66,16 @@ class SpeechVocabulary:
 
     def codes(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Codes of the speech tokens among `token_ids`, in order; other ids are left out."""
-        if len(token_ids) == 1:  # what a step brings
-            code = self._code(token_ids[0])
-            return () if code is None else (code,)
+        if len(token_ids) == 1 and not self._ids:  # what a step brings, without a call more
+            place = token_ids[0] - self._base
+            return (place % self.codebook_size,) if 0 <= place < self._num_ids else ()
         return tuple([code for i in token_ids if (code := self._code(i)) is not None])
 
     def _code(self, token_id: int) -> int | None:
         if self._ids:
             return self._codes.get(token_id)
-        if self._base <= token_id < self._end:
-            return (token_id - self._base) % self.codebook_size
-        return None
+        place = token_id - self._base
+        return place % self.codebook_size if 0 <= place < self._num_ids else None
 
     def token_ids(self, codes: Iterable[int]) -> tuple[int, ...]:
         """Token ids of codes, the first of which begins a frame.

@@ -150,7 +150,7 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         runner, rows = self.runner, batch.sampling_rows
         names = [row.request_id for row in rows]
         inputs = self._inputs(batch, names, before)
-        depending = self._depending(batch)
+        depending = self._depending(batch, rows)
         failures: Mapping[str, str] = {}
         scores: Launched[StepOutput] | None = None
         is_scored = not batch.is_plain and any(map(_is_scored, batch.rows))
@@ -169,9 +169,9 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
                 scores = self._launch_work(lambda: self._score(batch, *forward.value, tokens.value))
         return AsyncBatch(names, tokens, self._stream.download(tokens), failures, scores)
 
-    def _depending(self, batch: ScheduledBatch) -> list[ScheduledRow]:
-        """Rows whose next token cannot be chosen before the host knows those before."""
-        choice, rows = self.runner.choice, batch.sampling_rows
+    def _depending(self, batch: ScheduledBatch, rows: Sequence[ScheduledRow]) -> list[ScheduledRow]:
+        """Sampling rows whose next token cannot be chosen before the host knows those before."""
+        choice = self.runner.choice
         if batch.is_plain and not choice.may_need_tokens:
             return []
         return [row for row in rows if choice.needs_tokens(row.sampling) or needs_tokens(row)]

@@ -83,6 +83,14 @@ def test_codes_come_back_from_their_ids(codes: list[int]) -> None:
         assert vocabulary.codes(vocabulary.token_ids(codes)) == tuple(codes)
 
 
+@pytest.mark.parametrize("places", [[[7, 3, 4, 9]], [[5, 6, 7], [8, 9, 10]]])
+def test_tokens_one_by_one_are_the_codes_of_all(places: list[list[int]]) -> None:
+    vocabulary = SpeechVocabulary(places, start_id=1, end_id=2)
+    one_by_one = [code for token in range(13) for code in vocabulary.codes([token])]
+    assert tuple(one_by_one) == vocabulary.codes(list(range(13)))
+    assert len(one_by_one) == sum(map(len, places))
+
+
 @pytest.mark.parametrize("code", [-1, CODEBOOK])
 def test_codes_outside_the_codebook_are_refused(tokenizer: TextTokenizer, code: int) -> None:
     vocabulary = SpeechVocabulary.from_tokenizer(tokenizer, TOKENS, CODEBOOK)
