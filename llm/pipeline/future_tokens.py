@@ -26,10 +26,10 @@ from llm.sequence import AWAITED, FUTURE_TOKEN
 class FutureTokens:
     """Token `places[i]` of the batch's T is sampling row `sources[i]` of the batch before.
 
-    `places` None: the tokens in order; `sources` None: the rows in order.
+    `places` None: its first tokens, one after the other; `sources` None: every row, in order.
     """
 
-    places: tuple[int, ...] | None = ()
+    places: tuple[int, ...] | None = None
     sources: tuple[int, ...] | None = ()
 
     @classmethod
@@ -41,14 +41,25 @@ class FutureTokens:
         Raises `ValueError` for a token that no row of the batch before brings.
         """
         rows, fed = batch.rows, [row.token_ids for row in batch.rows]
-        do_all_wait = fed == [AWAITED] * len(names)
-        if do_all_wait and names == before:
+        if names == before and fed == [AWAITED] * len(names):
             return cls(None, None)
-        source_of = dict(zip(before, range(len(before)), strict=True))
-        if do_all_wait:
-            return cls(None, _sources(rows, source_of))
         waiting = [place for place, tokens in enumerate(fed) if FUTURE_TOKEN in tokens]
-        sources = _sources([rows[place] for place in waiting], source_of)
+        if not waiting:
+            return cls()
+        source_of = dict(zip(before, range(len(before)), strict=True))
+        sources = tuple([source_of.get(rows[place].request_id, -1) for place in waiting])
+        if min(sources) < 0 or [fed[place] for place in waiting] != [AWAITED] * len(waiting):
+            wrong = next(
+                rows[place]
+                for place, source in zip(waiting, sources, strict=True)
+                if source < 0 or fed[place] != AWAITED
+            )
+            raise ValueError(
+                f"request {wrong.request_id} feeds {wrong.token_ids}: the batch before samples for "
+                f"{list(source_of)}"
+            )
+        if waiting[-1] == len(waiting) - 1:
+            return cls(None, sources)
         first_of = [0, *accumulate(map(len, fed))]
         return cls(tuple([first_of[place] for place in waiting]), sources)
 
@@ -56,28 +67,17 @@ class FutureTokens:
         """Put sampled [rows before] into input_ids [T]. Nothing is waited for."""
         if self.sources is None:
             input_ids.copy_(sampled)
-        elif self.places is None:
-            input_ids.copy_(sampled[to_device(_indices(self.sources), input_ids.device)])
-        elif self.places:
+        elif self.places is not None:
             places, sources = to_device(_indices(self.places, self.sources), input_ids.device)
             input_ids[places] = sampled[sources].to(input_ids.dtype)
-
-
-def _sources(rows: Sequence[ScheduledRow], source_of: Mapping[str, int]) -> tuple[int, ...]:
-    """Which rows of the batch before these wait for."""
-    for row in rows:
-        if row.request_id not in source_of or row.token_ids != AWAITED:
-            raise ValueError(
-                f"request {row.request_id} feeds {row.token_ids}: the batch before samples for "
-                f"{list(source_of)}"
-            )
-    return tuple([source_of[row.request_id] for row in rows])
+        elif self.sources:
+            sources = to_device(_indices(self.sources)[0], input_ids.device)
+            input_ids[: len(sources)].copy_(sampled[sources])
 
 
 def _indices(*rows: Sequence[int]) -> Tensor:
-    """int64 [n], or [m, n] of several."""
-    numbers = torch.from_numpy(np.array(rows, dtype=np.int64))
-    return numbers[0] if len(rows) == 1 else numbers
+    """int64 [m, n]."""
+    return torch.from_numpy(np.array(rows, dtype=np.int64))
 
 
 def awaits_token(row: ScheduledRow) -> bool:
