@@ -21,7 +21,7 @@ from torch import Tensor
 
 from benchmarks.core import bandwidth
 from benchmarks.report import Figure, Report, arguments, publish, until_interrupted
-from llm.attention.base import AttentionBackend, AttentionOptions
+from llm.attention.base import AttentionBackend, AttentionOptions, CapturedShape
 from llm.attention.registry import create_attention_backend
 from llm.batch import ForwardBatch, ForwardMode
 from llm.kv_cache.kv_pool import KVPool
@@ -119,7 +119,7 @@ def decoding(name: str, backend: str, num_rows: int, repeat: int, copy: float) -
     """One layer's attention in a captured step, and the host's share."""
     heads = MODELS[name]
     subject = Subject(backend, heads, [CONTEXT] * num_rows, [1] * num_rows)
-    plan = subject.backend.capture_plan(num_rows, CONTEXT)
+    plan = subject.backend.capture_plan(CapturedShape(num_rows), CONTEXT)
     subject.backend.replan(plan, subject.batch)
     subject.attend(plan)
     torch.cuda.synchronize()

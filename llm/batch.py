@@ -176,6 +176,13 @@ class ForwardBatch:
             offsets.append(offsets[-1] + length)
         return tuple(offsets)
 
+    @property
+    def num_singles(self) -> int:
+        """Leading rows that feed one token each."""
+        if self.mode is ForwardMode.DECODE:
+            return len(self.query_lens)
+        return next((n for n, fed in enumerate(self.query_lens) if fed > 1), len(self.query_lens))
+
     def next_places(self) -> tuple[tuple[int, ...], list[int]]:
         """[2][B] position and slot of the token that each row feeds after this forward."""
         size = self.page_size

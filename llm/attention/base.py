@@ -2,14 +2,15 @@
 
 A forward is planned in one of two ways:
 
-    plan = backend.plan(batch)                 any batch; the plan is used for this forward only
-    plan = backend.capture_plan(rows, context) once; a decode plan over tensors that stay in place
-    backend.replan(plan, batch)                before each forward: other rows, the same tensors
+    plan = backend.plan(batch)                   any batch; the plan is used for this forward only
+    plan = backend.capture_plan(shape, context)  once; a plan over tensors that stay in place
+    backend.replan(plan, batch)                  before each forward: other rows, the same tensors
 
 The second is for CUDA graphs. `capture_plan` and `replan` are called outside of the graph,
-`forward` is captured and replayed, and reads what the last `replan` wrote. The caller pads:
+`forward` is captured and replayed, and reads what the last `replan` wrote. A captured forward
+computes as many tokens as its `CapturedShape` has; a batch may have fewer, and the rest pad:
 
-    row that pads    page table (0,), context length 1, slot 0: page 0 belongs to no request
+    token that pads    slot 0, and whatever it sees is in page 0, which belongs to no request
 
 Plans of one backend may share memory: the plan that was made or pointed at rows last is the one
 whose forwards may run.
@@ -32,6 +33,39 @@ PlanT = TypeVar("PlanT")
 
 
 @dataclass(frozen=True, slots=True)
+class CapturedShape:
+    """What a captured forward has room for: rows of one token each, then rows of any lengths.
+
+        no prompts    | row 0 | row 1 | … | pad |
+        prompts       | pad | … | row 0 | row 1 | prompt … prompt … | pad |
+                                                └ token `num_singles`
+
+    Either way the tokens of a batch are neighbours, in the order of its rows.
+    """
+
+    num_singles: int
+    num_prompts: int = 0
+    num_prompt_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Of a forward, those that pad included."""
+        return self.num_singles + self.num_prompt_tokens
+
+    def has_room(self, num_singles: int, num_prompts: int, num_prompt_tokens: int) -> bool:
+        """For so many leading rows of one token, and the rest of a batch."""
+        return (
+            num_singles <= self.num_singles
+            and num_prompts <= self.num_prompts
+            and num_prompt_tokens <= self.num_prompt_tokens
+        )
+
+    def first_token(self, num_singles: int) -> int:
+        """Where a batch with so many leading rows of one token begins."""
+        return self.num_singles - num_singles if self.num_prompts else 0
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionOptions:
     """What a model asks of attention, and how it is to be computed."""
 
@@ -50,6 +84,7 @@ class AttentionBackend(ABC, Generic[PlanT]):
 
     name: ClassVar[str]  # in the registry
     can_capture: bool = False  # whether there are `capture_plan` and `replan`
+    can_capture_prompts: bool = False  # whether those know shapes with prompts
 
     def __init__(self, pool: KVPool, options: AttentionOptions) -> None:
         self.pool = pool
@@ -77,16 +112,18 @@ class AttentionBackend(ABC, Generic[PlanT]):
         """`forward` for keys and values that are in their `slots` already."""
         raise NotImplementedError(f"{type(self).__name__} stores keys and values itself")
 
-    def capture_plan(self, num_rows: int, max_context: int, slots: Tensor | None = None) -> PlanT:
-        """A plan for decode batches of exactly `num_rows` rows with contexts up to `max_context`.
+    def capture_plan(
+        self, shape: CapturedShape, max_context: int, slots: Tensor | None = None
+    ) -> PlanT:
+        """A plan for batches that a shape has room for, with contexts up to `max_context`.
 
-        `slots` [num_rows]: where the slot mapping of every batch will lie; None: it is copied.
-        Until the first `replan` every row pads.
+        `slots` [shape.num_tokens]: where the slots of every forward will lie, those of tokens that
+        pad among them; None: they are copied. Until the first `replan` every token pads.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be captured")
 
     def replan(self, plan: PlanT, batch: ForwardBatch) -> None:
-        """Point a plan of `capture_plan` at another decode batch of as many rows.
+        """Point a plan of `capture_plan` at another batch that its shape has room for.
 
         Its work is queued on the current stream, behind the forwards that still read the plan;
         the host never waits for the device. `batch` may be forgotten afterwards, its tensors too.

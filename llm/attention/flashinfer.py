@@ -6,22 +6,29 @@ A batch is computed in two calls, each of which reads keys from their pages:
     call    | decode                       | extend
 
 A prompt whose only new token follows a cached prefix may be in either one: both read everything
-from pages, so nothing is merged.
+from pages, so nothing is merged. A captured plan has the same two calls, each of the size of its
+shape. On Hopper the second one is then FA2's, where launch by launch it is FA3's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from llm.attention.base import AttentionBackend, AttentionOptions
+from llm.attention.base import AttentionBackend, AttentionOptions, CapturedShape
 from llm.attention.few_rows import FEW_ROWS, FewRowsDecode
-from llm.attention.flashinfer_kernels import DecodeCall, ExtendCall, Kernels, Workspaces
+from llm.attention.flashinfer_kernels import (
+    CapturedExtendCall,
+    DecodeCall,
+    ExtendCall,
+    Kernels,
+    Workspaces,
+)
 from llm.attention.page_lists import PageLists
 from llm.batch import ForwardBatch
 from llm.kv_cache.kv_pool import KVPool
@@ -37,10 +44,27 @@ class PlannedCall:
 
     @classmethod
     def of(
-        cls, first: int, last: int, calls: Mapping[int | None, DecodeCall | ExtendCall]
+        cls,
+        first: int,
+        last: int,
+        calls: Mapping[int | None, DecodeCall | ExtendCall | CapturedExtendCall],
     ) -> PlannedCall:
         """Of calls that have been planned."""
         return cls(first, last, {window: call.wrapper for window, call in calls.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedCalls:
+    """What a captured plan's calls read, and how they are pointed at other rows."""
+
+    shape: CapturedShape
+    copies_slots: bool  # for each `replan`
+    lists: PageLists  # on the device: of single rows, then of prompts
+    offsets: Tensor  # int32 [prompts + 1] on the device: first query of each prompt, then all
+    out: Tensor  # [T, H × D], never anything but numbers; where there are prompts
+    decodes: tuple[DecodeCall, ...] = ()
+    extends: tuple[CapturedExtendCall, ...] = ()
+    few_rows: FewRowsDecode | None = None  # which computes everything
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +73,7 @@ class FlashInferPlan:
 
     slots: Tensor  # int64 [T]
     calls: tuple[PlannedCall, ...]
-    lists: PageLists | None = None  # on the device: what a captured plan's calls read
-    decodes: tuple[DecodeCall, ...] = ()  # of a captured plan
-    few_rows: FewRowsDecode | None = None  # which computes all of a captured plan
+    captured: CapturedCalls | None = None
 
 
 class FlashInferBackend(AttentionBackend[FlashInferPlan]):
@@ -69,7 +91,9 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
         self._decodes = {window: DecodeCall(*self._parts, window) for window in windows}
         self._extends = {window: ExtendCall(*self._parts, window) for window in windows}
         self._room = torch.empty(0, dtype=torch.int32, device=pool.device)
+        self._out = torch.empty(0, dtype=options.dtype, device=pool.device)
         self._has_few_rows = FewRowsDecode.can_compute(pool, options)
+        self.can_capture_prompts = self._parts[0].has_captured_extend(windows)
 
     @property
     def description(self) -> str:
@@ -81,15 +105,14 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
     def plan(self, batch: ForwardBatch) -> FlashInferPlan:
         """See `AttentionBackend.plan`."""
         calls = []
-        fed = batch.query_lens
-        decoding = next((row for row, length in enumerate(fed) if length > 1), len(fed))
+        fed, decoding = batch.query_lens, batch.num_singles
         if decoding:
-            lists = PageLists.of(batch, 0, decoding).pinned()
+            lists = PageLists.of(batch, 0, decoding).pinned().all_rows
             for decode in self._decodes.values():
                 decode.plan(lists)
             calls.append(PlannedCall.of(0, decoding, self._decodes))
         if decoding < len(fed):
-            lists = PageLists.of(batch, decoding, len(fed)).pinned()
+            lists = PageLists.of(batch, decoding, len(fed)).pinned().all_rows
             offsets = torch.tensor([0, *accumulate(fed[decoding:])], dtype=torch.int32)
             for extend in self._extends.values():
                 extend.plan(offsets.pin_memory(), lists)
@@ -107,9 +130,13 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
 
     def attend(self, plan: FlashInferPlan, layer: int, query: Tensor) -> Tensor:
         """See `AttentionBackend.attend`."""
-        if plan.few_rows is not None:
-            return plan.few_rows.attend(layer, query, self.windows[layer])
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        captured = plan.captured
+        if captured is not None and captured.few_rows is not None:
+            return captured.few_rows.attend(layer, query, self.windows[layer])
+        if captured is not None and captured.shape.num_prompts:
+            out = captured.out.view(query.shape)  # tokens that pad keep what is there
+        else:
+            out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for call in plan.calls:
             call.wrappers[self.windows[layer]].run(
                 query[call.first : call.last],
@@ -120,40 +147,79 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
         return out.flatten(1)
 
     def capture_plan(
-        self, num_rows: int, max_context: int, slots: Tensor | None = None
+        self, shape: CapturedShape, max_context: int, slots: Tensor | None = None
     ) -> FlashInferPlan:
         """See `AttentionBackend.capture_plan`."""
-        lists = self._lists_in_place(num_rows, -(-max_context // self.pool.page_size))
+        last, num_rows = shape.num_singles, shape.num_singles + shape.num_prompts
+        captured = self._in_place(shape, max_context, copies_slots=slots is None)
         if slots is None:
-            slots = torch.zeros(num_rows, dtype=torch.int64, device=self.pool.device)
+            slots = torch.zeros(shape.num_tokens, dtype=torch.int64, device=self.pool.device)
         padding = PageLists.padding(num_rows).pinned()
-        if self._has_few_rows and num_rows <= FEW_ROWS:
-            lists.numbers[: len(padding.numbers)].copy_(padding.numbers)
-            few_rows = FewRowsDecode(self.pool, self.options, lists)
-            return FlashInferPlan(slots, (), lists, few_rows=few_rows)
-        windows = dict.fromkeys(self.windows)
-        decodes = {window: DecodeCall(*self._parts, window, lists) for window in windows}
-        for decode in decodes.values():
-            decode.plan(padding)
-        calls = (PlannedCall.of(0, num_rows, decodes),)
-        return FlashInferPlan(slots, calls, lists, tuple(decodes.values()))
+        if self._has_few_rows and not shape.num_prompts and last <= FEW_ROWS:
+            captured.lists.numbers[: len(padding.numbers)].copy_(padding.numbers)
+            few_rows = FewRowsDecode(self.pool, self.options, captured.lists)
+            return FlashInferPlan(slots, (), replace(captured, few_rows=few_rows))
+        calls, windows = [], dict.fromkeys(self.windows)
+        decodes, extends = {}, {}
+        if last:
+            buffers = captured.lists.rows(0, last)
+            decodes = {window: DecodeCall(*self._parts, window, buffers) for window in windows}
+            for decode in decodes.values():
+                decode.plan(padding.rows(0, last))
+            calls.append(PlannedCall.of(0, last, decodes))
+        if shape.num_prompts:
+            buffers, count = captured.lists.rows(last, num_rows), shape.num_prompt_tokens
+            extends = {
+                window: CapturedExtendCall(*self._parts, window, buffers, captured.offsets, count)
+                for window in windows
+            }
+            for extend in extends.values():
+                extend.plan(padding.rows(last, num_rows))
+            calls.append(PlannedCall.of(last, shape.num_tokens, extends))
+        found = replace(captured, decodes=tuple(decodes.values()), extends=tuple(extends.values()))
+        return FlashInferPlan(slots, tuple(calls), found)
 
-    def _lists_in_place(self, num_rows: int, num_pages: int) -> PageLists:
-        """Room for rows of up to `num_pages` each: the same memory for all captured plans, as far
-        as it is large enough. What is captured keeps it alive.
+    def _in_place(
+        self, shape: CapturedShape, max_context: int, *, copies_slots: bool
+    ) -> CapturedCalls:
+        """Room for page tables and outputs: the same memory for all captured plans, as far as it is
+        large enough. What is captured keeps it alive.
         """
-        size = 2 * num_rows + 1 + num_rows * num_pages
+        device, num_rows = self.pool.device, shape.num_singles + shape.num_prompts
+        size = 2 * num_rows + 1 + num_rows * -(-max_context // self.pool.page_size)
         if len(self._room) < size:
-            self._room = torch.zeros(size, dtype=torch.int32, device=self.pool.device)
-        return PageLists(self._room, num_rows)
+            self._room = torch.zeros(size, dtype=torch.int32, device=device)
+        width = self.options.num_heads * self.pool.head_dim
+        size = shape.num_tokens * width if shape.num_prompts else 0
+        if len(self._out) < size:
+            self._out = torch.zeros(size, dtype=self.options.dtype, device=device)
+        return CapturedCalls(
+            shape,
+            copies_slots,
+            PageLists(self._room, num_rows),
+            torch.zeros(shape.num_prompts + 1, dtype=torch.int32, device=device),
+            self._out[:size].view(-1, width),
+        )
 
     def replan(self, plan: FlashInferPlan, batch: ForwardBatch) -> None:
         """See `AttentionBackend.replan`."""
-        assert plan.lists is not None
-        lists = PageLists.of(batch, 0, plan.lists.num_rows)
-        target = plan.lists.numbers[: len(lists.numbers)]
+        captured = plan.captured
+        assert captured is not None
+        shape, singles, num_rows = captured.shape, batch.num_singles, len(batch.query_lens)
+        first = shape.first_token(singles)
+        after = shape.num_singles + shape.num_prompts - first - num_rows
+        lists = PageLists.of(batch, 0, num_rows, before=first, after=after)
+        target = captured.lists.numbers[: len(lists.numbers)]
         target.copy_(lists.pinned().numbers, non_blocking=True)
-        for decode in plan.decodes:
-            decode.replan(lists)
-        if plan.slots is not batch.slot_mapping:
-            plan.slots.copy_(batch.slot_mapping)
+        for decode in captured.decodes:
+            decode.replan(lists.rows(0, shape.num_singles))
+        if shape.num_prompts:
+            missing = (0,) * (shape.num_prompts - num_rows + singles)
+            fed = (0, *batch.query_lens[singles:], *missing)
+            offsets = torch.tensor(list(accumulate(fed)), dtype=torch.int32)
+            captured.offsets.copy_(offsets.pin_memory(), non_blocking=True)
+            for extend in captured.extends:
+                extend.replan(offsets, lists.rows(shape.num_singles, lists.num_rows))
+        if captured.copies_slots:
+            plan.slots.zero_()
+            plan.slots[first : first + len(batch.slot_mapping)].copy_(batch.slot_mapping)

@@ -5,6 +5,8 @@
                          else                               FA2; when there are many rows, captured,
                                                             no context is shared by several blocks
     rows of several      FA3 on Hopper, FA2 elsewhere and where FA3 has no kernel
+                         captured: FA2, whose plans have one form for any lengths; no context is
+                         shared by several blocks
 
 Captured work has the form of its plan for ever: a plan that may share contexts always merges
 partial results, which many rows do not need. Read against flashinfer 0.7; `benchmarks.attention`
@@ -14,7 +16,7 @@ measures what is chosen.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +31,7 @@ from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper, get_batch_pr
 from torch import Tensor
 
 from llm.attention.base import AttentionOptions
-from llm.attention.page_lists import PageLists
+from llm.attention.page_lists import RowLists
 from llm.attention.workspaces import FLOAT_WORKSPACE_BYTES, INT_WORKSPACE_BYTES
 from llm.errors import ConfigError
 from llm.kv_cache.kv_pool import KVPool
@@ -125,6 +127,19 @@ class Kernels:
             raise self._missing(error) from error
         return "fa2"
 
+    def has_captured_extend(self, windows: Iterable[int | None]) -> bool:
+        """Whether rows of several queries can be captured, in layers with these windows."""
+        if not self.may_split:
+            return False  # launch by launch another kernel may compute them
+        try:
+            for window in windows:
+                self._load_prefill("fa2", window)
+        except (OSError, RuntimeError) as error:
+            text = "FlashInfer has no FA2 kernel for %s, prompts are not captured: %s"
+            logger.warning(text, self, _first_line(error))
+            return False
+        return True
+
     @property
     def _is_fa3_possible(self) -> bool:
         major, _ = torch.cuda.get_device_capability(self.device)
@@ -216,9 +231,9 @@ class ExtendCall:
         self.wrapper = BatchPrefillWithPagedKVCacheWrapper(
             workspaces.floats, LAYOUT, backend=self.kernel
         )
-        workspaces.give(self.wrapper, ("extend", window))
+        workspaces.give(self.wrapper, ("extend", window, True))
 
-    def plan(self, query_offsets: Tensor, lists: PageLists) -> None:
+    def plan(self, query_offsets: Tensor, lists: RowLists) -> None:
         """`query_offsets` [B + 1], pinned like the lists: first query of each row, then all."""
         with self._workspaces.staging(self.wrapper):
             self.wrapper.plan(
@@ -232,6 +247,84 @@ class ExtendCall:
             )
 
 
+class CapturedExtendCall:
+    """The same for captured plans: up to `num_queries` queries of the rows of `buffers`.
+
+    `offsets` [B + 1] are those of the queries, `buffers` the page tables: both are on the device,
+    and their owner fills them.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        workspaces: Workspaces,
+        window: int | None,
+        buffers: RowLists,
+        offsets: Tensor,
+        num_queries: int,
+    ) -> None:
+        self._kernels = kernels
+        self._workspaces = workspaces
+        self._options = {**kernels.plan_options(window), "disable_split_kv": True}
+        self._num_queries = num_queries
+        self.wrapper = BatchPrefillWithPagedKVCacheWrapper(
+            workspaces.floats,
+            LAYOUT,
+            use_cuda_graph=True,
+            qo_indptr_buf=offsets,
+            paged_kv_indptr_buf=buffers.offsets,
+            paged_kv_indices_buf=buffers.ids,
+            paged_kv_last_page_len_buf=buffers.last_lens,
+            backend="fa2",
+        )
+        workspaces.give(self.wrapper, ("extend", window, False))
+
+    def plan(self, lists: RowLists) -> None:
+        """The first plan: the first row has all queries. `lists` are pinned."""
+        offsets = torch.full_like(lists.offsets, self._num_queries)
+        offsets[0] = 0
+        with self._workspaces.staging(self.wrapper):
+            self.wrapper.plan(
+                offsets.pin_memory(),
+                lists.offsets,
+                lists.ids,
+                lists.last_lens,
+                *self._kernels.sizes,
+                causal=True,
+                **self._options,
+            )
+
+    def replan(self, query_offsets: Tensor, lists: RowLists) -> None:
+        """A later plan, both on the host. It is made as the wrapper makes it, which would copy page
+        tables, too, and wait for that.
+        """
+        num_heads, num_kv_heads, head_dim, page_size = self._kernels.sizes
+        is_causal = may_not_split = is_captured = True
+        with self._workspaces.staging(self.wrapper):
+            self.wrapper._cached_module.plan(
+                self._workspaces.floats,
+                self.wrapper._int_workspace_buffer,
+                self.wrapper._pin_memory_int_workspace_buffer,
+                query_offsets,
+                lists.offsets,
+                lists.last_lens,  # it reads no lengths of contexts
+                self._num_queries,
+                len(lists.last_lens),
+                num_heads,
+                num_kv_heads,
+                page_size,
+                is_captured,
+                head_dim,
+                head_dim,
+                is_causal,
+                self._options["window_left"],
+                -1,  # no size of a share
+                may_not_split,
+                0,  # nobody else on the device
+                0,  # rows of any lengths
+            )
+
+
 class DecodeCall:
     """Rows of one query each, in layers with one window; for captured plans over `buffers`."""
 
@@ -240,13 +333,13 @@ class DecodeCall:
         kernels: Kernels,
         workspaces: Workspaces,
         window: int | None,
-        buffers: PageLists | None = None,
+        buffers: RowLists | None = None,
     ) -> None:
         self._kernels = kernels
         self._workspaces = workspaces
         self._options = kernels.plan_options(window)
         self._buffers = buffers
-        rows = None if buffers is None else buffers.num_rows
+        rows = None if buffers is None else len(buffers.last_lens)
         on_tensor_cores = kernels.uses_tensor_cores(rows)
         if rows is not None and on_tensor_cores and kernels.fills_device(rows):
             self._options["disable_split_kv"] = True
@@ -263,13 +356,13 @@ class DecodeCall:
         )
         workspaces.give(self.wrapper, ("decode", window, buffers is None))
 
-    def plan(self, lists: PageLists) -> None:
+    def plan(self, lists: RowLists) -> None:
         """The first plan of a captured call, or any plan of another one; `lists` are pinned."""
         tables = (lists.offsets, lists.ids, lists.last_lens)
         with self._workspaces.staging(self.wrapper):
             self.wrapper.plan(*tables, *self._kernels.sizes, **self._options)
 
-    def replan(self, lists: PageLists) -> None:
+    def replan(self, lists: RowLists) -> None:
         """A later plan of a captured call, whose buffers have been filled."""
         assert self._buffers is not None
         with self._workspaces.staging(self.wrapper):

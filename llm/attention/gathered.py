@@ -3,8 +3,12 @@
 Rows that feed as many tokens are attended together: their pages are copied into one
 [rows, Hkv, L, D] tensor, where L are the pages of the longest row, and what a query does not see
 is masked. Where a forward reads and writes is said by tensors alone (page table, positions,
-slots), so a captured decode goes on being right when their values change. It gathers contexts of
+slots), so a captured forward goes on being right when their values change. It gathers contexts of
 the greatest length every time, which only a small pool makes bearable.
+
+How many tokens a captured prompt feeds may change, too. So all captured prompts are one row, whose
+keys are those of all of them, one prompt's behind the other's: a query sees those from its own
+prompt's first one to itself.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llm.attention.base import AttentionBackend, AttentionOptions
+from llm.attention.base import AttentionBackend, AttentionOptions, CapturedShape
 from llm.attention.scores import attend
 from llm.batch import ForwardBatch
 from llm.kv_cache.kv_pool import KVPool
@@ -31,7 +35,8 @@ class Part:
     """Neighbouring rows of a batch that feed n tokens each."""
 
     page_table: Tensor  # int64 [B, P]
-    positions: Tensor  # int64 [B, n] of the queries, ascending
+    positions: Tensor  # int64 [B, n] of the queries: the last keys that they see
+    firsts: Tensor | None = None  # int64 [B, n] the first keys that they may see; None: all 0
 
     @property
     def num_queries(self) -> int:
@@ -45,6 +50,8 @@ class GatheredPlan:
 
     slots: Tensor  # int64 [T]
     parts: tuple[Part, ...]
+    shape: CapturedShape | None = None  # of a captured plan
+    copies_slots: bool = False  # for each `replan`
 
 
 class GatheredBackend(AttentionBackend[GatheredPlan]):
@@ -55,6 +62,7 @@ class GatheredBackend(AttentionBackend[GatheredPlan]):
     def __init__(self, pool: KVPool, options: AttentionOptions) -> None:
         super().__init__(pool, options)
         self.can_capture = pool.num_pages * pool.page_size <= MAX_CAPTURED_TOKENS
+        self.can_capture_prompts = self.can_capture
         row_bytes = 2 * pool.num_kv_heads * pool.head_dim * options.dtype.itemsize
         self._gathered_tokens = GATHERED_BYTES // row_bytes
 
@@ -67,29 +75,72 @@ class GatheredBackend(AttentionBackend[GatheredPlan]):
             # Not `batch.positions`, which are rotary's and may be shifted.
             positions = np.array(ends)[:, None] - np.arange(num_tokens, 0, -1)
             table = self._page_table(batch, range(first, last))
-            parts.append(Part(table, to_device(torch.from_numpy(positions), self.pool.device)))
+            numbers = (to_device(torch.from_numpy(n), self.pool.device) for n in (table, positions))
+            parts.append(Part(*numbers))
         return GatheredPlan(batch.slot_mapping, tuple(parts))
 
     def capture_plan(
-        self, num_rows: int, max_context: int, slots: Tensor | None = None
+        self, shape: CapturedShape, max_context: int, slots: Tensor | None = None
     ) -> GatheredPlan:
         """See `AttentionBackend.capture_plan`."""
 
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.int64, device=self.pool.device)
+        def zeros(*size: int) -> Tensor:
+            return torch.zeros(size, dtype=torch.int64, device=self.pool.device)
 
-        num_pages = -(-max_context // self.pool.page_size)
-        part = Part(zeros(num_rows, num_pages), zeros(num_rows, 1))
-        return GatheredPlan(zeros(num_rows) if slots is None else slots, (part,))
+        parts, num_pages = [], -(-max_context // self.pool.page_size)
+        if shape.num_singles:
+            rows = shape.num_singles
+            parts.append(Part(zeros(rows, num_pages), zeros(rows, 1)))
+        if shape.num_prompts:
+            queries = (1, shape.num_prompt_tokens)
+            table = zeros(1, shape.num_prompts * num_pages)
+            parts.append(Part(table, zeros(*queries), zeros(*queries)))
+        own = zeros(shape.num_tokens) if slots is None else slots
+        return GatheredPlan(own, tuple(parts), shape, copies_slots=slots is None)
 
     def replan(self, plan: GatheredPlan, batch: ForwardBatch) -> None:
         """See `AttentionBackend.replan`."""
-        (part,) = plan.parts
-        table = self._page_table(batch, range(len(batch.pages)))
-        part.page_table[:, : table.shape[1]].copy_(table)  # pages further on are masked
-        part.positions.copy_(batch.positions[:, None])
-        if plan.slots is not batch.slot_mapping:
-            plan.slots.copy_(batch.slot_mapping)
+        shape, singles, parts = plan.shape, batch.num_singles, iter(plan.parts)
+        assert shape is not None
+        first = shape.first_token(singles)
+        if shape.num_singles:
+            self._point_singles(next(parts), batch, first)
+        if shape.num_prompts:
+            self._point_prompts(next(parts), batch, shape)
+        if plan.copies_slots:
+            plan.slots.zero_()
+            plan.slots[first : first + len(batch.slot_mapping)].copy_(batch.slot_mapping)
+
+    def _point_singles(self, part: Part, batch: ForwardBatch, first: int) -> None:
+        """The batch's leading rows of one token become those of a part from `first` on."""
+        table, positions = (np.zeros(t.shape, np.int64) for t in (part.page_table, part.positions))
+        last = first + batch.num_singles
+        if first < last:
+            positions[first:last, 0] = np.array(batch.context_lens[: last - first]) - 1
+            pages = self._page_table(batch, range(last - first))
+            table[first:last, : pages.shape[1]] = pages
+        self._point(part, table, positions)
+
+    def _point_prompts(self, part: Part, batch: ForwardBatch, shape: CapturedShape) -> None:
+        """The batch's other rows become the prompts of a captured part."""
+        assert part.firsts is not None
+        num_pages = part.page_table.shape[1] // shape.num_prompts
+        table = np.zeros((shape.num_prompts, num_pages), np.int64)
+        positions, firsts = (np.zeros(shape.num_prompt_tokens, np.int64) for _ in range(2))
+        fed, num_keys = 0, num_pages * self.pool.page_size
+        for place, row in enumerate(range(batch.num_singles, len(batch.query_lens))):
+            count, context = batch.query_lens[row], batch.context_lens[row]
+            pages = self._page_table(batch, range(row, row + 1))[0]
+            table[place, : len(pages)] = pages
+            firsts[fed : fed + count] = place * num_keys
+            positions[fed : fed + count] = place * num_keys + np.arange(context - count, context)
+            fed += count
+        self._point(part, table.reshape(1, -1), positions[None])
+        part.firsts.copy_(to_device(torch.from_numpy(firsts[None]), self.pool.device))
+
+    def _point(self, part: Part, table: np.ndarray, positions: np.ndarray) -> None:
+        for target, values in ((part.page_table, table), (part.positions, positions)):
+            target.copy_(to_device(torch.from_numpy(values), self.pool.device))
 
     def forward(self, plan: GatheredPlan, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
         """See `AttentionBackend.forward`."""
@@ -108,13 +159,13 @@ class GatheredBackend(AttentionBackend[GatheredPlan]):
         ]
         return attended[0] if len(attended) == 1 else torch.cat(attended)
 
-    def _page_table(self, batch: ForwardBatch, rows: range) -> Tensor:
+    def _page_table(self, batch: ForwardBatch, rows: range) -> np.ndarray:
         """int64 [rows, P] pages of the contexts; page 0 where a row has fewer."""
         counts = [-(-batch.context_lens[row] // batch.page_size) for row in rows]
         table = np.zeros((len(rows), max(counts)), dtype=np.int64)
         for line, row, count in zip(table, rows, counts, strict=True):
             line[:count] = batch.pages[row][:count]
-        return to_device(torch.from_numpy(table), self.pool.device)
+        return table
 
     def _attend(self, part: Part, layer: int, query: Tensor) -> Tensor:
         """Queries [B × n, H, D] of a part; returns [B × n, H × D]."""
@@ -123,7 +174,7 @@ class GatheredBackend(AttentionBackend[GatheredPlan]):
         num_queries = part.positions.shape[1]
         grouped = query.reshape(num_rows, num_queries, num_kv_heads, -1, head_dim)
         group = grouped.shape[3]
-        hidden = _hidden(part.positions, num_keys, self.windows[layer])
+        hidden = _hidden(part, num_keys, self.windows[layer])
         by_head = grouped.transpose(1, 2).flatten(2, 3)  # [B, Hkv, n × G, D]
         line = torch.zeros(hidden.shape, dtype=query.dtype, device=query.device)
         mask = line.masked_fill_(hidden, float("-inf")).repeat_interleave(group, dim=1)[:, None]
@@ -149,9 +200,13 @@ def _runs(lengths: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
             first = index + 1
 
 
-def _hidden(positions: Tensor, num_keys: int, window: int | None) -> Tensor:
-    """bool [B, n, num_keys]: whether a key is not seen by the query at a position."""
-    keys = torch.arange(num_keys, device=positions.device)
-    distance = positions[:, :, None] - keys
-    is_later = distance < 0
-    return is_later if window is None else is_later | (distance >= window)
+def _hidden(part: Part, num_keys: int, window: int | None) -> Tensor:
+    """bool [B, n, num_keys]: whether a key is not seen by a query."""
+    keys = torch.arange(num_keys, device=part.positions.device)
+    distance = part.positions[:, :, None] - keys
+    is_hidden = distance < 0
+    if window is not None:
+        is_hidden |= distance >= window
+    if part.firsts is not None:
+        is_hidden |= keys < part.firsts[:, :, None]
+    return is_hidden

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,26 +13,39 @@ from torch import Tensor
 from llm.batch import ForwardBatch
 
 
+class RowLists(NamedTuple):
+    """The page tables of some neighbouring rows: what one kernel is given."""
+
+    offsets: Tensor  # [B + 1] where each row's pages start in `ids`, and where the last row's end
+    last_lens: Tensor  # [B] tokens in each row's last page
+    ids: Tensor  # [N] pages, row by row; of all rows
+
+
 @dataclass(frozen=True, slots=True)
 class PageLists:
-    """int32 on the host, in one piece: offsets [B + 1] | last page lengths [B] | page ids [N]."""
+    """int32 in one piece: offsets [B + 1] | last page lengths [B] | page ids [N]."""
 
     numbers: Tensor
     num_rows: int
 
     @classmethod
-    def of(cls, batch: ForwardBatch, first: int, last: int) -> PageLists:
-        """Of the rows [first, last): the pages that hold their contexts."""
-        size, num_rows = batch.page_size, last - first
-        lengths = np.array(batch.context_lens[first:last], dtype=np.int32)
+    def of(
+        cls, batch: ForwardBatch, first: int, last: int, *, before: int = 0, after: int = 0
+    ) -> PageLists:
+        """Of the rows [first, last): the pages that hold their contexts.
+
+        So many rows `before` and `after` them pad: each has one token in page 0.
+        """
+        size, num_rows = batch.page_size, before + last - first + after
+        lengths = np.ones(num_rows, dtype=np.int32)
+        lengths[before : num_rows - after] = batch.context_lens[first:last]
         counts = (lengths + (size - 1)) // size
-        kept = zip(batch.pages[first:last], counts.tolist(), strict=True)
+        kept = zip(batch.pages[first:last], counts[before : num_rows - after].tolist(), strict=True)
         ids = list(chain.from_iterable([pages[:count] for pages, count in kept]))
-        numbers = np.empty(2 * num_rows + 1 + len(ids), dtype=np.int32)
-        numbers[0] = 0
+        numbers = np.zeros(2 * num_rows + 1 + before + len(ids) + after, dtype=np.int32)
         np.cumsum(counts, out=numbers[1 : num_rows + 1])
         numbers[num_rows + 1 : 2 * num_rows + 1] = lengths - (counts - 1) * size
-        numbers[2 * num_rows + 1 :] = ids
+        numbers[2 * num_rows + 1 + before : len(numbers) - after] = ids
         return cls(torch.from_numpy(numbers), num_rows)
 
     @classmethod
@@ -45,17 +59,16 @@ class PageLists:
         """A copy that a GPU can be sent without waiting for it."""
         return PageLists(self.numbers.pin_memory(), self.num_rows)
 
-    @property
-    def offsets(self) -> Tensor:
-        """[B + 1] where each row's pages start in `ids`, then N."""
-        return self.numbers[: self.num_rows + 1]
+    def rows(self, first: int, last: int) -> RowLists:
+        """Of the rows [first, last): views."""
+        count = self.num_rows
+        return RowLists(
+            self.numbers[first : last + 1],
+            self.numbers[count + 1 + first : count + 1 + last],
+            self.numbers[2 * count + 1 :],
+        )
 
     @property
-    def last_lens(self) -> Tensor:
-        """[B] tokens in each row's last page."""
-        return self.numbers[self.num_rows + 1 : 2 * self.num_rows + 1]
-
-    @property
-    def ids(self) -> Tensor:
-        """[N] pages, row by row."""
-        return self.numbers[2 * self.num_rows + 1 :]
+    def all_rows(self) -> RowLists:
+        """Of every row."""
+        return self.rows(0, self.num_rows)

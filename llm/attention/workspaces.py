@@ -8,7 +8,7 @@ import torch
 
 FLOAT_WORKSPACE_BYTES = 128 * 2**20  # partial results of contexts that several blocks share
 INT_WORKSPACE_BYTES = 4 * 2**20  # which block computes what
-USES = 3  # of those: extending, decoding, captured decoding
+USES = 4  # of those: extending and decoding, launch by launch and captured
 
 
 def workspace_bytes(name: str, device: torch.device, windows: Sequence[int | None]) -> int:

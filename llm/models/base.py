@@ -145,6 +145,13 @@ class PipelineModel(ABC, Generic[ContextT]):
         """Bytes of scratch of one step at its largest; 0 unless the model says otherwise."""
         return 0
 
+    @classmethod
+    def estimate_token_memory(
+        cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
+    ) -> int:
+        """Bytes of it that each token takes, logits aside; 0 unless the model says otherwise."""
+        return 0
+
     @property
     def dtype(self) -> torch.dtype:
         """Number format of activations and of weights that are not quantised."""
@@ -188,8 +195,15 @@ class PipelineModel(ABC, Generic[ContextT]):
     def execute(self, model_inputs: ModelInputs) -> ModelOutputs:
         """One forward."""
 
-    def write_logits(self, batch: ForwardBatch, cache: KVCacheInputs, target: Tensor) -> None:
-        """`execute` for a captured forward: float32 logits of all T tokens into target [T, V].
+    def write_logits(
+        self,
+        batch: ForwardBatch,
+        cache: KVCacheInputs,
+        target: Tensor,
+        tokens: Tensor | None = None,
+    ) -> None:
+        """`execute` for a captured forward: float32 logits of the `tokens` (int64 [R]; None: of all
+        T) into target [R, V].
 
         Host values of `batch` and `cache` are not read: they are those of the capture.
         """

@@ -123,13 +123,20 @@ class CausalModel(PipelineModel[ScheduledRow]):
                 logits, next_token_logits, offsets, self._returned_states(hidden, model_inputs)
             )
 
-    def write_logits(self, batch: ForwardBatch, cache: KVCacheInputs, target: Tensor) -> None:
+    def write_logits(
+        self,
+        batch: ForwardBatch,
+        cache: KVCacheInputs,
+        target: Tensor,
+        tokens: Tensor | None = None,
+    ) -> None:
         """See `PipelineModel`. Every row is computed without an adapter."""
         if self.lora_manager is not None:
             num_rows = len(batch.query_lens)
             self.lora_manager.begin(("",) * num_rows, batch.query_lens)
         with torch.inference_mode():
-            self.logits_of(self.hidden_states(batch, cache), target)
+            hidden = self.hidden_states(batch, cache)
+            self.logits_of(hidden if tokens is None else hidden.index_select(0, tokens), target)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         if len(hidden) == 0:

@@ -89,20 +89,28 @@ class LlamaModel(CausalModel):
         cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
     ) -> int:
         """Peak of the MLP or the attention of one full batch, its rows' logits, all rotations."""
-        config = cls.read_config(huggingface_config)
-        width = choose_encoding(pipeline_config.model, huggingface_config).dtype.itemsize
-        shape = config.shape
-        heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-        attention = 2 * (heads + shape.num_heads * shape.head_dim)  # also rotated, and joined
-        mlp = 4 * config.intermediate_size
-        per_token = 3 * shape.hidden_size + max(attention, mlp)
+        shape = cls.read_config(huggingface_config).shape
         tokens = pipeline_config.max_batch_input_tokens
         rows = pipeline_config.max_batch_size or tokens
         if pipeline_config.sampling.enable_variable_logits:
             rows = tokens
         positions = cls.calculate_max_seq_len(pipeline_config, huggingface_config)
         rotations = 4 * positions * shape.head_dim
-        return tokens * per_token * width + 3 * rows * shape.vocab_size * 4 + rotations
+        per_token = cls.estimate_token_memory(pipeline_config, huggingface_config)
+        return tokens * per_token + 3 * rows * shape.vocab_size * 4 + rotations
+
+    @classmethod
+    def estimate_token_memory(
+        cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
+    ) -> int:
+        """See `PipelineModel`."""
+        config = cls.read_config(huggingface_config)
+        width = choose_encoding(pipeline_config.model, huggingface_config).dtype.itemsize
+        shape = config.shape
+        heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+        attention = 2 * (heads + shape.num_heads * shape.head_dim)  # also rotated, and joined
+        mlp = 4 * config.intermediate_size
+        return (3 * shape.hidden_size + max(attention, mlp)) * width
 
     def hidden_states(self, batch: ForwardBatch, cache: KVCacheInputs) -> Tensor:
         """See `CausalModel`."""

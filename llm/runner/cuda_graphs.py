@@ -1,13 +1,15 @@
-"""`GraphRunner`: decode forwards as one launch, captured beforehand for some numbers of rows.
-
-    rows        1 2 3 4 5 6 7 8 9 …                 the smallest bucket that holds them is replayed;
-    buckets     1 2   4       8      12 16 24 …     rows that pad write to slot 0 of page 0
+"""`GraphRunner`: forwards as one launch, captured beforehand for some shapes (`graph_shapes`).
 
     load ─> replan ─> replay        input buffers, then attention's plan, then one launch:
-                        ├─ embedding, layers, norm, head ─> float32 logits [bucket, V]
-                        └─ sampling, of the rows that were loaded for it ─> int32 tokens [bucket]
+                        ├─ embedding, layers ─> hidden states [T]
+                        ├─ norm, head, of the tokens that are sampled ─> float32 logits [S, V]
+                        └─ sampling, of the rows that were loaded for it ─> int32 tokens [S]
 
-All buckets read the same input buffers and write the same logits: one forward at a time, and its
+The smallest shape that has room for a batch is replayed; tokens that pad write to slot 0 of page 0.
+Prompts of any number and lengths share a shape's tokens, beside rows that decode; which tokens are
+sampled is read from the buffers.
+
+All shapes read the same input buffers and write the same logits: one forward at a time, and its
 logits are there until the next one.
 """
 
@@ -21,55 +23,26 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from llm.attention.base import AttentionBackend, PlannedAttention
-from llm.batch import ForwardBatch, ForwardMode, ModelInputs, ModelOutputs, ScheduledBatch
+from llm.attention.base import AttentionBackend, CapturedShape, PlannedAttention
+from llm.batch import ForwardBatch, ModelInputs, ModelOutputs, ReturnLogits, ScheduledBatch
 from llm.models.base import PipelineModel
 from llm.runner.graph_capture import CapturedWork, GraphCapture
 from llm.runner.graph_figures import GraphFigures
-from llm.runner.input_buffers import InputBuffers
+from llm.runner.graph_rows import GraphRows
+from llm.runner.graph_shapes import GraphLimits, decode_shapes, prompt_shapes
+from llm.runner.input_buffers import Columns, InputBuffers
 
 logger = logging.getLogger(__name__)
-
-MAX_GRAPH_ROWS = 512
-RECORD_BYTES = 3 * 2**19  # of one captured layer, beside its scratch; the head counts as one
-PADDING_PAGES = (0,)
-
-
-def graph_buckets(max_rows: int) -> tuple[int, ...]:
-    """Numbers of rows that are captured, ascending: at most `MAX_GRAPH_ROWS` of them."""
-    most = min(max_rows, MAX_GRAPH_ROWS)
-    sizes = (1, 2, 4, 8, 12, *range(16, 64, 8), *range(64, 256, 16), *range(256, most, 32))
-    return (*(size for size in sizes if size < most), most)
-
-
-def estimate_graph_bytes(max_rows: int, vocab_size: int, width: int, num_layers: int) -> int:
-    """Device memory of all buckets: logits, what the head puts out (`width` bytes for a value), and
-    what the driver keeps of each kernel.
-    """
-    buckets = graph_buckets(max_rows)
-    records = len(buckets) * (num_layers + 1) * RECORD_BYTES
-    return buckets[-1] * vocab_size * (4 + width) + records
 
 
 @dataclass(kw_only=True, slots=True)
 class GraphInputs(ModelInputs):
     """Inputs that lie in the buffers, until those are loaded again."""
 
-    bucket: int
-
-
-@dataclass(frozen=True, slots=True)
-class _DecodeRows:
-    """Host values of a decode forward: [B] each."""
-
-    request_ids: tuple[str, ...]
-    token_ids: Sequence[int]
-    context_lens: tuple[int, ...]  # the fed token counted
-    pages: tuple[Sequence[int], ...]
+    shape: CapturedShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +54,8 @@ class _Captured:
 class GraphRunner:
     """For one model on one device, over a backend that `can_capture`.
 
-    Batches of up to `max_rows` rows and contexts of up to `max_context` tokens are replayed once
-    `capture` has run.
+    Batches within the limits are replayed once `capture` has run; those with prompts where the
+    backend knows such shapes and one of them has room.
     """
 
     def __init__(
@@ -90,9 +63,8 @@ class GraphRunner:
         model: PipelineModel[Any],
         backend: AttentionBackend[Any],
         capture: GraphCapture,
+        limits: GraphLimits,
         *,
-        max_rows: int,
-        max_context: int,
         logits_dtype: torch.dtype = torch.float32,
         sample: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
@@ -107,48 +79,64 @@ class GraphRunner:
         self._model = model
         self._backend = backend
         self._capture = capture
-        self._max_context = max_context
+        self._max_context = limits.max_context
         self._logits_dtype = logits_dtype
         self._sample = sample
-        self.buckets = graph_buckets(max_rows)
-        most, device = self.buckets[-1], backend.pool.device
-        self._buffers = InputBuffers(most, device)
+        self.decode_shapes = decode_shapes(limits.max_rows)
+        self.prompt_shapes: tuple[CapturedShape, ...] = ()
+        if backend.can_capture_prompts and model.return_logits is not ReturnLogits.ALL:
+            self.prompt_shapes = prompt_shapes(limits.max_rows, limits.max_tokens)
+        self._sizes = [shape.num_singles for shape in self.decode_shapes]
+        most, device = self._sizes[-1], backend.pool.device
+        most_tokens = max(shape.num_tokens for shape in self.shapes)
+        self._buffers = InputBuffers(most_tokens, most, device)
         self._logits = torch.zeros(most, model.vocab_size, device=device)
         self._tokens = torch.zeros(most, dtype=torch.int32, device=device)
-        self._captured: dict[int, _Captured] = {}
+        self._captured: dict[CapturedShape, _Captured] = {}
         self._has_warned = False
         self.num_replays = 0
         self.num_eager_decodes = 0
+        self.num_prompt_replays = 0
+        self.num_eager_prompts = 0
+
+    @property
+    def shapes(self) -> tuple[CapturedShape, ...]:
+        """All that are captured, by number of tokens, ascending."""
+        both = (*self.decode_shapes, *self.prompt_shapes)
+        return tuple(sorted(both, key=lambda shape: shape.num_tokens))
 
     def capture(self) -> None:
-        """Capture every bucket that is not captured yet, the largest first."""
-        missing = [size for size in reversed(self.buckets) if size not in self._captured]
+        """Capture every shape that is not captured yet, the largest first."""
+        missing = [shape for shape in reversed(self.shapes) if shape not in self._captured]
         started_s = time.perf_counter()
-        for size in missing:
-            self._captured[size] = self._capture_bucket(size)
+        for shape in missing:
+            self._captured[shape] = self._capture_shape(shape)
         if missing:
             seconds = time.perf_counter() - started_s
-            text = "decoding captured for %d numbers of rows up to %d in %.2f s"
-            logger.info(text, len(missing), missing[0], seconds)
+            text = "captured %d shapes up to %d rows, %d of them with prompts, in %.2f s"
+            num_prompts = sum(shape.num_prompts > 0 for shape in missing)
+            logger.info(text, len(missing), self._sizes[-1], num_prompts, seconds)
 
-    def _capture_bucket(self, num_rows: int) -> _Captured:
-        slots = self._buffers.columns(num_rows)[2]
-        plan = self._backend.capture_plan(num_rows, self._max_context, slots)
-        rows = _DecodeRows((), (), (), ())
-        self._load(rows, num_rows)
-        batch = self._padded(rows, num_rows)
-        self._backend.replan(plan, batch)
+    def _capture_shape(self, shape: CapturedShape) -> _Captured:
+        columns, rows = self._columns(shape), GraphRows.padding(0)
+        page_size = self._backend.pool.page_size
+        plan = self._backend.capture_plan(shape, self._max_context, columns.slots)
+        self._buffers.load(rows.numbers(shape, len(columns.sampled), page_size))
+        self._backend.replan(plan, rows.batch(columns, 0, page_size))
+        batch = GraphRows.padding(shape.num_tokens).batch(columns, 0, page_size)
         attention = PlannedAttention(batch, self._backend, plan)
-        return _Captured(attention, self._capture.capture(partial(self._step, batch, attention)))
+        work = partial(self._step, batch, attention, columns.sampled if shape.num_prompts else None)
+        return _Captured(attention, self._capture.capture(work))
 
-    def _step(self, batch: ForwardBatch, attention: PlannedAttention[Any]) -> None:
-        num_rows = len(batch.query_lens)
-        logits = self._logits[:num_rows]
-        self._model.write_logits(batch, attention, logits)
+    def _step(
+        self, batch: ForwardBatch, attention: PlannedAttention[Any], sampled: Tensor | None
+    ) -> None:
+        logits = self._logits[: len(batch.input_ids if sampled is None else sampled)]
+        self._model.write_logits(batch, attention, logits, sampled)
         if self._logits_dtype != logits.dtype:
             logits.copy_(logits.to(self._logits_dtype))
         if self._sample is not None:
-            self._tokens[:num_rows].copy_(self._sample(logits))
+            self._tokens[: len(logits)].copy_(self._sample(logits))
 
     @property
     def samples(self) -> bool:
@@ -157,116 +145,110 @@ class GraphRunner:
 
     def figures(self) -> GraphFigures:
         """What was replayed so far, and what was not."""
-        return GraphFigures(len(self._captured), self.num_replays, self.num_eager_decodes)
+        return GraphFigures(
+            len(self._captured),
+            self.num_replays,
+            self.num_eager_decodes,
+            self.num_prompt_replays,
+            self.num_eager_prompts,
+        )
 
-    def can_run(self, batch: ScheduledBatch) -> bool:
-        """Whether a batch's first forward is replayed; counts decode batches that are not."""
-        if batch.mode is not ForwardMode.DECODE:
+    def prepare(self, batch: ScheduledBatch) -> GraphInputs | None:
+        """Load a batch's rows for its first forward, and plan attention for them.
+
+        None, which is counted, for what is not replayed.
+        """
+        rows = GraphRows.of(batch) if self._is_plain(batch) else None
+        shape = None if rows is None else self._shape_for(rows)
+        if rows is None or shape is None:
+            self.num_eager_decodes += batch.mode.is_decode
+            self.num_eager_prompts += batch.mode.is_extend
+            return None
+        return self._inputs(rows, shape)
+
+    def _is_plain(self, batch: ScheduledBatch) -> bool:
+        """Whether nothing is asked of its rows but tokens of the model as it is."""
+        if batch.mode.is_idle or any(row.lora for row in batch.rows):
             return False
-        is_plain = all(row.samples and not row.lora for row in batch.rows)
-        fits = is_plain and self.fits(len(batch.rows))
-        self.num_eager_decodes += not fits
-        return fits
+        prompts = () if batch.mode.is_decode else [row for row in batch.rows if row.is_extend]
+        return not any(row.echoes or row.embeds for row in prompts)
+
+    def _shape_for(self, rows: GraphRows) -> CapturedShape | None:
+        """The smallest one that has room for them."""
+        count, singles = len(rows.request_ids), rows.num_singles
+        if not self.fits(count):
+            return None
+        if singles == count == len(rows.sampling_rows):
+            return self.decode_shapes[bisect_left(self._sizes, count)]
+        needed = (singles, count - singles, len(rows.token_ids) - singles)
+        return next((shape for shape in self.prompt_shapes if shape.has_room(*needed)), None)
 
     def fits(self, num_rows: int) -> bool:
-        """Whether a bucket holds so many rows. Says so once when none does."""
-        if num_rows > self.buckets[-1] and not self._has_warned:
+        """Whether so many rows may be in a batch. Says so once when they may not."""
+        if num_rows > self._sizes[-1] and not self._has_warned:
             self._has_warned = True
-            text = "decode batches of more than %d rows (this one has %d) run without CUDA graphs"
-            logger.warning(text, self.buckets[-1], num_rows)
-        return num_rows <= self.buckets[-1] and bool(self._captured)
-
-    def prepare(self, batch: ScheduledBatch) -> GraphInputs:
-        """Load the rows of a batch that `can_run`, and plan attention for them."""
-        rows = batch.rows
-        return self._inputs(
-            _DecodeRows(
-                tuple([row.request_id for row in rows]),
-                [row.token_ids[0] for row in rows],
-                tuple([row.start + 1 for row in rows]),
-                tuple([row.pages for row in rows]),
-            )
-        )
+            text = "batches of more than %d rows (this one has %d) run without CUDA graphs"
+            logger.warning(text, self._sizes[-1], num_rows)
+        return num_rows <= self._sizes[-1] and bool(self._captured)
 
     def advance(self, next_tokens: Tensor, inputs: GraphInputs) -> GraphInputs:
-        """The inputs of the forward that feeds `next_tokens` [B]; the host is not waited for."""
+        """The inputs of the forward that feeds `next_tokens` [B]; the host is not waited for.
+
+        Every row must have sampled.
+        """
         before = inputs.forward_batch
-        rows = _DecodeRows(
-            before.request_ids,
-            [0] * len(before.request_ids),
-            tuple([length + 1 for length in before.context_lens]),
-            before.pages,
-        )
-        advanced = self._inputs(rows)
-        advanced.forward_batch.input_ids.copy_(next_tokens)
-        return advanced
+        if len(inputs.sampling_rows) != len(before.request_ids):
+            raise ValueError("only a batch in which every row samples can go on")
+        lengths = tuple([length + 1 for length in before.context_lens])
+        return self._decode(before.request_ids, lengths, before.pages, next_tokens)
 
     def prepare_tensors(self, batch: ForwardBatch) -> GraphInputs:
         """The same for a decode batch whose ids and positions are on the device already."""
-        ids = [0] * len(batch.request_ids)
-        inputs = self._inputs(_DecodeRows(batch.request_ids, ids, batch.context_lens, batch.pages))
-        inputs.forward_batch.input_ids.copy_(batch.input_ids)
+        inputs = self._decode(batch.request_ids, batch.context_lens, batch.pages, batch.input_ids)
         inputs.forward_batch.positions.copy_(batch.positions)
         return inputs
 
-    def _inputs(self, rows: _DecodeRows) -> GraphInputs:
-        num_rows = len(rows.request_ids)
-        bucket = self.buckets[bisect_left(self.buckets, num_rows)]
-        self._load(rows, bucket)
-        self._backend.replan(self._captured[bucket].attention.plan, self._padded(rows, bucket))
-        ids, positions, slots = self._buffers.columns(bucket)
-        forward_batch = ForwardBatch(
-            mode=ForwardMode.DECODE,
-            request_ids=rows.request_ids,
-            query_lens=(1,) * num_rows,
-            context_lens=rows.context_lens,
-            pages=rows.pages,
-            page_size=self._backend.pool.page_size,
-            input_ids=ids[:num_rows],
-            positions=positions[:num_rows],
-            slot_mapping=slots[:num_rows],
-        )
+    def _decode(
+        self,
+        request_ids: tuple[str, ...],
+        context_lens: tuple[int, ...],
+        pages: tuple[Sequence[int], ...],
+        tokens: Tensor,
+    ) -> GraphInputs:
+        rows = GraphRows.decoding(request_ids, context_lens, pages)
+        shape = self.decode_shapes[bisect_left(self._sizes, len(request_ids))]
+        inputs = self._inputs(rows, shape)
+        inputs.forward_batch.input_ids.copy_(tokens)
+        return inputs
+
+    def _inputs(self, rows: GraphRows, shape: CapturedShape) -> GraphInputs:
+        columns, page_size = self._columns(shape), self._backend.pool.page_size
+        self._buffers.load(rows.numbers(shape, len(columns.sampled), page_size))
+        batch = rows.batch(columns, shape.first_token(rows.num_singles), page_size)
+        attention = self._captured[shape].attention
+        self._backend.replan(attention.plan, batch)
         return GraphInputs(
-            forward_batch=forward_batch,
-            kv_cache_inputs=self._captured[bucket].attention,
-            sampling_rows=tuple(range(num_rows)),
-            logit_offsets=tuple(range(num_rows + 1)),
-            adapters=("",) * num_rows,
-            bucket=bucket,
+            forward_batch=batch,
+            kv_cache_inputs=attention,
+            sampling_rows=rows.sampling_rows,
+            logit_offsets=rows.logit_offsets,
+            adapters=("",) * len(rows.request_ids),
+            shape=shape,
         )
 
-    def _load(self, rows: _DecodeRows, bucket: int) -> None:
-        size, num_rows = self._backend.pool.page_size, len(rows.request_ids)
-        numbers = np.zeros((3, bucket), dtype=np.int64)
-        if num_rows:
-            positions = np.array(rows.context_lens, dtype=np.int64) - 1
-            index = (positions // size).tolist()
-            pages = [table[place] for table, place in zip(rows.pages, index, strict=True)]
-            numbers[0, :num_rows] = rows.token_ids
-            numbers[1, :num_rows] = positions
-            numbers[2, :num_rows] = np.array(pages, dtype=np.int64) * size + positions % size
-        self._buffers.load(numbers)
-
-    def _padded(self, rows: _DecodeRows, bucket: int) -> ForwardBatch:
-        """A batch of the whole bucket over the buffers."""
-        missing = bucket - len(rows.request_ids)
-        ids, positions, slots = self._buffers.columns(bucket)
-        return ForwardBatch(
-            mode=ForwardMode.DECODE,
-            request_ids=rows.request_ids + ("",) * missing,
-            query_lens=(1,) * bucket,
-            context_lens=rows.context_lens + (1,) * missing,
-            pages=rows.pages + (PADDING_PAGES,) * missing,
-            page_size=self._backend.pool.page_size,
-            input_ids=ids,
-            positions=positions,
-            slot_mapping=slots,
-        )
+    def _columns(self, shape: CapturedShape) -> Columns:
+        """Where a shape's inputs lie. Of a decode forward all tokens are sampled."""
+        num_sampled = 0
+        if shape.num_prompts:
+            num_sampled = min(shape.num_singles + shape.num_prompts, self._sizes[-1])
+        return self._buffers.columns(shape.num_tokens, num_sampled)
 
     def replay(self, inputs: GraphInputs) -> ModelOutputs:
         """The forward of inputs that were loaded last. Its logits are there until the next one."""
-        self._captured[inputs.bucket].work.replay()
-        self.num_replays += 1
+        self._captured[inputs.shape].work.replay()
+        is_decode = inputs.forward_batch.mode.is_decode
+        self.num_replays += is_decode
+        self.num_prompt_replays += not is_decode
         logits = self._logits[: len(inputs.sampling_rows)]
         return ModelOutputs(logits, logits, inputs.logit_offsets)
 

@@ -1,4 +1,4 @@
-"""`GraphFigures`: how often decoding was replayed."""
+"""`GraphFigures`: how often forwards were replayed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GraphFigures:
-    """A snapshot; counts are of decode forwards since the start."""
+    """A snapshot; counts are of forwards since the start."""
 
-    num_buckets: int  # numbers of rows that are captured
-    replays: int
+    num_shapes: int  # that are captured
+    replays: int  # of decode forwards
     eager_decodes: int  # without a graph: too many rows, or what a graph cannot do
+    prompt_replays: int = 0  # of forwards that hold prompts
+    eager_prompts: int = 0

@@ -9,6 +9,8 @@ whose copy is a whole step old, so the host has nothing to wait for.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,7 +18,14 @@ from torch import Tensor
 NUM_STAGINGS = 2
 NUM_COLUMNS = 3  # ids, positions, slots
 
-Columns = tuple[Tensor, Tensor, Tensor]
+
+class Columns(NamedTuple):
+    """What one captured forward reads, int64."""
+
+    ids: Tensor  # [T]
+    positions: Tensor  # [T]
+    slots: Tensor  # [T]
+    sampled: Tensor  # [S] the tokens whose logits are wanted
 
 
 class Staging:
@@ -40,30 +49,33 @@ class Staging:
 
 
 class InputBuffers:
-    """Ids, positions and slots of up to `max_rows` decode rows."""
+    """Columns of up to `max_tokens` tokens, of which `max_sampled` are sampled."""
 
-    def __init__(self, max_rows: int, device: torch.device) -> None:
-        size = NUM_COLUMNS * max_rows
+    def __init__(self, max_tokens: int, max_sampled: int, device: torch.device) -> None:
+        size = NUM_COLUMNS * max_tokens + max_sampled
         self._device = torch.zeros(size, dtype=torch.int64, device=device)
         self._stagings = [Staging(size, device) for _ in range(NUM_STAGINGS)]
         self._next = 0
-        self._columns: dict[int, Columns] = {}
+        self._columns: dict[tuple[int, int], Columns] = {}
 
     @property
     def nbytes(self) -> int:
         """On the device."""
         return self._device.nbytes
 
-    def columns(self, num_rows: int) -> Columns:
-        """Ids, positions and slots, int64 [num_rows] each: views of the same memory every time."""
-        found = self._columns.get(num_rows)
+    def columns(self, num_tokens: int, num_sampled: int = 0) -> Columns:
+        """Views of the same memory every time."""
+        key = num_tokens, num_sampled
+        found = self._columns.get(key)
         if found is None:
-            numbers = self._device[: NUM_COLUMNS * num_rows].view(NUM_COLUMNS, num_rows)
-            found = self._columns[num_rows] = numbers[0], numbers[1], numbers[2]
+            size = NUM_COLUMNS * num_tokens
+            ids, positions, slots = self._device[:size].view(NUM_COLUMNS, num_tokens)
+            sampled = self._device[size : size + num_sampled]
+            found = self._columns[key] = Columns(ids, positions, slots, sampled)
         return found
 
     def load(self, numbers: np.ndarray) -> None:
-        """Fill the columns of N rows with int64 [3, N]."""
+        """Fill the columns of T tokens with int64 [3 × T + S], one column behind the other."""
         staging = self._stagings[self._next]
         self._next = (self._next + 1) % NUM_STAGINGS
-        staging.copy(numbers.reshape(-1), self._device)
+        staging.copy(numbers, self._device)

@@ -19,8 +19,8 @@ from llm.lora.manager import reserved_bytes
 from llm.memory import MemoryPlan, PageLayout, infer_batch_size
 from llm.models.base import PipelineModel
 from llm.models.hf_config import HuggingFaceConfig
-from llm.runner.cuda_graphs import estimate_graph_bytes
 from llm.runner.device_memory import available_bytes
+from llm.runner.graph_shapes import decode_shapes, estimate_graph_bytes, prompt_shapes
 from llm.sampling.device_sampler import MAX_VOCABULARY, sampler_bytes
 
 MAX_CPU_KV_BYTES = 512 * 2**20  # unless the configuration names a number of pages
@@ -96,11 +96,19 @@ class MemoryPlanning:
         return own + workspace_bytes(self.model_config.attention_backend, self.device, windows)
 
     def graph_bytes(self, rows: int) -> int:
-        """Bytes that captured decoding of up to so many rows takes; 0 where it is not captured."""
+        """Bytes that captured forwards of up to so many rows take; 0 where nothing is captured."""
         if not self.captures_decoding:
             return 0
-        sizes = (self.vocab_size, self.dtype.itemsize, self.num_hidden_layers)
-        return estimate_graph_bytes(rows, *sizes)
+        token_bytes = self._model_class.estimate_token_memory(
+            self.server_config, self.huggingface_config
+        )
+        return estimate_graph_bytes(
+            (*decode_shapes(rows), *prompt_shapes(rows, self.server_config.max_batch_input_tokens)),
+            rows,
+            logit_bytes=self.vocab_size * (4 + self.dtype.itemsize),
+            token_bytes=token_bytes,
+            num_layers=self.num_hidden_layers,
+        )
 
     def sampling_bytes(self, rows: int) -> int:
         """Bytes of what a sampler on the device remembers of so many penalised requests."""

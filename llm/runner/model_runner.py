@@ -44,9 +44,11 @@ from llm.models.registry import model_class
 from llm.models.session import EngineSession
 from llm.models.weights import WeightsAdapter, WeightsFormat
 from llm.request import SamplingParams
-from llm.runner.cuda_graphs import PADDING_PAGES, GraphInputs, GraphRunner
+from llm.runner.cuda_graphs import GraphInputs, GraphRunner
 from llm.runner.forward_batches import batch_of_rows
 from llm.runner.graph_capture import CudaCapture, GraphCapture
+from llm.runner.graph_rows import PADDING_PAGES
+from llm.runner.graph_shapes import GraphLimits
 from llm.runner.memory_planning import MemoryPlanning
 from llm.runner.own_model import with_model, with_root
 from llm.runner.tensor_interface import LogitsProcessorOutput, TensorInterface
@@ -111,7 +113,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         self.model: PipelineModel[ScheduledRow] | None = None
         self.token_to_kv_pool: KVPool | None = None
         self.attn_backend: AttentionBackend[Any] | None = None
-        self.graph_runner: GraphRunner | None = None  # None: decoding runs eagerly
+        self.graph_runner: GraphRunner | None = None  # None: every forward runs eagerly
         self.gdn_pool: None = None  # no architecture here keeps a recurrent state
         self.sampler = Sampler(self.vocab_size, self.device)
         self.choice: TokenChoice[Any] = HostChoice(self.sampler)
@@ -239,18 +241,18 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         )
 
     def init_cuda_graphs(self) -> None:
-        """Capture decoding. `graph_runner` stays None where there is nothing to capture: without
+        """Capture forwards. `graph_runner` stays None where there is nothing to capture: without
         CUDA, with `disable_cuda_graph`, for a model that generates nothing or that, like the
         attention backend, cannot be captured.
         """
         if self.attn_backend is None:
-            raise RuntimeError("make the attention backend before decoding is captured")
+            raise RuntimeError("make the attention backend before forwards are captured")
         if self.samples_on_device:
             self.sample_on_device()
         if self.captures_decoding and self.attn_backend.can_capture:
             self.use_graphs(CudaCapture(self.device))
         elif self.captures_decoding:
-            text = "decoding runs without CUDA graphs: attention by %s cannot be captured here"
+            text = "nothing runs as a CUDA graph: attention by %s cannot be captured here"
             logger.warning(text, self.attn_backend.description)
 
     def sample_on_device(self) -> None:
@@ -259,17 +261,20 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         self.choice = DeviceChoice(sampler)
 
     def use_graphs(self, capture: GraphCapture) -> None:
-        """Replay decode forwards from now on: batches up to the largest, contexts as long as the
-        pool holds.
+        """Replay forwards from now on: batches up to the largest, contexts as long as the pool
+        holds.
         """
         if self.attn_backend is None:
-            raise RuntimeError("make the attention backend before decoding is captured")
+            raise RuntimeError("make the attention backend before forwards are captured")
         self.graph_runner = GraphRunner(
             self.loaded_model,
             self.attn_backend,
             capture,
-            max_rows=self.max_running_requests,
-            max_context=min(self.context_len, self.max_total_num_tokens),
+            GraphLimits(
+                self.max_running_requests,
+                self.server_config.max_batch_input_tokens,
+                min(self.context_len, self.max_total_num_tokens),
+            ),
             logits_dtype=self._logits_dtype,
             sample=self.choice.program,
         )
@@ -298,8 +303,9 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         if self.attn_backend is None:
             raise RuntimeError("initialize the runner before its first forward")
         with self.session.profiler.range("prepare", detail=True):
-            if self.graph_runner is not None and self.graph_runner.can_run(batch):
-                return self.graph_runner.prepare(batch)
+            loaded = None if self.graph_runner is None else self.graph_runner.prepare(batch)
+            if loaded is not None:
+                return loaded
             forward_batch = batch_of_rows(batch.rows, batch.mode, self.page_size, self.device)
             planned = PlannedAttention.create(forward_batch, self.attn_backend)
             return self.loaded_model.prepare_initial_token_inputs([batch.rows], planned)

@@ -1,4 +1,4 @@
-"""Captured decoding on a GPU: the eager logits, no memory taken, nobody waits, the same tokens."""
+"""Captured forwards on a GPU: the eager logits, no memory taken, nobody waits, the same tokens."""
 
 from __future__ import annotations
 
@@ -152,6 +152,7 @@ def test_a_replay_takes_no_memory(checkpoint: Path) -> None:
     assert graphs is not None
     for places in ([0], [1, 2, 3], list(range(12))):
         inputs = graphs.prepare(batch(*decode_rows(places)))
+        assert inputs is not None
         torch.cuda.synchronize()
         before = torch.cuda.memory_stats()
         graphs.replay(inputs)
@@ -177,14 +178,14 @@ def test_graphs_take_what_was_planned(checkpoint: Path) -> None:
 def test_the_host_never_writes_what_a_copy_still_reads() -> None:
     """Five loads while the device is busy: each is seen by the work behind it."""
     device = torch.device("cuda")
-    buffers = InputBuffers(64, device)
+    buffers = InputBuffers(64, 0, device)
     matrix = torch.randn(4096, 4096, device=device)
     seen = []
     for step in range(5):
         for _ in range(20):
             matrix = (matrix @ matrix).clamp_(-1, 1)
-        buffers.load(torch.full((3, 64), step).numpy())
-        seen.append(buffers.columns(64)[0].clone())
+        buffers.load(torch.full((3 * 64,), step).numpy())
+        seen.append(buffers.columns(64).ids.clone())
     assert [set(ids.tolist()) for ids in seen] == [{step} for step in range(5)]
 
 
@@ -232,6 +233,7 @@ def test_steady_decoding_never_waits(checkpoint: Path, sampling: SamplingParams)
     figures = pipeline.graph_figures()
     assert figures is not None
     assert (figures.replays, figures.eager_decodes) == (12, 0)
+    assert (figures.prompt_replays, figures.eager_prompts) == (1, 0)
     assert all(0 <= token < VOCAB for found in tokens.values() for token in found)
 
 
@@ -273,5 +275,6 @@ def test_the_same_tokens_as_launch_by_launch(
     figures = engine.stats().graphs
     assert figures is not None
     assert figures.replays > 60
-    assert figures.eager_decodes == 0
+    assert figures.prompt_replays >= 2
+    assert (figures.eager_decodes, figures.eager_prompts) == (0, 0)
     assert found[0] == found[1]

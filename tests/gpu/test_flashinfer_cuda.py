@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 
 from benchmarks import attention
-from llm.attention.base import AttentionBackend, AttentionOptions, PlannedAttention
+from llm.attention.base import (
+    AttentionBackend,
+    AttentionOptions,
+    CapturedShape,
+    PlannedAttention,
+)
 from llm.attention.registry import create_attention_backend
 from llm.batch import ForwardBatch, ForwardMode
 from llm.errors import ConfigError
@@ -180,7 +185,7 @@ def test_invariant_decoding_is_the_same_in_any_company(heads: tuple[int, int]) -
         parts: Step = [*one, *[(rows[1 + n % 2], n, n + 1) for n in range(others)]]
         eager = backend.forward(backend.plan(setting.batch(parts)), 0, *setting.fed(parts))
         assert torch.equal(eager[0], alone[0])
-        plan = backend.capture_plan(len(parts), 900)
+        plan = backend.capture_plan(CapturedShape(len(parts)), 900)
         backend.replan(plan, setting.batch(parts))
         assert torch.equal(backend.forward(plan, 0, *setting.fed(parts))[0], alone[0])
 
@@ -215,7 +220,7 @@ def test_captured_plans(filled: tuple[Setting, list[Row]], with_graph: bool) -> 
     setting, rows = filled
     backend = setting.backend
     sizes = (20, 2)
-    plans = {size: backend.capture_plan(size, 1000) for size in sizes}
+    plans = {size: backend.capture_plan(CapturedShape(size), 1000) for size in sizes}
     buffers = {size: [t.cuda() for t in setting.fed(padding(setting, size))] for size in sizes}
     out: dict[int, Tensor] = {}
     graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -252,7 +257,7 @@ def test_replanning_waits_for_nothing(filled: tuple[Setting, list[Row]]) -> None
     """While the device is busy, plans for several steps are made and queued; all come out right."""
     setting, rows = filled
     backend = setting.backend
-    plan = backend.capture_plan(1, 1000)
+    plan = backend.capture_plan(CapturedShape(1), 1000)
     batches = [setting.batch([(row, 15, 16)]) for row in rows]
     inputs = [setting.fed([(row, 15, 16)]) for row in rows]
     matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)

@@ -33,7 +33,7 @@ class _Again:
 
 
 def use_graphs(runner: ModelRunner) -> HostCapture:
-    """Have an initialized runner replay its decode forwards, over the gathered backend."""
+    """Have an initialized runner replay its forwards, over the gathered backend."""
     use_gathered(runner)
     capture = HostCapture()
     runner.use_graphs(capture)
@@ -49,6 +49,7 @@ def use_gathered(runner: ModelRunner) -> None:
 
 def twins(folder: Path, **values: Any) -> tuple[ModelRunner, ModelRunner]:
     """An eager runner and one with graphs, of the same checkpoint."""
+    values = {"max_batch_input_tokens": 48} | values
     eager, replayed = (ModelRunner(pipeline_config(folder, **values)) for _ in range(2))
     for runner in (eager, replayed):
         runner.initialize()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +19,9 @@ from llm.models.auto import AutoModel
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.pipeline.text_generation import TextGenerationPipeline
 from llm.request import Request, SamplingParams
-from llm.runner.cuda_graphs import MAX_GRAPH_ROWS, GraphRunner, graph_buckets
+from llm.runner.cuda_graphs import GraphRunner
 from llm.runner.graph_figures import GraphFigures
+from llm.runner.graph_shapes import GraphLimits
 from llm.runner.input_buffers import InputBuffers
 from llm.runner.model_runner import ModelRunner
 from tests.llm import test_architectures as architectures
@@ -98,29 +98,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_llama(tmp_path_factory.mktemp("llama"))
 
 
-@pytest.mark.parametrize(
-    ("most", "expected"),
-    [
-        (1, (1,)),
-        (3, (1, 2, 3)),
-        (12, (1, 2, 4, 8, 12)),
-        (33, (1, 2, 4, 8, 12, 16, 24, 32, 33)),
-        (100, (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 100)),
-    ],
-)
-def test_buckets(most: int, expected: tuple[int, ...]) -> None:
-    assert graph_buckets(most) == expected
-
-
-@given(st.integers(1, 5000))
-def test_buckets_ascend_to_the_largest_batch(most: int) -> None:
-    buckets = graph_buckets(most)
-    assert list(buckets) == sorted(set(buckets))
-    assert buckets[-1] == min(most, MAX_GRAPH_ROWS)
-    gaps = [(after - before, before) for before, after in itertools.pairwise(buckets)]
-    assert all(gap <= max(8, before / 4) for gap, before in gaps)
-
-
 @pytest.mark.parametrize("write", MODELS.values(), ids=MODELS)
 def test_a_replay_is_the_eager_forward(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     decoding = Decoding(*twins(write(tmp_path), max_batch_size=8))
@@ -129,7 +106,7 @@ def test_a_replay_is_the_eager_forward(tmp_path: Path, write: Callable[[Path], P
     decoding.check_pages()
     graphs = decoding.replayed.graph_runner
     assert graphs is not None
-    assert graphs.figures() == GraphFigures(num_buckets=4, replays=6, eager_decodes=0)
+    assert graphs.figures() == GraphFigures(len(graphs.shapes), 6, 0, eager_prompts=1)
 
 
 some_rows = st.lists(st.integers(0, NUM_ROWS - 1), min_size=1, unique=True)
@@ -170,7 +147,7 @@ def test_larger_batches_run_eagerly_and_say_so_once(
     with caplog.at_level(logging.WARNING):
         decoding.decode([0, 1, 2], [7, 8, 9])
         decoding.decode([0, 1, 2], [7, 8, 9])
-    assert caplog.text.count("more than 2 rows (this one has 3) run without CUDA graphs") == 1
+    assert caplog.text.count("more than 2 rows (this one has 9) run without CUDA graphs") == 1
 
 
 def test_what_is_not_a_plain_decode_batch_runs_eagerly(checkpoint: Path) -> None:
@@ -178,17 +155,20 @@ def test_what_is_not_a_plain_decode_batch_runs_eagerly(checkpoint: Path) -> None
     graphs = decoding.replayed.graph_runner
     assert graphs is not None
     plain_row = decoding.row(0, 7)
-    assert graphs.can_run(batch(plain_row))
+    assert graphs.prepare(batch(plain_row)) is not None
     prompt = row([1, 2], [40], request_id="new")
-    for other in (
-        batch(prompt),
-        batch(plain_row, prompt),
-        batch(plain_row._replace(lora="french")),
-        batch(plain_row._replace(samples=False)),
-        ScheduledBatch((), ForwardMode.IDLE),
-    ):
-        assert not graphs.can_run(other)
-    assert graphs.num_eager_decodes == 2
+    decodes = [batch(plain_row._replace(lora="french"))]
+    prompts = [
+        batch(prompt._replace(lora="french"), plain_row),
+        batch(prompt._replace(embeds=True), plain_row),
+        batch(prompt._replace(sampling=SamplingParams(echo=True, top_logprobs=0)), plain_row),
+        batch(row([0] * 49, [40, 41, 42, 43])),  # too many tokens
+        batch(*[prompt._replace(request_id=str(n)) for n in range(4)]),  # too many prompts
+    ]
+    for other in (*decodes, *prompts, ScheduledBatch((), ForwardMode.IDLE)):
+        assert graphs.prepare(other) is None
+    figures = graphs.figures()
+    assert (figures.eager_decodes, figures.eager_prompts) == (len(decodes), 1 + len(prompts))
 
 
 def test_nothing_is_replayed_before_it_is_captured(checkpoint: Path) -> None:
@@ -198,12 +178,12 @@ def test_nothing_is_replayed_before_it_is_captured(checkpoint: Path) -> None:
     capture = HostCapture()
     assert runner.attn_backend is not None
     parts = (runner.loaded_model, runner.attn_backend)
-    graphs = GraphRunner(*parts, capture, max_rows=3, max_context=64)
-    assert not graphs.can_run(batch(row([1], [1])))
+    graphs = GraphRunner(*parts, capture, GraphLimits(3, 16, 64))
+    assert graphs.prepare(batch(row([1], [1]))) is None
     graphs.capture()
     graphs.capture()
-    assert capture.num_captured == len(graphs.buckets) == 3
-    assert graphs.can_run(batch(row([1], [1])))
+    assert capture.num_captured == len(graphs.shapes) == 5
+    assert graphs.prepare(batch(row([1], [1]))) is not None
 
 
 def test_parts_that_cannot_be_captured(checkpoint: Path) -> None:
@@ -217,7 +197,7 @@ def test_parts_that_cannot_be_captured(checkpoint: Path) -> None:
     assert runner.attn_backend is not None
     model = object.__new__(AutoModel)
     with pytest.raises(RuntimeError, match="AutoModel cannot be captured"):
-        GraphRunner(model, runner.attn_backend, HostCapture(), max_rows=1, max_context=1)
+        GraphRunner(model, runner.attn_backend, HostCapture(), GraphLimits(1, 1, 1))
 
 
 def on_gpu(checkpoint: Path, **model: Any) -> ModelRunner:
@@ -250,8 +230,8 @@ def test_warming_up(checkpoint: Path, kind: Any) -> None:
         pipeline.warmup_graph_capture()
     capture = use_graphs(pipeline.runner)
     pipeline.warmup_graph_capture()
-    assert capture.num_captured == 2
-    assert pipeline.graph_figures() == GraphFigures(num_buckets=2, replays=0, eager_decodes=0)
+    assert capture.num_captured == 7
+    assert pipeline.graph_figures() == GraphFigures(num_shapes=7, replays=0, eager_decodes=0)
 
 
 def test_several_steps_of_a_turn_are_replayed(checkpoint: Path) -> None:
@@ -264,7 +244,7 @@ def test_several_steps_of_a_turn_are_replayed(checkpoint: Path) -> None:
         pipeline.execute(batch(*prompts))
         found.append(pipeline.execute(batch(*rows, num_steps=6)).token_ids)
     assert found[0] == found[1]
-    assert pipeline.graph_figures() == GraphFigures(num_buckets=3, replays=6, eager_decodes=0)
+    assert pipeline.graph_figures() == GraphFigures(8, 6, 0, prompt_replays=1)
 
 
 @pytest.mark.parametrize("num_pages", [256, 14])
@@ -318,17 +298,16 @@ def test_a_runner_driven_by_tensors_replays(checkpoint: Path) -> None:
 
 
 def test_input_buffers_stay_where_they_are() -> None:
-    buffers = InputBuffers(4, torch.device("cpu"))
-    ids, positions, slots = buffers.columns(3)
+    buffers = InputBuffers(4, 2, torch.device("cpu"))
+    columns = buffers.columns(3, 1)
     for step in range(5):
-        numbers = np.arange(9).reshape(3, 3) + 10 * step
+        numbers = np.arange(10) + 10 * step
         buffers.load(numbers)
         numbers[:] = -1  # the host may go on with its own
-        assert torch.stack([ids, positions, slots]).tolist() == [
-            [10 * step + 3 * column + n for n in range(3)] for column in range(3)
-        ]
-    assert buffers.columns(1)[0].data_ptr() == ids.data_ptr()
-    assert buffers.nbytes == 3 * 4 * 8
+        expected = [list(range(start, start + 3)) for start in (0, 3, 6)]
+        assert [[n - 10 * step for n in c.tolist()] for c in columns] == [*expected, [9]]
+    assert buffers.columns(1).ids.data_ptr() == columns.ids.data_ptr()
+    assert buffers.nbytes == (3 * 4 + 2) * 8
 
 
 def test_rows_with_an_adapter_run_eagerly(checkpoint: Path, tmp_path: Path) -> None:

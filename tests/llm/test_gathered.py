@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from llm.attention.base import PlannedAttention
+from llm.attention.base import CapturedShape, PlannedAttention
 from llm.attention.gathered import MAX_CAPTURED_TOKENS, GatheredBackend, GatheredPlan
 from llm.attention.sdpa import SdpaBackend
 from llm.kv_cache.kv_pool import KVPool
@@ -56,7 +56,13 @@ def test_mixed_batches_attend_like_dense_memory(
 
 
 def addresses(plan: GatheredPlan) -> list[int]:
-    tensors = [plan.slots, *(t for part in plan.parts for t in (part.page_table, part.positions))]
+    tensors = [plan.slots]
+    for part in plan.parts:
+        tensors += [
+            part.page_table,
+            part.positions,
+            *([] if part.firsts is None else [part.firsts]),
+        ]
     return [tensor.data_ptr() for tensor in tensors]
 
 
@@ -70,7 +76,7 @@ def test_a_captured_plan_is_pointed_at_other_rows(window: int | None) -> None:
     filled = [(row, 0, 50) for row in rows]
     PlannedAttention.create(forward_batch(page_size, filled), backend).attend(0, *fed(filled))
 
-    plan = backend.capture_plan(3, max_context=50)
+    plan = backend.capture_plan(CapturedShape(3), max_context=50)
     before = addresses(plan)
     steps: list[Step] = [
         [(rows[0], 49, 50), (rows[1], 20, 21), (rows[2], 0, 1)],
@@ -86,11 +92,44 @@ def test_a_captured_plan_is_pointed_at_other_rows(window: int | None) -> None:
         assert addresses(plan) == before
 
 
+@pytest.mark.parametrize("window", [None, 7])
+def test_a_captured_plan_with_prompts(window: int | None) -> None:
+    """Prompts, chunks and single rows share its tokens; every tensor stays where it is."""
+    page_size, heads, shape = 4, (4, 2), CapturedShape(3, 2, 30)
+    pages = shuffled_pages(60, seed=2)
+    rows = [Row(50, heads, pages[13 * n : 13 * (n + 1)], seed=n) for n in range(4)]
+    backend = GatheredBackend(KVPool(1, 60, page_size, 2, HEAD_DIM), options(window))
+    plan = backend.capture_plan(shape, max_context=50)
+    before = addresses(plan)
+    a, b, c, d = rows
+    steps: list[Step] = [
+        [(a, 0, 9), (b, 0, 21)],
+        [(a, 9, 10), (b, 21, 40)],  # one of one token, and a chunk behind a prefix
+        [(b, 40, 41), (a, 10, 11), (c, 0, 14), (d, 0, 1)],
+        [(c, 14, 15), (a, 11, 12), (b, 41, 42)],
+        [(d, 1, 13), (a, 12, 13)],
+    ]
+    for parts in steps:
+        singles = next((n for n, part in enumerate(parts) if part[2] > part[1] + 1), len(parts))
+        first, query, key_value = shape.first_token(singles), *fed(parts)
+        size, rest = len(query), shape.num_tokens - len(query) - first
+        around = (0, 0, 0, 0, first, rest)
+        backend.replan(plan, forward_batch(page_size, parts))
+        padded = torch.nn.functional.pad(key_value, (0, 0, *around), value=0.5)
+        found = backend.forward(plan, 0, torch.nn.functional.pad(query, around), padded)
+        assert bool(found.isfinite().all())
+        own = found[first : first + size]
+        assert torch.allclose(own.double(), expected(parts, window), atol=1e-5)
+        assert addresses(plan) == before
+
+
 def test_a_fresh_captured_plan_only_pads() -> None:
     pool = KVPool(1, 4, 4, 2, HEAD_DIM)
     backend = GatheredBackend(pool, options())
     row = padded(1)
-    found = backend.forward(backend.capture_plan(2, 9), 0, *fed([(row, 0, 1), (row, 0, 1)]))
+    found = backend.forward(
+        backend.capture_plan(CapturedShape(2), 9), 0, *fed([(row, 0, 1), (row, 0, 1)])
+    )
     assert bool(found.isfinite().all())
     assert bool((pool.keys(0)[1:] == 0).all())
 
@@ -99,7 +138,7 @@ def test_what_cannot_be_captured_says_so() -> None:
     backend = SdpaBackend(KVPool(1, 4, 4, 2, HEAD_DIM), options())
     assert not backend.can_capture
     with pytest.raises(NotImplementedError, match="SdpaBackend cannot be captured"):
-        backend.capture_plan(1, 4)
+        backend.capture_plan(CapturedShape(1), 4)
     with pytest.raises(NotImplementedError, match="SdpaBackend cannot be captured"):
         backend.replan(backend.plan(forward_batch(4, [(padded(1), 0, 1)])), forward_batch(4, []))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from llm.attention.page_lists import PageLists
+from llm.attention.page_lists import PageLists, RowLists
 from llm.attention.workspaces import FLOAT_WORKSPACE_BYTES, workspace_bytes
 from tests.llm.attention_rows import Row, forward_batch
 
@@ -17,20 +17,27 @@ def test_pages_follow_each_other_row_by_row() -> None:
     batch = forward_batch(16, [(row, 0, end) for row, end in zip(rows, ends, strict=True)])
     lists = PageLists.of(batch, 0, 4)
     assert lists.numbers.dtype == torch.int32
-    assert lists.offsets.tolist() == [0, 3, 4, 6, 9]
-    assert lists.last_lens.tolist() == [8, 1, 16, 1]
-    assert lists.ids.tolist() == [7, 3, 9, 2, 5, 4, 1, 6, 10]
+    assert listed(lists.all_rows) == ([0, 3, 4, 6, 9], [8, 1, 16, 1], [7, 3, 9, 2, 5, 4, 1, 6, 10])
     some = PageLists.of(batch, 1, 3)
-    assert (some.offsets.tolist(), some.last_lens.tolist()) == ([0, 1, 3], [1, 16])
-    assert some.ids.tolist() == [2, 5, 4]
+    assert listed(some.all_rows) == ([0, 1, 3], [1, 16], [2, 5, 4])
+    padded = PageLists.of(batch, 1, 3, before=2, after=1)
+    assert padded.num_rows == 5
+    assert listed(padded.all_rows) == ([0, 1, 2, 3, 5, 6], [1, 1, 1, 16, 1], [0, 0, 2, 5, 4, 0])
+    last = padded.rows(3, 5)  # of a part, the pages are those of all rows
+    assert listed(last) == ([3, 5, 6], [16, 1], [0, 0, 2, 5, 4, 0])
+    assert last.ids.data_ptr() == padded.all_rows.ids.data_ptr()
+
+
+def listed(lists: RowLists) -> tuple[list[int], ...]:
+    return tuple(tensor.tolist() for tensor in lists)
 
 
 @pytest.mark.parametrize("num_rows", [1, 5])
 def test_rows_that_pad_have_one_token_in_page_0(num_rows: int) -> None:
-    lists = PageLists.padding(num_rows)
-    assert lists.offsets.tolist() == list(range(num_rows + 1))
-    assert lists.last_lens.tolist() == [1] * num_rows
-    assert lists.ids.tolist() == [0] * num_rows
+    expected = (list(range(num_rows + 1)), [1] * num_rows, [0] * num_rows)
+    assert listed(PageLists.padding(num_rows).all_rows) == expected
+    nobody = PageLists.of(forward_batch(16, []), 0, 0, after=num_rows)
+    assert listed(nobody.all_rows) == expected
 
 
 def test_scratch_of_kernels_is_known_beforehand() -> None:

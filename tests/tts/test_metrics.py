@@ -180,7 +180,7 @@ def test_decode_forwards_are_counted_by_how_they_ran(service: Service) -> None:
     metrics = Metrics()
     metrics.engine.status = status
     assert "sonant_decode_forwards" not in metrics.text()  # on a CPU nothing is captured
-    graphs = GraphFigures(num_buckets=3, replays=40, eager_decodes=2)
+    graphs = GraphFigures(num_shapes=3, replays=40, eager_decodes=2)
     metrics.engine.status = replace(status, stats=replace(status.stats, graphs=graphs))
     assert metrics.value("sonant_decode_forwards_total", run="graph") == 40
     assert metrics.value("sonant_decode_forwards_total", run="eager") == 2

@@ -1,0 +1,148 @@
+"""Captured prompts on a GPU, alone and beside rows that decode: the eager logits, nobody waits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from benchmarks.shapes import SHAPES, Shape
+from llm.batch import ScheduledRow
+from llm.runner.graph_capture import CudaCapture
+from llm.runner.model_runner import ModelRunner
+from tests.gpu.test_cuda_graphs import no_waiting
+from tests.llm.llama_checkpoints import batch, random_ids, row, write_llama
+from tts.config import AUTO_DECODER, AudioGenerationConfig
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+VOCAB = 512
+TOLERANCE = 0.03  # of the largest logit
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "head_dim": 64,
+    "max_position_embeddings": 1024,
+}
+HEADS = [(8, 8), (16, 8), (24, 8), (32, 8), (12, 2), (14, 2), (8, 1)]  # groups 1 to 8
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("page_size", [1, 16, 128])
+def test_prompts_are_replayed_like_eager_forwards(
+    tmp_path: Path, heads: tuple[int, int], page_size: int
+) -> None:
+    """Prompts alone and together, chunks, single tokens behind a prefix, all beside rows that
+    decode.
+    """
+    sizes = dict(zip(("num_attention_heads", "num_key_value_heads"), heads, strict=True))
+    folder = write_llama(tmp_path, **SIZES | sizes)
+    check_mixtures(*runners(folder, page_size))
+
+
+@pytest.mark.parametrize("name", ["llasa-1b", "orpheus-3b", "qwen3-0.6b"])
+def test_prompts_of_published_sizes(tmp_path: Path, name: str) -> None:
+    """The layers of published models, two of them."""
+    shape = SHAPES[name]
+    values = {**shape.values, "num_hidden_layers": 2, "vocab_size": VOCAB}
+    folder = Shape(name, values).write(tmp_path)
+    check_mixtures(*runners(folder, 16, is_random=True))
+
+
+def runners(
+    folder: Path, page_size: int, *, is_random: bool = False
+) -> tuple[ModelRunner, ModelRunner]:
+    """An eager one and one that replays, of up to 40 rows."""
+    model = {
+        "model_path": str(folder),
+        "device_specs": ["cuda"],
+        "quantization_encoding": "bfloat16",
+        "disable_cuda_graph": True,
+        "attention_backend": "flashinfer",
+        "kv_cache": {"kv_cache_page_size": page_size, "num_pages": 1 + 20480 // page_size},
+    }
+    settings = AudioGenerationConfig(
+        model=model,
+        audio_decoder=AUTO_DECODER,
+        run_model_test_mode=is_random,
+        max_length=900,
+        max_batch_size=40,
+        max_num_steps=1,
+    )
+    eager, replayed = (ModelRunner(settings) for _ in range(2))
+    for runner in (eager, replayed):
+        runner.initialize()
+    replayed.use_graphs(CudaCapture(replayed.device))
+    return eager, replayed
+
+
+class Sequences:
+    """Requests that have fed so many tokens, each with room for 600."""
+
+    def __init__(self, page_size: int, count: int) -> None:
+        each = -(-600 // page_size)
+        order = list(range(1, 1 + count * each))
+        Random(page_size).shuffle(order)
+        self.pages = [order[n * each : (n + 1) * each] for n in range(count)]
+        self.fed = [0] * count
+
+    def row(self, place: int, count: int, *, samples: bool = True) -> ScheduledRow:
+        start, pages = self.fed[place], self.pages[place]
+        self.fed[place] += count
+        ids = random_ids(count, VOCAB, seed=1000 * place + start)
+        return row(ids, pages, start, request_id=str(place), samples=samples)
+
+
+def check_mixtures(eager: ModelRunner, replayed: ModelRunner) -> None:
+    sequences = Sequences(eager.page_size, 26)
+    take = sequences.row
+    for count in range(4):
+        steps = [
+            [take(6 * count, 109)],
+            [take(6 * count, 1), take(6 * count + 1, 33), take(6 * count + 2, 2)],
+            [take(6 * count + n, 1) for n in range(3)],
+            [take(6 * count, 1), take(6 * count + 3, 300, samples=False)],
+            [take(6 * count + 3, 71), take(6 * count + 4, 200)],
+            [*[take(n, 1) for n in range(6 * count + 5)], take(6 * count + 5, 64)],
+        ]
+        for number, step in enumerate(steps):
+            found = [
+                r.forward(r.prepare(batch(*step))).next_token_logits for r in (eager, replayed)
+            ]
+            limit = TOLERANCE * float(found[0].abs().max())
+            assert found[0].shape == found[1].shape
+            assert float((found[0] - found[1]).abs().max()) < limit, (count, number)
+    assert replayed.graph_runner is not None
+    figures = replayed.graph_runner.figures()
+    assert (figures.eager_decodes, figures.eager_prompts) == (0, 0)
+    assert (figures.replays, figures.prompt_replays) == (4, 20)
+
+
+def test_prompts_replayed_while_the_device_is_busy(tmp_path: Path) -> None:
+    """Two forwards are prepared and queued before the first one runs: each is the eager one."""
+    eager, replayed = runners(write_llama(tmp_path, **SIZES), 16)
+    sequences = Sequences(16, 10)
+    first = [sequences.row(n, 60 + n) for n in range(5)]
+    steps = [
+        first,
+        [*[sequences.row(n, 1) for n in range(5)], sequences.row(5, 80)],
+        [*[sequences.row(n, 1) for n in range(6)], sequences.row(6, 90)],
+    ]
+    expected = [eager.forward(eager.prepare(batch(*step))).logits for step in steps]
+    replayed.forward(replayed.prepare(batch(*steps[0])))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)
+    busy = torch.cuda.Event()
+    busy.record()
+    with no_waiting():
+        found = [replayed.forward(replayed.prepare(batch(*s))).logits.clone() for s in steps[1:]]
+    assert not busy.query()
+    for ours, theirs in zip(found, expected[1:], strict=True):
+        limit = TOLERANCE * float(theirs.abs().max())
+        assert float((ours - theirs).abs().max()) < limit
