@@ -20,6 +20,7 @@ ROWS_BESIDE_PROMPTS = (32, 128, 256, 384, 512, 768)
 ALONE_TOKENS = (128, 256, 512)  # of prompts, when nothing decodes
 MIXED_TOKENS = (128, 384)
 PROMPT_TOKENS = 16  # of the shortest prompts that a shape has enough rows for
+FEWEST_PROMPTS = 4
 RECORD_BYTES = 3 * 2**19  # of one captured layer, beside its scratch; the head counts as one
 
 
@@ -49,7 +50,8 @@ def prompt_shapes(max_rows: int, max_tokens: int) -> tuple[CapturedShape, ...]:
     shapes = set()
     for rows, tokens in sizes:
         fed = min(tokens, max_tokens)
-        shapes.add(CapturedShape(rows, min(max(1, fed // PROMPT_TOKENS), max_rows), fed))
+        count = max(fed // PROMPT_TOKENS, FEWEST_PROMPTS)
+        shapes.add(CapturedShape(rows, min(count, max_rows), fed))
     return tuple(sorted(shapes, key=lambda shape: (shape.num_tokens, shape.num_singles)))
 
 

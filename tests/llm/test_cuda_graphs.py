@@ -151,7 +151,7 @@ def test_larger_batches_run_eagerly_and_say_so_once(
 
 
 def test_what_is_not_a_plain_decode_batch_runs_eagerly(checkpoint: Path) -> None:
-    decoding = Decoding(*twins(checkpoint, max_batch_size=4))
+    decoding = Decoding(*twins(checkpoint, max_batch_size=6))
     graphs = decoding.replayed.graph_runner
     assert graphs is not None
     plain_row = decoding.row(0, 7)
@@ -163,7 +163,7 @@ def test_what_is_not_a_plain_decode_batch_runs_eagerly(checkpoint: Path) -> None
         batch(prompt._replace(embeds=True), plain_row),
         batch(prompt._replace(sampling=SamplingParams(echo=True, top_logprobs=0)), plain_row),
         batch(row([0] * 49, [40, 41, 42, 43])),  # too many tokens
-        batch(*[prompt._replace(request_id=str(n)) for n in range(4)]),  # too many prompts
+        batch(*[prompt._replace(request_id=str(n)) for n in range(5)]),  # too many prompts
     ]
     for other in (*decodes, *prompts, ScheduledBatch((), ForwardMode.IDLE)):
         assert graphs.prepare(other) is None
