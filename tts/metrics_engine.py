@@ -125,16 +125,21 @@ def _drafts(stats: EngineStats) -> Iterator[Metric]:
 
 
 def _graphs(stats: EngineStats) -> Iterator[Metric]:
-    """Nothing where decoding is not captured."""
+    """Nothing where no forward is captured."""
     graphs = stats.graphs
     if graphs is None:
         return
-    forwards = CounterMetricFamily(
-        "sonant_decode_forwards", "Decode forwards, captured or launch by launch.", labels=["run"]
-    )
-    forwards.add_metric(["graph"], graphs.replays)
-    forwards.add_metric(["eager"], graphs.eager_decodes)
-    yield forwards
+    counts = {
+        "decode": ("Decode forwards", graphs.replays, graphs.eager_decodes),
+        "prompt": ("Forwards with prompts", graphs.prompt_replays, graphs.eager_prompts),
+    }
+    for kind, (text, replays, eager) in counts.items():
+        forwards = CounterMetricFamily(
+            f"sonant_{kind}_forwards", f"{text}, captured or launch by launch.", labels=["run"]
+        )
+        forwards.add_metric(["graph"], replays)
+        forwards.add_metric(["eager"], eager)
+        yield forwards
 
 
 def _audio(figures: AudioFigures) -> Iterator[Metric]:

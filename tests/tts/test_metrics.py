@@ -174,16 +174,18 @@ def test_drafts_are_counted_by_position(service: Service) -> None:
             assert metrics.value(f"sonant_{name}_tokens_total", **labels) == count
 
 
-def test_decode_forwards_are_counted_by_how_they_ran(service: Service) -> None:
+def test_forwards_are_counted_by_how_they_ran(service: Service) -> None:
     status = run(service.client.status())
     assert status.stats is not None
     metrics = Metrics()
     metrics.engine.status = status
     assert "sonant_decode_forwards" not in metrics.text()  # on a CPU nothing is captured
-    graphs = GraphFigures(num_shapes=3, replays=40, eager_decodes=2)
+    graphs = GraphFigures(3, replays=40, eager_decodes=2, prompt_replays=7, eager_prompts=1)
     metrics.engine.status = replace(status, stats=replace(status.stats, graphs=graphs))
     assert metrics.value("sonant_decode_forwards_total", run="graph") == 40
     assert metrics.value("sonant_decode_forwards_total", run="eager") == 2
+    assert metrics.value("sonant_prompt_forwards_total", run="graph") == 7
+    assert metrics.value("sonant_prompt_forwards_total", run="eager") == 1
 
 
 def test_the_counts_of_a_histogram_become_cumulative() -> None:
