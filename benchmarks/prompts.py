@@ -163,8 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_config_flags(options, AudioGenerationConfig)
     args = options.parse_args(argv)
     if not torch.cuda.is_available():
-        print("there is no CUDA device", file=sys.stderr)
-        return 1
+        raise SystemExit("graphs are measured on a CUDA device: there is none")
     values = AudioGenerationConfig.merged(
         {"model": {"device_specs": ["cuda:0"]}}, flag_values(args, AudioGenerationConfig)
     )

@@ -28,6 +28,7 @@ from benchmarks import (
     host,
     idle,
     memory,
+    prompts,
     sampling,
     scheduler,
     seams,
@@ -71,6 +72,7 @@ def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
         "idle",
         "kernels",
         "memory",
+        "prompts",
         "results",
         "sampling",
         "scheduler",
@@ -278,7 +280,7 @@ def test_on_the_cpu_company_changes_no_token(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu measures it there")
-@pytest.mark.parametrize("command", [attention, sampling])
+@pytest.mark.parametrize("command", [attention, prompts, sampling])
 def test_some_things_are_only_measured_on_a_device(command: ModuleType) -> None:
     with pytest.raises(SystemExit, match="there is none"):
         command.main([])

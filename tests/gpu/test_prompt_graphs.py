@@ -8,7 +8,8 @@ from random import Random
 import pytest
 import torch
 
-from benchmarks.shapes import SHAPES, Shape
+from benchmarks import prompts
+from benchmarks.shapes import SHAPES, Shape, llama
 from llm.batch import ScheduledRow
 from llm.runner.graph_capture import CudaCapture
 from llm.runner.model_runner import ModelRunner
@@ -146,3 +147,14 @@ def test_prompts_replayed_while_the_device_is_busy(tmp_path: Path) -> None:
     for ours, theirs in zip(found, expected[1:], strict=True):
         limit = TOLERANCE * float(theirs.abs().max())
         assert float((ours - theirs).abs().max()) < limit
+
+
+def test_the_benchmark_measures() -> None:
+    sizes = {"hidden": 256, "inner": 512, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 64}
+    shape = Shape("small", llama(**sizes, vocab=VOCAB))
+    found = {f.name: f for f in prompts.measure(shape, {"model": {"device_specs": ["cuda"]}}, 1)}
+    for decoding, count in prompts.MIXTURES:
+        text = f"small: {decoding} rows, {count} prompts of {prompts.PROMPT}"
+        for way in ("replayed", "launch by launch"):
+            assert 0 < found[f"{text}, {way}: host"].value <= found[f"{text}, {way}: step"].value
+            assert 0 < found[f"{text}, {way}: device"].value
