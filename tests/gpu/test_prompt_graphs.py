@@ -157,4 +157,4 @@ def test_the_benchmark_measures() -> None:
         text = f"small: {decoding} rows, {count} prompts of {prompts.PROMPT}"
         for way in ("replayed", "launch by launch"):
             assert 0 < found[f"{text}, {way}: host"].value <= found[f"{text}, {way}: step"].value
-            assert 0 < found[f"{text}, {way}: device"].value
+            assert found[f"{text}, {way}: device"].value > 0
