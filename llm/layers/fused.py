@@ -73,8 +73,12 @@ class NormedProduct:
         blocks = None if matrix is None else matrix.blocks(len(x))
         if matrix is None or blocks is None:
             normed = normalise(x, norm.gain, norm.epsilon, level=self._level)
-            found = self._linear(normed)
-            return found if out is None else out.copy_(found)
+            if out is None:
+                return self._linear(normed)
+            if matrix is None or matrix.bias is not None or not x.is_cuda:
+                return out.copy_(self._linear(normed))
+            # Nothing is rounded, written and read again on the way to a wider format.
+            return torch.mm(normed, matrix.weight.t(), out_dtype=out.dtype, out=out)
         if out is None:
             out = x.new_empty(len(x), len(matrix.weight))
         product(
