@@ -17,7 +17,7 @@ from llm.attention.base import CapturedShape
 MAX_GRAPH_ROWS = 1024
 DECODE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 ROWS_BESIDE_PROMPTS = (32, 128, 256, 384, 512, 768)
-ALONE_TOKENS = (128, 256, 512)  # of prompts, when nothing decodes
+ALONE_TOKENS = (128, 256, 512, 1024)  # of prompts, when nothing decodes
 MIXED_TOKENS = (128, 384)
 PROMPT_TOKENS = 16  # of the shortest prompts that a shape has enough rows for
 FEWEST_PROMPTS = 4

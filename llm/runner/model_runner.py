@@ -251,6 +251,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             self.sample_on_device()
         if self.captures_decoding and self.attn_backend.can_capture:
             self.use_graphs(CudaCapture(self.device))
+            torch.cuda.empty_cache()  # of what ran before it was captured, on a stream of its own
         elif self.captures_decoding:
             text = "nothing runs as a CUDA graph: attention by %s cannot be captured here"
             logger.warning(text, self.attn_backend.description)
