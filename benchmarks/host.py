@@ -35,7 +35,7 @@ from benchmarks.scheduler import calm
 from benchmarks.shapes import Shape, llama
 from decoder import CodecSpec, StreamingOptions
 from llm import Engine, EngineStoppedError, Request, SamplingParams
-from llm.attention.base import AttentionBackend
+from llm.attention.base import AttentionBackend, CapturedShape
 from llm.attention.page_lists import PageLists
 from llm.batch import ForwardBatch, KVCacheInputs
 from llm.models.llama import LlamaModel
@@ -116,13 +116,15 @@ class ListsOnly(AttentionBackend[PageLists]):
         return query.flatten(1)
 
     def capture_plan(
-        self, num_rows: int, max_context: int, slots: Tensor | None = None
+        self, shape: CapturedShape, max_context: int, slots: Tensor | None = None
     ) -> PageLists:
+        num_rows = shape.num_singles
         size = 2 * num_rows + 1 + num_rows * -(-max_context // self.pool.page_size)
         return PageLists(torch.zeros(size, dtype=torch.int32), num_rows)
 
     def replan(self, plan: PageLists, batch: ForwardBatch) -> None:
-        lists = PageLists.of(batch, 0, plan.num_rows)
+        num_rows = len(batch.query_lens)
+        lists = PageLists.of(batch, 0, num_rows, after=plan.num_rows - num_rows)
         plan.numbers[: len(lists.numbers)].copy_(lists.numbers)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -41,11 +41,13 @@ class PageLists:
         lengths[before : num_rows - after] = batch.context_lens[first:last]
         counts = (lengths + (size - 1)) // size
         kept = zip(batch.pages[first:last], counts[before : num_rows - after].tolist(), strict=True)
-        ids = list(chain.from_iterable([pages[:count] for pages, count in kept]))
+        ids = array("i")
+        for pages, count in kept:
+            ids.extend(pages[:count])
         numbers = np.zeros(2 * num_rows + 1 + before + len(ids) + after, dtype=np.int32)
         np.cumsum(counts, out=numbers[1 : num_rows + 1])
         numbers[num_rows + 1 : 2 * num_rows + 1] = lengths - (counts - 1) * size
-        numbers[2 * num_rows + 1 + before : len(numbers) - after] = ids
+        numbers[2 * num_rows + 1 + before : len(numbers) - after] = np.frombuffer(ids, np.int32)
         return cls(torch.from_numpy(numbers), num_rows)
 
     @classmethod

@@ -34,6 +34,9 @@ class GraphRows:
         rows, mode = batch.rows, batch.mode
         fed = [row.token_ids for row in rows]
         lengths = (1,) * len(rows) if mode.is_decode else tuple(map(len, fed))
+        sampling: Sequence[int] = range(len(rows))
+        if not (batch.is_plain and mode.is_decode):
+            sampling = [place for place, row in enumerate(rows) if row.samples]
         return cls(
             mode,
             tuple([row.request_id for row in rows]),
@@ -42,7 +45,7 @@ class GraphRows:
             tuple([row.start + count for row, count in zip(rows, lengths, strict=True)]),
             tuple([row.pages for row in rows]),
             next((place for place, count in enumerate(lengths) if count > 1), len(rows)),
-            tuple([place for place, row in enumerate(rows) if row.samples]),
+            tuple(sampling),
         )
 
     @classmethod
