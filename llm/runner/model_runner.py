@@ -283,7 +283,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
 
     def warm_up(self) -> None:
         """Run prompts into the page that swallows padding, short ones and a long one: kernels are
-        compiled and chosen before somebody waits for them.
+        compiled and chosen before somebody waits for them. Not by graphs, which need no warming.
         """
         if not (self.is_generation and self._model_class.uses_kv_pool):
             return
@@ -292,7 +292,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             pages = PADDING_PAGES * -(-length // self.page_size)
             row = ScheduledRow("", (0,) * length, 0, pages, True, True, SamplingParams())
             with torch.inference_mode():
-                inputs = self.prepare(ScheduledBatch((row,), ForwardMode.EXTEND))
+                inputs = self._prepare_eagerly(ScheduledBatch((row,), ForwardMode.EXTEND))
                 logits = self.loaded_model.execute(inputs).next_token_logits
                 self.choice.choose(logits, self.choice.prepare([row]))
             self.choice.release("")
@@ -301,15 +301,16 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         """Inputs of a batch's first forward, attention planned. Run it before the next `prepare`:
         a captured forward reads buffers that are filled here.
         """
-        if self.attn_backend is None:
-            raise RuntimeError("initialize the runner before its first forward")
         with self.session.profiler.range("prepare", detail=True):
             loaded = None if self.graph_runner is None else self.graph_runner.prepare(batch)
-            if loaded is not None:
-                return loaded
-            forward_batch = batch_of_rows(batch.rows, batch.mode, self.page_size, self.device)
-            planned = PlannedAttention.create(forward_batch, self.attn_backend)
-            return self.loaded_model.prepare_initial_token_inputs([batch.rows], planned)
+            return self._prepare_eagerly(batch) if loaded is None else loaded
+
+    def _prepare_eagerly(self, batch: ScheduledBatch) -> ModelInputs:
+        if self.attn_backend is None:
+            raise RuntimeError("initialize the runner before its first forward")
+        forward_batch = batch_of_rows(batch.rows, batch.mode, self.page_size, self.device)
+        planned = PlannedAttention.create(forward_batch, self.attn_backend)
+        return self.loaded_model.prepare_initial_token_inputs([batch.rows], planned)
 
     def prepare_next(self, next_tokens: Tensor, inputs: ModelInputs) -> ModelInputs:
         """Inputs of the forward that feeds the tokens [B] sampled from the one of `inputs`."""

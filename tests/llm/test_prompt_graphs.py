@@ -146,6 +146,21 @@ def test_tokens_that_pad_change_nothing(checkpoint: Path) -> None:
     assert changed - {0} == slots
 
 
+def test_warming_up_runs_eagerly(checkpoint: Path) -> None:
+    """Of prompts short and long; afterwards forwards are what they were."""
+    runner = ModelRunner(pipeline_config(checkpoint, max_batch_size=4))
+    runner.initialize()
+    runner.sample_on_device()
+    use_graphs(runner)
+    prompt = batch(row(random_ids(20, 96), [1, 2]))
+    expected = runner.forward(runner.prepare(prompt)).logits.clone()
+    runner.warm_up()
+    assert torch.equal(runner.forward(runner.prepare(prompt)).logits, expected)
+    assert runner.graph_runner is not None
+    figures = runner.graph_runner.figures()
+    assert (figures.prompt_replays, figures.eager_prompts, figures.replays) == (2, 0, 0)
+
+
 def test_a_turn_of_several_steps_begins_with_prompts(checkpoint: Path) -> None:
     prompts = [row(random_ids(n + 4, 96), [n + 1, n + 20], request_id=str(n)) for n in range(3)]
     found = []
