@@ -32,10 +32,13 @@ SIZES = {
     "max_position_embeddings": 1024,
 }
 HEADS = [(8, 8), (16, 8), (24, 8), (32, 8), (12, 2), (14, 2), (8, 1)]  # groups 1 to 8
+PAGES = [
+    *[(heads, 16) for heads in HEADS],
+    *[(HEADS[n], size) for n in (0, 3) for size in (1, 128)],
+]
 
 
-@pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize("page_size", [1, 16, 128])
+@pytest.mark.parametrize(("heads", "page_size"), PAGES, ids=str)
 def test_prompts_are_replayed_like_eager_forwards(
     tmp_path: Path, heads: tuple[int, int], page_size: int
 ) -> None:
