@@ -30,6 +30,7 @@ SIZES = {
     "intermediate_size": 512,
     "head_dim": 64,
     "max_position_embeddings": 1024,
+    "initializer_range": 0.04,  # scores of attention are of the size that trained ones are
 }
 HEADS = [(8, 8), (16, 8), (24, 8), (32, 8), (12, 2), (14, 2), (8, 1)]  # groups 1 to 8
 PAGES = [
