@@ -61,6 +61,11 @@ class SpeechChunker:
         """The first code that is in no block yet."""
         return self._first_code
 
+    @property
+    def num_missing(self) -> float:
+        """Codes to be pushed until a block fires; infinity: none does before `finish`."""
+        return self._needed - len(self._waiting)
+
     def push(self, codes: Iterable[int]) -> list[SpeechChunk]:
         """Add new codes; every block they complete, in order."""
         if self._is_finished:

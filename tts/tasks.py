@@ -154,6 +154,8 @@ class SpeechTask(StreamTask):
         self._waiting: deque[FiredBlock] = deque()
         self._num_launched = 0  # of those, from the oldest: a decoder is at them
         self._tokens = TokenChunk(self.request_id)
+        self._new_ids: list[int] = []  # tokens that were not looked up yet
+        self._num_missing = self._chunker.num_missing
         # what is in the queue already
         self._num_blocks = self._num_codes = self._num_samples = 0
         self._carry = self._stream.carry
@@ -171,24 +173,33 @@ class SpeechTask(StreamTask):
     def on_tokens(self, chunk: TokenChunk) -> None:
         if self.is_done:
             return
-        is_first = not self._tokens.output_tokens
+        has_news = not self._tokens.output_tokens
         self._tokens = chunk
         if chunk.finish_reason is not None:
             self._take_last(chunk, chunk.finish_reason)
             return
-        blocks = self._chunker.push(self._code_map.codes(chunk.token_ids))
-        for block in blocks:
-            self._fire(block, is_last=False)
-        if blocks or is_first:
+        self._new_ids += chunk.token_ids
+        if len(self._new_ids) >= self._num_missing:
+            for block in self._push():
+                self._fire(block, is_last=False)
+                has_news = True
+        if has_news:
             self._tell(self)
+
+    def _push(self) -> list[SpeechChunk]:
+        """Look up what came since, when it may complete a block: a token is one code at most."""
+        blocks = self._chunker.push(self._code_map.codes(self._new_ids))
+        self._new_ids.clear()
+        self._num_missing = self._chunker.num_missing
+        return blocks
 
     def _take_last(self, chunk: TokenChunk, reason: FinishReason) -> None:
         self.is_generating = False
         if reason in (FinishReason.CANCELLED, FinishReason.ERROR):
             self._end(chunk)
         else:
-            blocks = self._chunker.push(self._code_map.codes(chunk.token_ids))
-            blocks += self._chunker.finish()
+            self._new_ids += chunk.token_ids
+            blocks = self._push() + self._chunker.finish()
             if not blocks:
                 blocks.append(SpeechChunk((), self._stream.num_codes, self._num_fired))
             for block in blocks:

@@ -66,16 +66,11 @@ class SpeechVocabulary:
 
     def codes(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Codes of the speech tokens among `token_ids`, in order; other ids are left out."""
-        if len(token_ids) == 1 and not self._ids:  # what a step brings, without a call more
-            place = token_ids[0] - self._base
-            return (place % self.codebook_size,) if 0 <= place < self._num_ids else ()
-        return tuple([code for i in token_ids if (code := self._code(i)) is not None])
-
-    def _code(self, token_id: int) -> int | None:
         if self._ids:
-            return self._codes.get(token_id)
-        place = token_id - self._base
-        return place % self.codebook_size if 0 <= place < self._num_ids else None
+            known = self._codes
+            return tuple([known[i] for i in token_ids if i in known])
+        base, size, end = self._base, self.codebook_size, self._base + self._num_ids
+        return tuple([(i - base) % size for i in token_ids if base <= i < end])
 
     def token_ids(self, codes: Iterable[int]) -> tuple[int, ...]:
         """Token ids of codes, the first of which begins a frame.
