@@ -5,8 +5,8 @@
 A replayed forward computes nothing here and attention only gets its page lists, so what is left is
 the Python of a step, without what a GPU's driver asks for each copy and launch. Rows stay the same
 (decode), or streams of 210 tokens, 4.2 s of speech, end all the time and as many arrive (streams);
-the forward of a batch with prompts is left out of its step's time. The hook is the audio worker's
-turn with nothing to render. Times are the engine thread's processor time.
+a forward that is too large to be captured is left out of its step's time. The hook is the audio
+worker's turn with nothing to render. Times are the engine thread's processor time.
 """
 
 from __future__ import annotations
@@ -103,29 +103,40 @@ class EmptyModel(LlamaModel):
         return torch.zeros(len(batch.input_ids), EMPTY.values["hidden_size"])
 
 
-class ListsOnly(AttentionBackend[PageLists]):
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """Page lists, in place for a captured shape."""
+
+    lists: PageLists
+    shape: CapturedShape | None = None
+
+
+class ListsOnly(AttentionBackend[Lists]):
     """Page tables as paged kernels read them, and no kernels."""
 
     name = "lists"
-    can_capture = True
+    can_capture = can_capture_prompts = True
 
-    def plan(self, batch: ForwardBatch) -> PageLists:
-        return PageLists.of(batch, 0, len(batch.query_lens))
+    def plan(self, batch: ForwardBatch) -> Lists:
+        return Lists(PageLists.of(batch, 0, len(batch.query_lens)))
 
-    def forward(self, plan: PageLists, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
+    def forward(self, plan: Lists, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
         return query.flatten(1)
 
     def capture_plan(
         self, shape: CapturedShape, max_context: int, slots: Tensor | None = None
-    ) -> PageLists:
-        num_rows = shape.num_singles
+    ) -> Lists:
+        num_rows = shape.num_singles + shape.num_prompts
         size = 2 * num_rows + 1 + num_rows * -(-max_context // self.pool.page_size)
-        return PageLists(torch.zeros(size, dtype=torch.int32), num_rows)
+        return Lists(PageLists(torch.zeros(size, dtype=torch.int32), num_rows), shape)
 
-    def replan(self, plan: PageLists, batch: ForwardBatch) -> None:
+    def replan(self, plan: Lists, batch: ForwardBatch) -> None:
+        assert plan.shape is not None
         num_rows = len(batch.query_lens)
-        lists = PageLists.of(batch, 0, num_rows, after=plan.num_rows - num_rows)
-        plan.numbers[: len(lists.numbers)].copy_(lists.numbers)
+        first = plan.shape.first_token(batch.num_singles)
+        after = plan.lists.num_rows - first - num_rows
+        lists = PageLists.of(batch, 0, num_rows, before=first, after=after)
+        plan.lists.numbers[: len(lists.numbers)].copy_(lists.numbers)
 
 
 class NothingCaptured(GraphCapture):

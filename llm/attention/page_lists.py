@@ -40,10 +40,9 @@ class PageLists:
         lengths = np.ones(num_rows, dtype=np.int32)
         lengths[before : num_rows - after] = batch.context_lens[first:last]
         counts = (lengths + (size - 1)) // size
-        kept = zip(batch.pages[first:last], counts[before : num_rows - after].tolist(), strict=True)
-        ids = array("i")
-        for pages, count in kept:
-            ids.extend(pages[:count])
+        ids, needed = array("i"), counts[before : num_rows - after].tolist()
+        for pages, count in zip(batch.pages[first:last], needed, strict=True):
+            ids.extend(pages if len(pages) == count else pages[:count])
         numbers = np.zeros(2 * num_rows + 1 + before + len(ids) + after, dtype=np.int32)
         np.cumsum(counts, out=numbers[1 : num_rows + 1])
         numbers[num_rows + 1 : 2 * num_rows + 1] = lengths - (counts - 1) * size

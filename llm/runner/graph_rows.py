@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import add
 
 import numpy as np
 
@@ -32,19 +33,22 @@ class GraphRows:
     def of(cls, batch: ScheduledBatch) -> GraphRows:
         """Of a scheduled batch."""
         rows, mode = batch.rows, batch.mode
-        fed = [row.token_ids for row in rows]
-        lengths = (1,) * len(rows) if mode.is_decode else tuple(map(len, fed))
+        names, fed, starts, pages, *_ = zip(*rows, strict=True)  # the quickest way to columns
+        lengths, num_singles = (1,) * len(rows), len(rows)
+        if not mode.is_decode:
+            lengths = tuple(map(len, fed))
+            num_singles = next((n for n, length in enumerate(lengths) if length > 1), len(rows))
         sampling: Sequence[int] = range(len(rows))
         if not (batch.is_plain and mode.is_decode):
             sampling = [place for place, row in enumerate(rows) if row.samples]
         return cls(
             mode,
-            tuple([row.request_id for row in rows]),
+            names,
             list(chain.from_iterable(fed)),
             lengths,
-            tuple([row.start + count for row, count in zip(rows, lengths, strict=True)]),
-            tuple([row.pages for row in rows]),
-            next((place for place, count in enumerate(lengths) if count > 1), len(rows)),
+            tuple(map(add, starts, lengths)),
+            pages,
+            num_singles,
             tuple(sampling),
         )
 
