@@ -169,7 +169,7 @@ class GraphRunner:
     def _is_plain(self, batch: ScheduledBatch) -> bool:
         """Whether nothing is asked of its rows but tokens of the model as it is."""
         if batch.is_plain or batch.mode.is_idle:
-            return batch.is_plain
+            return not batch.mode.is_idle
         if any(row.lora for row in batch.rows):
             return False
         prompts = () if batch.mode.is_decode else [row for row in batch.rows if row.is_extend]
