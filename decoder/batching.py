@@ -79,7 +79,9 @@ def render(decoder: AudioDecoder, ready: Sequence[ReadyWindow]) -> list[np.ndarr
 
 
 class Renderer:
-    """One decoder, on a stream of its own where it runs on a GPU: other work goes on beside it."""
+    """One decoder, on a stream of its own where it runs on a GPU: other work goes on beside it, and
+    gives way to it.
+    """
 
     def __init__(self, decoder: AudioDecoder) -> None:
         self.decoder = decoder
@@ -87,7 +89,9 @@ class Renderer:
         if decoder.device.startswith("cuda"):
             import torch
 
-            stream = torch.cuda.Stream(torch.device(decoder.device))
+            from decoder.cuda_graphs import URGENT
+
+            stream = torch.cuda.Stream(torch.device(decoder.device), priority=URGENT)
             self._on_stream = partial(torch.cuda.stream, stream)
 
     def launch(self, ready: Sequence[ReadyWindow]) -> Rendered:
