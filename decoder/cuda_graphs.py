@@ -181,16 +181,16 @@ def captured(decoder: AudioDecoder, options: StreamingOptions) -> AudioDecoder:
 
 
 class CudaRecorder:
-    """Records with CUDA graphs, which share one pool of memory.
+    """Records with CUDA graphs, which share one pool of memory and one stream.
 
-    All of them on one stream of its own: there are few streams in torch, and who asks for another
-    one gets one that is in use. Graphs that were recorded on one stream share the memory that
-    products work in, so those of the language model must not be among them.
+    What is recorded goes ahead of other work on the device: it is short, and a listener waits.
+    The stream is this recorder's alone. PyTorch has 32 of a priority and then gives them out again,
+    and cuBLAS keeps scratch for each: products recorded on one stream must not run side by side.
     """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream(priority=URGENT)
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """See `Recorder`. Waits for the device; nothing else may use it meanwhile."""
