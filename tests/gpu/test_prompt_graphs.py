@@ -113,7 +113,9 @@ class Sequences:
 
 
 def check_mixtures(exact: ModelRunner, eager: ModelRunner, replayed: ModelRunner) -> None:
-    """Replays are as near to exact logits as eager forwards are, or nearly that."""
+    """Replays are as near to exact logits as eager forwards are, or nearly that. Without exact ones
+    they are as near to eager ones as two roundings are.
+    """
     sequences = Sequences(eager.page_size, 26)
     take = sequences.row
     for count in range(4):
@@ -135,7 +137,8 @@ def check_mixtures(exact: ModelRunner, eager: ModelRunner, replayed: ModelRunner
                 size = float(expected[line].norm())
                 usual = float((theirs - expected[line]).norm()) / size
                 error = float((ours - expected[line]).norm()) / size
-                assert error < 1.5 * usual + TOLERANCE / 2, (count, number, line, usual)
+                limit = TOLERANCE if exact is eager else 1.5 * usual + TOLERANCE / 2
+                assert error < limit, (count, number, line, usual)
     assert replayed.graph_runner is not None
     figures = replayed.graph_runner.figures()
     assert (figures.eager_decodes, figures.eager_prompts) == (0, 0)
