@@ -20,6 +20,7 @@ from decoder.base import (
     SpeechChunk,
     StreamingOptions,
     StreamState,
+    grown_look_ahead,
 )
 from decoder.batching import ReadyWindow, Rendered, Renderer, render
 from decoder.pcm import (
@@ -106,6 +107,7 @@ __all__ = [
     "finalize_header",
     "finalize_wav_header",
     "gain_factor",
+    "grown_look_ahead",
     "mask_policy",
     "nearest_rate",
     "read_prompt_audio",

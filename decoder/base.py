@@ -78,9 +78,8 @@ class StreamingOptions:
     `chunk_sizes` None means one block at the end; otherwise the last size repeats. `look_ahead`
     is how many later codes a block waits for, to be rendered with them as right context; at the
     end of the stream it waits for none. `first_look_ahead` is that of the very first block: the
-    fewer, the sooner there is sound, and the less true its last samples; None: as the others. Later
-    blocks wait for as many codes more as were spoken before them, until it is `look_ahead`: so no
-    block comes late because it catches up on the first one's.
+    fewer, the sooner there is sound, and the less true its last samples; None: as the others. It
+    grows to `look_ahead` (see `grown_look_ahead`), so that no block waits for all of the rest.
     """
 
     chunk_sizes: tuple[int, ...] | None = None
@@ -96,7 +95,14 @@ class StreamingOptions:
         if first is None or sizes is None:
             return self.look_ahead
         spoken = sum(sizes[:block_index]) + max(0, block_index - len(sizes)) * sizes[-1]
-        return min(self.look_ahead, first + spoken)
+        return grown_look_ahead(first, self.look_ahead, sizes[0], spoken)
+
+
+def grown_look_ahead(first: int, most: int, block: int, spoken: int) -> int:
+    """The look-ahead of a block that follows `spoken` codes, where the stream's first one, of
+    `block` codes, had `first`: by one such block more for each three that were spoken.
+    """
+    return min(most, first + spoken // (3 * block) * block)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,10 @@ from decoder.xcodec2_modules import NUM_GROUPS, Xcodec2Config, Xcodec2Network
 from decoder.xcodec2_names import from_first_layout, xcodec2_names
 
 RECOMMENDED = StreamingOptions(
-    chunk_sizes=(5, 10, 15, 25), buffer=50, prepend=PrependPromptSpeechTokens.ROLLING, look_ahead=5
+    chunk_sizes=(5, 5, 10, 15, 25),
+    buffer=50,
+    prepend=PrependPromptSpeechTokens.ROLLING,
+    look_ahead=5,
 )
 
 CROSSFADE_MS = 20.0

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from decoder import SpeechChunk
+from decoder import SpeechChunk, grown_look_ahead
 
 
 class SpeechChunker:
@@ -30,8 +30,8 @@ class SpeechChunker:
         first_look_ahead: int | None = None,
         codes_per_frame: int = 1,
     ) -> None:
-        """`first_look_ahead` is that of the stream's first block, and grows with what has been cut
-        until it is `look_ahead`; None: all blocks have `look_ahead`.
+        """`first_look_ahead` is that of the stream's first block and grows from there
+        (`grown_look_ahead`); None: all blocks have `look_ahead`.
         """
         if chunk_sizes is not None and (not chunk_sizes or min(chunk_sizes) < 1):
             raise ValueError(f"chunk sizes {chunk_sizes} are not positive numbers")
@@ -87,7 +87,10 @@ class SpeechChunker:
 
     @property
     def _look_ahead(self) -> int:
-        return min(self._most_look_ahead, self._first_look_ahead + self._first_code)
+        if self._sizes is None:
+            return self._most_look_ahead
+        first, most = self._first_look_ahead, self._most_look_ahead
+        return grown_look_ahead(first, most, self._sizes[0], self._first_code)
 
     def _count_needed(self) -> float:
         """Codes that must wait for the next block to fire."""

@@ -54,7 +54,8 @@ class LoudnessKeeper:
         done = 0
         while done < len(samples):
             piece = samples[done : done + self._frame - len(self._partial)]
-            pieces.append(piece * self._ramp(len(self._partial), len(piece)))
+            if self._reference is not None:
+                pieces.append(piece * self._ramp(len(self._partial), len(piece)))
             self._partial = np.concatenate([self._partial, piece])
             done += len(piece)
             if len(self._partial) == self._frame:

@@ -76,7 +76,9 @@ def test_facts_of_the_published_checkpoint() -> None:
     assert (spec.sample_rate, spec.samples_per_frame, spec.codebook_size) == (24_000, 2048, 4096)
     assert spec.codes_per_second == pytest.approx(82.03, abs=0.01)
     assert spec.attention is AttentionKind.NONE
-    assert spec.recommended == StreamingOptions((7, 14, 28, 56), buffer=21, look_ahead=21)
+    assert spec.recommended == StreamingOptions(
+        (7, 7, 14, 21, 28, 42, 56), buffer=21, look_ahead=21
+    )
 
 
 @pytest.mark.parametrize("seed", [None, 7])

@@ -26,6 +26,7 @@ from decoder import (
     ReadyWindow,
     SpeechChunk,
     StreamingOptions,
+    grown_look_ahead,
     render,
 )
 from decoder.embedded import EmbeddedDecoder, codec_spec
@@ -167,8 +168,10 @@ def cut(
     while start < len(codes):
         size = len(codes) if sizes is None else sizes[min(len(chunks), len(sizes) - 1)]
         end = min(start + size, len(codes))
-        hasty = look_ahead if first_look_ahead is None else first_look_ahead + start
-        future = tuple(codes[end : end + min(look_ahead, hasty)])
+        waits = look_ahead
+        if first_look_ahead is not None and sizes is not None:
+            waits = grown_look_ahead(first_look_ahead, look_ahead, sizes[0], start)
+        future = tuple(codes[end : end + waits])
         chunks.append(SpeechChunk(tuple(codes[start:end]), start, len(chunks), future))
         start = end
     return chunks

@@ -99,23 +99,24 @@ def test_the_first_block_may_wait_for_less() -> None:
     chunker = SpeechChunker((2, 3), look_ahead=2, first_look_ahead=1)
     assert chunker.push([0, 1]) == []
     assert chunker.push([2]) == [SpeechChunk((0, 1), 0, 0, future=(2,))]
-    assert chunker.push([3, 4, 5]) == []
-    assert chunker.push([6]) == [SpeechChunk((2, 3, 4), 2, 1, future=(5, 6))]
+    assert chunker.push([3, 4]) == []
+    assert chunker.push([5]) == [SpeechChunk((2, 3, 4), 2, 1, future=(5,))]
 
 
 def test_what_the_first_block_did_not_wait_for_is_made_up_for_in_steps() -> None:
-    """No block waits for more new codes than its own and those that were heard before it."""
-    options = StreamingOptions((1, 1, 2), look_ahead=4, first_look_ahead=1)
-    chunker = SpeechChunker(options.chunk_sizes, look_ahead=4, first_look_ahead=1)
-    fired = [(code, block) for code in range(12) for block in chunker.push([code])]
-    assert [(code, len(block.codes), block.future) for code, block in fired] == [
-        (1, 1, (1,)),
-        (3, 1, (2, 3)),
-        (6, 2, (4, 5, 6)),
-        (9, 2, (6, 7, 8, 9)),
-        (11, 2, (8, 9, 10, 11)),
+    """One first block more for each three that were spoken: here 2 codes for 6."""
+    options = StreamingOptions((2, 2, 4), look_ahead=5, first_look_ahead=1)
+    chunker = SpeechChunker(options.chunk_sizes, look_ahead=5, first_look_ahead=1)
+    fired = [(code, block) for code in range(25) for block in chunker.push([code])]
+    assert [(code, block.first_code, len(block.future)) for code, block in fired] == [
+        (2, 0, 1),
+        (4, 2, 1),
+        (8, 4, 1),
+        (14, 8, 3),
+        (20, 12, 5),
+        (24, 16, 5),
     ]
-    assert [len(block.future) for _, block in fired] == [options.look_ahead_of(n) for n in range(5)]
+    assert [len(block.future) for _, block in fired] == [options.look_ahead_of(n) for n in range(6)]
 
 
 def test_codes_of_a_frame_that_was_cut_off_are_left_out() -> None:

@@ -48,10 +48,10 @@ def test_who_has_audio_enough_is_not_urgent() -> None:
 
 
 class Slow(Pace):
-    """As after calls of a tenth of a second, whatever they took."""
+    """As after calls of 50 ms, whatever they took."""
 
     def note(self, started_s: float, took_s: float) -> None:
-        super().note(started_s, 0.1)
+        super().note(started_s, 0.05)
 
 
 def test_windows_gather_while_the_decoder_rests() -> None:
@@ -70,7 +70,7 @@ def test_windows_gather_while_the_decoder_rests() -> None:
         for task, count in zip(tasks[:3], (2, 3, 4), strict=True):
             tokens(task, *range(count))
             assert bench.worker.after_step()
-        bench.clock.now_s += 0.1 + REST * 0.1 - 0.001
+        bench.clock.now_s += 0.05 + REST * 0.05 - 0.001
         assert bench.worker.after_step()
         assert bench.decoder.batches == [4]
         bench.clock.now_s += 0.002
