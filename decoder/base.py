@@ -215,17 +215,32 @@ class DecodeWindow:
         return len(self.codes), self.prompt_len, self.history_len, self.future_len
 
 
+class TailSlot:
+    """Where a tail of so many samples lies on a device; free again when nobody holds it."""
+
+    __slots__ = ("_free", "index", "length")
+
+    def __init__(self, free: list[int], length: int) -> None:
+        self._free, self.index, self.length = free, free.pop(), length
+
+    def __repr__(self) -> str:
+        return f"TailSlot({self.index}, length={self.length})"
+
+    def __del__(self) -> None:
+        self._free.append(self.index)  # atomic: streams end on any thread
+
+
 @dataclass(slots=True)
 class StreamState:
     """What rendering one stream leaves for its next block; whoever owns the stream owns it.
 
     Only `render` changes it, and only when the whole call has succeeded. `kept` belongs to the
     codec; `tail` are the samples after the newest block as it was rendered, float32, to be blended
-    with the next one's.
+    with the next one's: on the host, or where a device has them.
     """
 
     kept: object = None
-    tail: np.ndarray | None = None
+    tail: np.ndarray | TailSlot | None = None
 
 
 class AudioDecoder(ABC):

@@ -1,8 +1,8 @@
 """Ready windows of many streams, joined into as few decode calls as decoder and `max_batch` allow.
 
-Samples never depend on who shared a call. Who is decoded when is decided by
-the service, which knows whose listener waits. What a stream keeps between blocks (`StreamState`)
-comes in with its windows and changes only when the whole call has succeeded.
+Samples never depend on who shared a call. Who is decoded when is decided by the service, which
+knows whose listener waits. What a stream keeps between blocks (`StreamState`) comes in with its
+windows and changes only when the whole call has succeeded.
 """
 
 from __future__ import annotations
@@ -13,13 +13,22 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from decoder.base import AudioDecoder, CodecSpec, DecoderOptions, DecodeWindow, StreamState
+from decoder.base import (
+    AudioDecoder,
+    CodecSpec,
+    DecoderOptions,
+    DecodeWindow,
+    StreamState,
+    TailSlot,
+)
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+
+    from decoder.finishing import Finished, Finisher
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +36,13 @@ class ReadyWindow:
     """One block that can be rendered now, and the stream it belongs to.
 
     Without a `state` the block stands alone: nothing is kept for or taken from its neighbours.
+    `as_s16` asks for 16-bit samples, which come from where that costs the host nothing.
     """
 
     stream_id: str
     window: DecodeWindow
     state: StreamState | None = None
+    as_s16: bool = False
 
 
 def group_windows(decoder: AudioDecoder, ready: Sequence[ReadyWindow]) -> list[list[int]]:
@@ -63,7 +74,8 @@ class Rendered(ABC):
 
     @abstractmethod
     def samples(self) -> list[np.ndarray]:
-        """Emitted samples of each window, float32 [num_samples]; to be called once.
+        """Emitted samples of each window, float32 or, where it asked for that and a GPU rendered
+        them, perhaps int16 [num_samples]; to be called once.
 
         Of the batches of one stream in their order: what a block's end is faded into is kept here.
         """
@@ -75,58 +87,81 @@ def render(decoder: AudioDecoder, ready: Sequence[ReadyWindow]) -> list[np.ndarr
     Windows of one stream follow each other in its order. Raises what the decoder raises; then none
     of the windows has samples and no stream's state has changed.
     """
-    return launch(decoder, ready).samples()
+    started_s = time.perf_counter()
+    states = _states(ready)
+    parts = [(indices, rows.cpu()) for indices, rows in _rows(decoder, ready, states)]
+    return _OnHost(
+        _blocks(decoder, ready, states), parts, time.perf_counter() - started_s
+    ).samples()
 
 
 class Renderer:
     """One decoder, on a stream of its own where it runs on a GPU: other work goes on beside it, and
     gives way to it.
+
+    There blocks are faded into each other on the device, so a stream stays with one renderer.
     """
 
     def __init__(self, decoder: AudioDecoder) -> None:
         self.decoder = decoder
+        self._finisher: Finisher | None = None
         self._on_stream: Callable[[], AbstractContextManager[object]] = nullcontext
         if decoder.device.startswith("cuda"):
             import torch
 
             from decoder.cuda_graphs import URGENT
+            from decoder.finishing import Finisher
 
             stream = torch.cuda.Stream(torch.device(decoder.device), priority=URGENT)
             self._on_stream = partial(torch.cuda.stream, stream)
+            with self._on_stream():
+                self._finisher = Finisher(decoder, crossfade_samples(decoder.spec, decoder.options))
 
     def launch(self, ready: Sequence[ReadyWindow]) -> Rendered:
-        """As the function `launch`."""
+        """As `render`, but a device may still be at it when this returns. Raises what `render`
+        does.
+        """
+        started_s, states = time.perf_counter(), _states(ready)
+        if self._finisher is None:
+            parts = list(_rows(self.decoder, ready, states))
+            blocks = _blocks(self.decoder, ready, states)
+            return _OnHost(blocks, parts, time.perf_counter() - started_s)
         with self._on_stream():
-            return launch(self.decoder, ready)
+            return self._launch(self._finisher, ready, states)
+
+    def _launch(
+        self, finisher: Finisher, ready: Sequence[ReadyWindow], states: Sequence[StreamState]
+    ) -> Rendered:
+        blocks = _blocks(self.decoder, ready, states)
+        tails = {id(state): _on_device(state.tail) for state in states}
+        started, parts = _event_now(), list[tuple[list[int], Finished]]()
+        for indices, rows in _rows(self.decoder, ready, states):
+            # At once: the next call of a decoder may use the same memory again.
+            as_s16 = all(ready[index].as_s16 for index in indices)
+            own = [blocks[index] for index in indices]
+            parts.append((indices, finisher.finish(rows, own, tails, as_s16=as_s16)))
+        for state in states:
+            state.tail = tails[id(state)]
+        return _OnItsWay(finisher, blocks, parts, (started, _event_now()))
 
 
-def launch(decoder: AudioDecoder, ready: Sequence[ReadyWindow]) -> Rendered:
-    """As `render`, but a device may still be at it when this returns. Raises what `render` does."""
-    if decoder.device == "cpu":
-        started_s = time.perf_counter()
-        return _OnHost(*_launched(decoder, ready), time.perf_counter() - started_s)
-    started = _event_now()
-    return _OnItsWay(*_launched(decoder, ready), started, _event_now())
+def _on_device(tail: np.ndarray | TailSlot | None) -> TailSlot | None:
+    assert tail is None or isinstance(tail, TailSlot)
+    return tail
 
 
-def _launched(
-    decoder: AudioDecoder, ready: Sequence[ReadyWindow]
-) -> tuple[list[_Block], list[_Part]]:
-    """Blocks and the rows that they are in, or will be."""
-    states = [StreamState() if item.state is None else item.state for item in ready]
-    kept = {id(state): state.kept for state in states}
+def _states(ready: Sequence[ReadyWindow]) -> list[StreamState]:
+    return [StreamState() if item.state is None else item.state for item in ready]
+
+
+def _blocks(
+    decoder: AudioDecoder, ready: Sequence[ReadyWindow], states: Sequence[StreamState]
+) -> list[Block]:
     fade = crossfade_samples(decoder.spec, decoder.options)
-    parts: list[_Part] = []
-    for indices, rows in _rows(decoder, ready, states, kept):
-        # At once: the next call of a decoder may use the same memory again.
-        parts.append((indices, _to_host(rows)))
-    for state in states:
-        state.kept = kept[id(state)]
-    blocks = [
-        _Block(item.window.num_samples, tail_size(decoder.spec, item.window, fade), state)
+    return [
+        Block(item.window.num_samples, tail_size(decoder.spec, item.window, fade), state)
         for item, state in zip(ready, states, strict=True)
     ]
-    return blocks, parts
 
 
 def tail_size(spec: CodecSpec, window: DecodeWindow, fade: int) -> int:
@@ -135,73 +170,72 @@ def tail_size(spec: CodecSpec, window: DecodeWindow, fade: int) -> int:
 
 
 def _rows(
-    decoder: AudioDecoder,
-    ready: Sequence[ReadyWindow],
-    states: Sequence[StreamState],
-    kept: dict[int, object],
+    decoder: AudioDecoder, ready: Sequence[ReadyWindow], states: Sequence[StreamState]
 ) -> Iterator[tuple[list[int], torch.Tensor]]:
-    """Rendered windows [B, S] and which they are; where a stream's past is kept, block by block."""
-    if decoder.options.stateful:
-        for index, (item, state) in enumerate(zip(ready, states, strict=True)):
-            row, kept[id(state)] = decoder.decode_next(item.window, kept[id(state)])
-            yield [index], row
-    else:
+    """Rendered rows [B, S] and which windows they are; where a stream's past is kept, block by
+    block. What is kept changes when all have been rendered.
+    """
+    if not decoder.options.stateful:
         for group in group_windows(decoder, ready):
             yield group, decoder.decode([ready[index].window for index in group])
+        return
+    kept = {id(state): state.kept for state in states}
+    for index, (item, state) in enumerate(zip(ready, states, strict=True)):
+        row, kept[id(state)] = decoder.decode_next(item.window, kept[id(state)])
+        yield [index], row
+    for state in states:
+        state.kept = kept[id(state)]
 
 
-_Part: TypeAlias = "tuple[list[int], torch.Tensor]"
-"""Which windows, and their rows [B, S], which begin with what is emitted."""
+class Block(NamedTuple):
+    """What a row is for: its samples, those after them to fade in from, the stream."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Block:
     num_samples: int
     tail_size: int
     state: StreamState
 
 
-class _OnHost(Rendered):
-    """Rows that are in host memory, or will be when somebody has waited for them."""
+_Part: TypeAlias = "tuple[list[int], torch.Tensor]"
+"""Which windows, and their rows [B, S] on the host, which begin with what is emitted."""
 
-    def __init__(self, blocks: Sequence[_Block], parts: Sequence[_Part], took_s: float) -> None:
+
+class _OnHost(Rendered):
+    """Rows that are in host memory and are still to be faded into each other."""
+
+    is_ready = True
+
+    def __init__(self, blocks: Sequence[Block], parts: Sequence[_Part], took_s: float) -> None:
         self._blocks, self._parts, self._took_s = blocks, parts, took_s
 
     @property
     def took_s(self) -> float:
         return self._took_s
 
-    @property
-    def is_ready(self) -> bool:
-        return True
-
     def samples(self) -> list[np.ndarray]:
-        rows = {
-            index: row
-            for group, rows in self._parts
-            for index, row in zip(group, rows.numpy(), strict=True)
-        }
+        rows = _in_order(self._parts)
         return [self._emitted(rows[index], block) for index, block in enumerate(self._blocks)]
 
-    def _emitted(self, row: np.ndarray, block: _Block) -> np.ndarray:
+    def _emitted(self, row: np.ndarray, block: Block) -> np.ndarray:
         emitted = row[: block.num_samples].copy()
-        blend(emitted, block.state.tail)
+        tail = block.state.tail
+        assert not isinstance(tail, TailSlot)
+        blend(emitted, tail)
         block.state.tail = row[block.num_samples :][: block.tail_size].copy()
         return emitted
 
 
-class _OnItsWay(_OnHost):
-    """Rows that a GPU copies to the host behind what it still has to do."""
+class _OnItsWay(Rendered):
+    """Rows that a GPU fades and copies to the host behind what it still has to do."""
 
     def __init__(
         self,
-        blocks: Sequence[_Block],
-        parts: Sequence[_Part],
-        started: torch.cuda.Event,
-        ended: torch.cuda.Event,
+        finisher: Finisher,
+        blocks: Sequence[Block],
+        parts: Sequence[tuple[list[int], Finished]],
+        events: tuple[torch.cuda.Event, torch.cuda.Event],
     ) -> None:
-        super().__init__(blocks, parts, 0.0)
-        self._started, self._ended = started, ended
+        self._finisher, self._blocks, self._parts = finisher, blocks, parts
+        self._started, self._ended = events
 
     @property
     def is_ready(self) -> bool:
@@ -213,7 +247,21 @@ class _OnItsWay(_OnHost):
 
     def samples(self) -> list[np.ndarray]:
         self._ended.synchronize()
-        return super().samples()
+        rows = _in_order([(indices, finished.rows) for indices, finished in self._parts])
+        found = [
+            rows[index][: block.num_samples].copy() for index, block in enumerate(self._blocks)
+        ]
+        for _, finished in self._parts:
+            self._finisher.give_back(finished)
+        return found
+
+
+def _in_order(parts: Sequence[_Part]) -> dict[int, np.ndarray]:
+    return {
+        index: row
+        for indices, rows in parts
+        for index, row in zip(indices, rows.numpy(), strict=True)
+    }
 
 
 def _event_now() -> torch.cuda.Event:
@@ -223,16 +271,6 @@ def _event_now() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
-
-
-def _to_host(rows: torch.Tensor) -> torch.Tensor:
-    """The rows in host memory; from a GPU, in pinned memory that is filled when it gets there."""
-    if rows.device.type == "cpu":
-        return rows
-    import torch
-
-    target = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
-    return target.copy_(rows, non_blocking=True)
 
 
 def crossfade_samples(spec: CodecSpec, options: DecoderOptions) -> int:

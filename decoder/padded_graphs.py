@@ -13,18 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from decoder.base import DecodeWindow, PrependPromptSpeechTokens, StreamingOptions
 from decoder.cuda_graphs import CapturedDecoder, Recorder, batch_sizes
+from decoder.host_memory import Staging
 from decoder.padding import CallShape, PaddedNetwork, joined
 from decoder.window_inputs import WindowInputs
 
-STAGES = 4  # host buffers of a shape: how many copies to the device may be on their way
 PROMPT_S = 30.0  # voice prompts up to this length have a shape
 LEAST_PROMPT = 32  # frames
 REMEMBERED = 1024  # shapes of windows
@@ -135,35 +133,3 @@ def _doubled(start: int, most: int) -> Iterator[int]:
     while start < most:
         start *= 2
         yield start
-
-
-class StageBuffer(NamedTuple):
-    """The same memory twice."""
-
-    tensor: Tensor  # int64 [rows, width]; pinned, where a GPU reads it
-    numbers: np.ndarray
-
-
-class Staging:
-    """Host memory that is used in turn, so that a device may still copy what came before."""
-
-    def __init__(self, rows: int, width: int, device: str) -> None:
-        on_gpu = device != "cpu"
-        tensors = [
-            torch.zeros((rows, width), dtype=torch.int64, pin_memory=on_gpu) for _ in range(STAGES)
-        ]
-        self._buffers = [StageBuffer(tensor, tensor.numpy()) for tensor in tensors]
-        self._events = [torch.cuda.Event() for _ in tensors] if on_gpu else []
-        self._current = 0
-
-    def next(self) -> StageBuffer:
-        """The buffer that was used longest ago; waits until it has been copied."""
-        self._current = (self._current + 1) % STAGES
-        if self._events:
-            self._events[self._current].synchronize()
-        return self._buffers[self._current]
-
-    def note_copy(self) -> None:
-        """The newest buffer's copy has been queued on the current stream."""
-        if self._events:
-            self._events[self._current].record()

@@ -25,6 +25,7 @@ from decoder import (
 MAX_PIECE_BYTES = 48 * 1024  # one message on the wire stays below 64 KiB
 COSTLY_PIECE_S = 0.5  # compressing this much takes some 20 ms
 PIECE_S = 4.0
+SIXTEEN_BIT = (AudioEncoding.PCM_S16LE, AudioEncoding.WAV)
 COMPRESSED = (AudioEncoding.FLAC, AudioEncoding.OGG_OPUS, AudioEncoding.MP3)
 
 
@@ -63,6 +64,11 @@ class AudioOutput:
         self._resampler = Resampler(codec_rate, audio_format.sample_rate)
         self._gain = np.float32(gain_factor(shape.gain_db))
         self._encoder = create_encoder(audio_format)
+        self._takes_s16 = (
+            shape == AudioShape()
+            and audio_format.sample_rate == codec_rate
+            and audio_format.encoding in SIXTEEN_BIT
+        )
         is_costly = audio_format.encoding in COMPRESSED or shape.speaking_rate != 1.0
         self._step = round((COSTLY_PIECE_S if is_costly else PIECE_S) * codec_rate)
         sample_bytes = 4 if audio_format.encoding is AudioEncoding.PCM_F32LE else 2
@@ -81,11 +87,22 @@ class AudioOutput:
         if self._loudness is not None:
             self._loudness.begin_segment()
 
+    @property
+    def takes_s16(self) -> bool:
+        """Whether samples only have to be 16-bit: nothing else is done to them."""
+        return self._takes_s16
+
     def write(self, samples: np.ndarray) -> Iterator[EncodedAudio]:
-        """Send on float32 [S] at the codec's rate; what comes out may lag behind a little."""
+        """Send on float32 [S] at the codec's rate; what comes out may lag behind a little.
+
+        int16 [S], as `to_s16` makes them, where the output takes that.
+        """
+        is_s16 = samples.dtype == np.int16
+        if is_s16 and not self._takes_s16:
+            raise ValueError("this output does more to its samples than 16-bit ones allow")
         for start in range(0, len(samples), self._step):
-            stretched = self._stretcher.process(self._shaped(samples[start : start + self._step]))
-            yield from self._encode([self._resampler.process(stretched)])
+            piece = samples[start : start + self._step]
+            yield from self._encode(piece) if is_s16 else self._encode_floats(piece)
 
     def _shaped(self, samples: np.ndarray) -> np.ndarray:
         if self._loudness is not None:
@@ -94,7 +111,7 @@ class AudioOutput:
 
     def flush(self) -> Iterator[EncodedAudio]:
         """Send what trimming and rate conversion hold back. The stream goes on."""
-        return self._encode(self._tails())
+        return self._encode_parts(self._tails())
 
     def drop(self) -> None:
         """Forget what trimming and rate conversion hold back. The stream goes on."""
@@ -121,10 +138,15 @@ class AudioOutput:
         yield self._resampler.process(self._stretcher.finish())
         yield self._resampler.finish()
 
-    def _encode(self, parts: Iterable[np.ndarray]) -> Iterator[EncodedAudio]:
+    def _encode_floats(self, samples: np.ndarray) -> Iterator[EncodedAudio]:
+        stretched = self._stretcher.process(self._shaped(samples))
+        return self._encode_parts([self._resampler.process(stretched)])
+
+    def _encode_parts(self, parts: Iterable[np.ndarray]) -> Iterator[EncodedAudio]:
         samples = np.concatenate([np.zeros(0, dtype=np.float32), *parts])
-        if self._gain != 1.0:
-            samples = samples * self._gain
+        return self._encode(samples if self._gain == 1.0 else samples * self._gain)
+
+    def _encode(self, samples: np.ndarray) -> Iterator[EncodedAudio]:
         for start in range(0, len(samples), self._max_piece):
             piece = samples[start : start + self._max_piece]
             self._num_unsent += len(piece)

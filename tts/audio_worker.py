@@ -71,7 +71,8 @@ class Rendering:
     @property
     def ready(self) -> ReadyWindow:
         """As the decoder takes it."""
-        return ReadyWindow(self.task.request_id, self.window, self.task.state)
+        task = self.task
+        return ReadyWindow(task.request_id, self.window, task.state, as_s16=task.as_s16)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ class SpeechJob:
     """One language-model call whose tokens are speech, and how to turn them into audio.
 
     `carry` None means a fresh stream; a tuple (even empty) means the stream goes on from these
-    codes, the first of them spoken `len(carry)` codes before `token_offset`.
+    codes, the first of them spoken `len(carry)` codes before `token_offset`. With `as_s16` blocks
+    may be 16-bit, rounded as `decoder.to_s16` does.
     """
 
     request: Request
@@ -28,18 +29,19 @@ class SpeechJob:
     prompt_codes: tuple[int, ...] = ()
     carry: tuple[int, ...] | None = None
     token_offset: int = 0  # codes spoken before this job's first one
+    as_s16: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AudioBlock:
-    """Audio of one block, mono float32 in [-1, 1] at the codec's rate.
+    """Audio of one block, mono at the codec's rate: float32 in [-1, 1], or int16 as its job allows.
 
     Offsets count from the job's first sample and code. The last block of a job, and only it,
     has a `finish_reason`; it may be empty.
     """
 
     request_id: str
-    samples: np.ndarray  # float32 [S]
+    samples: np.ndarray  # [S]
     block_index: int
     first_sample: int
     first_code: int

@@ -134,6 +134,7 @@ class SpeechTask(StreamTask):
         spec = voice.spec
         is_awaited = job.streaming.chunk_sizes is not None and job.carry is None
         self.plays_until_s = NOT_STARTED if is_awaited else time.monotonic()
+        self.as_s16 = job.as_s16
         self._sample_rate = spec.sample_rate
         self._code_map = voice.code_map
         self._max_codes_ahead = voice.max_codes_ahead
@@ -238,7 +239,7 @@ class SpeechTask(StreamTask):
         self._num_launched -= 1
 
     def deliver(self, samples: np.ndarray, now_s: float) -> None:
-        """Hand over the oldest waiting block, rendered: float32 [num_samples]."""
+        """Hand over the oldest waiting block, rendered: [num_samples]."""
         if self.is_done:
             return
         block = self._waiting.popleft()

@@ -273,6 +273,7 @@ class SpeechStream:
             prompt_codes=self._voice.prompt.codes if self._voice.prompt else (),
             carry=self._carry,
             token_offset=self._num_codes,
+            as_s16=self._output.takes_s16,
         )
 
     def _streaming(self) -> StreamingOptions:

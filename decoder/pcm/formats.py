@@ -60,13 +60,18 @@ def gain_factor(gain_db: float) -> float:
 
 
 def to_s16(samples: np.ndarray) -> np.ndarray:
-    """float32 [S] to int16 [S]: clamp to [-1, 1], x 32767, round half to even; NaN is silence."""
+    """float32 [S] to int16 [S]: clamp to [-1, 1], x 32767, round half to even; NaN is silence.
+
+    What is int16 already stays as it is.
+    """
+    if samples.dtype == np.int16:
+        return samples
     finite = np.nan_to_num(samples, nan=0.0, posinf=1.0, neginf=-1.0)
     return np.rint(np.clip(finite, -1.0, 1.0) * np.float32(S16_SCALE)).astype("<i2")
 
 
 def encode_samples(samples: np.ndarray, encoding: AudioEncoding) -> bytes:
-    """float32 [S] to the bytes of one headerless encoding."""
+    """float32 [S], or int16 for a 16-bit encoding, to the bytes of one headerless encoding."""
     if encoding is AudioEncoding.PCM_F32LE:
         return np.ascontiguousarray(samples, dtype="<f4").tobytes()
     pcm = to_s16(samples)

@@ -7,9 +7,15 @@ A process of its own: whether kernels are compiled is settled when Triton is imp
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import nn
 
+from decoder import to_s16
+from decoder.batching import blend
+from decoder.finish_kernels import finish, keep_tails
 from decoder.norm_kernels import group_norm_silu
 from decoder.padding import Span
 from decoder.snake_decoder import ResidualUnit, Snake
@@ -44,6 +50,33 @@ def compare_norms(rows: int, channels: int, length: int, own: Span | None) -> No
         torch.testing.assert_close(group_norm_silu(norm, form, own), expected)
 
 
+def compare_finishing(size: int, fade: int) -> None:
+    """Rows of one stream and of others, as the host fades and converts them, bit for bit."""
+    generator = torch.Generator().manual_seed(size)
+    rows = torch.randn(4, size + fade, generator=generator)
+    rows[0, :4] = torch.tensor([math.nan, math.inf, -math.inf, 1.0])
+    tails = torch.randn(3, fade, generator=generator)
+    # the second row goes on where the first one ends; the third is shorter than its tail
+    about = torch.tensor(
+        [
+            [size, 0, 0, 0, fade],
+            [size, 0, fade, 1, fade // 2],
+            [3, 2, fade, 0, 0],
+            [size - 1, 1, fade // 2, 2, 0],
+        ]
+    )
+    former = [None, rows[0, size:].numpy(), tails[2].numpy(), rows[1, size:].numpy()[: fade // 2]]
+    keep_tails(rows, about, tails)
+    for dtype in (torch.float32, torch.int16):
+        got = finish(rows, about, tails, dtype).numpy()
+        for row, numbers, tail, found in zip(rows.numpy(), about, former, got, strict=True):
+            expected = row[: numbers[0]].copy()
+            blend(expected, tail)
+            if dtype is torch.int16:
+                expected = to_s16(expected)
+            np.testing.assert_array_equal(found[: len(expected)], expected)
+
+
 if __name__ == "__main__":
     repair_interpreter()
     with torch.inference_mode():
@@ -54,4 +87,6 @@ if __name__ == "__main__":
         for length in (5, 128, 300):
             compare_norms(2, 12, length, None)
             compare_norms(2, 12, length, Span(bounds, length // 5))
+        for size, fade in ((5, 4), (1500, 480), (3000, 1200)):
+            compare_finishing(size, fade)
     print("equal")

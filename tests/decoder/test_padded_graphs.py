@@ -20,7 +20,8 @@ from decoder import (
     mask_policy,
     render,
 )
-from decoder.padded_graphs import PROMPT_S, STAGES, PaddedGraphs, call_shapes
+from decoder.host_memory import STAGES
+from decoder.padded_graphs import PROMPT_S, PaddedGraphs, call_shapes
 from decoder.padding import PaddedNetwork
 from tests.decoder.codecs import PADDING, WRITERS, random_codes
 from tests.decoder.test_cuda_graphs import repeat

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from decoder import AudioDecoder, ReadyWindow, Renderer, StreamState, create_decoder, with_graphs
+from decoder import (
+    AudioDecoder,
+    ReadyWindow,
+    Renderer,
+    StreamState,
+    create_decoder,
+    render,
+    to_s16,
+    with_graphs,
+)
+from decoder.base import TailSlot
+from decoder.batching import crossfade_samples
 from decoder.cuda_graphs import CapturedDecoder
 from decoder.keyed_noise import keyed_noise
 from decoder.padded_graphs import PaddedGraphs
+from decoder.padding import PaddedNetwork
 from tests.decoder.codecs import (
     WRITERS,
     audio_of,
@@ -94,6 +108,52 @@ def test_replayed_streams_sound_like_plain_ones(decoder, graphs) -> None:
         assert close(np.concatenate([part[seed] for part in parts]), expected)
 
 
+@pytest.fixture
+def fading(decoder: AudioDecoder) -> Iterator[AudioDecoder]:
+    """The decoder with a crossfade, where it has a look-ahead."""
+    plain = decoder.options
+    fade_ms = 10.0 if decoder.spec.recommended.look_ahead else None
+    decoder.options = replace(plain, crossfade_ms=fade_ms)
+    decoder.fade = crossfade_samples(decoder.spec, decoder.options)
+    yield decoder
+    decoder.options = plain
+    decoder.fade = crossfade_samples(decoder.spec, plain)
+
+
+def test_what_is_finished_on_the_device_is_what_the_host_makes(fading) -> None:
+    """Fades and 16 bits, bit for bit, of streams that share calls."""
+    renderer = Renderer(fading)
+    on_host, on_device = ([StreamState() for _ in range(3)] for _ in range(2))
+    for number, block in enumerate(streams_of(fading, 3)):
+        expected = render(fading, with_states(block, on_host))
+        as_s16 = number % 2 == 1
+        got = renderer.launch(with_states(block, on_device, as_s16=as_s16)).samples()
+        for want, found in zip(expected, got, strict=True):
+            assert found.dtype == (np.int16 if as_s16 else np.float32)
+            np.testing.assert_array_equal(found, to_s16(want) if as_s16 else want)
+
+
+def test_two_blocks_of_a_stream_in_one_call(fading) -> None:
+    """The second fades in from the first one's tail, which is of the same call."""
+    if not isinstance(fading, PaddedNetwork) or not fading.fade:
+        pytest.skip("no fade, or no padding")
+    blocks = [block for (block,) in streams_of(fading, 1)][1:4]
+    host, device = StreamState(), StreamState()
+    expected = render(fading, with_states(blocks, [host] * 3))
+    got = Renderer(fading).launch(with_states(blocks, [device] * 3)).samples()
+    for want, found in zip(expected, got, strict=True):
+        np.testing.assert_array_equal(found, want)
+    assert isinstance(device.tail, TailSlot)
+
+
+def with_states(
+    ready: Sequence[ReadyWindow], states: Sequence[StreamState], *, as_s16: bool = False
+) -> list[ReadyWindow]:
+    return [
+        replace(item, state=state, as_s16=as_s16) for item, state in zip(ready, states, strict=True)
+    ]
+
+
 def test_a_launch_waits_for_nothing(decoder, graphs) -> None:
     """The device sleeps while blocks are launched; they are rendered when it wakes up."""
     renderer = Renderer(graphs)
@@ -147,6 +207,22 @@ def test_a_replay_allocates_nothing(decoder, graphs) -> None:
         graphs.decode(windows)
     torch.cuda.synchronize()
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+def test_the_embedded_voice_pads_in_bfloat16() -> None:
+    """Its frames differ by what bfloat16 rounds, no more."""
+    decoder = create_decoder(Path("tts/embedded/codec"), device="cuda", options={"max_batch": 4})
+    graphs = with_graphs(decoder, decoder.spec.recommended)
+    assert isinstance(graphs, PaddedGraphs)
+    windows = [
+        windows_of(decoder.spec, decoder.spec.recommended, random_codes(decoder, frames))[block]
+        for frames, block in ((90, 0), (90, 3), (8, 1), (90, -1))
+    ]
+    rows = graphs.decode(windows).cpu()
+    assert graphs.num_replays == 1
+    for row, window in zip(rows, windows, strict=True):
+        (alone,) = decoder.decode([window]).cpu()
+        assert (row[: len(alone)] - alone).square().mean() < 1e-3 * alone.square().mean()
 
 
 def test_noise_is_that_of_the_cpu() -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from decoder import AudioEncoding, AudioFormat, LoudnessKeeper, SilenceTrimmer
+from decoder import AudioEncoding, AudioFormat, LoudnessKeeper, SilenceTrimmer, to_s16
 from decoder.ramp import RampDecoder
 from tests.tts.ramp import RATE, SEEDED, Heard, RampClient, build, hear, run
 from tts.audio import AudioOutput, AudioShape
+from tts.engine_client import AudioBlock, SpeechJob
 from tts.speech import SpeechRequest
 from tts.synthesizer import FlushDone, Synthesizer
 
@@ -101,3 +103,61 @@ def test_what_is_dropped_is_not_heard_later() -> None:
     output.drop()
     rest = [*output.write(sound), *output.finish()]
     assert b"".join(piece.data for piece in rest) == sound.tobytes()
+
+
+@pytest.mark.parametrize("encoding", [AudioEncoding.PCM_S16LE, AudioEncoding.WAV])
+def test_sixteen_bit_samples_go_out_as_the_floats_would(encoding: AudioEncoding) -> None:
+    made = np.random.default_rng(0)
+    blocks = [made.uniform(-1.2, 1.2, count).astype(np.float32) for count in (1600, 1, 80_000)]
+    sent = []
+    for convert in (lambda block: block, to_s16):
+        output = AudioOutput(RATE, AudioFormat(encoding, RATE), AudioShape())
+        assert output.takes_s16
+        pieces = [piece for block in blocks for piece in output.write(convert(block))]
+        sent.append([piece.data for piece in (*pieces, *output.finish())])
+    assert sent[0] == sent[1]
+
+
+@pytest.mark.parametrize(
+    ("audio_format", "shape"),
+    [
+        (FLOAT, AudioShape()),
+        (AudioFormat(AudioEncoding.MULAW, RATE), AudioShape()),
+        (AudioFormat(AudioEncoding.PCM_S16LE, 2 * RATE), AudioShape()),
+        (AudioFormat(AudioEncoding.PCM_S16LE, RATE), AudioShape(gain_db=-3.0)),
+        (AudioFormat(AudioEncoding.PCM_S16LE, RATE), AudioShape(trim_silence=True)),
+        (AudioFormat(AudioEncoding.PCM_S16LE, RATE), AudioShape(steady_loudness=True)),
+        (AudioFormat(AudioEncoding.PCM_S16LE, RATE), AudioShape(speaking_rate=1.1)),
+    ],
+)
+def test_what_needs_more_than_sixteen_bits_asks_for_floats(
+    audio_format: AudioFormat, shape: AudioShape
+) -> None:
+    output = AudioOutput(RATE, audio_format, shape)
+    assert not output.takes_s16
+    with pytest.raises(ValueError, match="16-bit"):
+        list(output.write(np.zeros(10, np.int16)))
+
+
+class ShortClient(RampClient):
+    """Makes 16-bit samples where a job allows it, as a GPU does."""
+
+    async def speak(self, job: SpeechJob) -> AsyncIterator[AudioBlock]:
+        async for block in super().speak(job):
+            yield replace(block, samples=to_s16(block.samples)) if job.as_s16 else block
+
+
+def test_a_request_allows_sixteen_bits_where_nothing_else_is_done(tiny_checkpoint: Path) -> None:
+    plain, short = RampClient(), ShortClient()
+    for values in (
+        {"encoding": AudioEncoding.PCM_S16LE},
+        {"encoding": AudioEncoding.WAV},
+        {"encoding": AudioEncoding.PCM_S16LE, "gain_db": -6.0},
+        {"encoding": AudioEncoding.PCM_F32LE},
+    ):
+        expected, got = (
+            hear(build(client, tiny_checkpoint), TEXT, **values) for client in (plain, short)
+        )
+        assert got.data == expected.data
+    steps = len(short.jobs) // 4
+    assert [job.as_s16 for job in short.jobs[::steps]] == [True, True, False, False]

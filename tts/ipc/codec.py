@@ -20,12 +20,14 @@ from tts.ipc.messages import EngineMessage, ErrorValue, FrontEndMessage, Message
 
 ErrorT = TypeVar("ErrorT", bound=Exception)
 
-SAMPLE = np.dtype("<f4")  # what crosses of arrays: float32 [S]
+SAMPLES: dict[int, np.dtype[Any]] = {4: np.dtype("<f4"), 2: np.dtype("<i2")}
+"""What crosses of arrays, by the bytes of a number: float32 or int16 [S]."""
 
 
 def _to_plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return np.ascontiguousarray(value, SAMPLE).tobytes()
+        kind = SAMPLES[2 if value.dtype == np.int16 else 4]
+        return kind.itemsize, np.ascontiguousarray(value, kind).tobytes()
     if isinstance(value, Fraction):
         return value.numerator, value.denominator
     raise NotImplementedError(f"{type(value).__name__} does not cross processes")
@@ -33,7 +35,10 @@ def _to_plain(value: Any) -> Any:
 
 def _from_plain(kind: type, value: Any) -> Any:
     if kind is np.ndarray:
-        return np.frombuffer(bytearray(value), SAMPLE)  # writable, as arrays are
+        size, data = value
+        if size not in SAMPLES:
+            raise ValueError(f"no samples have {size} bytes")
+        return np.frombuffer(bytearray(data), SAMPLES[size])  # writable, as arrays are
     if kind is Fraction:
         return Fraction(*value)
     raise NotImplementedError(f"{kind.__name__} does not cross processes")

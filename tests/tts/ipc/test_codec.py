@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoder import AudioEncoding, CodecSpec, CodeRangeError, DecoderError, StreamingOptions
+from decoder import (
+    AudioEncoding,
+    CodecSpec,
+    CodeRangeError,
+    DecoderError,
+    StreamingOptions,
+    to_s16,
+)
 from decoder.ramp import ramp_spec
 from llm import (
     FinishReason,
@@ -86,6 +93,15 @@ def test_samples_arrive_as_they_were(values: np.ndarray) -> None:
     assert audio.block.samples.dtype == np.float32
     assert audio.block.samples.tobytes() == values.tobytes()
     assert audio.block.finish_reason is FinishReason.STOP
+
+
+@given(samples)
+def test_sixteen_bits_arrive_as_sixteen_bits(values: np.ndarray) -> None:
+    block = AudioBlock("r", to_s16(values), 0, 0, 0, 1)
+    audio = decode_from_engine(encode(Audio(9, block)))
+    assert isinstance(audio, Audio)
+    assert audio.block.samples.dtype == np.int16
+    assert audio.block.samples.tobytes() == to_s16(values).tobytes()
 
 
 def test_every_second_sample_is_every_second_sample() -> None:

@@ -1,0 +1,71 @@
+"""Triton kernels for rendered rows: what a crossfade needs is kept, the rest becomes what is sent.
+
+Imported where there is a GPU; the plain twin is decoder.batching on the host, bit for bit. So no
+product and sum become one instruction here.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = tl.constexpr(1024)
+S16_SCALE = tl.constexpr(32767.0)
+TO_EVEN = tl.constexpr(12582912.0)
+"""1.5 · 2²³: added and taken away again, it leaves a float32 below 2²² rounded, half to even."""
+
+NUMBERS = 5
+"""Of a row: its samples, the slot and the length of the tail it fades in from, and of its own."""
+
+
+@triton.jit
+def _keep_kernel(rows: tl.tensor, about: tl.tensor, tails: tl.tensor, sizes: tl.tuple) -> None:
+    """Program (t, b): `BLOCK` samples after row b's own go into its slot of tails [N, fade]."""
+    size, fade = sizes
+    row = tl.program_id(1).to(tl.int64)
+    about += row * 5
+    num_samples, slot, length = tl.load(about), tl.load(about + 3), tl.load(about + 4)
+    t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(rows + row * size + num_samples + t, mask=t < length, other=0.0)
+    tl.store(tails + slot * fade + t, values, mask=t < length)
+
+
+@triton.jit
+def _finish_kernel(
+    rows: tl.tensor, about: tl.tensor, tails: tl.tensor, out: tl.tensor, sizes: tl.tuple
+) -> None:
+    """Program (t, b): `BLOCK` samples of row b, faded; int16, if `out` is."""
+    size, fade = sizes
+    row = tl.program_id(1).to(tl.int64)
+    about += row * 5
+    num_samples, slot, length = tl.load(about), tl.load(about + 1), tl.load(about + 2)
+    t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(rows + row * size + t, mask=t < num_samples, other=0.0)
+    tail = tl.load(tails + slot * fade + t, mask=t < length, other=0.0)
+    rising = ((t.to(tl.float64) + 0.5) / tl.maximum(length, 1).to(tl.float64)).to(tl.float32)
+    faded = tail * (1.0 - rising) + values * rising
+    values = tl.where(t < length, faded, values)
+    if out.dtype.element_ty == tl.int16:
+        values = tl.where((values <= 0.0) | (values > 0.0), values, 0.0)  # a NaN is neither
+        values = tl.minimum(tl.maximum(values, -1.0), 1.0) * S16_SCALE
+        values = (values + TO_EVEN) - TO_EVEN
+    tl.store(out + row * size + t, values.to(out.dtype.element_ty), mask=t < num_samples)
+
+
+def keep_tails(rows: Tensor, about: Tensor, tails: Tensor) -> None:
+    """rows float32 [B, S], about int64 [B, 5], tails float32 [N, fade]; all contiguous."""
+    fade = tails.shape[1]
+    grid = triton.cdiv(fade, BLOCK.value), len(rows)
+    _keep_kernel[grid](rows, about, tails, (rows.shape[1], fade), enable_fp_fusion=False)
+
+
+def finish(rows: Tensor, about: Tensor, tails: Tensor, dtype: torch.dtype) -> Tensor:
+    """rows float32 [B, S], faded in, as float32 or int16; past a row's samples anything."""
+    assert rows.is_contiguous()
+    out = torch.empty(rows.shape, dtype=dtype, device=rows.device)
+    sizes = rows.shape[1], tails.shape[1]
+    grid = triton.cdiv(rows.shape[1], BLOCK.value), len(rows)
+    _finish_kernel[grid](rows, about, tails, out, sizes, enable_fp_fusion=False)
+    return out
