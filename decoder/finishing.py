@@ -46,6 +46,15 @@ class Finisher:
         rows = decoder.options.max_batch
         self._staging = Staging(rows, NUMBERS, decoder.device)
         self._about = torch.zeros((rows, NUMBERS), dtype=torch.int64, device=decoder.device)
+        self._compile()
+
+    def _compile(self) -> None:
+        """Now, and not while somebody listens."""
+        rows, about = torch.zeros((1, 1024), device=self._device), self._about[:1]
+        if self._fade:
+            keep_tails(rows, about, self._tails)
+        for dtype in (torch.float32, torch.int16):
+            finish(rows, about, self._tails, dtype)
 
     def finish(
         self, rows: Tensor, blocks: Sequence[Block], tails: Tails, *, as_s16: bool

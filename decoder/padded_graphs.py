@@ -39,6 +39,7 @@ class PaddedGraphs(CapturedDecoder):
         self._common = 0
         self._stages: dict[CallShape, Staging] = {}
         self._fitting = lru_cache(REMEMBERED)(self._find_fitting)
+        self._known: dict[Hashable, CallShape] = {}
 
     def capture_schedule(self, options: StreamingOptions) -> None:
         """Record what streams of these options need."""
@@ -56,12 +57,12 @@ class PaddedGraphs(CapturedDecoder):
 
     def batch_key(self, window: DecodeWindow) -> Hashable:
         """As AudioDecoder.batch_key."""
-        index = self._fitting(self._network.shape_of(window))
+        index = self._fitting(self._shape_of(window))
         return window.shape if index is None else max(index, self._common)
 
     def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
         """As AudioDecoder.decode."""
-        index = self._fitting(joined(map(self._network.shape_of, windows)))
+        index = self._fitting(joined(map(self._shape_of, windows)))
         if index is None:
             return self._network.decode(windows)
         shape = self._shapes[index]
@@ -84,6 +85,16 @@ class PaddedGraphs(CapturedDecoder):
             recording.replay()
         self.num_replays += 1
         return recording.output[:count]
+
+    def _shape_of(self, window: DecodeWindow) -> CallShape:
+        """As `shape_of`; the windows of a schedule are much alike."""
+        key = window.shape, window.num_samples, window.masks
+        shape = self._known.get(key)
+        if shape is None:
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            shape = self._known[key] = self._network.shape_of(window)
+        return shape
 
     def _find_fitting(self, shape: CallShape) -> int | None:
         """The smallest recorded shape that holds rows of this one."""
