@@ -18,11 +18,32 @@ from tests.fakes import (
     tiny_config,
     wait_until_idle,
 )
+from tests.interpreted import RUNS, Ended, Interpreter, commands_of
 
 if TYPE_CHECKING:
     from benchmarks.serving import Server
     from tts.factory import Service
     from tts.speech_engine import LocalEngineClient
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start what is to be interpreted."""
+    commands = [command for item in session.items for command in commands_of(item)]
+    if not session.config.option.collectonly:
+        session.stash[RUNS] = Interpreter(commands)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End it, if nobody has waited for it."""
+    if RUNS in session.stash:
+        session.stash[RUNS].close()
+
+
+@pytest.fixture
+def interpreted(request: pytest.FixtureRequest) -> Ended:
+    """What the test's own command left, when it has ended."""
+    (command,) = commands_of(request.node)
+    return request.session.stash[RUNS].result(command)
 
 
 @pytest.fixture(scope="session", autouse=True)

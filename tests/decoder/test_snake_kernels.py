@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
+from tests.interpreted import Ended
+
 pytest.importorskip("triton", reason="torch brings Triton where there may be a GPU")
-ROOT = Path(__file__).parent.parent.parent
+MODULE = "tests.decoder.interpreted_kernels"
 
 
-def test_the_kernels_compute_what_torch_does() -> None:
-    found = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.decoder.interpreted_kernels"],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
-    assert (found.stdout, found.returncode) == ("equal\n", 0), found.stderr[-3000:]
+@pytest.mark.interpreted(MODULE)
+def test_the_kernels_compute_what_torch_does(interpreted: Ended) -> None:
+    ended = interpreted
+    assert (ended.output, ended.status) == ("equal\n", 0), ended.errors[-3000:]

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
+from tests.interpreted import Ended
+
 pytest.importorskip("triton", reason="torch brings Triton where there may be a GPU")
-ROOT = Path(__file__).parent.parent.parent
+MODULE = "tests.llm.interpreted_kernels"
 
 
-@pytest.mark.parametrize(
-    "what",
-    [("sampling", "3", "4"), ("sampling", "1", "5"), ("cuts",), ("products",)],
-    ids=" ".join,
-)
-def test_kernels_compute_what_their_twins_do(what: tuple[str, ...]) -> None:
-    found = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.llm.interpreted_kernels", *what],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
-    assert (found.stdout, found.returncode) == ("equal\n", 0), found.stderr[-3000:]
+@pytest.mark.interpreted(MODULE, "sampling", "3", "4")
+def test_random_rows(interpreted: Ended) -> None:
+    check(interpreted)
+
+
+@pytest.mark.interpreted(MODULE, "sampling", "1", "5")
+def test_other_random_rows(interpreted: Ended) -> None:
+    check(interpreted)
+
+
+@pytest.mark.interpreted(MODULE, "cuts")
+def test_cuts(interpreted: Ended) -> None:
+    check(interpreted)
+
+
+@pytest.mark.interpreted(MODULE, "products")
+def test_products(interpreted: Ended) -> None:
+    check(interpreted)
+
+
+def check(ended: Ended) -> None:
+    """The kernels computed what their twins do."""
+    assert (ended.output, ended.status) == ("equal\n", 0), ended.errors[-3000:]

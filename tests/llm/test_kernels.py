@@ -1,11 +1,8 @@
-"""Own kernels: which ones a session uses, and the interpreted ones in a process of their own."""
+"""Own kernels: which ones a session uses, and what they compute, interpreted."""
 
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -18,22 +15,14 @@ from llm.config.report import RunningPlan
 from llm.kernels.registry import KERNELS, KernelSet
 from llm.layers.decoder import create_stack
 from llm.models.session import EngineSession
+from tests.interpreted import Ended
 
-ROOT = Path(__file__).parents[2]
 
-
-def test_kernels_compute_what_their_twins_compute() -> None:
-    """Triton decides when it is imported whether kernels are interpreted."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, "tests/llm/interpreted_layers.py"],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
+@pytest.mark.interpreted(
+    "pytest", "-q", "-p", "no:cacheprovider", "tests/llm/interpreted_layers.py"
+)
+def test_kernels_compute_what_their_twins_compute(interpreted: Ended) -> None:
+    assert interpreted.status == 0, interpreted.output[-4000:]
 
 
 def test_every_kernel_names_its_twin() -> None:

@@ -1,0 +1,77 @@
+"""Triton kernels in Triton's interpreter, in processes of their own beside the other tests.
+
+Whether kernels are compiled is settled when Triton is imported, so each program is another process.
+They take a minute together and need one core: they begin when the tests have been collected, one
+after the other, and whoever asks for one waits for what is left of it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+NICE = 5  # the tests in front go first
+
+Command = tuple[str, ...]  # a module and its arguments
+
+
+class Ended(NamedTuple):
+    """What a program left."""
+
+    output: str
+    errors: str
+    status: int
+
+
+class Interpreter:
+    """Runs commands in the background, in order."""
+
+    def __init__(self, commands: Sequence[Command]) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="interpreted")
+        self._running: subprocess.Popen[str] | None = None
+        self._is_closed = False
+        self._ended: dict[Command, Future[Ended]] = {
+            command: self._pool.submit(self._run, command) for command in dict.fromkeys(commands)
+        }
+
+    def result(self, command: Command) -> Ended:
+        """Waits for a command's end."""
+        return self._ended[command].result()
+
+    def close(self) -> None:
+        """End what runs, and leave the rest out."""
+        self._is_closed = True
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._running is not None and self._running.poll() is None:
+            self._running.kill()
+            self._running.wait()
+
+    def _run(self, command: Command) -> Ended:
+        if self._is_closed:
+            raise RuntimeError("the tests have ended")
+        self._running = subprocess.Popen(
+            ["nice", "-n", str(NICE), sys.executable, "-W", "ignore", "-m", *command],
+            env={**os.environ, "TRITON_INTERPRET": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        output, errors = self._running.communicate()
+        return Ended(output, errors, self._running.returncode)
+
+
+RUNS = pytest.StashKey[Interpreter]()
+
+
+def commands_of(item: pytest.Item) -> list[Command]:
+    """What a test asks for: `@pytest.mark.interpreted(module, *arguments)`."""
+    return [marker.args for marker in item.iter_markers("interpreted")]
