@@ -156,7 +156,7 @@ def test_a_wrong_code_is_refused_before_anything_runs(graphs, network) -> None:
 
 
 def test_the_shapes_of_the_published_schedules() -> None:
-    """XCodec2: 10 codes and 5 after them at once, 50 and 25 and 5 later; SNAC in frames of 7."""
+    """SNAC, in frames of 7 codes: a first block and its look-ahead, and room for all later ones."""
     spec = create_decoder("snac", test_mode=True)
     assert isinstance(spec, PaddedNetwork)
     shapes, common = call_shapes(spec, spec.spec.recommended)

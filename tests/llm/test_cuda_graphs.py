@@ -257,9 +257,18 @@ def test_an_engine_delivers_the_same_tokens(
 
     `on_device`: tokens are chosen by the program for a GPU.
     """
+    config = plain.config(tiny_checkpoint, num_pages=num_pages, max_batch_size=6)
+    figures = same_with_graphs(config, overlaps=overlaps, on_device=on_device)
+    assert figures.replays > 20
+    assert figures.eager_decodes == 0
+
+
+def same_with_graphs(
+    config: PipelineConfig, *, overlaps: bool, on_device: bool = False
+) -> GraphFigures:
+    """Engines with and without graphs deliver the same; what the one with them replayed."""
     results = []
     for use in (use_gathered, use_graphs):
-        config = plain.config(tiny_checkpoint, num_pages=num_pages, max_batch_size=6)
         pipeline = (
             OverlapTextGenerationPipeline(config, stream=LateStream())
             if overlaps
@@ -275,8 +284,7 @@ def test_an_engine_delivers_the_same_tokens(
     assert results[0] == results[1]
     figures = engine.stats().graphs
     assert figures is not None
-    assert figures.replays > 20
-    assert figures.eager_decodes == 0
+    return figures
 
 
 def test_a_runner_driven_by_tensors_replays(checkpoint: Path) -> None:

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llm.batch import ScheduledRow
-from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.pipeline.text_generation import TextGenerationPipeline
 from llm.request import Request, SamplingParams
 from llm.runner.graph_figures import GraphFigures
@@ -21,8 +20,8 @@ from llm.runner.model_runner import ModelRunner
 from tests.llm import test_architectures as architectures
 from tests.llm import test_create_engine as plain
 from tests.llm.host_graphs import twins, use_gathered, use_graphs
-from tests.llm.late_stream import LateStream
 from tests.llm.llama_checkpoints import batch, pipeline_config, random_ids, row, write_llama
+from tests.llm.test_cuda_graphs import same_with_graphs
 from tests.llm.test_overlap_engine import assemble_engine
 
 NUM_ROWS = 5
@@ -184,30 +183,14 @@ def test_an_engine_that_mixes_delivers_the_same_tokens(
     tiny_checkpoint: Path, values: dict[str, Any], overlaps: bool, on_device: bool
 ) -> None:
     """Prompts in chunks beside rows that decode, random sampling and penalties among them."""
-    results = []
-    for use in (use_gathered, use_graphs):
-        config = plain.config(
-            tiny_checkpoint,
-            max_batch_size=6,
-            max_batch_input_tokens=32,
-            enable_in_flight_batching=True,
-            **values,
-        )
-        pipeline: OverlapTextGenerationPipeline | TextGenerationPipeline
-        if overlaps:
-            pipeline = OverlapTextGenerationPipeline(config, stream=LateStream())
-        else:
-            pipeline = TextGenerationPipeline(config)
-        if on_device:
-            pipeline.runner.sample_on_device()
-        use(pipeline.runner)
-        engine = assemble_engine(pipeline, config)
-        engine.start()
-        results.append(plain.run(engine, together=True))
-        engine.shutdown()
-    assert results[0] == results[1]
-    figures = engine.stats().graphs
-    assert figures is not None
+    config = plain.config(
+        tiny_checkpoint,
+        max_batch_size=6,
+        max_batch_input_tokens=32,
+        enable_in_flight_batching=True,
+        **values,
+    )
+    figures = same_with_graphs(config, overlaps=overlaps, on_device=on_device)
     assert figures.prompt_replays >= 10
     assert (figures.eager_decodes, figures.eager_prompts) == (0, 0)
 
