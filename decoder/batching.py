@@ -134,7 +134,8 @@ class Renderer:
     ) -> Rendered:
         blocks = _blocks(self.decoder, ready, states)
         tails = {id(state): _on_device(state.tail) for state in states}
-        started, parts = _event_now(), list[tuple[list[int], Finished]]()
+        started = _event_now()
+        parts: list[tuple[list[int], Finished]] = []
         for indices, rows in _rows(self.decoder, ready, states):
             # At once: the next call of a decoder may use the same memory again.
             as_s16 = all(ready[index].as_s16 for index in indices)
