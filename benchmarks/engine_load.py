@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.shapes import Shape
-from llm import Engine, Request, SamplingParams, TokenChunk, create_engine
+from llm import Engine, Request, SamplingParams, StepHook, TokenChunk, create_engine
 from llm.pipeline.base import TextGenerationPipelineInterface
 from tts.config import AUTO_DECODER, AudioGenerationConfig
 
@@ -115,7 +115,9 @@ class Load:
 
 
 @contextmanager
-def running(shape: Shape, folder: Path, values: Mapping[str, Any]) -> Iterator[Engine]:
+def running(
+    shape: Shape, folder: Path, values: Mapping[str, Any], hook: StepHook | None = None
+) -> Iterator[Engine]:
     """A started engine on a shape; `values` are configuration that goes before ours."""
     own: dict[str, Any] = {
         "audio_decoder": AUTO_DECODER,
@@ -127,6 +129,7 @@ def running(shape: Shape, folder: Path, values: Mapping[str, Any]) -> Iterator[E
     config = AudioGenerationConfig(**AudioGenerationConfig.merged(own, values))
     engine = create_engine(config)
     release_memory()  # what making random weights took
+    engine.set_hook(hook)
     engine.start()
     try:
         yield engine

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import core, peers, trace
+from benchmarks import beside, core, peers, trace
 from benchmarks.engine_load import Job, Load, decode_jobs, run, running, throughput_jobs
 from benchmarks.shapes import SHAPES, TOY, Shape
 from llm import Engine
@@ -169,3 +169,17 @@ def test_a_peer_that_fails_is_told() -> None:
         raise RuntimeError("no room\nat all")
 
     assert peers.attempt(fails) == "RuntimeError: no room"
+
+
+def test_a_step_waits_for_the_decoder_beside_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU it does, so a call after each step must show."""
+    monkeypatch.setattr(beside, "SPAN_S", 0.1)
+    assert beside.main(["--shape", "toy", "--device", "cpu", "--rows", "2", "--repeat", "1"]) == 0
+    alone, paced, without = json.loads(capsys.readouterr().out)["figures"]
+    assert (alone["name"], alone["unit"]) == ("toy, 2 rows: step, alone", "ms")
+    assert alone["value"] > 0
+    assert (paced["bar"], paced["unit"]) == (beside.BAR, "%")
+    assert without["name"] == "toy, 2 rows: step later, calls without rest"
+    assert without["value"] > 20

@@ -1,0 +1,175 @@
+"""How long a step of the language model takes while the audio decoder renders beside it.
+
+Sequences decode on a real engine; on its thread, between the steps, calls of the codec are launched
+and collected as a server does it (`tts.audio_worker`), with full batches of blocks from the middle
+of streams:
+
+    paced      after a call that took d the decoder rests as long as `tts.pace` says, as in a server
+               whose listeners all have audio ahead
+    without    one call after the other, as fast as they go
+
+The delay of a step is that of the mean over all steps, whether a call ran beside them or not. On a
+CPU a step waits for a call.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.codec_calls import kinds_of
+from benchmarks.engine_load import Load, decode_jobs, running
+from benchmarks.report import Figure, Report, arguments, publish, until_interrupted
+from benchmarks.shapes import LLASA_1B, ORPHEUS_3B, TOY, Shape
+from decoder import ReadyWindow, Rendered, Renderer, create_decoder, with_graphs
+from llm import Engine
+from tts.config import AudioGenerationConfig, add_config_flags
+from tts.flags import flag_values
+from tts.pace import REST
+
+BAR = 5.0  # percent
+PAIRS: Mapping[str, tuple[Shape, str]] = {
+    "a": (LLASA_1B, "xcodec2"),
+    "b": (ORPHEUS_3B, "snac"),
+    "toy": (TOY, "ramp"),
+}
+TOKENS = 2048  # of one sequence: none ends while it is measured
+SPAN_S = 1.5
+
+
+class Beside:
+    """The engine's hook: keeps the decoder at work, and counts steps."""
+
+    def __init__(self, renderer: Renderer, batch: Sequence[ReadyWindow]) -> None:
+        self._renderer, self._batch = renderer, batch
+        self._rendered: Rendered | None = None
+        self._next_s = 0.0
+        self.rest: float | None = None  # times the length of a call; None: no calls
+        self.num_steps = self.num_calls = 0
+        self.calls_s = 0.0
+
+    @property
+    def batch_size(self) -> int:
+        """Blocks of one call."""
+        return len(self._batch)
+
+    def after_step(self) -> bool:
+        """One turn; never more to do at once."""
+        self.num_steps += 1
+        now_s = time.perf_counter()
+        if self._rendered is not None and self._rendered.is_ready:
+            took_s = self._rendered.took_s
+            self._rendered.samples()
+            self._rendered = None
+            self._next_s = now_s + (self.rest or 0.0) * took_s
+            self.num_calls += 1
+            self.calls_s += took_s
+        if self.rest is not None and self._rendered is None and now_s >= self._next_s:
+            self._rendered = self._renderer.launch(self._batch)
+        return False
+
+    def on_stop(self) -> None:
+        """The engine stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What happened in a while."""
+
+    step_ms: float
+    call_ms: float
+    call_share: float  # of the time
+
+
+def watch(hook: Beside, rest: float | None) -> Span:
+    """With calls of this pace; None: without any."""
+    hook.rest = rest
+    time.sleep(0.2)
+    steps, calls, calls_s = hook.num_steps, hook.num_calls, hook.calls_s
+    started_s = time.perf_counter()
+    time.sleep(SPAN_S)
+    seconds = time.perf_counter() - started_s
+    steps, calls = hook.num_steps - steps, hook.num_calls - calls
+    calls_s = hook.calls_s - calls_s
+    return Span(1000 * seconds / max(steps, 1), 1000 * calls_s / max(calls, 1), calls_s / seconds)
+
+
+def compare(hook: Beside, name: str, repeat: int) -> Iterator[Figure]:
+    """The same sequences without calls, with paced ones, and with one after the other."""
+    paces = {"alone": None, f"calls at rest {REST:g}": REST, "calls without rest": 0.0}
+    spans = {way: list[Span]() for way in paces}
+    for _ in range(repeat):
+        for way, rest in paces.items():
+            spans[way].append(watch(hook, rest))
+    hook.rest = None
+    alone = spans.pop("alone")
+    yield Figure(f"{name}: step, alone", tuple(span.step_ms for span in alone), "ms")
+    for way, beside in spans.items():
+        delays = (
+            100 * (span.step_ms / without.step_ms - 1)
+            for span, without in zip(beside, alone, strict=True)
+        )
+        call_ms = statistics.fmean(span.call_ms for span in beside)
+        share = statistics.fmean(100 * span.call_share for span in beside)
+        note = (
+            f"a call of {hook.batch_size} blocks takes {call_ms:.1f} ms, {share:.0f} % of the time"
+        )
+        bar = BAR if paces[way] else None
+        yield Figure(f"{name}: step later, {way}", tuple(delays), "%", bar, note=note)
+
+
+def measure(
+    pair: str, rows: Sequence[int], repeat: int, values: Mapping[str, Any]
+) -> Iterator[Figure]:
+    """One language model and its codec, with so many sequences each time."""
+    shape, codec = PAIRS[pair]
+    device = values["model"]["device_specs"][0]
+    plain = create_decoder(codec, test_mode=True, device=device)
+    options = plain.spec.recommended
+    (window,) = kinds_of(plain, options)["full"]
+    decoder = with_graphs(plain, options) if device.startswith("cuda") else plain
+    batch = [ReadyWindow(str(n), window, as_s16=True) for n in range(decoder.options.max_batch)]
+    hook = Beside(Renderer(decoder), batch)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running(shape, Path(folder), values, hook) as engine,
+    ):
+        for number in rows:
+            jobs = decode_jobs(number, int(shape.values["vocab_size"]), 100, TOKENS)
+            load = Load(engine, jobs)
+            load.wait_until(partial(_is_decoding, engine, number))
+            yield from compare(hook, f"{pair}, {number} rows", repeat)
+            load.stop()
+
+
+def _is_decoding(engine: Engine, number: int) -> bool:
+    return engine.stats().decoding >= number
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments("A step's delay beside audio decoding.", repeat=3, has_model=False)
+    options.add_argument("--shape", nargs="+", choices=tuple(PAIRS), default=["a", "b"])
+    options.add_argument("--rows", type=int, nargs="+", default=[64, 256])
+    options.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
+    add_config_flags(options, AudioGenerationConfig)
+    args = options.parse_args(argv)
+    values = AudioGenerationConfig.merged(
+        {"model": {"device_specs": [args.device]}}, flag_values(args, AudioGenerationConfig)
+    )
+    figures = (
+        figure for pair in args.shape for figure in measure(pair, args.rows, args.repeat, values)
+    )
+    return publish(Report("beside", tuple(until_interrupted(figures))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
