@@ -20,14 +20,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.codec_calls import kinds_of
-from benchmarks.engine_load import Load, decode_jobs, running
+from benchmarks.engine_load import Job, Load, decode_jobs, running
 from benchmarks.report import Figure, Report, arguments, publish, until_interrupted
 from benchmarks.shapes import LLASA_1B, ORPHEUS_3B, TOY, Shape
 from decoder import ReadyWindow, Rendered, Renderer, create_decoder, with_graphs
@@ -44,6 +43,7 @@ PAIRS: Mapping[str, tuple[Shape, str]] = {
 }
 TOKENS = 2048  # of one sequence: none ends while it is measured
 SPAN_S = 1.5
+SETTLE_S = 0.2
 
 
 class Beside:
@@ -90,27 +90,43 @@ class Span:
     call_share: float  # of the time
 
 
-def watch(hook: Beside, rest: float | None) -> Span:
-    """With calls of this pace; None: without any."""
-    hook.rest = rest
-    time.sleep(0.2)
-    steps, calls, calls_s = hook.num_steps, hook.num_calls, hook.calls_s
-    started_s = time.perf_counter()
-    time.sleep(SPAN_S)
-    seconds = time.perf_counter() - started_s
-    steps, calls = hook.num_steps - steps, hook.num_calls - calls
-    calls_s = hook.calls_s - calls_s
-    return Span(1000 * seconds / max(steps, 1), 1000 * calls_s / max(calls, 1), calls_s / seconds)
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """An engine with its hook, and what decodes on it."""
+
+    engine: Engine
+    hook: Beside
+    jobs: Sequence[Job]
+
+    def watch(self, rest: float | None) -> Span:
+        """The same sequences anew, with calls of this pace; None: without any."""
+        hook = self.hook
+        load = Load(self.engine, self.jobs)
+        try:
+            load.wait_until(lambda: self.engine.stats().decoding >= len(self.jobs))
+            hook.rest = rest
+            time.sleep(SETTLE_S)
+            steps, calls, calls_s = hook.num_steps, hook.num_calls, hook.calls_s
+            started_s = time.perf_counter()
+            time.sleep(SPAN_S)
+            seconds = time.perf_counter() - started_s
+            steps, calls = hook.num_steps - steps, hook.num_calls - calls
+            calls_s = hook.calls_s - calls_s
+        finally:
+            hook.rest = None
+            load.stop()
+        return Span(
+            1000 * seconds / max(steps, 1), 1000 * calls_s / max(calls, 1), calls_s / seconds
+        )
 
 
-def compare(hook: Beside, name: str, repeat: int) -> Iterator[Figure]:
+def compare(subject: Subject, name: str, repeat: int) -> Iterator[Figure]:
     """The same sequences without calls, with paced ones, and with one after the other."""
     paces = {"alone": None, f"calls at rest {REST:g}": REST, "calls without rest": 0.0}
     spans = {way: list[Span]() for way in paces}
     for _ in range(repeat):
         for way, rest in paces.items():
-            spans[way].append(watch(hook, rest))
-    hook.rest = None
+            spans[way].append(subject.watch(rest))
     alone = spans.pop("alone")
     yield Figure(f"{name}: step, alone", tuple(span.step_ms for span in alone), "ms")
     for way, beside in spans.items():
@@ -120,9 +136,8 @@ def compare(hook: Beside, name: str, repeat: int) -> Iterator[Figure]:
         )
         call_ms = statistics.fmean(span.call_ms for span in beside)
         share = statistics.fmean(100 * span.call_share for span in beside)
-        note = (
-            f"a call of {hook.batch_size} blocks takes {call_ms:.1f} ms, {share:.0f} % of the time"
-        )
+        blocks = subject.hook.batch_size
+        note = f"a call of {blocks} blocks takes {call_ms:.1f} ms, {share:.0f} % of the time"
         bar = BAR if paces[way] else None
         yield Figure(f"{name}: step later, {way}", tuple(delays), "%", bar, note=note)
 
@@ -145,14 +160,7 @@ def measure(
     ):
         for number in rows:
             jobs = decode_jobs(number, int(shape.values["vocab_size"]), 100, TOKENS)
-            load = Load(engine, jobs)
-            load.wait_until(partial(_is_decoding, engine, number))
-            yield from compare(hook, f"{pair}, {number} rows", repeat)
-            load.stop()
-
-
-def _is_decoding(engine: Engine, number: int) -> bool:
-    return engine.stats().decoding >= number
+            yield from compare(Subject(engine, hook, jobs), f"{pair}, {number} rows", repeat)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
