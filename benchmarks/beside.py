@@ -138,7 +138,7 @@ def compare(subject: Subject, name: str, repeat: int) -> Iterator[Figure]:
         share = statistics.fmean(100 * span.call_share for span in beside)
         blocks = subject.hook.batch_size
         note = f"a call of {blocks} blocks takes {call_ms:.1f} ms, {share:.0f} % of the time"
-        bar = BAR if paces[way] else None
+        bar = BAR if paces[way] and torch.cuda.is_available() else None
         yield Figure(f"{name}: step later, {way}", tuple(delays), "%", bar, note=note)
 
 
