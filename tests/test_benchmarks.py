@@ -33,6 +33,7 @@ from benchmarks import (
     scheduler,
     seams,
     speed,
+    streams,
     understood,
 )
 from benchmarks.canned import canned
@@ -53,7 +54,7 @@ ROOT = Path(__file__).parent.parent
 NOT_COMMANDS = {"__init__", "canned", "report", "serving", "word_errors"}
 NOT_COMMANDS |= {"engine_load", "peers", "shapes", "trace"}
 NOT_COMMANDS |= {"crowd", "listeners", "playback", "server_metrics", "speech_shapes"}
-NOT_COMMANDS |= {"kernel_shapes"}
+NOT_COMMANDS |= {"block_readers", "kernel_shapes"}
 
 
 def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
@@ -62,6 +63,7 @@ def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
     assert commands == {
         "attention",
         "batch_invariance",
+        "beside",
         "codec_calls",
         "cold_start",
         "core",
@@ -79,6 +81,7 @@ def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
         "seams",
         "serve",
         "speed",
+        "streams",
         "understood",
     }
     assert [name for name in commands if f"benchmarks.{name}" not in readme] == []
@@ -266,6 +269,15 @@ def test_a_turn_of_the_host_is_shared_out_among_its_parts() -> None:
     decode, streams = report.figures
     assert len(decode.values) == len(streams.values) == 2
     assert all(f"{phase} " in decode.note for phase in (*host.PHASES, host.REST))
+
+
+def test_streams_cost_the_engines_process_something() -> None:
+    report = streams.measure(repeat=2, streams=(6,), readers=2, warm_up_s=0.2, span_s=0.5)
+    assert {len(figure.values) for figure in report.figures} == {2}
+    code, engine, loop, _ = report.figures
+    assert 0 < code.value < engine.value
+    assert loop.value > 0
+    assert "/s, " in engine.note
 
 
 def test_on_the_cpu_company_changes_no_token(capsys: pytest.CaptureFixture[str]) -> None:
