@@ -96,8 +96,7 @@ def render(decoder: AudioDecoder, ready: Sequence[ReadyWindow]) -> list[np.ndarr
 
 
 class Renderer:
-    """One decoder, on a stream of its own where it runs on a GPU: other work goes on beside it, and
-    gives way to it.
+    """One decoder, on a stream of its own where it runs on a GPU: other work goes on beside it.
 
     There blocks are faded into each other on the device, so a stream stays with one renderer.
     """
@@ -109,10 +108,9 @@ class Renderer:
         if decoder.device.startswith("cuda"):
             import torch
 
-            from decoder.cuda_graphs import URGENT
             from decoder.finishing import Finisher
 
-            stream = torch.cuda.Stream(torch.device(decoder.device), priority=URGENT)
+            stream = torch.cuda.Stream(torch.device(decoder.device))
             self._on_stream = partial(torch.cuda.stream, stream)
             with self._on_stream():
                 self._finisher = Finisher(decoder, crossfade_samples(decoder.spec, decoder.options))

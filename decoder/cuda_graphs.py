@@ -33,7 +33,6 @@ from decoder.window_inputs import WindowInputs, WindowNetwork, check_windows
 
 logger = logging.getLogger(__name__)
 
-URGENT = -1  # of a stream: its kernels are started before those of other streams
 WARM_UP_RUNS = 2  # before a capture: libraries choose their kernels and allocate what they keep
 SCHEDULE_BLOCKS = 32  # of a stream: by then its windows have stopped growing
 
@@ -183,14 +182,13 @@ def captured(decoder: AudioDecoder, options: StreamingOptions) -> AudioDecoder:
 class CudaRecorder:
     """Records with CUDA graphs, which share one pool of memory and one stream.
 
-    What is recorded goes ahead of other work on the device: it is short, and a listener waits.
     The stream is this recorder's alone. PyTorch has 32 of a priority and then gives them out again,
     and cuBLAS keeps scratch for each: products recorded on one stream must not run side by side.
     """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(priority=URGENT)
+        self._stream = torch.cuda.Stream()
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """See `Recorder`. Waits for the device; nothing else may use it meanwhile."""

@@ -8,6 +8,9 @@ from typing import Protocol
 
 import torch
 
+AHEAD = -1
+"""The priority of a GPU stream whose kernels start before those of ordinary streams."""
+
 
 class CapturedWork(Protocol):
     """What was recorded."""
@@ -28,10 +31,14 @@ class GraphCapture(ABC):
 
 
 class CudaCapture(GraphCapture):
-    """CUDA graphs. Capture the largest work first: the smaller ones fit into its memory."""
+    """CUDA graphs. Capture the largest work first: the smaller ones fit into its memory.
+
+    What else the device does gives way: kernels keep the priority of the stream they are captured
+    on, whichever stream they are replayed on.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device, priority=AHEAD)
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, work: Callable[[], None]) -> CapturedWork:

@@ -21,7 +21,8 @@ ALONE_TOKENS = (128, 256, 512, 1024)  # of prompts, when nothing decodes
 MIXED_TOKENS = (128, 384, 1024)
 PROMPT_TOKENS = 16  # of the shortest prompts that a shape has enough rows for
 FEWEST_PROMPTS = 4
-RECORD_BYTES = 3 * 2**19  # of one captured layer, beside its scratch; the head counts as one
+RECORD_BYTES = 2**19  # of one captured layer, beside its scratch; the head counts as one
+LIBRARY_BYTES = 160 * 2**20  # what libraries and the driver keep once anything is captured
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,6 @@ def estimate_graph_bytes(
     """Device memory of captured forwards: logits of up to `max_rows` rows (of one: `logit_bytes`),
     scratch of the largest one's tokens (of one: `token_bytes`), what the driver keeps of kernels.
     """
-    records = len(shapes) * (num_layers + 1) * RECORD_BYTES
+    records = LIBRARY_BYTES + len(shapes) * (num_layers + 1) * RECORD_BYTES
     most_tokens = max(shape.num_tokens for shape in shapes)
     return min(max_rows, MAX_GRAPH_ROWS) * logit_bytes + most_tokens * token_bytes + records
