@@ -51,7 +51,6 @@ class CannedClient:
             if due > time.monotonic():
                 await asyncio.sleep(due - time.monotonic())
             yield AudioBlock(
-                request_id=job.request.request_id,
                 samples=self._samples,
                 block_index=number,
                 first_sample=number * len(self._samples),

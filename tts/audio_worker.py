@@ -5,6 +5,7 @@
                               │         pause those whose reader lags, resume the others
                               launch    at most one batch: the most urgent windows
                               deliver   what the decoder has rendered
+                              wake      the readers of all that was delivered, together
 
 A GPU renders beside the language model's steps, and nothing here waits for it: `Pace` says when a
 batch is due, so that many windows share a call. A CPU has rendered a batch when it is launched. One
@@ -32,6 +33,7 @@ from llm import FinishReason, RequestError, Tally, TokenChunk
 from tts.engine_client import AudioFigures
 from tts.logs import with_fields
 from tts.pace import Pace, Waiting
+from tts.stream import Wakeups
 from tts.tasks import NOT_STARTED, SpeechTask, StreamTask
 
 logger = logging.getLogger(__name__)
@@ -114,6 +116,8 @@ class AudioWorker:
         self._ready: dict[SpeechTask, None] = {}  # those with a window to launch
         self._unheard: set[SpeechTask] = set()  # those that await their first audio
         self._changed = threading.Condition()
+        self.wakeups = Wakeups()
+        """Of the event loops that read: flushed by each turn."""
         self._decode_s, self._blocks = Tally(DECODE_BOUNDS_S), Tally(BLOCK_BOUNDS)
         self._audio_s = 0.0
         self._sample_rate = decoder.spec.sample_rate if decoder else 1
@@ -186,10 +190,17 @@ class AudioWorker:
 
     def after_step(self) -> bool:
         """One turn; True when there may be more to do at once."""
+        try:
+            return self._turn()
+        finally:
+            self.wakeups.flush()
+
+    def _turn(self) -> bool:
         for task in self._changed_tasks():
             self._review(task)
         rendered = self._rendered()
         if self._ready and len(self._launched) < MAX_LAUNCHED:
+            self.wakeups.flush()  # a CPU renders now, and texts need not wait for that
             self._launch(self._due(self._clock()))
         for batch in (*rendered, *self._rendered()):
             self._deliver(batch)
@@ -200,6 +211,7 @@ class AudioWorker:
         for task in self._snapshot():
             task.end(FinishReason.CANCELLED)
             self.remove(task)
+        self.wakeups.flush()
 
     def _snapshot(self) -> list[StreamTask]:
         with self._changed:

@@ -40,7 +40,6 @@ class AudioBlock:
     has a `finish_reason`; it may be empty.
     """
 
-    request_id: str
     samples: np.ndarray  # [S]
     block_index: int
     first_sample: int

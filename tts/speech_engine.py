@@ -179,7 +179,9 @@ class LocalEngineClient:
         self._encoders.shutdown(wait=True, cancel_futures=True)
 
     def _queue(self, capacity: int) -> StreamQueue[Any]:
-        return StreamQueue(capacity, timeout_s=self._limits.reader_timeout_s)
+        return StreamQueue(
+            capacity, timeout_s=self._limits.reader_timeout_s, wakeups=self._worker.wakeups
+        )
 
     def _submit(self, task: StreamTask, request: Request) -> None:
         if self._is_closing:

@@ -6,7 +6,8 @@
              ▼ keeps its work back    ▼ takes none for too long: `on_stall`
 
 Credit is counted, never enforced by blocking or dropping: a producer asks `is_full` before it
-spends work on the next item, and an item that is put is delivered.
+spends work on the next item, and an item that is put is delivered. To wake the event loop costs
+both threads more than an item does, so a producer of many queues does that once for all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -37,15 +38,51 @@ class StreamHooks:
     on_stall: Callable[[], None] = _ignore  # the reader was given up
 
 
+class Wakeups:
+    """Calls that one thread has for event loops, kept back until it says `flush`."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = deque()
+
+    def add(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+        """Have something called on a loop; it must not raise."""
+        self._waiting.append((loop, call))
+
+    def flush(self) -> None:
+        """Wake each loop once."""
+        if not self._waiting:
+            return
+        calls: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
+        while self._waiting:
+            loop, call = self._waiting.popleft()
+            calls.setdefault(loop, []).append(call)
+        for loop, together in calls.items():
+            _call(loop, _call_all, together)
+
+
+def _call_all(calls: Sequence[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: object) -> None:
+    with suppress(RuntimeError):  # the loop is closed: nobody will read
+        loop.call_soon_threadsafe(function, *args)
+
+
 class StreamQueue(Generic[Item]):
     """Items of one stream, in order. Built on the event loop that reads it.
 
     `timeout_s` is how long a reader may leave a waiting item unread; after that the queue is
-    emptied and `get` raises SlowReaderError. None: for ever.
+    emptied and `get` raises SlowReaderError. None: for ever. With `wakeups` the reader learns of an
+    item when they are flushed, else at once.
     """
 
-    def __init__(self, capacity: int, *, timeout_s: float | None = None) -> None:
+    def __init__(
+        self, capacity: int, *, timeout_s: float | None = None, wakeups: Wakeups | None = None
+    ) -> None:
         self._capacity = capacity
+        self._wakeups = wakeups
         self._hooks = StreamHooks()
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
@@ -82,10 +119,14 @@ class StreamQueue(Generic[Item]):
         with self._lock:
             if self._error is not None or self._is_closed:
                 return
-            if not self._items:
-                self._unread_since_s = time.monotonic()
             self._items.append(item)
-        self._call_loop(self._note_arrival)
+            if len(self._items) > 1:
+                return  # the reader was told of the first one, and reads until there is none
+            self._unread_since_s = time.monotonic()
+        if self._wakeups is None:
+            _call(self._loop, self._note_arrival)
+        else:
+            self._wakeups.add(self._loop, self._note_arrival)
 
     async def get(self) -> Item:
         """The next item, when there is one. Raises what `fail` was given."""
@@ -110,7 +151,7 @@ class StreamQueue(Generic[Item]):
             if self._error is None:
                 self._error = error
             self._items.clear()
-        self._call_loop(self._arrived.set)
+        _call(self._loop, self._arrived.set)
 
     def close(self) -> None:
         """Drop what is queued and watch no more; on the event loop, once the reader is done."""
@@ -119,10 +160,6 @@ class StreamQueue(Generic[Item]):
             self._items.clear()
         if self._watch is not None:
             self._watch.cancel()
-
-    def _call_loop(self, callback: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody will read
-            self._loop.call_soon_threadsafe(callback)
 
     def _note_arrival(self) -> None:
         self._arrived.set()

@@ -279,7 +279,6 @@ class SpeechTask(StreamTask):
         self.is_done = block.is_last  # first: whoever reads the last block may use the id again
         self.queue.put(
             AudioBlock(
-                request_id=self.request_id,
                 samples=samples,
                 block_index=block.chunk.block_index,
                 first_sample=self._num_samples,

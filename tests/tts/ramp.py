@@ -190,7 +190,6 @@ class RampClient:
         window = stream.window(chunk)
         (samples,) = render(self.decoder, [ReadyWindow(job.request.request_id, window)])
         return AudioBlock(
-            request_id=job.request.request_id,
             samples=samples,
             block_index=chunk.block_index,
             first_sample=window.first_sample,

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tts.errors import SlowReaderError
-from tts.stream import StreamHooks, StreamQueue
+from tts.stream import StreamHooks, StreamQueue, Wakeups
 
 
 def in_loop(test: Callable[[], Awaitable[None]]) -> None:
@@ -40,6 +40,41 @@ def test_an_item_put_while_the_reader_waits_wakes_it() -> None:
         await asyncio.to_thread(queue.put, "late")
         assert await reader == "late"
 
+    in_loop(scenario)
+
+
+def test_readers_of_many_queues_are_woken_together() -> None:
+    async def scenario() -> None:
+        wakeups = Wakeups()
+        queues = [StreamQueue[int](4, wakeups=wakeups) for _ in range(3)]
+        readers = [asyncio.create_task(queue.get()) for queue in queues]
+        await asyncio.sleep(0)
+        for number, queue in enumerate(queues):
+            queue.put(number)
+            queue.put(number + 10)
+        await asyncio.sleep(0.01)
+        assert not any(reader.done() for reader in readers)
+        await asyncio.to_thread(wakeups.flush)
+        assert await asyncio.gather(*readers) == [0, 1, 2]
+        assert [await queue.get() for queue in queues] == [10, 11, 12]
+
+    in_loop(scenario)
+
+
+def test_wakeups_reach_each_loop_and_outlive_a_closed_one() -> None:
+    async def build() -> StreamQueue[int]:
+        return StreamQueue(4, wakeups=wakeups)
+
+    async def scenario() -> None:
+        open_queue = await build()
+        for queue in (closed_queue, open_queue):
+            queue.put(1)
+        wakeups.flush()
+        wakeups.flush()
+        assert await open_queue.get() == 1
+
+    wakeups = Wakeups()
+    closed_queue = asyncio.run(build())
     in_loop(scenario)
 
 

@@ -6,6 +6,7 @@ annotations, so a field that is added there crosses without a change here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from types import WrapperDescriptorType
 from typing import Any, TypeVar
@@ -46,7 +47,7 @@ def _from_plain(kind: type, value: Any) -> Any:
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_to_plain)
 _from_front_end = msgspec.msgpack.Decoder(FrontEndMessage, dec_hook=_from_plain)
-_from_engine = msgspec.msgpack.Decoder(EngineMessage, dec_hook=_from_plain)
+_from_engine = msgspec.msgpack.Decoder(list[EngineMessage], dec_hook=_from_plain)
 
 
 def encode(message: Message) -> bytes:
@@ -59,7 +60,12 @@ def decode_from_front_end(data: bytes) -> FrontEndMessage:
     return _from_front_end.decode(data)
 
 
-def decode_from_engine(data: bytes) -> EngineMessage:
+def bundle(messages: Sequence[bytes]) -> bytes:
+    """Encoded messages of the engine as one value: what `decode_from_engine` takes."""
+    return _encoder.encode([msgspec.Raw(message) for message in messages])
+
+
+def decode_from_engine(data: bytes) -> list[EngineMessage]:
     """What the engine sent; msgspec.ValidationError or DecodeError for anything else."""
     return _from_engine.decode(data)
 

@@ -4,8 +4,10 @@
     Cancel ─▶ the task is cancelled, which closes the iterator, which cancels the job
 
 A stream may be WINDOW items ahead of its reader; then its task reads no more from the client,
-whose own queue fills, which pauses the sequence. A front end whose connection is gone is found
-out at the next message to it, a beat at the latest; all it asked for is cancelled.
+whose own queue fills, which pauses the sequence. What streams have for one front end in the same
+turn of the event loop is sent together: most of what a message costs is that it is one. A front end
+whose connection is gone is found out at the next message to it, a beat at the latest; all it asked
+for is cancelled.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from functools import singledispatchmethod
 
 import msgspec
 import zmq
@@ -23,7 +24,7 @@ from llm import Request
 from tts.admission import Admission
 from tts.engine_client import EngineClient, EngineFacts, EngineStatus
 from tts.errors import NotAvailableError
-from tts.ipc.codec import decode_from_front_end, encode, to_error_value
+from tts.ipc.codec import bundle, decode_from_front_end, encode, to_error_value
 from tts.ipc.endpoints import Endpoints
 from tts.ipc.messages import (
     Audio,
@@ -35,6 +36,7 @@ from tts.ipc.messages import (
     Entered,
     Failed,
     Farewell,
+    FrontEndMessage,
     Generate,
     Goodbye,
     Hello,
@@ -58,6 +60,7 @@ BEAT_S = 0.5
 REQUEST_BOUND = 1024  # of one front end, waiting to be taken
 REPLY_BOUND = 16_384  # to one front end, waiting to be taken
 NOTICE_BOUND = 65_536  # cancellations and reading; a few for each stream
+BUNDLE_BYTES = 2**18  # that are sent together at most; a larger message goes alone
 
 
 class _Stream:
@@ -91,6 +94,8 @@ class _Peer:
     streams: dict[int, _Stream] = field(default_factory=dict)
     newest: int = -1  # of the streams it asked for
     cancelled: set[int] = field(default_factory=set)
+    outbox: list[bytes] = field(default_factory=list)  # what is sent at the end of this turn
+    num_bytes: int = 0  # of that
 
 
 class EngineServer:
@@ -149,6 +154,7 @@ class EngineServer:
             self._beating.cancel()
         for peer in list(self._peers.values()):
             self._send(peer, Farewell())
+            self._flush(peer)
             await self._forget(peer)
         for inlet in self._inlets:
             inlet.close()
@@ -189,38 +195,39 @@ class EngineServer:
         elif self._reached(name, encode(Welcome(server_id, self._facts, self._status))):
             self._peers.setdefault(name, _Peer(name))
 
-    @singledispatchmethod
-    def _handle(self, message: Message, peer: _Peer) -> None:
-        """Act on what a known front end sent: here, on work."""
-        assert isinstance(message, Work)
-        peer.newest = message.stream
-        self._send(peer, Taken(message.stream))
-        if message.stream in peer.cancelled:
-            peer.cancelled.remove(message.stream)
+    def _handle(self, message: FrontEndMessage, peer: _Peer) -> None:
+        """Act on what a known front end sent."""
+        match message:
+            case Took(num_items=taken):
+                for number, num_items in taken.items():
+                    if number in peer.streams:
+                        peer.streams[number].give(num_items)
+            case Work():
+                self._begin(message, peer)
+            case Cancel(stream=number):
+                self._cancel(number, peer)
+            case Goodbye():
+                self._drop(peer)
+
+    def _begin(self, work: Work, peer: _Peer) -> None:
+        number = peer.newest = work.stream
+        self._send(peer, Taken(number))
+        if number in peer.cancelled:
+            peer.cancelled.remove(number)
             return
-        stream = _Stream(AUDIO_WINDOW if isinstance(message, Speak) else TEXT_WINDOW)
-        peer.streams[message.stream] = stream
-        stream.task = asyncio.create_task(self._work(peer, message, stream))
+        stream = _Stream(AUDIO_WINDOW if isinstance(work, Speak) else TEXT_WINDOW)
+        peer.streams[number] = stream
+        stream.task = asyncio.create_task(self._work(peer, work, stream))
         # Not left to the task: one that is cancelled before its first step never runs at all.
-        stream.task.add_done_callback(lambda _: peer.streams.pop(message.stream, None))
+        stream.task.add_done_callback(lambda _: peer.streams.pop(number, None))
 
-    @_handle.register
-    def _(self, message: Took, peer: _Peer) -> None:
-        stream = peer.streams.get(message.stream)
-        if stream is not None:
-            stream.give(message.num_items)
-
-    @_handle.register
-    def _(self, message: Cancel, peer: _Peer) -> None:
-        stream = peer.streams.get(message.stream)
+    @staticmethod
+    def _cancel(number: int, peer: _Peer) -> None:
+        stream = peer.streams.get(number)
         if stream is not None and stream.task is not None:
             stream.task.cancel()
-        elif message.stream > peer.newest:
-            peer.cancelled.add(message.stream)
-
-    @_handle.register
-    def _(self, message: Goodbye, peer: _Peer) -> None:
-        self._drop(peer)
+        elif number > peer.newest:
+            peer.cancelled.add(number)
 
     async def _work(self, peer: _Peer, work: Work, stream: _Stream) -> None:
         """The top of one stream: what it raises is its answer."""
@@ -244,7 +251,7 @@ class EngineServer:
                 job = replace(job, request=_renamed(request, peer, number))
                 async with closing(self._client.speak(job)) as blocks:
                     async for block in blocks:
-                        yield Audio(number, replace(block, request_id=request.request_id))
+                        yield Audio(number, block)
             case Generate(request=request):
                 request_id.set(request.request_id)
                 async with closing(
@@ -270,15 +277,28 @@ class EngineServer:
         self._send_bytes(peer, encode(message))
 
     def _send_bytes(self, peer: _Peer, data: bytes) -> None:
-        if peer.name in self._peers and not self._reached(peer.name, data):
+        """Soon, and with what else this turn of the event loop has for the front end."""
+        if peer.num_bytes + len(data) > BUNDLE_BYTES:
+            self._flush(peer)
+        if not peer.outbox:
+            asyncio.get_running_loop().call_soon(self._flush, peer)
+        peer.outbox.append(data)
+        peer.num_bytes += len(data)
+
+    def _flush(self, peer: _Peer) -> None:
+        """Send what there is for a front end."""
+        outbox, peer.outbox, peer.num_bytes = peer.outbox, [], 0
+        if not outbox or self._peers.get(peer.name) is not peer:
+            return
+        if not self._reached(peer.name, *outbox):
             logger.warning("front end %s is gone; %d streams end", peer.name, len(peer.streams))
             self._drop(peer)
 
-    def _reached(self, name: str, data: bytes) -> bool:
+    def _reached(self, name: str, *messages: bytes) -> bool:
         """Send; False when nobody of that name is connected, or takes anything any more."""
         assert self._reply is not None
         try:
-            self._reply.send_multipart((name.encode(), data), zmq.NOBLOCK)
+            self._reply.send_multipart((name.encode(), bundle(messages)), zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise

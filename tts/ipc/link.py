@@ -25,6 +25,7 @@ from tts.ipc.messages import (
     Answer,
     Beat,
     Cancel,
+    EngineMessage,
     Failed,
     Farewell,
     Goodbye,
@@ -91,6 +92,7 @@ class Link:
         self._streams: dict[int, Stream] = {}
         self._numbers = itertools.count()
         self._waiting: set[int] = set()  # streams whose work the engine has not taken yet
+        self._taken: dict[int, int] = {}  # items by stream, of which the engine is told soon
         self._pulse = Pulse(STALL_S)
         self._work = self._connected(context, endpoints.request, REQUEST_BOUND)
         self._cancel = self._connected(context, endpoints.cancel, NOTICE_BOUND)
@@ -151,8 +153,16 @@ class Link:
         return stream
 
     def took(self, stream: Stream, num_items: int) -> None:
-        """The reader took items of a stream: more may come."""
-        self._notify(self._control, Took(self.name, stream.number, num_items))
+        """The reader took items of a stream: more may come. Told together for all readers that
+        take some in this turn of the event loop.
+        """
+        if not self._taken:
+            asyncio.get_running_loop().call_soon(self._tell_taken)
+        self._taken[stream.number] = self._taken.get(stream.number, 0) + num_items
+
+    def _tell_taken(self) -> None:
+        taken, self._taken = self._taken, {}
+        self._notify(self._control, Took(self.name, taken))
 
     def close_stream(self, stream: Stream) -> None:
         """The reader is done; a stream that has not ended is cancelled."""
@@ -190,7 +200,11 @@ class Link:
 
     def _received(self, frames: list[bytes]) -> None:
         self._pulse.felt()
-        match decode_from_engine(frames[-1]):
+        for message in decode_from_engine(frames[-1]):
+            self._take(message)
+
+    def _take(self, message: EngineMessage) -> None:
+        match message:
             case Taken(stream=number):
                 self._waiting.discard(number)
             case Answer() as answer:

@@ -7,7 +7,8 @@
     Goodbye ─▶                             ◀─ Farewell: it ends
 
 A front end numbers its streams upwards and asks for them in that order. `front_end` is the name
-under which one connection of one process is known; a new connection has a new one.
+under which one connection of one process is known; a new connection has a new one. The engine's
+messages come as lists, in order.
 """
 
 from __future__ import annotations
@@ -40,11 +41,10 @@ class Goodbye(Message, frozen=True):
 
 
 class Took(Message, frozen=True):
-    """The reader took items of a stream: as many more may be sent."""
+    """Readers took items: of each stream, by its number, as many more may be sent."""
 
     front_end: str
-    stream: int
-    num_items: int
+    num_items: dict[int, int]
 
 
 class Cancel(Message, frozen=True):

@@ -32,6 +32,7 @@ from tts import errors
 from tts.engine_client import AudioBlock, EngineFacts, EngineStatus, SpeechJob
 from tts.ipc import messages
 from tts.ipc.codec import (
+    bundle,
     decode_from_engine,
     decode_from_front_end,
     encode,
@@ -87,8 +88,8 @@ def test_samples_arrive_as_they_were(values: np.ndarray) -> None:
     clip = decode_from_front_end(encode(Encode("f", 1, values)))
     assert isinstance(clip, Encode)
     np.testing.assert_array_equal(clip.samples, values)
-    block = AudioBlock("r", values, 1, 2, 3, 4, carry=(5,), finish_reason=FinishReason.STOP)
-    audio = decode_from_engine(encode(Audio(9, block)))
+    block = AudioBlock(values, 1, 2, 3, 4, carry=(5,), finish_reason=FinishReason.STOP)
+    (audio,) = decode_from_engine(bundle([encode(Audio(9, block))]))
     assert isinstance(audio, Audio)
     assert audio.block.samples.dtype == np.float32
     assert audio.block.samples.tobytes() == values.tobytes()
@@ -97,8 +98,8 @@ def test_samples_arrive_as_they_were(values: np.ndarray) -> None:
 
 @given(samples)
 def test_sixteen_bits_arrive_as_sixteen_bits(values: np.ndarray) -> None:
-    block = AudioBlock("r", to_s16(values), 0, 0, 0, 1)
-    audio = decode_from_engine(encode(Audio(9, block)))
+    block = AudioBlock(to_s16(values), 0, 0, 0, 1)
+    (audio,) = decode_from_engine(bundle([encode(Audio(9, block))]))
     assert isinstance(audio, Audio)
     assert audio.block.samples.dtype == np.int16
     assert audio.block.samples.tobytes() == to_s16(values).tobytes()
@@ -125,7 +126,7 @@ def test_answers_arrive_as_they_were() -> None:
         Taken(3),
         Tokens(3, chunk),
     ):
-        assert decode_from_engine(encode(answer)) == answer
+        assert decode_from_engine(bundle([encode(answer), encode(answer)])) == [answer, answer]
 
 
 def test_messages_are_frozen() -> None:
@@ -141,7 +142,7 @@ def test_what_is_no_message_is_refused(data: bytes) -> None:
 
 
 def test_a_wrong_type_is_refused() -> None:
-    data = msgspec.msgpack.encode(["Took", "f", "one", 1])
+    data = msgspec.msgpack.encode(["Took", "f", {"one": 1}])
     with pytest.raises(msgspec.ValidationError):
         decode_from_front_end(data)
 
@@ -154,7 +155,7 @@ def tree(root: type[Exception]) -> list[type[Exception]]:
 
 
 def crossed(error: Exception) -> Exception:
-    failed = decode_from_engine(encode(Failed(1, to_error_value(error))))
+    (failed,) = decode_from_engine(bundle([encode(Failed(1, to_error_value(error)))]))
     assert isinstance(failed, Failed)
     return from_error_value(failed.error)
 
@@ -207,4 +208,4 @@ def test_what_text_requests_ask_and_get_arrives_as_it_was() -> None:
         TokenChunk("r", prompt_logprobs=scores),
         TokenChunk("r", (), (), FinishReason.STOP, embeddings=(b"\x00\x00\x80?", b"")),
     ):
-        assert decode_from_engine(encode(Tokens(3, chunk))) == Tokens(3, chunk)
+        assert decode_from_engine(bundle([encode(Tokens(3, chunk))])) == [Tokens(3, chunk)]

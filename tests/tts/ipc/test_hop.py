@@ -45,7 +45,6 @@ def test_both_ways_give_the_same(engine_client: LocalEngineClient, base: str) ->
             streams = await asyncio.gather(*(listen(c, job) for job in jobs for c in (one, two)))
             for number, blocks in enumerate(streams):
                 np.testing.assert_array_equal(samples(blocks), alone[number // 2])
-                assert {block.request_id for block in blocks} == {f"s{number // 2}"}
                 assert blocks[-1].finish_reason is not None
             again = await read(one, text("t", exactly=12, top_logprobs=2))
             assert [(c.token_ids, c.logprobs) for c in again] == [

@@ -16,7 +16,7 @@ from tests.tts.ipc.hop import facts_of, hop, new_base, new_tcp_base, wait_until
 from tests.tts.jobs import listen, run, speech
 from tests.tts.ramp import RampClient
 from tts.errors import EngineLostError
-from tts.ipc.codec import decode_from_front_end, encode
+from tts.ipc.codec import bundle, decode_from_front_end, encode
 from tts.ipc.endpoints import Endpoints
 from tts.ipc.engine_server import EngineServer
 from tts.ipc.messages import Hello, Speak, Welcome
@@ -81,7 +81,7 @@ def test_a_front_end_refuses_another_servers_engine() -> None:
             assert isinstance(hello, Hello)
             assert hello.server_id == "ours"
             welcome = Welcome("stranger", facts_of(engine), await engine.status())
-            replies.send_multipart((hello.front_end.encode(), encode(welcome)))
+            replies.send_multipart((hello.front_end.encode(), bundle([encode(welcome)])))
             with pytest.raises(ConfigError, match=r"belongs to another server \(stranger, this is"):
                 await connecting
             control.close()

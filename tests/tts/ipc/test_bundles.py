@@ -1,0 +1,48 @@
+"""Messages that are sent together, both ways."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from decoder import StreamingOptions
+from tests.tts.ipc.hop import hop, new_base
+from tests.tts.jobs import listen, run, speech
+from tests.tts.ramp import RampClient
+from tts.ipc import engine_server
+from tts.ipc.codec import decode_from_engine
+from tts.ipc.messages import FrontEndMessage, Took
+
+
+def test_what_many_streams_have_is_sent_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what readers took is told together; large messages go alone."""
+    monkeypatch.setattr(engine_server, "BUNDLE_BYTES", 30_000)
+    job = speech("x", max_tokens=64, streaming=StreamingOptions((2, 8)))
+    engine = RampClient()
+    engine.is_endless = True
+
+    async def scenario() -> None:
+        async with hop(engine, new_base()) as served:
+            link, server = served.client._link, served.server
+            sizes: list[tuple[int, int]] = []
+            received, handled = link._received, list[Took]()
+
+            def watched(frames: list[bytes]) -> None:
+                sizes.append((len(decode_from_engine(frames[-1])), len(frames[-1])))
+                received(frames)
+
+            def handle(message: FrontEndMessage, peer: object) -> None:
+                handled.extend([message] if isinstance(message, Took) else [])
+                act(message, peer)
+
+            act = server._handle
+            monkeypatch.setattr(link._replies, "_take", watched)
+            monkeypatch.setattr(server, "_handle", handle)
+            heard = await asyncio.gather(*(listen(served.client, job) for _ in range(8)))
+            assert {sum(block.num_codes for block in blocks) for blocks in heard} == {64}
+            assert max(count for count, _ in sizes) > 4
+            assert all(count == 1 or size < 30_100 for count, size in sizes)
+            assert max(len(took.num_items) for took in handled) > 4
+
+    run(scenario)
