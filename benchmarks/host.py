@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,14 +36,16 @@ from benchmarks.scheduler import calm
 from benchmarks.shapes import Shape, llama
 from decoder import CodecSpec, StreamingOptions
 from llm import Engine, EngineStoppedError, Request, SamplingParams
-from llm.attention.base import AttentionBackend, CapturedShape
-from llm.attention.page_lists import PageLists
+from llm.attention.base import AttentionBackend, CapturedShape, PlanMemory
+from llm.attention.page_lists import PageLists, list_words, write_page_lists
 from llm.batch import ForwardBatch, KVCacheInputs
+from llm.memory_staging import Section
 from llm.models.llama import LlamaModel
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.runner.device_stream import ImmediateStream
 from llm.runner.graph_capture import CapturedWork, GraphCapture
 from llm.runner.token_choice import DeviceChoice
+from llm.sampling.device_records import RECORD_WORDS
 from llm.sampling.device_sampler import DevicePlan, DeviceSampler
 from llm.scheduler import Scheduler
 from tts.audio_worker import AudioWorker
@@ -105,10 +108,10 @@ class EmptyModel(LlamaModel):
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """Page lists, in place for a captured shape."""
+    """Where the page lists of a captured shape go."""
 
-    lists: PageLists
     shape: CapturedShape | None = None
+    tables: Section | None = None
 
 
 class ListsOnly(AttentionBackend[Lists]):
@@ -118,25 +121,28 @@ class ListsOnly(AttentionBackend[Lists]):
     can_capture = can_capture_prompts = True
 
     def plan(self, batch: ForwardBatch) -> Lists:
-        return Lists(PageLists.of(batch, 0, len(batch.query_lens)))
+        PageLists.of(batch, 0, len(batch.query_lens))
+        return Lists()
+
+    def table_words(self, shape: CapturedShape, max_context: int) -> int:
+        return list_words(shape.num_rows, -(-max_context // self.pool.page_size))
 
     def forward(self, plan: Lists, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
         return query.flatten(1)
 
     def capture_plan(
-        self, shape: CapturedShape, max_context: int, slots: Tensor | None = None
+        self, shape: CapturedShape, max_context: int, memory: PlanMemory | None = None
     ) -> Lists:
-        num_rows = shape.num_singles + shape.num_prompts
-        size = 2 * num_rows + 1 + num_rows * -(-max_context // self.pool.page_size)
-        return Lists(PageLists(torch.zeros(size, dtype=torch.int32), num_rows), shape)
+        assert memory is not None
+        return Lists(shape, memory.tables)
 
     def replan(self, plan: Lists, batch: ForwardBatch) -> None:
-        assert plan.shape is not None
-        num_rows = len(batch.query_lens)
-        first = plan.shape.first_token(batch.num_singles)
-        after = plan.lists.num_rows - first - num_rows
-        lists = PageLists.of(batch, 0, num_rows, before=first, after=after)
-        plan.lists.numbers[: len(lists.numbers)].copy_(lists.numbers)
+        shape, num_rows = plan.shape, len(batch.query_lens)
+        assert shape is not None
+        assert plan.tables is not None
+        first = shape.first_token(batch.num_singles)
+        after = shape.num_rows - first - num_rows
+        write_page_lists(batch, (0, num_rows), plan.tables.take, before=first, after=after)
 
 
 class NothingCaptured(GraphCapture):
@@ -153,7 +159,7 @@ class HostOnlyChoice(DeviceChoice):
     """Everything but the draw: each row gets token 0, which is a code."""
 
     def choose(self, logits: Tensor, plan: DevicePlan) -> Tensor:
-        self.load(plan)
+        self.load(plan, np.empty((len(logits), RECORD_WORDS), dtype=np.int32))
         return torch.zeros(len(logits), dtype=torch.int32)
 
 

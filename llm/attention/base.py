@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from torch import Tensor
 from llm.batch import ForwardBatch, KVSlots
 from llm.kv_cache.kv_pool import KVPool
 from llm.memory_copy import to_device
+from llm.memory_staging import Section
 
 PlanT = TypeVar("PlanT")
 
@@ -52,6 +53,11 @@ class CapturedShape:
         """Of a forward, those that pad included."""
         return self.num_singles + self.num_prompt_tokens
 
+    @property
+    def num_rows(self) -> int:
+        """Of a forward, those that pad included."""
+        return self.num_singles + self.num_prompts
+
     def has_room(self, num_singles: int, num_prompts: int, num_prompt_tokens: int) -> bool:
         """For so many leading rows of one token, and the rest of a batch."""
         return (
@@ -63,6 +69,13 @@ class CapturedShape:
     def first_token(self, num_singles: int) -> int:
         """Where a batch with so many leading rows of one token begins."""
         return self.num_singles - num_singles if self.num_prompts else 0
+
+
+class PlanMemory(NamedTuple):
+    """What a captured plan's forwards read, in memory that somebody else sends to the device."""
+
+    slots: Tensor  # int64 [shape.num_tokens], of every token: of those that pad, too
+    tables: Section  # int32, at least `table_words` of them, for `replan` to write
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +125,17 @@ class AttentionBackend(ABC, Generic[PlanT]):
         """`forward` for keys and values that are in their `slots` already."""
         raise NotImplementedError(f"{type(self).__name__} stores keys and values itself")
 
+    def table_words(self, shape: CapturedShape, max_context: int) -> int:
+        """Most int32 numbers that `replan` writes to the tables of `PlanMemory`."""
+        return 0
+
     def capture_plan(
-        self, shape: CapturedShape, max_context: int, slots: Tensor | None = None
+        self, shape: CapturedShape, max_context: int, memory: PlanMemory | None = None
     ) -> PlanT:
         """A plan for batches that a shape has room for, with contexts up to `max_context`.
 
-        `slots` [shape.num_tokens]: where the slots of every forward will lie, those of tokens that
-        pad among them; None: they are copied. Until the first `replan` every token pads.
+        `memory`: where what its forwards read lies; None: the plan has memory of its own. Until the
+        first `replan` every token pads.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be captured")
 
@@ -127,6 +144,7 @@ class AttentionBackend(ABC, Generic[PlanT]):
 
         Its work is queued on the current stream, behind the forwards that still read the plan;
         the host never waits for the device. `batch` may be forgotten afterwards, its tensors too.
+        Tables in the memory of `capture_plan` are only written: whoever owns it sends them.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be captured")
 

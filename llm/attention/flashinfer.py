@@ -17,21 +17,28 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from llm.attention.base import AttentionBackend, AttentionOptions, CapturedShape
+from llm.attention.base import (
+    AttentionBackend,
+    AttentionOptions,
+    CapturedShape,
+    PlanMemory,
+)
 from llm.attention.few_rows import FEW_ROWS, FewRowsDecode
 from llm.attention.flashinfer_kernels import (
     CapturedExtendCall,
     DecodeCall,
     ExtendCall,
     Kernels,
-    Workspaces,
 )
-from llm.attention.page_lists import PageLists
+from llm.attention.page_lists import PageLists, list_words, write_page_lists
+from llm.attention.workspaces import NUM_STAGINGS, Workspaces
 from llm.batch import ForwardBatch
 from llm.kv_cache.kv_pool import KVPool
+from llm.memory_staging import Section, StagedMemory, section_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +65,14 @@ class CapturedCalls:
     """What a captured plan's calls read, and how they are pointed at other rows."""
 
     shape: CapturedShape
-    copies_slots: bool  # for each `replan`
+    tables: Section  # int32: `query_offsets`, then `lists`
+    query_offsets: Tensor  # int32 [prompts + 1] on the device: first query of each prompt, then all
     lists: PageLists  # on the device: of single rows, then of prompts
-    offsets: Tensor  # int32 [prompts + 1] on the device: first query of each prompt, then all
     out: Tensor  # [T, H × D], never anything but numbers; where there are prompts
     decodes: tuple[DecodeCall, ...] = ()
     extends: tuple[CapturedExtendCall, ...] = ()
     few_rows: FewRowsDecode | None = None  # which computes everything
+    own: StagedMemory | None = None  # of the tables; None: somebody else sends them
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +98,6 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
         windows = dict.fromkeys(self.windows)
         self._decodes = {window: DecodeCall(*self._parts, window) for window in windows}
         self._extends = {window: ExtendCall(*self._parts, window) for window in windows}
-        self._room = torch.empty(0, dtype=torch.int32, device=pool.device)
         self._out = torch.empty(0, dtype=options.dtype, device=pool.device)
         self._has_few_rows = FewRowsDecode.can_compute(pool, options)
         self.can_capture_prompts = self._parts[0].has_captured_extend(windows)
@@ -146,14 +153,17 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
             )
         return out.flatten(1)
 
+    def table_words(self, shape: CapturedShape, max_context: int) -> int:
+        """See `AttentionBackend.table_words`."""
+        lists = list_words(shape.num_rows, -(-max_context // self.pool.page_size))
+        return _query_words(shape) + lists
+
     def capture_plan(
-        self, shape: CapturedShape, max_context: int, slots: Tensor | None = None
+        self, shape: CapturedShape, max_context: int, memory: PlanMemory | None = None
     ) -> FlashInferPlan:
         """See `AttentionBackend.capture_plan`."""
-        last, num_rows = shape.num_singles, shape.num_singles + shape.num_prompts
-        captured = self._in_place(shape, max_context, copies_slots=slots is None)
-        if slots is None:
-            slots = torch.zeros(shape.num_tokens, dtype=torch.int64, device=self.pool.device)
+        last, num_rows = shape.num_singles, shape.num_rows
+        captured, slots = self._in_place(shape, max_context, memory)
         padding = PageLists.padding(num_rows).pinned()
         if self._has_few_rows and not shape.num_prompts and last <= FEW_ROWS:
             captured.lists.numbers[: len(padding.numbers)].copy_(padding.numbers)
@@ -170,7 +180,9 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
         if shape.num_prompts:
             buffers, count = captured.lists.rows(last, num_rows), shape.num_prompt_tokens
             extends = {
-                window: CapturedExtendCall(*self._parts, window, buffers, captured.offsets, count)
+                window: CapturedExtendCall(
+                    *self._parts, window, buffers, captured.query_offsets, count
+                )
                 for window in windows
             }
             for extend in extends.values():
@@ -180,46 +192,72 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
         return FlashInferPlan(slots, tuple(calls), found)
 
     def _in_place(
-        self, shape: CapturedShape, max_context: int, *, copies_slots: bool
-    ) -> CapturedCalls:
-        """Room for page tables and outputs: the same memory for all captured plans, as far as it is
-        large enough. What is captured keeps it alive.
+        self, shape: CapturedShape, max_context: int, memory: PlanMemory | None
+    ) -> tuple[CapturedCalls, Tensor]:
+        """What its calls read and write, and its slots. All plans write their outputs to the same
+        memory, as far as it is large enough; what is captured keeps it alive.
         """
-        device, num_rows = self.pool.device, shape.num_singles + shape.num_prompts
-        size = 2 * num_rows + 1 + num_rows * -(-max_context // self.pool.page_size)
-        if len(self._room) < size:
-            self._room = torch.zeros(size, dtype=torch.int32, device=device)
+        device, words = self.pool.device, torch.int32
+        own = None
+        if memory is None:
+            size = self.table_words(shape, max_context)
+            own = StagedMemory(section_bytes(size, words), device, NUM_STAGINGS)
+            slots = torch.zeros(shape.num_tokens, dtype=torch.int64, device=device)
+            memory = PlanMemory(slots, own.section(0, size, words))
         width = self.options.num_heads * self.pool.head_dim
         size = shape.num_tokens * width if shape.num_prompts else 0
         if len(self._out) < size:
             self._out = torch.zeros(size, dtype=self.options.dtype, device=device)
-        return CapturedCalls(
+        tables, first = memory.tables, _query_words(shape)
+        captured = CapturedCalls(
             shape,
-            copies_slots,
-            PageLists(self._room, num_rows),
-            torch.zeros(shape.num_prompts + 1, dtype=torch.int32, device=device),
+            tables,
+            tables.device[: shape.num_prompts + 1],
+            PageLists(tables.device[first:], shape.num_rows),
             self._out[:size].view(-1, width),
+            own=own,
         )
+        return captured, memory.slots
 
     def replan(self, plan: FlashInferPlan, batch: ForwardBatch) -> None:
         """See `AttentionBackend.replan`."""
         captured = plan.captured
         assert captured is not None
-        shape, singles, num_rows = captured.shape, batch.num_singles, len(batch.query_lens)
-        first = shape.first_token(singles)
-        after = shape.num_singles + shape.num_prompts - first - num_rows
-        lists = PageLists.of(batch, 0, num_rows, before=first, after=after)
-        target = captured.lists.numbers[: len(lists.numbers)]
-        target.copy_(lists.pinned().numbers, non_blocking=True)
-        for decode in captured.decodes:
-            decode.replan(lists.rows(0, shape.num_singles))
-        if shape.num_prompts:
-            missing = (0,) * (shape.num_prompts - num_rows + singles)
-            fed = (0, *batch.query_lens[singles:], *missing)
-            offsets = torch.tensor(list(accumulate(fed)), dtype=torch.int32)
-            captured.offsets.copy_(offsets.pin_memory(), non_blocking=True)
-            for extend in captured.extends:
-                extend.replan(offsets, lists.rows(shape.num_singles, lists.num_rows))
-        if captured.copies_slots:
+        shape, own = captured.shape, captured.own
+        if own is not None:
+            own.begin()
+        self._point(captured, batch)
+        if own is not None:
+            own.send()
+            first = shape.first_token(batch.num_singles)
             plan.slots.zero_()
             plan.slots[first : first + len(batch.slot_mapping)].copy_(batch.slot_mapping)
+
+    def _point(self, captured: CapturedCalls, batch: ForwardBatch) -> None:
+        """Write the tables, and have the calls plan their work."""
+        shape, singles, num_rows = captured.shape, batch.num_singles, len(batch.query_lens)
+        before = shape.first_token(singles)
+        after = shape.num_rows - before - num_rows
+        start = _query_words(shape)
+
+        def take(size: int) -> np.ndarray:
+            return captured.tables.take(start + size)[start:]
+
+        lists = write_page_lists(batch, (0, num_rows), take, before=before, after=after)
+        offsets, context_lens = map(torch.from_numpy, lists)
+        split = shape.num_singles
+        for decode in captured.decodes:
+            decode.replan(offsets[: split + 1], context_lens[:split])
+        if shape.num_prompts:
+            queries = captured.tables.take(shape.num_prompts + 1)
+            fed = np.cumsum((0, *batch.query_lens[singles:]), dtype=np.int32)
+            queries[: len(fed)] = fed
+            queries[len(fed) :] = fed[-1]
+            query_offsets = torch.from_numpy(queries)
+            for extend in captured.extends:
+                extend.replan(query_offsets, offsets[split:], context_lens[split:])
+
+
+def _query_words(shape: CapturedShape) -> int:
+    """What the offsets of queries take of the tables; what follows is aligned."""
+    return -(-(shape.num_prompts + 1) // 4) * 4 if shape.num_prompts else 0

@@ -16,23 +16,18 @@ measures what is chosen.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from flashinfer.decode import (
-    BatchDecodeWithPagedKVCacheWrapper,
-    fast_decode_plan,
-    get_batch_decode_module,
-)
+from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper, get_batch_decode_module
 from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper, get_batch_prefill_module
 from torch import Tensor
 
 from llm.attention.base import AttentionOptions
 from llm.attention.page_lists import RowLists
-from llm.attention.workspaces import FLOAT_WORKSPACE_BYTES, INT_WORKSPACE_BYTES
+from llm.attention.workspaces import Workspaces
 from llm.errors import ConfigError
 from llm.kv_cache.kv_pool import KVPool
 
@@ -44,7 +39,6 @@ DTYPES = (torch.bfloat16, torch.float16)
 CUDA_CORE_GROUP = 2  # query heads for each KV head that CUDA cores are as fast for, at any size
 MOST_CUDA_CORE_GROUP = 4  # that they are faster for when there are few rows
 HOPPER = 9  # the major compute capability that FA3 is written for
-NUM_STAGINGS = 8  # plans that may be on their way to the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,45 +175,6 @@ class Kernels:
         return (self.num_heads, self.num_kv_heads, self.head_dim, self.page_size)
 
 
-class Workspaces:
-    """Scratch that the wrappers of a backend share, as their work runs one after the other.
-
-    A plan is written to pinned memory and sent from there. Some of that memory is used in turn, so
-    that the host never changes a plan that has not been sent, and does not wait for that either.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.floats = torch.zeros(FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        self._device = device
-        self._ints: dict[object, Tensor] = {}
-        self._stagings = [
-            (
-                torch.zeros(INT_WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=True),
-                torch.cuda.Event(),
-            )
-            for _ in range(NUM_STAGINGS)
-        ]
-        self._turn = 0
-
-    def give(self, wrapper: Any, use: object) -> None:
-        """The memory of all wrappers with this use. Those of one forward have different ones."""
-        if use not in self._ints:
-            self._ints[use] = torch.empty(
-                INT_WORKSPACE_BYTES, dtype=torch.uint8, device=self._device
-            )
-        wrapper.reset_workspace_buffer(self.floats, self._ints[use])
-
-    @contextmanager
-    def staging(self, wrapper: Any) -> Iterator[None]:
-        """While the wrapper plans."""
-        pinned, was_sent = self._stagings[self._turn]
-        self._turn = (self._turn + 1) % NUM_STAGINGS
-        was_sent.synchronize()
-        wrapper._pin_memory_int_workspace_buffer = pinned
-        yield
-        was_sent.record()
-
-
 class ExtendCall:
     """Rows of several queries each, in layers with one window."""
 
@@ -294,9 +249,10 @@ class CapturedExtendCall:
                 **self._options,
             )
 
-    def replan(self, query_offsets: Tensor, lists: RowLists) -> None:
-        """A later plan, both on the host. It is made as the wrapper makes it, which would copy page
-        tables, too, and wait for that.
+    def replan(self, query_offsets: Tensor, offsets: Tensor, context_lens: Tensor) -> None:
+        """A later plan; all on the host: first queries [B + 1], first pages [B + 1] as in
+        `RowLists`, contexts [B]. It is made as the wrapper makes it, which would copy page tables,
+        too, and wait for that.
         """
         num_heads, num_kv_heads, head_dim, page_size = self._kernels.sizes
         is_causal = may_not_split = is_captured = True
@@ -306,10 +262,10 @@ class CapturedExtendCall:
                 self.wrapper._int_workspace_buffer,
                 self.wrapper._pin_memory_int_workspace_buffer,
                 query_offsets,
-                lists.offsets,
-                lists.last_lens,  # it reads no lengths of contexts
+                offsets,
+                context_lens,
                 self._num_queries,
-                len(lists.last_lens),
+                len(context_lens),
                 num_heads,
                 num_kv_heads,
                 page_size,
@@ -355,6 +311,11 @@ class DecodeCall:
             backend="fa2",
         )
         workspaces.give(self.wrapper, ("decode", window, buffers is None))
+        self._on_tensor_cores = on_tensor_cores
+        # Each row has one query.
+        self._query_offsets = torch.arange(1 + (rows or 0), dtype=torch.int32)
+        types = (kernels.dtype, kernels.kv_dtype)
+        self._empty = tuple(torch.empty(0, dtype=dtype, device=kernels.device) for dtype in types)
 
     def plan(self, lists: RowLists) -> None:
         """The first plan of a captured call, or any plan of another one; `lists` are pinned."""
@@ -362,19 +323,63 @@ class DecodeCall:
         with self._workspaces.staging(self.wrapper):
             self.wrapper.plan(*tables, *self._kernels.sizes, **self._options)
 
-    def replan(self, lists: RowLists) -> None:
-        """A later plan of a captured call, whose buffers have been filled."""
-        assert self._buffers is not None
+    def replan(self, offsets: Tensor, context_lens: Tensor) -> None:
+        """A later plan of a captured call, whose buffers are somebody else's to fill; on the host:
+        first pages [B + 1] as in `RowLists`, contexts [B]. It is made as `fast_decode_plan` makes
+        it, which would compute the contexts from page lists, and check what does not change.
+        """
         with self._workspaces.staging(self.wrapper):
-            fast_decode_plan(
-                self.wrapper,
-                lists.offsets,
-                self._buffers.ids,
-                lists.last_lens,
-                *self._kernels.sizes,
-                **self._options,
-                global_override_indptr_cpu=lists.offsets,
-            )
+            if self._on_tensor_cores:
+                self.wrapper._plan_info = self._plan_on_tensor_cores(offsets, context_lens)
+            else:
+                self.wrapper._plan_info = self._plan_on_cuda_cores(offsets, len(context_lens))
+
+    def _memory(self) -> tuple[Tensor, Tensor, Tensor]:
+        wrapper = self.wrapper
+        pinned = wrapper._pin_memory_int_workspace_buffer
+        return self._workspaces.floats, wrapper._int_workspace_buffer, pinned
+
+    def _plan_on_tensor_cores(self, offsets: Tensor, context_lens: Tensor) -> Any:
+        num_heads, num_kv_heads, head_dim, page_size = self._kernels.sizes
+        num_rows, is_captured, is_causal = len(context_lens), True, False
+        return self.wrapper._cached_module.plan(
+            *self._memory(),
+            self._query_offsets,
+            offsets,
+            context_lens,
+            num_rows,  # queries
+            num_rows,
+            num_heads,
+            num_kv_heads,
+            page_size,
+            is_captured,
+            head_dim,
+            head_dim,
+            is_causal,
+            self._options["window_left"],
+            -1,  # no size of a share
+            self._options["disable_split_kv"],
+            0,  # nobody else on the device
+            0,  # one query each
+        )
+
+    def _plan_on_cuda_cores(self, offsets: Tensor, num_rows: int) -> Any:
+        num_heads, num_kv_heads, head_dim, page_size = self._kernels.sizes
+        is_captured = True
+        return self.wrapper._cached_module.plan(
+            *self._memory(),
+            offsets,
+            num_rows,
+            num_heads,
+            num_kv_heads,
+            page_size,
+            is_captured,
+            self._options["window_left"],
+            self._options["logits_soft_cap"],
+            head_dim,
+            head_dim,
+            *self._empty,  # for their types
+        )
 
 
 def _first_line(error: Exception) -> str:

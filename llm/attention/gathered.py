@@ -20,7 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llm.attention.base import AttentionBackend, AttentionOptions, CapturedShape
+from llm.attention.base import (
+    AttentionBackend,
+    AttentionOptions,
+    CapturedShape,
+    PlanMemory,
+)
 from llm.attention.scores import attend
 from llm.batch import ForwardBatch
 from llm.kv_cache.kv_pool import KVPool
@@ -80,7 +85,7 @@ class GatheredBackend(AttentionBackend[GatheredPlan]):
         return GatheredPlan(batch.slot_mapping, tuple(parts))
 
     def capture_plan(
-        self, shape: CapturedShape, max_context: int, slots: Tensor | None = None
+        self, shape: CapturedShape, max_context: int, memory: PlanMemory | None = None
     ) -> GatheredPlan:
         """See `AttentionBackend.capture_plan`."""
 
@@ -95,8 +100,8 @@ class GatheredBackend(AttentionBackend[GatheredPlan]):
             queries = (1, shape.num_prompt_tokens)
             table = zeros(1, shape.num_prompts * num_pages)
             parts.append(Part(table, zeros(*queries), zeros(*queries)))
-        own = zeros(shape.num_tokens) if slots is None else slots
-        return GatheredPlan(own, tuple(parts), shape, copies_slots=slots is None)
+        slots = zeros(shape.num_tokens) if memory is None else memory.slots
+        return GatheredPlan(slots, tuple(parts), shape, copies_slots=memory is None)
 
     def replan(self, plan: GatheredPlan, batch: ForwardBatch) -> None:
         """See `AttentionBackend.replan`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,18 +37,14 @@ class PageLists:
 
         So many rows `before` and `after` them pad: each has one token in page 0.
         """
-        size, num_rows = batch.page_size, before + last - first + after
-        lengths = np.ones(num_rows, dtype=np.int32)
-        lengths[before : num_rows - after] = batch.context_lens[first:last]
-        counts = (lengths + (size - 1)) // size
-        ids, needed = array("i"), counts[before : num_rows - after].tolist()
-        for pages, count in zip(batch.pages[first:last], needed, strict=True):
-            ids.extend(pages if len(pages) == count else pages[:count])
-        numbers = np.zeros(2 * num_rows + 1 + before + len(ids) + after, dtype=np.int32)
-        np.cumsum(counts, out=numbers[1 : num_rows + 1])
-        numbers[num_rows + 1 : 2 * num_rows + 1] = lengths - (counts - 1) * size
-        numbers[2 * num_rows + 1 + before : len(numbers) - after] = np.frombuffer(ids, np.int32)
-        return cls(torch.from_numpy(numbers), num_rows)
+        written: list[np.ndarray] = []
+
+        def take(size: int) -> np.ndarray:
+            written.append(np.empty(size, dtype=np.int32))
+            return written[0]
+
+        write_page_lists(batch, (first, last), take, before=before, after=after)
+        return cls(torch.from_numpy(written[0]), before + last - first + after)
 
     @classmethod
     def padding(cls, num_rows: int) -> PageLists:
@@ -73,3 +70,46 @@ class PageLists:
     def all_rows(self) -> RowLists:
         """Of every row."""
         return self.rows(0, self.num_rows)
+
+
+def list_words(num_rows: int, pages_each: int) -> int:
+    """Most numbers in the lists of so many rows."""
+    return 2 * num_rows + 1 + num_rows * pages_each
+
+
+class HostLists(NamedTuple):
+    """What plans are made of, int32 on the host."""
+
+    offsets: np.ndarray  # [B + 1] as in `RowLists`
+    context_lens: np.ndarray  # [B]
+
+
+def write_page_lists(
+    batch: ForwardBatch,
+    rows: tuple[int, int],
+    take: Callable[[int], np.ndarray],
+    *,
+    before: int = 0,
+    after: int = 0,
+) -> HostLists:
+    """Write `PageLists.of` a batch's rows [first, last) to int32 numbers: `take` gives as many as
+    it is asked for.
+    """
+    size, (first, last) = batch.page_size, rows
+    num_rows = before + last - first + after
+    lengths = np.ones(num_rows, dtype=np.int32)
+    lengths[before : num_rows - after] = batch.context_lens[first:last]
+    counts = (lengths + (size - 1)) // size
+    ids, needed = array("i"), counts[before : num_rows - after].tolist()
+    for pages, count in zip(batch.pages[first:last], needed, strict=True):
+        ids.extend(pages if len(pages) == count else pages[:count])
+    start = 2 * num_rows + 1
+    numbers = take(start + before + len(ids) + after)
+    offsets = numbers[: num_rows + 1]
+    offsets[0] = 0
+    np.cumsum(counts, out=offsets[1:])
+    numbers[num_rows + 1 : start] = lengths - (counts - 1) * size
+    numbers[start : start + before] = 0
+    numbers[start + before : len(numbers) - after] = np.frombuffer(ids, np.int32)
+    numbers[len(numbers) - after :] = 0
+    return HostLists(offsets, lengths)

@@ -25,14 +25,14 @@ from llm.config import PipelineConfig
 from llm.models.base import PipelineModel
 from llm.models.weights import WeightsAdapter, WeightsFormat
 from llm.pipeline.base import TextGenerationPipelineInterface
-from llm.pipeline.future_tokens import (
+from llm.pipeline.text_generation import run_batch, score_tokens, with_rounded_scores
+from llm.runner.device_stream import DeviceStream, HostCopy, Launched, create_stream
+from llm.runner.future_tokens import (
     FutureTokens,
     awaits_token,
     known_outputs,
     split_outputs,
 )
-from llm.pipeline.text_generation import run_batch, score_tokens, with_rounded_scores
-from llm.runner.device_stream import DeviceStream, HostCopy, Launched, create_stream
 from llm.structured.bitmask import needs_tokens
 from llm.structured.grammar import TokenSpelling
 
@@ -208,15 +208,10 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
 
         `names` are those of the sampling rows.
         """
-        future = FutureTokens.find(batch, names, () if before is None else before.names)
-
-        def inputs() -> ModelInputs:
-            found = self.runner.prepare(batch)
-            if before is not None:
-                future.fill(found.forward_batch.input_ids, before.tokens.value)
-            return found
-
-        return inputs
+        awaited = FutureTokens.find(batch, names, () if before is None else before.names)
+        return lambda: self.runner.prepare(
+            batch, awaited, None if before is None else before.tokens.value
+        )
 
 
 def _is_scored(row: ScheduledRow) -> bool:

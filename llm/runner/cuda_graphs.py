@@ -1,6 +1,7 @@
 """`GraphRunner`: forwards as one launch, captured beforehand for some shapes (`graph_shapes`).
 
-    load ─> replan ─> replay        input buffers, then attention's plan, then one launch:
+    load ─> replan ─> send ─> replay    input buffers, attention's plan, then two launches:
+                        ├─ tokens that the forward before has sampled ─> ids [T]
                         ├─ embedding, layers ─> hidden states [T]
                         ├─ norm, head, of the tokens that are sampled ─> float32 logits [S, V]
                         └─ sampling, of the rows that were loaded for it ─> int32 tokens [S]
@@ -8,6 +9,9 @@
 The smallest shape that has room for a batch is replayed; tokens that pad write to slot 0 of page 0.
 Prompts of any number and lengths share a shape's tokens, beside rows that decode; which tokens are
 sampled is read from the buffers.
+
+    table    | tokens that were sampled last | 0 | 1 | 2 | … | V - 1 |
+    ids      places in it: so a forward feeds tokens that the host does not know yet
 
 All shapes read the same input buffers and write the same logits: one forward at a time, and its
 logits are there until the next one.
@@ -23,17 +27,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from llm.attention.base import AttentionBackend, CapturedShape, PlannedAttention
+from llm.attention.base import AttentionBackend, CapturedShape, PlanMemory, PlannedAttention
 from llm.batch import ForwardBatch, ModelInputs, ModelOutputs, ReturnLogits, ScheduledBatch
 from llm.models.base import PipelineModel
+from llm.runner.future_tokens import NOTHING_AWAITED, FutureTokens
 from llm.runner.graph_capture import CapturedWork, GraphCapture
 from llm.runner.graph_figures import GraphFigures
 from llm.runner.graph_rows import GraphRows
 from llm.runner.graph_shapes import GraphLimits, decode_shapes, prompt_shapes
-from llm.runner.input_buffers import Columns, InputBuffers
+from llm.runner.input_buffers import InputBuffers, Inputs, InputSizes
+from llm.runner.token_choice import CapturedSampling
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +50,16 @@ class GraphInputs(ModelInputs):
     """Inputs that lie in the buffers, until those are loaded again."""
 
     shape: CapturedShape
+    given: tuple[Tensor, Tensor] | None = None  # ids and positions [T] that are on the device
+
+
+LoadRecords = Callable[[np.ndarray], None]
+"""Writes the records int32 [B, record_words] of all rows, those that pad among them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
+    inputs: Inputs
     attention: PlannedAttention[Any]
     work: CapturedWork
 
@@ -66,10 +79,9 @@ class GraphRunner:
         limits: GraphLimits,
         *,
         logits_dtype: torch.dtype = torch.float32,
-        sample: Callable[[Tensor], Tensor] | None = None,
+        sampling: CapturedSampling | None = None,
     ) -> None:
-        """`logits_dtype`: what logits are rounded to. `sample` turns logits [B, V] into int32 [B]
-        tokens; None: sampling is not captured.
+        """`logits_dtype`: what logits are rounded to. `sampling` None: it is not captured.
 
         Raises `RuntimeError` for a model or a backend that cannot be captured.
         """
@@ -81,17 +93,22 @@ class GraphRunner:
         self._capture = capture
         self._max_context = limits.max_context
         self._logits_dtype = logits_dtype
-        self._sample = sample
+        self._sampling = sampling
         self.decode_shapes = decode_shapes(limits.max_rows)
         self.prompt_shapes: tuple[CapturedShape, ...] = ()
         if backend.can_capture_prompts and model.return_logits is not ReturnLogits.ALL:
             self.prompt_shapes = prompt_shapes(limits.max_rows, limits.max_tokens)
         self._sizes = [shape.num_singles for shape in self.decode_shapes]
         most, device = self._sizes[-1], backend.pool.device
-        most_tokens = max(shape.num_tokens for shape in self.shapes)
-        self._buffers = InputBuffers(most_tokens, most, device)
+        most_bytes = max(self._input_sizes(shape).num_bytes for shape in self.shapes)
+        self._buffers = InputBuffers(most_bytes, device)
         self._logits = torch.zeros(most, model.vocab_size, device=device)
-        self._tokens = torch.zeros(most, dtype=torch.int32, device=device)
+        self._first_id = most  # place of token 0 in the table
+        self._table = torch.zeros(most + model.vocab_size, dtype=torch.int64, device=device)
+        torch.arange(model.vocab_size, out=self._table[most:])
+        most_tokens = max(shape.num_tokens for shape in self.shapes)
+        self._ids = torch.zeros(most_tokens, dtype=torch.int64, device=device)
+        self._latest: Tensor | None = None  # the tokens that the table begins with
         self._captured: dict[CapturedShape, _Captured] = {}
         self._has_warned = False
         self.num_replays = 0
@@ -118,30 +135,35 @@ class GraphRunner:
             logger.info(text, len(missing), self._sizes[-1], num_prompts, seconds)
 
     def _capture_shape(self, shape: CapturedShape) -> _Captured:
-        columns, rows = self._columns(shape), GraphRows.padding(0)
+        inputs, rows = self._buffers.inputs(self._input_sizes(shape)), GraphRows.padding(0)
         page_size = self._backend.pool.page_size
-        plan = self._backend.capture_plan(shape, self._max_context, columns.slots)
-        self._buffers.load(rows.numbers(shape, len(columns.sampled), page_size))
-        self._backend.replan(plan, rows.batch(columns, 0, page_size))
-        batch = GraphRows.padding(shape.num_tokens).batch(columns, 0, page_size)
+        memory = PlanMemory(inputs.slots.device, inputs.tables)
+        plan = self._backend.capture_plan(shape, self._max_context, memory)
+        self._buffers.begin()
+        inputs.records.take()[:] = 0
+        rows.fill(inputs, shape, page_size, first_id=self._first_id)
+        self._backend.replan(plan, rows.batch(inputs, self._ids, 0, page_size))
+        self._buffers.send()
+        batch = GraphRows.padding(shape.num_tokens).batch(inputs, self._ids, 0, page_size)
         attention = PlannedAttention(batch, self._backend, plan)
-        work = partial(self._step, batch, attention, columns.sampled if shape.num_prompts else None)
-        return _Captured(attention, self._capture.capture(work))
+        work = partial(self._step, batch, attention, inputs)
+        return _Captured(inputs, attention, self._capture.capture(work))
 
-    def _step(
-        self, batch: ForwardBatch, attention: PlannedAttention[Any], sampled: Tensor | None
-    ) -> None:
+    def _step(self, batch: ForwardBatch, attention: PlannedAttention[Any], inputs: Inputs) -> None:
+        torch.index_select(self._table, 0, inputs.ids.device, out=batch.input_ids)
+        sampled = inputs.sampled.device if len(inputs.sampled.device) else None
         logits = self._logits[: len(batch.input_ids if sampled is None else sampled)]
         self._model.write_logits(batch, attention, logits, sampled)
         if self._logits_dtype != logits.dtype:
             logits.copy_(logits.to(self._logits_dtype))
-        if self._sample is not None:
-            self._tokens[: len(logits)].copy_(self._sample(logits))
+        if self._sampling is not None:
+            records = inputs.records.device.view(len(logits), -1)
+            self._table[: len(logits)].copy_(self._sampling.program(logits, records))
 
     @property
     def samples(self) -> bool:
         """Whether a replay samples, too."""
-        return self._sample is not None
+        return self._sampling is not None
 
     def figures(self) -> GraphFigures:
         """What was replayed so far, and what was not."""
@@ -153,18 +175,28 @@ class GraphRunner:
             self.num_eager_prompts,
         )
 
-    def prepare(self, batch: ScheduledBatch) -> GraphInputs | None:
-        """Load a batch's rows for its first forward, and plan attention for them.
+    def prepare(
+        self,
+        batch: ScheduledBatch,
+        awaited: FutureTokens = NOTHING_AWAITED,
+        sampled: Tensor | None = None,
+    ) -> GraphInputs | None:
+        """Load a batch's rows for its first forward, and plan attention for them. Tokens that are
+        `awaited` are among those `sampled` before.
 
         None, which is counted, for what is not replayed.
         """
         rows = GraphRows.of(batch) if self._is_plain(batch) else None
         shape = None if rows is None else self._shape_for(rows)
+        if shape is not None and sampled is not None and len(sampled) > self._first_id:
+            shape = None  # there is no room for them in the table
         if rows is None or shape is None:
             self.num_eager_decodes += batch.mode.is_decode
             self.num_eager_prompts += batch.mode.is_extend
             return None
-        return self._inputs(rows, shape)
+        if sampled is not None and awaited:
+            self._keep(sampled)
+        return self._inputs(rows, shape, awaited)
 
     def _is_plain(self, batch: ScheduledBatch) -> bool:
         """Whether nothing is asked of its rows but tokens of the model as it is."""
@@ -202,12 +234,19 @@ class GraphRunner:
         if len(inputs.sampling_rows) != len(before.request_ids):
             raise ValueError("only a batch in which every row samples can go on")
         lengths = tuple([length + 1 for length in before.context_lens])
-        return self._decode(before.request_ids, lengths, before.pages, next_tokens)
+        self._keep(next_tokens)
+        return self._decode(before.request_ids, lengths, before.pages)
+
+    def _keep(self, sampled: Tensor) -> None:
+        """Have the table begin with these tokens [B], as it does when they were sampled last."""
+        if sampled is not self._latest:
+            self._table[: len(sampled)].copy_(sampled)
+            self._latest = sampled
 
     def prepare_tensors(self, batch: ForwardBatch) -> GraphInputs:
         """The same for a decode batch whose ids and positions are on the device already."""
-        inputs = self._decode(batch.request_ids, batch.context_lens, batch.pages, batch.input_ids)
-        inputs.forward_batch.positions.copy_(batch.positions)
+        inputs = self._decode(batch.request_ids, batch.context_lens, batch.pages)
+        inputs.given = (batch.input_ids, batch.positions)
         return inputs
 
     def _decode(
@@ -215,39 +254,54 @@ class GraphRunner:
         request_ids: tuple[str, ...],
         context_lens: tuple[int, ...],
         pages: tuple[Sequence[int], ...],
-        tokens: Tensor,
     ) -> GraphInputs:
         rows = GraphRows.decoding(request_ids, context_lens, pages)
         shape = self.decode_shapes[bisect_left(self._sizes, len(request_ids))]
-        inputs = self._inputs(rows, shape)
-        inputs.forward_batch.input_ids.copy_(tokens)
-        return inputs
+        return self._inputs(rows, shape, FutureTokens(None, None))
 
-    def _inputs(self, rows: GraphRows, shape: CapturedShape) -> GraphInputs:
-        columns, page_size = self._columns(shape), self._backend.pool.page_size
-        self._buffers.load(rows.numbers(shape, len(columns.sampled), page_size))
-        batch = rows.batch(columns, shape.first_token(rows.num_singles), page_size)
-        attention = self._captured[shape].attention
-        self._backend.replan(attention.plan, batch)
+    def _inputs(self, rows: GraphRows, shape: CapturedShape, awaited: FutureTokens) -> GraphInputs:
+        captured, page_size = self._captured[shape], self._backend.pool.page_size
+        self._buffers.begin()
+        rows.fill(captured.inputs, shape, page_size, first_id=self._first_id, awaited=awaited)
+        first = shape.first_token(rows.num_singles)
+        batch = rows.batch(captured.inputs, self._ids, first, page_size)
+        self._backend.replan(captured.attention.plan, batch)
         return GraphInputs(
             forward_batch=batch,
-            kv_cache_inputs=attention,
+            kv_cache_inputs=captured.attention,
             sampling_rows=rows.sampling_rows,
             logit_offsets=rows.logit_offsets,
             adapters=("",) * len(rows.request_ids),
             shape=shape,
         )
 
-    def _columns(self, shape: CapturedShape) -> Columns:
-        """Where a shape's inputs lie. Of a decode forward all tokens are sampled."""
-        num_sampled = 0
+    def _input_sizes(self, shape: CapturedShape) -> InputSizes:
+        """Of a decode forward all tokens are sampled, and nobody has to say which."""
+        num_sampled, num_rows = 0, shape.num_singles
         if shape.num_prompts:
-            num_sampled = min(shape.num_singles + shape.num_prompts, self._sizes[-1])
-        return self._buffers.columns(shape.num_tokens, num_sampled)
+            num_rows = num_sampled = min(num_rows + shape.num_prompts, self._sizes[-1])
+        words = 0 if self._sampling is None else self._sampling.record_words
+        tables = self._backend.table_words(shape, self._max_context)
+        return InputSizes(num_rows * words, shape.num_tokens, num_sampled, tables)
 
-    def replay(self, inputs: GraphInputs) -> ModelOutputs:
-        """The forward of inputs that were loaded last. Its logits are there until the next one."""
-        self._captured[inputs.shape].work.replay()
+    def replay(self, inputs: GraphInputs, load: LoadRecords | None = None) -> ModelOutputs:
+        """Send the inputs that were loaded last, and run their forward, once. Its logits are there
+        until the next one. `load` says how tokens are sampled; None: not at all.
+        """
+        captured = self._captured[inputs.shape]
+        records = captured.inputs.records.take()
+        if load is None or self._sampling is None:
+            records[:] = 0
+        else:
+            load(records.reshape(-1, self._sampling.record_words))
+        self._buffers.send()
+        if inputs.given is not None:
+            ids, positions = inputs.given
+            captured.inputs.ids.device[: len(ids)].copy_(ids + self._first_id)
+            captured.inputs.positions.device[: len(positions)].copy_(positions)
+        captured.work.replay()
+        if self.samples:
+            self._latest = None
         is_decode = inputs.forward_batch.mode.is_decode
         self.num_replays += is_decode
         self.num_prompt_replays += not is_decode
@@ -256,5 +310,5 @@ class GraphRunner:
 
     def tokens(self, inputs: GraphInputs) -> Tensor:
         """int32 [B], what the replay has sampled: a copy, for the caller to keep."""
-        # Not a plain one: a GPU makes those in another engine, and changing over takes time.
-        return self._tokens[: len(inputs.sampling_rows)] + 0
+        self._latest = self._table[: len(inputs.sampling_rows)].int()
+        return self._latest

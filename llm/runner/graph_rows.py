@@ -8,10 +8,12 @@ from itertools import chain
 from operator import add
 
 import numpy as np
+from torch import Tensor
 
 from llm.attention.base import CapturedShape
 from llm.batch import ForwardBatch, ForwardMode, ScheduledBatch
-from llm.runner.input_buffers import NUM_COLUMNS, Columns
+from llm.runner.future_tokens import NOTHING_AWAITED, FutureTokens
+from llm.runner.input_buffers import Inputs
 
 PADDING_PAGES = (0,)
 
@@ -81,8 +83,8 @@ class GraphRows:
         has_logits[np.array(self.sampling_rows, dtype=np.int64) + 1] = 1
         return tuple(np.cumsum(has_logits).tolist())
 
-    def batch(self, columns: Columns, first: int, page_size: int) -> ForwardBatch:
-        """The forward whose tokens lie in the columns from `first` on."""
+    def batch(self, inputs: Inputs, ids: Tensor, first: int, page_size: int) -> ForwardBatch:
+        """The forward whose tokens lie in the inputs, and their ids in `ids`, from `first` on."""
         last = first + len(self.token_ids)
         return ForwardBatch(
             mode=self.mode,
@@ -91,40 +93,56 @@ class GraphRows:
             context_lens=self.context_lens,
             pages=self.pages,
             page_size=page_size,
-            input_ids=columns.ids[first:last],
-            positions=columns.positions[first:last],
-            slot_mapping=columns.slots[first:last],
+            input_ids=ids[first:last],
+            positions=inputs.positions.device[first:last],
+            slot_mapping=inputs.slots.device[first:last],
         )
 
-    def numbers(self, shape: CapturedShape, num_sampled: int, page_size: int) -> np.ndarray:
-        """int64 [3 × T + S] of all tokens of a shape, as `InputBuffers` loads them."""
-        num_tokens = shape.num_tokens
-        numbers = np.zeros(NUM_COLUMNS * num_tokens + num_sampled, dtype=np.int64)
+    def fill(
+        self,
+        inputs: Inputs,
+        shape: CapturedShape,
+        page_size: int,
+        *,
+        first_id: int,
+        awaited: FutureTokens = NOTHING_AWAITED,
+    ) -> None:
+        """Write what all tokens of a shape are fed, those that pad among them.
+
+        Token t is place `first_id` + t of the table that ids are places of; those that are awaited
+        are at its head.
+        """
         first = shape.first_token(self.num_singles)
         last = first + len(self.token_ids)
-        columns = numbers[: NUM_COLUMNS * num_tokens].reshape(NUM_COLUMNS, num_tokens)
-        columns[0, first:last] = self.token_ids
-        self._set_places(columns[1:, first:last], page_size)
-        if num_sampled and self.sampling_rows:
+        ids, positions, slots = (part.take() for part in inputs[1:4])
+        for numbers, padding in ((ids, first_id), (positions, 0), (slots, 0)):
+            numbers[:first] = padding
+            numbers[last:] = padding
+        fed = ids[first:last]
+        fed[:] = self.token_ids
+        fed += first_id
+        awaited.point(fed)
+        self._set_places(positions[first:last], slots[first:last], page_size)
+        if shape.num_prompts:
             ends = np.cumsum(np.array(self.query_lens))[list(self.sampling_rows)]
-            start = NUM_COLUMNS * num_tokens
-            numbers[start : start + len(ends)] = first + ends - 1
-        return numbers
+            sampled = inputs.sampled.take()
+            sampled[: len(ends)] = first + ends - 1
+            sampled[len(ends) :] = 0
 
-    def _set_places(self, places: np.ndarray, size: int) -> None:
-        """Positions and slots into int64 [2, T]."""
+    def _set_places(self, places: np.ndarray, slots: np.ndarray, size: int) -> None:
+        """Positions and slots into int64 [T]."""
         singles = self.num_singles
         if singles:
             positions = np.array(self.context_lens[:singles], dtype=np.int64) - 1
             index = (positions // size).tolist()
             found = [table[at] for table, at in zip(self.pages[:singles], index, strict=True)]
-            places[0, :singles] = positions
-            places[1, :singles] = np.array(found, dtype=np.int64) * size + positions % size
+            places[:singles] = positions
+            slots[:singles] = np.array(found, dtype=np.int64) * size + positions % size
         fed = singles
         for row in range(singles, len(self.query_lens)):
             count, context = self.query_lens[row], self.context_lens[row]
             positions = np.arange(context - count, context)
             pages = np.asarray(self.pages[row], dtype=np.int64)[positions // size]
-            places[0, fed : fed + count] = positions
-            places[1, fed : fed + count] = pages * size + positions % size
+            places[fed : fed + count] = positions
+            slots[fed : fed + count] = pages * size + positions % size
             fed += count

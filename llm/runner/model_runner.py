@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, overload
 
 import torch
@@ -46,6 +47,7 @@ from llm.models.weights import WeightsAdapter, WeightsFormat
 from llm.request import SamplingParams
 from llm.runner.cuda_graphs import GraphInputs, GraphRunner
 from llm.runner.forward_batches import batch_of_rows
+from llm.runner.future_tokens import NOTHING_AWAITED, FutureTokens
 from llm.runner.graph_capture import CudaCapture, GraphCapture
 from llm.runner.graph_rows import PADDING_PAGES
 from llm.runner.graph_shapes import GraphLimits
@@ -277,7 +279,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
                 min(self.context_len, self.max_total_num_tokens),
             ),
             logits_dtype=self._logits_dtype,
-            sample=self.choice.program,
+            sampling=self.choice.captured,
         )
         self.graph_runner.capture()
 
@@ -297,13 +299,25 @@ class ModelRunner(MemoryPlanning, TensorInterface):
                 self.choice.choose(logits, self.choice.prepare([row]))
             self.choice.release("")
 
-    def prepare(self, batch: ScheduledBatch) -> ModelInputs:
-        """Inputs of a batch's first forward, attention planned. Run it before the next `prepare`:
-        a captured forward reads buffers that are filled here.
+    def prepare(
+        self,
+        batch: ScheduledBatch,
+        awaited: FutureTokens = NOTHING_AWAITED,
+        sampled: Tensor | None = None,
+    ) -> ModelInputs:
+        """Inputs of a batch's first forward, attention planned; tokens that are `awaited` are among
+        those `sampled` [B] by the forward before. Run it before the next `prepare`: a captured
+        forward reads buffers that are filled here.
         """
         with self.session.profiler.range("prepare", detail=True):
-            loaded = None if self.graph_runner is None else self.graph_runner.prepare(batch)
-            return self._prepare_eagerly(batch) if loaded is None else loaded
+            graphs = self.graph_runner
+            loaded = None if graphs is None else graphs.prepare(batch, awaited, sampled)
+            if loaded is not None:
+                return loaded
+            inputs = self._prepare_eagerly(batch)
+            if sampled is not None:
+                awaited.fill(inputs.forward_batch.input_ids, sampled)
+            return inputs
 
     def _prepare_eagerly(self, batch: ScheduledBatch) -> ModelInputs:
         if self.attn_backend is None:
@@ -332,7 +346,6 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         self.forward_pass_id += 1
         with self.session.profiler.range("forward", detail=True):
             if self.graph_runner is not None and isinstance(batch, GraphInputs):
-                self.choice.unload()
                 return self.graph_runner.replay(batch)
             return self._as_sampled(model.execute(batch))
 
@@ -364,12 +377,11 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         """`forward` and `choose`, in one launch where both were captured."""
         graphs = self.graph_runner
         if graphs is None or not (graphs.samples and isinstance(inputs, GraphInputs)):
-            outputs = self.forward(inputs)
-            return outputs, self.choose(outputs, plan)
+            return (outputs := self.forward(inputs)), self.choose(outputs, plan)
         self.forward_pass_id += 1
         with self.session.profiler.range("forward", detail=True):
-            self.choice.load(plan)
-            return graphs.replay(inputs), graphs.tokens(inputs)
+            outputs = graphs.replay(inputs, partial(self.choice.load, plan))
+            return outputs, graphs.tokens(inputs)
 
     def release(self, request_id: str) -> None:
         """Forget a request that has ended; harmless when nothing is known of it."""

@@ -207,7 +207,6 @@ class TensorInterface:
         if graphs is None or not graphs.fits(len(batch.query_lens)):
             return self._forward_rows(batch)
         self.forward_pass_id += 1
-        self.choice.unload()
         outputs = graphs.replay(graphs.prepare_tensors(batch))
         return _with_logprobs(batch, outputs.next_token_logits.clone(), None)
 

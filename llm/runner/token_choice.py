@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from llm.batch import ScheduledRow
 from llm.errors import RequestError
 from llm.request import SamplingParams
+from llm.sampling.device_records import RECORD_WORDS
 from llm.sampling.device_sampler import MAX_WINDOW, DevicePlan, DeviceSampler
 from llm.sampling.logits import TokenMask
 from llm.sampling.sampler import Sampler, SamplingPlan, has_penalties
@@ -25,11 +27,22 @@ PlanT = TypeVar("PlanT")
 Tokens = Sequence[Sequence[int]]
 
 
+@dataclass(frozen=True, slots=True)
+class CapturedSampling:
+    """Sampling as a program that can be captured."""
+
+    program: Callable[[Tensor, Tensor], Tensor]
+    """From logits [B, V] and records int32 [B, record_words] to int32 [B] tokens. The record of a
+    row that pads is zeros, and its token is 0."""
+
+    record_words: int
+
+
 class TokenChoice(ABC, Generic[PlanT]):
     """Every plan is used once, in the order they are made."""
 
-    program: Callable[[Tensor], Tensor] | None = None
-    """From logits [B, V] to int32 [B] tokens by what was loaded; None: it cannot be captured."""
+    captured: CapturedSampling | None = None
+    """Sampling by what `load` was given; None: it cannot be captured."""
 
     may_need_tokens = True
     """Whether `needs_tokens` may say yes."""
@@ -56,13 +69,11 @@ class TokenChoice(ABC, Generic[PlanT]):
         grammar.
         """
 
-    def load(self, plan: PlanT) -> None:
-        """Have `program` follow a plan: its memory is filled behind what the device is doing."""
-        return
-
-    def unload(self) -> None:
-        """Have `program` draw nothing, until the next `load`: its logits are somebody else's."""
-        return
+    def load(self, plan: PlanT, records: np.ndarray) -> None:
+        """Have the captured program follow a plan: write the records of all its rows, those that
+        pad among them, and fill what else it reads behind what the device is doing.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no program")
 
     @abstractmethod
     def choose(self, logits: Tensor, plan: PlanT) -> Tensor:
@@ -107,7 +118,10 @@ class DeviceChoice(TokenChoice[DevicePlan]):
         self._sampler = sampler
         self._buffers = sampler.create_buffers()
         sampler.warm_up(self._buffers)
-        self.program = partial(sampler.sample, buffers=self._buffers)
+        self.captured = CapturedSampling(self._sample, RECORD_WORDS)
+
+    def _sample(self, logits: Tensor, records: Tensor) -> Tensor:
+        return self._sampler.sample(logits, self._buffers, records)
 
     def admit(self, sampling: SamplingParams) -> None:
         """See `TokenChoice`."""
@@ -131,17 +145,13 @@ class DeviceChoice(TokenChoice[DevicePlan]):
         """See `TokenChoice`."""
         return self._sampler.prepare(rows, step, mask)
 
-    def load(self, plan: DevicePlan) -> None:
+    def load(self, plan: DevicePlan, records: np.ndarray) -> None:
         """See `TokenChoice`."""
-        self._sampler.load(plan, self._buffers)
-
-    def unload(self) -> None:
-        """See `TokenChoice`."""
-        self._sampler.unload(self._buffers)
+        self._sampler.write(plan, self._buffers, records)
 
     def choose(self, logits: Tensor, plan: DevicePlan) -> Tensor:
         """See `TokenChoice`."""
-        self.load(plan)
+        self._sampler.load(plan, self._buffers)
         return self._sampler.sample(logits, self._buffers).clone()  # it is the buffers'
 
     def release(self, request_id: str) -> None:

@@ -4,6 +4,9 @@
     sampler.load(plan, buffers)          into fixed memory, behind what the device is doing
     tokens = sampler.sample(logits, buffers)       may be inside a captured CUDA graph
 
+    sampler.write(plan, buffers, records)          the same, with records that somebody else
+    tokens = sampler.sample(logits, buffers, …)    copies to the device among other things
+
 A row's token depends on its logits, its parameters, its seed and the index of the token alone; how
 it is found, and what may differ from `Sampler` (which stays the CPU's way), is in
 `device_reference`. Rows that were not loaded get token 0. Each `sample` moves the loaded rows on to
@@ -40,7 +43,7 @@ MAX_WINDOW = 8192  # tokens of a penalty window, unless it covers the whole outp
 class DevicePlan:
     """How the next token of each row is sampled."""
 
-    records: Tensor  # int32 [B, words], on the host
+    records: np.ndarray  # int32 [B, words]
     replays: tuple[Replay, ...] = ()  # histories to fill before
     mask: TokenMask | None = None  # bitmasks 0 to n
     words: Tensor | None = None  # int32 [m, ⌈V / 32⌉] on the host: bitmasks n to n + m
@@ -122,7 +125,7 @@ class DeviceSampler:
         replays = self._claim(rows, records, step)
         words = self._set_masks(rows, records, places, mask)
         plain = records.view(np.int32).reshape(len(rows), RECORD_WORDS)
-        return DevicePlan(torch.from_numpy(plain), replays, mask, words)
+        return DevicePlan(plain, replays, mask, words)
 
     def _claim(
         self, rows: Sequence[ScheduledRow], records: np.ndarray, step: int
@@ -157,10 +160,21 @@ class DeviceSampler:
     def load(self, plan: DevicePlan, buffers: SamplingBuffers) -> None:
         """Copy a plan behind the device's queued work, which the host does not wait for."""
         num_rows = len(plan.records)
-        buffers.records[:num_rows].copy_(_pinned(plan.records, self._device), non_blocking=True)
+        records = _pinned(torch.from_numpy(plan.records), self._device)
+        buffers.records[:num_rows].copy_(records, non_blocking=True)
         if num_rows < buffers.num_loaded:
             buffers.records[num_rows : buffers.num_loaded].zero_()
         buffers.num_loaded = num_rows
+        self._load_rest(plan, buffers)
+
+    def write(self, plan: DevicePlan, buffers: SamplingBuffers, records: np.ndarray) -> None:
+        """The same with records int32 [B, words] that the caller will copy; the other rows pad."""
+        num_rows = len(plan.records)
+        records[:num_rows] = plan.records
+        records[num_rows:] = 0
+        self._load_rest(plan, buffers)
+
+    def _load_rest(self, plan: DevicePlan, buffers: SamplingBuffers) -> None:
         count = 0
         if plan.mask is not None:
             count = len(plan.mask.words)
@@ -170,20 +184,18 @@ class DeviceSampler:
             buffers.masks[count : count + len(words)].copy_(words, non_blocking=True)
         self._history.fill(plan.replays)
 
-    def unload(self, buffers: SamplingBuffers) -> None:
-        """Take all rows out: `sample` gives token 0 then, and counts nothing."""
-        if buffers.num_loaded:
-            buffers.records[: buffers.num_loaded].zero_()
-            buffers.num_loaded = 0
-
-    def sample(self, logits: Tensor, buffers: SamplingBuffers) -> Tensor:
-        """int32 [B] token ids for logits [B, V], which are left alone.
+    def sample(
+        self, logits: Tensor, buffers: SamplingBuffers, records: Tensor | None = None
+    ) -> Tensor:
+        """int32 [B] token ids for logits [B, V], which are left alone. `records` int32 [B, words]:
+        those that were written; None: those of the buffers.
 
         On a GPU they lie in the buffers, until the next call; nothing is allocated.
         """
         if len(logits) > buffers.max_rows:
             raise ValueError(f"{len(logits)} rows, but room for {buffers.max_rows}")
-        records = buffers.records[: len(logits)]
+        if records is None:
+            records = buffers.records[: len(logits)]
         if buffers.scratch is None:
             return sample_reference(logits, records, buffers.masks, self._history)
         from llm.sampling.device_kernels import sample_with_kernels

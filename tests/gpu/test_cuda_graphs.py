@@ -18,7 +18,7 @@ from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.pipeline.registry import create_pipeline
 from llm.request import Request, SamplingParams
 from llm.runner.graph_capture import CudaCapture
-from llm.runner.input_buffers import InputBuffers
+from llm.runner.input_buffers import InputBuffers, InputSizes
 from llm.runner.model_runner import ModelRunner
 from llm.sequence import FUTURE_TOKEN
 from tests.llm.llama_checkpoints import batch, random_ids, row, write_llama
@@ -178,15 +178,20 @@ def test_graphs_take_what_was_planned(checkpoint: Path) -> None:
 def test_the_host_never_writes_what_a_copy_still_reads() -> None:
     """Five loads while the device is busy: each is seen by the work behind it."""
     device = torch.device("cuda")
-    buffers = InputBuffers(64, 0, device)
+    sizes = InputSizes(record_words=52, num_tokens=64, num_sampled=0, table_words=500)
+    buffers = InputBuffers(sizes.num_bytes, device)
+    inputs = buffers.inputs(sizes)
     matrix = torch.randn(4096, 4096, device=device)
     seen = []
     for step in range(5):
         for _ in range(20):
             matrix = (matrix @ matrix).clamp_(-1, 1)
-        buffers.load(torch.full((3 * 64,), step).numpy())
-        seen.append(buffers.columns(64).ids.clone())
-    assert [set(ids.tolist()) for ids in seen] == [{step} for step in range(5)]
+        buffers.begin()
+        for section in inputs:
+            section.take()[:] = step
+        buffers.send()
+        seen.append(torch.cat([section.device.long() for section in inputs]))
+    assert [set(numbers.tolist()) for numbers in seen] == [{step} for step in range(5)]
 
 
 @contextmanager

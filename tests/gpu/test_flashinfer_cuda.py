@@ -22,13 +22,14 @@ from llm.attention.base import (
     CapturedShape,
     PlannedAttention,
 )
+from llm.attention.page_lists import PageLists
 from llm.attention.registry import create_attention_backend
 from llm.batch import ForwardBatch, ForwardMode
 from llm.errors import ConfigError
 from llm.kv_cache.kv_pool import KVPool
 from tests.llm.attention_rows import Row, forward_batch
 
-pytest.importorskip("flashinfer")
+fast_decode_plan = pytest.importorskip("flashinfer.decode").fast_decode_plan
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -251,6 +252,44 @@ def test_captured_plans(filled: tuple[Setting, list[Row]], with_graph: bool) -> 
         real = [part for part in parts if part[0].pages != [0]]
         assert_close(out[size][: len(real)], setting.expected(real, 0), f"{size} rows")
         assert bool(out[size].isfinite().all())
+
+
+@pytest.mark.parametrize("num_rows", [2, 20])
+def test_replanning_makes_the_plan_of_the_library(
+    filled: tuple[Setting, list[Row]], num_rows: int
+) -> None:
+    """On tensor cores and on CUDA cores: what is sent, and what is known of it, byte for byte."""
+    setting, rows = filled
+    backend = setting.backend
+    plan = backend.capture_plan(CapturedShape(num_rows), 1000)
+    assert plan.captured is not None
+    parts = [(rows[n % len(rows)], n % 15, n % 15 + 1) for n in range(num_rows)]
+    lists = PageLists.of(setting.batch(parts), 0, num_rows).all_rows
+    assert plan.captured.few_rows is not None or plan.captured.decodes
+    for call in plan.captured.decodes:
+        wrapper, found = call.wrapper, []
+
+        def library(call: Any = call) -> None:
+            tables = (lists.offsets, call._buffers.ids, lists.last_lens)
+            with call._workspaces.staging(call.wrapper):
+                fast_decode_plan(
+                    call.wrapper,
+                    *tables,
+                    *call._kernels.sizes,
+                    **call._options,
+                    global_override_indptr_cpu=lists.offsets,
+                )
+
+        for make in (library, lambda: backend.replan(plan, setting.batch(parts))):
+            torch.cuda.synchronize()
+            for pinned, _ in call._workspaces._stagings:
+                pinned.zero_()
+            wrapper._int_workspace_buffer.zero_()
+            make()
+            torch.cuda.synchronize()
+            found.append((list(wrapper._plan_info), wrapper._int_workspace_buffer.cpu()))
+        assert found[0][0] == found[1][0]
+        assert torch.equal(found[0][1], found[1][1])
 
 
 def test_replanning_waits_for_nothing(filled: tuple[Setting, list[Row]]) -> None:

@@ -22,7 +22,7 @@ from llm.request import Request, SamplingParams
 from llm.runner.cuda_graphs import GraphRunner
 from llm.runner.graph_figures import GraphFigures
 from llm.runner.graph_shapes import GraphLimits
-from llm.runner.input_buffers import InputBuffers
+from llm.runner.input_buffers import InputBuffers, InputSizes
 from llm.runner.model_runner import ModelRunner
 from tests.llm import test_architectures as architectures
 from tests.llm import test_create_engine as plain
@@ -230,8 +230,8 @@ def test_warming_up(checkpoint: Path, kind: Any) -> None:
         pipeline.warmup_graph_capture()
     capture = use_graphs(pipeline.runner)
     pipeline.warmup_graph_capture()
-    assert capture.num_captured == 8
-    assert pipeline.graph_figures() == GraphFigures(num_shapes=8, replays=0, eager_decodes=0)
+    assert capture.num_captured == 9
+    assert pipeline.graph_figures() == GraphFigures(num_shapes=9, replays=0, eager_decodes=0)
 
 
 def test_several_steps_of_a_turn_are_replayed(checkpoint: Path) -> None:
@@ -244,7 +244,7 @@ def test_several_steps_of_a_turn_are_replayed(checkpoint: Path) -> None:
         pipeline.execute(batch(*prompts))
         found.append(pipeline.execute(batch(*rows, num_steps=6)).token_ids)
     assert found[0] == found[1]
-    assert pipeline.graph_figures() == GraphFigures(9, 6, 0, prompt_replays=1)
+    assert pipeline.graph_figures() == GraphFigures(10, 6, 0, prompt_replays=1)
 
 
 @pytest.mark.parametrize("num_pages", [256, 14])
@@ -306,16 +306,44 @@ def test_a_runner_driven_by_tensors_replays(checkpoint: Path) -> None:
 
 
 def test_input_buffers_stay_where_they_are() -> None:
-    buffers = InputBuffers(4, 2, torch.device("cpu"))
-    columns = buffers.columns(3, 1)
+    sizes = InputSizes(record_words=5, num_tokens=3, num_sampled=1, table_words=400)
+    buffers = InputBuffers(sizes.num_bytes, torch.device("cpu"))
+    inputs, twin = buffers.inputs(sizes), buffers.inputs(sizes)
+    assert buffers.nbytes >= sizes.num_bytes >= 4 * 5 + 8 * (3 * 3 + 1) + 4 * 400
     for step in range(5):
-        numbers = np.arange(10) + 10 * step
-        buffers.load(numbers)
-        numbers[:] = -1  # the host may go on with its own
-        expected = [list(range(start, start + 3)) for start in (0, 3, 6)]
-        assert [[n - 10 * step for n in c.tolist()] for c in columns] == [*expected, [9]]
-    assert buffers.columns(1).ids.data_ptr() == columns.ids.data_ptr()
-    assert buffers.nbytes == (3 * 4 + 2) * 8
+        buffers.begin()
+        for place, section in enumerate(inputs):
+            section.take()[:] = 100 * step + place
+        buffers.send()
+        for place, (section, same) in enumerate(zip(inputs, twin, strict=True)):
+            assert set(section.device.tolist()) == {100 * step + place}
+            assert section.device.data_ptr() == same.device.data_ptr()
+            assert section.device.data_ptr() % 16 == buffers.device.data_ptr() % 16
+    assert [len(section.device) for section in inputs] == [5, 3, 3, 3, 1, 400]
+    smaller = InputSizes(record_words=0, num_tokens=1, num_sampled=0, table_words=1)
+    assert buffers.inputs(smaller).ids.device.data_ptr() == inputs.records.device.data_ptr()
+
+
+def test_input_buffers_are_written_between_two_sends() -> None:
+    sizes = InputSizes(record_words=1, num_tokens=2, num_sampled=0, table_words=9000)
+    buffers = InputBuffers(sizes.num_bytes, torch.device("cpu"))
+    inputs = buffers.inputs(sizes)
+    with pytest.raises(RuntimeError, match="begin before numbers are written"):
+        inputs.ids.take()
+    for _ in range(2):
+        buffers.begin()
+        inputs.ids.take()[:] = 7
+        inputs.tables.take()[:] = 7
+    buffers.begin()  # what was not sent is forgotten
+    inputs.ids.take(1)[:] = 8
+    buffers.send()
+    assert inputs.ids.device[0] == 8
+    assert not inputs.tables.device[1000:].any()  # of the rest nothing is copied
+    with pytest.raises(RuntimeError, match="send them once"):
+        buffers.send()
+    buffers.begin()
+    with pytest.raises(ValueError, match="3 numbers in a section of 2"):
+        inputs.ids.take(3)
 
 
 def test_rows_with_an_adapter_run_eagerly(checkpoint: Path, tmp_path: Path) -> None:

@@ -139,6 +139,23 @@ def test_fewer_rows_than_before_leave_padding_behind() -> None:
         assert tokens[count:] == [0] * (4 - count)
 
 
+def test_written_records_are_those_that_are_loaded() -> None:
+    """Whoever copies them: the tokens are the same, those of bitmasks and histories among them."""
+    logits = random_logits(6, VOCAB)
+    rows = [a_row(f"r{n}", (1, 2), seed=n, presence_penalty=n % 2) for n in range(4)]
+    rows += [a_row("many", allowed_ranges=tuple((n, n + 1) for n in range(0, VOCAB, 3)))]
+    expected = [sample_once(DeviceSampler(VOCAB, CPU, 6), logits, rows[:n]) for n in (5, 2)]
+    sampler = DeviceSampler(VOCAB, CPU, 6)
+    buffers, found = sampler.create_buffers(), []
+    for count in (5, 2):
+        for row in rows:
+            sampler.release(row.request_id)
+        records = torch.full_like(buffers.records, 7)
+        sampler.write(sampler.prepare(rows[:count]), buffers, records.numpy())
+        found.append(sampler.sample(logits, buffers, records).tolist())
+    assert found == expected
+
+
 def test_replays_without_a_load_go_on_to_the_next_index() -> None:
     logits = random_logits(1, VOCAB)
     sampler = DeviceSampler(VOCAB, CPU, 1)

@@ -15,11 +15,11 @@ from llm.config import ModelConfig, PipelineConfig
 from llm.models.auto import AutoModel
 from llm.models.llama import LlamaModel
 from llm.models.weights import WeightsFormat
-from llm.pipeline.future_tokens import FutureTokens
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.pipeline.text_generation import TextGenerationPipeline
 from llm.request import Request, SamplingParams
 from llm.runner.device_stream import ImmediateStream, Launched
+from llm.runner.future_tokens import FutureTokens
 from llm.sequence import FUTURE_TOKEN
 from tests.llm import test_structured as structured
 from tests.llm.late_stream import LateStream
@@ -122,13 +122,21 @@ def test_each_awaited_token_comes_from_the_row_of_its_request(
     rows = [row(ids, PAGES, request_id=name) for name, ids in zip(after, fed, strict=True)]
     input_ids = torch.tensor([token for ids in fed for token in ids])
     sampled = torch.arange(len(before), dtype=torch.int32) + 100
-    FutureTokens.find(batch(*rows), after, before).fill(input_ids, sampled)
+    awaited = FutureTokens.find(batch(*rows), after, before)
+    places = input_ids.numpy() + 1000
+    awaited.point(places)  # of a table that begins with what was sampled
+    table = torch.cat(
+        [sampled, torch.zeros(1000 - len(before), dtype=torch.int32), torch.arange(9)]
+    )
+    pointed = table[torch.from_numpy(places)].tolist()
+    assert bool(awaited) == (FUTURE_TOKEN in input_ids)
+    awaited.fill(input_ids, sampled)
     expected = [
         100 + before.index(name) if token == FUTURE_TOKEN else token
         for name, ids in zip(after, fed, strict=True)
         for token in ids
     ]
-    assert input_ids.tolist() == expected
+    assert input_ids.tolist() == pointed == expected
 
 
 def test_nobody_awaits_what_no_row_brings() -> None:

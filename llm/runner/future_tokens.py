@@ -63,6 +63,19 @@ class FutureTokens:
         first_of = [0, *accumulate(map(len, fed))]
         return cls(tuple([first_of[place] for place in waiting]), sources)
 
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return self.sources is None or bool(self.sources)
+
+    def point(self, ids: np.ndarray) -> None:
+        """Write the sampling rows of the batch before into ids [T] of the host."""
+        if self.sources is None:
+            ids[:] = np.arange(len(ids))
+        elif self.places is not None:
+            ids[list(self.places)] = self.sources
+        else:
+            ids[: len(self.sources)] = self.sources
+
     def fill(self, input_ids: Tensor, sampled: Tensor) -> None:
         """Put sampled [rows before] into input_ids [T]. Nothing is waited for."""
         if self.sources is None:
@@ -73,6 +86,9 @@ class FutureTokens:
         elif self.sources:
             sources = to_device(_indices(self.sources)[0], input_ids.device)
             input_ids[: len(sources)].copy_(sampled[sources])
+
+
+NOTHING_AWAITED = FutureTokens()
 
 
 def _indices(*rows: Sequence[int]) -> Tensor:
