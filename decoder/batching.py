@@ -165,7 +165,10 @@ def _blocks(
 
 def tail_size(spec: CodecSpec, window: DecodeWindow, fade: int) -> int:
     """How many samples after its block a window renders for the next one to fade in from."""
-    return min(fade, int(window.future_len * spec.samples_per_code))
+    if not window.future_len:
+        return 0
+    ratio = spec.samples_per_code
+    return min(fade, window.future_len * ratio.numerator // ratio.denominator)
 
 
 def _rows(

@@ -78,15 +78,17 @@ class Finisher:
     def _describe(self, blocks: Sequence[Block], tails: Tails) -> Tensor:
         """int64 [B, 5] on the device."""
         buffer, held = self._staging.next(), []  # what is read in this call is nobody's new slot
-        for numbers, block in zip(buffer.numbers, blocks, strict=False):
-            former, kept = tails[id(block.state)], None
+        numbers = []
+        for num_samples, tail_size, state in blocks:
+            former, kept, own = tails[id(state)], None, 0
             held.append(former)
-            if block.tail_size:
-                kept = TailSlot(self._free or self._grown(), block.tail_size)
-            tails[id(block.state)] = kept
+            if tail_size:
+                kept = TailSlot(self._free or self._grown(), tail_size)
+                own = kept.index
+            tails[id(state)] = kept
             slot, length = (former.index, former.length) if former else (0, 0)
-            own = kept.index if kept else 0
-            numbers[:] = block.num_samples, slot, length, own, block.tail_size
+            numbers.append((num_samples, slot, length, own, tail_size))
+        buffer.numbers[: len(blocks)] = numbers
         about = self._about[: len(blocks)]
         about.copy_(buffer.tensor[: len(blocks)], non_blocking=True)
         self._staging.note_copy()

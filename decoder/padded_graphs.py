@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +29,13 @@ LEAST_PROMPT = 32  # frames
 REMEMBERED = 1024  # shapes of windows
 
 
+class _Kind(NamedTuple):
+    """Windows that are alike."""
+
+    shape: CallShape  # of a call for one of them
+    fitting: int | None  # index of the smallest recorded shape that holds it
+
+
 class PaddedGraphs(CapturedDecoder):
     """A `CapturedDecoder` of a codec that pads: each row sounds like its window alone."""
 
@@ -39,11 +47,13 @@ class PaddedGraphs(CapturedDecoder):
         self._common = 0
         self._stages: dict[CallShape, Staging] = {}
         self._fitting = lru_cache(REMEMBERED)(self._find_fitting)
-        self._known: dict[Hashable, CallShape] = {}
+        self._kinds: dict[Hashable, _Kind] = {}
 
     def capture_schedule(self, options: StreamingOptions) -> None:
         """Record what streams of these options need."""
         self._shapes, self._common = call_shapes(self._network, options)
+        self._kinds.clear()
+        self._fitting.cache_clear()
         calls = [(shape, size) for shape in self._shapes for size in self._sizes(shape)]
         network = self._network
         for shape in self._shapes:
@@ -57,12 +67,15 @@ class PaddedGraphs(CapturedDecoder):
 
     def batch_key(self, window: DecodeWindow) -> Hashable:
         """As AudioDecoder.batch_key."""
-        index = self._fitting(self._shape_of(window))
+        index = self._kind_of(window).fitting
         return window.shape if index is None else max(index, self._common)
 
     def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
         """As AudioDecoder.decode."""
-        index = self._fitting(joined(map(self._shape_of, windows)))
+        kinds = {id(kind): kind for kind in map(self._kind_of, windows)}.values()
+        (index, *more) = (kind.fitting for kind in kinds)
+        if more:
+            index = self._fitting(joined(kind.shape for kind in kinds))
         if index is None:
             return self._network.decode(windows)
         shape = self._shapes[index]
@@ -86,15 +99,25 @@ class PaddedGraphs(CapturedDecoder):
         self.num_replays += 1
         return recording.output[:count]
 
-    def _shape_of(self, window: DecodeWindow) -> CallShape:
-        """As `shape_of`; the windows of a schedule are much alike."""
-        key = window.shape, window.num_samples, window.masks
-        shape = self._known.get(key)
-        if shape is None:
-            if len(self._known) >= REMEMBERED:
-                self._known.clear()
-            shape = self._known[key] = self._network.shape_of(window)
-        return shape
+    def _kind_of(self, window: DecodeWindow) -> _Kind:
+        """The windows of a schedule are much alike."""
+        masks = window.masks
+        key = (
+            len(window.codes),
+            window.prompt_len,
+            window.history_len,
+            window.future_len,
+            window.num_samples,
+            masks.buffer_sees_current,
+            masks.prompt_sees_current,
+        )
+        kind = self._kinds.get(key)
+        if kind is None:
+            if len(self._kinds) >= REMEMBERED:
+                self._kinds.clear()
+            shape = self._network.shape_of(window)
+            kind = self._kinds[key] = _Kind(shape, self._fitting(shape))
+        return kind
 
     def _find_fitting(self, shape: CallShape) -> int | None:
         """The smallest recorded shape that holds rows of this one."""

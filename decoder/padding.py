@@ -178,17 +178,20 @@ class PaddedNetwork(WindowNetwork):
         per_frame = spec.codes_per_frame
         count = shape.num_frames * per_frame
         codes, sees, ranks = (rows[:, HEADER + i * count :][:, :count] for i in range(3))
+        numbers = []  # of all headers, in codes
         for row, window in enumerate(windows):
-            check_frames(len(window.codes), spec, "number of codes in a window")
+            size = len(window.codes)
+            if size % per_frame:
+                check_frames(size, spec, "number of codes in a window")
             first = shape.left * per_frame - window.prompt_len - window.history_len
-            own = slice(first, first + len(window.codes))
-            codes[row, own] = window.codes
-            rows[row, 0] = first // per_frame
-            rows[row, 1] = own.stop // per_frame
-            rows[row, 2] = (window.positions[0] - first) // per_frame
+            end = first + size
+            codes[row, first:end] = window.codes
+            numbers.append((first, end, window.positions[0] - first))
             if shape.is_masked:
                 ranks[row], sees[row] = PADDING, ALL
-                sees[row, own], ranks[row, own] = attention_ranks(window)
+                sees[row, first:end], ranks[row, first:end] = attention_ranks(window)
+        rows[:, :HEADER] = numbers
+        rows[:, :HEADER] //= per_frame
         if codes.min() < 0 or codes.max() >= spec.codebook_size:
             for window in windows:
                 check_codes(window.codes, spec.codebook_size, "speech")

@@ -56,9 +56,9 @@ def sample_index(position: int, samples_per_code: Fraction) -> int:
 def check_codes(codes: Iterable[int], codebook_size: int, what: str) -> tuple[int, ...]:
     """The codes as a tuple; raises CodeRangeError naming the first that is out of range."""
     checked = tuple(codes)
-    bad = [code for code in checked if not 0 <= code < codebook_size]
-    if bad:
-        raise CodeRangeError(f"{what} code {bad[0]} is outside 0..{codebook_size - 1}")
+    if checked and not (min(checked) >= 0 and max(checked) < codebook_size):
+        bad = next(code for code in checked if not 0 <= code < codebook_size)
+        raise CodeRangeError(f"{what} code {bad} is outside 0..{codebook_size - 1}")
     return checked
 
 
@@ -103,6 +103,7 @@ class DecoderStream:
         self._options = options
         self._prompt = check_codes(prompt_codes, spec.codebook_size, "voice prompt")
         self._token_offset = token_offset
+        self._origin = sample_index(token_offset, spec.samples_per_code)
         self._is_fresh = carry is None
         self._history = _last(carried, options.buffer)
         self._history_blocks = (CARRY_BLOCK,) * len(self._history)
@@ -149,10 +150,8 @@ class DecoderStream:
         context_len = len(prompt) + len(self._history)
         first = self._token_offset + self._num_codes
         start, end = first - context_len, first + len(codes)
-        skip_from, emit_from, emit_to, origin = (
-            sample_index(position, self._spec.samples_per_code)
-            for position in (start, first, end, self._token_offset)
-        )
+        ratio = self._spec.samples_per_code
+        emit_from = sample_index(first, ratio)
         return DecodeWindow(
             codes=prompt + self._history + codes + future,
             positions=tuple(range(start, end + len(future))),
@@ -165,14 +164,16 @@ class DecoderStream:
             prompt_len=len(prompt),
             history_len=len(self._history),
             masks=self._options.masks,
-            skip_samples=emit_from - skip_from,
-            first_sample=emit_from - origin,
-            num_samples=emit_to - emit_from,
+            skip_samples=emit_from - sample_index(start, ratio),
+            first_sample=emit_from - self._origin,
+            num_samples=sample_index(end, ratio) - emit_from,
             future_len=len(future),
         )
 
     def _future_blocks(self, count: int) -> tuple[int, ...]:
         """The blocks that will emit the next `count` codes, as the chunk sizes say."""
+        if not count:
+            return ()
         sizes = self._options.chunk_sizes or (count,)
         blocks: list[int] = []
         block = self._num_blocks

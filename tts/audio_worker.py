@@ -26,7 +26,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from decoder import AudioDecoder, DecodeWindow, ReadyWindow, Rendered, Renderer
 from llm import FinishReason, RequestError, Tally, TokenChunk
@@ -63,8 +63,7 @@ class Ranges(Protocol):
     def range(self, name: str) -> AbstractContextManager[object]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Rendering:
+class Rendering(NamedTuple):
     """One window of one task, on its way through the decoder."""
 
     task: SpeechTask
@@ -243,22 +242,29 @@ class AudioWorker:
 
     def _due(self, now_s: float) -> list[Rendering]:
         """The batch to launch now, the most urgent first; none when all windows should wait."""
-        by_urgency = sorted(
-            ((task.runs_dry_s(now_s), task) for task in self._ready), key=itemgetter(0)
-        )
-        if self._pace is None:
-            limit_s = now_s + COMFORT_S if self._unheard else math.inf
-            return self._together([task for dry_s, task in by_urgency if dry_s < limit_s])
-        dry = [dry_s for dry_s, _ in by_urgency]
-        waiting = Waiting(
-            dry_s=next((dry_s for dry_s in dry if dry_s > NOT_STARTED), math.inf),
-            has_unheard=dry[0] == NOT_STARTED,
-            fills_batch=sum(task.num_ready for task in self._ready) >= self._max_batch,
-            is_everyone=len(self._ready) == len(self._tasks),
-        )
-        if not self._pace.is_due(now_s, waiting, is_busy=bool(self._launched)):
-            return []
-        return self._together([task for _, task in by_urgency])
+        dry = [task.runs_dry_s(now_s) for task in self._ready]
+        if self._pace is not None:
+            waiting = Waiting(
+                dry_s=min((dry_s for dry_s in dry if dry_s > NOT_STARTED), default=math.inf),
+                has_unheard=NOT_STARTED in dry,
+                fills_batch=self._fills_batch(),
+                is_everyone=len(self._ready) == len(self._tasks),
+            )
+            if not self._pace.is_due(now_s, waiting, is_busy=bool(self._launched)):
+                return []
+        by_urgency = sorted(zip(dry, self._ready, strict=True), key=itemgetter(0))
+        is_pressed = self._pace is None and self._unheard
+        limit_s = now_s + COMFORT_S if is_pressed else math.inf
+        return self._together([task for dry_s, task in by_urgency if dry_s < limit_s])
+
+    def _fills_batch(self) -> bool:
+        """Whether a batch is full of what is ready."""
+        num_missing = self._max_batch
+        for task in self._ready:
+            num_missing -= task.num_ready
+            if num_missing <= 0:
+                return True
+        return False
 
     def _together(self, tasks: Sequence[SpeechTask]) -> list[Rendering]:
         """Windows that share a call with the first one, at most `max_batch`."""

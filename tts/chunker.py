@@ -43,7 +43,7 @@ class SpeechChunker:
         self._first_code = 0
         self._block_index = 0
         self._is_finished = False
-        self._needed = self._count_needed()
+        self._plan_next()
 
     def __repr__(self) -> str:
         return (
@@ -73,7 +73,7 @@ class SpeechChunker:
         self._waiting.extend(codes)
         ready: list[SpeechChunk] = []
         while len(self._waiting) >= self._needed:
-            ready.append(self._cut(self._next_size()))
+            ready.append(self._cut(self._size))
         return ready
 
     def finish(self) -> list[SpeechChunk]:
@@ -82,25 +82,20 @@ class SpeechChunker:
         del self._waiting[len(self._waiting) - len(self._waiting) % self._codes_per_frame :]
         ready = []
         while self._waiting:
-            ready.append(self._cut(min(self._next_size(), len(self._waiting))))
+            size = len(self._waiting) if self._sizes is None else self._size
+            ready.append(self._cut(min(size, len(self._waiting))))
         return ready
 
-    @property
-    def _look_ahead(self) -> int:
-        if self._sizes is None:
-            return self._most_look_ahead
+    def _plan_next(self) -> None:
+        """What the next block holds and waits for; where there is only one, the end decides."""
+        sizes = self._sizes
+        if sizes is None:
+            self._size, self._look_ahead, self._needed = 0, self._most_look_ahead, math.inf
+            return
         first, most = self._first_look_ahead, self._most_look_ahead
-        return grown_look_ahead(first, most, self._sizes[0], self._first_code)
-
-    def _count_needed(self) -> float:
-        """Codes that must wait for the next block to fire."""
-        return math.inf if self._sizes is None else self._next_size() + self._look_ahead
-
-    def _next_size(self) -> int:
-        """Codes of the next block; all of them where there is only one."""
-        if self._sizes is None:
-            return len(self._waiting)
-        return self._sizes[min(self._block_index, len(self._sizes) - 1)]
+        self._size = sizes[min(self._block_index, len(sizes) - 1)]
+        self._look_ahead = grown_look_ahead(first, most, sizes[0], self._first_code)
+        self._needed = self._size + self._look_ahead
 
     def _cut(self, size: int) -> SpeechChunk:
         future = tuple(self._waiting[size : size + self._look_ahead])
@@ -109,5 +104,5 @@ class SpeechChunker:
         del self._waiting[:size]
         self._first_code += size
         self._block_index += 1
-        self._needed = self._count_needed()
+        self._plan_next()
         return chunk

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -46,8 +46,7 @@ class SpeechSetup:
     max_codes_ahead: int  # fired and not yet rendered codes, at which a sequence is paused
 
 
-@dataclass(frozen=True, slots=True)
-class FiredBlock:
+class FiredBlock(NamedTuple):
     """A block that can be rendered; without a window it is an end without audio.
 
     `tokens` is the chunk it fired with; `is_last` was decided then (semantics B.2, rule 3), so a
@@ -154,6 +153,9 @@ class SpeechTask(StreamTask):
         self.state = StreamState()
         self._waiting: deque[FiredBlock] = deque()
         self._num_launched = 0  # of those, from the oldest: a decoder is at them
+        self._samples_launched = 0  # that they become
+        self._num_windows = 0  # the others, without an end
+        self._num_waiting = 0  # codes of all of those
         self._tokens = TokenChunk(self.request_id)
         self._new_ids: list[int] = []  # tokens that were not looked up yet
         self._num_missing = self._chunker.num_missing
@@ -163,7 +165,7 @@ class SpeechTask(StreamTask):
 
     @property
     def is_ahead(self) -> bool:
-        return sum(len(block.chunk.codes) for block in self._waiting) >= self._max_codes_ahead
+        return self._num_waiting >= self._max_codes_ahead
 
     @property
     def awaits_first_audio(self) -> bool:
@@ -174,13 +176,14 @@ class SpeechTask(StreamTask):
     def on_tokens(self, chunk: TokenChunk) -> None:
         if self.is_done:
             return
-        has_news = not self._tokens.output_tokens
-        self._tokens = chunk
+        former, self._tokens = self._tokens, chunk
         if chunk.finish_reason is not None:
             self._take_last(chunk, chunk.finish_reason)
             return
-        self._new_ids += chunk.token_ids
-        if len(self._new_ids) >= self._num_missing:
+        new_ids = self._new_ids
+        new_ids += chunk.token_ids
+        has_news = not former.output_tokens
+        if len(new_ids) >= self._num_missing:
             for block in self._push():
                 self._fire(block, is_last=False)
                 has_news = True
@@ -210,11 +213,8 @@ class SpeechTask(StreamTask):
     @property
     def num_ready(self) -> int:
         """Windows that can be rendered now: fired and not launched, with room in the queue."""
-        count = len(self._waiting) - self._num_launched
-        if not count:
-            return 0
-        has_end = self._waiting[-1].window is None
-        return max(min(count - has_end, self.queue.room - self._num_launched), 0)
+        count = self._num_windows
+        return max(min(count, self.queue.room - self._num_launched), 0) if count else 0
 
     def windows(self) -> list[DecodeWindow]:
         """The `num_ready` windows, in order."""
@@ -224,26 +224,35 @@ class SpeechTask(StreamTask):
 
     def runs_dry_s(self, now_s: float) -> float:
         """When the client has played all that it has and that a decoder is at."""
-        launched = islice(self._waiting, self._num_launched)
-        samples = sum(block.window.num_samples for block in launched if block.window)
-        if not samples:
+        if not self._samples_launched:
             return self.plays_until_s
-        return max(self.plays_until_s, now_s) + samples / self._sample_rate
+        return max(self.plays_until_s, now_s) + self._samples_launched / self._sample_rate
 
     def launched(self) -> None:
         """A decoder is at the oldest window that it was not at before."""
-        self._num_launched += 1
+        self._count_launched(1, self._num_launched)
 
     def withdrawn(self) -> None:
         """A decoder could not take the window that was launched last."""
-        self._num_launched -= 1
+        self._count_launched(-1, self._num_launched - 1)
+
+    def _count_launched(self, change: int, index: int) -> None:
+        """A decoder is at one window more, or less: that of the waiting block with this index."""
+        window = self._waiting[index].window
+        assert window is not None
+        self._num_launched += change
+        self._num_windows -= change
+        self._samples_launched += change * window.num_samples
 
     def deliver(self, samples: np.ndarray, now_s: float) -> None:
         """Hand over the oldest waiting block, rendered: [num_samples]."""
         if self.is_done:
             return
         block = self._waiting.popleft()
+        assert block.window is not None
         self._num_launched -= 1
+        self._samples_launched -= block.window.num_samples
+        self._num_waiting -= len(block.chunk.codes)
         self._put(block, samples)
         starts_s = max(self.plays_until_s, now_s)
         self.plays_until_s = starts_s + len(samples) / self._sample_rate
@@ -263,30 +272,32 @@ class SpeechTask(StreamTask):
         return self._num_blocks + len(self._waiting)
 
     def _fire(self, chunk: SpeechChunk, *, is_last: bool) -> None:
-        window = self._stream.window(chunk) if chunk.codes else None
-        self._waiting.append(
-            FiredBlock(chunk, window, self._stream.carry, self._tokens, is_last=is_last)
-        )
+        window = None
+        if chunk.codes:
+            window = self._stream.window(chunk)
+            self._num_windows += 1
+            self._num_waiting += len(chunk.codes)
+        self._waiting.append(FiredBlock(chunk, window, self._stream.carry, self._tokens, is_last))
 
     def _end(self, tokens: TokenChunk) -> None:
         self._waiting.clear()
-        self._num_launched = 0
+        self._num_launched = self._samples_launched = self._num_windows = self._num_waiting = 0
         chunk = SpeechChunk((), self._num_codes, self._num_blocks)
-        self._put(FiredBlock(chunk, None, self._carry, tokens, is_last=True), NO_SAMPLES)
+        self._put(FiredBlock(chunk, None, self._carry, tokens, True), NO_SAMPLES)
 
     def _put(self, block: FiredBlock, samples: np.ndarray) -> None:
-        tokens = block.tokens
-        self.is_done = block.is_last  # first: whoever reads the last block may use the id again
+        chunk, _, carry, tokens, is_last = block
+        self.is_done = is_last  # first: whoever reads the last block may use the id again
         self.queue.put(
             AudioBlock(
                 samples=samples,
-                block_index=block.chunk.block_index,
+                block_index=chunk.block_index,
                 first_sample=self._num_samples,
-                first_code=block.chunk.first_code,
-                num_codes=len(block.chunk.codes),
-                codes=block.chunk.codes,
-                carry=block.carry,
-                finish_reason=tokens.finish_reason if block.is_last else None,
+                first_code=chunk.first_code,
+                num_codes=len(chunk.codes),
+                codes=chunk.codes,
+                carry=carry,
+                finish_reason=tokens.finish_reason if is_last else None,
                 error=tokens.error,
                 prompt_tokens=tokens.prompt_tokens,
                 cached_prompt_tokens=tokens.cached_prompt_tokens,
@@ -295,9 +306,9 @@ class SpeechTask(StreamTask):
             )
         )
         self._num_blocks += 1
-        self._num_codes += len(block.chunk.codes)
+        self._num_codes += len(chunk.codes)
         self._num_samples += len(samples)
-        self._carry = block.carry
+        self._carry = carry
 
 
 def _ignore(task: StreamTask) -> None:
