@@ -11,6 +11,7 @@ OUT ?=
 # One stamp per set of packages; both are out of date when pyproject.toml changes.
 RUNTIME := $(VENV)/.runtime
 DEVELOPMENT := $(VENV)/.development
+ON_GPU := $(VENV)/.on-gpu
 PROTOS := $(wildcard proto/tts/v1/*.proto)
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
 
@@ -24,8 +25,9 @@ say: $(RUNTIME)
 test: $(DEVELOPMENT)
 	$(BIN)/python -m pytest
 
-test-gpu: $(DEVELOPMENT)
-	$(BIN)/python -m pytest tests/gpu
+# Kernels that are not compiled yet are compiled by the first test that wants them, for minutes.
+test-gpu: $(ON_GPU)
+	$(BIN)/python -m pytest tests/gpu --timeout 1200
 
 check: $(DEVELOPMENT) stubs lint type
 	$(BIN)/python -m pytest
@@ -69,6 +71,11 @@ $(DEVELOPMENT): pyproject.toml | $(BIN)/python
 	@echo "Installing Sonant and its development tools into $(VENV) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $(RUNTIME) $@
+
+$(ON_GPU): pyproject.toml | $(BIN)/python
+	@echo "Installing Sonant, its development tools and FlashInfer into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,gpu]'
+	@touch $(RUNTIME) $(DEVELOPMENT) $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,6 +7,7 @@
     gaps        how long the device idles between two decode steps, alone and full
     cancel      how long it takes until the pages of a cancelled request are free
     memory      what the process holds beside weights and KV pages
+    prefill     how much memory the largest prefill takes of what is planned for it
     peers       transformers on the same shapes
 
 Configuration flags go to the engine. A run may be cut off (--limit-s): then what came until then
@@ -22,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +39,21 @@ from benchmarks.engine_load import (
     running,
     throughput_jobs,
 )
+from benchmarks.peak_memory import largest_prefill
 from benchmarks.report import Figure, Report, arguments, publish, until_interrupted
 from benchmarks.shapes import SHAPES, Shape
 from llm import Engine
 from tts.config import AudioGenerationConfig, add_config_flags
 from tts.flags import flag_values
 
-PARTS = ("decode", "batch", "throughput", "gaps", "cancel", "memory", "peers")
+PARTS = ("decode", "batch", "throughput", "gaps", "cancel", "memory", "prefill", "peers")
 DEFAULT_SHAPES = ("llasa-1b", "orpheus-3b", "qwen3-0.6b", "llama-1b")
 DECODE_BARS = {"llasa-1b": 950.0, "orpheus-3b": 450.0}  # tokens per second, on one H200
 THROUGHPUT_BARS = {"qwen3-0.6b": 18_000.0, "llama-1b": 30_000.0}
 GAP_BAR_US = 60.0
 BUSY_BARS = {1: 90.0, 256: 95.0}  # percent, by rows
 MEMORY_BAR_GB = 1.5
+PREFILL_BAR = 1.1
 CANCEL_BAR_MS = 5.0  # beyond one step
 CANCELS, CANCEL_PERIOD_S = 32, 0.01  # so many, one after the other
 COPY_BYTES = {"cuda": 2 << 30, "cpu": 64 << 20}
@@ -259,6 +263,23 @@ def memory(subject: Subject, before_bytes: int) -> Iterator[Figure]:
     )
 
 
+def prefill(subject: Subject) -> Iterator[Figure]:
+    """In as few prompts as may be, and in as many as there are rows."""
+    runner = pipeline_of(subject.engine).runner
+    peaks = [
+        subject.engine.run_on_engine(partial(largest_prefill, runner, rows)).result()
+        for rows in (1, runner.max_running_requests)
+    ]
+    worst = max(peaks, key=lambda peak: peak.taken)
+    yield Figure(
+        f"{subject.shape.name}: largest prefill: peak / estimate",
+        (worst.ratio,),
+        "x",
+        PREFILL_BAR if subject.has_bars else None,
+        note=worst.amounts,
+    )
+
+
 def used_bytes(device: torch.device) -> int:
     """Of the device, whoever uses them; on the CPU what is resident of this process."""
     if device.type == "cuda":
@@ -299,6 +320,7 @@ def measure(
         "gaps": gaps,
         "cancel": cancel,
         "memory": lambda subject: memory(subject, before_bytes),
+        "prefill": prefill,
     }
     wanted = [part for name, part in run_parts.items() if name in parts]
     if wanted:

@@ -54,7 +54,7 @@ ROOT = Path(__file__).parent.parent
 NOT_COMMANDS = {"__init__", "canned", "report", "serving", "word_errors"}
 NOT_COMMANDS |= {"engine_load", "peers", "shapes", "trace"}
 NOT_COMMANDS |= {"crowd", "listeners", "playback", "server_metrics", "speech_shapes"}
-NOT_COMMANDS |= {"block_readers", "kernel_shapes"}
+NOT_COMMANDS |= {"block_readers", "kernel_shapes", "peak_memory"}
 
 
 def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:

@@ -122,7 +122,7 @@ def test_the_core_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
     traces = tmp_path / "traces"
     traces.mkdir()
     sizes = ["--tokens=24", "--requests=4", "--lengths", "3", "9", "--repeat=2", "--trace-s=0.02"]
-    parts = ["--part", "decode", "batch", "throughput", "gaps", "cancel", "memory"]
+    parts = ["--part", "decode", "batch", "throughput", "gaps", "cancel", "memory", "prefill"]
     pages = ["--model.kv-cache.num-pages=40", f"--traces={traces}"]
     assert core.main(["--shape", "toy", "--device=cpu", *sizes, *parts, *pages]) == 0
     figures = {f["name"]: f for f in json.loads(capsys.readouterr().out)["figures"]}
@@ -141,6 +141,7 @@ def test_the_core_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
         "toy, 4 rows: device busy",
         "toy, 4 rows: cancel to pages free",
         "toy: memory beside weights and KV",
+        "toy: largest prefill: peak / estimate",
     ]
     for rows, how_many in ((1, "one sequence"), (4, "4 sequences")):
         rates, steps = (figures[f"toy: {n}, {how_many}"]["values"] for n in ("decode", "step"))
@@ -151,6 +152,7 @@ def test_the_core_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert "mean of 4;" in cancelled["note"]
     assert 0 < cancelled["value"] < 5000
     assert 50 < figures["toy, 1 rows: device busy"]["value"] <= 100
+    assert 0 < figures["toy: largest prefill: peak / estimate"]["value"] < 10
     assert {path.name for path in traces.iterdir()} == {"toy-1.json", "toy-4.json"}
 
 

@@ -42,6 +42,7 @@ pytestmark = [
 
 TOLERANCE = 3e-3  # of the loudest sample: TF32, and kernels chosen by the number of rows
 FRAMES = 160
+SLEEP_CYCLES = 400_000_000  # of the device's clock: a fifth of a second
 
 
 @pytest.fixture(scope="module", params=sorted(WRITERS))
@@ -156,12 +157,16 @@ def with_states(
 def test_a_launch_waits_for_nothing(decoder, graphs) -> None:
     """The device sleeps while blocks are launched; they are rendered when it wakes up."""
     renderer = Renderer(graphs)
+    for warming in [renderer.launch(block) for block in streams_of(decoder, 2)[:2]]:
+        warming.samples()
     first, second = streams_of(decoder, 2)[:2]
-    renderer.launch(first).samples()
     torch.cuda.synchronize()
+    with renderer._on_stream():
+        torch.cuda._sleep(SLEEP_CYCLES)
     with nothing_waits():
         renderer.launch(first)
         rendered = renderer.launch(second)
+    assert not rendered.is_ready
     deadline_s = time.monotonic() + 10
     while not rendered.is_ready and time.monotonic() < deadline_s:
         time.sleep(0.001)

@@ -21,6 +21,7 @@ from llm.runner.graph_capture import CudaCapture
 from llm.runner.input_buffers import InputBuffers, InputSizes
 from llm.runner.model_runner import ModelRunner
 from llm.sequence import FUTURE_TOKEN
+from tests.gpu.flashinfer_runner import initialized
 from tests.llm.llama_checkpoints import batch, random_ids, row, write_llama
 
 pytestmark = [
@@ -54,8 +55,7 @@ def create_runner(
     checkpoint: Path, encoding: str, backend: str = "flashinfer", *, replays: bool
 ) -> ModelRunner:
     model = {"disable_cuda_graph": True, "attention_backend": backend}
-    runner = ModelRunner(config(checkpoint, encoding, model=model))
-    runner.initialize()
+    runner = initialized(ModelRunner(config(checkpoint, encoding, model=model)))
     if replays:
         runner.use_graphs(CudaCapture(runner.device))
     return runner
@@ -150,8 +150,10 @@ def test_a_replay_takes_no_memory(checkpoint: Path) -> None:
     runner.forward(runner.prepare(batch(*prompts(12))))
     graphs = runner.graph_runner
     assert graphs is not None
-    for places in ([0], [1, 2, 3], list(range(12))):
-        inputs = graphs.prepare(batch(*decode_rows(places)))
+    steps = [decode_rows(places) for places in ([0], [1, 2, 3], list(range(12)))]
+    steps += [prompts(1), prompts(3), [*decode_rows([3, 4, 5, 6]), *prompts(2)]]
+    for step in steps:
+        inputs = graphs.prepare(batch(*step))
         assert inputs is not None
         torch.cuda.synchronize()
         before = torch.cuda.memory_stats()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +59,16 @@ def test_kernels_change_logits_by_no_more_than_rounding(checkpoint: Path, rows: 
         assert (found - expected).norm() / expected.norm() < 0.03
         for level in ("1", "2"):
             assert torch.equal(logits(checkpoint, rows, pdl_level=level, **switches), found)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+@pytest.mark.parametrize("rows", [1, 3])
+def test_compiled_layers_change_logits_by_no_more_than_rounding(
+    checkpoint: Path, rows: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Decoding replays what the compiler made, as it does everything else."""
+    expected = logits(checkpoint, rows, use_vendor_blas="true")
+    with caplog.at_level(logging.WARNING):
+        found = logits(checkpoint, rows, use_legacy_module=False)
+    assert "torch.compile failed" not in caplog.text
+    assert (found - expected).norm() / expected.norm() < 0.03

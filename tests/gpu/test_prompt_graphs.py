@@ -13,6 +13,7 @@ from benchmarks.shapes import SHAPES, Shape, llama
 from llm.batch import ScheduledRow
 from llm.runner.graph_capture import CudaCapture
 from llm.runner.model_runner import ModelRunner
+from tests.gpu.flashinfer_runner import initialized
 from tests.gpu.test_cuda_graphs import no_waiting
 from tests.llm.llama_checkpoints import batch, random_ids, row, write_llama
 from tts.config import AUTO_DECODER, AudioGenerationConfig
@@ -81,9 +82,7 @@ def runner(
         max_batch_size=40,
         max_num_steps=1,
     )
-    found = ModelRunner(settings)
-    found.initialize()
-    return found
+    return initialized(ModelRunner(settings))
 
 
 def runners(

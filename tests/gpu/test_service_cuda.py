@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.fakes import tiny_config
+from tests.fakes import LlamaShape, build_tiny_checkpoint, tiny_config
 from tts.factory import create_service, embedded_folder
 from tts.speech import SamplingOverrides, SpeechRequest, SynthesizedSpeech
 
@@ -20,6 +20,8 @@ pytestmark = [
 ]
 
 EMBEDDED = embedded_folder()
+HEADS_OF_64 = LlamaShape(hidden=256, heads=4, kv_heads=2, intermediate=256)
+TEXTS = ("Hello.", "One two three.", "Did he? Yes.", "By the river.")
 
 
 def speak(config: Any, *texts: str) -> list[SynthesizedSpeech]:
@@ -43,19 +45,31 @@ def test_it_runs_on_the_gpu_unless_a_device_is_named(tiny_checkpoint: Path) -> N
     assert tiny_config(tiny_checkpoint).model.device_specs == ["cuda:0"]
 
 
-def test_the_same_speech_however_it_is_decoded(tiny_checkpoint: Path) -> None:
-    """float32, so that the tokens are the same; then the audio is, up to the codec's rounding."""
-    model = {"quantization_encoding": "float32"}
-    texts = ["Hello.", "One two three.", "Did he? Yes.", "By the river."]
+def check_both_ways(checkpoint: Path, model: dict[str, Any]) -> None:
+    """Launch by launch, and with captured forwards, overlap and padded calls of the codec: as many
+    tokens, and the same audio up to the codec's rounding.
+    """
     slow = {"model": model | {"disable_cuda_graph": True}, "max_num_steps": 1}
-    plain = speak(tiny_config(tiny_checkpoint, **slow), *texts)
+    plain = speak(tiny_config(checkpoint, **slow), *TEXTS)
     fast = {"model": model, "enable_overlap_scheduler": True}
-    for expected, found in zip(
-        plain, speak(tiny_config(tiny_checkpoint, **fast), *texts), strict=True
-    ):
+    found_all = speak(tiny_config(checkpoint, **fast), *TEXTS)
+    for expected, found in zip(plain, found_all, strict=True):
         assert found.result.usage == expected.result.usage
         then, now = (np.frombuffer(said.audio, "<i2").astype(float) for said in (expected, found))
         assert np.abs(then - now).max() < 0.02 * np.abs(then).max()
+
+
+def test_the_same_speech_however_it_is_decoded(tiny_checkpoint: Path) -> None:
+    """float32, so that the tokens are the same; torch attends."""
+    check_both_ways(tiny_checkpoint, {"quantization_encoding": "float32"})
+
+
+def test_the_same_speech_over_flashinfer(tmp_path: Path) -> None:
+    """bfloat16, in which tokens are the same only where sums are always made in one order."""
+    pytest.importorskip("flashinfer", reason="needs FlashInfer, the extra gpu")
+    checkpoint = build_tiny_checkpoint(tmp_path / "model", shape=HEADS_OF_64)
+    model = {"quantization_encoding": "bfloat16", "attention_backend": "flashinfer"}
+    check_both_ways(checkpoint, model | {"batch_invariant": True})
 
 
 @pytest.mark.skipif(not (EMBEDDED / "model.safetensors").is_file(), reason="it is not there")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.llm.peak_memory import MODELS, NUMS_OF_ROWS, SLACK, peak_and_estimate
+from tests.llm.peak_memory import MODELS, NUMS_OF_ROWS, SLACK, TOKENS, measured
 
 
 @pytest.mark.parametrize("num_rows", NUMS_OF_ROWS)
@@ -14,5 +14,6 @@ from tests.llm.peak_memory import MODELS, NUMS_OF_ROWS, SLACK, peak_and_estimate
 def test_the_largest_prefill_takes_no_more_than_was_planned(
     tmp_path: Path, model: str, num_rows: int
 ) -> None:
-    peak, estimate = peak_and_estimate(tmp_path, model, num_rows, "cpu")
-    assert 0 < peak <= SLACK * estimate, f"{peak / estimate:.2f} of the estimate"
+    peak = measured(tmp_path, model, num_rows)
+    assert (peak.num_rows, peak.num_tokens) == (num_rows, TOKENS)
+    assert 0 < peak.ratio <= SLACK, str(peak)
