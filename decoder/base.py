@@ -248,7 +248,7 @@ class AudioDecoder(ABC):
 
     spec: CodecSpec
     options: DecoderOptions = DecoderOptions()
-    device: str = "cpu"  # where it renders
+    device: str = "cpu"  # where it renders; on a GPU the current one of whoever calls `decode`
 
     @abstractmethod
     def decode(self, windows: Sequence[DecodeWindow]) -> torch.Tensor:
@@ -272,5 +272,8 @@ class AudioDecoder(ABC):
         return self.decode([window]), None
 
     def encode(self, samples: np.ndarray) -> tuple[int, ...]:
-        """Mono float32 samples at the codec's rate to codes; raises where there is no encoder."""
+        """Mono float32 samples at the codec's rate to codes; raises where there is no encoder.
+
+        From any thread; a GPU works at it beside its other streams.
+        """
         raise DecoderConfigError(f"codec '{self.spec.name}' has no encoder in this release")

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from decoder.base import (
@@ -23,6 +22,7 @@ from decoder.base import (
     StreamState,
     TailSlot,
 )
+from decoder.devices import on_device, own_stream
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,7 +89,8 @@ def render(decoder: AudioDecoder, ready: Sequence[ReadyWindow]) -> list[np.ndarr
     """
     started_s = time.perf_counter()
     states = _states(ready)
-    parts = [(indices, rows.cpu()) for indices, rows in _rows(decoder, ready, states)]
+    with on_device(decoder.device):
+        parts = [(indices, rows.cpu()) for indices, rows in _rows(decoder, ready, states)]
     return _OnHost(
         _blocks(decoder, ready, states), parts, time.perf_counter() - started_s
     ).samples()
@@ -106,12 +107,9 @@ class Renderer:
         self._finisher: Finisher | None = None
         self._on_stream: Callable[[], AbstractContextManager[object]] = nullcontext
         if decoder.device.startswith("cuda"):
-            import torch
-
             from decoder.finishing import Finisher
 
-            stream = torch.cuda.Stream(torch.device(decoder.device))
-            self._on_stream = partial(torch.cuda.stream, stream)
+            self._on_stream = own_stream(decoder.device)
             with self._on_stream():
                 self._finisher = Finisher(decoder, crossfade_samples(decoder.spec, decoder.options))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,9 +27,10 @@ from decoder.base import (
     SpeechChunk,
     StreamingOptions,
 )
+from decoder.devices import on_device
 from decoder.padding import PaddedNetwork
 from decoder.streaming import DecoderStream
-from decoder.window_inputs import WindowInputs, WindowNetwork, check_windows
+from decoder.window_inputs import WindowInputs, WindowNetwork, check_windows, tensor_float32
 
 logger = logging.getLogger(__name__)
 
@@ -94,12 +95,9 @@ class CapturedDecoder(AudioDecoder):
     def _add(self, key: tuple[Hashable, int], inputs: WindowInputs) -> None:
         if key not in self._recordings:
             fixed = inputs.to(self.device)
-            replay, output = self._record(lambda: self._run(fixed))
+            with nullcontext() if self.device == "cpu" else tensor_float32():
+                replay, output = self._record(lambda: self._network.run(fixed))
             self._recordings[key] = Recording(fixed, replay, output)
-
-    def _run(self, inputs: WindowInputs) -> Tensor:
-        network = self._network
-        return network.run(inputs) if network.device == "cpu" else network.run_on_gpu(inputs)
 
     def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
         """As AudioDecoder.decode."""
@@ -169,26 +167,28 @@ def captured(decoder: AudioDecoder, options: StreamingOptions) -> AudioDecoder:
 
     if not isinstance(decoder, WindowNetwork) or decoder.options.stateful:
         return decoder  # with a state every block goes on from tensors of its stream
-    if isinstance(decoder, PaddedNetwork):
-        padded = PaddedGraphs(decoder, CudaRecorder())
-        padded.capture_schedule(options)
-        return padded
-    windows = schedule_windows(decoder, options)
-    result = CapturedDecoder(decoder, CudaRecorder())
-    result.capture(windows)
-    return result
+    with on_device(decoder.device):
+        record = CudaRecorder(decoder.device)
+        if isinstance(decoder, PaddedNetwork):
+            padded = PaddedGraphs(decoder, record)
+            padded.capture_schedule(options)
+            return padded
+        result = CapturedDecoder(decoder, record)
+        result.capture(schedule_windows(decoder, options))
+        return result
 
 
 class CudaRecorder:
-    """Records with CUDA graphs, which share one pool of memory and one stream.
+    """Records with CUDA graphs, which share one pool of memory and one stream of their device: it
+    is the current one.
 
     The stream is this recorder's alone. PyTorch has 32 of a priority and then gives them out again,
     and cuBLAS keeps scratch for each: products recorded on one stream must not run side by side.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream(torch.device(device))
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """See `Recorder`. Waits for the device; nothing else may use it meanwhile."""

@@ -26,6 +26,7 @@ from decoder.base import (
     PrependPromptSpeechTokens,
     StreamingOptions,
 )
+from decoder.devices import own_stream
 from decoder.embedded_modules import CodecConfig, EmbeddedCodec
 from decoder.embedded_render import EmbeddedRenderer
 from decoder.registry import WEIGHTS_FILE, CodecSource
@@ -50,6 +51,7 @@ class EmbeddedDecoder(WindowNetwork):
         self.device = source.device
         self._encoder: EmbeddedCodec | None = None
         self._renderer = EmbeddedRenderer(codec)
+        self._encoding = own_stream(source.device)
         self._proven: dict[tuple[int, ...], bool] = {}
 
     @classmethod
@@ -103,9 +105,10 @@ class EmbeddedDecoder(WindowNetwork):
             raise AudioFormatError(f"a clip is one row of samples, not of shape {samples.shape}")
         if not np.isfinite(samples).all():
             raise AudioFormatError("the clip holds values that are not finite")
-        if self._encoder is None:
-            self._encoder = self._load_encoder()
-        return _encode(self._encoder, torch.from_numpy(samples).to(self._source.device))
+        with self._encoding():
+            if self._encoder is None:
+                self._encoder = self._load_encoder()
+            return _encode(self._encoder, torch.from_numpy(samples).to(self._source.device))
 
     def _load_encoder(self) -> EmbeddedCodec:
         if not self.spec.can_encode:

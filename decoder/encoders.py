@@ -18,6 +18,7 @@ from torch import Tensor
 
 from decoder.base import CodecSpec, EncoderUnavailableError
 from decoder.clips import whole_frames
+from decoder.devices import own_stream
 from decoder.pcm.resampling import resample
 from decoder.registry import WEIGHTS_FILE, CodecSource
 from decoder.weights import tensor_names
@@ -56,6 +57,7 @@ class TransformersEncoder:
         self._source = source
         self._spec = spec
         self._input_rate = input_rate
+        self._on_stream = own_stream(source.device)
         self._model: Any = None
         self._features: Any = None
 
@@ -71,14 +73,15 @@ class TransformersEncoder:
             raise EncoderUnavailableError(
                 f"the folder of codec '{self._spec.name}' holds no encoder"
             )
-        if self._model is None:
-            self._load()
         if self._input_rate != self._spec.sample_rate:
             clip = resample(clip, self._spec.sample_rate, self._input_rate)
-        with torch.inference_mode():
-            codes = self._codes(clip)[0]  # [K, F]
-        wanted = codes[: self._spec.num_codebooks, :num_frames]
-        return tuple(wanted.T.flatten().tolist())
+        with self._on_stream():
+            if self._model is None:
+                self._load()
+            with torch.inference_mode():
+                codes = self._codes(clip)[0]  # [K, F]
+            wanted = codes[: self._spec.num_codebooks, :num_frames]
+            return tuple(wanted.T.flatten().tolist())
 
     def _codes(self, clip: np.ndarray) -> Tensor:
         """int64 [1, K, F]."""

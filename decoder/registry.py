@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from decoder.base import AudioDecoder, DecoderConfigError, DecoderOptions, StreamingOptions
+from decoder.devices import on_device
 from decoder.options import parse_options
 
 CONFIG_FILE = "config.json"
@@ -105,17 +106,17 @@ def create_decoder(
     checked = parse_options(options or {}, name, decoder_class.supported_options)
     if _is_gpu(device) and "max_batch" not in (options or {}):
         checked = replace(checked, max_batch=GPU_MAX_BATCH)
-    decoder: AudioDecoder = decoder_class.create(
-        CodecSource(
-            name=name,
-            config=config,
-            weights=weights_path,
-            options=checked,
-            device=device,
-            test_mode=test_mode,
-            allow_pickle=allow_pickle,
-        )
+    source = CodecSource(
+        name=name,
+        config=config,
+        weights=weights_path,
+        options=checked,
+        device=device,
+        test_mode=test_mode,
+        allow_pickle=allow_pickle,
     )
+    with on_device(device):
+        decoder: AudioDecoder = decoder_class.create(source)
     return decoder
 
 

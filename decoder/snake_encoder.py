@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from decoder.base import CodecSpec, EncoderUnavailableError
 from decoder.clips import whole_frames
+from decoder.devices import own_stream
 from decoder.registry import CodecSource
 from decoder.rows import load_network
 from decoder.snake_decoder import DILATIONS, KERNEL, ResidualUnit, Snake, SnakeConfig
@@ -123,6 +124,7 @@ class SnakeClipEncoder:
         self._spec = spec
         self._config = config
         self._names = names
+        self._on_stream = own_stream(source.device)
         self._network: SnakeEncoder | None = None
 
     def encode(self, samples: np.ndarray) -> tuple[int, ...]:
@@ -135,12 +137,16 @@ class SnakeClipEncoder:
             raise EncoderUnavailableError(
                 f"the folder of codec '{self._spec.name}' holds no encoder"
             )
-        if self._network is None:
-            config = self._config
-            self._network = load_network(lambda: SnakeEncoder(config), self._names, self._source)
-        with torch.inference_mode():
-            rows = self._network(torch.from_numpy(clip)[None].to(self._source.device))
-        return self._flat([row[0] for row in rows])
+        with self._on_stream():
+            if self._network is None:
+                self._network = self._load()
+            with torch.inference_mode():
+                rows = self._network(torch.from_numpy(clip)[None].to(self._source.device))
+            return self._flat([row[0] for row in rows])
+
+    def _load(self) -> SnakeEncoder:
+        config = self._config
+        return load_network(lambda: SnakeEncoder(config), self._names, self._source)
 
     def _flat(self, rows: list[Tensor]) -> tuple[int, ...]:
         """One [F * n] per codebook to the flat row in the order of the layout."""

@@ -62,13 +62,8 @@ class WindowNetwork(AudioDecoder):
         check_windows(self, windows)
         with torch.inference_mode():
             if self.device != "cpu":
-                return self.run_on_gpu(self.inputs(windows).to(self.device))
+                return self.run(self.inputs(windows).to(self.device))
             return stacked([self.run(self.inputs([window])) for window in windows])
-
-    def run_on_gpu(self, inputs: WindowInputs) -> Tensor:
-        """As `run`, with products of float32 in TF32: 10 bits of mantissa, as convolutions have."""
-        with tensor_float32():
-            return self.run(inputs)
 
 
 def stacked(rows: Sequence[Tensor]) -> Tensor:
@@ -79,7 +74,12 @@ def stacked(rows: Sequence[Tensor]) -> Tensor:
 
 @contextmanager
 def tensor_float32() -> Iterator[None]:
-    """Lets matrix products of float32 use tensor cores."""
+    """Lets matrix products of float32 use tensor cores: TF32 has 10 bits of mantissa, and
+    convolutions have it anyway.
+
+    Of the whole process: only for what is recorded before anybody is served. Later a language
+    model of float32 and the encoding of recordings would see it, too, from time to time.
+    """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:

@@ -128,7 +128,7 @@ class CudaStream(DeviceStream):
     def is_alive(self) -> bool:
         """An error in a kernel breaks the context for good: every later call raises it again."""
         try:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._device)
         except RuntimeError:
             return False
         return True

@@ -391,10 +391,9 @@ class ModelRunner(MemoryPlanning, TensorInterface):
 
     def shutdown(self) -> None:
         """Let go of model and memory. Calling it again is harmless."""
-        self.graph_runner = None
-        self.attn_backend = None
-        self.token_to_kv_pool = None
-        self.model = None
+        self.graph_runner = self.attn_backend = None
+        self.token_to_kv_pool = self.model = None
+        self.choice = HostChoice(self.sampler)
         self._req_to_token_pool = self._allocator = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -116,12 +116,12 @@ class DeviceChoice(TokenChoice[DevicePlan]):
 
     def __init__(self, sampler: DeviceSampler) -> None:
         self._sampler = sampler
-        self._buffers = sampler.create_buffers()
-        sampler.warm_up(self._buffers)
-        self.captured = CapturedSampling(self._sample, RECORD_WORDS)
-
-    def _sample(self, logits: Tensor, records: Tensor) -> Tensor:
-        return self._sampler.sample(logits, self._buffers, records)
+        self._buffers = buffers = sampler.create_buffers()
+        sampler.warm_up(buffers)
+        # Without `self`: a cycle would hold the memory until Python looks for cycles.
+        self.captured = CapturedSampling(
+            lambda logits, records: sampler.sample(logits, buffers, records), RECORD_WORDS
+        )
 
     def admit(self, sampling: SamplingParams) -> None:
         """See `TokenChoice`."""

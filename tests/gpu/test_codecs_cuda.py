@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from decoder import AudioDecoder, ReadyWindow, StreamState, create_decoder, render
+from decoder import (
+    AudioDecoder,
+    ReadyWindow,
+    StreamState,
+    create_decoder,
+    render,
+    with_graphs,
+)
+from decoder.cuda_graphs import CapturedDecoder
 from tests.decoder.codecs import (
     WRITERS,
     audio_of,
@@ -47,6 +55,12 @@ def close(got: np.ndarray, expected: np.ndarray) -> bool:
     return got.shape == expected.shape and np.abs(got - expected).max() < limit
 
 
+def clip_of(decoder: AudioDecoder, frames: int) -> np.ndarray:
+    """Noise."""
+    count = frames * int(decoder.spec.samples_per_frame)
+    return (0.2 * np.random.default_rng(0).normal(size=count)).astype(np.float32)
+
+
 def test_the_device_sounds_like_the_cpu(pair: Pair) -> None:
     codes = random_codes(pair.cpu, 30)
     assert close(audio_of(pair.cuda, codes), audio_of(pair.cpu, codes))
@@ -64,10 +78,38 @@ def test_a_batch_sounds_like_its_windows_alone(pair: Pair) -> None:
 
 
 def test_recordings_become_the_same_codes(pair: Pair) -> None:
-    count = 20 * int(pair.cpu.spec.samples_per_frame)
-    clip = (0.2 * np.random.default_rng(0).normal(size=count)).astype(np.float32)
+    clip = clip_of(pair.cpu, 20)
     cpu, cuda = (np.array(decoder.encode(clip)) for decoder in (pair.cpu, pair.cuda))
     assert np.mean(cpu == cuda) > 0.9  # a value on the border of two codes may fall either way
+
+
+def test_a_recording_is_encoded_beside_what_the_device_does(pair: Pair) -> None:
+    """The stream on which language models run sleeps; codes are there before it wakes up."""
+    clip = clip_of(pair.cuda, 20)
+    expected = pair.cuda.encode(clip)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(4 * 10**9)  # cycles: two seconds
+    asleep = torch.cuda.Event()
+    asleep.record()
+    assert pair.cuda.encode(clip) == expected
+    assert not asleep.query()
+    torch.cuda.synchronize()
+
+
+def test_only_recorded_calls_change_the_precision_of_the_process(pair: Pair) -> None:
+    """Others compute beside calls that are launched one kernel after the other."""
+    seen: list[str] = []
+    decoder = pair.cuda
+    note = decoder._network.register_forward_pre_hook(
+        lambda *_: seen.append(torch.get_float32_matmul_precision())
+    )
+    audio_of(decoder, random_codes(decoder, 3))
+    assert seen == ["highest"]
+    graphs = with_graphs(decoder, decoder.spec.recommended)
+    assert isinstance(graphs, CapturedDecoder)
+    assert set(seen[1:]) == {"high"}
+    assert torch.get_float32_matmul_precision() == "highest"
+    note.remove()
 
 
 def test_a_state_is_kept_on_the_device(tmp_path: Path) -> None:

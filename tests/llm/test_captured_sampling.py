@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,6 +50,19 @@ def counted(checkpoint: Path, sampling: SamplingParams) -> tuple[list[StepOutput
     found.append(pipeline.execute(ScheduledBatch((), ForwardMode.IDLE)))
     pipeline.release("a")
     return found[1:], stream
+
+
+def test_shutdown_lets_go_of_what_chose_tokens(checkpoint: Path) -> None:
+    """Its histories and scratch are the largest part of a GPU's memory besides weights and KV."""
+    pipeline = TextGenerationPipeline(pipeline_config(checkpoint, max_batch_size=2))
+    runner = pipeline.runner
+    runner.sample_on_device()
+    pipeline.execute(batch(row([3, 4, 5], [1]), num_steps=3))
+    chosen = weakref.ref(runner.choice), weakref.ref(runner.choice._sampler._history)
+    pipeline.shutdown()
+    assert [ref() for ref in chosen] == [None, None]
+    pipeline.shutdown()
+    runner.release("a")
 
 
 PENALISED = SamplingParams(temperature=0, presence_penalty=50.0)
