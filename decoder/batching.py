@@ -97,7 +97,8 @@ def render(decoder: AudioDecoder, ready: Sequence[ReadyWindow]) -> list[np.ndarr
 
 
 class Renderer:
-    """One decoder, on a stream of its own where it runs on a GPU: other work goes on beside it.
+    """One decoder, on a stream of its own where it runs on a GPU: other work goes on beside it, and
+    gives way to it.
 
     There blocks are faded into each other on the device, so a stream stays with one renderer.
     """

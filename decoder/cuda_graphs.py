@@ -34,6 +34,7 @@ from decoder.window_inputs import WindowInputs, WindowNetwork, check_windows, te
 
 logger = logging.getLogger(__name__)
 
+URGENT = -1  # of a stream: its kernels are started before those of other streams
 WARM_UP_RUNS = 2  # before a capture: libraries choose their kernels and allocate what they keep
 SCHEDULE_BLOCKS = 32  # of a stream: by then its windows have stopped growing
 
@@ -181,6 +182,10 @@ def captured(decoder: AudioDecoder, options: StreamingOptions) -> AudioDecoder:
 class CudaRecorder:
     """Records with CUDA graphs, which share one pool of memory and one stream of their device: it
     is the current one.
+
+    What is recorded goes ahead of other work on the device: a kernel keeps the priority of the
+    stream it was recorded on. It is short, and a listener waits; besides, steps that go ahead of it
+    make codes that nobody renders in time.
 
     The stream is this recorder's alone. PyTorch has 32 of a priority and then gives them out again,
     and cuBLAS keeps scratch for each: products recorded on one stream must not run side by side.

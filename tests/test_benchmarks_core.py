@@ -182,6 +182,6 @@ def test_a_step_waits_for_the_decoder_beside_it(
     alone, paced, without = json.loads(capsys.readouterr().out)["figures"]
     assert (alone["name"], alone["unit"]) == ("toy, 2 rows: step, alone", "ms")
     assert alone["value"] > 0
-    assert paced["name"] == "toy, 2 rows: step later, calls at rest 9"
+    assert paced["name"] == "toy, 2 rows: step later, calls at rest 13"
     assert without["name"] == "toy, 2 rows: step later, calls without rest"
     assert without["value"] > 20

@@ -8,9 +8,6 @@ from typing import Protocol
 
 import torch
 
-AHEAD = -1
-"""The priority of a GPU stream whose kernels start before those of ordinary streams."""
-
 
 class CapturedWork(Protocol):
     """What was recorded."""
@@ -31,14 +28,10 @@ class GraphCapture(ABC):
 
 
 class CudaCapture(GraphCapture):
-    """CUDA graphs. Capture the largest work first: the smaller ones fit into its memory.
-
-    What else the device does gives way: kernels keep the priority of the stream they are captured
-    on, whichever stream they are replayed on.
-    """
+    """CUDA graphs. Capture the largest work first: the smaller ones fit into its memory."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device, priority=AHEAD)
+        self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, work: Callable[[], None]) -> CapturedWork:
