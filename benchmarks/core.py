@@ -17,6 +17,7 @@ counts.
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ from benchmarks.engine_load import (
 )
 from benchmarks.peak_memory import largest_prefill
 from benchmarks.report import Figure, Report, arguments, publish, until_interrupted
+from benchmarks.server_metrics import least_bound
 from benchmarks.shapes import SHAPES, Shape
 from llm import Engine
 from tts.config import AudioGenerationConfig, add_config_flags
@@ -240,12 +243,15 @@ def cancel(subject: Subject) -> Iterator[Figure]:
     took, past = after.sequences.cancel_s, before.sequences.cancel_s
     count = took.count - past.count
     step_ms = 1000 * seconds / (after.steps - before.steps)
+    seen = accumulate(now - then for now, then in zip(took.counts, past.counts, strict=True))
+    bounds = (*took.bounds, math.inf)
+    most_ms = 1000 * least_bound(dict(zip(bounds, seen, strict=True)), 99)
     yield Figure(
         f"{subject.shape.name}, {rows} rows: cancel to pages free",
         (1000 * (took.total - past.total) / count,),
         "ms",
         round(step_ms + CANCEL_BAR_MS, 1) if subject.has_bars else None,
-        note=f"mean of {count}; a step takes {step_ms:.1f} ms",
+        note=f"mean of {count}, p99 at most {most_ms:g} ms; a step takes {step_ms:.1f} ms",
     )
 
 
@@ -308,7 +314,7 @@ def compare(shape: Shape, device: torch.device, sizes: Sizes) -> Iterator[Figure
 
 
 def measure(
-    shape: Shape, parts: Sequence[str], sizes: Sizes, values: dict[str, Any], traces: Path | None
+    shape: Shape, parts: Sequence[str], sizes: Sizes, values: dict[str, Any], profile: Path | None
 ) -> Iterator[Figure]:
     """One shape: everything of its engine, then, when that has gone, its peers."""
     device = torch.device(values["model"]["device_specs"][0])
@@ -330,7 +336,7 @@ def measure(
             running(shape, Path(folder), values) as engine,
         ):
             yield Figure(f"{shape.name}: engine made", (time.perf_counter() - started,), "s")
-            subject = Subject(shape, device, engine, speed, sizes, traces)
+            subject = Subject(shape, device, engine, speed, sizes, profile)
             for part in wanted:
                 yield from part(subject)
     if "peers" in parts:
@@ -349,7 +355,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--lengths", type=int, nargs=2, default=sizes.lengths, help="LOW HIGH")
     options.add_argument("--limit-s", type=float, default=sizes.limit_s, help="of all requests")
     options.add_argument("--trace-s", type=float, default=sizes.trace_s, help="under the profiler")
-    options.add_argument("--traces", type=Path, help="folder in which traces are kept")
+    options.add_argument("--profile", type=Path, help="folder in which traces of gaps are kept")
     options.add_argument("--caches", nargs="*", choices=peers.CACHES, default=sizes.caches)
     options.add_argument("--crowds", type=int, nargs="*", default=sizes.crowds, help="of the peer")
     options.add_argument("--crowd-tokens", type=int, default=sizes.crowd_tokens, help="in and out")
@@ -377,7 +383,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     measured = (
         figure
         for name in args.shape
-        for figure in measure(SHAPES[name], args.part, sizes, values, args.traces)
+        for figure in measure(SHAPES[name], args.part, sizes, values, args.profile)
     )
     return publish(Report("core", tuple(until_interrupted(measured))))
 

@@ -3,8 +3,8 @@
 The server is `python -m tts.serve` in its own processes, the listeners are others (an open loop:
 benchmarks.listeners), over gRPC on loopback. `--shape` says which model (benchmarks.speech_shapes).
 
-    gaps      how long the device idles between two decode steps, in a trace of some steps of the
-              first step's listeners (the trace slows them down)
+    gaps      how long the device idles between two steps, prompts or not, in a trace of some of
+              them (--profile) while the first step's listeners play; the trace slows them down
     alone     one listener after the other: the first sound of an idle server
     streams   the most that play at once, on average, with 99 of 100 first sounds within 200 ms,
               none that stalls and no error: the number is doubled, then closed in on
@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,7 +35,7 @@ from benchmarks import trace
 from benchmarks.crowd import Crowd, crowd
 from benchmarks.listeners import Heard, Plan
 from benchmarks.report import Figure, Report, arguments, publish, until_interrupted
-from benchmarks.server_metrics import Samples, free_port, scrape
+from benchmarks.server_metrics import Samples, device_busy, free_port, scrape
 from benchmarks.serving import serving
 from benchmarks.speech_shapes import SPEAKERS, Speaker
 from tts.v1 import speech_pb2, speech_pb2_grpc
@@ -47,6 +46,8 @@ LEAVING = 0.5  # of the listeners, at their first audio, where cancelling is mea
 CANCEL_BAR_MS = 5.0  # beyond one batch of the model
 MANY = 4096  # calls that a server takes at once: the engine decides
 ALONE_WARM_UP = 3
+TRACE_AFTER = 2000  # steps of a server: by then as many play as are meant to
+TRACE_TRIES = 3  # times the listeners of the first step come, until there is a trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,22 +167,6 @@ class Stage:
         return step
 
 
-@contextmanager
-def device_busy() -> Iterator[list[float]]:
-    """Percent of the time in which some kernel runs, five readings a second; none without GPU."""
-    readings: list[float] = []
-    if not torch.cuda.is_available():
-        yield readings
-        return
-    query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-    with subprocess.Popen([*query, "-lms", "200"], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield readings
-        finally:
-            process.terminate()
-            readings += map(float, process.communicate()[0].split()[:-1])
-
-
 def search(step: Callable[[int], Step], setup: Setup) -> list[Step]:
     """All steps that were tried: doubled while they hold, then halved in between."""
     tried: list[Step] = []
@@ -200,11 +185,16 @@ def search(step: Callable[[int], Step], setup: Setup) -> list[Step]:
 
 def gaps(stage: Stage, speaker: Speaker) -> Iterator[Figure]:
     """From the trace that the server writes once enough steps have run."""
-    stage.step(stage.setup.start)
+    for _ in range(TRACE_TRIES):
+        stage.step(stage.setup.start)
+        if stage.trace_file.exists():
+            break
+    else:
+        raise RuntimeError("too few steps for a trace: lower --profiling.trace-after, behind --")
     found = trace.device_times(trace.read(stage.trace_file))
     name = f"{speaker.name}, {stage.setup.start} streams"
     note = f"of {found.num_steps} steps, at most {max(found.gaps):.0f}; audio decoding between them"
-    yield Figure(f"{name}: between two decode steps", (found.gap,), "us", note=note)
+    yield Figure(f"{name}: between two steps", (found.gap,), "us", note=note)
     yield Figure(f"{name}: device busy in the trace", (100 * found.busy_share,), "%")
 
 
@@ -249,13 +239,14 @@ def cancel(stage: Stage, speaker: Speaker) -> Iterator[Figure]:
     """Listeners who leave in the middle."""
     counted = stage.step(stage.setup.start, seed=9, leaving=LEAVING).counted
     batch_ms = 1000 * counted.mean("sonant_batch_execute_seconds")
+    most_ms = 1000 * counted.at_most("sonant_cancel_seconds", 99)
     yield Figure(
         f"{speaker.name}, {stage.setup.start} streams: cancel to pages free",
         (1000 * counted.mean("sonant_cancel_seconds"),),
         "ms",
         round(batch_ms + CANCEL_BAR_MS, 1) if torch.cuda.is_available() else None,
-        note=f"mean of {counted.total('sonant_cancel_seconds_count'):.0f}; "
-        f"a batch of the model takes {batch_ms:.1f} ms",
+        note=f"mean of {counted.total('sonant_cancel_seconds_count'):.0f}, p99 at most "
+        f"{most_ms:g} ms; a batch of the model takes {batch_ms:.1f} ms",
     )
 
 
@@ -315,17 +306,19 @@ def mean(values: Sequence[float]) -> float:
 
 @contextmanager
 def staged(
-    speaker: Speaker, setup: Setup, clients: int, flags: Sequence[str], traces: Path | None = None
+    speaker: Speaker, setup: Setup, clients: int, flags: Sequence[str], profile: Path | None = None
 ) -> Iterator[Stage]:
-    """A server of a shape, ready, with processes of listeners; it traces into `traces`."""
+    """A server of a shape, ready, with processes of listeners; it traces into `profile`."""
     port = free_port()
     own = ["--prometheus-metrics-mode", "launch_multiproc_server", "--metrics-port", str(port)]
     for limit in ("concurrent-requests", "queued-requests", "streams-per-client"):
         own += [f"--max-{limit}", str(MANY)]
     with tempfile.TemporaryDirectory() as folder:
-        trace_file = (traces or Path(folder)) / f"serve-{speaker.name}.json"
-        if traces is not None:
+        trace_file = (profile or Path(folder)) / f"serve-{speaker.name}.json"
+        if profile is not None:
+            trace_file.unlink(missing_ok=True)
             own += ["--profiling.gpu-profiling", "on", "--profiling.trace-file", str(trace_file)]
+            own += ["--profiling.trace-after", str(TRACE_AFTER)]
         own += speaker.flags(Path(folder))
         with serving(flags=[*own, *flags]) as server, crowd(server.address, clients) as listeners:
             code_rate, multiple = codes(server.address)
@@ -346,7 +339,7 @@ def parser() -> argparse.ArgumentParser:
     options = arguments("A server under random arrivals.", repeat=own.seeds, has_model=False)
     options.add_argument("--shape", choices=SPEAKERS, default="voice")
     options.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS[1:]))
-    options.add_argument("--traces", type=Path, help="folder for the trace of gaps, which needs it")
+    options.add_argument("--profile", type=Path, help="folder of the trace, which gaps needs")
     options.add_argument("--clients", type=int, default=4, help="processes of listeners")
     options.add_argument("--lengths", type=float, nargs=2, default=(own.low_s, own.high_s))
     options.add_argument("--warm-up-s", type=float, default=own.warm_up_s)
@@ -363,8 +356,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     split = given.index("--") if "--" in given else len(given)
     options, flags = parser(), given[split + 1 :]
     args = options.parse_args(given[:split])
-    if "gaps" in args.part and args.traces is None:
-        options.error("gaps needs --traces")
+    if "gaps" in args.part and args.profile is None:
+        options.error("gaps needs --profile FOLDER")
     setup = Setup(
         low_s=args.lengths[0],
         high_s=args.lengths[1],
@@ -381,7 +374,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         flags = ["--model.device-specs", "cuda:0", *flags]
     parts = {"gaps": gaps, "alone": alone, "streams": streams, "cancel": cancel}
     wanted = sorted(args.part, key=PARTS.index)  # a trace is of a server's first steps
-    with staged(speaker, setup, args.clients, flags, args.traces) as stage:
+    with staged(speaker, setup, args.clients, flags, args.profile) as stage:
         measured = (figure for part in wanted for figure in parts[part](stage, speaker))
         figures = list(until_interrupted(measured))
     return publish(Report("serve", tuple(figures)))

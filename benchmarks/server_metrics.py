@@ -1,12 +1,16 @@
-"""What a server counts, read from its metrics port, and the time between two readings."""
+"""What a server counts, read from its metrics port, and what its device's driver says."""
 
 from __future__ import annotations
 
+import math
 import socket
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.request import urlopen
 
+import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 Labels = frozenset[tuple[str, str]]
@@ -35,6 +39,25 @@ class Samples:
         count = self.total(f"{name}_count")
         return self.total(f"{name}_sum") / count if count else 0.0
 
+    def at_most(self, name: str, percent: int) -> float:
+        """A bound of a histogram that so many of its observations, over all labels, are below."""
+        counts: dict[float, float] = {}
+        for (found, labels), value in self.values.items():
+            if found == f"{name}_bucket":
+                bound = float(dict(labels)["le"])
+                counts[bound] = counts.get(bound, 0.0) + value
+        return least_bound(counts, percent)
+
+
+def least_bound(counts: Mapping[float, float], percent: int) -> float:
+    """The least bound with so many of all observations at or below it; infinity without any.
+
+    `counts` are of the observations at or below each bound; infinity is among the bounds.
+    """
+    wanted = percent / 100 * counts.get(math.inf, 0.0)
+    enough = (bound for bound, count in counts.items() if 0 < wanted <= count)
+    return min(enough, default=math.inf)
+
 
 def scrape(port: int) -> Samples:
     """Read them now; the engine's own are at most half a second old."""
@@ -47,6 +70,22 @@ def scrape(port: int) -> Samples:
             for sample in family.samples
         }
     )
+
+
+@contextmanager
+def device_busy() -> Iterator[list[float]]:
+    """Percent of the time in which some kernel runs, five readings a second; none without GPU."""
+    readings: list[float] = []
+    if not torch.cuda.is_available():
+        yield readings
+        return
+    query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+    with subprocess.Popen([*query, "-lms", "200"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield readings
+        finally:
+            process.terminate()
+            readings += map(float, process.communicate()[0].split()[:-1])
 
 
 def free_port() -> int:

@@ -1,7 +1,8 @@
 """What a device did between two moments, from torch's profiler: steps, gaps between them, kernels.
 
 A trace is the JSON that `torch.profiler` writes for chrome://tracing. A kernel belongs to the step
-whose range (`profiling.gpu_profiling` names them) it was launched in. Without kernels, on the CPU,
+whose range (`profiling.gpu_profiling` names them) it was launched in; prompts alone and mixed
+batches are steps, too. Without kernels, on the CPU,
 the ranges themselves count as the device's work. The profiler slows launches down, so gaps are
 upper bounds.
 """
@@ -20,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from llm import Engine
-from llm.models.step_trace import create_profiler
+from llm.batch import ForwardMode
+from llm.models.profiling import STEP_RANGES
+from llm.models.step_trace import create_profiler, export, set_up_profiler
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCHES = ("cuda_runtime", "cuda_driver")
-STEP_RANGE = "sonant.token_generation"
+STEP_NAMES = {f"sonant.{n}" for mode, n in STEP_RANGES.items() if mode is not ForwardMode.IDLE}
 MIN_STEPS = 4  # of the engine, in a trace
 LIMIT_S = 5.0
 Span = tuple[float, float]
@@ -33,7 +36,7 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
-    """Of the decode steps in a trace; times in microseconds."""
+    """Of the steps in a trace; times in microseconds."""
 
     num_steps: int
     gaps: tuple[float, ...]  # from the last kernel of a step to the first of the next
@@ -51,8 +54,7 @@ def record(engine: Engine, seconds: float, path: Path | None = None) -> list[Eve
 
     They are kept in a file where one is named.
     """
-    with create_profiler():
-        pass  # the library wants to be set up on the main thread
+    set_up_profiler()
     profiler = create_profiler()
     # Ranges are recorded on the thread that starts the profiler.
     engine.run_on_engine(profiler.start).result()
@@ -63,7 +65,7 @@ def record(engine: Engine, seconds: float, path: Path | None = None) -> list[Eve
     engine.run_on_engine(profiler.stop).result()
     with tempfile.TemporaryDirectory() as folder:
         target = path or Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(target))
+        export(profiler, target)
         return read(target)
 
 
@@ -74,7 +76,7 @@ def read(path: Path) -> list[Event]:
 
 
 def device_times(events: Iterable[Event]) -> DeviceTimes:
-    """Raises `ValueError` when there are fewer than two decode steps."""
+    """Raises `ValueError` when there are fewer than two steps."""
     timed = [event for event in events if event.get("ph") == "X"]
     ranges = sorted(_span(e) for e in timed if _is_step(e))
     work = [event for event in timed if event.get("cat") in ON_DEVICE]
@@ -85,7 +87,7 @@ def device_times(events: Iterable[Event]) -> DeviceTimes:
     }
     steps = _steps(ranges, work, launched) if work else [[span] for span in ranges]
     if len(steps) < 2:
-        raise ValueError(f"{len(steps)} decode steps in the trace")
+        raise ValueError(f"{len(steps)} steps in the trace")
     spans = [(min(s for s, _ in step), max(e for _, e in step)) for step in steps]
     start, end = spans[0][0], spans[-1][1]
     gaps = tuple(max(b[0] - a[1], 0.0) for a, b in pairwise(spans))
@@ -102,7 +104,7 @@ def device_times(events: Iterable[Event]) -> DeviceTimes:
 
 
 def _is_step(event: Event) -> bool:
-    return event.get("cat") == "user_annotation" and event.get("name") == STEP_RANGE
+    return event.get("cat") == "user_annotation" and event.get("name") in STEP_NAMES
 
 
 def _span(event: Event) -> Span:

@@ -84,7 +84,8 @@ def event(cat: str, start: float, end: float, name: str = "k", **args: Any) -> d
 
 def step(number: int, start: float, *kernels: tuple[float, float]) -> list[dict[str, Any]]:
     """A range of 20 us that launches kernels, which run later."""
-    events = [event("user_annotation", start, start + 20, trace.STEP_RANGE)]
+    name = f"sonant.{'mixed_batch' if number == 2 else 'token_generation'}"
+    events = [event("user_annotation", start, start + 20, name)]
     for place, kernel in enumerate(kernels):
         correlation = 10 * number + place
         at = start + 1 + place
@@ -111,7 +112,7 @@ def test_gaps_are_between_the_kernels_of_two_steps() -> None:
 
 
 def test_one_step_is_no_trace() -> None:
-    with pytest.raises(ValueError, match="1 decode steps"):
+    with pytest.raises(ValueError, match="1 steps"):
         trace.device_times(step(1, 0, (10, 20)))
 
 
@@ -119,11 +120,10 @@ def test_one_step_is_no_trace() -> None:
 
 
 def test_the_core_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    traces = tmp_path / "traces"
-    traces.mkdir()
+    traces = tmp_path / "not" / "yet"
     sizes = ["--tokens=24", "--requests=4", "--lengths", "3", "9", "--repeat=2", "--trace-s=0.02"]
     parts = ["--part", "decode", "batch", "throughput", "gaps", "cancel", "memory", "prefill"]
-    pages = ["--model.kv-cache.num-pages=40", f"--traces={traces}"]
+    pages = ["--model.kv-cache.num-pages=40", f"--profile={traces}"]
     assert core.main(["--shape", "toy", "--device=cpu", *sizes, *parts, *pages]) == 0
     figures = {f["name"]: f for f in json.loads(capsys.readouterr().out)["figures"]}
     assert list(figures) == [
@@ -149,7 +149,7 @@ def test_the_core_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
         assert 0 < figures[f"toy: share of the bandwidth, {how_many}"]["value"] < 100
     assert "3 to 9 tokens in and out" in figures["toy: 4 requests"]["note"]
     cancelled = figures["toy, 4 rows: cancel to pages free"]
-    assert "mean of 4;" in cancelled["note"]
+    assert "mean of 4, p99 at most " in cancelled["note"]
     assert 0 < cancelled["value"] < 5000
     assert 50 < figures["toy, 1 rows: device busy"]["value"] <= 100
     assert 0 < figures["toy: largest prefill: peak / estimate"]["value"] < 10

@@ -132,6 +132,21 @@ def test_samples_are_what_was_added() -> None:
     assert added.mean("y") == 0
 
 
+def test_a_percentile_of_a_histogram_is_a_bound() -> None:
+    def bucket(le: str, mode: str, count: float) -> tuple[tuple[str, frozenset], float]:
+        return ("x_bucket", frozenset({("le", le), ("mode", mode)})), count
+
+    found = Samples(
+        dict(
+            bucket(le, mode, count)
+            for mode in ("a", "b")
+            for le, count in (("0.1", 0.0), ("0.5", 49.0), ("2.5", 50.0), ("+Inf", 50.0))
+        )
+    )
+    assert (found.at_most("x", 98), found.at_most("x", 99)) == (0.5, 2.5)
+    assert found.at_most("y", 99) == math.inf
+
+
 # --- shapes
 
 
@@ -163,7 +178,7 @@ def stage(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     speaker = Speaker("toy")
     flags = ["--model.model-path", str(tiny_checkpoint), "--max-batch-size", "8"]
     flags += ["--profiling.trace-after", "4", "--profiling.trace-steps", "8"]
-    with serve.staged(speaker, SETUP, 2, flags, tmp_path_factory.mktemp("traces")) as stage:
+    with serve.staged(speaker, SETUP, 2, flags, tmp_path_factory.mktemp("profile")) as stage:
         yield stage
 
 
@@ -207,7 +222,8 @@ def test_listeners_who_leave_are_cancelled(stage: serve.Stage) -> None:
     long = replace(stage, setup=replace(SETUP, low_s=8.0, high_s=10.0, start=40))
     (figure,) = serve.cancel(long, Speaker("toy"))
     assert figure.value > 0
-    assert "mean of 0;" not in figure.note
+    assert "mean of 0," not in figure.note
+    assert "p99 at most inf" not in figure.note
 
 
 # --- results

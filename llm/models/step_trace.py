@@ -15,12 +15,15 @@ logger = logging.getLogger(__name__)
 
 
 class StepTrace:
-    """Records once. A step ends where the next one begins; all of it is on one thread."""
+    """Records once. A step ends where the next one begins; all steps are on one thread, which need
+    not be the one that makes this.
+    """
 
     def __init__(self, path: Path, after: int, steps: int) -> None:
         self._path, self._after, self._steps = path, after, steps
         self._begun = 0
         self._profiler: torch.profiler.profile | None = None
+        set_up_profiler()
 
     def step(self) -> None:
         """A step begins: start to record, or write what was recorded, when it is time."""
@@ -35,9 +38,23 @@ class StepTrace:
         if self._profiler is None:
             return
         self._profiler.stop()
-        self._profiler.export_chrome_trace(str(self._path))
+        export(self._profiler, self._path)
         self._profiler = None
         logger.info("a trace of %d steps is in %s", self._steps, self._path)
+
+
+def set_up_profiler() -> None:
+    """On the main thread, before another one records: the library behind it complains otherwise."""
+    with create_profiler():
+        pass
+
+
+def export(profiler: torch.profiler.profile, path: Path) -> None:
+    """Write what was recorded; there is no file before it is whole. Folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}")
+    profiler.export_chrome_trace(str(unfinished))
+    unfinished.replace(path)
 
 
 def create_profiler() -> torch.profiler.profile:

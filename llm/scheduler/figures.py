@@ -30,6 +30,7 @@ STEP_BOUNDS_S = (
     1.0,
     5.0,
 )
+CANCEL_BOUNDS_S = (5e-4, 1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 6e-3, 8e-3, 0.01, 0.015, 0.025, 0.1, 1.0)
 WAIT_BOUNDS_S = (
     0.005,
     0.01,
@@ -104,7 +105,7 @@ class SequenceTallies:
         self.finished = dict.fromkeys(FinishReason, 0)
         self.first_token_s = Tally(WAIT_BOUNDS_S)
         self.token_gap_s = Tally(STEP_BOUNDS_S)
-        self.cancel_s = Tally(STEP_BOUNDS_S)
+        self.cancel_s = Tally(CANCEL_BOUNDS_S)
 
     def count_gaps(self, last_s: float | None, now: float, times: int) -> None:
         """So many sequences had a token `now`, and the one before it at `last_s` (None: none)."""
