@@ -1,4 +1,4 @@
-"""`to_device`: values of the host for a device that may be busy."""
+"""`to_device`: values of the host for a device that may be busy. `wait_for`: until it is done."""
 
 from __future__ import annotations
 
@@ -16,3 +16,11 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def wait_for(event: torch.cuda.Event) -> None:
+    """Until the device gets there. The interpreter is only given to other threads when it has not
+    been there yet: to get it back takes longer than most of the calls around this one.
+    """
+    if not event.query():
+        event.synchronize()

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from llm.memory_copy import wait_for
+
 NUM_STAGINGS = 2
 ALIGNMENT = 16  # bytes: of sections, as kernels like their pointers
 SENT_IN = 1024  # bytes: copies are made of so many each, and the views that they need are kept
@@ -96,7 +98,7 @@ class StagedMemory:
     def begin(self) -> None:
         """Start to write. What was written and not sent is forgotten."""
         if self._copied is not None:
-            self._copied[self._turn].synchronize()  # of what was sent from there last
+            wait_for(self._copied[self._turn])  # of what was sent from there last
         self._end, self._is_open = 0, True
 
     def will_send(self, end: int) -> None:

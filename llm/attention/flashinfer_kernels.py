@@ -248,6 +248,7 @@ class CapturedExtendCall:
                 causal=True,
                 **self._options,
             )
+        _keep_interpreter(self.wrapper)
 
     def replan(self, query_offsets: Tensor, offsets: Tensor, context_lens: Tensor) -> None:
         """A later plan; all on the host: first queries [B + 1], first pages [B + 1] as in
@@ -322,6 +323,8 @@ class DecodeCall:
         tables = (lists.offsets, lists.ids, lists.last_lens)
         with self._workspaces.staging(self.wrapper):
             self.wrapper.plan(*tables, *self._kernels.sizes, **self._options)
+        if self._buffers is not None:
+            _keep_interpreter(self.wrapper)
 
     def replan(self, offsets: Tensor, context_lens: Tensor) -> None:
         """A later plan of a captured call, whose buffers are somebody else's to fill; on the host:
@@ -380,6 +383,15 @@ class DecodeCall:
             head_dim,
             *self._empty,  # for their types
         )
+
+
+def _keep_interpreter(wrapper: Any) -> None:
+    """Plans are made in microseconds: have them not give the interpreter to other threads, who may
+    keep it for longer than that.
+    """
+    plan = wrapper._cached_module.plan
+    if hasattr(plan, "release_gil"):
+        plan.release_gil = False
 
 
 def _first_line(error: Exception) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llm.memory_copy import wait_for
+
 FLOAT_WORKSPACE_BYTES = 128 * 2**20  # partial results of contexts that several blocks share
 INT_WORKSPACE_BYTES = 4 * 2**20  # which block computes what
 USES = 4  # of those: extending and decoding, launch by launch and captured
@@ -56,7 +58,7 @@ class Workspaces:
         """While the wrapper plans."""
         pinned, was_sent = self._stagings[self._turn]
         self._turn = (self._turn + 1) % NUM_STAGINGS
-        was_sent.synchronize()
+        wait_for(was_sent)
         wrapper._pin_memory_int_workspace_buffer = pinned
         yield
         was_sent.record()

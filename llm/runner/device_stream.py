@@ -17,6 +17,8 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from llm.memory_copy import wait_for
+
 T = TypeVar("T")
 
 
@@ -158,7 +160,7 @@ class _Pinned(HostCopy):
         return self._event.query()
 
     def wait(self) -> Tensor:
-        self._event.synchronize()
+        wait_for(self._event)
         return self._tensor
 
 

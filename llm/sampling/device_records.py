@@ -73,8 +73,9 @@ class _Known:
 
     sampling: SamplingParams
     phases: dict[int, int] = field(default_factory=dict)
-    last: int = 0  # for every token from this index on
-    last_from: float = math.inf
+    place: int = 0  # for the tokens [first, end)
+    first: int = 0
+    end: float = 0
 
 
 class RecordTable:
@@ -93,13 +94,17 @@ class RecordTable:
 
     def places(self, rows: Sequence[ScheduledRow], indices: Sequence[int]) -> list[int]:
         """The table row for generated token `indices[i]` of each request."""
-        known_of, found = self._known, []
-        for row, index in zip(rows, indices, strict=True):
-            known = known_of.get(row.request_id)
-            if known is None or known.sampling is not row.sampling or index < known.last_from:
-                found.append(self._place(row, index))
+        known_of, found = self._known.get, []
+        for row, index in zip(rows, indices, strict=True):  # a loop over all rows of all steps
+            known = known_of(row.request_id)
+            if (
+                known is not None
+                and known.first <= index < known.end
+                and known.sampling is row.sampling
+            ):
+                found.append(known.place)
             else:
-                found.append(known.last)
+                found.append(self._place(row, index))
         return found
 
     def _place(self, row: ScheduledRow, index: int) -> int:
@@ -107,14 +112,17 @@ class RecordTable:
         if known is None or known.sampling is not sampling:
             self.release(row.request_id)
             known = self._known[row.request_id] = _Known(sampling)
-        phase = int(index >= sampling.min_tokens)
+        may_end = index >= sampling.min_tokens
+        phase = int(may_end)
         if sampling.allowed_cycle:
             phase += 2 * (index % len(sampling.allowed_cycle))
         place = known.phases.get(phase)
         if place is None:
             place = known.phases[phase] = self._add(sampling, index)
-        if index >= sampling.min_tokens and not sampling.allowed_cycle:
-            known.last, known.last_from = place, sampling.min_tokens
+        if not sampling.allowed_cycle:
+            known.place = place
+            known.first = sampling.min_tokens if may_end else 0
+            known.end = math.inf if may_end else sampling.min_tokens
         return place
 
     def take(self, places: Sequence[int]) -> np.ndarray:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from llm.request import SamplingParams
+from llm.sampling.device_records import RecordTable
 from llm.sampling.device_reference import weights
 from llm.sampling.device_sampler import DeviceSampler
 from llm.sampling.distribution import distribution
@@ -374,3 +375,21 @@ def test_too_many_rows_are_refused() -> None:
 
 def test_no_rows() -> None:
     assert sample_once(DeviceSampler(VOCAB, CPU, 2), random_logits(0, VOCAB), []) == []
+
+
+# --- records
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=30))
+def test_a_record_is_that_of_its_index_whatever_came_before(asked: list[tuple[int, int]]) -> None:
+    """Before and after the minimum length, in a cycle of candidates, and back again."""
+    stops = {"stop_token_ids": (3, 4), "min_tokens": 4}
+    cycle = {"allowed_cycle": (((0, 9),), ((9, 20),)), **stops}
+    kinds: tuple[dict[str, Any], ...] = (stops, cycle, {"seed": 3})
+    rows = [a_row(f"r{n}", **kind) for n, kind in enumerate(kinds)]
+    table = RecordTable(VOCAB)
+    for kind, index in asked:
+        fresh = RecordTable(VOCAB)
+        expected = fresh.take(fresh.places([rows[kind]], [index]))
+        found = table.take(table.places([rows[kind]], [index]))
+        assert found.tobytes() == expected.tobytes()
