@@ -20,6 +20,8 @@ from llm.request import SamplingParams, TokenLogprob
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from llm.batch_pages import RowPages
+
 
 class ForwardMode(Enum):
     """What kind of rows a batch holds."""
@@ -80,6 +82,21 @@ class ScheduledRow(NamedTuple):
         return self.start + len(self.token_ids)
 
 
+class RowColumns(NamedTuple):
+    """`ScheduledRow`s the other way round."""
+
+    request_id: tuple[str, ...] = ()
+    token_ids: tuple[tuple[int, ...], ...] = ()
+    start: tuple[int, ...] = ()
+    pages: tuple[Sequence[int], ...] = ()
+    is_extend: tuple[bool, ...] = ()
+    samples: tuple[bool, ...] = ()
+    sampling: tuple[SamplingParams, ...] = ()
+    output_ids: tuple[Sequence[int], ...] = ()
+    lora: tuple[str, ...] = ()
+    embeds: tuple[bool, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
     """The rows of one step, and how many decode forwards to run for them.
@@ -92,6 +109,14 @@ class ScheduledBatch:
     mode: ForwardMode
     num_steps: int = 1
     is_plain: bool = False
+    _columns: list[RowColumns] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @property
+    def columns(self) -> RowColumns:
+        """The same as `rows`; quicker than to ask each of them for a field."""
+        if not self._columns:
+            self._columns.append(RowColumns(*zip(*self.rows, strict=True)))
+        return self._columns[0]
 
     @property
     def sampling_rows(self) -> tuple[ScheduledRow, ...]:
@@ -167,6 +192,7 @@ class ForwardBatch:
     positions: Tensor  # int64 [T]
     slot_mapping: Tensor  # int64 [T] where each token's keys and values go
     top_logprobs_nums: tuple[int, ...] | None = None  # [B] best ones wanted; None: no log-probs
+    row_pages: RowPages | None = None  # what `pages` and `context_lens` say, where it is known
 
     @property
     def row_offsets(self) -> tuple[int, ...]:

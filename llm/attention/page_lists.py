@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from llm.batch import ForwardBatch
+from llm.batch_pages import RowPages
 
 
 class RowLists(NamedTuple):
@@ -95,21 +95,21 @@ def write_page_lists(
     """Write `PageLists.of` a batch's rows [first, last) to int32 numbers: `take` gives as many as
     it is asked for.
     """
-    size, (first, last) = batch.page_size, rows
+    first, last = rows
+    used = batch.row_pages
+    if used is None or last - first < len(batch.pages):
+        used = RowPages.of(batch.page_size, batch.pages[first:last], batch.context_lens[first:last])
     num_rows = before + last - first + after
-    lengths = np.ones(num_rows, dtype=np.int32)
-    lengths[before : num_rows - after] = batch.context_lens[first:last]
-    counts = (lengths + (size - 1)) // size
-    ids, needed = array("i"), counts[before : num_rows - after].tolist()
-    for pages, count in zip(batch.pages[first:last], needed, strict=True):
-        ids.extend(pages if len(pages) == count else pages[:count])
+    inner = slice(before, num_rows - after)
+    lengths, counts = np.ones((2, num_rows), dtype=np.int32)
+    lengths[inner], counts[inner] = used.context_lens, used.counts
     start = 2 * num_rows + 1
-    numbers = take(start + before + len(ids) + after)
+    numbers = take(start + before + len(used.ids) + after)
     offsets = numbers[: num_rows + 1]
     offsets[0] = 0
     np.cumsum(counts, out=offsets[1:])
-    numbers[num_rows + 1 : start] = lengths - (counts - 1) * size
+    numbers[num_rows + 1 : start] = lengths - (counts - 1) * batch.page_size
     numbers[start : start + before] = 0
-    numbers[start + before : len(numbers) - after] = np.frombuffer(ids, np.int32)
+    numbers[start + before : len(numbers) - after] = used.ids
     numbers[len(numbers) - after :] = 0
     return HostLists(offsets, lengths)

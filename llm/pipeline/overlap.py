@@ -46,7 +46,7 @@ class AsyncBatch:
     Without sampling rows there are no tokens, but still the end to wait for.
     """
 
-    names: list[str]  # [rows] request ids
+    names: Sequence[str]  # [rows] request ids
     tokens: Launched[Tensor]  # int32 [rows], on the device
     copy: HostCopy
     failures: Mapping[str, str]
@@ -148,7 +148,9 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
                 self._stream.launch(self.runner.forward_idle)
             return None
         runner, rows = self.runner, batch.sampling_rows
-        names = [row.request_id for row in rows]
+        names = batch.columns.request_id
+        if len(rows) < len(names):
+            names = tuple([row.request_id for row in rows])
         inputs = self._inputs(batch, names, before)
         depending = self._depending(batch, rows)
         failures: Mapping[str, str] = {}

@@ -137,14 +137,16 @@ class GraphRunner:
     def _capture_shape(self, shape: CapturedShape) -> _Captured:
         inputs, rows = self._buffers.inputs(self._input_sizes(shape)), GraphRows.padding(0)
         page_size = self._backend.pool.page_size
+        pages = rows.used_pages(page_size)
         memory = PlanMemory(inputs.slots.device, inputs.tables)
         plan = self._backend.capture_plan(shape, self._max_context, memory)
         self._buffers.begin()
         inputs.records.take()[:] = 0
-        rows.fill(inputs, shape, page_size, first_id=self._first_id)
-        self._backend.replan(plan, rows.batch(inputs, self._ids, 0, page_size))
+        rows.fill(inputs, shape, pages, first_id=self._first_id)
+        self._backend.replan(plan, rows.batch(inputs, self._ids, 0, pages))
         self._buffers.send()
-        batch = GraphRows.padding(shape.num_tokens).batch(inputs, self._ids, 0, page_size)
+        rows = GraphRows.padding(shape.num_tokens)
+        batch = rows.batch(inputs, self._ids, 0, rows.used_pages(page_size))
         attention = PlannedAttention(batch, self._backend, plan)
         work = partial(self._step, batch, attention, inputs)
         return _Captured(inputs, attention, self._capture.capture(work))
@@ -260,11 +262,11 @@ class GraphRunner:
         return self._inputs(rows, shape, FutureTokens(None, None))
 
     def _inputs(self, rows: GraphRows, shape: CapturedShape, awaited: FutureTokens) -> GraphInputs:
-        captured, page_size = self._captured[shape], self._backend.pool.page_size
+        captured, pages = self._captured[shape], rows.used_pages(self._backend.pool.page_size)
         self._buffers.begin()
-        rows.fill(captured.inputs, shape, page_size, first_id=self._first_id, awaited=awaited)
+        rows.fill(captured.inputs, shape, pages, first_id=self._first_id, awaited=awaited)
         first = shape.first_token(rows.num_singles)
-        batch = rows.batch(captured.inputs, self._ids, first, page_size)
+        batch = rows.batch(captured.inputs, self._ids, first, pages)
         self._backend.replan(captured.attention.plan, batch)
         return GraphInputs(
             forward_batch=batch,

@@ -9,7 +9,7 @@ The host only says which token goes where; it does not need to know them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -40,14 +40,20 @@ class FutureTokens:
 
         Raises `ValueError` for a token that no row of the batch before brings.
         """
-        rows, fed = batch.rows, [row.token_ids for row in batch.rows]
-        if names == before and fed == [AWAITED] * len(names):
+        rows, fed = batch.rows, batch.columns.token_ids
+        num_first = fed.count(AWAITED)
+        if names == before and num_first == len(fed) == len(names):
             return cls(None, None)
-        waiting = [place for place, tokens in enumerate(fed) if FUTURE_TOKEN in tokens]
+        waiting: Sequence[int] = range(num_first)
+        waiting_names: Iterable[str] = batch.columns.request_id[:num_first]
+        is_first = fed[:num_first].count(AWAITED) == num_first
+        if not is_first or any(FUTURE_TOKEN in tokens for tokens in fed[num_first:]):
+            waiting = [place for place, tokens in enumerate(fed) if FUTURE_TOKEN in tokens]
+            waiting_names = [rows[place].request_id for place in waiting]
         if not waiting:
             return cls()
         source_of = dict(zip(before, range(len(before)), strict=True))
-        sources = tuple([source_of.get(rows[place].request_id, -1) for place in waiting])
+        sources = tuple([source_of.get(name, -1) for name in waiting_names])
         if min(sources) < 0 or [fed[place] for place in waiting] != [AWAITED] * len(waiting):
             wrong = next(
                 rows[place]

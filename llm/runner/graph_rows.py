@@ -12,6 +12,7 @@ from torch import Tensor
 
 from llm.attention.base import CapturedShape
 from llm.batch import ForwardBatch, ForwardMode, ScheduledBatch
+from llm.batch_pages import RowPages
 from llm.runner.future_tokens import NOTHING_AWAITED, FutureTokens
 from llm.runner.input_buffers import Inputs
 
@@ -34,22 +35,22 @@ class GraphRows:
     @classmethod
     def of(cls, batch: ScheduledBatch) -> GraphRows:
         """Of a scheduled batch."""
-        rows, mode = batch.rows, batch.mode
-        names, fed, starts, pages, *_ = zip(*rows, strict=True)  # the quickest way to columns
+        rows, mode, columns = batch.rows, batch.mode, batch.columns
+        fed = columns.token_ids
         lengths, num_singles = (1,) * len(rows), len(rows)
         if not mode.is_decode:
             lengths = tuple(map(len, fed))
             num_singles = next((n for n, length in enumerate(lengths) if length > 1), len(rows))
         sampling: Sequence[int] = range(len(rows))
         if not (batch.is_plain and mode.is_decode):
-            sampling = [place for place, row in enumerate(rows) if row.samples]
+            sampling = [place for place, samples in enumerate(columns.samples) if samples]
         return cls(
             mode,
-            names,
+            columns.request_id,
             list(chain.from_iterable(fed)),
             lengths,
-            tuple(map(add, starts, lengths)),
-            pages,
+            tuple(map(add, columns.start, lengths)),
+            columns.pages,
             num_singles,
             tuple(sampling),
         )
@@ -83,7 +84,11 @@ class GraphRows:
         has_logits[np.array(self.sampling_rows, dtype=np.int64) + 1] = 1
         return tuple(np.cumsum(has_logits).tolist())
 
-    def batch(self, inputs: Inputs, ids: Tensor, first: int, page_size: int) -> ForwardBatch:
+    def used_pages(self, page_size: int) -> RowPages:
+        """Those that hold the rows' contexts."""
+        return RowPages.of(page_size, self.pages, self.context_lens)
+
+    def batch(self, inputs: Inputs, ids: Tensor, first: int, pages: RowPages) -> ForwardBatch:
         """The forward whose tokens lie in the inputs, and their ids in `ids`, from `first` on."""
         last = first + len(self.token_ids)
         return ForwardBatch(
@@ -92,17 +97,18 @@ class GraphRows:
             query_lens=self.query_lens,
             context_lens=self.context_lens,
             pages=self.pages,
-            page_size=page_size,
+            page_size=pages.page_size,
             input_ids=ids[first:last],
             positions=inputs.positions.device[first:last],
             slot_mapping=inputs.slots.device[first:last],
+            row_pages=pages,
         )
 
     def fill(
         self,
         inputs: Inputs,
         shape: CapturedShape,
-        page_size: int,
+        pages: RowPages,
         *,
         first_id: int,
         awaited: FutureTokens = NOTHING_AWAITED,
@@ -122,27 +128,12 @@ class GraphRows:
         fed[:] = self.token_ids
         fed += first_id
         awaited.point(fed)
-        self._set_places(positions[first:last], slots[first:last], page_size)
+        are_single = self.num_singles == len(self.query_lens)
+        positions[first:last], slots[first:last] = pages.places(
+            self.query_lens, are_single=are_single
+        )
         if shape.num_prompts:
             ends = np.cumsum(np.array(self.query_lens))[list(self.sampling_rows)]
             sampled = inputs.sampled.take()
             sampled[: len(ends)] = first + ends - 1
             sampled[len(ends) :] = 0
-
-    def _set_places(self, places: np.ndarray, slots: np.ndarray, size: int) -> None:
-        """Positions and slots into int64 [T]."""
-        singles = self.num_singles
-        if singles:
-            positions = np.array(self.context_lens[:singles], dtype=np.int64) - 1
-            index = (positions // size).tolist()
-            found = [table[at] for table, at in zip(self.pages[:singles], index, strict=True)]
-            places[:singles] = positions
-            slots[:singles] = np.array(found, dtype=np.int64) * size + positions % size
-        fed = singles
-        for row in range(singles, len(self.query_lens)):
-            count, context = self.query_lens[row], self.context_lens[row]
-            positions = np.arange(context - count, context)
-            pages = np.asarray(self.pages[row], dtype=np.int64)[positions // size]
-            places[fed : fed + count] = positions
-            slots[fed : fed + count] = pages * size + positions % size
-            fed += count
