@@ -11,7 +11,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from decoder.base import (
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
     from decoder.finishing import Finished, Finisher
 
 
-@dataclass(frozen=True, slots=True)
-class ReadyWindow:
+class ReadyWindow(NamedTuple):
     """One block that can be rendered now, and the stream it belongs to.
 
     Without a `state` the block stands alone: nothing is kept for or taken from its neighbours.

@@ -6,8 +6,8 @@ Only frozen values cross it, so that the engine can live in this process or in a
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -32,8 +32,7 @@ class SpeechJob:
     as_s16: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AudioBlock:
+class AudioBlock(NamedTuple):
     """Audio of one block, mono at the codec's rate: float32 in [-1, 1], or int16 as its job allows.
 
     Offsets count from the job's first sample and code. The last block of a job, and only it,
@@ -52,7 +51,7 @@ class AudioBlock:
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     output_tokens: int = 0
-    timings: RequestTimings = field(default_factory=RequestTimings)
+    timings: RequestTimings = RequestTimings()
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class StreamQueue(Generic[Item]):
         self._lock = threading.Lock()
         self._items: deque[Item] = deque()
         self._loop = asyncio.get_running_loop()
-        self._arrived = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None  # of the reader, while it waits
         self._error: Exception | None = None
         self._is_closed = False
         self._unread_since_s = 0.0
@@ -139,8 +139,9 @@ class StreamQueue(Generic[Item]):
                     item = self._items.popleft()
                     self._unread_since_s = time.monotonic()
                     break
-            self._arrived.clear()  # only this thread sets it, so no arrival is lost here
-            await self._arrived.wait()
+            # Arrivals are told on this thread, so none is lost between the look and the wait.
+            self._waiter = self._loop.create_future()
+            await self._waiter
         if was_full:
             self._hooks.on_room()
         return item
@@ -151,7 +152,7 @@ class StreamQueue(Generic[Item]):
             if self._error is None:
                 self._error = error
             self._items.clear()
-        _call(self._loop, self._arrived.set)
+        _call(self._loop, self._wake)
 
     def close(self) -> None:
         """Drop what is queued and watch no more; on the event loop, once the reader is done."""
@@ -161,8 +162,12 @@ class StreamQueue(Generic[Item]):
         if self._watch is not None:
             self._watch.cancel()
 
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
     def _note_arrival(self) -> None:
-        self._arrived.set()
+        self._wake()
         if self._watch is None:
             self._check_reader()
 

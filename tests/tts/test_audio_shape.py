@@ -144,7 +144,7 @@ class ShortClient(RampClient):
 
     async def speak(self, job: SpeechJob) -> AsyncIterator[AudioBlock]:
         async for block in super().speak(job):
-            yield replace(block, samples=to_s16(block.samples)) if job.as_s16 else block
+            yield block._replace(samples=to_s16(block.samples)) if job.as_s16 else block
 
 
 def test_a_request_allows_sixteen_bits_where_nothing_else_is_done(tiny_checkpoint: Path) -> None:

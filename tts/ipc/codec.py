@@ -28,7 +28,7 @@ SAMPLES: dict[int, np.dtype[Any]] = {4: np.dtype("<f4"), 2: np.dtype("<i2")}
 def _to_plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         kind = SAMPLES[2 if value.dtype == np.int16 else 4]
-        return kind.itemsize, np.ascontiguousarray(value, kind).tobytes()
+        return kind.itemsize, np.ascontiguousarray(value, kind).data
     if isinstance(value, Fraction):
         return value.numerator, value.denominator
     raise NotImplementedError(f"{type(value).__name__} does not cross processes")

@@ -70,7 +70,6 @@ class _Stream:
         self.task: asyncio.Task[None] | None = None
         self._credit = credit
         self._may_send = asyncio.Event()
-        self.give(0)
 
     def give(self, num_items: int) -> None:
         """The reader took items."""
@@ -80,10 +79,10 @@ class _Stream:
 
     async def take(self) -> None:
         """Use up one item of credit; waits for it."""
-        await self._may_send.wait()
-        self._credit -= 1
         if self._credit <= 0:
             self._may_send.clear()
+            await self._may_send.wait()
+        self._credit -= 1
 
 
 @dataclass(slots=True)
