@@ -49,6 +49,8 @@ SETTLE_S = 0.2
 class Beside:
     """The engine's hook: keeps the decoder at work, and counts steps."""
 
+    poll_s = 0.0
+
     def __init__(self, renderer: Renderer, batch: Sequence[ReadyWindow]) -> None:
         self._renderer, self._batch = renderer, batch
         self._rendered: Rendered | None = None

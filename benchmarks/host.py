@@ -172,6 +172,8 @@ class EagerStream(ImmediateStream):
 class Turns:
     """The engine's hook: the audio worker's, and what each turn between two calls has cost."""
 
+    poll_s = 0.0
+
     def __init__(self, worker: AudioWorker, phases: Phases, refill: Callable[[], None]) -> None:
         self._worker = worker
         self._phases = phases

@@ -243,9 +243,11 @@ class Engine:
         try:
             while self._run_commands():
                 did_step = self._steps.step()
-                hook_worked = self._hook is not None and self._guard(self._hook.after_step) is True
-                if not did_step and not hook_worked:
-                    self._sleep()
+                hook = self._hook
+                hook_works = hook is not None and self._guard(hook.after_step) is True
+                sleep_s = hook.poll_s if hook is not None and hook_works else self._steps.idle_s
+                if not did_step and sleep_s != 0:
+                    self._sleep(sleep_s)
         except Exception as failure:
             logger.exception("the engine failed and has stopped: %r", self._scheduler)
             error = f"the engine failed: {failure!r}"
@@ -291,14 +293,14 @@ class Engine:
             logger.exception("%r raised on the engine thread", function)
             return None
 
-    def _sleep(self) -> None:
-        """Until somebody wants something, or a prefill that waits for others has waited enough."""
+    def _sleep(self, seconds: float | None) -> None:
+        """Until somebody wants something; so long at most."""
         with self._condition:
             self._is_idle, self._turn_s = True, None
             self._condition.notify_all()
             self._condition.wait_for(
                 lambda: self._inbox or self._arrivals or self._is_awake or self._is_stopping,
-                self._steps.idle_s,
+                seconds,
             )
             self._is_idle = False
 

@@ -63,6 +63,10 @@ class Pipeline(Protocol):
 class StepHook(Protocol):
     """Work that shares the engine thread with the model (the audio decoder)."""
 
+    poll_s: float
+    """How long to sleep after a turn with more to do, while the model has nothing to do: where
+    another device does the work. 0: not at all."""
+
     def after_step(self) -> bool:
         """Called after each step and when woken; True when it did work (then the loop goes on)."""
 

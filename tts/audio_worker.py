@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 DECODE_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 BLOCK_BOUNDS = (1, 2, 4, 8, 16, 32)
 MAX_LAUNCHED = 2  # batches: one that runs, one that is next
+POLL_S = 0.0002  # between two looks at a device that renders, when nothing else is to be done
 COMFORT_S = 0.5
 """On a CPU: a listener with this much audio ahead can wait while another one has heard nothing."""
 
@@ -108,6 +109,7 @@ class AudioWorker:
         self._renderer = Renderer(decoder) if decoder else None
         is_beside = decoder is not None and decoder.device != "cpu"
         self._pace = Pace() if pace is None and is_beside else pace
+        self.poll_s = POLL_S if is_beside else 0.0
         self._max_batch = decoder.options.max_batch if decoder else 0
         self._launched: deque[LaunchedBatch] = deque()
         self._tasks: dict[str, StreamTask] = {}

@@ -40,6 +40,7 @@ class CountingHook:
 
     def __init__(self, work: int = 0) -> None:
         self.work = work
+        self.poll_s = 0.0
         self.calls = 0
         self.stops = 0
         self.threads: set[str] = set()

@@ -18,7 +18,7 @@ from llm.request import FinishReason, Request, SamplingParams
 from llm.scheduler import Scheduler, SchedulerLimits
 from tests.llm.shadow import ShadowPipeline
 from tests.llm.test_create_engine import config
-from tests.llm.test_engine import SlowPipeline, wait_for
+from tests.llm.test_engine import Rig, SlowPipeline, wait_for
 
 
 class EmptyStepPipeline(ShadowPipeline):
@@ -247,3 +247,17 @@ def test_how_long_a_turn_takes_is_told_while_it_runs() -> None:
         pipeline.gate.set()
         assert list(stream)[-1].finish_reason is FinishReason.LENGTH
         wait_for(lambda: engine.stats().turn_s == 0)
+
+
+def test_a_hook_is_asked_now_and_then_while_another_device_works() -> None:
+    rig = Rig()
+    rig.hook.poll_s, rig.hook.work = 0.02, 10**9
+    rig.engine.wake()
+    wait_for(lambda: rig.hook.calls > 3)
+    calls, cpu_s = rig.hook.calls, time.process_time()
+    time.sleep(0.3)
+    assert 2 <= rig.hook.calls - calls <= 16
+    assert time.process_time() - cpu_s < 0.1
+    rig.hook.poll_s = 5.0
+    list(rig.engine.submit(request("a")))  # which does not wait for that
+    rig.engine.shutdown()
