@@ -1,10 +1,13 @@
 """How often a request gets other tokens among 64 than alone, and what it costs that it does not.
 
+Two engines, one after the other: as usual, and with `--model.batch-invariant`.
+
 A model of random weights, every request once by itself and once with all the others; greedy, and
 sampled with a seed of its own. Random logits are flatter than trained ones, so that a difference in
 rounding shows as another token sooner: what is counted here is an upper bound for a trained model.
 
-Configuration flags go to the engine: `--model.batch-invariant` is the other half of the comparison.
+A token behind one that differs mostly differs, too. Configuration flags go to both engines. Fewer
+requests or tokens take less time: every request runs by itself.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -22,7 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks.engine_load import pipeline_of, running
-from benchmarks.report import Figure, Report, publish
+from benchmarks.report import Figure, Report, publish, until_interrupted
 from benchmarks.shapes import SHAPES, Shape
 from llm import Engine, Request, SamplingParams
 from tts.config import AudioGenerationConfig, add_config_flags
@@ -70,45 +73,83 @@ def outcome(engine: Engine, asked: Sequence[Request]) -> Outcome:
     return Outcome(tokens, time.perf_counter() - started)
 
 
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Position of the first token that differs; None when none does."""
-    pairs = enumerate(zip(one, other, strict=True))
-    return next((place for place, (a, b) in pairs if a != b), None)
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Requests of one kind on one engine, alone and together."""
+
+    alone: tuple[Outcome, ...]  # of one request each
+    together: Outcome
+
+    @property
+    def other_tokens(self) -> list[tuple[bool, ...]]:
+        """Of every request, which of its tokens company changes."""
+        return [
+            tuple(a != b for a, b in zip(own.tokens[0], beside, strict=True))
+            for own, beside in zip(self.alone, self.together.tokens, strict=True)
+        ]
+
+    def figures(self, title: str, bar: float | None = None) -> Iterator[Figure]:
+        """`bar`: how many tokens may be others, in percent."""
+        others = self.other_tokens
+        changed = [tokens for tokens in others if any(tokens)]
+        length = len(others[0])
+        share = 100 * sum(map(sum, others)) / (length * len(others))
+        requests_share = 100 * len(changed) / len(others)
+        text = f"{title}: other tokens among {len(others)}"
+        yield Figure(f"{text}, of all tokens", (share,), "%", bar)
+        yield Figure(f"{text}, in requests", (requests_share,), "% of requests")
+        if changed:
+            places = tuple(float(tokens.index(True)) for tokens in changed)
+            note = f"of {length} tokens"
+            yield Figure(f"{title}: first other token", places, "tokens", note=note)
+        rates = tuple(one.rate for one in self.alone)
+        yield Figure(f"{title}: alone", rates, "tokens/s")
+        yield Figure(f"{title}: {len(others)} together", (self.together.rate,), "tokens/s")
 
 
-def compare(engine: Engine, name: str, kind: str, count: int, num_tokens: int) -> list[Figure]:
+def compare(engine: Engine, kind: str, count: int, num_tokens: int) -> Comparison:
     """What company changes for one kind of requests."""
     vocab_size = pipeline_of(engine).vocab_size
-    outcome(engine, requests(kind, 2, 8, vocab_size))
+    outcome(engine, requests(kind, count, 8, vocab_size))
     alone = [outcome(engine, [one]) for one in requests(kind, count, num_tokens, vocab_size)]
-    together = outcome(engine, requests(kind, count, num_tokens, vocab_size))
-    found = [
-        first_difference(own.tokens[0], beside)
-        for own, beside in zip(alone, together.tokens, strict=True)
-    ]
-    places = tuple(float(place) for place in found if place is not None)
-    share = 100 * len(places) / count
-    title = f"{name}, {kind}"
-    figures = [Figure(f"{title}: other tokens among {count}", (share,), "% of requests")]
-    if places:
-        note = f"of {num_tokens} tokens"
-        figures.append(Figure(f"{title}: first other token", places, "tokens", note=note))
-    rates = tuple(one.rate for one in alone)
-    return [
-        *figures,
-        Figure(f"{title}: alone", rates, "tokens/s"),
-        Figure(f"{title}: {count} together", (together.rate,), "tokens/s"),
-    ]
+    return Comparison(tuple(alone), outcome(engine, requests(kind, count, num_tokens, vocab_size)))
 
 
-def measure(shape: Shape, values: dict[str, Any], count: int, num_tokens: int) -> list[Figure]:
-    """Both kinds on one engine."""
+def measure(
+    shape: Shape, values: Mapping[str, Any], count: int, num_tokens: int
+) -> Iterator[tuple[str, Comparison]]:
+    """Every kind on one engine."""
     with (
         tempfile.TemporaryDirectory() as folder,
         running(shape, Path(folder), values) as engine,
     ):
-        pairs = [compare(engine, shape.name, kind, count, num_tokens) for kind in KINDS]
-        return [figure for figures in pairs for figure in figures]
+        for kind in KINDS:
+            yield kind, compare(engine, kind, count, num_tokens)
+
+
+def both(shape: Shape, values: Mapping[str, Any], count: int, num_tokens: int) -> Iterator[Figure]:
+    """As usual, then batch-invariant, and how many times longer that takes."""
+    usual: dict[str, Comparison] = {}
+    for is_invariant in (False, True):
+        switch = {"model": {"batch_invariant": is_invariant}}
+        own = AudioGenerationConfig.merged(dict(values), switch)
+        for kind, found in measure(shape, own, count, num_tokens):
+            way = "batch-invariant" if is_invariant else "as usual"
+            bar = 0.0 if is_invariant else None
+            yield from found.figures(f"{shape.name}, {kind}, {way}", bar)
+            if is_invariant:
+                yield from _cost(f"{shape.name}, {kind}", usual[kind], found)
+            usual.setdefault(kind, found)
+
+
+def _cost(title: str, usual: Comparison, invariant: Comparison) -> Iterator[Figure]:
+    together = usual.together.rate / invariant.together.rate
+    pairs = zip(usual.alone, invariant.alone, strict=True)
+    alone = tuple(one.rate / other.rate for one, other in pairs)
+    note = "times as long as usual"
+    yield Figure(f"{title}: batch-invariant, alone", alone, "x", note=note)
+    count = len(usual.alone)
+    yield Figure(f"{title}: batch-invariant, {count} together", (together,), "x", note=note)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -130,8 +171,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     values = AudioGenerationConfig.merged(
         {"model": model}, flag_values(args, AudioGenerationConfig)
     )
-    figures = measure(SHAPES[args.shape], values, args.requests, args.tokens)
-    return publish(Report("batch_invariance", tuple(figures)))
+    figures = both(SHAPES[args.shape], values, args.requests, args.tokens)
+    return publish(Report("batch_invariance", tuple(until_interrupted(figures))))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,14 @@ of streams:
                whose listeners all have audio ahead
     without    one call after the other, as fast as they go
 
-The delay of a step is that of the mean over all steps, whether a call ran beside them or not. On a
-CPU a step waits for a call.
+The delay of a step is that of the mean over all steps, whether a call ran beside them or not: each
+gives every sequence a token. On a GPU the next step is decided on while one runs, as in a server.
+On a CPU a step waits for a call.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import tempfile
@@ -26,7 +28,7 @@ from typing import Any
 import torch
 
 from benchmarks.codec_calls import kinds_of
-from benchmarks.engine_load import Job, Load, decode_jobs, running
+from benchmarks.engine_load import Job, Load, decode_jobs, pipeline_of, run, running
 from benchmarks.report import Figure, Report, arguments, publish, until_interrupted
 from benchmarks.shapes import LLASA_1B, ORPHEUS_3B, TOY, Shape
 from decoder import ReadyWindow, Rendered, Renderer, create_decoder, with_graphs
@@ -41,13 +43,15 @@ PAIRS: Mapping[str, tuple[Shape, str]] = {
     "b": (ORPHEUS_3B, "snac"),
     "toy": (TOY, "ramp"),
 }
-TOKENS = 2048  # of one sequence: none ends while it is measured
+PROMPT = 100  # tokens
 SPAN_S = 1.5
 SETTLE_S = 0.2
+PILOT_TOKENS = 64  # of each sequence, to see how fast they are
+MARGIN = 2.0  # times as many tokens as there is time for: no sequence ends while it is measured
 
 
 class Beside:
-    """The engine's hook: keeps the decoder at work, and counts steps."""
+    """The engine's hook: keeps the decoder at work."""
 
     poll_s = 0.0
 
@@ -56,7 +60,7 @@ class Beside:
         self._rendered: Rendered | None = None
         self._next_s = 0.0
         self.rest: float | None = None  # times the length of a call; None: no calls
-        self.num_steps = self.num_calls = 0
+        self.num_calls = 0
         self.calls_s = 0.0
 
     @property
@@ -66,7 +70,6 @@ class Beside:
 
     def after_step(self) -> bool:
         """One turn; never more to do at once."""
-        self.num_steps += 1
         now_s = time.perf_counter()
         if self._rendered is not None and self._rendered.is_ready:
             took_s = self._rendered.took_s
@@ -101,25 +104,42 @@ class Subject:
     jobs: Sequence[Job]
 
     def watch(self, rest: float | None) -> Span:
-        """The same sequences anew, with calls of this pace; None: without any."""
-        hook = self.hook
+        """The same sequences anew, with calls of this pace; None: without any.
+
+        Raises `RuntimeError` when not all of them ran all the time.
+        """
+        hook, rows = self.hook, len(self.jobs)
         load = Load(self.engine, self.jobs)
         try:
-            load.wait_until(lambda: self.engine.stats().decoding >= len(self.jobs))
+            load.wait_until(lambda: self.engine.stats().decoding == rows)
             hook.rest = rest
             time.sleep(SETTLE_S)
-            steps, calls, calls_s = hook.num_steps, hook.num_calls, hook.calls_s
-            started_s = time.perf_counter()
+            tokens, calls, calls_s = load.num_tokens, hook.num_calls, hook.calls_s
+            preemptions, started_s = self.engine.stats().preemptions, time.perf_counter()
             time.sleep(SPAN_S)
+            steps = (load.num_tokens - tokens) / rows
             seconds = time.perf_counter() - started_s
-            steps, calls = hook.num_steps - steps, hook.num_calls - calls
-            calls_s = hook.calls_s - calls_s
+            calls, calls_s = hook.num_calls - calls, hook.calls_s - calls_s
+            if load.has_ended:
+                raise RuntimeError("a sequence ended while it was measured: raise --max-length")
+            if self.engine.stats().preemptions > preemptions:
+                raise RuntimeError("not all sequences have room: fewer --rows")
         finally:
             hook.rest = None
             load.stop()
         return Span(
             1000 * seconds / max(steps, 1), 1000 * calls_s / max(calls, 1), calls_s / seconds
         )
+
+
+def lasting_jobs(engine: Engine, count: int) -> list[Job]:
+    """Sequences that outlast what is measured, if they may be so long."""
+    vocab_size = pipeline_of(engine).vocab_size
+    pilot = run(engine, decode_jobs(count, vocab_size, PROMPT, PILOT_TOKENS))
+    steps = (SETTLE_S + SPAN_S) * pilot.decode_tokens_per_s / count
+    most = pipeline_of(engine).max_seq_len - PROMPT
+    num_tokens = min(PILOT_TOKENS + math.ceil(MARGIN * steps), most)
+    return decode_jobs(count, vocab_size, PROMPT, num_tokens)
 
 
 def compare(subject: Subject, name: str, repeat: int) -> Iterator[Figure]:
@@ -161,8 +181,8 @@ def measure(
         running(shape, Path(folder), values, hook) as engine,
     ):
         for number in rows:
-            jobs = decode_jobs(number, int(shape.values["vocab_size"]), 100, TOKENS)
-            yield from compare(Subject(engine, hook, jobs), f"{pair}, {number} rows", repeat)
+            subject = Subject(engine, hook, lasting_jobs(engine, number))
+            yield from compare(subject, f"{pair}, {number} rows", repeat)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -172,9 +192,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     add_config_flags(options, AudioGenerationConfig)
     args = options.parse_args(argv)
-    values = AudioGenerationConfig.merged(
-        {"model": {"device_specs": [args.device]}}, flag_values(args, AudioGenerationConfig)
-    )
+    own: dict[str, Any] = {"model": {"device_specs": [args.device]}}
+    if args.device.startswith("cuda"):
+        own["enable_overlap_scheduler"] = True
+    values = AudioGenerationConfig.merged(own, flag_values(args, AudioGenerationConfig))
     figures = (
         figure for pair in args.shape for figure in measure(pair, args.rows, args.repeat, values)
     )

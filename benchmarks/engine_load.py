@@ -76,6 +76,16 @@ class Load:
         for request in requests:
             engine.submit(request, self._take)
 
+    @property
+    def num_tokens(self) -> int:
+        """Generated so far."""
+        return self._num_tokens
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether some job has."""
+        return self._num_left < len(self.ids)
+
     def _take(self, chunk: TokenChunk) -> None:
         if chunk.token_ids:
             self._last_s = time.perf_counter()

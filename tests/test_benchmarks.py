@@ -281,14 +281,30 @@ def test_streams_cost_the_engines_process_something() -> None:
 
 
 def test_on_the_cpu_company_changes_no_token(capsys: pytest.CaptureFixture[str]) -> None:
-    assert batch_invariance.first_difference((1, 2, 3), (1, 4, 5)) == 1
-    assert batch_invariance.first_difference((1, 2), (1, 2)) is None
     options = ["--shape", "toy", "--device", "cpu", "--requests", "5", "--tokens", "6"]
     assert batch_invariance.main([*options, "--model.kv-cache.num-pages", "60"]) == 0
     figures = json.loads(capsys.readouterr().out)["figures"]
-    shares = [figure for figure in figures if figure["unit"] == "% of requests"]
-    assert [figure["value"] for figure in shares] == [0.0, 0.0]
-    assert len(figures) == 6
+    shares = [figure for figure in figures if "other tokens" in figure["name"]]
+    assert [figure["value"] for figure in shares] == [0.0] * 8
+    assert [figure["reached"] for figure in shares] == [None] * 4 + [True, None] * 2
+    costs = {figure["name"]: figure["value"] for figure in figures if figure["unit"] == "x"}
+    assert costs.keys() == {
+        f"toy, {kind}: batch-invariant, {how}"
+        for kind in ("greedy", "sampled")
+        for how in ("alone", "5 together")
+    }
+    assert min(costs.values()) > 0
+
+
+def test_what_company_changes_is_counted() -> None:
+    alone = tuple(batch_invariance.Outcome([tokens], 2.0) for tokens in ((1, 2, 3), (4, 5, 6)))
+    together = batch_invariance.Outcome([(1, 7, 8), (4, 5, 6)], 3.0)
+    found = batch_invariance.Comparison(alone, together)
+    tokens, requests, first, apart, beside = found.figures("toy", bar=0.0)
+    assert tokens.value == pytest.approx(100 / 3)
+    assert tokens.reached is False
+    assert (requests.value, first.values) == (50, (1.0,))
+    assert (apart.values, beside.value) == ((1.5, 1.5), 2)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu measures it there")

@@ -14,6 +14,7 @@ import torch
 from benchmarks import beside, core, peers, trace
 from benchmarks.engine_load import Job, Load, decode_jobs, run, running, throughput_jobs
 from benchmarks.shapes import SHAPES, TOY, Shape
+from decoder import Renderer, create_decoder
 from llm import Engine
 
 SMALL = core.Sizes(
@@ -185,3 +186,17 @@ def test_a_step_waits_for_the_decoder_beside_it(
     assert paced["name"] == "toy, 2 rows: step later, calls at rest 13"
     assert without["name"] == "toy, 2 rows: step later, calls without rest"
     assert without["value"] > 20
+
+
+def test_a_step_is_not_measured_with_sequences_that_end(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook = beside.Beside(Renderer(create_decoder("ramp", test_mode=True)), [])
+    jobs = decode_jobs(2, 512, 4, 30)
+    monkeypatch.setattr(beside, "SPAN_S", 2.0)
+    with pytest.raises(RuntimeError, match="a sequence ended while it was measured"):
+        beside.Subject(engine, hook, jobs).watch(None)
+    monkeypatch.setattr(beside, "SPAN_S", 0.1)
+    lasting = beside.lasting_jobs(engine, 2)
+    assert beside.Subject(engine, hook, lasting).watch(None).step_ms > 0
+    assert len(lasting) == 2

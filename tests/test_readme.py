@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import core
 from benchmarks.report import arguments
 from tts.config import AudioGenerationConfig, ServerConfig, config_from_args
 from tts.families.registry import supported_families
@@ -126,7 +127,7 @@ def test_commands_parse(command: str) -> None:
 
 def test_flags_that_are_named_exist() -> None:
     known = "".join((say_parser().format_help(), serve_parser().format_help()))
-    known += arguments("", repeat=1).format_help()
+    known += arguments("", repeat=1).format_help() + core.parser().format_help()
     flags = set(re.findall(r"`[^`\n]*?(--[a-z][a-z.-]+)", README))
     assert {"--host", "--model.model-path"} <= flags
     assert [flag for flag in flags if flag not in known] == []
