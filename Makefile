@@ -13,6 +13,7 @@ RUNTIME := $(VENV)/.runtime
 DEVELOPMENT := $(VENV)/.development
 ON_GPU := $(VENV)/.on-gpu
 PROTOS := $(wildcard proto/tts/v1/*.proto)
+PYTEST = $(BIN)/python -m pytest -n 2
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
 
 .PHONY: say test test-gpu check stubs lint type format proto venv clean
@@ -23,14 +24,14 @@ say: $(RUNTIME)
 	@$(BIN)/python -m tts.say $(if $(OUT),-o "$(OUT)") -- "$$SAY_TEXT"
 
 test: $(DEVELOPMENT)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 # Kernels that are not compiled yet are compiled by the first test that wants them, for minutes.
 test-gpu: $(ON_GPU)
 	$(BIN)/python -m pytest tests/gpu --timeout 1200
 
 check: $(DEVELOPMENT) stubs lint type
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 # The committed stubs are what the protos say today.
 stubs: $(DEVELOPMENT)

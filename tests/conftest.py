@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,11 +27,21 @@ if TYPE_CHECKING:
     from tts.speech_engine import LocalEngineClient
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Neighbours share fixtures: a process keeps to its half as long as the other has work, too."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start what is to be interpreted."""
+    """Start what is to be interpreted, unless other processes run tests meanwhile."""
+    if session.config.option.collectonly:
+        return
+    is_alone = "PYTEST_XDIST_WORKER" not in os.environ
     commands = [command for item in session.items for command in commands_of(item)]
-    if not session.config.option.collectonly:
-        session.stash[RUNS] = Interpreter(commands)
+    session.stash[RUNS] = Interpreter(commands if is_alone else ())
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -2,7 +2,8 @@
 
 Whether kernels are compiled is settled when Triton is imported, so each program is another process.
 They take a minute together and need one core: they begin when the tests have been collected, one
-after the other, and whoever asks for one waits for what is left of it.
+after the other, and whoever asks for one waits for what is left of it. Where several processes run
+the tests (pytest-xdist), the cores are at work already: there a program runs when it is asked for.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ class Ended(NamedTuple):
 
 
 class Interpreter:
-    """Runs commands in the background, in order."""
+    """Runs commands in the background, in order; others when they are asked for."""
 
     def __init__(self, commands: Sequence[Command]) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="interpreted")
         self._running: subprocess.Popen[str] | None = None
         self._is_closed = False
-        self._ended: dict[Command, Future[Ended]] = {
-            command: self._pool.submit(self._run, command) for command in dict.fromkeys(commands)
-        }
+        self._ended: dict[Command, Future[Ended]] = {}
+        for command in commands:
+            self._submit(command)
 
     def result(self, command: Command) -> Ended:
         """Waits for a command's end."""
-        return self._ended[command].result()
+        return self._submit(command).result()
 
     def close(self) -> None:
         """End what runs, and leave the rest out."""
@@ -53,6 +54,11 @@ class Interpreter:
         if self._running is not None and self._running.poll() is None:
             self._running.kill()
             self._running.wait()
+
+    def _submit(self, command: Command) -> Future[Ended]:
+        if command not in self._ended:
+            self._ended[command] = self._pool.submit(self._run, command)
+        return self._ended[command]
 
     def _run(self, command: Command) -> Ended:
         if self._is_closed:
