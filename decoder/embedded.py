@@ -8,7 +8,7 @@ processes never need it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -29,16 +29,17 @@ from decoder.base import (
 from decoder.devices import own_stream
 from decoder.embedded_modules import CodecConfig, EmbeddedCodec
 from decoder.embedded_render import EmbeddedRenderer
+from decoder.padding import PaddedNetwork, PaddedRows
 from decoder.registry import WEIGHTS_FILE, CodecSource
 from decoder.streaming import mask_policy, validate_streaming
-from decoder.window_inputs import WindowInputs, WindowNetwork, check_windows
+from decoder.window_inputs import check_windows
 
 RANDOM_SEED = 0
 MAX_PROVEN = 4096  # batch shapes remembered
 ENCODE_CODES = 256  # codes per encoder call, without the margins
 
 
-class EmbeddedDecoder(WindowNetwork):
+class EmbeddedDecoder(PaddedNetwork):
     """The codec of the embedded voice: one FSQ codebook, transformer, inverse STFT, no delay."""
 
     supported_options = frozenset({"token_rate_hz", "max_batch", "pcm_format"})
@@ -69,6 +70,10 @@ class EmbeddedDecoder(WindowNetwork):
             use_bfloat16(codec)
         return cls(codec_spec(config, source), codec, source)
 
+    def batch_key(self, window: DecodeWindow) -> Hashable:
+        """As AudioDecoder.batch_key: on a CPU windows of one shape share a call."""
+        return window.shape if self.device == "cpu" else super().batch_key(window)
+
     def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
         """As AudioDecoder.decode. CodeRangeError for a bad code.
 
@@ -76,24 +81,23 @@ class EmbeddedDecoder(WindowNetwork):
         product picks its kernel by the number of rows. So each batch shape first proves, by
         rendering one batch both ways, that joining changes nothing; otherwise it stays apart.
         """
+        _check_positions(windows)
+        if self.device != "cpu":
+            return super().decode(windows)
         check_windows(self, windows)
         key = (len(windows), *windows[0].shape)
-        if len(windows) == 1 or self._source.device != "cpu" or self._proven.get(key, False):
-            return self._renderer.render(windows)
-        apart = torch.cat([self._renderer.render([window]) for window in windows])
+        if len(windows) == 1 or self._proven.get(key, False):
+            return self.run(self.inputs(windows))
+        apart = torch.cat([self.run(self.inputs([window])) for window in windows])
         if key not in self._proven:
             if len(self._proven) >= MAX_PROVEN:
                 self._proven.clear()
-            self._proven[key] = torch.equal(apart, self._renderer.render(windows))
+            self._proven[key] = torch.equal(apart, self.run(self.inputs(windows)))
         return apart
 
-    def inputs(self, windows: Sequence[DecodeWindow]) -> WindowInputs:
-        """As WindowNetwork.inputs."""
-        return self._renderer.inputs(windows)
-
-    def run(self, inputs: WindowInputs) -> Tensor:
-        """As WindowNetwork.run."""
-        return self._renderer.run(inputs)
+    def render(self, rows: PaddedRows) -> Tensor:
+        """As PaddedNetwork.render."""
+        return self._renderer.render(rows)
 
     def encode(self, samples: np.ndarray) -> tuple[int, ...]:
         """Mono float32 [S] at the codec's rate to ceil(S / hop) codes, in pieces of bounded size.
@@ -115,6 +119,13 @@ class EmbeddedDecoder(WindowNetwork):
             raise DecoderConfigError("this codec's weights hold no encoder")
         codec = _load(self._codec.config, self._source, part="encoder")
         return codec.to(self._source.device).eval()
+
+
+def _check_positions(windows: Sequence[DecodeWindow]) -> None:
+    for window in windows:
+        first = window.positions[0]
+        if window.positions != tuple(range(first, first + len(window.codes))):
+            raise DecoderConfigError("positions of a window must follow each other")
 
 
 def use_bfloat16(codec: EmbeddedCodec) -> None:

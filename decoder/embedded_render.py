@@ -1,32 +1,29 @@
 """The lean way through the embedded codec's decoder network, for serving.
 
 Same mathematics and weights as `CodecDecoder.forward` (its slow twin in tests), but
-- rotary tables and masks are made once per window shape,
-- rows that no emitted sample depends on are left out: the last layer needs the emitted codes and
+- rotary tables are made once,
+- frames that no emitted sample depends on are left out: the last layer needs the emitted codes and
   the overlap before them, each layer below `left_window` codes more to the left:
 
       emitted codes       . . . . . . . . . x x x x
       layer 6 computes    . . . . . . . . o x x x x     (overlap 1)
       layer 5 computes    . . . . o o o o o x x x x     (left_window 4)
 
-Positions are counted from the window's first code: with rotary attention alone a shift of all
-positions changes nothing, and small angles stay exact in streams of any length.
+Positions are counted from the first emitted frame, wherever it lies in a row: with rotary
+attention alone a shift of all positions changes nothing, and small angles stay exact in streams of
+any length.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import pairwise
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from decoder.base import AttentionKind, DecoderConfigError, DecodeWindow
 from decoder.embedded_modules import (
     Block,
     CodecConfig,
@@ -35,30 +32,30 @@ from decoder.embedded_modules import (
     rotary_table,
     window_mask,
 )
-from decoder.streaming import attention_mask
-from decoder.window_inputs import WindowInputs
+from decoder.padding import CallShape, PaddedRows
 
-CACHED_SHAPES = 64
-CACHED_CODES = 128  # longer windows are one-shot renderings of a whole sentence: seldom alike
+TABLE_CODES = 1024  # to each side; longer rows are one-shot renderings, seldom alike
 
 
-@dataclass(frozen=True, slots=True)
-class LayerPlan:
-    """One layer's rows: the last `num_out` are computed from the last `num_in`.
+class Rotary(NamedTuple):
+    """cos and signed sin [T, 1, head_dim] of the positions [first, first + T)."""
 
-    cos and sin [num_in, 1, head_dim]; additive mask [num_out, num_in] or [B, 1, num_out, num_in].
-    """
-
-    num_in: int
-    num_out: int
     cos: Tensor
     sin: Tensor
-    mask: Tensor
-    skip_samples: int  # of the window
+    first: int
+
+    def covers(self, first: int, last: int) -> bool:
+        """Whether it has the positions [first, last)."""
+        return first >= self.first and last <= self.first + len(self.cos)
+
+    def part(self, first: int, last: int) -> Rotary:
+        """Of the positions [first, last)."""
+        own = slice(first - self.first, last - self.first)
+        return Rotary(self.cos[own], self.sin[own], first)
 
 
 class EmbeddedRenderer:
-    """Codes of equally shaped windows to samples of their current blocks."""
+    """Codes of windows to samples of their blocks."""
 
     def __init__(self, codec: EmbeddedCodec) -> None:
         weight = codec.decoder.input.weight
@@ -67,121 +64,115 @@ class EmbeddedRenderer:
         self._blocks = cast("list[Block]", list(codec.decoder.body.blocks))
         self._dtype, self._device = weight.dtype, weight.device
         self._synthesis_window = codec.decoder.stft_window * codec.decoder.overlap_gain
-        self._cached_plan = lru_cache(CACHED_SHAPES)(self._make_plan)
-
-    def inputs(self, windows: Sequence[DecodeWindow]) -> WindowInputs:
-        """Codes [B, T], and the layers' plan on the device."""
-        keys = tuple(map(_shape_key, windows))
-        plans = [self._plan(key) for key in keys]
-        joined = plans[0] if all(plan is plans[0] for plan in plans) else tuple(map(_join, *plans))
-        codes = torch.tensor([window.codes for window in windows])
-        return WindowInputs((codes,), (keys[0] if joined is plans[0] else keys), joined)
+        frames = TABLE_CODES * codec.config.frames_per_code
+        self._rotary = self._make_rotary(-frames, frames)
 
     @torch.inference_mode()
-    def run(self, inputs: WindowInputs) -> Tensor:
-        """As WindowNetwork.run."""
-        decoder, (codes,), plan = self._codec.decoder, inputs.tensors, inputs.plan
-        x = decoder.input(self._codec.quantizer.values(codes).to(self._dtype))
-        x = x.view(len(codes), codes.shape[1] * self._config.frames_per_code, -1)
-        x = x[:, -plan[0].num_in :]
-        for block, layer in zip(self._blocks, plan, strict=True):
-            x = _run_block(block, x, layer)
-        audio = self._synthesize(decoder.body.norm(x).float())
-        num_emitted = codes.shape[1] * self._config.hop - plan[0].skip_samples
-        return audio[:, -num_emitted:]
+    def render(self, rows: PaddedRows) -> Tensor:
+        """As PaddedNetwork.render."""
+        decoder, shape, config = self._codec.decoder, rows.shape, self._config
+        num_frames = shape.num_frames * config.frames_per_code
+        x = decoder.input(self._codec.quantizer.values(rows.codes[..., 0]).to(self._dtype))
+        x = x.view(len(rows.codes), num_frames, -1)
+        x = self._attend(x, self._allowed(rows), shape)
+        audio = self._synthesize(decoder.body.norm(x).float(), rows)
+        return audio[:, -shape.right * config.hop :][:, : shape.num_samples]
 
-    def render(self, windows: Sequence[DecodeWindow]) -> Tensor:
-        """Both halves."""
-        return self.run(self.inputs(windows).to(str(self._device)))
+    def _attend(self, x: Tensor, allowed: Tensor, shape: CallShape) -> Tensor:
+        """All frames [B, F, D] through the layers, to those that the last one writes."""
+        rate = self._config.frames_per_code
+        first, last = -shape.left * rate, shape.right * rate
+        rotary = self._rotary
+        if not rotary.covers(first, last):
+            rotary = self._make_rotary(first, last)
+        sizes = [count * rate for count in codes_per_layer(self._config, shape)]
+        former, bias = (0, 0), allowed
+        for block, (num_in, num_out) in zip(self._blocks, pairwise(sizes), strict=True):
+            if former != (num_in, num_out):
+                former = num_in, num_out
+                bias = self._bias(allowed[..., -num_out:, -num_in:])
+            x = _run_block(block, x[:, -num_in:], rotary.part(last - num_in, last), bias)
+        return x
 
-    def _synthesize(self, x: Tensor) -> Tensor:
-        """Frames [B, F, D] to samples [B, S], as CodecDecoder.synthesize with fewer passes."""
+    def _allowed(self, rows: PaddedRows) -> Tensor:
+        """bool [F, F] or [B, 1, F, F]: which frame sees which.
+
+        Padding sees everything: what it becomes is not heard, but must be a number.
+        """
+        config, count = self._config, rows.shape.num_frames
+        allowed = window_mask(count, config.left_window, config.right_window, self._device)
+        seen = rows.visible()
+        if seen is not None:
+            allowed = allowed & seen
+            if rows.own is not None:
+                allowed = allowed | ~rows.own.mask(count).transpose(1, 2)
+            allowed = allowed[:, None]
+        rate = config.frames_per_code
+        return allowed.repeat_interleave(rate, -2).repeat_interleave(rate, -1)
+
+    def _bias(self, allowed: Tensor) -> Tensor:
+        """To be added before the softmax: 0 or -inf. Lines lie a multiple of 8 apart, as kernels
+        ask.
+        """
+        width = allowed.shape[-1]
+        forbidden = F.pad(~allowed, (0, -width % 8))
+        bias = torch.zeros(forbidden.shape, dtype=self._dtype, device=self._device)
+        return bias.masked_fill_(forbidden, -math.inf)[..., :width]
+
+    def _synthesize(self, x: Tensor, rows: PaddedRows) -> Tensor:
+        """A row's last frames [B, F, D] to samples [B, S], as CodecDecoder.synthesize with fewer
+        passes. Spectra of padding are silent.
+        """
         head, config = self._codec.decoder.spectra, self._config
         spectra = F.linear(x, head.weight.float(), head.bias.float())
         log_magnitude, phase = spectra.view(len(x), -1, 2, config.n_fft // 2 + 1).unbind(2)
         magnitude = log_magnitude.clamp(max=6.0).exp_()
         parts = torch.stack((magnitude * phase.cos(), magnitude * phase.sin()), dim=-1)
         pieces = torch.fft.irfft(torch.view_as_complex(parts), n=config.n_fft)
-        return overlap_add(pieces.mul_(self._synthesis_window), config.stft_hop)
+        pieces.mul_(self._synthesis_window)
+        if rows.own is not None:
+            count, rate = pieces.shape[1], config.hop // config.stft_hop
+            own = rows.own.raised(rate).beginning(rows.shape.num_frames * rate - count)
+            pieces.mul_(own.mask(count).transpose(1, 2))
+        return overlap_add(pieces, config.stft_hop)
 
-    def _plan(self, key: DecodeWindow) -> tuple[LayerPlan, ...]:
-        make = self._cached_plan if len(key.codes) <= CACHED_CODES else self._make_plan
-        return make(key)
-
-    def _make_plan(self, key: DecodeWindow) -> tuple[LayerPlan, ...]:
-        config, num_codes = self._config, len(key.codes)
-        near = window_mask(num_codes, config.left_window, config.right_window)
-        allowed = near & torch.from_numpy(attention_mask(key, AttentionKind.BIDIRECTIONAL))
-        frames = config.frames_per_code
-        allowed = allowed.repeat_interleave(frames, 0).repeat_interleave(frames, 1)
-        mask = torch.zeros(allowed.shape).masked_fill_(~allowed, -math.inf)
-        mask = mask.to(self._device, self._dtype)
-        positions = torch.arange(num_codes * frames)
+    def _make_rotary(self, first: int, last: int) -> Rotary:
+        config = self._config
+        positions = torch.arange(first, last, device=self._device)
         cos, sin = rotary_table(positions, config.decoder_dim // config.decoder_heads)
-        cos = torch.cat((cos, cos), -1)[:, None].to(self._device, self._dtype)
-        sin = torch.cat((-sin, sin), -1)[:, None].to(self._device, self._dtype)
-        rows = [n * frames for n in codes_per_layer(config, key)]
-        return tuple(
-            LayerPlan(
-                num_in=num_in,
-                num_out=num_out,
-                cos=cos[-num_in:],
-                sin=sin[-num_in:],
-                mask=mask[-num_out:, -num_in:],
-                skip_samples=key.skip_samples,
-            )
-            for num_in, num_out in pairwise(rows)
+        return Rotary(
+            torch.cat((cos, cos), -1)[:, None].to(self._dtype),
+            torch.cat((-sin, sin), -1)[:, None].to(self._dtype),
+            first,
         )
 
 
-def codes_per_layer(config: CodecConfig, window: DecodeWindow) -> list[int]:
-    """How many of a window's last codes each layer reads, and the last one writes: L + 1 counts."""
-    num_codes = len(window.codes)
+def codes_per_layer(config: CodecConfig, shape: CallShape) -> list[int]:
+    """How many of a row's last codes each layer reads, and the last one writes: L + 1 counts."""
     overlap = math.ceil((config.n_fft - config.stft_hop) / config.hop)
-    needed = num_codes - window.skip_samples // config.hop + overlap
+    needed = shape.right + overlap
     layers = range(config.decoder_layers, -1, -1)
-    return [min(needed + config.left_window * layer, num_codes) for layer in layers]
+    return [min(needed + config.left_window * layer, shape.num_frames) for layer in layers]
 
 
-def _shape_key(window: DecodeWindow) -> DecodeWindow:
-    """The window without what cannot change its plan, so that like windows share one."""
-    first, num_codes = window.positions[0], len(window.codes)
-    if window.positions != tuple(range(first, first + num_codes)):
-        raise DecoderConfigError("positions of a window must follow each other")
-    own = window.block_ids[window.prompt_len :]
-    depth = 0 if window.masks.buffer_sees_current else 1
-    return replace(
-        window,
-        codes=(0,) * num_codes,
-        positions=tuple(range(num_codes)),
-        block_ids=(0,) * window.prompt_len + tuple((block - own[0]) * depth for block in own),
-        first_sample=0,
-    )
-
-
-def _join(*plans: LayerPlan) -> LayerPlan:
-    """One plan for rows whose masks differ."""
-    first = plans[0]
-    return replace(first, mask=torch.stack([plan.mask for plan in plans])[:, None])
-
-
-def _run_block(block: Block, x: Tensor, plan: LayerPlan) -> Tensor:
-    """x [B, num_in, D] to [B, num_out, D]."""
+def _run_block(block: Block, x: Tensor, rotary: Rotary, bias: Tensor) -> Tensor:
+    """x [B, num_in, D] to [B, num_out, D]; bias [..., num_out, num_in]."""
     batch, _, dim = x.shape
+    num_out = bias.shape[-2]
     normed = block.attention_norm(x)
     weight, head_dim = block.qkv.weight, dim // block.heads
-    q = F.linear(normed[:, -plan.num_out :], weight[:dim]).view(batch, -1, block.heads, head_dim)
+    q = F.linear(normed[:, -num_out:], weight[:dim]).view(batch, -1, block.heads, head_dim)
     kv = F.linear(normed, weight[dim:]).view(batch, -1, 2, block.heads, head_dim)
-    query = _rotate(q, plan.cos[-plan.num_out :], plan.sin[-plan.num_out :])
-    key = _rotate(kv[:, :, 0], plan.cos, plan.sin)
+    query = _rotate(q, rotary.cos[-num_out:], rotary.sin[-num_out:])
+    key = _rotate(kv[:, :, 0], rotary.cos, rotary.sin)
     mixed = F.scaled_dot_product_attention(
         query.transpose(1, 2),
         key.transpose(1, 2),
         kv[:, :, 1].transpose(1, 2),
-        attn_mask=plan.mask,
+        attn_mask=bias,
     )
     mixed = mixed.transpose(1, 2).reshape(batch, -1, dim)
-    x = block.attention_out(mixed).add_(x[:, -plan.num_out :])
+    x = block.attention_out(mixed).add_(x[:, -num_out:])
     return block.ff_out(F.gelu(block.ff_in(block.ff_norm(x)))).add_(x)
 
 

@@ -125,20 +125,23 @@ class PaddedRows:
     sees: Tensor | None = None  # int64 [B, F] and
     ranks: Tensor | None = None  # int64 [B, F]: code i sees code j where sees[i] >= ranks[j]
 
+    def visible(self) -> Tensor | None:
+        """bool [B, F, F] or [B, 1, F]: which code sees which; nobody sees padding. None: all see
+        all.
+        """
+        if self.ranks is not None and self.sees is not None:
+            return self.sees[:, :, None] >= self.ranks[:, None, :]
+        return None if self.own is None else self.own.mask(self.shape.num_frames)
+
     def attention_bias(self) -> Tensor | None:
         """float32 [B, 1, F, F], -inf where a code must not look, to be added before the softmax.
 
         Its lines lie a multiple of 8 apart, as kernels ask. None: all see all.
         """
-        ranks, sees = self.ranks, self.sees
-        if ranks is None or sees is None:
-            if self.own is None:
-                return None
-            ranks = torch.where(self.own.mask(self.shape.num_frames)[:, 0], 0, PADDING)
-            sees = torch.full_like(ranks[:, :1], ALL)
-        count = ranks.shape[1]
-        ranks = F.pad(ranks, (0, -count % 8), value=PADDING)
-        unseen = sees[:, :, None] < ranks[:, None, :]
+        seen, count = self.visible(), self.shape.num_frames
+        if seen is None:
+            return None
+        unseen = F.pad(~seen, (0, -count % 8), value=True)
         bias = torch.zeros(unseen.shape, device=unseen.device).masked_fill_(unseen, -math.inf)
         return bias.expand(-1, count, -1)[:, None, :, :count]
 

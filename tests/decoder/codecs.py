@@ -15,7 +15,15 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from decoder import AudioDecoder, ReadyWindow, StreamingOptions, StreamState, render
+from decoder import (
+    AudioDecoder,
+    ReadyWindow,
+    StreamingOptions,
+    StreamState,
+    create_decoder,
+    render,
+)
+from decoder.padding import PaddedNetwork
 from tests.decoder.toys import windows_of
 
 WHOLE = StreamingOptions()
@@ -32,6 +40,22 @@ SNAC = {
     "vq_strides": [4, 2, 1],
     "noise": True,
     "depthwise": True,
+}
+
+
+SMALL_EMBEDDED = {
+    "type": "embedded",
+    "sample_rate": 16_000,
+    "levels": [4, 4, 4],
+    "stft_hop": 160,
+    "n_fft": 640,
+    "decoder_dim": 16,
+    "decoder_layers": 2,
+    "decoder_heads": 2,
+    "decoder_ff": 32,
+    "left_window": 2,
+    "right_window": 2,
+    "streaming": {"chunk_sizes": [5, 10, 20], "buffer": 14, "block_causal": True},
 }
 
 
@@ -188,5 +212,17 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
 }
 """Every published codec, small and with random weights."""
 
-PADDING = ("dac", "neucodec", "snac", "xcodec2")
+PADDING = ("dac", "embedded", "neucodec", "snac", "xcodec2")
 """Those that render windows of different lengths in one call."""
+
+
+def write_padding(name: str, folder: Path, device: str = "cpu", **options: object) -> PaddedNetwork:
+    """One of them, small, from its folder."""
+    if name == "embedded":
+        (folder / "config.json").write_text(json.dumps(SMALL_EMBEDDED))
+        source = create_decoder(folder, test_mode=True, options=options, device=device)
+    else:
+        WRITERS[name](folder)
+        source = create_decoder(folder, options=options, device=device, allow_pickle=True)
+    assert isinstance(source, PaddedNetwork)
+    return source

@@ -27,7 +27,6 @@ from decoder import (
 )
 from decoder.embedded import EmbeddedDecoder, use_bfloat16
 from decoder.embedded_modules import CodecConfig, EmbeddedCodec
-from decoder.embedded_render import EmbeddedRenderer
 from tests.decoder.toys import SMALL, TOLERANCE, build_embedded, one_shot_audio, windows_of
 
 ENCODING = CodecConfig(
@@ -141,22 +140,23 @@ def test_bfloat16_says_nearly_the_same() -> None:
     mask = torch.from_numpy(attention_mask(window, AttentionKind.BIDIRECTIONAL))
     with torch.inference_mode():
         network = codec.decode(torch.tensor([window.codes]), mask)[0, window.skip_samples :]
-    rough = EmbeddedRenderer(codec).render([window])[0]
+    rough = EmbeddedDecoder(decoder.spec, codec, decoder._source).decode([window])[0]
     assert rough.dtype == torch.float32
     assert (rough - exact).pow(2).mean() < 0.01 * exact.pow(2).mean()
     assert (rough - network).pow(2).mean() < 0.01 * exact.pow(2).mean()
     assert not torch.equal(rough, exact)
 
 
-def test_a_long_one_shot_window_is_rendered_without_being_remembered(
-    decoder: EmbeddedDecoder,
+def test_a_window_may_be_longer_than_the_table_of_positions(
+    decoder: EmbeddedDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remembered = decoder._renderer._cached_plan.cache_info().currsize
     codes = np.random.default_rng(0).integers(0, 64, 300).tolist()
     audio = one_shot_audio(decoder, codes)
     assert audio.shape == (300 * 640,)
     assert np.isfinite(audio).all()
-    assert decoder._renderer._cached_plan.cache_info().currsize == remembered
+    renderer = decoder._renderer
+    monkeypatch.setattr(renderer, "_rotary", renderer._rotary.part(0, 599))
+    assert np.array_equal(one_shot_audio(decoder, codes), audio)
 
 
 def test_a_shift_of_positions_changes_nothing(decoder: EmbeddedDecoder) -> None:

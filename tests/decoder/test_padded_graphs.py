@@ -23,7 +23,7 @@ from decoder import (
 from decoder.host_memory import STAGES
 from decoder.padded_graphs import PROMPT_S, PaddedGraphs, call_shapes
 from decoder.padding import PaddedNetwork
-from tests.decoder.codecs import PADDING, WRITERS, random_codes
+from tests.decoder.codecs import PADDING, random_codes, write_padding
 from tests.decoder.test_cuda_graphs import repeat
 from tests.decoder.toys import windows_of
 
@@ -33,9 +33,7 @@ MAX_ERROR = 1e-5
 
 @pytest.fixture(scope="module", params=PADDING)
 def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    folder = tmp_path_factory.mktemp(request.param)
-    WRITERS[request.param](folder)
-    return create_decoder(folder, options={"max_batch": ROWS}, allow_pickle=True)
+    return write_padding(request.param, tmp_path_factory.mktemp(request.param), max_batch=ROWS)
 
 
 @pytest.fixture(scope="module")

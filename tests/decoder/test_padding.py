@@ -22,7 +22,7 @@ from decoder import (
 )
 from decoder.padding import PaddedNetwork, attention_ranks, joined
 from decoder.window_inputs import WindowInputs
-from tests.decoder.codecs import PADDING, WRITERS
+from tests.decoder.codecs import PADDING, write_padding
 from tests.decoder.toys import windows_of
 
 MAX_ERROR = 1e-5
@@ -31,11 +31,7 @@ MASKS = [MaskPolicy(*flags) for flags in ((True, True), (True, False), (False, T
 
 @pytest.fixture(scope="module", params=PADDING)
 def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    folder = tmp_path_factory.mktemp(request.param)
-    WRITERS[request.param](folder)
-    network = create_decoder(folder, allow_pickle=True)
-    assert isinstance(network, PaddedNetwork)
-    return network
+    return write_padding(request.param, tmp_path_factory.mktemp(request.param))
 
 
 @st.composite

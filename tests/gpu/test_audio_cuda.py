@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from tests.decoder.codecs import (
     WRITERS,
     audio_of,
     random_codes,
+    write_padding,
 )
 from tests.decoder.toys import windows_of
 
@@ -211,6 +213,30 @@ def test_a_replay_allocates_nothing(decoder, graphs) -> None:
         graphs.decode(windows)
     torch.cuda.synchronize()
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+def test_any_mixture_of_the_embedded_codec_is_one_launch(tmp_path: Path) -> None:
+    """Its body is bfloat16 here, which is most of the difference."""
+    decoder = write_padding("embedded", tmp_path, device="cuda", max_batch=4)
+    graphs = with_graphs(decoder, decoder.spec.recommended)
+    assert isinstance(graphs, PaddedGraphs)
+    cpu = create_decoder(tmp_path, test_mode=True)
+    streams = [
+        windows_of(cpu.spec, cpu.spec.recommended, random_codes(cpu, count, count))
+        for count in (3, 16, 70)
+    ]
+    (lone,), (start, second, *_), (*_, middle, last) = streams
+    for windows in ([lone, last, start, second], [middle], [last, start, lone]):
+        before = graphs.num_replays
+        torch.cuda.synchronize()
+        with nothing_waits():
+            rows, launched = graphs.decode(windows), decoder.decode(windows)
+        assert graphs.num_replays == before + 1
+        for row, eager, window in zip(rows.cpu(), launched.cpu(), windows, strict=True):
+            (alone,) = cpu.decode([window])
+            limit = 0.05 * alone.abs().max()
+            assert (row[: len(alone)] - alone).abs().max() < limit
+            assert (eager[: len(alone)] - alone).abs().max() < limit
 
 
 def test_noise_is_that_of_the_cpu() -> None:
