@@ -21,7 +21,7 @@ from decoder.base import (
     StreamState,
     TailSlot,
 )
-from decoder.devices import on_device, own_stream
+from decoder.devices import URGENT, on_device, own_stream
 
 if TYPE_CHECKING:
     import numpy as np
@@ -108,7 +108,7 @@ class Renderer:
         if decoder.device.startswith("cuda"):
             from decoder.finishing import Finisher
 
-            self._on_stream = own_stream(decoder.device)
+            self._on_stream = own_stream(decoder.device, URGENT)
             with self._on_stream():
                 self._finisher = Finisher(decoder, crossfade_samples(decoder.spec, decoder.options))
 

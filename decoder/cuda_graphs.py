@@ -27,14 +27,13 @@ from decoder.base import (
     SpeechChunk,
     StreamingOptions,
 )
-from decoder.devices import on_device
+from decoder.devices import URGENT, on_device
 from decoder.padding import PaddedNetwork
 from decoder.streaming import DecoderStream
 from decoder.window_inputs import WindowInputs, WindowNetwork, check_windows, tensor_float32
 
 logger = logging.getLogger(__name__)
 
-URGENT = -1  # of a stream: its kernels are started before those of other streams
 WARM_UP_RUNS = 2  # before a capture: libraries choose their kernels and allocate what they keep
 SCHEDULE_BLOCKS = 32  # of a stream: by then its windows have stopped growing
 
@@ -193,7 +192,7 @@ class CudaRecorder:
 
     def __init__(self, device: str) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(torch.device(device))
+        self._stream = torch.cuda.Stream(torch.device(device), priority=URGENT)
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """See `Recorder`. Waits for the device; nothing else may use it meanwhile."""

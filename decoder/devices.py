@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
+URGENT = -1  # of a stream: its kernels are started before those of other streams
+
 
 def on_device(device: str) -> AbstractContextManager[object]:
     """Makes a decoder's device the current one. On a CPU it does nothing."""
@@ -18,7 +20,7 @@ def on_device(device: str) -> AbstractContextManager[object]:
     return torch.cuda.device(torch.device(device))
 
 
-def own_stream(device: str) -> Callable[[], AbstractContextManager[object]]:
+def own_stream(device: str, priority: int = 0) -> Callable[[], AbstractContextManager[object]]:
     """What takes a thread's work to a new stream of a GPU, which becomes the current device: it
     runs beside what is on other streams. On a CPU it does nothing.
     """
@@ -26,4 +28,4 @@ def own_stream(device: str) -> Callable[[], AbstractContextManager[object]]:
         return nullcontext
     import torch
 
-    return partial(torch.cuda.stream, torch.cuda.Stream(torch.device(device)))
+    return partial(torch.cuda.stream, torch.cuda.Stream(torch.device(device), priority))
