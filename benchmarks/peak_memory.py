@@ -48,11 +48,13 @@ class Peak:
 def largest_prefill(runner: ModelRunner, num_rows: int) -> Peak:
     """Measured the second time: what is made once is not a step's. On the runner's own thread.
 
-    There are more rows where so many prompts would be longer than a sequence may be.
+    There are more rows where so many prompts would be longer than a sequence may be; where a batch
+    cannot have those, fewer tokens are fed.
     """
     tokens = runner.server_config.max_batch_input_tokens
-    num_rows = min(max(num_rows, -(-tokens // runner.context_len)), tokens)
-    step = _step(num_rows, tokens // num_rows, runner.page_size)
+    num_rows = min(max(num_rows, -(-tokens // runner.context_len)), runner.max_running_requests)
+    each = min(tokens // num_rows, runner.context_len)
+    step = _step(num_rows, each, runner.page_size)
     _run(runner, step)
     measure = _peak_on_gpu if runner.device.type == "cuda" else _peak_on_cpu
     taken = measure(lambda: _run(runner, step))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 from tests.fakes import LlamaShape, build_tiny_checkpoint, tiny_config
+from tests.tts.family_checkpoints import write_orpheus
+from tts.config import AUTO_DECODER
 from tts.factory import create_service, embedded_folder
 from tts.speech import SamplingOverrides, SpeechRequest, SynthesizedSpeech
 
@@ -45,13 +48,13 @@ def test_it_runs_on_the_gpu_unless_a_device_is_named(tiny_checkpoint: Path) -> N
     assert tiny_config(tiny_checkpoint).model.device_specs == ["cuda:0"]
 
 
-def check_both_ways(checkpoint: Path, model: dict[str, Any]) -> None:
-    """Launch by launch, and with captured forwards, overlap and padded calls of the codec: as many
+def check_both_ways(checkpoint: Path, model: dict[str, Any], **values: Any) -> None:
+    """Launch by launch, and with captured forwards, overlap and the codec's captured calls: as many
     tokens, and the same audio up to the codec's rounding.
     """
-    slow = {"model": model | {"disable_cuda_graph": True}, "max_num_steps": 1}
+    slow = values | {"model": model | {"disable_cuda_graph": True}, "max_num_steps": 1}
     plain = speak(tiny_config(checkpoint, **slow), *TEXTS)
-    fast = {"model": model, "enable_overlap_scheduler": True}
+    fast = values | {"model": model, "enable_overlap_scheduler": True}
     found_all = speak(tiny_config(checkpoint, **fast), *TEXTS)
     for expected, found in zip(plain, found_all, strict=True):
         assert found.result.usage == expected.result.usage
@@ -70,6 +73,19 @@ def test_the_same_speech_over_flashinfer(tmp_path: Path) -> None:
     checkpoint = build_tiny_checkpoint(tmp_path / "model", shape=HEADS_OF_64)
     model = {"quantization_encoding": "bfloat16", "attention_backend": "flashinfer"}
     check_both_ways(checkpoint, model | {"batch_invariant": True})
+
+
+def test_the_same_speech_with_a_codec_that_pads(tmp_path: Path) -> None:
+    """Orpheus with random weights and SNAC, the rest as above."""
+    pytest.importorskip("flashinfer", reason="needs FlashInfer, the extra gpu")
+    checkpoint = write_orpheus(tmp_path / "model")
+    config = json.loads((checkpoint / "config.json").read_text())
+    sizes = {"hidden_size": 256, "num_attention_heads": 4, "head_dim": 64}
+    (checkpoint / "config.json").write_text(json.dumps(config | sizes))
+    (checkpoint / "model.safetensors").unlink()
+    model = {"quantization_encoding": "bfloat16", "attention_backend": "flashinfer"}
+    values = {"audio_decoder": AUTO_DECODER, "run_model_test_mode": True, "max_length": 1280}
+    check_both_ways(checkpoint, model | {"batch_invariant": True}, **values)
 
 
 @pytest.mark.skipif(not (EMBEDDED / "model.safetensors").is_file(), reason="it is not there")
