@@ -20,10 +20,11 @@ NUMBERS = 5
 """Of a row: its samples, the slot and the length of the tail it fades in from, and of its own."""
 
 
-@triton.jit
-def _keep_kernel(rows: tl.tensor, about: tl.tensor, tails: tl.tensor, sizes: tl.tuple) -> None:
+@triton.jit(do_not_specialize=["size"])  # one kernel for rows of all widths
+def _keep_kernel(
+    rows: tl.tensor, about: tl.tensor, tails: tl.tensor, size: tl.tensor, fade: tl.tensor
+) -> None:
     """Program (t, b): `BLOCK` samples after row b's own go into its slot of tails [N, fade]."""
-    size, fade = sizes
     row = tl.program_id(1).to(tl.int64)
     about += row * 5
     num_samples, slot, length = tl.load(about), tl.load(about + 3), tl.load(about + 4)
@@ -32,12 +33,16 @@ def _keep_kernel(rows: tl.tensor, about: tl.tensor, tails: tl.tensor, sizes: tl.
     tl.store(tails + slot * fade + t, values, mask=t < length)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _finish_kernel(
-    rows: tl.tensor, about: tl.tensor, tails: tl.tensor, out: tl.tensor, sizes: tl.tuple
+    rows: tl.tensor,
+    about: tl.tensor,
+    tails: tl.tensor,
+    out: tl.tensor,
+    size: tl.tensor,
+    fade: tl.tensor,
 ) -> None:
     """Program (t, b): `BLOCK` samples of row b, faded; int16, if `out` is."""
-    size, fade = sizes
     row = tl.program_id(1).to(tl.int64)
     about += row * 5
     num_samples, slot, length = tl.load(about), tl.load(about + 1), tl.load(about + 2)
@@ -58,14 +63,14 @@ def keep_tails(rows: Tensor, about: Tensor, tails: Tensor) -> None:
     """rows float32 [B, S], about int64 [B, 5], tails float32 [N, fade]; all contiguous."""
     fade = tails.shape[1]
     grid = triton.cdiv(fade, BLOCK.value), len(rows)
-    _keep_kernel[grid](rows, about, tails, (rows.shape[1], fade), enable_fp_fusion=False)
+    _keep_kernel[grid](rows, about, tails, rows.shape[1], fade, enable_fp_fusion=False)
 
 
 def finish(rows: Tensor, about: Tensor, tails: Tensor, dtype: torch.dtype) -> Tensor:
     """rows float32 [B, S], faded in, as float32 or int16; past a row's samples anything."""
     assert rows.is_contiguous()
     out = torch.empty(rows.shape, dtype=dtype, device=rows.device)
-    sizes = rows.shape[1], tails.shape[1]
-    grid = triton.cdiv(rows.shape[1], BLOCK.value), len(rows)
-    _finish_kernel[grid](rows, about, tails, out, sizes, enable_fp_fusion=False)
+    size, fade = rows.shape[1], tails.shape[1]
+    grid = triton.cdiv(size, BLOCK.value), len(rows)
+    _finish_kernel[grid](rows, about, tails, out, size, fade, enable_fp_fusion=False)
     return out

@@ -41,6 +41,7 @@ class Finisher:
     def __init__(self, decoder: AudioDecoder, fade: int) -> None:
         self._device, self._fade = decoder.device, fade
         self._pool = PinnedPool()
+        self._pool.fill(usual_bytes(decoder, fade))
         self._tails = torch.zeros((FIRST_SLOTS, max(fade, 1)), device=decoder.device)
         self._free = list(range(FIRST_SLOTS))
         rows = decoder.options.max_batch
@@ -100,3 +101,10 @@ class Finisher:
         self._tails = torch.cat((self._tails, torch.zeros_like(self._tails)))
         self._free += range(count, 2 * count)
         return self._free
+
+
+def usual_bytes(decoder: AudioDecoder, fade: int) -> int:
+    """Of the largest call's float32 samples where streams are cut as the codec recommends."""
+    longest = max(decoder.spec.recommended.chunk_sizes or (0,))
+    num_samples = int(longest * decoder.spec.samples_per_code) + fade
+    return decoder.options.max_batch * num_samples * 4

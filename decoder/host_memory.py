@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+LEAST_BYTES = 4096
+PIECES = 2  # of pinned memory of a size, beforehand: for one call that runs and one that is next
 STAGES = 4  # how many copies to the device may be on their way
 
 
@@ -49,13 +51,29 @@ class PinnedPool:
     def __init__(self) -> None:
         self._free: dict[int, list[Tensor]] = {}
 
+    def fill(self, most: int) -> None:
+        """Have memory for results of up to so many bytes from now on: allocating it takes time."""
+        size = LEAST_BYTES
+        while size <= _rounded(most):
+            self._free[size] = [_pinned(size) for _ in range(PIECES)]
+            size *= 2
+
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """A place for these rows, and the memory it lies in, which is to be given back."""
-        size = 1 << (rows.nbytes - 1).bit_length()
+        size = _rounded(rows.nbytes)
         free = self._free.setdefault(size, [])
-        memory = free.pop() if free else torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        memory = free.pop() if free else _pinned(size)
         return memory[: rows.nbytes].view(rows.dtype).view(rows.shape), memory
 
     def give_back(self, memory: Tensor) -> None:
         """What `take` gave."""
         self._free[len(memory)].append(memory)
+
+
+def _rounded(num_bytes: int) -> int:
+    """To a power of two."""
+    return max(LEAST_BYTES, 1 << (num_bytes - 1).bit_length())
+
+
+def _pinned(size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)

@@ -135,6 +135,31 @@ def test_what_is_finished_on_the_device_is_what_the_host_makes(fading) -> None:
             np.testing.assert_array_equal(found, to_s16(want) if as_s16 else want)
 
 
+def test_nothing_is_compiled_or_pinned_for_the_usual_calls(graphs) -> None:
+    """Whatever the widths of rows: most are multiples of 16 samples, and not all."""
+    renderer = Renderer(graphs)
+    finisher = renderer._finisher
+    assert finisher is not None
+    pool = finisher._pool._free
+    before = compiled_kernels(), {size: len(free) for size, free in pool.items()}
+    for number, block in enumerate(streams_of(graphs, 3)):
+        as_s16 = number % 2 == 1
+        renderer.launch([replace(item, as_s16=as_s16) for item in block]).samples()
+    from decoder import finish_kernels
+
+    rows = torch.zeros((2, 1001), device="cuda")
+    finish_kernels.finish(rows, finisher._about[:2], finisher._tails, torch.int16)
+    assert (compiled_kernels(), {size: len(free) for size, free in pool.items()}) == before
+
+
+def compiled_kernels() -> int:
+    from decoder import finish_kernels
+
+    kernels = finish_kernels._keep_kernel, finish_kernels._finish_kernel
+    device = torch.cuda.current_device()
+    return sum(len(kernel.device_caches[device][0]) for kernel in kernels)
+
+
 def test_two_blocks_of_a_stream_in_one_call(fading) -> None:
     """The second fades in from the first one's tail, which is of the same call."""
     if not isinstance(fading, PaddedNetwork) or not fading.fade:
