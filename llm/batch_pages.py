@@ -26,7 +26,7 @@ class RowPages:
         lengths = np.array(context_lens, dtype=np.int32)
         counts = (lengths + (page_size - 1)) // page_size
         needed = counts.tolist()
-        if list(map(len, pages)) == needed and all(type(table) is array for table in pages):
+        if list(map(len, pages)) == needed and set(map(type, pages)) == {array}:
             joined = b"".join(pages)  # type: ignore[arg-type]  # arrays are buffers
             return cls(page_size, lengths, counts, np.frombuffer(joined, np.int32))
         ids = array("i")

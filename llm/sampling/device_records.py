@@ -7,6 +7,7 @@ position) and kept in a table; a step only picks rows of the table and sets what
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
@@ -75,7 +76,7 @@ class _Known:
     phases: dict[int, int] = field(default_factory=dict)
     place: int = 0  # for the tokens [first, end)
     first: int = 0
-    end: float = 0
+    end: int = 0
 
 
 class RecordTable:
@@ -94,18 +95,15 @@ class RecordTable:
 
     def places(self, rows: Sequence[ScheduledRow], indices: Sequence[int]) -> list[int]:
         """The table row for generated token `indices[i]` of each request."""
-        known_of, found = self._known.get, []
-        for row, index in zip(rows, indices, strict=True):  # a loop over all rows of all steps
-            known = known_of(row.request_id)
-            if (
-                known is not None
-                and known.first <= index < known.end
-                and known.sampling is row.sampling
-            ):
-                found.append(known.place)
-            else:
-                found.append(self._place(row, index))
-        return found
+        known_of = self._known.get
+        return [  # the loop over all rows of all steps
+            known.place
+            if (known := known_of(row.request_id)) is not None
+            and known.first <= index < known.end
+            and known.sampling is row.sampling
+            else self._place(row, index)
+            for row, index in zip(rows, indices, strict=True)
+        ]
 
     def _place(self, row: ScheduledRow, index: int) -> int:
         known, sampling = self._known.get(row.request_id), row.sampling
@@ -122,13 +120,13 @@ class RecordTable:
         if not sampling.allowed_cycle:
             known.place = place
             known.first = sampling.min_tokens if may_end else 0
-            known.end = math.inf if may_end else sampling.min_tokens
+            known.end = sys.maxsize if may_end else sampling.min_tokens
         return place
 
     def take(self, places: Sequence[int]) -> np.ndarray:
         """A copy of these rows."""
         words = self._records.view(np.int32).reshape(-1, RECORD_WORDS)  # gathered in half the time
-        return words.take(places, axis=0).view(RECORD)[:, 0]
+        return words.take(np.array(places, dtype=np.intp), axis=0).view(RECORD)[:, 0]
 
     def words(self, places: Sequence[int]) -> dict[int, np.ndarray]:
         """By index in `places`, the bitmasks of those whose slices are too many for a record."""
