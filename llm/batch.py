@@ -10,6 +10,7 @@ The lower row are the device's values; this module does not import torch for the
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -207,7 +208,7 @@ class ForwardBatch:
         """Leading rows that feed one token each."""
         if self.mode is ForwardMode.DECODE:
             return len(self.query_lens)
-        return next((n for n, fed in enumerate(self.query_lens) if fed > 1), len(self.query_lens))
+        return count_singles(self.query_lens)
 
     def next_places(self) -> tuple[tuple[int, ...], list[int]]:
         """[2][B] position and slot of the token that each row feeds after this forward."""
@@ -233,6 +234,12 @@ class ForwardBatch:
             positions=places[0],
             slot_mapping=places[1],
         )
+
+
+def count_singles(query_lens: Sequence[int]) -> int:
+    """Leading rows that feed one token each."""
+    are_longer = map((1).__lt__, query_lens)
+    return next(itertools.compress(itertools.count(), are_longer), len(query_lens))
 
 
 class KVSlots(NamedTuple):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from operator import add
 
 import numpy as np
 from torch import Tensor
 
 from llm.attention.base import CapturedShape
-from llm.batch import ForwardBatch, ForwardMode, ScheduledBatch
+from llm.batch import ForwardBatch, ForwardMode, ScheduledBatch, count_singles
 from llm.batch_pages import RowPages
 from llm.runner.future_tokens import NOTHING_AWAITED, FutureTokens
 from llm.runner.input_buffers import Inputs
@@ -31,6 +31,7 @@ class GraphRows:
     pages: tuple[Sequence[int], ...]
     num_singles: int  # leading rows of one token
     sampling_rows: tuple[int, ...]
+    logit_offsets: tuple[int, ...]  # [B + 1] as in `ModelInputs`: only rows that sample have logits
 
     @classmethod
     def of(cls, batch: ScheduledBatch) -> GraphRows:
@@ -40,7 +41,7 @@ class GraphRows:
         lengths, num_singles = (1,) * len(rows), len(rows)
         if not mode.is_decode:
             lengths = tuple(map(len, fed))
-            num_singles = next((n for n, length in enumerate(lengths) if length > 1), len(rows))
+            num_singles = count_singles(lengths)
         sampling: Sequence[int] = range(len(rows))
         if not (batch.is_plain and mode.is_decode):
             sampling = [place for place, samples in enumerate(columns.samples) if samples]
@@ -53,6 +54,7 @@ class GraphRows:
             columns.pages,
             num_singles,
             tuple(sampling),
+            tuple(accumulate(columns.samples, initial=0)),
         )
 
     @classmethod
@@ -67,22 +69,13 @@ class GraphRows:
         lengths, every = (1,) * count, tuple(range(count))
         ids = [0] * count
         decode = ForwardMode.DECODE
-        return cls(decode, request_ids, ids, lengths, context_lens, pages, count, every)
+        offsets = tuple(range(count + 1))
+        return cls(decode, request_ids, ids, lengths, context_lens, pages, count, every, offsets)
 
     @classmethod
     def padding(cls, num_rows: int) -> GraphRows:
         """Rows that belong to no request, of one token each."""
         return cls.decoding(("",) * num_rows, (1,) * num_rows, (PADDING_PAGES,) * num_rows)
-
-    @property
-    def logit_offsets(self) -> tuple[int, ...]:
-        """[B + 1] as in `ModelInputs`: only rows that sample have logits."""
-        count = len(self.query_lens)
-        if len(self.sampling_rows) == count:
-            return tuple(range(count + 1))
-        has_logits = np.zeros(count + 1, dtype=np.int64)
-        has_logits[np.array(self.sampling_rows, dtype=np.int64) + 1] = 1
-        return tuple(np.cumsum(has_logits).tolist())
 
     def used_pages(self, page_size: int) -> RowPages:
         """Those that hold the rows' contexts."""
