@@ -174,7 +174,7 @@ def measure(
     options = plain.spec.recommended
     (window,) = kinds_of(plain, options)["full"]
     decoder = with_graphs(plain, options) if device.startswith("cuda") else plain
-    batch = [ReadyWindow(str(n), window, as_s16=True) for n in range(decoder.options.max_batch)]
+    batch = [ReadyWindow(window, as_s16=True) for _ in range(decoder.options.max_batch)]
     hook = Beside(Renderer(decoder), batch)
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -67,7 +67,7 @@ def calls_ms(
     renderer: Renderer, windows: Sequence[DecodeWindow], repeat: int
 ) -> Iterator[tuple[float, float]]:
     """Of one call after the other: until its samples are there, until the launch returns."""
-    ready = [ReadyWindow(str(n), window) for n, window in enumerate(windows)]
+    ready = [ReadyWindow(window) for window in windows]
     for _ in range(repeat + 2):
         torch.cuda.synchronize()
         started_s = time.perf_counter()

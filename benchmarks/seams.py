@@ -105,7 +105,7 @@ def stream(
     )
     blocks, state = [*chunker.push(codes), *chunker.finish()], StreamState()
     windows = DecoderStream(decoder.spec, options, prompt_codes=prompt)
-    ready = (ReadyWindow("stream", windows.window(block), state) for block in blocks)
+    ready = (ReadyWindow(windows.window(block), state) for block in blocks)
     return [render(decoder, [item])[0] for item in ready]
 
 

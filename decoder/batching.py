@@ -31,13 +31,12 @@ if TYPE_CHECKING:
 
 
 class ReadyWindow(NamedTuple):
-    """One block that can be rendered now, and the stream it belongs to.
+    """One block that can be rendered now.
 
     Without a `state` the block stands alone: nothing is kept for or taken from its neighbours.
     `as_s16` asks for 16-bit samples, which come from where that costs the host nothing.
     """
 
-    stream_id: str
     window: DecodeWindow
     state: StreamState | None = None
     as_s16: bool = False

@@ -74,7 +74,7 @@ class Rendering(NamedTuple):
     def ready(self) -> ReadyWindow:
         """As the decoder takes it."""
         task = self.task
-        return ReadyWindow(task.request_id, self.window, task.state, as_s16=task.as_s16)
+        return ReadyWindow(self.window, task.state, as_s16=task.as_s16)
 
 
 @dataclass(frozen=True, slots=True)

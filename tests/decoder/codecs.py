@@ -184,7 +184,7 @@ def audio_of(
 ) -> np.ndarray:
     """A stream's samples, rendered block by block; by default in one block."""
     windows, state = windows_of(decoder.spec, options, codes, **start), StreamState()
-    ready = [ReadyWindow("s", window, state) for window in windows]
+    ready = [ReadyWindow(window, state) for window in windows]
     return np.concatenate([render(decoder, [window])[0] for window in ready])
 
 

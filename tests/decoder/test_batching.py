@@ -48,7 +48,7 @@ class CountingDecoder(RampDecoder):
 def test_like_shapes_share_a_call_of_bounded_size() -> None:
     decoder = CountingDecoder(max_batch=3)
     four, five = windows(4, (4,))[0], windows(5, (5,))[0]
-    ready = [ReadyWindow(str(i), w) for i, w in enumerate([four, five, four, four, five, four])]
+    ready = [ReadyWindow(w) for w in [four, five, four, four, five, four]]
     assert group_windows(decoder, ready) == [[0, 2, 3], [1, 4], [5]]
     assert group_windows(CountingDecoder(max_batch=1), ready) == [[0], [1], [2], [3], [4], [5]]
     assert [len(samples) for samples in render(decoder, ready)] == [40, 50, 40, 40, 50, 40]
@@ -64,7 +64,7 @@ sizes = st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple)
 def test_samples_come_back_in_the_order_of_their_windows(
     lengths, sizes, buffer, max_batch, random
 ) -> None:
-    ready = [ReadyWindow("s", window) for n in lengths for window in windows(n, sizes, buffer)]
+    ready = [ReadyWindow(window) for n in lengths for window in windows(n, sizes, buffer)]
     random.shuffle(ready)
     decoder = CountingDecoder(max_batch)
     for item, samples in zip(ready, render(decoder, ready), strict=True):
@@ -76,8 +76,8 @@ def test_samples_come_back_in_the_order_of_their_windows(
 
 def test_render_cuts_what_is_emitted() -> None:
     first, second = windows(7, (4, 3))
-    assert [len(x) for x in render(RAMP, [ReadyWindow("a", first)])] == [40]
-    samples = render(RAMP, [ReadyWindow("a", second)])[0]
+    assert [len(x) for x in render(RAMP, [ReadyWindow(first)])] == [40]
+    samples = render(RAMP, [ReadyWindow(second)])[0]
     whole = RAMP.decode([windows(7, (7,))[0]])[0].numpy()
     assert np.array_equal(samples, whole[40:])
     assert samples.dtype == np.float32

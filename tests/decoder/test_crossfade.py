@@ -41,7 +41,7 @@ def blocks(
     decoder: AudioDecoder, codes: list[int], options: StreamingOptions, state: StreamState | None
 ) -> list[np.ndarray]:
     windows = windows_of(decoder.spec, options, codes)
-    return [render(decoder, [ReadyWindow("s", window, state)])[0] for window in windows]
+    return [render(decoder, [ReadyWindow(window, state)])[0] for window in windows]
 
 
 def test_the_first_samples_of_a_block_are_blended(folder, fading) -> None:

@@ -216,7 +216,7 @@ def test_the_audio_is_the_same_in_every_row_with_the_same_positions(example: Exa
     audio = [
         sample
         for window in windows_of_example(example)
-        for sample in render(decoder, [ReadyWindow("s", window)])[0]
+        for sample in render(decoder, [ReadyWindow(window)])[0]
     ]
     stream = DecoderStream(SPEC, StreamingOptions())
     whole = stream.window(cut(range(NUM_CODES), None)[0])

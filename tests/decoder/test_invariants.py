@@ -124,8 +124,8 @@ def test_3_windows_are_bounded(s, k, b, p, c) -> None:
 def test_4_audio_does_not_depend_on_who_else_is_decoded(streams, k, b) -> None:
     options = StreamingOptions(k, b, BLOCK_MASKS)
     ready = [
-        ReadyWindow(str(index), window)
-        for index, s in enumerate(streams)
+        ReadyWindow(window)
+        for s in streams
         for window in windows_of(BIDIRECTIONAL.spec, options, s)
     ]
     together = render(BIDIRECTIONAL, ready)

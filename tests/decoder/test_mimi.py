@@ -57,7 +57,7 @@ def kept_audio(
     """A stream rendered block by block with its state."""
     state = StreamState()
     windows = windows_of(decoder.spec, options, codes, **start)
-    return np.concatenate([render(decoder, [ReadyWindow("s", w, state)])[0] for w in windows])
+    return np.concatenate([render(decoder, [ReadyWindow(w, state)])[0] for w in windows])
 
 
 def same(left: np.ndarray, right: np.ndarray) -> bool:
@@ -151,12 +151,10 @@ def test_streams_in_one_call_keep_their_own_states(stateful) -> None:
     got: list[list[np.ndarray]] = [[], []]
     for start in range(0, 6, 2):  # two windows of each stream in a call, as the service sends them
         ready = [
-            ReadyWindow(str(i), windows[i][start + step], states[i])
-            for i in (0, 1)
-            for step in (0, 1)
+            ReadyWindow(windows[i][start + step], states[i]) for i in (0, 1) for step in (0, 1)
         ]
-        for item, samples in zip(ready, render(stateful, ready), strict=True):
-            got[int(item.stream_id)].append(samples)
+        for i, samples in zip((0, 0, 1, 1), render(stateful, ready), strict=True):
+            got[i].append(samples)
     for codes, parts in zip(rows, got, strict=True):
         assert np.array_equal(np.concatenate(parts), kept_audio(stateful, codes, options))
 
@@ -166,9 +164,9 @@ def test_a_failed_call_leaves_the_states_as_they_were(stateful) -> None:
     first, second, *_ = windows_of(stateful.spec, StreamingOptions((4,)), codes)
     state = StreamState()
     with pytest.raises(DecoderConfigError, match="does not follow the stream's state"):
-        render(stateful, [ReadyWindow("s", first, state), ReadyWindow("s", first, state)])
+        render(stateful, [ReadyWindow(first, state), ReadyWindow(first, state)])
     assert state == StreamState()
-    parts = [render(stateful, [ReadyWindow("s", window, state)])[0] for window in (first, second)]
+    parts = [render(stateful, [ReadyWindow(window, state)])[0] for window in (first, second)]
     options = StreamingOptions((4,))
     assert np.array_equal(np.concatenate(parts), kept_audio(stateful, codes[:8], options))
 

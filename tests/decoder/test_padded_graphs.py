@@ -112,7 +112,7 @@ def test_a_stream_is_rendered_like_without_graphs(graphs, network) -> None:
     states = StreamState(), StreamState()
     for window in stream(network, 77, prompt=9):
         got, expected = (
-            render(decoder, [ReadyWindow("s", window, state)])[0]
+            render(decoder, [ReadyWindow(window, state)])[0]
             for decoder, state in zip((graphs, network), states, strict=True)
         )
         assert np.abs(got - expected).max() < MAX_ERROR

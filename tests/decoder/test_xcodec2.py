@@ -98,7 +98,7 @@ def test_masked_windows_equal_the_masked_reference(codec, flags, look_ahead) -> 
     for window in windows_of(codec.decoder.spec, options, codes, prompt_codes=prompt):
         mask = attention_mask(window, AttentionKind.BIDIRECTIONAL)
         expected = reference_audio(codec, list(window.codes), mask)
-        (got,) = render(codec.decoder, [ReadyWindow("s", window)])
+        (got,) = render(codec.decoder, [ReadyWindow(window)])
         first = (window.prompt_len + window.history_len) * hop
         assert window.skip_samples == first
         assert np.abs(got - expected[first : first + len(got)]).max() < MAX_ERROR

@@ -191,7 +191,7 @@ def stream_audio(
 ) -> list[np.ndarray]:
     """Emitted samples, block by block."""
     windows = windows_of(decoder.spec, options, codes, **start)
-    return [render(decoder, [ReadyWindow("s", window)])[0] for window in windows]
+    return [render(decoder, [ReadyWindow(window)])[0] for window in windows]
 
 
 def one_shot_audio(
@@ -216,4 +216,4 @@ def one_shot_audio(
         first_sample=0,
         num_samples=len(codes) * hop,
     )
-    return render(decoder, [ReadyWindow("s", window)])[0]
+    return render(decoder, [ReadyWindow(window)])[0]

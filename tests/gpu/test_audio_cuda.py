@@ -88,7 +88,7 @@ def streams_of(decoder: AudioDecoder, count: int) -> list[list[ReadyWindow]]:
         offset = 7 * seed * spec.codes_per_frame
         state = StreamState()
         windows = windows_of(spec, options, codes, token_offset=offset)
-        blocks.append([ReadyWindow(str(seed), window, state) for window in windows])
+        blocks.append([ReadyWindow(window, state) for window in windows])
     return [list(block) for block in zip(*blocks, strict=True)]
 
 

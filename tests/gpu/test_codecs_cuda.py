@@ -72,9 +72,9 @@ def test_a_batch_sounds_like_its_windows_alone(pair: Pair) -> None:
     rows = [random_codes(pair.cpu, 20, seed) for seed in range(4)]
     streams = [windows_of(pair.cpu.spec, pair.cpu.spec.recommended, codes) for codes in rows]
     for block in zip(*streams, strict=True):
-        together = render(pair.cuda, [ReadyWindow("s", window) for window in block])
+        together = render(pair.cuda, [ReadyWindow(window) for window in block])
         for window, got in zip(block, together, strict=True):
-            assert close(got, render(pair.cuda, [ReadyWindow("s", window)])[0])
+            assert close(got, render(pair.cuda, [ReadyWindow(window)])[0])
 
 
 def test_recordings_become_the_same_codes(pair: Pair) -> None:
@@ -117,5 +117,5 @@ def test_a_state_is_kept_on_the_device(tmp_path: Path) -> None:
     decoder = create_decoder(tmp_path, device="cuda", options={"stateful": True})
     codes, state = random_codes(decoder, 24), StreamState()
     windows = windows_of(decoder.spec, decoder.spec.recommended, codes)
-    parts = [render(decoder, [ReadyWindow("s", window, state)])[0] for window in windows]
+    parts = [render(decoder, [ReadyWindow(window, state)])[0] for window in windows]
     assert close(np.concatenate(parts), audio_of(create_decoder(tmp_path), codes))

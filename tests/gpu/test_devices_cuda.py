@@ -52,7 +52,7 @@ def test_a_codec_on_the_second_gpu(name: str, tmp_path: Path) -> None:
 def launched_audio(decoder: AudioDecoder, codes: list[int]) -> np.ndarray:
     renderer, state = Renderer(decoder), StreamState()
     windows = windows_of(decoder.spec, decoder.spec.recommended, codes)
-    batches = [renderer.launch([ReadyWindow("s", window, state)]) for window in windows]
+    batches = [renderer.launch([ReadyWindow(window, state)]) for window in windows]
     return np.concatenate([batch.samples()[0] for batch in batches])
 
 

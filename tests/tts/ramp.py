@@ -188,7 +188,7 @@ class RampClient:
         reason: FinishReason | None,
     ) -> AudioBlock:
         window = stream.window(chunk)
-        (samples,) = render(self.decoder, [ReadyWindow(job.request.request_id, window)])
+        (samples,) = render(self.decoder, [ReadyWindow(window)])
         return AudioBlock(
             samples=samples,
             block_index=chunk.block_index,
