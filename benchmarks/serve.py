@@ -193,7 +193,8 @@ def gaps(stage: Stage, speaker: Speaker) -> Iterator[Figure]:
         raise RuntimeError("too few steps for a trace: lower --profiling.trace-after, behind --")
     found = trace.device_times(trace.read(stage.trace_file))
     name = f"{speaker.name}, {stage.setup.start} streams"
-    note = f"of {found.num_steps} steps, at most {max(found.gaps):.0f}; audio decoding between them"
+    between = "audio decoding and waits for listeners between them"
+    note = f"of {found.num_steps} steps, at most {max(found.gaps):.0f}; {between}"
     yield Figure(f"{name}: between two steps", (found.gap,), "us", note=note)
     yield Figure(f"{name}: device busy in the trace", (100 * found.busy_share,), "%")
 

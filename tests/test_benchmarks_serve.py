@@ -255,3 +255,17 @@ def test_what_no_benchmark_printed_is_refused(
     (tmp_path / "x.json").write_text(json.dumps({"benchmark": "toy"}))
     assert results.main([str(tmp_path)]) == 2
     assert "x.json is not what a benchmark printed" in capsys.readouterr().err
+
+
+def test_a_server_that_takes_too_few_steps_leaves_no_trace(
+    stage: serve.Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "TRACE_TRIES", 1)
+    with pytest.raises(RuntimeError, match=r"lower --profiling\.trace-after"):
+        list(serve.gaps(replace(stage, trace_file=tmp_path / "none.json"), Speaker("toy")))
+
+
+def test_gaps_needs_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        serve.main(["--part", "gaps"])
+    assert "gaps needs --profile FOLDER" in capsys.readouterr().err
