@@ -26,13 +26,11 @@ class WindowInputs:
     """What B windows of one `batch_key` are rendered from.
 
     `tensors` have B rows each; `key`, hashable, is all else that the computation depends on: with
-    equal keys and shapes the same kernels run. `plan` is what the codec made of the key, if
-    anything.
+    equal keys and shapes the same kernels run.
     """
 
     tensors: tuple[Tensor, ...]
     key: Any
-    plan: Any = None
 
     def to(self, device: str) -> WindowInputs:
         """The same on a device. The host waits for nothing."""
