@@ -39,7 +39,7 @@ from llm.runner.graph_capture import CapturedWork, GraphCapture
 from llm.runner.graph_figures import GraphFigures
 from llm.runner.graph_rows import GraphRows
 from llm.runner.graph_shapes import GraphLimits, decode_shapes, prompt_shapes
-from llm.runner.input_buffers import InputBuffers, Inputs, InputSizes
+from llm.runner.input_buffers import InputBuffers, Inputs, InputSizes, TokenViews
 from llm.runner.token_choice import CapturedSampling
 
 logger = logging.getLogger(__name__)
@@ -60,6 +60,7 @@ LoadRecords = Callable[[np.ndarray], None]
 @dataclass(frozen=True, slots=True)
 class _Captured:
     inputs: Inputs
+    tokens: TokenViews
     attention: PlannedAttention[Any]
     work: CapturedWork
 
@@ -143,13 +144,14 @@ class GraphRunner:
         self._buffers.begin()
         inputs.records.take()[:] = 0
         rows.fill(inputs, shape, pages, first_id=self._first_id)
-        self._backend.replan(plan, rows.batch(inputs, self._ids, 0, pages))
+        tokens = TokenViews(self._ids, inputs)
+        self._backend.replan(plan, rows.batch(tokens, 0, pages))
         self._buffers.send()
         rows = GraphRows.padding(shape.num_tokens)
-        batch = rows.batch(inputs, self._ids, 0, rows.used_pages(page_size))
+        batch = rows.batch(tokens, 0, rows.used_pages(page_size))
         attention = PlannedAttention(batch, self._backend, plan)
         work = partial(self._step, batch, attention, inputs)
-        return _Captured(inputs, attention, self._capture.capture(work))
+        return _Captured(inputs, tokens, attention, self._capture.capture(work))
 
     def _step(self, batch: ForwardBatch, attention: PlannedAttention[Any], inputs: Inputs) -> None:
         torch.index_select(self._table, 0, inputs.ids.device, out=batch.input_ids)
@@ -266,7 +268,7 @@ class GraphRunner:
         self._buffers.begin()
         rows.fill(captured.inputs, shape, pages, first_id=self._first_id, awaited=awaited)
         first = shape.first_token(rows.num_singles)
-        batch = rows.batch(captured.inputs, self._ids, first, pages)
+        batch = rows.batch(captured.tokens, first, pages)
         self._backend.replan(captured.attention.plan, batch)
         return GraphInputs(
             forward_batch=batch,

@@ -8,13 +8,12 @@ from itertools import accumulate, chain
 from operator import add
 
 import numpy as np
-from torch import Tensor
 
 from llm.attention.base import CapturedShape
 from llm.batch import ForwardBatch, ForwardMode, ScheduledBatch, count_singles
 from llm.batch_pages import RowPages
 from llm.runner.future_tokens import NOTHING_AWAITED, FutureTokens
-from llm.runner.input_buffers import Inputs
+from llm.runner.input_buffers import Inputs, TokenViews
 
 PADDING_PAGES = (0,)
 
@@ -81,9 +80,9 @@ class GraphRows:
         """Those that hold the rows' contexts."""
         return RowPages.of(page_size, self.pages, self.context_lens)
 
-    def batch(self, inputs: Inputs, ids: Tensor, first: int, pages: RowPages) -> ForwardBatch:
-        """The forward whose tokens lie in the inputs, and their ids in `ids`, from `first` on."""
-        last = first + len(self.token_ids)
+    def batch(self, tokens: TokenViews, first: int, pages: RowPages) -> ForwardBatch:
+        """The forward whose tokens are those from `first` on."""
+        input_ids, positions, slots = tokens.of(first, first + len(self.token_ids))
         return ForwardBatch(
             mode=self.mode,
             request_ids=self.request_ids,
@@ -91,9 +90,9 @@ class GraphRows:
             context_lens=self.context_lens,
             pages=self.pages,
             page_size=pages.page_size,
-            input_ids=ids[first:last],
-            positions=inputs.positions.device[first:last],
-            slot_mapping=inputs.slots.device[first:last],
+            input_ids=input_ids,
+            positions=positions,
+            slot_mapping=slots,
             row_pages=pages,
         )
 

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from llm.memory_staging import Section, StagedMemory, section_bytes
+
+MAX_VIEWS = 1024  # of one shape's tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,24 @@ class Inputs(NamedTuple):
     slots: Section  # int64 [T]
     sampled: Section  # int64 [S] the tokens whose logits are wanted
     tables: Section  # int32, attention's
+
+
+class TokenViews:
+    """Ids, positions and slots of some of a forward's tokens; what was asked for is kept."""
+
+    def __init__(self, ids: Tensor, inputs: Inputs) -> None:
+        self._columns = (ids, inputs.positions.device, inputs.slots.device)
+        self._kept: dict[tuple[int, int], tuple[Tensor, ...]] = {}
+
+    def of(self, first: int, last: int) -> tuple[Tensor, ...]:
+        """Those of the tokens [first, last)."""
+        found = self._kept.get((first, last))
+        if found is None:
+            if len(self._kept) >= MAX_VIEWS:
+                self._kept.clear()
+            found = tuple([column[first:last] for column in self._columns])
+            self._kept[first, last] = found
+        return found
 
 
 class InputBuffers(StagedMemory):

@@ -22,7 +22,7 @@ from llm.request import Request, SamplingParams
 from llm.runner.cuda_graphs import GraphRunner
 from llm.runner.graph_figures import GraphFigures
 from llm.runner.graph_shapes import GraphLimits
-from llm.runner.input_buffers import InputBuffers, InputSizes
+from llm.runner.input_buffers import MAX_VIEWS, InputBuffers, InputSizes, TokenViews
 from llm.runner.model_runner import ModelRunner
 from tests.llm import test_architectures as architectures
 from tests.llm import test_create_engine as plain
@@ -322,6 +322,21 @@ def test_input_buffers_stay_where_they_are() -> None:
     assert [len(section.device) for section in inputs] == [5, 3, 3, 3, 1, 400]
     smaller = InputSizes(record_words=0, num_tokens=1, num_sampled=0, table_words=1)
     assert buffers.inputs(smaller).ids.device.data_ptr() == inputs.records.device.data_ptr()
+
+
+def test_views_of_tokens_are_kept_but_not_for_ever() -> None:
+    sizes = InputSizes(record_words=0, num_tokens=60, num_sampled=0, table_words=0)
+    buffers = InputBuffers(sizes.num_bytes, torch.device("cpu"))
+    inputs, ids = buffers.inputs(sizes), torch.arange(60)
+    inputs.slots.device.copy_(ids + 100)
+    views = TokenViews(ids, inputs)
+    assert views.of(3, 5) is views.of(3, 5)
+    for first in range(60):
+        for last in range(first, 60):
+            found, _, slots = views.of(first, last)
+            assert torch.equal(found, ids[first:last])
+            assert torch.equal(slots, ids[first:last] + 100)
+    assert len(views._kept) <= MAX_VIEWS < 60 * 61 // 2
 
 
 def test_input_buffers_are_written_between_two_sends() -> None:
