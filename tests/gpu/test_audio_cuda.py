@@ -144,7 +144,7 @@ def test_nothing_is_compiled_or_pinned_for_the_usual_calls(graphs) -> None:
     before = compiled_kernels(), {size: len(free) for size, free in pool.items()}
     for number, block in enumerate(streams_of(graphs, 3)):
         as_s16 = number % 2 == 1
-        renderer.launch([replace(item, as_s16=as_s16) for item in block]).samples()
+        renderer.launch([item._replace(as_s16=as_s16) for item in block]).samples()
     from decoder import finish_kernels
 
     rows = torch.zeros((2, 1001), device="cuda")
@@ -177,7 +177,7 @@ def with_states(
     ready: Sequence[ReadyWindow], states: Sequence[StreamState], *, as_s16: bool = False
 ) -> list[ReadyWindow]:
     return [
-        replace(item, state=state, as_s16=as_s16) for item, state in zip(ready, states, strict=True)
+        item._replace(state=state, as_s16=as_s16) for item, state in zip(ready, states, strict=True)
     ]
 
 
