@@ -61,6 +61,7 @@ CANCEL_BAR_MS = 5.0  # beyond one step
 CANCELS, CANCEL_PERIOD_S = 32, 0.01  # so many, one after the other
 COPY_BYTES = {"cuda": 2 << 30, "cpu": 64 << 20}
 WARM_UP_TOKENS = 32
+UNTRACED_S = 0.1
 PROFILED_LENGTH = 1024  # tokens of the sequences that a trace is taken of, at most
 
 
@@ -203,6 +204,7 @@ def _gaps(subject: Subject, rows: int) -> Iterator[Figure]:
         path = subject.trace_folder / f"{subject.shape.name}-{rows}.json"
     try:
         load.wait_until(lambda: engine.stats().decoding == rows)
+        untraced = load.step_us(UNTRACED_S)
         found = trace.device_times(trace.record(engine, sizes.trace_s, path))
     finally:
         load.stop()
@@ -212,7 +214,8 @@ def _gaps(subject: Subject, rows: int) -> Iterator[Figure]:
         (found.gap,),
         "us",
         GAP_BAR_US if is_full else None,
-        note=f"of {found.num_steps} steps, at most {max(found.gaps):.0f}; under the profiler",
+        note=f"of {found.num_steps} steps, at most {max(found.gaps):.0f}; a step takes "
+        f"{found.step:.0f} us under the profiler, {untraced:.0f} without",
     )
     yield Figure(
         f"{name}: device busy",

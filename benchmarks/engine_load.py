@@ -116,6 +116,13 @@ class Load:
                 raise RuntimeError("the load never got there")
             time.sleep(0.002)
 
+    def step_us(self, seconds: float) -> float:
+        """What a step takes on average, in so many seconds in which all jobs decode."""
+        tokens, started_s = self._num_tokens, time.perf_counter()
+        time.sleep(seconds)
+        steps = (self._num_tokens - tokens) / len(self.ids)
+        return 1e6 * (time.perf_counter() - started_s) / max(steps, 1)
+
     def stop(self) -> None:
         """Cancel what still runs, and wait for its end."""
         for request_id in self.ids:

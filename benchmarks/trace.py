@@ -43,6 +43,7 @@ class DeviceTimes:
     busy_share: float  # of the time from the first step's beginning to the last one's end
     step_share: float  # the same without the pauses inside a step
     kernels_per_step: float
+    step: float  # from the beginning of one to that of the next, mean
 
     @property
     def gap(self) -> float:
@@ -100,6 +101,7 @@ def device_times(events: Iterable[Event]) -> DeviceTimes:
         busy_share=busy / (end - start),
         step_share=_covered(spans, start, end) / (end - start),
         kernels_per_step=sum(map(len, steps)) / len(steps),
+        step=(spans[-1][0] - start) / (len(spans) - 1),
     )
 
 
