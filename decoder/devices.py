@@ -11,12 +11,6 @@ from functools import partial
 URGENT = -1  # of a stream: its kernels are started before those of other streams
 
 
-URGENT = -1  # of a stream: its kernels are started before those of other streams
-
-
-URGENT = -1  # of a stream: its kernels are started before those of other streams
-
-
 def on_device(device: str) -> AbstractContextManager[object]:
     """Makes a decoder's device the current one. On a CPU it does nothing."""
     if device == "cpu":

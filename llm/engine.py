@@ -171,7 +171,7 @@ class Engine:
         return future
 
     def drain(self, timeout_s: float) -> bool:
-        """Take no more requests and wait for the rest; False when they did not end in time."""
+        """Take no more requests and wait for the rest, though not for the hook; False: too late."""
         with self._condition:
             self._is_accepting = False
             return self._condition.wait_for(self._is_drained, timeout_s)

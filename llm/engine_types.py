@@ -68,7 +68,9 @@ class StepHook(Protocol):
     another device does the work. 0: not at all."""
 
     def after_step(self) -> bool:
-        """Called after each step and when woken; True when it did work (then the loop goes on)."""
+        """Called after each step and when woken; True when there may be more to do: the loop goes
+        on, after `poll_s`.
+        """
 
     def on_stop(self) -> None:
         """Called once, when the loop has ended and every request has had its last chunk."""

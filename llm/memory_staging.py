@@ -24,6 +24,7 @@ from llm.memory_copy import wait_for
 NUM_STAGINGS = 2
 ALIGNMENT = 16  # bytes: of sections, as kernels like their pointers
 SENT_IN = 1024  # bytes: copies are made of so many each, and the views that they need are kept
+MAX_VIEWS = 4096  # kept, by how much is sent
 
 _NUMPY: dict[torch.dtype, np.dtype[Any]] = {
     torch.int32: np.dtype(np.int32),
@@ -79,11 +80,6 @@ class StagedMemory:
         self._end = 0  # of what is to be sent
         self._is_open = False
 
-    @property
-    def nbytes(self) -> int:
-        """On the device."""
-        return self.device.nbytes
-
     def section(self, start: int, size: int, dtype: torch.dtype) -> Section:
         """`size` numbers from byte `start` on, a multiple of `ALIGNMENT`."""
         return Section(self, start, size, dtype)
@@ -110,6 +106,8 @@ class StagedMemory:
         turn, size = self.writing, _rounded(self._end, SENT_IN)
         views = self._views.get((turn, size))
         if views is None:
+            if len(self._views) >= MAX_VIEWS:
+                self._views.clear()
             views = self._views[turn, size] = (self.device[:size], self._stagings[turn][:size])
         target, source = views
         target.copy_(source, non_blocking=True)

@@ -190,7 +190,7 @@ class AudioWorker:
             self._fail(task, error)
 
     def after_step(self) -> bool:
-        """One turn; True when there may be more to do at once."""
+        """One turn; True when there may be more to do."""
         try:
             return self._turn()
         finally:
@@ -209,10 +209,12 @@ class AudioWorker:
 
     def on_stop(self) -> None:
         """End what is left: the engine stops."""
-        for task in self._snapshot():
-            task.end(FinishReason.CANCELLED)
-            self.remove(task)
-        self.wakeups.flush()
+        try:
+            for task in self._snapshot():
+                task.end(FinishReason.CANCELLED)
+                self.remove(task)
+        finally:
+            self.wakeups.flush()
 
     def _snapshot(self) -> list[StreamTask]:
         with self._changed:

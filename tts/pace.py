@@ -8,8 +8,8 @@ windows cost little more than one. So a call waits for company as long as nobody
     after rest  the others. After a call that took d the decoder rests `REST` times d, or only
                 `FIRST_REST` times d where somebody has heard nothing yet
 
-So a lone stream never waits. Calls take half of the time at most, and while all listeners have
-audio ahead, a fourteenth.
+So a lone stream never waits. As long as no batch is full and nobody is about to hear silence, calls
+take half of the time at most; a fourteenth, while all listeners have audio ahead.
 """
 
 from __future__ import annotations

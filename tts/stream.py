@@ -119,10 +119,12 @@ class StreamQueue(Generic[Item]):
         with self._lock:
             if self._error is not None or self._is_closed:
                 return
+            was_empty = not self._items
+            if was_empty:  # before the item is there: the watch looks at both without the lock
+                self._unread_since_s = time.monotonic()
             self._items.append(item)
-            if len(self._items) > 1:
-                return  # the reader was told of the first one, and reads until there is none
-            self._unread_since_s = time.monotonic()
+        if not was_empty:
+            return  # the reader was told of the first one, and reads until there is none
         if self._wakeups is None:
             _call(self._loop, self._note_arrival)
         else:

@@ -10,7 +10,7 @@
 A row's token depends on its logits, its parameters, its seed and the index of the token alone; how
 it is found, and what may differ from `Sampler` (which stays the CPU's way), is in
 `device_reference`. Rows that were not loaded get token 0. Each `sample` moves the loaded rows on to
-their next token, so that a graph can be replayed without a `load` while the candidates stay.
+their next token.
 """
 
 from __future__ import annotations

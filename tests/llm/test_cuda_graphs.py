@@ -309,7 +309,7 @@ def test_input_buffers_stay_where_they_are() -> None:
     sizes = InputSizes(record_words=5, num_tokens=3, num_sampled=1, table_words=400)
     buffers = InputBuffers(sizes.num_bytes, torch.device("cpu"))
     inputs, twin = buffers.inputs(sizes), buffers.inputs(sizes)
-    assert buffers.nbytes >= sizes.num_bytes >= 4 * 5 + 8 * (3 * 3 + 1) + 4 * 400
+    assert len(buffers.device) >= sizes.num_bytes >= 4 * 5 + 8 * (3 * 3 + 1) + 4 * 400
     for step in range(5):
         buffers.begin()
         for place, section in enumerate(inputs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -67,14 +68,37 @@ def test_wakeups_reach_each_loop_and_outlive_a_closed_one() -> None:
 
     async def scenario() -> None:
         open_queue = await build()
+        reader = asyncio.create_task(open_queue.get())
+        await asyncio.sleep(0)
         for queue in (closed_queue, open_queue):
             queue.put(1)
         wakeups.flush()
         wakeups.flush()
-        assert await open_queue.get() == 1
+        assert await asyncio.wait_for(reader, 5) == 1
 
     wakeups = Wakeups()
     closed_queue = asyncio.run(build())
+    in_loop(scenario)
+
+
+def test_a_reader_is_not_given_up_for_an_item_that_is_just_being_put() -> None:
+    """The watch looks in the middle of a `put`, long after the last item was read."""
+
+    async def scenario() -> None:
+        queue: StreamQueue[int] = StreamQueue(4, timeout_s=0.05)
+        queue._lock = threading.RLock()
+
+        class Watched(deque[int]):
+            def append(self, item: int) -> None:
+                super().append(item)
+                queue._check_reader()
+
+        queue._items = Watched()
+        for item in (1, 2):
+            await asyncio.sleep(0.1)
+            queue.put(item)
+            assert await queue.get() == item
+
     in_loop(scenario)
 
 

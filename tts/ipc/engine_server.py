@@ -289,7 +289,12 @@ class EngineServer:
         outbox, peer.outbox, peer.num_bytes = peer.outbox, [], 0
         if not outbox or self._peers.get(peer.name) is not peer:
             return
-        if not self._reached(peer.name, *outbox):
+        try:
+            is_there = self._reached(peer.name, *outbox)
+        except zmq.ZMQError:
+            self._drop(peer)
+            raise
+        if not is_there:
             logger.warning("front end %s is gone; %d streams end", peer.name, len(peer.streams))
             self._drop(peer)
 
