@@ -102,6 +102,12 @@ class Step:
             and self.first_ms(99) <= LIMIT_MS
         )
 
+    @property
+    def outcome(self) -> str:
+        """In short."""
+        missed = f"{self.stalls} stalled, {self.errors} errors, p99 {self.first_ms(99):.0f} ms"
+        return f"{self.streams} ({'held' if self.holds else missed})"
+
     def __str__(self) -> str:
         firsts = "/".join(f"{self.first_ms(percent):.0f}" for percent in (50, 95, 99))
         return (
@@ -229,7 +235,7 @@ def streams(stage: Stage, speaker: Speaker) -> Iterator[Figure]:
         speaker.streams_bar if torch.cuda.is_available() else None,
         at_least=True,
         note=f"open loop, {low:g} to {high:g} s of audio each, {setup.warm_up_s:g} s of warm-up, "
-        f"{setup.step_s:g} s counted; tried {', '.join(str(step.streams) for step in tried)}",
+        f"{setup.step_s:g} s counted; tried {', '.join(step.outcome for step in tried)}",
     )
     if best is not None:
         again = [stage.step(best.streams, seed) for seed in range(1, setup.seeds)]

@@ -104,7 +104,9 @@ def is_valid(value: Any, schema: dict[str, Any]) -> bool:
         "minItems": lambda: len(value) >= schema["minItems"],
         "maxItems": lambda: len(value) <= schema["maxItems"],
         "items": lambda: all(is_valid(item, schema["items"]) for item in value),
-        "properties": lambda: all(is_valid(value[k], s) for k, s in schema["properties"].items()),
+        "properties": lambda: all(
+            k not in value or is_valid(value[k], s) for k, s in schema["properties"].items()
+        ),
         "required": lambda: set(value) == set(schema["required"]),
         "type": lambda: isinstance(value, TYPES[schema["type"]]),
         "additionalProperties": lambda: set(value) <= set(schema["properties"]),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llm import RequestError, check_json_schema
@@ -57,6 +57,25 @@ schemas = st.recursive(
 )
 
 
+@example(
+    schema={
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {"a": {"const": None}},
+                "required": ["a"],
+                "additionalProperties": False,
+            },
+            {
+                "type": "object",
+                "properties": {},
+                "required": [],
+                "additionalProperties": False,
+            },
+        ]
+    },
+    seed=73,
+)
 @given(schema=schemas, seed=st.integers(0, 2**16))
 @settings(max_examples=40, deadline=None)
 def test_any_walk_through_the_masks_fits(schema: dict[str, Any], seed: int) -> None:
