@@ -113,7 +113,8 @@ class Renderer:
 
     def launch(self, ready: Sequence[ReadyWindow]) -> Rendered:
         """As `render`, but a device may still be at it when this returns. Raises what `render`
-        does.
+        does. On a GPU the windows of one stream in a call must have one `batch_key`: they fade
+        into each other in the order of the calls that they are joined in.
         """
         started_s, states = time.perf_counter(), _states(ready)
         if self._finisher is None:

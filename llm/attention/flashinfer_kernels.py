@@ -16,9 +16,9 @@ measures what is chosen.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper, get_batch_decode_module
@@ -255,31 +255,11 @@ class CapturedExtendCall:
         `RowLists`, contexts [B]. It is made as the wrapper makes it, which would copy page tables,
         too, and wait for that.
         """
-        num_heads, num_kv_heads, head_dim, page_size = self._kernels.sizes
-        is_causal = may_not_split = is_captured = True
+        rows = _Fa2Rows(query_offsets, offsets, context_lens, self._num_queries)
         with self._workspaces.staging(self.wrapper):
-            self.wrapper._cached_module.plan(
-                self._workspaces.floats,
-                self.wrapper._int_workspace_buffer,
-                self.wrapper._pin_memory_int_workspace_buffer,
-                query_offsets,
-                offsets,
-                context_lens,
-                self._num_queries,
-                len(context_lens),
-                num_heads,
-                num_kv_heads,
-                page_size,
-                is_captured,
-                head_dim,
-                head_dim,
-                is_causal,
-                self._options["window_left"],
-                -1,  # no size of a share
-                may_not_split,
-                0,  # nobody else on the device
-                0,  # rows of any lengths
-            )
+            memory = _plan_memory(self.wrapper, self._workspaces)
+            plan = self.wrapper._cached_module.plan
+            plan(*memory, *rows.arguments(self._kernels, self._options, is_causal=True))
 
 
 class DecodeCall:
@@ -332,45 +312,19 @@ class DecodeCall:
         it, which would compute the contexts from page lists, and check what does not change.
         """
         with self._workspaces.staging(self.wrapper):
+            memory = _plan_memory(self.wrapper, self._workspaces)
             if self._on_tensor_cores:
-                self.wrapper._plan_info = self._plan_on_tensor_cores(offsets, context_lens)
+                rows = _Fa2Rows(self._query_offsets, offsets, context_lens, len(context_lens))
+                arguments = rows.arguments(self._kernels, self._options, is_causal=False)
             else:
-                self.wrapper._plan_info = self._plan_on_cuda_cores(offsets, len(context_lens))
+                arguments = self._on_cuda_cores(offsets, len(context_lens))
+            self.wrapper._plan_info = self.wrapper._cached_module.plan(*memory, *arguments)
 
-    def _memory(self) -> tuple[Tensor, Tensor, Tensor]:
-        wrapper = self.wrapper
-        pinned = wrapper._pin_memory_int_workspace_buffer
-        return self._workspaces.floats, wrapper._int_workspace_buffer, pinned
-
-    def _plan_on_tensor_cores(self, offsets: Tensor, context_lens: Tensor) -> Any:
-        num_heads, num_kv_heads, head_dim, page_size = self._kernels.sizes
-        num_rows, is_captured, is_causal = len(context_lens), True, False
-        return self.wrapper._cached_module.plan(
-            *self._memory(),
-            self._query_offsets,
-            offsets,
-            context_lens,
-            num_rows,  # queries
-            num_rows,
-            num_heads,
-            num_kv_heads,
-            page_size,
-            is_captured,
-            head_dim,
-            head_dim,
-            is_causal,
-            self._options["window_left"],
-            -1,  # no size of a share
-            self._options["disable_split_kv"],
-            0,  # nobody else on the device
-            0,  # one query each
-        )
-
-    def _plan_on_cuda_cores(self, offsets: Tensor, num_rows: int) -> Any:
+    def _on_cuda_cores(self, offsets: Tensor, num_rows: int) -> tuple[Any, ...]:
+        """What the library's plan for them takes behind its memory."""
         num_heads, num_kv_heads, head_dim, page_size = self._kernels.sizes
         is_captured = True
-        return self.wrapper._cached_module.plan(
-            *self._memory(),
+        return (
             offsets,
             num_rows,
             num_heads,
@@ -383,6 +337,47 @@ class DecodeCall:
             head_dim,
             *self._empty,  # for their types
         )
+
+
+class _Fa2Rows(NamedTuple):
+    """Rows of a captured call, on the host, for a plan of FA2."""
+
+    query_offsets: Tensor  # int32 [B + 1]
+    page_offsets: Tensor  # int32 [B + 1]
+    context_lens: Tensor  # int32 [B]
+    num_queries: int  # that there is room for
+
+    def arguments(
+        self, kernels: Kernels, options: Mapping[str, Any], *, is_causal: bool
+    ) -> tuple[Any, ...]:
+        """What the library's plan takes behind its memory."""
+        num_heads, num_kv_heads, head_dim, page_size = kernels.sizes
+        is_captured = True
+        return (
+            self.query_offsets,
+            self.page_offsets,
+            self.context_lens,
+            self.num_queries,
+            len(self.context_lens),
+            num_heads,
+            num_kv_heads,
+            page_size,
+            is_captured,
+            head_dim,
+            head_dim,
+            is_causal,
+            options["window_left"],
+            -1,  # no size of a share
+            options["disable_split_kv"],
+            0,  # nobody else on the device
+            0,  # rows of any lengths
+        )
+
+
+def _plan_memory(wrapper: Any, workspaces: Workspaces) -> tuple[Tensor, Tensor, Tensor]:
+    """What every plan of the library writes to."""
+    pinned = wrapper._pin_memory_int_workspace_buffer
+    return workspaces.floats, wrapper._int_workspace_buffer, pinned
 
 
 def _keep_interpreter(wrapper: Any) -> None:
