@@ -5,7 +5,7 @@
 
 Files runs/codes*.npz are parts of one set: a run takes only the speech that no earlier part holds.
 A part holds `codes` (uint16, all clips one after another) and `clips` (int64 [N, 4]: first code,
-codes, line, voice), `phones` (uint8, the phones of all clips as ASCII text, joined by newlines),
+codes, line, voice), `sounds` (uint8, the sounds of all clips' lines, joined by newlines),
 `letters` (uint8, a label for every 10 ms, see `training.labels`), and `shards`, `ends`: how far
 each shard of samples has been taken.
 """
@@ -55,14 +55,14 @@ class Tokenised:
 
     codes: np.ndarray  # uint16
     clips: np.ndarray  # int64 [N, 4]: first code, codes, line, voice
-    phones: np.ndarray  # uint8
+    sounds: np.ndarray  # uint8
     letters: np.ndarray  # uint8
     ends: dict[str, int]  # samples taken of each shard, by its name
 
     def save(self, path: Path) -> None:
         temporary = path.with_suffix(".tmp.npz")
         np.savez(
-            temporary, codes=self.codes, clips=self.clips, phones=self.phones,
+            temporary, codes=self.codes, clips=self.clips, sounds=self.sounds,
             letters=self.letters, shards=np.array(list(self.ends)),
             ends=np.array(list(self.ends.values()), dtype=np.int64),
         )  # fmt: skip
@@ -104,7 +104,7 @@ def tokenise(
     codes: list[np.ndarray] = [np.empty(0, np.uint16)]
     letters: list[np.ndarray] = [np.empty(0, np.uint8)]
     table: list[tuple[int, int, int, int]] = []
-    phones: list[str] = []
+    sounds: list[str] = []
     ends: dict[str, int] = {}
     base = 0
     for pcm, all_clips in read_clips(speech):
@@ -122,10 +122,10 @@ def tokenise(
         for clip in clips:
             at = base + (clip.offset - first) // hop
             table.append((at, clip.length // hop, clip.line, clip.voice))
-            phones.append(clip.phones)
+            sounds.append(clip.sounds)
         base += len(codes[-1])
         ends[pcm.stem] = end
-    text = np.frombuffer("\n".join(phones).encode(), np.uint8)
+    text = np.frombuffer("\n".join(sounds).encode(), np.uint8)
     clips_ = np.array(table, dtype=np.int64).reshape(-1, 4)
     return Tokenised(np.concatenate(codes), clips_, text, np.concatenate(letters), ends)
 

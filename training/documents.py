@@ -1,7 +1,7 @@
 """Tokenised speech as training sequences, vectorised: hundreds of thousands of clips a second.
 
 A document is a voice token and one or more turns of that voice, each
-`text <|start_of_speech|> codes <|end_of_speech|>`; or a text and its phones. A voice without a name
+`text <|start_of_speech|> codes <|end_of_speech|>`; or a text and its sounds. A voice without a name
 has no token: its documents begin with `<|voice_any|>` and have several turns. The first of them is
 what a clip is to the service, so now and then it holds two lines.
 """
@@ -67,8 +67,8 @@ class Speech:
             flat_index(clips[:, 0], self.code_len)
         ].astype(np.int16)
         self.turns[spoken + 1 + self.code_len] = END_OF_SPEECH
-        phones = b"\n".join(part["phones"].tobytes() for part in parts if len(part["clips"]))
-        self.phones = Strings(phones.split(b"\n"))
+        sounds = b"\n".join(part["sounds"].tobytes() for part in parts if len(part["clips"]))
+        self.sounds = Strings(sounds.split(b"\n"))
         is_held_out = self.line % HELD_OUT_LINE == 0
         self.train = np.flatnonzero(~is_held_out)
         self.held_out = np.flatnonzero(is_held_out & (self.voice < NUM_NAMED))[:MAX_HELD_OUT]
@@ -152,9 +152,11 @@ Part = Documents | Pronunciations
 
 
 def compose(
-    speech: Speech, rng: np.random.Generator, phonemes: PhonemeTask | None = None
-) -> list[Part]:
-    """One pass over the training clips, and the phoneme task's share of tokens."""
+    speech: Speech, rng: np.random.Generator, phonemes: PhonemeTask | None = None,
+    fullness: float = 1.0,
+) -> list[Part]:  # fmt: skip
+    """One pass over the training clips, and the phoneme task's share of tokens: its own, when
+    speech has its own, too (`fullness` 1)."""
     parts: list[Part] = []
     for voice in np.unique(speech.voice):
         mine = speech.train[speech.voice[speech.train] == voice]
@@ -162,7 +164,7 @@ def compose(
             parts.append(multi_turns(speech, rng.permutation(mine), rng))
     if phonemes is not None:
         tokens = sum(int(part.length.sum()) for part in parts)
-        parts += phonemes.compose(speech.phones, speech.line, speech.train, tokens, rng)
+        parts += phonemes.compose(speech.sounds, speech.line, speech.train, tokens, rng, fullness)
     return parts
 
 

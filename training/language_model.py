@@ -18,6 +18,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -26,12 +27,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from decoder.embedded_modules import CodecConfig
 from training.codes import part_files
 from training.distributed import Clock, Deadline, Group
 from training.documents import (
     BUCKETS,
     Batch,
     Part,
+    Plan,
     Speech,
     assemble,
     bucketed,
@@ -65,12 +68,15 @@ AHEAD = 24  # batches: more than it takes to compose the next pass
 class Loader:
     """Assembles this rank's share of every batch, some ahead, on a thread."""
 
-    def __init__(self, args: argparse.Namespace, group: Group, lines: list[str]) -> None:
+    def __init__(
+        self, args: argparse.Namespace, group: Group, lines: list[str], codes_per_hour: float
+    ) -> None:
         self.args, self.group, self.lines = args, group, lines
+        self.codes_per_hour = codes_per_hour
         self.phonemes = phoneme_task(args, lines)
         self.speech: Speech | None = None
         self.num_parts = self.loads = 0
-        self.passes = 0.0
+        self.passes, self.fullness = 0.0, 1.0
         self._queue: queue.Queue[Ready | None] = queue.Queue(AHEAD)
         self._stop = threading.Event()
 
@@ -84,6 +90,8 @@ class Loader:
         parts = part_files(self.args.codes)
         parts = parts[: int(self.group.agree(len(parts)))]
         self.speech, self.num_parts = Speech(parts, self.lines), len(parts)
+        hours = int(self.speech.code_len.sum()) / self.codes_per_hour
+        self.fullness = min(1.0, hours / self.args.full_hours) if self.args.full_hours else 1.0
         return self.speech
 
     def start(self) -> None:
@@ -91,34 +99,39 @@ class Loader:
         self._stop = threading.Event()
         self._queue = queue.Queue(AHEAD)
         self.loads += 1
-        thread = threading.Thread(target=self._fill, args=(self._queue, self._stop), daemon=True)
+        assert self.speech is not None
+        job = (self.speech, self.loads, self._queue, self._stop)
+        thread = threading.Thread(target=self._fill, args=job, daemon=True)
         thread.start()
 
     def stop(self) -> None:
         self._stop.set()
 
-    def _fill(self, out: queue.Queue, stop: threading.Event) -> None:
-        speech, size = self.speech, self.group.size
-        assert speech is not None
-        for number in itertools.count():
-            # The same on every rank, however far each is ahead.
-            rng = np.random.default_rng((self.args.seed, self.loads, number))
-            parts = compose(speech, rng, self.phonemes)
-            plans = bucketed(parts, self.args.tokens * size, rng)
-            for bucket, members in plans:
-                batch = self._batch(bucket, [(parts[part], i) for part, i in members])
-                if not put(out, (batch, 1 / len(plans)), stop):
+    def _fill(self, speech: Speech, load: int, out: queue.Queue, stop: threading.Event) -> None:
+        with ThreadPoolExecutor(1) as composer:  # of the next pass, while this one is taken
+            coming = composer.submit(self._compose, speech, (load, 0))
+            for number in itertools.count(1):
+                parts, plans = coming.result()
+                coming = composer.submit(self._compose, speech, (load, number))
+                for bucket, members in plans:
+                    batch = self._batch(speech, bucket, [(parts[part], i) for part, i in members])
+                    if not put(out, (batch, 1 / len(plans)), stop):
+                        return
+                if not plans:
+                    out.put(None)
                     return
-            if not plans:
-                out.put(None)
-                return
 
-    def _batch(self, length: int, members: Sequence[tuple[Part, int]]) -> Batch:
+    def _compose(self, speech: Speech, seed: tuple[int, int]) -> tuple[list[Part], list[Plan]]:
+        """A pass: the same on every rank, however far each is ahead."""
+        rng = np.random.default_rng((self.args.seed, *seed))
+        parts = compose(speech, rng, self.phonemes, self.fullness)
+        return parts, bucketed(parts, self.args.tokens * self.group.size, rng)
+
+    def _batch(self, speech: Speech, length: int, members: Sequence[tuple[Part, int]]) -> Batch:
         """This rank's rows of a batch of all ranks."""
-        assert self.speech is not None
         rows, rank = max(1, self.args.tokens // length), self.group.rank
         mine = members[rank * rows : (rank + 1) * rows]
-        batch = assemble([part.tokens(self.speech, i) for part, i in mine], length, rows)
+        batch = assemble([part.tokens(speech, i) for part, i in mine], length, rows)
         return batch.pinned() if self.group.is_cuda else batch
 
     def batches(self) -> Iterator[Batch]:
@@ -246,8 +259,8 @@ class Course:
         self.last = self.saved = self.clock.now()
 
     def _load(self) -> None:
-        speech = self.loader.load()
-        self.training.log(f"{len(speech.train)} clips, {len(speech.turns)} tokens")
+        speech, share = self.loader.load(), self.loader.fullness
+        self.training.log(f"{len(speech.train)} clips, {len(speech.turns)} tokens, x {share:.2f}")
 
     def run(self) -> None:
         while not self.deadline.has_passed:
@@ -300,10 +313,11 @@ class Course:
             self.saved = self.last = self.clock.now()
 
 
-def train(args: argparse.Namespace, levels: tuple[int, ...]) -> None:
-    training = Training(args, levels)
+def train(args: argparse.Namespace, codec: CodecConfig) -> None:
+    training = Training(args, codec.levels)
     group = training.group
-    loader = Loader(args, group, args.corpus.read_text().splitlines())
+    codes_per_hour = 3600 * codec.sample_rate / codec.hop
+    loader = Loader(args, group, args.corpus.read_text().splitlines(), codes_per_hour)
     while group.agree(float(not loader.has_news)):
         if group.agree(training.clock.now()) > args.until:
             raise SystemExit("no speech came in time")
@@ -326,7 +340,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args, recipe = parse(parser, "language_model", argv)
     random.seed(args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
-    train(args, recipe.codec.levels)
+    train(args, recipe.codec)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python -m training.lexicon --corpus runs/corpus.txt --out runs/words.tsv
 
-Writes `word <TAB> phones`, a word a line:
+Writes `word <TAB> sounds`, a word a line, one sound a letter (see `training.sounds`):
 
     words_lexicon.tsv         every word of the teacher's lexicon, and those of the corpus that are
                               said by it. They are exceptions from the rules: to be learned by heart
@@ -21,6 +21,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from training.alignment import Alignment
 from training.rules import Rules
 from training.strings import Strings
 from training.teacher import Teacher
@@ -62,6 +63,7 @@ class Pronouncer:
 
     def __init__(self, folder: str = "") -> None:
         self.rules, self.teacher = Rules(folder), Teacher(folder)
+        self.alignment = Alignment(self.rules)
         self.lexicon = frozenset(self.rules.lexicon())
 
     def is_exception(self, word: str) -> bool:
@@ -69,22 +71,23 @@ class Pronouncer:
         return word.removesuffix(POSSESSIVE) in self.lexicon
 
     def say(self, words: Sequence[str]) -> list[bytes]:
-        """Phones of every word, each a line of a file."""
+        """Sounds of every word, each a line of a file."""
         spelled = [word.encode("ascii") for word in words]
         ruled = [
             letters.isalpha() and word not in self.lexicon and self.rules.apply(letters)
             for word, letters in zip(words, spelled, strict=True)
         ]
-        said = self.rules.say(
+        said = self.rules.sounds(
             Strings([x for x, short in zip(spelled, ruled, strict=True) if short])
         )
-        phones = iter(range(len(said)))
+        place = iter(range(len(said)))
         return [
-            b"%s\t%s\n" % (letters, said[next(phones)].tobytes())
-            if short
-            else b"%s\t%s\n" % (letters, self.teacher.pronounce(word).encode())
+            b"%s\t%s\n" % (letters, said[next(place)].tobytes() if short else self._look_up(word))
             for word, letters, short in zip(words, spelled, ruled, strict=True)
         ]
+
+    def _look_up(self, word: str) -> bytes:
+        return self.alignment.text(word, self.teacher.pronounce(word))
 
 
 def write(path: Path, lines: Sequence[bytes]) -> None:
@@ -114,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         (HELD_OUT, [word for word in ruled if is_held_out(word)]),
     ):
         write(args.out.with_name(name), pronouncer.say(chosen))
-    write_made_words(args.out.parent, words, pronouncer, args.made, args.seed)
+    write_made_words(args.out.parent, words, pronouncer, args.drawn, args.seed)
 
 
 if __name__ == "__main__":

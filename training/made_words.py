@@ -2,6 +2,7 @@
 
 Every few letters of a made word follow each other in a known one, too: two, three or four letters
 decide which one may come next. The fewer, the stranger the words, the rarer the letters' contexts.
+Most of the rules decide few words: of the words that are drawn, those are kept that need them most.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from training.strings import Strings, flat_index
 
 SIZES = (3, 4, 3, 4, 2)  # letters that decide the next one; in turn, chunk by chunk
 CHUNK = 200_000  # words drawn by one process at once
+KEPT = 1 / 3  # of these, those with the rarest ways through the rules
+COMMON = 10  # known words: what is decided by as many more is half as much in need
 MAX_HELD_OUT = 4000
 NUM_LETTERS = 27  # and the border
 
@@ -65,19 +68,32 @@ class Pieces:
 
 
 class Maker:
-    """Draws chunks of made words with their phones."""
+    """Draws chunks of made words with their sounds."""
 
     def __init__(self, words: Sequence[str], pronouncer: Pronouncer, seed: int) -> None:
         self._known, self._pronouncer, self._seed = frozenset(words), pronouncer, seed
         self._pieces = {size: Pieces(words, size) for size in set(SIZES)}
+        said = Strings([word.encode() for word in words if word.isascii() and word.isalpha()])
+        self._paths, self._count = np.unique(pronouncer.rules.paths(said), return_counts=True)
+
+    def _need(self, words: Sequence[bytes]) -> np.ndarray:
+        """float64 per word: how much its letters' paths are in need of words."""
+        strings = Strings(words)
+        paths = self._pronouncer.rules.paths(strings)
+        at = np.minimum(np.searchsorted(self._paths, paths), len(self._paths) - 1)
+        known = np.where(self._paths[at] == paths, self._count[at], 0)
+        return np.add.reduceat(1 / (known + COMMON), np.cumsum(strings.length) - strings.length)
 
     def chunk(self, number: int, count: int) -> tuple[list[bytes], list[bytes]]:
         """Lines to train on, and those that are held out."""
         rng = np.random.default_rng((self._seed, number))
         drawn = self._pieces[SIZES[number % len(SIZES)]].draw(count, rng)
         rules, lexicon = self._pronouncer.rules, self._pronouncer.lexicon
-        said = (word for letters in drawn if rules.apply(letters) for word in (letters.decode(),))
-        new = [word for word in said if word not in self._known and word not in lexicon]
+        said = [letters for letters in drawn if rules.apply(letters)]
+        need = self._need(said) if said else np.empty(0)
+        rare = np.sort(np.argsort(-need, kind="stable")[: round(KEPT * len(said))])
+        words = (said[i].decode() for i in rare)
+        new = [word for word in words if word not in self._known and word not in lexicon]
         held_out = [is_held_out(word) for word in new]
         lines = self._pronouncer.say(new)
         kept = [line for line, never in zip(lines, held_out, strict=True) if not never]

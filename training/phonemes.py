@@ -72,7 +72,7 @@ async def _answer(studio: Studio, text: str) -> str:
     )
     writer = TextGenerator(service.client, service.prompts)
     request = TextRequest("phonemes", prompt, sampling)
-    return "".join([piece.text async for piece in writer.write(request)])
+    return "".join([piece.text async for piece in writer.write(request)]).strip()
 
 
 def as_spoken(teacher: Teacher, text: str) -> str:

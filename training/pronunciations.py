@@ -1,4 +1,4 @@
-"""The second task's documents: a text, and its phones as the teacher says them.
+"""The second task's documents: a text, and its sounds as the teacher says them.
 
 Words alone and in runs of a few, and sentences as they were spoken. The words are those of
 `training.lexicon`: the teacher's lexicon, other words, each as often as any other of its kind, and
@@ -15,49 +15,49 @@ from pathlib import Path
 import numpy as np
 
 from training.lexicon import words_of
+from training.sounds import WORD_BREAK, sound_bytes, sound_numbers
 from training.strings import Strings
-from training.vocabulary import END_OF_TEXT, PHONEMES
+from training.vocabulary import END_OF_TEXT, FIRST_SOUND, PHONEMES
 
 RUNS = np.array([0.3, *[0.7 / 11] * 11])  # shares of documents of 1 … 12 words
 CAPITALISED, UPPER = 0.25, 0.03  # shares of words
-SPACE, WORD_BREAK = b" ", b" / "
+SPACE, BREAK = b" ", sound_bytes([WORD_BREAK])
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Texts and their phones."""
+    """Texts and their sounds, as files have them."""
 
     texts: Strings
-    phones: Strings
+    sounds: Strings
 
     def __len__(self) -> int:
         return len(self.texts.length)
 
 
 class Pronunciations:
-    """Documents of one or more pairs: the texts with spaces, the phones with slashes between."""
+    """Documents of one or more pairs: the texts with spaces, the sounds with breaks between."""
 
     def __init__(
-        self, texts: tuple[np.ndarray, np.ndarray], phones: tuple[np.ndarray, np.ndarray],
+        self, texts: tuple[np.ndarray, np.ndarray], sounds: tuple[np.ndarray, np.ndarray],
         runs: np.ndarray,
     ):  # fmt: skip
-        """`texts`, `phones`: as `Strings.joined` gives them; `runs`: pairs in each document."""
+        """`texts`, `sounds`: as `Strings.joined` gives them; `runs`: pairs in each document."""
         ends = np.cumsum(runs)
-        (self._text, text_at), (self._phone, phone_at) = texts, phones
+        (self._text, text_at), (self._sound, sound_at) = texts, sounds
         self._text_from, self._text_to = text_at[ends - runs], text_at[ends] - len(SPACE)
-        self._phone_from = phone_at[ends - runs]
-        self._phone_to = phone_at[ends] - len(WORD_BREAK)
-        self.length = self._text_to - self._text_from + self._phone_to - self._phone_from + 3
+        self._sound_from, self._sound_to = sound_at[ends - runs], sound_at[ends] - len(BREAK)
+        self.length = self._text_to - self._text_from + self._sound_to - self._sound_from + 3
         self.first = np.full(len(runs), PHONEMES)
 
     def tokens(self, speech: object, i: int) -> np.ndarray:
         """Document i, int16; of the speech nothing is needed."""
         text = self._text[self._text_from[i] : self._text_to[i]]
-        phones = self._phone[self._phone_from[i] : self._phone_to[i]]
-        out = np.empty(len(text) + len(phones) + 3, np.int16)
+        sounds = self._sound[self._sound_from[i] : self._sound_to[i]]
+        out = np.empty(len(text) + len(sounds) + 3, np.int16)
         out[0], out[-1] = PHONEMES, END_OF_TEXT
         out[1 : len(text) + 1], out[len(text) + 1] = text, END_OF_TEXT
-        out[len(text) + 2 : -1] = phones
+        out[len(text) + 2 : -1] = FIRST_SOUND + sound_numbers(sounds)
         return out
 
 
@@ -80,7 +80,7 @@ def capitalise(text: np.ndarray, bounds: np.ndarray, rng: np.random.Generator) -
 
 def word_runs(pairs: Pairs, tokens: float, rng: np.random.Generator) -> Pronunciations:
     """About so many tokens of words, none twice before all are there."""
-    each = pairs.texts.length.mean() + pairs.phones.length.mean() + len(SPACE + WORD_BREAK)
+    each = pairs.texts.length.mean() + pairs.sounds.length.mean() + len(SPACE + BREAK)
     wanted = max(1, round(tokens / each))
     passes = -(-wanted // len(pairs))
     order = np.concatenate([rng.permutation(len(pairs)) for _ in range(passes)])[:wanted]
@@ -88,14 +88,14 @@ def word_runs(pairs: Pairs, tokens: float, rng: np.random.Generator) -> Pronunci
     runs = runs[np.cumsum(runs) <= wanted]
     text, bounds = pairs.texts.joined(order, SPACE)
     capitalise(text, bounds, rng)
-    return Pronunciations((text, bounds), pairs.phones.joined(order, WORD_BREAK), runs)
+    return Pronunciations((text, bounds), pairs.sounds.joined(order, BREAK), runs)
 
 
 def alone(pairs: Pairs) -> Pronunciations:
     """Every word as a document of its own, as it is asked for in an evaluation."""
     order = np.arange(len(pairs))
-    texts, phones = pairs.texts.joined(order, SPACE), pairs.phones.joined(order, WORD_BREAK)
-    return Pronunciations(texts, phones, np.ones_like(order))
+    texts, sounds = pairs.texts.joined(order, SPACE), pairs.sounds.joined(order, BREAK)
+    return Pronunciations(texts, sounds, np.ones_like(order))
 
 
 def pure_lines(lines: Iterable[str], held_out: AbstractSet[str]) -> np.ndarray:
@@ -120,15 +120,19 @@ class PhonemeTask:
 
     def compose(
         self, spoken: Strings, line: np.ndarray, clips: np.ndarray, tokens: int,
-        rng: np.random.Generator,
+        rng: np.random.Generator, fullness: float = 1.0,
     ) -> list[Pronunciations]:  # fmt: skip
-        """Documents beside `tokens` tokens of speech: `spoken` and `line` are the phones and the
-        line of every clip; of these, `clips` may be taken."""
-        wanted = tokens * self.share / (1 - self.share) * self.parts
+        """Documents beside `tokens` tokens of speech, which have `fullness` of their share.
+
+        `spoken` and `line` are the sounds and the line of every clip; of these, `clips` may be
+        taken. One without sounds is not.
+        """
+        share = 1 - fullness * (1 - self.share)
+        wanted = tokens * share / (1 - share) * self.parts
         runs = [word_runs(p, n, rng) for p, n in zip(self.pairs, wanted[1:], strict=True) if n]
-        allowed = rng.permutation(clips[self.pure[line[clips]]])
+        allowed = rng.permutation(clips[self.pure[line[clips]] & (spoken.length[clips] > 0)])
         length = self.texts.length[line[allowed]] + spoken.length[allowed] + 3
         chosen = allowed[np.cumsum(length) <= wanted[0]]
         texts = self.texts.joined(line[chosen], SPACE)
-        phones = spoken.joined(chosen, WORD_BREAK)
-        return [*runs, Pronunciations(texts, phones, np.ones_like(chosen))]
+        sounds = spoken.joined(chosen, BREAK)
+        return [*runs, Pronunciations(texts, sounds, np.ones_like(chosen))]

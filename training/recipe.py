@@ -55,7 +55,7 @@ class LexiconValues:
     """`training.lexicon`."""
 
     lists: tuple[str, ...]
-    made: int
+    drawn: int
     seed: int
 
 
@@ -116,6 +116,7 @@ class ModelValues:
     noise: float
     dropout: float
     phoneme_share: float
+    full_hours: float
     phoneme_parts: tuple[float, ...]
     save_every: float
     compile: bool

@@ -1,9 +1,9 @@
 """The teacher's lexicon, and its letter-to-sound rules for many words at once.
 
 flite has a decision tree for every letter, over the four letters before it and the four after it; a
-leaf is a phone, two phones, or none. `Rules.say` walks the trees of all words together, many times
-as fast as `Teacher.pronounce`, and for words that the teacher says by these rules alone it gives
-the same. The tables are read from flite's own library (sources: flite's public headers).
+leaf is a phone, two phones, or none. `Rules.sounds` walks the trees of all words together, many
+times as fast as `Teacher.pronounce`, and for words that the teacher says by these rules alone it
+gives the same. The tables are read from flite's own library (sources: flite's public headers).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 
 import numpy as np
 
+from training.sounds import NUMBER, sound_bytes
 from training.strings import Strings, flat_index
 
 WINDOW = 4  # letters on either side
@@ -21,6 +22,7 @@ LEAF = 255
 NO_PHONE = "epsilon"
 OUTSIDE, BORDER = ord("0"), ord("#")
 NODE = np.dtype([("feature", "u1"), ("value", "u1"), ("same", "<u2"), ("other", "<u2")])
+PRIME, BITS_61 = 1_000_003, 2**61 - 1  # of the paths' numbers
 LETTERS = range(ord("a"), ord("z") + 1)
 
 
@@ -39,7 +41,7 @@ class Rules:
         names = (ctypes.c_char_p * (int(self._nodes["value"][leaves].max()) + 1)).in_dll(
             self._library, "cmu_lts_phone_table"
         )
-        self._sounds = Strings([_sound(name) for name in names])
+        self._sounds = np.frombuffer(sound_bytes([_sound(name) for name in names]), np.uint8)
         language = "libflite_usenglish.so.1"
         speller = ctypes.CDLL(os.path.join(folder, language) if folder else language).us_aswd
         speller.restype, speller.argtypes = ctypes.c_int, [ctypes.c_char_p]
@@ -67,38 +69,44 @@ class Rules:
         flite spells what it cannot say ("ctenoid"), and knows a few abbreviations."""
         return len(word) >= MIN_LETTERS and bool(self._is_sayable(word))
 
-    def say(self, words: Strings) -> Strings:
-        """Phones of words of lower-case letters, as `Teacher.pronounce` writes them."""
-        rows = words.length + 2 * WINDOW
-        text = np.full(int(rows.sum()), OUTSIDE, np.uint8)
-        start = np.cumsum(rows) - rows + WINDOW
-        letters = flat_index(start, words.length)
-        text[letters] = words.bytes[flat_index(words.start, words.length)]
-        text[start - 1] = text[start + words.length] = BORDER
-        sound = self._walk(text, letters)
-        length = self._sounds.length[sound]
-        ends = np.concatenate([[0], np.cumsum(length)])
-        said = self._sounds.bytes[flat_index(self._sounds.start[sound], length)]
-        first = np.cumsum(words.length) - words.length
-        begin, end = ends[first], ends[first + words.length]
-        # Each sound has a space after it; the last one is left out.
-        return Strings.of(said, begin, np.maximum(end - begin - 1, 0))
+    def sounds(self, words: Strings) -> Strings:
+        """The sound of every letter of words of lower-case letters, as files have them."""
+        leaves, _ = self._walk(*_padded(words))
+        return Strings.of(
+            self._sounds[leaves], np.cumsum(words.length) - words.length, words.length
+        )
 
-    def _walk(self, text: np.ndarray, letters: np.ndarray) -> np.ndarray:
-        """The leaf's sound of the letter at every place of `letters`."""
+    def paths(self, words: Strings) -> np.ndarray:
+        """For every letter of all words the way through its tree, a number of 61 bits."""
+        return self._walk(*_padded(words))[1]
+
+    def _walk(self, text: np.ndarray, letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The leaf's number, and the path, of the letter at every place of `letters`."""
         node = self._roots[text[letters] - LETTERS[0]].astype(np.int64)
-        active = np.arange(len(letters))
+        path, active = node.copy(), np.arange(len(letters))
         features, values = self._nodes["feature"], self._nodes["value"]
         same, other = self._nodes["same"], self._nodes["other"]
         offsets = np.array([*range(-WINDOW, 0), *range(1, WINDOW + 1)])
         while len(active := active[features[node[active]] != LEAF]):
             at = node[active]
-            seen = text[letters[active] + offsets[features[at]]]
-            node[active] = np.where(seen == values[at], same[at], other[at])
-        return values[node]
+            is_same = text[letters[active] + offsets[features[at]]] == values[at]
+            node[active] = np.where(is_same, same[at], other[at])
+            path[active] = (path[active] * PRIME + 2 * at + is_same) % BITS_61
+        return values[node], path
 
 
-def _sound(name: bytes) -> bytes:
-    """A leaf's phones, a space after each."""
+def _padded(words: Strings) -> tuple[np.ndarray, np.ndarray]:
+    """All words with their surroundings, as one array, and the places of their letters in it."""
+    rows = words.length + 2 * WINDOW
+    text = np.full(int(rows.sum()), OUTSIDE, np.uint8)
+    start = np.cumsum(rows) - rows + WINDOW
+    letters = flat_index(start, words.length)
+    text[letters] = words.bytes[flat_index(words.start, words.length)]
+    text[start - 1] = text[start + words.length] = BORDER
+    return text, letters
+
+
+def _sound(name: bytes) -> int:
+    """The number of a leaf's sound."""
     phones = name.decode("ascii")
-    return b"" if phones == NO_PHONE else f"{phones.replace('-', ' ')} ".encode()
+    return NUMBER[() if phones == NO_PHONE else tuple(phones.split("-"))]

@@ -1,7 +1,7 @@
 """Speech on disk while it is being synthesised: raw int16 samples and one index line a clip.
 
     NNN.pcm   int16 little-endian, clips one after another, each a whole number of codes long
-    NNN.tsv   offset <TAB> samples <TAB> line number <TAB> voice <TAB> phones as text
+    NNN.tsv   offset <TAB> samples <TAB> line number <TAB> voice <TAB> sounds of the text
     NNN.phone, NNN.letter   uint8, a label for every 160 samples (see `training.labels`)
 
     FAILED               whoever wrote has failed: no more will come
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from training.labels import FRAME, letter_labels, phone_labels
-from training.teacher import SAMPLE_RATE, Utterance, phone_text
+from training.teacher import SAMPLE_RATE, Utterance
 
 FAILED = "FAILED"
 
@@ -30,7 +30,7 @@ class Clip:
     length: int
     line: int
     voice: int
-    phones: str
+    sounds: str  # as files have them; "": not known
 
 
 class ShardWriter:
@@ -41,12 +41,11 @@ class ShardWriter:
         names = ("pcm", "phone", "letter", "tsv")
         self._files = {name: (folder / f"{index:03d}.{name}").open("wb") for name in names}
 
-    def add(self, spoken: Utterance, line: int, voice: int) -> None:
-        """Append one clip."""
+    def add(self, spoken: Utterance, line: int, voice: int, sounds: bytes = b"") -> None:
+        """Append one clip; `sounds`: of its line (see `training.sounds`)."""
         samples = np.pad(spoken.samples, (0, -len(spoken.samples) % self.hop))
         num_frames = len(samples) // FRAME
-        phones = phone_text(spoken.phones)
-        index = f"{self.offset}\t{len(samples)}\t{line}\t{voice}\t{phones}\n"
+        index = f"{self.offset}\t{len(samples)}\t{line}\t{voice}\t{sounds.decode()}\n"
         self._files["pcm"].write(samples.tobytes())
         self._files["phone"].write(phone_labels(spoken.phones, num_frames).tobytes())
         labels = letter_labels(spoken.words, spoken.phones, num_frames)

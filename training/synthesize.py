@@ -17,9 +17,11 @@ from pathlib import Path
 
 import torch
 
+from training.alignment import Alignment
 from training.recipe import parse
+from training.rules import Rules
 from training.shards import FAILED, ShardWriter, hours
-from training.teacher import SAMPLE_RATE, Teacher
+from training.teacher import SAMPLE_RATE, Teacher, phone_text
 from training.voices import TURNS, VOICES, voice_of
 
 STOP = "STOP"
@@ -32,7 +34,7 @@ def work(worker: int, args: argparse.Namespace) -> None:
     if multiprocessing.parent_process() is not None:
         os.nice(10)
         torch.set_num_threads(1)
-    teacher = Teacher(args.libraries)
+    teacher, alignment = Teacher(args.libraries), Alignment(Rules(args.libraries))
     lines = args.corpus.read_text().splitlines()
     writer = ShardWriter(args.out, worker, args.hop)
     limit = args.hours * 3600 * SAMPLE_RATE / args.workers
@@ -43,7 +45,8 @@ def work(worker: int, args: argparse.Namespace) -> None:
             voice = voice_of(number, number // args.workers, round_)
             spoken = teacher.speak(lines[number], VOICES[voice])
             if spoken is not None and MIN_SAMPLES <= len(spoken.samples) <= MAX_SAMPLES:
-                writer.add(spoken, number, voice)
+                sounds = alignment.text(lines[number], phone_text(spoken.phones))
+                writer.add(spoken, number, voice, sounds)
     writer.close()
     (args.out / f"{worker:03d}.done").touch()
 

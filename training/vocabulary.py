@@ -1,12 +1,17 @@
-"""Token ids of the embedded voice's language model: bytes, control tokens, voices, codes."""
+"""Token ids of the embedded voice's language model: bytes, control, voices, sounds, codes."""
 
 from __future__ import annotations
 
+import itertools
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from training.sounds import MAX_SOUNDS, SOUNDS, spelled
 
 PAD, START_OF_SPEECH, END_OF_SPEECH, PHONEMES, END_OF_TEXT, ANY_VOICE = range(256, 262)
 FIRST_VOICE, MAX_VOICES = 262, 32
-FIRST_CODE = 320
+FIRST_SOUND = 320
+FIRST_CODE = FIRST_SOUND + MAX_SOUNDS
 CONTROL_TOKENS = (
     "<|pad|>",
     "<|start_of_speech|>",
@@ -15,17 +20,25 @@ CONTROL_TOKENS = (
     "<|end_of_text|>",
     "<|voice_any|>",
     *(f"<|voice_{i}|>" for i in range(MAX_VOICES)),
-    *(f"<|reserved_{i}|>" for i in range(FIRST_CODE - FIRST_VOICE - MAX_VOICES)),
+    *(f"<|reserved_{i}|>" for i in range(FIRST_SOUND - FIRST_VOICE - MAX_VOICES)),
 )
 
 
 def build_tokenizer(codebook_size: int) -> Tokenizer:
-    """Byte-level tokens whose id is the byte, then control tokens, then one token per code."""
-    byte_of = {c: i for i, c in enumerate(_byte_alphabet())}
-    tokenizer = Tokenizer(models.BPE(vocab=byte_of, merges=[]))
+    """Byte-level tokens whose id is the byte, then control tokens, sounds, and codes.
+
+    Sounds are read, never written: without merges no text becomes one.
+    """
+    alphabet = _byte_alphabet()
+    spelling = ["".join(alphabet[b] for b in spelled(i).encode()) for i in range(len(SOUNDS))]
+    silent = [f"<|silent_{i}|>" for i in range(MAX_SOUNDS)]
+    sounds = [a or b for a, b in itertools.zip_longest(spelling, silent)]
+    vocabulary = {name: i for i, name in enumerate((*alphabet, *CONTROL_TOKENS, *sounds))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    names = [*CONTROL_TOKENS, *(f"<|s_{i}|>" for i in range(codebook_size))]
+    unspoken = [name for name in sounds if name in silent]
+    names = [*CONTROL_TOKENS, *unspoken, *(f"<|s_{i}|>" for i in range(codebook_size))]
     tokenizer.add_special_tokens([AddedToken(n, special=True, normalized=False) for n in names])
     return tokenizer
 

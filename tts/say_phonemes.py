@@ -39,9 +39,9 @@ async def _phones(client: SpeechClient, text: str) -> str:
                     raise _no_such_task()
     except SayError as error:
         raise (_no_such_task() if _is_no_task(error) else error) from error
-    if not PHONES.fullmatch(answer):
+    if not PHONES.fullmatch(answer.strip()):
         raise _no_such_task()
-    return answer
+    return answer.strip()
 
 
 def _is_no_task(error: SayError) -> bool:

@@ -46,13 +46,13 @@ def speech(tmp_path_factory: pytest.TempPathFactory) -> Speech:
         voices = rng.choice(VOICES, len(lines))
         voices[0] = 0  # the held-out line is said by a named voice
         starts = np.cumsum(lengths) - lengths
-        phones = "\n".join(f"l ih1 n {n}" for n in lines)
+        sounds = "\n".join("L1N" for _ in lines)
         paths.append(tmp_path_factory.mktemp("codes") / f"codes{part}.npz")
         np.savez(
             paths[-1],
             codes=np.repeat(lines % 97, lengths).astype(np.uint16),
             clips=np.stack([starts, lengths, lines, voices], 1),
-            phones=np.frombuffer(phones.encode(), np.uint8),
+            sounds=np.frombuffer(sounds.encode(), np.uint8),
         )
     return Speech(paths, LINES)
 
@@ -60,7 +60,7 @@ def speech(tmp_path_factory: pytest.TempPathFactory) -> Speech:
 @pytest.fixture(scope="module")
 def parts(speech: Speech, tmp_path_factory: pytest.TempPathFactory) -> list:
     words = tmp_path_factory.mktemp("words") / "words.tsv"
-    words.write_text("alpha\tae1 l f ax0\nbeta\tb ey1 t ax0\n")
+    words.write_text("alpha\tABCDE\nbeta\tFGHI\n")
     none = Pairs(Strings([]), Strings([]))
     task = PhonemeTask(0.2, (0.3, 0.7), [read_pairs(words)], LINES, none)
     return compose(speech, np.random.default_rng(1), task)
@@ -161,7 +161,7 @@ def test_only_a_followed_voices_first_text_is_left_out(speech: Speech) -> None:
     assert seen > 5
 
 
-def test_targets_are_codes_and_ends_and_phones_alone(speech: Speech, parts: list) -> None:
+def test_targets_are_codes_and_ends_and_sounds_alone(speech: Speech, parts: list) -> None:
     for tokens in documents(speech, parts):
         mask = target_mask(tokens)
         if tokens[0] == PHONEMES:
@@ -209,3 +209,17 @@ def test_a_document_that_is_too_long_is_in_no_batch() -> None:
     part = Documents(*(np.zeros(2, np.int64) for _ in range(6)), np.array([40, BUCKETS[-1] + 2]))
     plans = bucketed([part], 64, np.random.default_rng(0))
     assert {i for _, members in plans for _, i in members} == {0}
+
+
+def test_little_speech_has_little_of_the_tokens(
+    speech: Speech, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    words = tmp_path_factory.mktemp("words") / "words.tsv"
+    words.write_text("alpha\tABCDE\nbeta\tFGHI\n")
+    none = Pairs(Strings([]), Strings([]))
+    task = PhonemeTask(0.4, (0, 1), [read_pairs(words)], LINES, none)
+    for fullness, share in ((1.0, 0.6), (0.25, 0.15)):
+        parts = compose(speech, np.random.default_rng(1), task, fullness)
+        tokens = [int(part.length.sum()) for part in parts]
+        spoken = sum(n for n, p in zip(tokens, parts, strict=True) if isinstance(p, Documents))
+        assert spoken / sum(tokens) == pytest.approx(share, rel=0.1)
