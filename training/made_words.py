@@ -85,19 +85,19 @@ class Maker:
         return np.add.reduceat(1 / (known + COMMON), np.cumsum(strings.length) - strings.length)
 
     def chunk(self, number: int, count: int) -> tuple[list[bytes], list[bytes]]:
-        """Lines to train on, and those that are held out."""
+        """Lines to train on, and those that are held out, of all that are drawn."""
         rng = np.random.default_rng((self._seed, number))
         drawn = self._pieces[SIZES[number % len(SIZES)]].draw(count, rng)
         rules, lexicon = self._pronouncer.rules, self._pronouncer.lexicon
         said = [letters for letters in drawn if rules.apply(letters)]
         need = self._need(said) if said else np.empty(0)
-        rare = np.sort(np.argsort(-need, kind="stable")[: round(KEPT * len(said))])
-        words = (said[i].decode() for i in rare)
+        words = [letters.decode() for letters in said]
+        rare = {words[i] for i in np.argsort(-need)[: round(KEPT * len(said))]}
         new = [word for word in words if word not in self._known and word not in lexicon]
-        held_out = [is_held_out(word) for word in new]
-        lines = self._pronouncer.say(new)
-        kept = [line for line, never in zip(lines, held_out, strict=True) if not never]
-        return kept, [line for line, never in zip(lines, held_out, strict=True) if never]
+        held_out = [word for word in new if is_held_out(word)]
+        kept = rare.intersection(new).difference(held_out)
+        say = self._pronouncer.say
+        return say(sorted(kept)), say(held_out)
 
 
 def made_words(maker: Maker, count: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
