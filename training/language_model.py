@@ -45,6 +45,7 @@ from training.lexicon import HELD_OUT, LEXICON, MADE
 from training.llama import LanguageModel, ModelConfig, checkpoint, quantise, restore
 from training.pronunciations import Pairs, PhonemeTask, read_pairs
 from training.recipe import parse
+from training.stages import is_being_made
 from training.strings import Strings
 from training.vocabulary import FIRST_CODE
 
@@ -316,6 +317,8 @@ class Course:
 def train(args: argparse.Namespace, codec: CodecConfig) -> None:
     training = Training(args, codec.levels)
     group = training.group
+    while group.agree(float(bool(args.words) and is_being_made(args.words))):
+        time.sleep(0.5)
     codes_per_hour = 3600 * codec.sample_rate / codec.hop
     loader = Loader(args, group, args.corpus.read_text().splitlines(), codes_per_hour)
     while group.agree(float(not loader.has_news)):

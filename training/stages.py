@@ -107,7 +107,18 @@ class Launcher:
 
 def is_done(stage: Stage) -> bool:
     """Whether its output is there, whole."""
-    return stage.output.exists() and not _marker(stage).exists()
+    return stage.output.exists() and not is_being_made(stage.output)
+
+
+def is_being_made(output: Path) -> bool:
+    """Whether a stage is at it, or was cut off."""
+    return _marker_of(output).exists()
+
+
+def give_up(stage: Stage) -> None:
+    """Leave nothing of what a stage that failed has made; who waits for it goes on without."""
+    stage.output.unlink(missing_ok=True)
+    _marker(stage).unlink(missing_ok=True)
 
 
 def run_here(stage: Stage) -> None:
@@ -119,7 +130,11 @@ def run_here(stage: Stage) -> None:
 
 def _marker(stage: Stage) -> Path:
     stage.output.parent.mkdir(parents=True, exist_ok=True)
-    return stage.output.with_name(f"{stage.output.name}.unfinished")
+    return _marker_of(stage.output)
+
+
+def _marker_of(output: Path) -> Path:
+    return output.with_name(f"{output.name}.unfinished")
 
 
 def sleep_until(moment: float) -> None:

@@ -22,7 +22,7 @@ import torch
 from training.codes import part_files
 from training.run import Plan
 from training.shards import FAILED, hours
-from training.stages import Launcher, Running, StageError, is_done, sleep_until
+from training.stages import Launcher, Running, Stage, StageError, give_up, is_done, sleep_until
 from training.synthesize import STOP
 
 
@@ -45,7 +45,6 @@ class Concert:
     def __init__(self, plan: Plan) -> None:
         self.plan, self.schedule = plan, plan.recipe.schedule
         self.failures: list[str] = []
-        self.words: Running | None = None
         self.total = self.schedule.minutes * 60
         self.start = time.time()
         self.launcher = Launcher(
@@ -63,7 +62,8 @@ class Concert:
         synthesis = self.launcher.start(self.plan.synthesis())
         threading.Thread(target=self._watch, args=(synthesis,), daemon=True).start()
         if not is_done(words := self.plan.words()):
-            self.words = self.launcher.start(words)
+            job = (words, self.launcher.start(words))
+            threading.Thread(target=self._watch_words, args=job, daemon=True).start()
         running = self._resume(synthesis) if resumed else self._from_nothing(synthesis)
         for stage in running:
             self.await_end(stage)
@@ -72,6 +72,11 @@ class Concert:
         """Tell those who wait for speech when no more will come."""
         if not self.await_end(synthesis):
             (self.plan.speech / FAILED).touch()
+
+    def _watch_words(self, stage: Stage, running: Running) -> None:
+        """The language model compiles meanwhile, and waits for them."""
+        if not self.await_end(running):
+            give_up(stage)
 
     def await_end(self, stage: Running) -> bool:
         """Whether the stage went well; noted once when it failed."""
@@ -129,8 +134,6 @@ class Concert:
         return self.launcher.start_group(self.plan.adversarial(self.total), self.judged)
 
     def _language_model(self) -> Running:
-        if self.words is not None:
-            self.await_end(self.words)
         return self.launcher.start_group(self.plan.language_model(self.total), self.others)
 
     def _aligner(self) -> Running:
