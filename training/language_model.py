@@ -202,7 +202,7 @@ class Training:
 
     def forward(self, ids: Tensor, chosen: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.group.is_cuda):
-            return self.model.loss(ids, chosen, targets)
+            return self.model.loss(ids, chosen, targets, self.args.phoneme_weight)
 
     def corrupt(self, ids: Tensor) -> Tensor:
         """A few input codes at random, so that the model recovers from its own slips."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decoder.embedded_modules import FiniteScalarQuantizer
-from training.vocabulary import FIRST_CODE
+from training.vocabulary import FIRST_CODE, PHONEMES
 
 MAX_TOKENS = 640  # of one training sequence
 
@@ -52,8 +52,8 @@ class DecoderLayer(nn.Module):
         self.gate_up_proj = nn.Linear(dim, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, dim, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x [B, T, D]; cos, sin [T, head_dim / 2]."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, drop: Tensor) -> Tensor:
+        """x [B, T, D]; cos, sin [T, head_dim / 2]; drop [B, 1, 1]: each row's dropout."""
         c = self.config
         batch, length, dim = x.shape
         qkv = self.qkv_proj(self.input_layernorm(x))
@@ -63,12 +63,15 @@ class DecoderLayer(nn.Module):
         groups = c.num_heads // c.num_kv_heads
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self._drop(self.o_proj(mixed.transpose(1, 2).reshape(batch, length, dim)))
+        x = x + self._drop(self.o_proj(mixed.transpose(1, 2).reshape(batch, length, dim)), drop)
         gate, up = self.gate_up_proj(self.post_attention_layernorm(x)).chunk(2, -1)
-        return x + self._drop(self.down_proj(F.silu(gate) * up))
+        return x + self._drop(self.down_proj(F.silu(gate) * up), drop)
 
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.config.dropout, self.training)
+    def _drop(self, x: Tensor, drop: Tensor) -> Tensor:
+        if not (self.training and self.config.dropout):
+            return x
+        kept = torch.rand_like(x, dtype=torch.float32) >= drop
+        return (x * kept / (1 - drop)).to(x.dtype)
 
     @staticmethod
     def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -110,8 +113,15 @@ class LanguageModel(nn.Module):
         levels = self.level_embedding(self.level_index).sum(1)
         return self.embedding.weight + F.pad(levels, (0, 0, FIRST_CODE, 0))
 
-    def loss(self, ids: Tensor, chosen: Tensor, targets: Tensor) -> Tensor:
-        """ids [B, T]; mean cross-entropy of `targets` at the flat positions `chosen`."""
+    def loss(self, ids: Tensor, chosen: Tensor, targets: Tensor, weight: float = 1.0) -> Tensor:
+        """ids [B, T]; mean cross-entropy of `targets` at the flat positions `chosen`.
+
+        In documents of the phoneme task a target counts `weight` times: soon nearly all of them are
+        right, and beside the codes' noise little of their gradient would be left to learn the rest.
+        Nothing is dropped there: answers are to be exact, and words to learn from have no end.
+        """
+        is_phonemes = ids[:, 0] == PHONEMES
+        drop = torch.where(is_phonemes, 0.0, self.config.dropout)[:, None, None]
         table = self.table()
         x = F.embedding(ids, table)
         if torch.is_autocast_enabled(x.device.type):
@@ -119,9 +129,13 @@ class LanguageModel(nn.Module):
         length = ids.shape[1]
         cos, sin = self.cos[:length].to(x.dtype), self.sin[:length].to(x.dtype)
         for layer in self.layers:
-            x = layer(x, cos, sin)
+            x = layer(x, cos, sin, drop)
         hidden = self.norm(x).reshape(-1, x.shape[-1])[chosen]
-        return F.cross_entropy(F.linear(hidden, table.to(hidden.dtype)).float(), targets)
+        each = F.cross_entropy(
+            F.linear(hidden, table.to(hidden.dtype)).float(), targets, reduction="none"
+        )
+        counts = torch.where(is_phonemes, weight, 1.0)[chosen // length]
+        return (each * counts).sum() / counts.sum()
 
 
 def checkpoint(model: LanguageModel) -> dict[str, Tensor]:

@@ -116,6 +116,7 @@ class ModelValues:
     noise: float
     dropout: float
     phoneme_share: float
+    phoneme_weight: float
     full_hours: float
     phoneme_parts: tuple[float, ...]
     save_every: float
