@@ -18,7 +18,7 @@ from training.codes import part_files
 from training.distributed import Clock, Deadline, Group
 from training.recipe import RecipeError, load_recipe, write_recipe
 from training.shards import read_clips
-from training.stages import Launcher, Stage, StageError, is_done
+from training.stages import Launcher, Stage, StageError, is_being_made, is_done
 from training.together import Concert
 from training.vocabulary import FIRST_CODE
 from training.voices import NAMED
@@ -244,6 +244,18 @@ def test_a_stage_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
         concert.await_end(stage)
     (failure,) = concert.failures
     assert failure.startswith("broken failed")
+
+
+def test_nobody_waits_for_words_that_will_not_come(tmp_path: Path) -> None:
+    concert = Concert(run.Plan(tmp_path, load_recipe(TOY)))
+    stage = Stage("words", "no_such_module", (), tmp_path / "words.tsv")
+    stage.output.write_text("half\n")
+    running = Launcher(tmp_path).start(stage)
+    assert is_being_made(stage.output)
+    concert._watch_words(stage, running)
+    assert not is_being_made(stage.output)
+    assert not stage.output.exists()
+    assert len(concert.failures) == 1
 
 
 def test_whoever_waits_for_speech_is_told_that_none_will_come(
