@@ -46,7 +46,7 @@ def test_streamed_text_is_spoken_as_one(service: Service) -> None:
 def test_a_flush_speaks_what_waits(service: Service) -> None:
     async def ask(served: Serving) -> None:
         call = served.speech.StreamingSynthesize()
-        await call.write(session_config())
+        await call.write(session_config(max_tokens=200))
         await call.write(say("no end in sight"))
         await call.write(flush("f1"))
         kinds, samples = [], 0
