@@ -3,6 +3,9 @@
 Every few letters of a made word follow each other in a known one, too: two, three or four letters
 decide which one may come next. The fewer, the stranger the words, the rarer the letters' contexts.
 Most of the rules decide few words: of the words that are drawn, those are kept that need them most.
+
+Others are a word of the lexicon with a piece changed. The rules say them, unlike the word beside
+them, which is an exception: what is learned by heart is not to spread.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from training.lexicon import (
 )
 from training.strings import Strings, flat_index
 
-SIZES = (3, 4, 3, 4, 2)  # letters that decide the next one; in turn, chunk by chunk
+BESIDE = 0
+SIZES = (3, 4, BESIDE, 3, 4, 2)  # letters that decide the next one; in turn, chunk by chunk
 CHUNK = 200_000  # words drawn by one process at once
 KEPT = 1 / 3  # of these, those with the rarest ways through the rules
 COMMON = 10  # known words: what is decided by as many more is half as much in need
@@ -67,12 +71,48 @@ class Pieces:
         return [word for word in words.tolist() if len(word) >= MIN_LETTERS]
 
 
+class Beside:
+    """Words that are not known, but nearly."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = [word for word in words if word.isalpha() and len(word) >= MIN_LETTERS]
+        self._letters = "".join(self._words)
+
+    def draw(self, count: int, rng: np.random.Generator) -> list[bytes]:
+        """New words, sorted, none twice: each a known one with its beginning, its end or a letter
+        changed; fewer than `count`."""
+        pairs = rng.integers(len(self._words), size=(count, 2)).tolist()
+        letters = rng.integers(len(self._letters), size=count).tolist()
+        shares, ways = rng.random((count, 2)).tolist(), rng.integers(5, size=count).tolist()
+        found = set()
+        for (first, second), letter, share, way in zip(pairs, letters, shares, ways, strict=True):
+            word, other = self._words[first], self._words[second]
+            new = self._letters[letter]
+            found.add(_changed(word, other, new, share, way))
+        return sorted(word.encode() for word in found if MIN_LETTERS <= len(word) <= MAX_LETTERS)
+
+
+def _changed(word: str, other: str, letter: str, share: Sequence[float], way: int) -> str:
+    """One to four letters of another word at the end (0, 1) or the beginning (2), up to three
+    letters of its own gone; or a letter instead of one (3), or between two (4)."""
+    lost, taken = int(4 * share[0]), 1 + int(4 * share[1])
+    if way < 2:
+        return word[: len(word) - lost] + other[-taken:]
+    if way == 2:
+        return other[:taken] + word[lost:]
+    at = int(share[0] * len(word))
+    return word[:at] + letter + word[at + (way == 3) :]
+
+
 class Maker:
     """Draws chunks of made words with their sounds."""
 
     def __init__(self, words: Sequence[str], pronouncer: Pronouncer, seed: int) -> None:
         self._known, self._pronouncer, self._seed = frozenset(words), pronouncer, seed
-        self._pieces = {size: Pieces(words, size) for size in set(SIZES)}
+        self._sources: dict[int, Pieces | Beside] = {
+            size: Pieces(words, size) for size in set(SIZES) - {BESIDE}
+        }
+        self._sources[BESIDE] = Beside(sorted(pronouncer.lexicon))
         said = Strings([word.encode() for word in words if word.isascii() and word.isalpha()])
         self._paths, self._count = np.unique(pronouncer.rules.paths(said), return_counts=True)
 
@@ -87,12 +127,14 @@ class Maker:
     def chunk(self, number: int, count: int) -> tuple[list[bytes], list[bytes]]:
         """Lines to train on, and those that are held out, of all that are drawn."""
         rng = np.random.default_rng((self._seed, number))
-        drawn = self._pieces[SIZES[number % len(SIZES)]].draw(count, rng)
+        size = SIZES[number % len(SIZES)]
+        drawn = self._sources[size].draw(count, rng)
         rules, lexicon = self._pronouncer.rules, self._pronouncer.lexicon
         said = [letters for letters in drawn if rules.apply(letters)]
         need = self._need(said) if said else np.empty(0)
         words = [letters.decode() for letters in said]
-        rare = {words[i] for i in np.argsort(-need)[: round(KEPT * len(said))]}
+        share = 1 if size == BESIDE else KEPT
+        rare = {words[i] for i in np.argsort(-need)[: round(share * len(said))]}
         new = [word for word in words if word not in self._known and word not in lexicon]
         held_out = [word for word in new if is_held_out(word)]
         kept = rare.intersection(new).difference(held_out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from training.lexicon import (
     listed_words,
     words_of,
 )
-from training.made_words import CHUNK, Maker, Pieces, made_words
+from training.made_words import BESIDE, CHUNK, SIZES, Beside, Maker, Pieces, made_words
 from training.pronunciations import (
     RUNS,
     Pairs,
@@ -178,6 +179,26 @@ def test_drawn_words_are_of_known_pieces(size: int) -> None:
         assert all(padded[i : i + width] in known for i in range(len(word) + 1))
 
 
+def common(a: str, b: str) -> int:
+    """Letters that both begin with."""
+    return sum(1 for _ in itertools.takewhile(lambda x: x[0] == x[1], zip(a, b, strict=False)))
+
+
+def test_words_beside_known_ones_differ_in_a_piece() -> None:
+    beside = Beside(KNOWN)
+    drawn = beside.draw(2000, np.random.default_rng(1))
+    assert drawn == sorted(set(beside.draw(2000, np.random.default_rng(1))))
+    assert len(drawn) > 500
+    for word in (letters.decode() for letters in drawn):
+        assert MIN_LETTERS <= len(word) <= MAX_LETTERS
+        shared = max(
+            common(*pair)
+            for known in KNOWN
+            for pair in ((word, known), (word[::-1], known[::-1]))
+        )  # fmt: skip
+        assert shared >= (len(word) - 4) / 2
+
+
 # --- against the teacher
 
 teacher_only = pytest.mark.skipif(not has_teacher(), reason="needs libflite1")
@@ -243,8 +264,19 @@ def test_words_are_kept_for_the_rules_that_few_words_need(pronouncer: Pronouncer
     for path, sound in zip(paths.tolist(), pronouncer.rules.sounds(spelled).bytes, strict=True):
         assert said.setdefault(path, int(sound)) == sound
     maker = Maker(known, pronouncer, seed=3)
-    drawn = maker._pieces[3].draw(3000, np.random.default_rng((3, 0)))
+    drawn = maker._sources[3].draw(3000, np.random.default_rng((3, 0)))
     kept, _ = maker.chunk(0, 3000)
     need = maker._need([line.split(b"\t")[0] for line in kept])
     assert len(need) < len(drawn) / 2
     assert np.median(need) > 1.5 * np.median(maker._need(drawn))
+
+
+@teacher_only
+def test_words_beside_the_lexicon_are_said_by_the_rules(pronouncer: Pronouncer) -> None:
+    maker, number = Maker(KNOWN, pronouncer, seed=1), SIZES.index(BESIDE)
+    kept, held_out = maker.chunk(number, 2000)
+    assert len(kept) > 1000 > len(held_out) > 0
+    for line in kept[::50]:
+        word, sounds = line.rstrip(b"\n").split(b"\t")
+        assert word.decode() not in pronouncer.lexicon
+        assert phones_of(sounds) == pronouncer.teacher.pronounce(word.decode())
