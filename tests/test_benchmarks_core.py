@@ -179,6 +179,7 @@ def test_a_step_waits_for_the_decoder_beside_it(
 ) -> None:
     """On a CPU it does, so a call after each step must show."""
     monkeypatch.setattr(beside, "SPAN_S", 0.1)
+    monkeypatch.setattr(beside, "SETTLE_S", 0.05)  # a fast machine's sequences end soon
     assert beside.main(["--shape", "toy", "--device", "cpu", "--rows", "2", "--repeat", "1"]) == 0
     alone, paced, without = json.loads(capsys.readouterr().out)["figures"]
     assert (alone["name"], alone["unit"]) == ("toy, 2 rows: step, alone", "ms")
