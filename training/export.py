@@ -119,7 +119,7 @@ def export(
         "chat_template": CHAT_TEMPLATE,
     })  # fmt: skip
     write_json(out / "generation_config.json", {
-        "do_sample": True, "temperature": 0.7, "top_k": 50, "pad_token_id": PAD,
+        "do_sample": True, "temperature": 0.4, "top_k": 50, "pad_token_id": PAD,
         "eos_token_id": [END_OF_SPEECH, END_OF_TEXT],
     })  # fmt: skip
     write_json(out / "speech.json", {

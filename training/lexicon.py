@@ -53,9 +53,14 @@ def known_words(lines: Iterable[str]) -> list[str]:
 
 
 def listed_words(paths: Iterable[str]) -> list[str]:
-    """The words of lists, ASCII letters only, one a line; possessives are those of the corpus."""
-    lines = (line for path in paths for line in Path(path).read_text().splitlines())
-    return [line for line in lines if line.isascii() and not line.endswith(POSSESSIVE)]
+    """The words of lists, ASCII only; possessives are those of the corpus.
+
+    A list is a word a line, or the index of dictd (headword, tab, ...) or of WordNet (head_word,
+    space, ...; dict(5) and wndb(5WN) have the formats).
+    """
+    lines = (line for p in paths for line in Path(p).read_text(errors="replace").splitlines())
+    words = (line.partition("\t" if "\t" in line else " ")[0].replace("_", " ") for line in lines)
+    return [w for w in words if w and w.isascii() and not w.endswith(POSSESSIVE)]
 
 
 class Pronouncer:

@@ -26,7 +26,7 @@ from tts.chat import ChatMessage, ChatRole
 from tts.text_generator import TextGenerator, TextRequest
 
 MAX_TOKENS = 1024
-MOST = 2000  # words of a kind
+MOST = 4000  # words of a kind, about
 BAR = 0.97
 WORD_BREAK = " / "
 

@@ -152,6 +152,14 @@ def test_held_out_words_are_asked_for_alone(pairs: Pairs) -> None:
     assert len(alone(NONE).first) == 0
 
 
+def test_the_words_of_dictionaries_are_read_from_their_indices(tmp_path: Path) -> None:
+    dictd, wordnet = tmp_path / "gcide.index", tmp_path / "index.noun"
+    dictd.write_text("a la carte\tBn\tG\nsnow\tB8\tIa\n")
+    wordnet.write_text("  1 This software is free\nsnow_goose n 1 3 @ #m #p 1 0 01855 \n")
+    assert listed_words([str(dictd), str(wordnet)]) == ["a la carte", "snow", "snow goose"]
+    assert known_words(listed_words([str(wordnet)])) == ["goose", "snow"]
+
+
 def test_words_are_lower_case_and_sorted(tmp_path: Path) -> None:
     (tmp_path / "list").write_text("Anna\nAnna's\ncafé\nsnow\n")
     assert listed_words([str(tmp_path / "list")]) == ["Anna", "snow"]

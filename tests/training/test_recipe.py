@@ -25,6 +25,7 @@ from training.voices import NAMED
 from tts.say import main as say
 
 TOY = Path(__file__).with_name("toy.toml")
+ONWARD = Path(run.__file__).with_name("language_model.toml")
 LINES = [
     "The old boat left the harbour before anybody was awake.",
     "Nobody knew where it went.",
@@ -139,6 +140,17 @@ def test_flags_go_before_files_and_files_before_what_ships(tmp_path: Path) -> No
     assert changed.synthesis.libraries == "/opt/flite"
     write_recipe(changed, tmp_path / "kept.toml")
     assert load_recipe(tmp_path / "kept.toml") == changed
+
+
+def test_the_language_model_goes_on_with_the_shape_it_has() -> None:
+    onward, shipped = load_recipe(ONWARD), load_recipe()
+    values, start = onward.language_model, shipped.language_model
+    assert (values.layers, values.dim) == (start.layers, start.dim)
+    assert sum(values.phoneme_parts) == pytest.approx(1)
+    assert (onward.codec, onward.aligner) == (shipped.codec, shipped.aligner)
+    lists = "\n".join(onward.lexicon.lists)
+    packages = re.findall(r"\bw(?:\w+-insane|ordnet-base)|dict-gcide", ONWARD.read_text())
+    assert len(packages) == len(re.findall("insane|noun|gcide", lists)) == 5
 
 
 def test_no_number_is_read_by_nobody() -> None:
