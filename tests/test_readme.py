@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import core
 from benchmarks.report import arguments
+from training.run import build_parser as training_parser
 from tts.config import AudioGenerationConfig, ServerConfig, config_from_args
 from tts.families.registry import supported_families
 from tts.say import build_parser as say_parser
@@ -51,7 +52,7 @@ def first_cells(table: str) -> list[str]:
 
 def commands() -> list[str]:
     """Every line of the code blocks."""
-    blocks = re.findall(r"^```\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
     return [line for block in blocks for line in block.splitlines()]
 
 
@@ -118,7 +119,9 @@ def test_modules_that_are_run_exist() -> None:
 @pytest.mark.parametrize("command", [c for c in commands() if c.startswith(PYTHON)])
 def test_commands_parse(command: str) -> None:
     module, *words = shlex.split(command.split(" > ", maxsplit=1)[0].removeprefix(PYTHON))
-    parsers = {"tts.say": say_parser, "tts.serve": serve_parser}
+    parsers = {
+        "tts.say": say_parser, "tts.serve": serve_parser, "training.run": training_parser
+    }  # fmt: skip
     if module in parsers:
         parsers[module]().parse_args(words)
     else:
@@ -130,6 +133,7 @@ def test_commands_parse(command: str) -> None:
 def test_flags_that_are_named_exist() -> None:
     known = "".join((say_parser().format_help(), serve_parser().format_help()))
     known += arguments("", repeat=1).format_help() + core.parser().format_help()
+    known += training_parser().format_help()
     flags = set(re.findall(r"`[^`\n]*?(--[a-z][a-z.-]+)", README))
     assert {"--host", "--model.model-path"} <= flags
     assert [flag for flag in flags if flag not in known] == []

@@ -177,8 +177,8 @@ def kept_parts(voice: Path) -> dict[str, Path]:
     return {"reconstruct": codec, "adversarial": codec, "aligner": aligner}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status: 0 done, 1 a stage failed, 2 a wrong recipe."""
+def build_parser() -> argparse.ArgumentParser:
+    """The flags."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -194,7 +194,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--here", action="store_true", help="stages in this process, in turn")
     parser.add_argument("--evaluate", action="store_true", help="the voice, too (training.assess)")
     parser.add_argument("--fresh", action="store_true", help="run also what is done")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status: 0 done, 1 a stage failed, 2 a wrong recipe."""
+    args = build_parser().parse_args(argv)
     try:
         minutes = [f"schedule.minutes={args.minutes}"] if args.minutes is not None else []
         start = [f"language_model.start={args.voice / WEIGHTS}"] if args.voice else []

@@ -182,6 +182,20 @@ def test_windows_of_one_call_have_one_key(decoder: EmbeddedDecoder) -> None:
         decoder.decode(windows_of(decoder.spec, options, (1, 2, 3, 4, 5)))
 
 
+@pytest.mark.parametrize("count", [2, 3, 6])
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_codes_that_are_all_alike_prove_nothing_for_others(k: int, count: int) -> None:
+    """Which kernel multiplies depends on the number of rows; code 0 alone may not show it."""
+    decoder = build_embedded(SMALL)
+    options = StreamingOptions((k,), 2, mask_policy(block_causal=True, prompt_causal=True))
+    rng = np.random.default_rng(k)
+    for codes in (np.zeros((count, 3 * k), int), rng.integers(64, size=(count, 3 * k))):
+        streams = [windows_of(decoder.spec, options, tuple(row.tolist())) for row in codes]
+        for windows in zip(*streams, strict=True):
+            apart = [decoder.decode([window]) for window in windows]
+            assert torch.equal(decoder.decode(windows), torch.cat(apart))
+
+
 def test_positions_follow_each_other(decoder: EmbeddedDecoder) -> None:
     window = windows_of(decoder.spec, StreamingOptions(), (1, 2, 3))[0]
     with pytest.raises(DecoderConfigError, match="must follow each other"):
