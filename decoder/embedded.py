@@ -8,8 +8,7 @@ processes never need it.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -33,10 +32,8 @@ from decoder.embedded_render import EmbeddedRenderer
 from decoder.padding import PaddedNetwork, PaddedRows
 from decoder.registry import WEIGHTS_FILE, CodecSource
 from decoder.streaming import mask_policy, validate_streaming
-from decoder.window_inputs import check_windows
 
 RANDOM_SEED = 0
-MAX_PROVEN = 4096  # batch shapes remembered
 ENCODE_CODES = 256  # codes per encoder call, without the margins
 
 
@@ -54,7 +51,6 @@ class EmbeddedDecoder(PaddedNetwork):
         self._encoder: EmbeddedCodec | None = None
         self._renderer = EmbeddedRenderer(codec)
         self._encoding = own_stream(source.device)
-        self._proven: dict[Hashable, bool] = {}
 
     @classmethod
     def create(cls, source: CodecSource) -> EmbeddedDecoder:
@@ -71,43 +67,10 @@ class EmbeddedDecoder(PaddedNetwork):
             use_bfloat16(codec)
         return cls(codec_spec(config, source), codec, source)
 
-    def batch_key(self, window: DecodeWindow) -> Hashable:
-        """As AudioDecoder.batch_key: on a CPU windows of one shape share a call."""
-        return window.shape if self.device == "cpu" else super().batch_key(window)
-
     def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
-        """As AudioDecoder.decode. CodeRangeError for a bad code.
-
-        On a CPU, joining windows pays about a fifth but may change the last bit where a matrix
-        product picks its kernel by the number of rows. So each batch shape first proves, with
-        random codes, that joining changes nothing; otherwise it stays apart.
-        """
+        """As AudioDecoder.decode. CodeRangeError for a bad code."""
         _check_positions(windows)
-        if self.device != "cpu":
-            return super().decode(windows)
-        check_windows(self, windows)
-        if len(windows) > 1 and not self._may_join(windows):
-            return self._apart(windows)
-        return self.run(self.inputs(windows))
-
-    def _apart(self, windows: Sequence[DecodeWindow]) -> Tensor:
-        return torch.cat([self.run(self.inputs([window])) for window in windows])
-
-    def _may_join(self, windows: Sequence[DecodeWindow]) -> bool:
-        """Whether windows like these are bit for bit the same together and apart. Their own codes
-        may be too much alike to tell: code 0 alone can hide another order of additions.
-        """
-        key = (windows[0].shape, *(window.masks for window in windows))
-        if key not in self._proven:
-            rng, size = np.random.default_rng(RANDOM_SEED), self.spec.codebook_size
-            probes = [
-                replace(window, codes=tuple(rng.integers(size, size=len(window.codes)).tolist()))
-                for window in windows
-            ]
-            if len(self._proven) >= MAX_PROVEN:
-                self._proven.clear()
-            self._proven[key] = torch.equal(self._apart(probes), self.run(self.inputs(probes)))
-        return self._proven[key]
+        return super().decode(windows)
 
     def render(self, rows: PaddedRows) -> Tensor:
         """As PaddedNetwork.render."""

@@ -2,8 +2,10 @@
 
 Every query is attended by itself: a [G, D] × [D, L] problem for each KV head, where G query heads
 share the KV head and L is the query's context rounded up to a whole tile, the rest masked out.
-So a token's result does not depend on which batch or prompt chunk it was computed in, bit for
-bit: that is what makes a seed reproducible. Neighbouring queries of one tile share one call.
+On a CPU each has a call of its own, from addresses that are aligned alike, and all calls with one L
+have one shape: the same kernel runs in the same order, with any number of threads. So a token's
+result does not depend on which batch or prompt chunk it was computed in, bit for bit: that is what
+makes a seed reproducible. On a GPU neighbouring queries of one tile share one call.
 In a layer with a sliding window, L starts at the tile of the first key that the tile can see.
 
 Keys are read in place where a row's pages follow each other. Otherwise the row gets a
@@ -24,6 +26,7 @@ TILE = 64  # keys; a multiple of every vector length
 COPY_STEP = 4 * TILE  # capacities of context copies are multiples, so that buffers fit again
 MAX_CACHED_VIEWS = 1024
 MAX_FREE_BUFFERS = 4
+ALIGNMENT = 64  # bytes: vector kernels may peel off what lies before the first whole vector
 
 assert TAIL_SLOTS >= TILE
 
@@ -158,9 +161,9 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
         if keys.dtype != query.dtype:
             keys, values, mask = keys.to(query.dtype), values.to(query.dtype), mask.to(query.dtype)
         num_queries, soft_cap = span.num_queries, self.options.soft_cap
-        if num_queries > 1 and soft_cap is not None:  # a larger product may sum in another order
+        if query.device.type == "cpu":  # several in one call may be summed in another order
             each = zip(query.split(1), mask.split(1), strict=True)
-            parts = [attend(one, keys, values, seen, soft_cap) for one, seen in each]
+            parts = [attend(_aligned(one), keys, values, seen, soft_cap) for one, seen in each]
             return torch.cat(parts).reshape(num_queries, -1)
         if num_queries > 1:
             keys = keys.expand(num_queries, -1, -1, -1)
@@ -168,8 +171,12 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
         return attend(query, keys, values, mask, soft_cap).reshape(num_queries, -1)
 
     def _run_start(self, batch: ForwardBatch, row: int) -> int | None:
-        """First slot of a row whose pages follow each other; None when they do not."""
+        """First slot of a row whose pages follow each other; None when they do not, or begin
+        between aligned addresses.
+        """
         size = batch.page_size
+        if size * self.pool.head_dim * self.pool.dtype.itemsize % ALIGNMENT:
+            return None
         pages = batch.pages[row]
         first, num_pages = pages[0], -(-batch.context_lens[row] // size)
         if pages[num_pages - 1] - first != num_pages - 1:
@@ -263,6 +270,11 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
             self._mask_line = line.to(self.pool.device, dtype)  # a byte holds no −inf
         offset = self._mask_reach - context
         return self._mask_line[offset : offset + num_keys]
+
+
+def _aligned(query: Tensor) -> Tensor:
+    """The same values at an aligned address, where new tensors begin."""
+    return query.clone() if query.data_ptr() % ALIGNMENT else query
 
 
 def _views(storage: list[Tensor], start: int, num_keys: int) -> LayerViews:

@@ -10,12 +10,12 @@ are stacked, their B stand on the diagonal, so an adapter costs two small produc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from llm.layers.linear import FloatLinear, Linear
+from llm.layers.linear import Linear
 from llm.layers.weight import LinearWeight, WeightSource
 from llm.lora.adapter import LoRAFactors
 from llm.lora.manager import LoRAManager
@@ -29,15 +29,15 @@ class AdaptedLinear:
         product: Linear,
         sources: Sequence[WeightSource],
         manager: LoRAManager,
-        dtype: torch.dtype,
-        device: torch.device,
+        create: Callable[[LinearWeight], Linear],
     ) -> None:
+        """`create` makes the layers of an adapter's matrices."""
         self.in_features, self.out_features = product.in_features, product.out_features
         self._product = product
         self._sources = tuple(sources)
         self._manager = manager
-        self._dtype, self._device = dtype, device
-        self._slots: dict[int, tuple[FloatLinear, FloatLinear] | None] = {}
+        self._create = create
+        self._slots: dict[int, tuple[Linear, Linear] | None] = {}
         shapes = {source.name: (source.num_rows, self.in_features) for source in sources}
         manager.claim(self, shapes)
 
@@ -55,10 +55,7 @@ class AdaptedLinear:
             self._slots[slot] = None
             return
         stacked, diagonal = LinearWeight(torch.cat(down)), LinearWeight(torch.block_diag(*up))
-        self._slots[slot] = (self._layer(stacked), self._layer(diagonal))
-
-    def _layer(self, weight: LinearWeight) -> FloatLinear:
-        return FloatLinear(weight, self._dtype, self._device)
+        self._slots[slot] = (self._create(stacked), self._create(diagonal))
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""

@@ -14,9 +14,21 @@ import torch
 from torch import Tensor
 
 from llm.batch import KVCacheInputs
+from llm.kernels.cpu.products import multiply
 from llm.layers.decoder import DecoderLayer
 
 logger = logging.getLogger(__name__)
+
+
+@torch.library.custom_op("sonant::multiply", mutates_args=())
+def traced_multiply(inputs: Tensor, weights: Tensor, scales: Tensor | None) -> Tensor:
+    """Compute `kernels.cpu.products.multiply` in a function that torch traces."""
+    return multiply(inputs.contiguous(), weights, scales)
+
+
+@traced_multiply.register_fake
+def _(inputs: Tensor, weights: Tensor, scales: Tensor | None) -> Tensor:
+    return inputs.new_empty(inputs.shape[0], weights.shape[0])
 
 
 class Compiler:

@@ -1,7 +1,7 @@
 """Linear layers: y = x Wᵀ, or x Wᵀ + b, in floating point or with int8 weights.
 
-A row's result does not depend on how many rows it is computed with (see each class), so that a
-token gets the same logits alone, in a batch, and in a prompt chunk.
+With `RowLinear` (CPU) and `InvariantLinear` (GPU) a row's result does not depend on how many rows
+it is computed with, so a token gets the same logits alone, in a batch, and in a prompt chunk.
 """
 
 from __future__ import annotations
@@ -13,17 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llm.layers.int8 import (
-    ExactInt8Linear,
-    PackedInt8Linear,
-    Scratch,
-    has_integer_kernels,
-)
 from llm.layers.invariant import InvariantLinear
+from llm.layers.rows import RowLinear
 from llm.layers.weight import LinearWeight
 from llm.lora.manager import LoRAManager
-
-ROW_TILE = 8
 
 
 class Linear(Protocol):
@@ -37,24 +30,18 @@ class Linear(Protocol):
 
 
 class FloatLinear:
-    """A floating-point matrix.
+    """A floating-point matrix that torch's BLAS multiplies.
 
-    BLAS libraries compute a few rows with other kernels than many, whose sums round differently.
-    On the CPU the rows are therefore padded to whole tiles: the same kernel serves every count.
+    BLAS libraries choose their kernel by the number of rows, and kernels round differently.
     """
 
     def __init__(self, weight: LinearWeight, dtype: torch.dtype, device: torch.device) -> None:
         self.weight = weight.to_float(dtype).to(device).contiguous()
         self.out_features, self.in_features = self.weight.shape
-        self._pads = device.type == "cpu"
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""
-        num_rows = len(x)
-        missing = -num_rows % ROW_TILE
-        if missing == 0 or not self._pads:
-            return F.linear(x, self.weight)
-        return F.linear(F.pad(x, (0, 0, 0, missing)), self.weight)[:num_rows]
+        return F.linear(x, self.weight)
 
 
 class BiasedLinear:
@@ -74,8 +61,7 @@ TORCH_BLAS = "torch BLAS"
 OWN_KERNELS = "own kernels for few rows"  # and torch's BLAS for many
 BACKENDS: dict[type, str] = {
     FloatLinear: TORCH_BLAS,
-    ExactInt8Linear: "int8 in integers",
-    PackedInt8Linear: "packed int8",
+    RowLinear: "one order of sums",
     InvariantLinear: "one order of sums",
 }
 
@@ -96,7 +82,8 @@ class LinearFactory:
         """With `lora`, layers that an adapter changes can be adapted; others stay what they are.
 
         `vendor_blas` expands int8 matrices, so that torch's BLAS computes every product.
-        `batch_invariant` does the same for products that are one row's own; the CPU's all are.
+        `batch_invariant` makes a row's result its own on a GPU, too; on a CPU it always is, unless
+        `vendor_blas` is on.
         """
         self._is_invariant = batch_invariant and device.type == "cuda"
         self._lora = lora
@@ -105,7 +92,6 @@ class LinearFactory:
         self.dtype = dtype
         self.device = device
         self.int8 = int8
-        self._scratch = Scratch()
 
     def linear(self, weight: LinearWeight) -> Linear:
         """The layer for a weight."""
@@ -118,16 +104,20 @@ class LinearFactory:
             return layer
         from llm.layers.adapted import AdaptedLinear
 
-        return AdaptedLinear(layer, weight.sources, lora, self.dtype, self.device)
+        return AdaptedLinear(layer, weight.sources, lora, self.plain)
+
+    def plain(self, weight: LinearWeight) -> Linear:
+        """A matrix of an adapter, in floating point."""
+        if self.device.type == "cpu" and not self.vendor_blas:
+            return RowLinear(weight, self.dtype)
+        return FloatLinear(weight, self.dtype, self.device)
 
     def _product(self, weight: LinearWeight) -> Linear:
         if self._is_invariant:
             return InvariantLinear(weight, self.dtype, self.device)
-        if not self.int8 or self.vendor_blas:
-            return FloatLinear(weight, self.dtype, self.device)
-        if has_integer_kernels():
-            return ExactInt8Linear(weight, self._scratch)
-        return PackedInt8Linear(weight)
+        if self.int8 and self.device.type == "cpu" and not self.vendor_blas:
+            return RowLinear(weight, torch.int8)
+        return self.plain(weight)
 
     def vector(self, values: Tensor) -> Tensor:
         """A weight that is not a matrix."""

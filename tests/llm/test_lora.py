@@ -21,7 +21,8 @@ from llm import (
     TokenChunk,
 )
 from llm.engine import create_engine
-from llm.layers.linear import FloatLinear, LinearFactory
+from llm.layers.linear import LinearFactory
+from llm.layers.rows import RowLinear
 from llm.layers.weight import LinearWeight, WeightSource
 from llm.lora.adapter import LoRAAdapter
 from llm.lora.manager import LoRAManager, reserved_bytes
@@ -217,7 +218,9 @@ def test_rows_of_an_adapted_layer_do_not_see_each_other(base: Path, paths: list[
     for adapter in ("", *NAMES):
         manager.begin((adapter,), (70,))
         expected[adapter] = layer(x)
-    assert torch.equal(expected[""], x @ weight.T) or torch.allclose(expected[""], x @ weight.T)
+    plain = x @ weight.T
+    # Another order of 64 sums: a few float32 roundings of the products' size.
+    assert (expected[""] - plain).norm() / plain.norm() < 1e-6
     for seed in range(20):
         owners = [("", *NAMES)[i] for i in random_ids(1 + 3 * seed, 4, seed=seed)]
         manager.begin(owners, (1,) * len(owners))
@@ -236,8 +239,8 @@ def test_layers_that_no_adapter_changes_are_plain(base: Path, paths: list[str]) 
     weight = LinearWeight(
         torch.ones(64, 64), sources=(WeightSource("model.layers.0.self_attn.o_proj", 64),)
     )
-    assert type(LinearFactory(**options, lora=manager).linear(weight)) is FloatLinear
-    assert type(LinearFactory(**options).linear(weight)) is FloatLinear
+    assert type(LinearFactory(**options, lora=manager).linear(weight)) is RowLinear
+    assert type(LinearFactory(**options).linear(weight)) is RowLinear
     pipeline = TextGenerationPipeline(pipeline_config(base))
     assert pipeline.runner.loaded_model.lora_manager is None
     with pytest.raises(RequestError, match="enable_lora"):
