@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,9 +60,7 @@ def test_jobs_run_to_their_length(engine: Engine) -> None:
 
 
 def test_a_run_is_cut_off(engine: Engine) -> None:
-    started = time.perf_counter()
     done = run(engine, decode_jobs(2, 512, 4, 2000), limit_s=0.1)
-    assert time.perf_counter() - started < 30
     assert not done.is_whole
     assert 0 <= done.num_tokens < 4000
     assert engine.stats().used_pages == 0
