@@ -56,7 +56,7 @@ def test_the_same_tokens_as_without(
     try:
         found = plain.run(engine, together=True, pausing=values.get("pausing", False))
         assert found == alone
-        assert engine.drain(5)
+        assert engine.drain(60)
         assert engine.stats().used_pages == 0
     finally:
         engine.shutdown()
