@@ -13,12 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from llm import attention
 from llm.attention.base import AttentionBackend, AttentionOptions
 from llm.kv_cache.kv_pool import KVPool
 from llm.runner import model_runner
 from llm.runner.model_runner import ModelRunner
 from tests.llm.llama_checkpoints import pipeline_config, write_llama
 
+OURS = ("flashinfer_kernels", "flashinfer")
 NAMES = {
     "flashinfer.decode": ("BatchDecodeWithPagedKVCacheWrapper", "get_batch_decode_module"),
     "flashinfer.prefill": ("BatchPrefillWithPagedKVCacheWrapper", "get_batch_prefill_module"),
@@ -44,11 +46,12 @@ def flashinfer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         for member in NAMES.get(name, ()):
             setattr(module, member, Wrapper)
         monkeypatch.setitem(sys.modules, name, module)
-    for name in ("llm.attention.flashinfer_kernels", "llm.attention.flashinfer"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in OURS:
+        monkeypatch.delitem(sys.modules, f"llm.attention.{name}", raising=False)
+        monkeypatch.setattr(attention, name, None, raising=False)  # put back afterwards
     yield importlib.import_module("llm.attention.flashinfer")
-    for name in ("llm.attention.flashinfer_kernels", "llm.attention.flashinfer"):
-        del sys.modules[name]
+    for name in OURS:
+        del sys.modules[f"llm.attention.{name}"]
 
 
 @pytest.mark.parametrize("enable_pdl", [False, True])
