@@ -176,7 +176,8 @@ def test_a_peer_that_fails_is_told() -> None:
 
 def test_the_decoder_is_called_as_often_as_its_pace_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """After each step, or not before it has rested, by a clock that stands still in between."""
-    clock = SimpleNamespace(now_s=0.0, perf_counter=lambda: clock.now_s)
+    clock = SimpleNamespace(now_s=0.0)
+    clock.perf_counter = lambda: clock.now_s
     monkeypatch.setattr(beside, "time", clock)
     decoder = create_decoder("ramp", test_mode=True)
     (window,) = kinds_of(decoder, decoder.spec.recommended)["full"]

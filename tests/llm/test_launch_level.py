@@ -56,7 +56,7 @@ def flashinfer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.mark.parametrize("enable_pdl", [False, True])
 def test_every_call_of_flashinfer_is_told(flashinfer: Any, enable_pdl: bool) -> None:
-    class OnTheHost(flashinfer.FlashInferBackend):  # type: ignore[misc]
+    class OnTheHost(flashinfer.FlashInferBackend):
         """Without kernels, which need a device."""
 
         def __init__(self, pool: KVPool, options: AttentionOptions) -> None:
