@@ -204,7 +204,7 @@ def create_client(
     return LocalEngineClient(engine, decoder, OffsetCodes(), limits)
 
 
-async def wait_until_idle(client: EngineClient, timeout_s: float = 5.0) -> None:
+async def wait_until_idle(client: EngineClient, timeout_s: float = 60.0) -> None:
     """Until nothing runs, waits or decodes and no request holds a page; fails after a while."""
     for _ in range(round(timeout_s / 0.005)):
         status = await client.status()

@@ -25,7 +25,7 @@ from decoder import (
 from tests.decoder.codecs import audio_of, changed_frames, random_codes, write_mimi
 from tests.decoder.toys import windows_of
 
-MAX_ERROR = 5e-6  # of the loudest sample
+MAX_ERROR = 1e-5  # of the loudest sample: float32 sums in another order differ by 1e-6 of it
 FRAMES = 40
 
 

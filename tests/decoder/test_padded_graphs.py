@@ -23,12 +23,13 @@ from decoder import (
 from decoder.host_memory import STAGES
 from decoder.padded_graphs import PROMPT_S, PaddedGraphs, call_shapes
 from decoder.padding import PaddedNetwork
+from tests.closeness import error
 from tests.decoder.codecs import PADDING, random_codes, write_padding
 from tests.decoder.test_cuda_graphs import repeat
 from tests.decoder.toys import windows_of
 
 ROWS = 4
-MAX_ERROR = 1e-5
+MAX_ERROR = 1e-5  # of the loudest sample: float32 sums in another order differ by 1e-6 of it
 
 
 @pytest.fixture(scope="module", params=PADDING)
@@ -65,7 +66,7 @@ def check(graphs: PaddedGraphs, network: PaddedNetwork, windows: Sequence[Decode
     assert len(rows) == len(windows)
     for row, window in zip(rows, windows, strict=True):
         (alone,) = network.decode([window])
-        torch.testing.assert_close(row[: len(alone)], alone, rtol=0, atol=MAX_ERROR)
+        assert error(row[: len(alone)], alone) < MAX_ERROR
 
 
 def test_any_mixture_is_one_launch(graphs, network) -> None:
@@ -105,7 +106,7 @@ def test_a_long_prompt_is_a_call_of_few_rows(graphs, network) -> None:
     assert graphs.num_replays == before + 3
     for row, window in zip(rows, windows, strict=True):
         (alone,) = network.decode([window])
-        torch.testing.assert_close(row[: len(alone)], alone, rtol=0, atol=MAX_ERROR)
+        assert error(row[: len(alone)], alone) < MAX_ERROR
 
 
 def test_a_stream_is_rendered_like_without_graphs(graphs, network) -> None:

@@ -13,6 +13,7 @@ from llm.engine import create_engine
 from llm.memory_copy import to_device
 from llm.request import Request, SamplingParams, TokenChunk
 from llm.runner.device_stream import CudaStream
+from tests.closeness import error
 
 pytestmark = [
     pytest.mark.gpu,
@@ -53,7 +54,8 @@ def test_the_same_tokens_as_without(tiny_checkpoint: Path) -> None:
             [entry for chunk in run for entry in chunk.logprobs] for run in (found[name], chunks)
         )
         assert [e.token_id for e in entries] == (tokens if name == "r2" else [])
-        assert [e.logprob for e in entries] == pytest.approx([e.logprob for e in others], abs=1e-3)
+        # Of the largest: the same kernels, whose sums may be of another order in another graph.
+        assert error([e.logprob for e in entries], [e.logprob for e in others]) < 1e-3
 
 
 def test_uploading_does_not_wait_for_the_gpu() -> None:

@@ -44,7 +44,7 @@ def throw(config: PipelineConfig, lengths: Lengths) -> EngineStats:
         assert num_tokens == {r.request_id: r.sampling.max_tokens for r in requests}
         assert stats.preemptions > 0
         assert (stats.failed_steps, stats.used_pages) == (0, 0)
-        engine.run_on_engine(engine.pipeline.kv_manager.check_integrity).result(10)
+        engine.run_on_engine(engine.pipeline.kv_manager.check_integrity).result(60)
         return stats
     finally:
         engine.shutdown()

@@ -89,7 +89,13 @@ def unlike(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "is_exact"), [("greedy", True), ("residual", True), ("logit-comparison", False)]
+    ("strategy", "is_exact"),
+    [
+        ("greedy", True),
+        ("residual", True),
+        ("typical-acceptance", False),
+        ("logit-comparison", False),
+    ],
 )
 def test_sampled_tokens_have_the_targets_distribution(
     unlike: tuple[Path, Path], strategy: str, is_exact: bool
@@ -133,6 +139,26 @@ def test_the_residual_rule_by_itself() -> None:
     # No rule that keeps p accepts more often than Σ min(p, q).
     accepted = (kept == guesses).double().mean()
     assert accepted == pytest.approx(float(torch.minimum(p[0], q[0]).sum()), abs=0.02)
+
+
+def test_the_typical_rule_by_itself() -> None:
+    """A draft is kept from 0.09 on, or from 0.3 × e^-entropy on where that is less."""
+    vocab = 1000
+    few = torch.zeros(vocab, dtype=torch.float64)
+    few[:4] = torch.tensor([0.8, 0.1, 0.08, 0.02])  # entropy 0.69: 0.15, so 0.09 holds
+    many = torch.full((vocab,), 1 / vocab, dtype=torch.float64)
+    many[:2] += torch.tensor([0.25, -0.75]) / vocab  # entropy 6.9: 0.0003, which 1 has not
+    p = torch.stack([few] * 4 + [many] * 3)
+    guesses = torch.tensor([0, 1, 2, 5, 0, 1, 7])
+    targets = torch.full_like(guesses, 999)
+    params = [SamplingParams(seed=n) for n in range(7)]
+    params[-1] = SamplingParams(temperature=0)  # greedy: the target's token, whatever is likely
+    rows = [row([1], [1], sampling=one) for one in params]
+    nothing = torch.zeros(0)
+    kept = RULES["typical-acceptance"](
+        Drafted(rows, 0, guesses, nothing, lambda: p, nothing, lambda: p, targets)
+    )
+    assert kept.tolist() == [0, 1, 999, 999, 0, 999, 999]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import llm
 from llm.config import PipelineConfig
 from llm.engine import Engine, create_engine
 from llm.errors import RequestError
@@ -55,7 +56,7 @@ def run(engine: Engine, *, together: bool, pausing: bool = False) -> Results:
         streams[request.request_id] = engine.submit(request)
         if pausing:
             engine.pause(request.request_id)
-            engine.run_on_engine(lambda: None).result(10)
+            engine.run_on_engine(lambda: None).result(60)
             engine.resume(request.request_id)
         if not together:
             chunks = list(streams[request.request_id])
@@ -136,7 +137,7 @@ def test_in_flight_batching_is_on_unless_turned_off(
     engine.start()
     stream = Request("a", (1,) * 4, SamplingParams(max_tokens=150, ignore_eos=True))
     engine.submit(stream, early)
-    assert done.wait(20)
+    assert done.wait(60)
     engine.shutdown()
     assert "".join(delivered) == order
 
@@ -179,7 +180,7 @@ def test_an_open_batch_size_is_the_engines_to_find(
         request = Request(f"r{n}", (n + 1,) * 5, sampling)
         engine.submit(request, lambda _: together.append(engine.stats().running))
     engine.start()
-    assert engine.drain(20)
+    assert engine.drain(60)
     engine.shutdown()
     assert max(together) == rows
 
@@ -218,3 +219,14 @@ def test_an_engine_says_what_it_runs(
     assert {"pipeline: TextGenerationPipeline", "encoding: float32", "max_seq_len: 64"} <= {*lines}
     assert "KV page size: 16" in lines
     assert any(re.fullmatch(r"linear layers: \d+ torch BLAS", line) for line in lines)
+
+
+def test_the_root_gives_every_public_name() -> None:
+    assert {"Engine", "TokenStream", "Request", "RequestError", "PipelineConfig"} <= set(
+        llm.__all__
+    )
+    assert set(llm.__all__) == set(dir(llm))
+    for name in llm.__all__:
+        assert getattr(llm, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        llm.Nothing  # noqa: B018

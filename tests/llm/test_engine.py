@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-import llm
 from llm.batch import ScheduledBatch, StepOutput
 from llm.engine import Engine
+from llm.engine_types import TokenStream
 from llm.errors import EngineStoppedError, QueueFullError, RequestError
 from llm.request import FinishReason, Request, SamplingParams, TokenChunk
 from llm.scheduler import Scheduler, SchedulerLimits
@@ -30,7 +30,7 @@ class SlowPipeline(ShadowPipeline):
 
     def execute(self, batch: ScheduledBatch, /) -> StepOutput:
         self.started.release()
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         time.sleep(self.step_s)
         return super().execute(batch)
 
@@ -68,8 +68,8 @@ class Rig:
 
     def check_clean(self) -> None:
         """Nothing runs, nothing is held, and all adds up."""
-        assert self.engine.run_on_engine(self.scheduler.num_live.__int__).result(5) == 0
-        self.engine.run_on_engine(self.scheduler.check_integrity).result(5)
+        assert self.engine.run_on_engine(self.scheduler.num_live.__int__).result(60) == 0
+        self.engine.run_on_engine(self.scheduler.check_integrity).result(60)
         assert self.engine.stats().used_pages == 0
 
 
@@ -99,10 +99,23 @@ def endless(name: str) -> Request:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.002)
+
+
+def paused_after_a_step(rig: Rig, name: str) -> TokenStream:
+    """An endless request that has its first token and takes part in no further step."""
+    while rig.pipeline.started.acquire(blocking=False):
+        pass  # a step of an earlier request
+    rig.pipeline.gate.clear()
+    stream = rig.engine.submit(endless(name))
+    assert rig.pipeline.started.acquire(timeout=60)
+    rig.engine.pause(name)
+    rig.pipeline.gate.set()
+    wait_for(lambda: rig.engine.stats().paused == 1)
+    return stream
 
 
 def test_a_stream_yields_the_tokens_of_the_request(rig: Rig) -> None:
@@ -127,7 +140,7 @@ def test_many_threads_submit_at_once(rig: Rig) -> None:
     for thread in clients:
         thread.start()
     for thread in clients:
-        thread.join(20)
+        thread.join(60)
     for name in names:
         tokens = [token for chunk in results[name] for token in chunk.token_ids]
         assert tokens == expected_output(with_eos(request(name)))[0]
@@ -146,7 +159,7 @@ def test_a_sink_is_called_on_the_engine_thread(rig: Rig) -> None:
             done.set()
 
     stream = rig.engine.submit(request("a"), sink)
-    assert done.wait(5)
+    assert done.wait(60)
     assert threads == {"engine"}
     assert [t for c in chunks for t in c.token_ids] == expected_output(with_eos(request("a")))[0]
     with pytest.raises(RuntimeError, match="go to its sink"):
@@ -197,7 +210,7 @@ def test_the_models_stop_ids_count_unless_ruled_out(rig: Rig) -> None:
 def test_cancel_takes_effect_within_a_step(rig: Rig) -> None:
     rig.pipeline.gate.clear()
     stream = rig.engine.submit(endless("a"))
-    assert rig.pipeline.started.acquire(timeout=5)
+    assert rig.pipeline.started.acquire(timeout=60)
     stream.cancel()
     rig.pipeline.gate.set()
     # The step that ran may still deliver; no other step runs.
@@ -216,10 +229,8 @@ def test_a_cancel_right_after_the_submit_is_not_lost(rig: Rig) -> None:
 
 
 def test_pause_and_resume(rig: Rig) -> None:
-    stream = rig.engine.submit(endless("a"))
+    stream = paused_after_a_step(rig, "a")
     first = next(stream)
-    rig.engine.pause("a")
-    wait_for(lambda: rig.engine.stats().paused == 1)
     steps = rig.engine.stats().steps
     assert list(rig.engine.submit(request("b")))[-1].finish_reason
     assert rig.engine.stats().used_pages > 0
@@ -260,7 +271,7 @@ def test_a_sink_that_raises_loses_its_request_only(
 
 def test_the_hook_runs_after_steps_and_when_woken(rig: Rig) -> None:
     list(rig.engine.submit(request("a")))
-    rig.engine.run_on_engine(lambda: None).result(5)
+    rig.engine.run_on_engine(lambda: None).result(60)
     assert rig.hook.calls >= len(rig.pipeline.batches)
     wait_for(lambda: rig.engine.drain(0.0))
     calls = rig.hook.calls
@@ -274,10 +285,7 @@ def test_the_hook_runs_after_steps_and_when_woken(rig: Rig) -> None:
 
 def test_an_idle_engine_sleeps(rig: Rig) -> None:
     list(rig.engine.submit(request("a")))
-    stream = rig.engine.submit(endless("paused"))
-    next(stream)
-    rig.engine.pause("paused")
-    wait_for(lambda: rig.engine.stats().paused == 1)
+    next(paused_after_a_step(rig, "paused"))
     time.sleep(0.05)
     calls, cpu_s = rig.hook.calls, time.process_time()
     time.sleep(0.3)
@@ -287,9 +295,9 @@ def test_an_idle_engine_sleeps(rig: Rig) -> None:
 
 def test_run_on_engine(rig: Rig) -> None:
     name = rig.engine.run_on_engine(lambda: threading.current_thread().name)
-    assert name.result(5) == "engine"
+    assert name.result(60) == "engine"
     with pytest.raises(ZeroDivisionError):
-        rig.engine.run_on_engine(lambda: 1 // 0).result(5)
+        rig.engine.run_on_engine(lambda: 1 // 0).result(60)
     rig.check_clean()
 
 
@@ -297,7 +305,7 @@ def test_drain_waits_for_requests_and_the_hook(rig: Rig) -> None:
     rig.pipeline.step_s = 0.002
     stream = rig.engine.submit(request("a", max_tokens=30, ignore_eos=True))
     rig.hook.work = 40
-    assert rig.engine.drain(10)
+    assert rig.engine.drain(60)
     assert rig.hook.work < 0
     assert list(stream)[-1].finish_reason is FinishReason.LENGTH
     with pytest.raises(EngineStoppedError):
@@ -316,7 +324,7 @@ def test_shutdown_ends_everything_and_can_be_repeated() -> None:
     rig = Rig()
     rig.pipeline.gate.clear()
     running = rig.engine.submit(endless("a"))
-    assert rig.pipeline.started.acquire(timeout=5)
+    assert rig.pipeline.started.acquire(timeout=60)
     in_the_inbox = rig.engine.submit(endless("b"))
     future = rig.engine.run_on_engine(lambda: 5)
     rig.pipeline.gate.set()
@@ -332,7 +340,7 @@ def test_shutdown_ends_everything_and_can_be_repeated() -> None:
     with pytest.raises(EngineStoppedError):
         rig.engine.run_on_engine(lambda: None)
     rig.engine.cancel("a")  # too late, and harmless
-    assert rig.engine.drain(1)
+    assert rig.engine.drain(60)
 
 
 def test_an_engine_that_never_started_can_be_shut_down() -> None:
@@ -365,7 +373,7 @@ def test_the_queue_bound() -> None:
     rig = Rig(max_waiting=2)
     rig.pipeline.gate.clear()
     streams = [rig.engine.submit(endless("a"))]
-    assert rig.pipeline.started.acquire(timeout=5)
+    assert rig.pipeline.started.acquire(timeout=60)
     streams += [rig.engine.submit(endless(name)) for name in "bc"]
     with pytest.raises(QueueFullError, match="2 requests wait already"):
         rig.engine.submit(endless("d"))
@@ -385,14 +393,3 @@ def test_stats_count(rig: Rig) -> None:
     assert (stats.prefix_hit_tokens, stats.prefix_miss_tokens) == (20, 22)
     assert (stats.running, stats.waiting, stats.paused, stats.used_pages) == (0, 0, 0, 0)
     assert (stats.cached_pages, stats.total_pages, stats.preemptions) == (5, 199, 0)
-
-
-def test_the_root_gives_every_public_name() -> None:
-    assert {"Engine", "TokenStream", "Request", "RequestError", "PipelineConfig"} <= set(
-        llm.__all__
-    )
-    assert set(llm.__all__) == set(dir(llm))
-    for name in llm.__all__:
-        assert getattr(llm, name).__name__ == name
-    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
-        llm.Nothing  # noqa: B018

@@ -89,18 +89,18 @@ def test_nobody_waits_for_a_prefill_that_waits() -> None:
 def test_steps_without_rows_go_on_while_the_engine_is_idle() -> None:
     pipeline = EmptyStepPipeline()
     with running(pipeline, empty=True) as engine:
-        assert pipeline.enough.wait(10)
+        assert pipeline.enough.wait(60)
         assert list(engine.submit(request("a")))[-1].finish_reason is FinishReason.LENGTH
         stats = engine.stats()
         assert (stats.steps, stats.empty_steps >= 5) == (3, True)
-        assert engine.drain(5)
+        assert engine.drain(60)
 
 
 def test_without_the_switch_an_idle_engine_sleeps() -> None:
     pipeline = EmptyStepPipeline()
     with running(pipeline) as engine:
         list(engine.submit(request("a")))
-        assert engine.drain(5)
+        assert engine.drain(60)
         assert (pipeline.num_empty, engine.stats().empty_steps) == (0, 0)
 
 
@@ -110,7 +110,7 @@ def test_a_step_without_rows_that_fails_is_the_last(caplog: pytest.LogCaptureFix
     with running(pipeline, empty=True) as engine:
         for name in "ab":
             assert list(engine.submit(request(name)))[-1].finish_reason is FinishReason.LENGTH
-        assert engine.drain(5)
+        assert engine.drain(60)
     assert pipeline.num_empty == 1
     assert "no room for nothing" in caplog.text
 
@@ -119,7 +119,7 @@ def test_an_idle_model_runs_forwards(tiny_checkpoint: Path) -> None:
     engine = create_engine(config(tiny_checkpoint, execute_empty_batches=True))
     forwards = engine.pipeline.runner  # type: ignore[attr-defined]
     engine.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while forwards.forward_pass_id < 3:
         assert time.monotonic() < deadline
         threading.Event().wait(0.005)
@@ -254,10 +254,9 @@ def test_a_hook_is_asked_now_and_then_while_another_device_works() -> None:
     rig.hook.poll_s, rig.hook.work = 0.02, 10**9
     rig.engine.wake()
     wait_for(lambda: rig.hook.calls > 3)
-    calls, cpu_s = rig.hook.calls, time.process_time()
-    time.sleep(0.3)
-    assert 2 <= rig.hook.calls - calls <= 16
-    assert time.process_time() - cpu_s < 0.1
-    rig.hook.poll_s = 5.0
+    calls, began_s = rig.hook.calls, time.monotonic()
+    wait_for(lambda: rig.hook.calls >= calls + 10)
+    assert time.monotonic() - began_s >= 8 * rig.hook.poll_s, "it sleeps in between"
+    rig.hook.poll_s = 1000.0
     list(rig.engine.submit(request("a")))  # which does not wait for that
     rig.engine.shutdown()

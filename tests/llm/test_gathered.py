@@ -10,7 +10,10 @@ from llm.attention.base import CapturedShape, PlannedAttention
 from llm.attention.gathered import MAX_CAPTURED_TOKENS, GatheredBackend, GatheredPlan
 from llm.attention.sdpa import SdpaBackend
 from llm.kv_cache.kv_pool import KVPool
+from tests.closeness import error
 from tests.llm.attention_rows import HEAD_DIM, Row, forward_batch, options, shuffled_pages
+
+MAX_ERROR = 1e-5  # of the largest number: float32 against float64 differs by 1e-6 of it
 
 Step = list[tuple[Row, int, int]]
 
@@ -52,7 +55,7 @@ def test_mixed_batches_attend_like_dense_memory(
     for parts in steps:
         planned = PlannedAttention.create(forward_batch(page_size, parts), backend)
         found = planned.attend(0, *fed(parts))
-        assert torch.allclose(found.double(), expected(parts, window), atol=1e-5)
+        assert error(found, expected(parts, window)) < MAX_ERROR
 
 
 def addresses(plan: GatheredPlan) -> list[int]:
@@ -87,7 +90,7 @@ def test_a_captured_plan_is_pointed_at_other_rows(window: int | None) -> None:
         backend.replan(plan, forward_batch(page_size, parts))
         found = backend.forward(plan, 0, *fed(parts))
         real = [part for part in parts if part[0].pages != [0]]
-        assert torch.allclose(found[: len(real)].double(), expected(real, window), atol=1e-5)
+        assert error(found[: len(real)], expected(real, window)) < MAX_ERROR
         assert bool(found.isfinite().all())
         assert addresses(plan) == before
 
@@ -119,7 +122,7 @@ def test_a_captured_plan_with_prompts(window: int | None) -> None:
         found = backend.forward(plan, 0, torch.nn.functional.pad(query, around), padded)
         assert bool(found.isfinite().all())
         own = found[first : first + size]
-        assert torch.allclose(own.double(), expected(parts, window), atol=1e-5)
+        assert error(own, expected(parts, window)) < MAX_ERROR
         assert addresses(plan) == before
 
 
@@ -173,7 +176,7 @@ def test_much_is_gathered_in_several_pieces(monkeypatch: pytest.MonkeyPatch) -> 
         )
         assert len(planned.plan.parts) == pieces
         found = planned.attend(0, *fed(parts))
-        assert torch.allclose(found.double(), expected(parts), atol=1e-5)
+        assert error(found, expected(parts)) < MAX_ERROR
 
 
 def test_a_large_pool_is_not_captured() -> None:

@@ -12,6 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from llm import Request, SamplingParams, SpeculativeConfig
 from llm.config import ModelConfig
 from llm.engine import Engine, create_engine
+from tests.closeness import error
 from tests.llm.adapters import merge, write_adapter
 from tests.llm.llama_checkpoints import SMALL, pipeline_config, random_ids, write_llama
 from tests.llm.test_embeddings import vectors, write_modules
@@ -88,7 +89,8 @@ def test_embeddings(base: Path, tmp_path: Path) -> None:
         return vectors(chunk)
 
     found = embed(embedding, "red", lora=lora([str(folder)]))
-    np.testing.assert_allclose(found, embed(merged, ""), atol=1e-5)
+    # float32 rounds the sums of merged weights in another way.
+    assert error(found, embed(merged, "")) < 1e-5
 
 
 def test_a_base_with_biases_and_head_norms(tmp_path: Path) -> None:

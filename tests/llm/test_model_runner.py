@@ -23,6 +23,7 @@ from llm.runner.device_memory import (
 )
 from llm.runner.memory_planning import MAX_CPU_KV_BYTES
 from llm.runner.model_runner import ModelRunner
+from tests.closeness import error
 from tests.llm.llama_checkpoints import batch, pipeline_config, row, write_llama
 
 
@@ -199,7 +200,8 @@ def test_the_attention_backend_is_chosen(checkpoint: Path) -> None:
         inputs = runner.prepare(batch(row(range(1, 40), [5, 9, 2])))
         logits[name] = runner.forward(inputs).logits
     assert torch.equal(logits["auto"], logits["sdpa"])
-    assert torch.allclose(logits["gathered"], logits["sdpa"], atol=1e-4)
+    # Two orders of float32 sums: some rounding errors of 1e-7 each.
+    assert error(logits["gathered"], logits["sdpa"]) < 1e-5
 
 
 def test_the_pool_stays_modest_on_a_cpu(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from llm.batch import ForwardMode
 from llm.engine import Engine, assemble_engine, create_engine
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.request import FinishReason, Request, SamplingParams, TokenChunk, TokenLogprob
+from tests.closeness import error
 from tests.llm import test_create_engine as plain
 from tests.llm import test_structured as structured
 from tests.llm.late_stream import LateStream
@@ -56,7 +57,7 @@ def test_the_same_tokens_as_without(
     try:
         found = plain.run(engine, together=True, pausing=values.get("pausing", False))
         assert found == alone
-        assert engine.drain(5)
+        assert engine.drain(60)
         assert engine.stats().used_pages == 0
     finally:
         engine.shutdown()
@@ -166,7 +167,8 @@ def test_log_probabilities_are_those_without(tiny_checkpoint: Path, out_dtype: s
     expected = finish(create_engine(config), asked)
     engine, _ = overlapping(config)
     found = finish(engine, asked)
-    tolerance = 1e-5 if out_dtype == "float32" else 2e-2
+    # Of the largest: float32 sums in another order differ by 1e-6 of it, bfloat16 has 8 bits.
+    tolerance = 1e-5 if out_dtype == "float32" else 4e-3
 
     def entries(chunks: list[TokenChunk]) -> list[TokenLogprob]:
         return [e for chunk in chunks for e in (*chunk.prompt_logprobs, *chunk.logprobs)]
@@ -177,9 +179,12 @@ def test_log_probabilities_are_those_without(tiny_checkpoint: Path, out_dtype: s
         num_echoed = len(prompt) if params.echo else 0
         num_scored = len(structured.tokens(here)) if params.top_logprobs is not None else 0
         assert len(entries(here)) == num_echoed + num_scored
+        own, others = (
+            [e.logprob for e in entries(run) if e.logprob is not None] for run in (here, there)
+        )
+        assert error(own, others) < tolerance
         for entry, twin in zip(entries(here), entries(there), strict=True):
             assert entry.token_id == twin.token_id
-            assert entry.logprob == pytest.approx(twin.logprob, abs=tolerance)
             assert [token for token, _ in entry.top] == [token for token, _ in twin.top]
 
 

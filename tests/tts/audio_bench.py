@@ -136,7 +136,7 @@ async def read(task: SpeechTask) -> list[AudioBlock]:
 
 def in_loop(scenario: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        await asyncio.wait_for(scenario(), timeout=10)
+        await asyncio.wait_for(scenario(), timeout=60)
 
     asyncio.run(bounded())
 

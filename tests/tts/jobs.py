@@ -62,7 +62,7 @@ def samples(blocks: Sequence[AudioBlock]) -> np.ndarray:
     return np.concatenate([block.samples for block in blocks])
 
 
-def run(scenario: Callable[[], Awaitable[None]], timeout_s: float = 30) -> None:
+def run(scenario: Callable[[], Awaitable[None]], timeout_s: float = 100) -> None:
     async def bounded() -> None:
         await asyncio.wait_for(scenario(), timeout_s)
 

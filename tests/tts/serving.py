@@ -77,7 +77,7 @@ async def serving(
         assert server.host.admission.running == 0
 
 
-def run(work: Coroutine[Any, Any, Result], timeout_s: float = 60) -> Result:
+def run(work: Coroutine[Any, Any, Result], timeout_s: float = 100) -> Result:
     return asyncio.run(asyncio.wait_for(work, timeout_s))
 
 
@@ -161,7 +161,7 @@ async def unharmed(
     async with serving(service, *channel_options, **values) as served:
         expected = (await hear(served)).data
         yield replace(served, expected=expected)
-        assert await served.server.host.calls.wait_idle(5)
+        assert await served.server.host.calls.wait_idle(60)
         await wait_until_idle(service.client)
         assert (await hear(served)).data == expected
 

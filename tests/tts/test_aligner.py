@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm import CheckpointError
+from tests.closeness import error
 from training.aligner_network import AlignerNetwork
 from tts.aligner import LETTERS, NUM_LABELS, Aligner, AlignerConfig, LetterStream, letter_labels
 from tts.text import SpokenWord, TextOptions, split_text
@@ -40,7 +41,7 @@ def test_streamed_equals_the_trained_network_on_the_whole(cuts: list[int], lengt
     parts.append(stream.push((), is_last=True))
     got = np.concatenate(parts)
     assert got.shape == (4 * length, NUM_LABELS)
-    np.testing.assert_allclose(got, expected, atol=1e-5)
+    assert error(got, expected) < 1e-5  # float32 rounds the sums of a stream in another order
 
 
 def spelled() -> Aligner:

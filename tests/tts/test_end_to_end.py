@@ -37,7 +37,7 @@ def request(text: str = TEXT, seed: int = 11, **values: Any) -> SpeechRequest:
     return SpeechRequest(text, sampling=SamplingOverrides(seed=seed), **values)
 
 
-def run(scenario: Callable[[], Awaitable[None]], timeout_s: float = 40) -> None:
+def run(scenario: Callable[[], Awaitable[None]], timeout_s: float = 100) -> None:
     async def bounded() -> None:
         await asyncio.wait_for(scenario(), timeout_s)
 

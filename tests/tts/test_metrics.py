@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -29,6 +30,14 @@ from tts.metrics import Metrics
 from tts.v1 import speech_pb2 as pb
 
 SPEECH = {"grpc_service": "tts.v1.SpeechService"}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(6000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came true")
 
 
 def test_calls_are_counted_by_method_and_code(service: Service) -> None:
@@ -74,18 +83,23 @@ def test_audio_is_counted(service: Service) -> None:
 
 
 def test_a_conversations_first_audio_is_timed_from_its_first_text(service: Service) -> None:
+    """The server's time lies within the client's, from its first text to its first audio."""
+
     async def ask(served: Serving) -> None:
         call = served.speech.StreamingSynthesize()
         await call.write(session_config())
         await call.read()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1)  # which the time since the call began would have in it
+        asked_s = time.monotonic()
         await call.write(pb.StreamingSynthesizeRequest(text="Hello there. "))
+        assert (await call.read()).WhichOneof("event") == "audio"
+        heard_s = time.monotonic() - asked_s
         await call.done_writing()
         while (await call.read()).WhichOneof("event") != "done":
             pass
         assert await call.read() is grpc.aio.EOF
         assert served.metric("sonant_time_to_first_audio_seconds_count") == 1
-        assert served.metric("sonant_time_to_first_audio_seconds_sum") < 0.45
+        assert 0 < served.metric("sonant_time_to_first_audio_seconds_sum") <= heard_s
 
     serve_and(service, ask)
 
@@ -96,12 +110,8 @@ def test_what_runs_and_waits_is_seen_while_it_does(service: Service) -> None:
         await call.write(session_config())
         await call.read()
         waiting = served.speech.SynthesizeStream(stream_request())
-        for _ in range(200):
-            if served.metric("sonant_requests", state="waiting"):
-                break
-            await asyncio.sleep(0.01)
+        await until(lambda: served.metric("sonant_requests", state="waiting") == 1)
         assert served.metric("sonant_requests", state="running") == 1
-        assert served.metric("sonant_requests", state="waiting") == 1
         waiting.cancel()
         await call.done_writing()
         assert (await call.read()).WhichOneof("event") == "done"
@@ -120,14 +130,6 @@ def test_the_engines_numbers_are_exposed() -> None:
     assert metrics.value("sonant_audio_streams") == 5
     assert metrics.value("sonant_preemptions_total") == 7
     assert metrics.value("sonant_prefix_cache_hit_tokens_total") == 900
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came true")
 
 
 def test_a_running_servers_engine_is_watched(service: Service) -> None:

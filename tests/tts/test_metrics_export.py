@@ -59,7 +59,7 @@ def address(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], str]]:
 
 def scrape(url: str) -> dict[str, float]:
     """Sample with its labels as written, to its value."""
-    with urllib.request.urlopen(url, timeout=10) as response:
+    with urllib.request.urlopen(url, timeout=60) as response:
         assert response.status == 200
         lines = response.read().decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))

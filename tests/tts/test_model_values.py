@@ -161,7 +161,7 @@ def test_a_download_is_logged_and_can_be_interrupted(hub: Hub, tmp_path: Path) -
     try:
         assert hub.waits.wait(60)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
     finally:
         process.kill()
         hub.goes_on.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 
@@ -166,9 +167,11 @@ def test_rendering_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         bench = Bench(pads=True, pace=Pace())
         tokens(bench.speak(sizes=(2,)), 1, 2)
+        began_s = time.perf_counter()
         bench.turns()
+        turns_s = time.perf_counter() - began_s
         ((started_s, took_s),) = noted
         assert started_s == bench.clock.now_s
-        assert 0 < took_s < 10
+        assert 0 < took_s <= turns_s
 
     in_loop(scenario)

@@ -130,7 +130,7 @@ def test_a_reader_that_leaves_is_a_failure_in_one_line(server: str) -> None:
         assert process.stderr is not None
         process.stdout.read(100)
         process.stdout.close()
-        assert process.wait(30) == 1
+        assert process.wait(60) == 1
         assert process.stderr.read() == b"say: cannot write the output: Broken pipe\n"
 
 

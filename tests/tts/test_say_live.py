@@ -46,7 +46,7 @@ def test_lines_are_spoken_while_standard_input_stays_open(server: str, tmp_path:
         first = out.stat().st_size
         process.stdin.write("Caf\u00e9 is open.\n".encode())
         process.stdin.close()
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     assert out.stat().st_size > first
     segments = json.loads((tmp_path / "x.json").read_text())["segments"]
     assert [segment["text"] for segment in segments] == ["Hello there", "Caf\u00e9 is open."]
@@ -74,7 +74,7 @@ def test_an_interrupt_leaves_a_valid_file(
     ) as process:
         wait_for(lambda: out.exists() and out.stat().st_size > 10_000)
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        assert process.wait(60) == 130
         assert process.stderr is not None
         told = process.stderr.read().decode()
     seconds = len(frames_of(out)) / 2 / RATE

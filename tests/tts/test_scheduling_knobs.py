@@ -108,7 +108,7 @@ async def outcomes(checkpoint: Path, values: dict[str, Any], *, together: bool) 
 
 def run(checkpoint: Path, values: dict[str, Any], *, together: bool = True) -> Outcome:
     async def bounded() -> Outcome:
-        return await asyncio.wait_for(outcomes(checkpoint, values, together=together), 30)
+        return await asyncio.wait_for(outcomes(checkpoint, values, together=together), 100)
 
     return asyncio.run(bounded())
 

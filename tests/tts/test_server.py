@@ -42,7 +42,7 @@ TLS = Path(__file__).parent / "tls"
 Status = health_pb2.HealthCheckResponse
 
 
-async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 5) -> None:
+async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 60) -> None:
     for _ in range(round(timeout_s / 0.01)):
         if await holds():
             return

@@ -14,6 +14,8 @@ import soundfile
 from decoder import AudioEncoding
 from llm import FinishReason
 from tests.tts.ramp import SEEDED, TEXT, RampClient, build, ramp_of, run
+from tests.tts.virtual_time import run_virtually
+from tts import session
 from tts.errors import IdleTimeoutError, InvalidRequestError, SynthesisError
 from tts.session import MAX_WAITING_FLUSHES
 from tts.synthesizer import (
@@ -35,9 +37,16 @@ Script = Callable[[StreamingSession], Coroutine[Any, Any, None]]
 
 
 def converse(
-    synthesizer: Synthesizer, script: Script, times: SessionTimes | None = None, **values: Any
+    synthesizer: Synthesizer,
+    script: Script,
+    times: SessionTimes | None = None,
+    clock: pytest.MonkeyPatch | None = None,
+    **values: Any,
 ) -> list[SessionEvent]:
-    """Run a script of inputs beside the reader; all events."""
+    """Run a script of inputs beside the reader; all events.
+
+    With `clock` the session's time goes on only while nothing is left to do.
+    """
 
     async def both() -> list[SessionEvent]:
         request = SpeechRequest(**{"sampling": SEEDED, **values})
@@ -48,7 +57,7 @@ def converse(
         finally:
             await speaking
 
-    return run(both())
+    return run(both()) if clock is None else run_virtually(both(), session, clock)
 
 
 def audio(events: list[SessionEvent]) -> bytes:
@@ -230,13 +239,15 @@ def test_a_cancelled_container_still_decodes(
     assert soundfile.info(path).frames == sent
 
 
-def test_text_that_waits_too_long_is_spoken(client: RampClient, synthesizer: Synthesizer) -> None:
+def test_text_that_waits_too_long_is_spoken(
+    client: RampClient, synthesizer: Synthesizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def script(session: StreamingSession) -> None:
         session.feed("No full stop")
         await until(lambda: len(client.jobs) == 1)
         session.close()
 
-    events = converse(synthesizer, script, SessionTimes(max_text_delay_s=0.02))
+    events = converse(synthesizer, script, SessionTimes(max_text_delay_s=0.02), monkeypatch)
     assert np.array_equal(
         np.frombuffer(audio(events), "<i2"),
         (ramp_of(client, client.spoken) * np.float32(32767)).round().astype("<i2"),
@@ -244,7 +255,7 @@ def test_text_that_waits_too_long_is_spoken(client: RampClient, synthesizer: Syn
 
 
 def test_a_listener_who_ran_dry_gets_a_small_first_chunk(
-    client: RampClient, synthesizer: Synthesizer
+    client: RampClient, synthesizer: Synthesizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def script(session: StreamingSession) -> None:
         session.feed("One sentence. Another one. ")
@@ -253,20 +264,24 @@ def test_a_listener_who_ran_dry_gets_a_small_first_chunk(
             session.feed(fragment)
         session.close()
 
-    converse(synthesizer, script)
+    converse(synthesizer, script, clock=monkeypatch)
     assert [job.streaming.chunk_sizes for job in client.jobs] == [(2, 4, 8), (8,), (2, 4, 8)]
 
 
-def test_idleness_ends_a_session(client: RampClient, synthesizer: Synthesizer) -> None:
+def test_idleness_ends_a_session(
+    client: RampClient, synthesizer: Synthesizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def script(session: StreamingSession) -> None:
         session.feed("One sentence. And half")
 
     with pytest.raises(IdleTimeoutError, match=r"no text arrived for 0\.05 s"):
-        converse(synthesizer, script, SessionTimes(idle_s=0.05))
+        converse(synthesizer, script, SessionTimes(idle_s=0.05), monkeypatch)
     assert len(client.jobs) == 1
 
 
-def test_speaking_is_not_idle(client: RampClient, synthesizer: Synthesizer) -> None:
+def test_speaking_is_not_idle(
+    client: RampClient, synthesizer: Synthesizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def script(session: StreamingSession) -> None:
         client.gate.clear()
         session.feed("One sentence. ")
@@ -275,7 +290,7 @@ def test_speaking_is_not_idle(client: RampClient, synthesizer: Synthesizer) -> N
         await until(lambda: client.num_open == 0)
         session.close()
 
-    events = converse(synthesizer, script, SessionTimes(idle_s=0.05))
+    events = converse(synthesizer, script, SessionTimes(idle_s=0.05), monkeypatch)
     assert kinds(events) == ["Started", "AudioChunk", "Done"]
 
 

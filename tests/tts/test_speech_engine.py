@@ -11,6 +11,7 @@ import pytest
 
 from decoder import CodeRangeError, StreamingOptions, mask_policy
 from llm import FinishReason, RequestError
+from tests.closeness import error
 from tests.fakes import StepLog, create_client
 from tests.tts.jobs import HOP, NUM_CODES, STREAMED, listen, read, run, samples, speech, text
 from training.vocabulary import FIRST_CODE
@@ -132,9 +133,8 @@ def test_a_continued_stream_is_the_long_stream(engine_client: LocalEngineClient)
         rest = SpeechJob(rest.request, cut, carry=carry, token_offset=8)
         second = await listen(engine_client, rest)
         assert second[-1].carry == whole[-1].carry
-        np.testing.assert_allclose(
-            samples(whole), np.concatenate([samples(first), samples(second)]), atol=1e-5
-        )
+        joined = np.concatenate([samples(first), samples(second)])
+        assert error(joined, samples(whole)) < 1e-5  # windows of other sizes, in float32
 
     run(scenario)
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from decoder import AudioDecoder, DecodeWindow, StreamingOptions
 from llm import EngineStoppedError, FinishReason
 from tests.fakes import StepLog, wait_until_idle
 from tests.tts.jobs import HOP, listen, run, samples, speech, text
+from tts import stream as stream_queue
 from tts.errors import SlowReaderError
 from tts.speech_engine import LocalEngineClient, StreamLimits
 
@@ -83,7 +85,7 @@ def test_pages_are_free_once_all_is_generated_though_audio_is_not_read(
     async def scenario() -> None:
         stream = client.speak(speech("long", exactly=60, streaming=StreamingOptions((4,))))
         heard = [await anext(stream)]
-        for _ in range(500):
+        for _ in range(6000):
             status = await client.status()
             if not status.running:
                 break
@@ -112,13 +114,19 @@ def test_a_slow_reader_of_text_is_paused(own_client: Callable[..., LocalEngineCl
 
 
 def test_a_reader_that_never_comes_back_loses_the_stream(
-    own_client: Callable[..., LocalEngineClient],
+    own_client: Callable[..., LocalEngineClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By a clock that stands still until the reader has gone."""
+    clock = SimpleNamespace(now_s=1000.0, monotonic=lambda: clock.now_s)
+    monkeypatch.setattr(stream_queue, "time", clock)
     client = own_client(limits=StreamLimits(audio_blocks=2, codes_ahead=8, reader_timeout_s=0.2))
 
     async def scenario() -> None:
         gone = client.speak(speech("gone", exactly=400))
         await anext(gone)
+        while not (await client.status()).stats.paused:
+            await asyncio.sleep(0.01)
+        clock.now_s += 1
         await wait_until_idle(client)  # without the reader's help
         with pytest.raises(SlowReaderError, match=r"0\.2 s"):
             await anext(gone)
@@ -166,7 +174,7 @@ class HangingDecoder(AudioDecoder):
         self.goes_on = threading.Event()
 
     def decode(self, windows: Sequence[DecodeWindow]) -> torch.Tensor:
-        assert self.goes_on.wait(30)
+        assert self.goes_on.wait(60)
         return self._inner.decode(windows)
 
 

@@ -9,13 +9,15 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from tests.tts.virtual_time import run_virtually
+from tts import stream
 from tts.errors import SlowReaderError
 from tts.stream import StreamHooks, StreamQueue, Wakeups
 
 
 def in_loop(test: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        await asyncio.wait_for(test(), timeout=10)
+        await asyncio.wait_for(test(), timeout=60)
 
     asyncio.run(bounded())
 
@@ -74,14 +76,16 @@ def test_wakeups_reach_each_loop_and_outlive_a_closed_one() -> None:
             queue.put(1)
         wakeups.flush()
         wakeups.flush()
-        assert await asyncio.wait_for(reader, 5) == 1
+        assert await asyncio.wait_for(reader, 60) == 1
 
     wakeups = Wakeups()
     closed_queue = asyncio.run(build())
     in_loop(scenario)
 
 
-def test_a_reader_is_not_given_up_for_an_item_that_is_just_being_put() -> None:
+def test_a_reader_is_not_given_up_for_an_item_that_is_just_being_put(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The watch looks in the middle of a `put`, long after the last item was read."""
 
     async def scenario() -> None:
@@ -99,7 +103,7 @@ def test_a_reader_is_not_given_up_for_an_item_that_is_just_being_put() -> None:
             queue.put(item)
             assert await queue.get() == item
 
-    in_loop(scenario)
+    run_virtually(scenario(), stream, monkeypatch)
 
 
 def test_room_is_counted_and_never_enforced() -> None:
@@ -155,7 +159,7 @@ def test_failure_reaches_a_waiting_reader() -> None:
     in_loop(scenario)
 
 
-def test_an_unread_item_ends_the_stream() -> None:
+def test_an_unread_item_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         stalled = asyncio.Event()
         queue: StreamQueue[int] = StreamQueue(4, timeout_s=0.05)
@@ -165,10 +169,10 @@ def test_an_unread_item_ends_the_stream() -> None:
         with pytest.raises(SlowReaderError, match=r"0\.05 s"):
             await queue.get()
 
-    in_loop(scenario)
+    run_virtually(scenario(), stream, monkeypatch)
 
 
-def test_a_reader_that_waits_for_the_producer_is_not_slow() -> None:
+def test_a_reader_that_waits_for_the_producer_is_not_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         queue: StreamQueue[int] = StreamQueue(4, timeout_s=0.05)
         for n in range(4):
@@ -179,10 +183,10 @@ def test_a_reader_that_waits_for_the_producer_is_not_slow() -> None:
         await asyncio.sleep(0.02)
         assert await queue.get() == 4
 
-    in_loop(scenario)
+    run_virtually(scenario(), stream, monkeypatch)
 
 
-def test_a_reader_that_takes_items_one_by_one_is_not_slow() -> None:
+def test_a_reader_that_takes_items_one_by_one_is_not_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         queue: StreamQueue[int] = StreamQueue(8, timeout_s=0.1)
         for n in range(8):
@@ -191,10 +195,10 @@ def test_a_reader_that_takes_items_one_by_one_is_not_slow() -> None:
             await asyncio.sleep(0.03)
             assert await queue.get() == n
 
-    in_loop(scenario)
+    run_virtually(scenario(), stream, monkeypatch)
 
 
-def test_a_closed_queue_takes_nothing_and_times_nobody() -> None:
+def test_a_closed_queue_takes_nothing_and_times_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         stalls: list[bool] = []
         queue: StreamQueue[int] = StreamQueue(4, timeout_s=0.02)
@@ -206,7 +210,7 @@ def test_a_closed_queue_takes_nothing_and_times_nobody() -> None:
         await asyncio.sleep(0.06)
         assert (len(queue), stalls) == (0, [])
 
-    in_loop(scenario)
+    run_virtually(scenario(), stream, monkeypatch)
 
 
 def test_a_producer_outlives_the_loop() -> None:

@@ -36,7 +36,7 @@ def new_tcp_base() -> str:
     raise AssertionError("no ports")
 
 
-async def wait_until(holds: Callable[[], bool], timeout_s: float = 10) -> None:
+async def wait_until(holds: Callable[[], bool], timeout_s: float = 60) -> None:
     for _ in range(round(timeout_s / 0.005)):
         if holds():
             return
@@ -84,6 +84,6 @@ async def hop(
         clients = []
         for number in range(front_ends):
             connecting = RemoteEngineClient.connect(endpoints, f"front{number}", context)
-            clients.append(await asyncio.wait_for(connecting, 10))
+            clients.append(await asyncio.wait_for(connecting, 60))
             ending.push_async_callback(clients[-1].close)
         yield Hop(server, endpoints, clients, context)

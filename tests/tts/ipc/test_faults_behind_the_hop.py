@@ -27,7 +27,7 @@ from tests.tts.serving import (
     serving,
     stream_request,
 )
-from tests.tts.test_faults import LONG_TEXT, vanish
+from tests.tts.test_faults import LONG_TEXT, loud_request, vanish
 from tts.config import ServerConfig
 from tts.factory import connect_service
 from tts.ipc import link
@@ -35,8 +35,6 @@ from tts.ipc.endpoints import Endpoints, reserved
 from tts.ipc.engine_server import EngineServer
 from tts.ipc.remote_client import RemoteEngineClient
 from tts.speech_engine import LocalEngineClient
-from tts.v1 import common_pb2
-from tts.v1 import speech_pb2 as pb
 
 
 @asynccontextmanager
@@ -72,30 +70,41 @@ def test_a_deadline_of_50_ms(engine_client: LocalEngineClient, tiny_checkpoint: 
             request = stream_request(LONG_TEXT, max_tokens=None)
             late = await error_of(served.speech.SynthesizeStream(request, timeout=0.05))
             assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            await wait_until_idle(engine_client, timeout_s=2)
+            await wait_until_idle(engine_client)
 
     run(scenario())
 
 
-def test_a_reader_that_stops_reading(
+def test_a_reader_that_stops_reading_is_paused(
     engine_client: LocalEngineClient, tiny_checkpoint: Path
 ) -> None:
-    """Nothing more is generated for it, another stream flows, and it is given up in the end."""
-    loud = pb.AudioFormat(encoding=pb.AUDIO_ENCODING_PCM_F32LE, sample_rate_hertz=48_000)
-    sampling = common_pb2.SamplingParams(seed=7, min_tokens=450)
-    request = stream_request(
-        "and on it went " * 12, sampling=sampling, audio_format=loud, seed=None
-    )
+    """Nothing more is generated for it, and another stream flows."""
 
     async def scenario() -> None:
         async with unharmed(
-            engine_client, tiny_checkpoint, SMALL_WINDOW, slow_reader_timeout_s=2
+            engine_client, tiny_checkpoint, SMALL_WINDOW, slow_reader_timeout_s=600
         ) as served:
-            stuck = served.speech.SynthesizeStream(request)
+            stuck = served.speech.SynthesizeStream(loud_request())
             assert (await stuck.read()).WhichOneof("event") == "started"
             await _paused(engine_client)
             assert (await hear(served)).data
-            await wait_until_idle(engine_client, timeout_s=10)
+            stuck.cancel()
+
+    run(scenario())
+
+
+def test_a_reader_that_stops_reading_is_given_up(
+    engine_client: LocalEngineClient, tiny_checkpoint: Path
+) -> None:
+    async def scenario() -> None:
+        async with unharmed(
+            engine_client, tiny_checkpoint, SMALL_WINDOW, slow_reader_timeout_s=1
+        ) as served:
+            stuck = served.speech.SynthesizeStream(loud_request())
+            assert (await stuck.read()).WhichOneof("event") == "started"
+            while not (await engine_client.status()).audio_streams:
+                await asyncio.sleep(0.01)
+            await wait_until_idle(engine_client)
             given_up = await error_of_reading(stuck)
             assert given_up.code() is grpc.StatusCode.ABORTED
             assert reason_of(given_up) == "SLOW_READER"
@@ -146,7 +155,7 @@ def engine_of_another_loop(
     thread.start()
 
     def on_loop(work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, loop).result(10)
+        asyncio.run_coroutine_threadsafe(work, loop).result(60)
 
     with reserved(new_base()) as endpoints:
         engine_server = EngineServer(engine, facts_of(engine), endpoints)
@@ -163,7 +172,7 @@ def engine_of_another_loop(
 async def _paused(engine: LocalEngineClient) -> None:
     """Wait until nothing more is generated for the only request, which keeps its pages."""
     pages, steady = 0, 0
-    for _ in range(500):
+    for _ in range(6000):
         now = (await engine.status()).used_pages
         steady = steady + 1 if now == pages and now else 0
         pages = now

@@ -276,7 +276,7 @@ def test_an_engine_that_ends_is_told_at_once_and_met_again(
 
 def test_an_engine_that_falls_silent_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may hang with its sockets open; when it is heard again, it is met again."""
-    monkeypatch.setattr(link, "STALL_S", 0.3)
+    monkeypatch.setattr(link, "STALL_S", 2.0)
     monkeypatch.setattr(engine_server, "BEAT_S", 60)
     engine = RampClient()
     engine.gate.clear()

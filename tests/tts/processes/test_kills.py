@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import stat
-import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -48,7 +47,7 @@ Status = health_pb2.HealthCheckResponse
 CHANNELS = 12  # the kernel spreads them: all are on one of two front ends once in 2,048 runs
 
 
-async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 30) -> None:
+async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 60) -> None:
     for _ in range(round(timeout_s / 0.02)):
         if await holds():
             return
@@ -194,10 +193,10 @@ async def _lose_the_engine(process: Process, channels: list[grpc.aio.Channel]) -
     for call in running:
         while (await call.read()).WhichOneof("event") != "audio":
             pass
-    killed = time.monotonic()
+    num_back = process.log.count("engine is back")
     os.kill(processes_of(process, ENGINE)[0], signal.SIGKILL)
     failed = [await error_of_reading(call) for call in running]
-    assert time.monotonic() - killed < 2
+    assert process.log.count("engine is back") == num_back, "before there is another engine"
     failed.append(await error_of(stubs[0].SynthesizeStream(stream_request())))
     for error in failed:
         assert error.code() is grpc.StatusCode.UNAVAILABLE
@@ -232,5 +231,5 @@ async def _is_free(url: str) -> bool:
 
 
 def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as response:
+    with urllib.request.urlopen(url, timeout=60) as response:
         return str(response.read().decode())
