@@ -130,13 +130,16 @@ def create_engine_client(
     checkpoint = checkpoint or open_checkpoint(config)
     import torch
 
-    torch.set_num_threads(cpu_threads(_usable_cores()))
+    num_cores = _usable_cores()
+    torch.set_num_threads(cpu_threads(num_cores))
     from decoder import with_graphs
-    from llm import Profiler, create_engine
+    from llm import Profiler, create_engine, set_product_threads
     from tts.config import streaming_options
     from tts.families.registry import find_family
     from tts.speech_engine import LocalEngineClient, StreamLimits
 
+    if config.model.on_cpu:
+        set_product_threads(min(num_cores, MAX_CPU_THREADS))
     family = find_family(checkpoint, config.family)
     decoder = _decoder(config, family) if family else None
     if decoder:  # before the language model takes the rest of a GPU's memory
@@ -214,10 +217,11 @@ def _adapter_names(config: AudioGenerationConfig) -> tuple[str, ...]:
 
 
 def cpu_threads(num_cores: int) -> int:
-    """How many threads share one matrix product.
+    """How many threads share one of torch's operations.
 
-    A step is several hundred small products, and threads meet after each: one that waits for a
-    core the event loop uses holds up all. So one core stays free, and more than a few never pay.
+    A step is several hundred small ones, and threads meet after each: one that waits for a core the
+    event loop uses holds up all. So one core stays free, and more than a few never pay. Products of
+    a language model wait for no thread (`llm.set_product_threads`): they may use every core.
     """
     return max(1, min(num_cores - 1, MAX_CPU_THREADS))
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from llm.batch import KVCacheInputs
-from llm.kernels.cpu.products import multiply
 from llm.layers.decoder import DecoderLayer
 
 logger = logging.getLogger(__name__)
@@ -23,6 +22,8 @@ logger = logging.getLogger(__name__)
 @torch.library.custom_op("sonant::multiply", mutates_args=())
 def traced_multiply(inputs: Tensor, weights: Tensor, scales: Tensor | None) -> Tensor:
     """Compute `kernels.cpu.products.multiply` in a function that torch traces."""
+    from llm.kernels.cpu.products import multiply
+
     return multiply(inputs.contiguous(), weights, scales)
 
 

@@ -7,16 +7,18 @@ it is computed with, so a token gets the same logits alone, in a batch, and in a
 from __future__ import annotations
 
 from collections import Counter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from llm.layers.invariant import InvariantLinear
-from llm.layers.rows import RowLinear
 from llm.layers.weight import LinearWeight
 from llm.lora.manager import LoRAManager
+
+if TYPE_CHECKING:
+    from llm.layers.rows import RowLinear
 
 
 class Linear(Protocol):
@@ -59,11 +61,7 @@ class BiasedLinear:
 
 TORCH_BLAS = "torch BLAS"
 OWN_KERNELS = "own kernels for few rows"  # and torch's BLAS for many
-BACKENDS: dict[type, str] = {
-    FloatLinear: TORCH_BLAS,
-    RowLinear: "one order of sums",
-    InvariantLinear: "one order of sums",
-}
+ONE_ORDER = "one order of sums"
 
 
 class LinearFactory:
@@ -86,8 +84,8 @@ class LinearFactory:
         `vendor_blas` is on.
         """
         self._is_invariant = batch_invariant and device.type == "cuda"
+        self._sums_rows = device.type == "cpu" and not vendor_blas
         self._lora = lora
-        self.vendor_blas = vendor_blas
         self.counts: Counter[str] = Counter()  # layers made, by what computes their products
         self.dtype = dtype
         self.device = device
@@ -95,8 +93,8 @@ class LinearFactory:
 
     def linear(self, weight: LinearWeight) -> Linear:
         """The layer for a weight."""
-        layer: Linear = self._product(weight)
-        self.counts[BACKENDS[type(layer)]] += 1
+        layer = self._product(weight)
+        self.counts[TORCH_BLAS if isinstance(layer, FloatLinear) else ONE_ORDER] += 1
         if weight.bias is not None:
             layer = BiasedLinear(layer, self.vector(weight.bias))
         lora = self._lora
@@ -108,16 +106,21 @@ class LinearFactory:
 
     def plain(self, weight: LinearWeight) -> Linear:
         """A matrix of an adapter, in floating point."""
-        if self.device.type == "cpu" and not self.vendor_blas:
-            return RowLinear(weight, self.dtype)
+        if self._sums_rows:
+            return self._row_linear(weight, self.dtype)
         return FloatLinear(weight, self.dtype, self.device)
 
     def _product(self, weight: LinearWeight) -> Linear:
         if self._is_invariant:
             return InvariantLinear(weight, self.dtype, self.device)
-        if self.int8 and self.device.type == "cpu" and not self.vendor_blas:
-            return RowLinear(weight, torch.int8)
+        if self.int8 and self._sums_rows:
+            return self._row_linear(weight, torch.int8)
         return self.plain(weight)
+
+    def _row_linear(self, weight: LinearWeight, dtype: torch.dtype) -> RowLinear:
+        from llm.layers.rows import RowLinear  # imports LLVM, which a GPU does without
+
+        return RowLinear(weight, dtype)
 
     def vector(self, values: Tensor) -> Tensor:
         """A weight that is not a matrix."""

@@ -13,7 +13,8 @@ from llm.layers.weight import LinearWeight
 class RowLinear:
     """A matrix as float32, bfloat16, or int8 with a scale for each output.
 
-    `kernels.cpu.products` says in which order sums are taken. Rows come as float32 or bfloat16 and leave in the same format; sums are float32.
+    `kernels.cpu.products` says in which order sums are taken. Rows come as float32 or bfloat16 and
+    leave in the same format; sums are float32.
     """
 
     def __init__(self, weight: LinearWeight, dtype: torch.dtype) -> None:

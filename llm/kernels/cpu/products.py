@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -227,17 +227,15 @@ class _Block:
         """Outputs [first, last) of some rows: tiles of `outs`, then what remains one by one."""
 
         def of(outs: int) -> Callable[[ir.Value], None]:
-            def row_tiles(out: ir.Value) -> None:
-                row, end = rows
-                for count in self.rows_of[outs]:
-                    row = self.body.steps(
-                        row, end, count, lambda r, count=count: self._tile(outs, count, out, r)
-                    )
-
-            return row_tiles
+            return lambda out: self._row_tiles(outs, out, *rows)
 
         first = self.body.steps(first, last, outs, of(outs))
         self.body.steps(first, last, 1, of(1))
+
+    def _row_tiles(self, outs: int, out: ir.Value, row: ir.Value, end: ir.Value) -> None:
+        for count in self.rows_of[outs]:
+            tile = partial(self._tile, outs, count, out)
+            row = self.body.steps(row, end, count, tile)
 
     def _tile(self, outs: int, rows: int, out: ir.Value, row: ir.Value) -> None:
         body = self.body

@@ -238,3 +238,11 @@ class Teams:
 
 
 teams = Teams()
+
+
+def set_product_threads(count: int) -> None:
+    """Let large products of language models on a CPU use `count` threads, the caller's included.
+
+    Results do not depend on it. The default is 1. ValueError for a count below 1.
+    """
+    teams.set_num_threads(count)
