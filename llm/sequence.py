@@ -336,6 +336,7 @@ def take_tokens(
             now - sequence.arrival_s,
             (),
             (),
+            False,
         )
         chunks.append(_new(TokenChunk, chunk))
         if before_s != last_s:

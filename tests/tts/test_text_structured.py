@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from tests.fakes import tiny_config, wait_until_idle
@@ -72,6 +73,27 @@ def test_a_wrong_schema_is_named_and_harms_nobody(bound_service: Service) -> Non
             )
             assert fields_of(error) == ["config.json_schema"]
             assert json.loads(good.text)
+
+    serve_and(bound_service, ask)
+
+
+LOOP = {"$ref": "#/properties/again"}
+DEAD_ENDS = [
+    '{"$ref": "#"}',
+    json.dumps({"type": "object", "properties": {"again": LOOP}, "required": ["again"]}),
+]
+
+
+@pytest.mark.parametrize("schema", DEAD_ENDS, ids=["at the start", "inside"])
+def test_a_schema_without_a_document_is_the_requests_fault(
+    bound_service: Service, schema: str
+) -> None:
+    async def ask(served: Serving) -> None:
+        request = pb.GenerateRequest(**generation(**bound(schema)))
+        error = await error_of(served.text.Generate(request))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert fields_of(error) == ["config.json_schema"]
+        assert json.loads((await whole(served, **bound())).text)
 
     serve_and(bound_service, ask)
 
