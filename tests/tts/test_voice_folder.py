@@ -46,18 +46,20 @@ def test_strangers_files_are_named_and_harm_no_call(tiny_checkpoint: Path, tmp_p
 
 def test_a_full_disk_is_told_and_leaves_nothing(tiny_checkpoint: Path, tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with serving_process(tiny_checkpoint, voice_folder=tmp_path) as process:
-            async with stub_of(await process.ready()) as stub:
-                limits = {pid: _no_file_space(pid) for pid in processes_of(process, FRONT_END)}
-                create = pb.CreateVoiceRequest(voice_id="mine", prompt=clip())
-                error = await error_of(stub.CreateVoice(create))
-                assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-                assert reason_of(error) == "STORAGE_FULL"
-                assert list(tmp_path.iterdir()) == []
-                for pid, limit in limits.items():
-                    resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)
-                await stub.CreateVoice(create)
-                assert [path.name for path in tmp_path.iterdir()] == ["mine.json"]
+        async with (
+            serving_process(tiny_checkpoint, voice_folder=tmp_path) as process,
+            stub_of(await process.ready()) as stub,
+        ):
+            limits = {pid: _no_file_space(pid) for pid in processes_of(process, FRONT_END)}
+            create = pb.CreateVoiceRequest(voice_id="mine", prompt=clip())
+            error = await error_of(stub.CreateVoice(create))
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert reason_of(error) == "STORAGE_FULL"
+            assert list(tmp_path.iterdir()) == []
+            for pid, limit in limits.items():
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)
+            await stub.CreateVoice(create)
+            assert [path.name for path in tmp_path.iterdir()] == ["mine.json"]
 
     run(scenario(), 100)
 
@@ -76,13 +78,15 @@ def test_built_in_voices_need_no_folder(
     folder = tmp_path / "voices"
 
     async def scenario() -> None:
-        async with serving_process(tiny_checkpoint, voice_folder=folder, **flags) as process:
-            async with stub_of(await process.ready()) as stub:
-                shutil.rmtree(folder)
-                spoken = taken_apart([r async for r in stub.SynthesizeStream(stream_request())])
-                assert spoken.data
-                assert await names(stub) == ["slt", "rms", "awb"]
-                await stub.CreateVoice(pb.CreateVoiceRequest(voice_id="mine", prompt=clip()))
-                assert (folder / "mine.json").is_file()
+        async with (
+            serving_process(tiny_checkpoint, voice_folder=folder, **flags) as process,
+            stub_of(await process.ready()) as stub,
+        ):
+            shutil.rmtree(folder)
+            spoken = taken_apart([r async for r in stub.SynthesizeStream(stream_request())])
+            assert spoken.data
+            assert await names(stub) == ["slt", "rms", "awb"]
+            await stub.CreateVoice(pb.CreateVoiceRequest(voice_id="mine", prompt=clip()))
+            assert (folder / "mine.json").is_file()
 
     run(scenario(), 100)
