@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import sys
 import time
@@ -28,7 +27,11 @@ def command(*arguments: object) -> list[str]:
 
 
 def pipe_in(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    """Have these bytes on standard input, through a real pipe: no more than it holds."""
+    reading, writing = os.pipe()
+    os.write(writing, data)
+    os.close(writing)
+    monkeypatch.setattr(sys, "stdin", os.fdopen(reading, closefd=False))
 
 
 def frames_of(path: Path) -> bytes:
