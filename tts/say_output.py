@@ -15,7 +15,6 @@ import fcntl
 import os
 import select
 import shutil
-import tempfile
 import wave
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
 from decoder import finalize_header
+from tts.leftovers import temporary_folder
 from tts.player import PLAYERS, Player, PlayerError, open_player
 
 FALLBACK_FILE = Path("out.wav")
@@ -221,8 +221,8 @@ class Recording:
     """16-bit mono WAV in a folder of its own, until it is moved to its place or thrown away."""
 
     def __init__(self, sample_rate: int) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="sonant-")
-        self.path = Path(self._folder.name) / "speech.wav"
+        self._folder = contextlib.ExitStack()
+        self.path = self._folder.enter_context(temporary_folder("speech")) / "speech.wav"
         self._wave = wave.Wave_write(str(self.path))
         self._wave.setparams((1, 2, sample_rate, 0, "NONE", ""))
 
@@ -236,13 +236,12 @@ class Recording:
 
     def move_to(self, path: Path) -> None:
         """Put the completed file where the user finds it."""
-        with open_alone(path) as target, self.path.open("rb") as source:
+        with self._folder, open_alone(path) as target, self.path.open("rb") as source:
             shutil.copyfileobj(source, target)
-        self.discard()
 
     def discard(self) -> None:
         """Remove the folder."""
-        self._folder.cleanup()
+        self._folder.close()
 
 
 class SinkThread:
