@@ -172,6 +172,8 @@ class Utterance:
                 await self._take_audio(event.audio)
             case "words":
                 self._take_words(event.words.words)
+            case "segment":
+                self._take_segment(event.segment)
             case "done":
                 self._warn(event.done.warnings)
 
@@ -196,11 +198,11 @@ class Utterance:
 
     def _take_words(self, words: Iterable[speech_pb2.WordTiming]) -> None:
         for word in words:
-            span_s = (
-                word.start.ToTimedelta().total_seconds(),
-                word.end.ToTimedelta().total_seconds(),
-            )
-            self._times.add(len(self._times), span_s, (word.text_start, word.text_end))
+            self._times.add(len(self._times), _span_s(word), (word.text_start, word.text_end))
+
+    def _take_segment(self, segment: speech_pb2.SegmentTiming) -> None:
+        text_span = segment.text_start, segment.text_end
+        self._times.settle(segment.segment_index, _span_s(segment), text_span)
 
     def _warn(self, warnings: Iterable[str]) -> None:
         if not self._options.is_quiet:
@@ -219,6 +221,11 @@ class Utterance:
         if self._progress is not None:
             self._progress.clear()
         tell(line)
+
+
+def _span_s(timing: speech_pb2.WordTiming | speech_pb2.SegmentTiming) -> tuple[float, float]:
+    start, end = timing.start.ToTimedelta(), timing.end.ToTimedelta()
+    return start.total_seconds(), end.total_seconds()
 
 
 def pieces(text: str) -> Iterator[str]:

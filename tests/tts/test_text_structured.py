@@ -15,7 +15,7 @@ from tests.fakes import tiny_config, wait_until_idle
 from tests.tts.serving import Serving, error_of, fields_of, serve_and
 from tests.tts.test_text_servicer import generation, pieces, whole
 from tts.factory import Service, create_service
-from tts.v1 import common_pb2
+from tts.v1 import common_pb2, speech_pb2
 from tts.v1 import text_pb2 as pb
 
 SCHEMA = json.dumps(
@@ -60,6 +60,14 @@ def test_free_and_bound_requests_do_not_disturb_each_other(bound_service: Servic
         free, document = await whole(served), await whole(served, **bound())
         both = await asyncio.gather(whole(served), whole(served, **bound()), whole(served, seed=9))
         assert [both[0].token_ids, both[1].token_ids] == [free.token_ids, document.token_ids]
+
+    serve_and(bound_service, ask)
+
+
+def test_the_server_says_that_it_takes_schemas(bound_service: Service) -> None:
+    async def ask(served: Serving) -> None:
+        (model,) = (await served.speech.GetServerInfo(speech_pb2.GetServerInfoRequest())).models
+        assert (model.text_generation, model.structured_output, model.echo) == (True, True, False)
 
     serve_and(bound_service, ask)
 
