@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from tts import __version__
-from tts.say_console import prepare_streams, tell
+from tts.console import prepare_streams, tell
 from tts.say_options import FORMATS, PREPEND, SUFFIXES, UsageError, read_options
 
 PROGRAM = "say"

@@ -289,6 +289,8 @@ def _timestamps(name: str) -> Path | None:
         return None
     path = Path(name)
     _check_writable(path)
+    if path.exists() and not path.is_file():
+        raise UsageError(f"cannot write {path}: timestamps need a regular file")
     if path.suffix.lower() not in WRITERS:
         raise UsageError(f"{name}: timestamps are written as {' or '.join(WRITERS)}")
     return path

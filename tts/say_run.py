@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from tts.console import show, tell
 from tts.say_client import RemoteClient, SayError, SpeechClient
-from tts.say_console import show, tell
 from tts.say_options import STANDARD_STREAM, SayOptions, UsageError
 from tts.say_output import FileSink, PipeSink, PlayerSink, Sink, SinkThread, StreamSink
 from tts.say_phonemes import print_phonemes

@@ -192,6 +192,15 @@ def test_a_fifo_without_a_reader_is_told(server: str, tmp_path: Path) -> None:
     assert (status, errors) == (2, [f"say: cannot write {fifo}: no program reads it"])
 
 
+def test_timestamps_are_not_for_fifos(server: str, tmp_path: Path) -> None:
+    fifo = tmp_path / "times.srt"
+    os.mkfifo(fifo)
+    where = ["-o", tmp_path / "x.wav", "--timestamps", fifo, "--server", server]
+    status, _, errors = shell("", "hi", *where)
+    wanted = f"say: cannot write {fifo}: timestamps need a regular file"
+    assert (status, errors) == (2, [wanted])
+
+
 def test_a_fifo_with_a_reader_gets_the_sound(server: str, tmp_path: Path) -> None:
     fifo, copy = tmp_path / "fifo.wav", tmp_path / "copy.pcm"
     os.mkfifo(fifo)

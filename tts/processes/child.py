@@ -108,7 +108,8 @@ class Signals:
 def end_process(status: int) -> NoReturn:
     """End without waiting for any thread."""
     logging.shutdown()
-    sys.stdout.flush()
+    if sys.stdout is not None:  # closed from the beginning
+        sys.stdout.flush()
     os._exit(status)
 
 

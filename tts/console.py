@@ -1,4 +1,4 @@
-"""The command line's standard streams, as the caller left them: closed, full, or not UTF-8."""
+"""A command's standard streams, as the caller left them: closed, full, or not UTF-8."""
 
 from __future__ import annotations
 
