@@ -236,15 +236,15 @@ def pieces(text: str) -> Iterator[str]:
 async def read_lines(descriptor: int) -> AsyncIterator[bytes]:
     """Lines as they come, long ones in parts, and an empty one at the end.
 
-    They are read on a thread that nobody has to wait for, and past `sys.stdin`: an interpreter
-    that ends while a thread is inside that aborts.
+    A daemon thread reads them, and past `sys.stdin`: an interpreter that ends while a thread is
+    inside that aborts.
     """
     lines: asyncio.Queue[bytes] = asyncio.Queue()
     room = threading.Semaphore(MAX_LINES)
     loop = asyncio.get_running_loop()
 
     def pump() -> None:
-        # RuntimeError: the loop is closed, nobody listens any more.
+        # RuntimeError: the loop is closed, the command has ended.
         with suppress(RuntimeError), open(descriptor, "rb", closefd=False) as stream:
             line = None
             while line != b"":

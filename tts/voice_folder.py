@@ -48,7 +48,7 @@ class VoiceFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._is_missed = False
         try:
             with self._locked():
@@ -59,10 +59,10 @@ class VoiceFolder:
     def marks(self) -> dict[str, FileMark]:
         """What is there now, by file name; nothing when the folder cannot be read."""
         try:
-            found = _marks(self._path)
+            found = _marks(self.path)
         except OSError as error:
             if not self._is_missed:
-                logger.error("voice folder %s cannot be read: %s", self._path, error.strerror)
+                logger.error("voice folder %s cannot be read: %s", self.path, error.strerror)
             self._is_missed = True
             return {}
         self._is_missed = False
@@ -70,7 +70,7 @@ class VoiceFolder:
 
     def read(self, name: str) -> Voice:
         """The voice in a file. CheckpointError for one that holds none."""
-        path = self._path / name
+        path = self.path / name
         with suppress(OSError):  # gone: reading tells
             if path.stat().st_size > MAX_FILE_BYTES:
                 raise CheckpointError(f"{path} has more than {MAX_FILE_BYTES} bytes")
@@ -87,14 +87,14 @@ class VoiceFolder:
             with self._locked():
                 yield
         except OSError as error:
-            logger.error("voice folder %s cannot be written: %s", self._path, error.strerror)
+            logger.error("voice folder %s cannot be written: %s", self.path, error.strerror)
             if error.errno in NO_ROOM:
                 raise StorageFullError("there is no room to keep voices; delete some") from error
             raise UnavailableError(f"voices cannot be kept now: {error.strerror}") from error
 
     def write(self, voice: Voice) -> None:
         """Keep a voice; inside `alone`. A crash never leaves half a file under its name."""
-        descriptor, name = tempfile.mkstemp(dir=self._path, prefix=PREFIX, suffix=SUFFIX)
+        descriptor, name = tempfile.mkstemp(dir=self.path, prefix=PREFIX, suffix=SUFFIX)
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 json.dump(_to_json(voice), file)
@@ -110,15 +110,15 @@ class VoiceFolder:
         self._file(name).unlink(missing_ok=True)
 
     def _file(self, name: str) -> Path:
-        return self._path / f"{name}.json"
+        return self.path / f"{name}.json"
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self._path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        self.path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            for left_over in self._path.glob(f"{PREFIX}*{SUFFIX}"):
+            for left_over in self.path.glob(f"{PREFIX}*{SUFFIX}"):
                 left_over.unlink(missing_ok=True)
             yield
         finally:

@@ -191,6 +191,6 @@ class VoiceRegistry:
             voice = folder.read(name)
             self._check_name(voice.name)
         except (CheckpointError, InvalidRequestError, VoiceExistsError) as error:
-            logger.warning("voice file %s is not used: %s", name, error)
+            logger.warning("voice file %s is not used: %s", folder.path / name, error)
         else:
             self._voices[voice.name] = voice

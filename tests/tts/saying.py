@@ -50,7 +50,7 @@ def error_line(capfd: pytest.CaptureFixture[str]) -> str:
     return lines[0]
 
 
-def wait_for(holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def wait_for(holds: Callable[[], bool], timeout_s: float = 120.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline, "waited too long"
