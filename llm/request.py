@@ -171,6 +171,7 @@ class TokenChunk(NamedTuple):
     total_s: float = 0.0
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     embeddings: tuple[bytes, ...] = ()  # little-endian float32 vectors: one, or one for each token
+    is_refused: bool = False  # it failed by what it asks for: no document can fit its schema
 
     @property
     def timings(self) -> RequestTimings:

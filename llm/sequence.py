@@ -293,8 +293,7 @@ def take_tokens(
     """End a step for those in the common case: they decode, got one token and go on.
 
     Returns their chunks, and when they had their last tokens: (time, how many), neighbours in one.
-    No chunk, and nothing changed, when the token may be the last, a page is full, or somebody wants
-    the sequence elsewhere: then `advance` (or `land`) and `accept`, one thing after the other.
+    None, and no change, for one that may end, fill a page or be moved: `advance`, then `accept` it.
     """
     chunks: list[TokenChunk | None] = []
     runs: list[tuple[float | None, int]] = []
@@ -336,6 +335,7 @@ def take_tokens(
             now - sequence.arrival_s,
             (),
             (),
+            False,
         )
         chunks.append(_new(TokenChunk, chunk))
         if before_s != last_s:

@@ -73,17 +73,31 @@ class AudioOutput:
         self._step = round((COSTLY_PIECE_S if is_costly else PIECE_S) * codec_rate)
         sample_bytes = 4 if audio_format.encoding is AudioEncoding.PCM_F32LE else 2
         self._max_piece = MAX_PIECE_BYTES // sample_bytes
+        self._speaking_rate = shape.speaking_rate
+        self._output_rate = audio_format.sample_rate
         self._num_unsent = 0  # samples in the encoder since it last gave bytes
+        self._num_written = self._segment_start = 0  # at the codec's rate, since the last flush
+        self._num_trimmed = 0  # until then
+        self._flushed_s = 0.0  # of output until then
         self.num_samples = 0
         """Samples sent so far, at the output rate."""
 
+    def heard_s(self, spoken_s: float) -> float:
+        """When what is `spoken_s` into the segment is heard: seconds from the output's start."""
+        start = self._segment_start + self._num_trimmed
+        if self._trimmer is not None:
+            start -= self._trimmer.num_dropped
+        since_flush_s = max(0.0, start / self._codec_rate + spoken_s)
+        return self._flushed_s + since_flush_s / self._speaking_rate
+
     @property
-    def trimmed_s(self) -> float:
-        """Seconds of silence that were cut off so far, before the speaking rate."""
-        return 0.0 if self._trimmer is None else self._trimmer.num_dropped / self._codec_rate
+    def silent_s(self) -> float:
+        """Silence at the end of what was written that is cut off if nothing follows, seconds."""
+        return 0.0 if self._trimmer is None else self._trimmer.num_doubtful / self._codec_rate
 
     def begin_segment(self) -> None:
         """What is written now is another segment."""
+        self._segment_start = self._num_written
         if self._loudness is not None:
             self._loudness.begin_segment()
 
@@ -97,6 +111,7 @@ class AudioOutput:
 
         int16 [S], as `to_s16` makes them, where the output takes that.
         """
+        self._num_written += len(samples)
         is_s16 = samples.dtype == np.int16
         if is_s16 and not self._takes_s16:
             raise ValueError("this output does more to its samples than 16-bit ones allow")
@@ -111,7 +126,8 @@ class AudioOutput:
 
     def flush(self) -> Iterator[EncodedAudio]:
         """Send what trimming and rate conversion hold back. The stream goes on."""
-        return self._encode_parts(self._tails())
+        yield from self._encode_parts(self._tails())
+        self._settle()
 
     def drop(self) -> None:
         """Forget what trimming and rate conversion hold back. The stream goes on."""
@@ -119,6 +135,14 @@ class AudioOutput:
             self._trimmer.drop()
         for _ in self._tails():
             pass
+        self._settle()
+
+    def _settle(self) -> None:
+        """Nothing is held back any more: what is written next is heard next."""
+        self._flushed_s = (self.num_samples + self._num_unsent) / self._output_rate
+        self._num_written = self._segment_start = 0
+        if self._trimmer is not None:
+            self._num_trimmed = self._trimmer.num_dropped
 
     def finish(self) -> Iterator[EncodedAudio]:
         """Send the rest, and the container's end."""

@@ -66,6 +66,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is missing") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
+    except RecursionError:
+        raise CheckpointError(f"{path} cannot be read: it is nested too deeply") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds no JSON object")
     return value

@@ -117,6 +117,10 @@ class StreamLimitError(BusyError):
     """One client has as many calls open as a client may have."""
 
 
+class StorageFullError(TTSError):
+    """The disk has no room for what a request wants kept."""
+
+
 class UnavailableError(TTSError):
     """The server is up, but takes no calls now."""
 

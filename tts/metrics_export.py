@@ -11,16 +11,15 @@ the processes, and `forget_process` is called when one of them has ended.
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from prometheus_client import REGISTRY, CollectorRegistry, start_http_server, values
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from llm import ConfigError
+from tts.leftovers import temporary_folder
 from tts.metrics import Metrics
 
 logger = logging.getLogger("tts.metrics")
@@ -70,22 +69,21 @@ def metrics_folder(environ: MutableMapping[str, str]) -> Iterator[Path]:
     removed; else it is a new one. Either is empty or gone afterwards.
     """
     given = environ.get(FOLDER_VARIABLE)
-    folder = Path(given or tempfile.mkdtemp(prefix="sonant-metrics-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    _remove_counts(folder)
-    environ[FOLDER_VARIABLE] = str(folder)
-    former = values.ValueClass
-    if not former._multiprocess:  # the library looked before the variable was there
-        values.ValueClass = values.MultiProcessValue()
-    try:
-        yield folder
-    finally:
-        values.ValueClass = former
-        if given:
-            _remove_counts(folder)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-            del environ[FOLDER_VARIABLE]
+    with nullcontext(Path(given)) if given else temporary_folder("metrics") as folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_counts(folder)
+        environ[FOLDER_VARIABLE] = str(folder)
+        former = values.ValueClass
+        if not former._multiprocess:  # the library looked before the variable was there
+            values.ValueClass = values.MultiProcessValue()
+        try:
+            yield folder
+        finally:
+            values.ValueClass = former
+            if given:
+                _remove_counts(folder)
+            else:
+                del environ[FOLDER_VARIABLE]
 
 
 def forget_process(pid: int, folder: Path) -> None:

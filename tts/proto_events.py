@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -13,6 +14,7 @@ from tts.speech import (
     AudioChunk,
     Done,
     FlushDone,
+    SegmentTime,
     SessionEvent,
     SpeechEvent,
     SpeechTimings,
@@ -80,6 +82,7 @@ def to_audio(chunk: AudioChunk) -> pb.AudioChunk:
         token_offset=chunk.token_offset,
         token_count=chunk.token_count,
         buffer_speech_tokens=carry,
+        stream_token_offset=chunk.next_token_offset,
     )
 
 
@@ -96,6 +99,17 @@ def to_words(words: Iterable[WordTime]) -> pb.WordTimings:
             )
             for word in words
         ]
+    )
+
+
+def to_segment(segment: SegmentTime) -> pb.SegmentTiming:
+    """When a segment is spoken."""
+    return pb.SegmentTiming(
+        segment_index=segment.index,
+        start=to_duration(segment.start_s),
+        end=to_duration(segment.end_s),
+        text_start=segment.text_start,
+        text_end=segment.text_end,
     )
 
 
@@ -133,33 +147,34 @@ def to_done(result: SynthesisResult) -> pb.SynthesisDone:
 def to_session_response(event: SessionEvent) -> pb.StreamingSynthesizeResponse:
     """Any event of a session, in its envelope."""
     match event:
-        case Started():
-            return pb.StreamingSynthesizeResponse(started=to_started(event))
-        case AudioChunk():
-            return pb.StreamingSynthesizeResponse(audio=to_audio(event))
-        case WordTimes(words):
-            return pb.StreamingSynthesizeResponse(words=to_words(words))
         case FlushDone(flush_id, offset):
             done = pb.FlushDone(flush_id=flush_id, sample_offset=offset)
             return pb.StreamingSynthesizeResponse(flush_done=done)
         case UtteranceCancelled(offset):
             cancelled = pb.UtteranceCancelled(sample_offset=offset)
             return pb.StreamingSynthesizeResponse(cancelled=cancelled)
-        case Done(result):
-            return pb.StreamingSynthesizeResponse(done=to_done(result))
+        case _:
+            return pb.StreamingSynthesizeResponse(**_event(event))
 
 
 def to_stream_response(event: SpeechEvent) -> pb.SynthesizeStreamResponse:
     """Any event of a streamed request, in its envelope."""
+    return pb.SynthesizeStreamResponse(**_event(event))
+
+
+def _event(event: SpeechEvent) -> dict[str, Any]:
+    """What both envelopes hold, by its name in them."""
     match event:
         case Started():
-            return pb.SynthesizeStreamResponse(started=to_started(event))
+            return {"started": to_started(event)}
         case AudioChunk():
-            return pb.SynthesizeStreamResponse(audio=to_audio(event))
+            return {"audio": to_audio(event)}
         case WordTimes(words):
-            return pb.SynthesizeStreamResponse(words=to_words(words))
+            return {"words": to_words(words)}
+        case SegmentTime():
+            return {"segment": to_segment(event)}
         case Done(result):
-            return pb.SynthesizeStreamResponse(done=to_done(result))
+            return {"done": to_done(result)}
 
 
 def to_voice(voice: Voice, model: str) -> pb.Voice:

@@ -34,6 +34,7 @@ PROMPT_RATES = (8_000, 192_000)
 MAX_CHUNK_SIZES = 64
 MAX_CODES_PER_CHUNK = 10_000
 MAX_BUFFER_CODES = 500
+MAX_TOKEN_OFFSET = 2**31 - 1
 MAX_PRONUNCIATIONS = 200
 MAX_PHRASE_CHARACTERS = 200
 
@@ -139,6 +140,7 @@ def read_config(proto: pb.SynthesisConfig, rules: WireRules, text: str = "") -> 
             request_id=proto.request_id,
             priority=proto.priority,
             carry=carry,
+            token_offset=_read_offset(proto, rules, wrong),
             lora=proto.lora,
         )
     _check_abilities(proto)
@@ -237,6 +239,17 @@ def _read_carry(
     return codes[-(MAX_BUFFER_CODES - MAX_BUFFER_CODES % per_frame) :]
 
 
+def _read_offset(proto: pb.SynthesisConfig, rules: WireRules, wrong: Violations) -> int:
+    offset, per_frame = proto.stream_token_offset, rules.codec.codes_per_frame
+    path, most = f"{rules.path}.stream_token_offset", MAX_TOKEN_OFFSET
+    wrong.require(0 <= offset <= most, path, f"must be in [0, {most}]")
+    is_whole = offset % per_frame == 0
+    wrong.require(is_whole, path, f"must be whole frames of {per_frame} speech tokens")
+    continues = not offset or proto.HasField("buffer_speech_tokens")
+    wrong.require(continues, path, "is for a request that sends buffer_speech_tokens")
+    return offset
+
+
 def check_voice_name(name: str, field: str) -> None:
     """Raise unless the text can be a voice's name at all; paths and addresses never can."""
     with Violations() as wrong:
@@ -268,9 +281,17 @@ async def voice_of(
             return Voice("prompt", prompt=synthesizer.cloner.from_codes(codes))
     if kind == "name" and proto.name:
         check_voice_name(proto.name, f"{path}.name")
-    return await synthesizer.cloner.ready(
-        synthesizer.voices.choose(proto.name, proto.language_code)
-    )
+    voice = synthesizer.voices.choose(proto.name, proto.language_code)
+    _check_language(voice, proto.language_code, f"{path}.language_code")
+    return await synthesizer.cloner.ready(voice)
+
+
+def _check_language(voice: Voice, language_code: str, field: str) -> None:
+    """Raise InvalidRequestError when a voice is known to speak other languages alone."""
+    languages = voice.language_codes
+    with Violations() as wrong:
+        fits = not (language_code and languages) or voice.speaks(language_code)
+        wrong.require(fits, field, f"voice '{voice.name}' speaks {', '.join(languages)}")
 
 
 async def read_prompt(proto: pb.VoicePrompt, synthesizer: Synthesizer, path: str) -> VoicePrompt:

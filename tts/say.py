@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from tts import __version__
+from tts.console import prepare_streams, tell
 from tts.say_options import FORMATS, PREPEND, SUFFIXES, UsageError, read_options
 
 PROGRAM = "say"
 INTERRUPTED = 130
+MOST = 2**31 - 1  # the largest number that the service's messages hold
 
 
 class _Parser(argparse.ArgumentParser):
@@ -158,6 +160,8 @@ def _integer(low: int, high: int | None = None) -> Callable[[str], int]:
         if number < low or (high is not None and number > high):
             bounds = f"must be {low} or more" if high is None else f"must be in [{low}, {high}]"
             raise argparse.ArgumentTypeError(f"{text}: {bounds}")
+        if high is None and number > MOST:
+            raise argparse.ArgumentTypeError(f"{text}: must be at most {MOST}")
         return number
 
     parse.__name__ = "number"  # argparse names the type when int() refuses
@@ -170,13 +174,14 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
+    prepare_streams()
     try:
         options = read_options(build_parser().parse_args(argv))
         from tts.say_run import run  # imports torch and gRPC: only for a request that makes sense
 
         return run(options)
     except UsageError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        tell(f"{PROGRAM}: {error}")
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -31,6 +31,7 @@ LIMITS = ServerConfig(
     max_text_characters=UNLIMITED,
     max_stream_characters=UNLIMITED,
     max_prompt_audio_bytes=MAX_REFERENCE_BYTES,
+    max_audio_duration_s=float(UNLIMITED),
     idle_timeout_s=float(UNLIMITED),
 )
 """A user's own machine reads as much as its user wants."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import BinaryIO
 from tts.timestamps import WRITERS
 
 MAX_REFERENCE_BYTES = 16 * 2**20  # a gRPC message holds no more
+MAX_TEXT_BYTES = 16 * 2**20  # weeks of speech; a device file never ends
+MAX_PEM_BYTES = 2**20
 STANDARD_STREAM = "-"
 
 SUFFIXES = {
@@ -100,9 +103,11 @@ class SayOptions:
 
 def read_options(args: argparse.Namespace, stdin: BinaryIO | None = None) -> SayOptions:
     """Arguments of `tts.say` to options; reads the text. Raises UsageError."""
-    stdin = stdin or sys.stdin.buffer
+    stdin = stdin or (sys.stdin.buffer if sys.stdin else None)
     list_voices = args.list_voices or args.voice == "?"
     _check_together(args)
+    _decode_arguments(args)
+    _check_streams(args, has_input=stdin is not None)
     return SayOptions(
         text=None if args.stream_stdin or list_voices else _text(args, stdin),
         voice="" if args.voice == "?" else args.voice,
@@ -116,7 +121,7 @@ def read_options(args: argparse.Namespace, stdin: BinaryIO | None = None) -> Say
         seed=args.seed,
         temperature=args.temperature,
         language=args.language,
-        reference=_reference(args.ref_audio),
+        reference=_read(args.ref_audio, MAX_REFERENCE_BYTES) if args.ref_audio else b"",
         reference_text=args.ref_text,
         chunking=Chunking(
             chunk_sizes=args.chunk_size,
@@ -152,6 +157,12 @@ def _check_together(args: argparse.Namespace) -> None:
         ),
         (not args.server and _asks_for_server(args), "--tls-* and --token need --server"),
         (bool(args.tls_cert) != bool(args.tls_key), "--tls-cert and --tls-key go together"),
+        (not _is_header(args.token), "--token may hold printable ASCII characters alone"),
+        (
+            bool(args.output and args.timestamps)
+            and Path(args.output).resolve() == Path(args.timestamps).resolve(),
+            "-o and --timestamps name the same file",
+        ),
     )
     for is_broken, message in rules:
         if is_broken:
@@ -177,15 +188,48 @@ def _asks_for_server(args: argparse.Namespace) -> bool:
     return args.tls or bool(args.tls_ca or args.tls_cert or args.tls_key or args.token)
 
 
-def _text(args: argparse.Namespace, stdin: BinaryIO) -> str:
+def _is_header(value: str) -> bool:
+    return value.isascii() and (value.isprintable() or not value)
+
+
+def _decode_arguments(args: argparse.Namespace) -> None:
+    """Arguments that are text, and no file names, as the UTF-8 that they are in any locale."""
+    args.text = [_decode_argument("TEXT", text) for text in args.text]
+    for name in ("voice", "language", "ref_text", "server"):
+        flag = "--" + name.replace("_", "-")
+        setattr(args, name, _decode_argument(flag, getattr(args, name)))
+
+
+def _decode_argument(name: str, value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # bytes that the locale has no characters for
+        try:
+            return os.fsencode(value).decode()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{name} is not UTF-8 text") from error
+    return value
+
+
+def _check_streams(args: argparse.Namespace, *, has_input: bool) -> None:
+    lists = args.list_voices or args.voice == "?"
+    if sys.stdout is None and (lists or args.phonemes or args.output == STANDARD_STREAM):
+        raise UsageError("standard output is closed")
+    if not has_input and args.stream_stdin:
+        raise UsageError("standard input is closed")
+
+
+def _text(args: argparse.Namespace, stdin: BinaryIO | None) -> str:
     if args.text and args.text != [STANDARD_STREAM]:
         text = " ".join(args.text)
     elif args.file and args.file != STANDARD_STREAM:
-        text = _decode(_read(args.file), args.file)
+        text = _decode(_read(args.file, MAX_TEXT_BYTES), args.file)
+    elif stdin is None:
+        raise UsageError("standard input is closed; give the text as an argument or with -f FILE")
     elif stdin.isatty() and not (args.text or args.file):
         raise UsageError("there is no text; give it as an argument, with -f FILE or in a pipe")
     else:
-        text = _decode(stdin.read(), "standard input")
+        text = _decode(_at_most(stdin, MAX_TEXT_BYTES, "standard input"), "standard input")
     if not text.strip():
         raise UsageError("the text is empty")
     return text
@@ -198,23 +242,19 @@ def _decode(data: bytes, name: str) -> str:
         raise UsageError(f"{name} is not UTF-8 text (byte {error.start})") from error
 
 
-def _read(name: str) -> bytes:
+def _read(name: str, most: int) -> bytes:
     try:
-        return Path(name).read_bytes()
+        with Path(name).open("rb") as file:
+            return _at_most(file, most, name)
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}") from error
 
 
-def _reference(name: str) -> bytes:
-    if not name:
-        return b""
-    try:
-        size = Path(name).stat().st_size
-    except OSError as error:
-        raise UsageError(f"cannot read {name}: {error.strerror}") from error
-    if size > MAX_REFERENCE_BYTES:
-        raise UsageError(f"{name} has {size} bytes; a recording may have {MAX_REFERENCE_BYTES}")
-    return _read(name)
+def _at_most(file: BinaryIO, most: int, name: str) -> bytes:
+    data = file.read(most + 1)
+    if len(data) > most:
+        raise UsageError(f"{name} has more than {most} bytes")
+    return data
 
 
 def _encoding(output: str, chosen: str) -> str:
@@ -249,6 +289,8 @@ def _timestamps(name: str) -> Path | None:
         return None
     path = Path(name)
     _check_writable(path)
+    if path.exists() and not path.is_file():
+        raise UsageError(f"cannot write {path}: timestamps need a regular file")
     if path.suffix.lower() not in WRITERS:
         raise UsageError(f"{name}: timestamps are written as {' or '.join(WRITERS)}")
     return path
@@ -257,8 +299,12 @@ def _timestamps(name: str) -> Path | None:
 def _credentials(args: argparse.Namespace) -> Credentials:
     return Credentials(
         use_tls=args.tls or bool(args.tls_ca or args.tls_cert),
-        root_certificates=_read(args.tls_ca) if args.tls_ca else None,
-        certificate=_read(args.tls_cert) if args.tls_cert else None,
-        private_key=_read(args.tls_key) if args.tls_key else None,
+        root_certificates=_pem(args.tls_ca),
+        certificate=_pem(args.tls_cert),
+        private_key=_pem(args.tls_key),
         token=args.token,
     )
+
+
+def _pem(name: str) -> bytes | None:
+    return _read(name, MAX_PEM_BYTES) if name else None

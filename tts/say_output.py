@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import fcntl
 import os
+import select
 import shutil
-import tempfile
 import wave
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -21,10 +23,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
 from decoder import finalize_header
+from tts.leftovers import temporary_folder
 from tts.player import PLAYERS, Player, PlayerError, open_player
 
 FALLBACK_FILE = Path("out.wav")
 MAX_QUEUED = 64  # about a minute of audio
+POLL_S = 0.1  # how soon a write that blocks notices that the user gave up
 
 Result = TypeVar("Result")
 
@@ -57,7 +61,7 @@ class FileSink:
         self._num_samples = 0
 
     def open(self, sample_rate: int) -> None:
-        self._file = self._path.open("w+b")
+        self._file = open_alone(self._path)
 
     def write(self, data: bytes, num_samples: int) -> None:
         assert self._file is not None
@@ -78,19 +82,41 @@ class FileSink:
         """Nothing to do: files do not block."""
 
 
+def open_alone(path: Path) -> BinaryIO:
+    """A file to write and read, emptied. OSError, also while another program writes it so."""
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "w+b")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise OSError(errno.EBUSY, "another program is writing it", str(path)) from None
+    except OSError:
+        pass  # a file system without locks
+    file.truncate(0)
+    return file
+
+
 class StreamSink:
-    """A file descriptor that is somebody's standard input: every chunk leaves at once."""
+    """A file descriptor that is another program's input: every chunk leaves at once."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._is_interrupted = False
 
     def open(self, sample_rate: int) -> None:
         """Nothing to do: headerless audio has no place for the rate, containers bring theirs."""
 
     def write(self, data: bytes, num_samples: int) -> None:
         rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(self._descriptor, rest) :]
+        while rest and self._waits_for_room():
+            rest = rest[os.write(self._descriptor, rest[: select.PIPE_BUF]) :]
+
+    def _waits_for_room(self) -> bool:
+        """Until PIPE_BUF bytes can be written without blocking; False: the user gave up."""
+        while not self._is_interrupted:
+            if select.select((), (self._descriptor,), (), POLL_S)[1]:
+                return True
+        return False
 
     def close(self) -> str:
         return "standard output"
@@ -99,7 +125,33 @@ class StreamSink:
         """Nothing to do: every chunk has left already."""
 
     def interrupt(self) -> None:
-        """Nothing to do: a reader that waits for ever is ended with the process."""
+        self._is_interrupted = True
+
+
+class PipeSink(StreamSink):
+    """A path that is no file: a FIFO or a device, which takes what comes and has no header."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(-1)
+        self._path = path
+
+    def open(self, sample_rate: int) -> None:
+        try:
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            raise OSError(error.errno, "no program reads it", str(self._path)) from None
+        os.set_blocking(self._descriptor, True)
+
+    def close(self) -> str:
+        self.abort()
+        return str(self._path)
+
+    def abort(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
 
 
 class PlayerSink:
@@ -169,8 +221,8 @@ class Recording:
     """16-bit mono WAV in a folder of its own, until it is moved to its place or thrown away."""
 
     def __init__(self, sample_rate: int) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="sonant-")
-        self.path = Path(self._folder.name) / "speech.wav"
+        self._folder = contextlib.ExitStack()
+        self.path = self._folder.enter_context(temporary_folder("speech")) / "speech.wav"
         self._wave = wave.Wave_write(str(self.path))
         self._wave.setparams((1, 2, sample_rate, 0, "NONE", ""))
 
@@ -184,12 +236,12 @@ class Recording:
 
     def move_to(self, path: Path) -> None:
         """Put the completed file where the user finds it."""
-        shutil.copyfile(self.path, path)
-        self.discard()
+        with self._folder, open_alone(path) as target, self.path.open("rb") as source:
+            shutil.copyfileobj(source, target)
 
     def discard(self) -> None:
         """Remove the folder."""
-        self._folder.cleanup()
+        self._folder.close()
 
 
 class SinkThread:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
+from tts.console import show, tell
 from tts.say_client import RemoteClient, SayError, SpeechClient
 from tts.say_options import STANDARD_STREAM, SayOptions, UsageError
-from tts.say_output import FileSink, PlayerSink, Sink, SinkThread, StreamSink
+from tts.say_output import FileSink, PipeSink, PlayerSink, Sink, SinkThread, StreamSink
 from tts.say_phonemes import print_phonemes
 from tts.say_progress import ProgressLine, Stopwatch
 from tts.say_request import synthesis_config
+from tts.text import TextError, check_text
 from tts.timestamps import SegmentTimes, write_timestamps
 from tts.v1 import speech_pb2
 
@@ -28,6 +30,7 @@ SHOW_PROGRESS_FROM = 300  # characters, on a terminal
 TYPING_DELAY_MS = 500  # how long an unfinished line may wait for its end
 IDLE_S = 24 * 3600
 MAX_LINES = 16
+MAX_LINE_BYTES = 8192
 
 
 def run(options: SayOptions) -> int:
@@ -38,11 +41,11 @@ def run(options: SayOptions) -> int:
         loaded_s = time.perf_counter() - started
         asyncio.run(_run(client, options, loaded_s))
     except SayError as error:
-        print(f"say: {error}", file=sys.stderr)
+        tell(f"say: {error}")
         return error.exit_status
     except OSError as error:
         what = error.filename or "the output"
-        print(f"say: cannot write {what}: {error.strerror or error}", file=sys.stderr)
+        tell(f"say: cannot write {what}: {error.strerror or error}")
         return 1
     return 0
 
@@ -69,7 +72,7 @@ async def _run(client: SpeechClient, options: SayOptions, loaded_s: float) -> No
 
 async def _list_voices(client: SpeechClient, language: str) -> None:
     for voice in await client.voices(language):
-        print(f"{voice.name:<16} {' '.join(voice.language_codes):<8} {voice.display_name}".rstrip())
+        show(f"{voice.name:<16} {' '.join(voice.language_codes):<8} {voice.display_name}".rstrip())
 
 
 def _sink(output: str) -> Sink:
@@ -77,7 +80,8 @@ def _sink(output: str) -> Sink:
         return PlayerSink()
     if output == STANDARD_STREAM:
         return StreamSink(sys.stdout.fileno())
-    return FileSink(Path(output))
+    path = Path(output)
+    return PipeSink(path) if path.exists() and not path.is_file() else FileSink(path)
 
 
 class Utterance:
@@ -138,11 +142,16 @@ class Utterance:
                 yield piece
                 await asyncio.sleep(0)  # speak while reading on
             return
-        async for line in read_lines(sys.stdin.buffer):
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        async for line in read_lines(sys.stdin.fileno()):
             try:
-                text = line.decode()
+                text = decoder.decode(line, final=not line)
+                check_text(text, len(self._text))
             except UnicodeDecodeError:
                 self._problem = UsageError("standard input is not UTF-8 text")
+                return
+            except TextError as error:
+                self._problem = UsageError(f"standard input: {error.violations[0].description}")
                 return
             self._text += text
             for piece in pieces(text):
@@ -163,6 +172,8 @@ class Utterance:
                 await self._take_audio(event.audio)
             case "words":
                 self._take_words(event.words.words)
+            case "segment":
+                self._take_segment(event.segment)
             case "done":
                 self._warn(event.done.warnings)
 
@@ -170,7 +181,8 @@ class Utterance:
         try:
             await self._sink.open(sample_rate)
         except OSError as error:
-            raise UsageError(f"cannot write {self._options.output}: {error.strerror}") from error
+            what = self._options.output or error.filename
+            raise UsageError(f"cannot write {what}: {error.strerror or error}") from error
         self._sample_rate = sample_rate
 
     async def _take_audio(self, chunk: speech_pb2.AudioChunk) -> None:
@@ -186,11 +198,11 @@ class Utterance:
 
     def _take_words(self, words: Iterable[speech_pb2.WordTiming]) -> None:
         for word in words:
-            span_s = (
-                word.start.ToTimedelta().total_seconds(),
-                word.end.ToTimedelta().total_seconds(),
-            )
-            self._times.add(len(self._times), span_s, (word.text_start, word.text_end))
+            self._times.add(len(self._times), _span_s(word), (word.text_start, word.text_end))
+
+    def _take_segment(self, segment: speech_pb2.SegmentTiming) -> None:
+        text_span = segment.text_start, segment.text_end
+        self._times.settle(segment.segment_index, _span_s(segment), text_span)
 
     def _warn(self, warnings: Iterable[str]) -> None:
         if not self._options.is_quiet:
@@ -208,7 +220,12 @@ class Utterance:
     def _print(self, line: str) -> None:
         if self._progress is not None:
             self._progress.clear()
-        print(line, file=sys.stderr)
+        tell(line)
+
+
+def _span_s(timing: speech_pb2.WordTiming | speech_pb2.SegmentTiming) -> tuple[float, float]:
+    start, end = timing.start.ToTimedelta(), timing.end.ToTimedelta()
+    return start.total_seconds(), end.total_seconds()
 
 
 def pieces(text: str) -> Iterator[str]:
@@ -216,17 +233,27 @@ def pieces(text: str) -> Iterator[str]:
     return (text[start : start + PIECE] for start in range(0, len(text), PIECE))
 
 
-async def read_lines(stream: BinaryIO) -> AsyncIterator[bytes]:
-    """Lines as they come, read on a thread that nobody has to wait for."""
-    lines: asyncio.Queue[bytes] = asyncio.Queue(MAX_LINES)
+async def read_lines(descriptor: int) -> AsyncIterator[bytes]:
+    """Lines as they come, long ones in parts, and an empty one at the end.
+
+    A daemon thread reads them, and past `sys.stdin`: an interpreter that ends while a thread is
+    inside that aborts.
+    """
+    lines: asyncio.Queue[bytes] = asyncio.Queue()
+    room = threading.Semaphore(MAX_LINES)
     loop = asyncio.get_running_loop()
 
     def pump() -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody listens any more
-            for line in stream:
-                asyncio.run_coroutine_threadsafe(lines.put(line), loop).result()
-            asyncio.run_coroutine_threadsafe(lines.put(b""), loop).result()
+        # RuntimeError: the loop is closed, the command has ended.
+        with suppress(RuntimeError), open(descriptor, "rb", closefd=False) as stream:
+            line = None
+            while line != b"":
+                line = stream.readline(MAX_LINE_BYTES)
+                room.acquire()
+                loop.call_soon_threadsafe(lines.put_nowait, line)
 
     threading.Thread(target=pump, name="stdin", daemon=True).start()
     while line := await lines.get():
+        room.release()
         yield line
+    yield b""

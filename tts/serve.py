@@ -25,6 +25,7 @@ from tts.config import (
     config_from_args,
     process_environment,
 )
+from tts.console import prepare_streams
 from tts.logs import configure_logging
 from tts.metrics_export import metrics_folder
 from tts.model_values import complete_values
@@ -95,6 +96,7 @@ async def run(config: ServeConfig, folder: Path | None = None) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit status."""
+    prepare_streams()
     args = build_parser().parse_args(argv)
     try:
         server = config_from_args(ServerConfig, args)

@@ -46,7 +46,7 @@ class ServerConfig(StrictModel):
     min_prompt_duration_s: float = Field(default=1.0, gt=0, description="shortest voice prompt")
     max_prompt_duration_s: float = Field(default=30.0, gt=0, description="longest voice prompt")
     max_audio_duration_s: float = Field(
-        default=600.0, gt=0, description="longest audio of one request"
+        default=600.0, gt=0, description="longest audio of one call"
     )
     max_message_bytes: int = Field(default=16 * MIB, ge=4096, description="largest gRPC message")
     max_voices: int = Field(default=256, ge=0, description="voices that clients may create")

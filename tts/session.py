@@ -17,13 +17,12 @@ from typing import Any
 from llm import FinishReason
 from tts.errors import IdleTimeoutError, InvalidRequestError
 from tts.speech import (
-    AudioChunk,
     Done,
     FlushDone,
     SessionEvent,
+    SpokenEvent,
     Started,
     UtteranceCancelled,
-    WordTimes,
 )
 from tts.text import SegmentStream, TextOptions, TextSegment
 from tts.utterance import SpeechStream, closing
@@ -163,7 +162,7 @@ class StreamingSession:
         self._speech.restart()
         yield FlushDone(item.flush_id, self._speech.num_samples)
 
-    async def _speak(self, segment: TextSegment) -> AsyncIterator[AudioChunk | WordTimes]:
+    async def _speak(self, segment: TextSegment) -> AsyncIterator[SpokenEvent]:
         """A segment's audio, until it ends or is cancelled.
 
         A chunk that is ready when the cancellation comes is still sent: its bytes are part of
@@ -204,8 +203,8 @@ class StreamingSession:
 
 
 async def _next_before(
-    chunks: AsyncIterator[AudioChunk | WordTimes], stop: asyncio.Future[Any]
-) -> AudioChunk | WordTimes | None:
+    chunks: AsyncIterator[SpokenEvent], stop: asyncio.Future[Any]
+) -> SpokenEvent | None:
     """The next chunk; None at the end, or when `stop` comes first."""
     step = asyncio.ensure_future(anext(chunks, None))
     try:

@@ -36,7 +36,7 @@ class TimestampGranularity(Enum):
     """How finely a caller wants to know when what is said."""
 
     NONE = "none"
-    SEGMENT = "segment"  # every chunk names its segment and text range
+    SEGMENT = "segment"
     WORD = "word"
 
 
@@ -162,6 +162,7 @@ class SpeechRequest:
     request_id: str = ""  # made up when empty
     priority: int = 0
     carry: tuple[int, ...] | None = None  # () continues with no history; None starts afresh
+    token_offset: int = 0  # codes that were spoken before, by the requests that this one continues
     timestamps: TimestampGranularity = TimestampGranularity.NONE
     lora: str = ""  # adapter; empty = the base model
 
@@ -202,7 +203,7 @@ class AudioChunk:
 
     Samples are counted at the output rate, as they go into the encoder: `sample_count` belongs to
     `data` exactly for headerless formats and WAV, and up to what a compressing encoder holds back
-    (100 ms) for others. Codes are counted over the whole request.
+    (100 ms) for others. Codes are counted over the whole request, but for `next_token_offset`.
     """
 
     data: bytes
@@ -215,6 +216,7 @@ class AudioChunk:
     token_offset: int
     token_count: int
     carry: tuple[int, ...] = ()  # last `buffer` codes, for a request that continues this one
+    next_token_offset: int = 0  # and its `token_offset`
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +235,20 @@ class WordTimes:
     """Words that have been spoken, in order; those of a segment come with or behind its audio."""
 
     words: tuple[WordTime, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTime:
+    """When a segment of the text was spoken: seconds from the start of the output.
+
+    Comes when the segment has ended; silence that is trimmed off the end does not count.
+    """
+
+    index: int
+    start_s: float
+    end_s: float
+    text_start: int  # Unicode code points into the whole input
+    text_end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +314,9 @@ class SynthesizedSpeech:
     chunks: tuple[AudioChunk, ...]  # without their data
     result: SynthesisResult
     words: tuple[WordTime, ...] = ()  # where they were asked for
+    segments: tuple[SegmentTime, ...] = ()  # likewise
 
 
-SpeechEvent = Started | AudioChunk | WordTimes | Done
-SessionEvent = Started | AudioChunk | WordTimes | FlushDone | UtteranceCancelled | Done
+SpokenEvent = AudioChunk | WordTimes | SegmentTime
+SpeechEvent = Started | SpokenEvent | Done
+SessionEvent = Started | SpokenEvent | FlushDone | UtteranceCancelled | Done

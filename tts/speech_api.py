@@ -16,6 +16,7 @@ from tts.errors import InvalidRequestError, ModelNotFoundError, Precondition, Pr
 from tts.proto_checks import Violations, fields_renamed, seconds
 from tts.proto_events import (
     to_done,
+    to_segment,
     to_session_response,
     to_started,
     to_stream_response,
@@ -114,6 +115,7 @@ class SpeechApi:
             audio=speech.audio,
             started=to_started(speech.started),
             words=to_words(speech.words).words,
+            segments=map(to_segment, speech.segments),
             done=to_done(speech.result),
         )
 

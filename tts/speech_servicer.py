@@ -174,7 +174,16 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
 
     def _model_info(self) -> pb.ModelInfo:
         service = self._host.service
-        info = pb.ModelInfo(name=service.model, family=service.family, text_generation=True)
+        text = service.text
+        info = pb.ModelInfo(
+            name=service.model,
+            family=service.family,
+            text_generation=not text.embeds,
+            embeddings=text.embeds,
+            echo=text.echoes and not text.embeds,
+            structured_output=text.takes_schemas and not text.embeds,
+            adapters=text.adapters,
+        )
         if service.synthesizer is not None:
             codec = service.synthesizer.codec
             info.codec = codec.name

@@ -132,6 +132,7 @@ RULES: Mapping[type[BaseException], StatusRule] = {
     errors.BusyError: StatusRule(_Code.RESOURCE_EXHAUSTED, "BUSY", _quota),
     errors.ServerBusyError: StatusRule(_Code.RESOURCE_EXHAUSTED, "QUEUE_FULL", _quota),
     errors.StreamLimitError: StatusRule(_Code.RESOURCE_EXHAUSTED, "STREAM_LIMIT", _quota),
+    errors.StorageFullError: StatusRule(_Code.RESOURCE_EXHAUSTED, "STORAGE_FULL"),
     errors.UnavailableError: StatusRule(_Code.UNAVAILABLE, "UNAVAILABLE", _retry),
     errors.LoadingError: StatusRule(_Code.UNAVAILABLE, "LOADING", _retry),
     errors.DrainingError: StatusRule(_Code.UNAVAILABLE, "DRAINING", _retry),

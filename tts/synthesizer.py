@@ -7,6 +7,7 @@ Streamed and unary are the same chunks; a session is the same with text that is 
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field, replace
@@ -48,6 +49,7 @@ from tts.speech import (
     Done,
     FlushDone,
     SamplingOverrides,
+    SegmentTime,
     SessionEvent,
     SpeechEvent,
     SpeechRequest,
@@ -95,7 +97,7 @@ class SynthesisSettings:
     """What the server decides for all requests.
 
     `traits` are the speech family's: they bound one language-model call; `max_seq_len` is the
-    model's context; `max_audio_s` bounds the audio of one request; `raw_encoding` is what a
+    model's context; `max_audio_s` bounds the audio of one call; `raw_encoding` is what a
     request gets that names no encoding.
     """
 
@@ -152,7 +154,7 @@ class Synthesizer:
         if not request.text.strip():
             raise InvalidRequestError.of("input.text", "is empty")
         voice = await self.cloner.ready(request.voice or self.voices.default)
-        plan = self._plan(replace(request, voice=voice), self.settings.max_audio_s)
+        plan = self._plan(replace(request, voice=voice))
         check_text(request.text)
         text = SegmentStream(self._text_options(request, plan.voice))
         segments = _segments(request.text, text)
@@ -178,6 +180,7 @@ class Synthesizer:
         data: list[bytes] = []
         chunks: list[AudioChunk] = []
         words: list[WordTime] = []
+        segments: list[SegmentTime] = []
         async with closing(self.stream(request)) as events:
             async for event in events:
                 match event:
@@ -188,20 +191,20 @@ class Synthesizer:
                         chunks.append(replace(event, data=b""))
                     case WordTimes():
                         words += event.words
+                    case SegmentTime():
+                        segments.append(event)
                     case Done(result):
                         break
         assert started is not None
         audio = apply_patches(b"".join(data), result.header_patches)
-        return SynthesizedSpeech(audio, started, tuple(chunks), result, tuple(words))
+        found = tuple(chunks), result, tuple(words), tuple(segments)
+        return SynthesizedSpeech(audio, started, *found)
 
     def open_session(
         self, request: SpeechRequest, times: SessionTimes | None = None
     ) -> StreamingSession:
-        """A session whose text arrives over time. Raises as `stream` does before Started.
-
-        Its audio is bounded only by what the request says: a conversation may go on for long.
-        """
-        plan = self._plan(request, None)
+        """A session whose text arrives over time. Raises as `stream` does before Started."""
+        plan = self._plan(request)
         return StreamingSession(
             self._speech(request, plan),
             self._text_options(request, plan.voice),
@@ -226,11 +229,10 @@ class Synthesizer:
             pronunciations=request.pronunciations,
         )
 
-    def _plan(self, request: SpeechRequest, max_audio_s: float | None) -> SpeechPlan:
+    def _plan(self, request: SpeechRequest) -> SpeechPlan:
         settings, sampling = self.settings, request.sampling
         if request.lora and request.lora not in settings.adapters:
             raise AdapterNotFoundError(request.lora, settings.adapters)
-        bounds = [s for s in (request.max_audio_s, max_audio_s) if s is not None]
         return SpeechPlan(
             request_id=request.request_id or uuid4().hex,
             voice=request.voice or self.voices.default,
@@ -246,7 +248,7 @@ class Synthesizer:
             seed=secrets.randbits(64) if sampling.seed is None else sampling.seed,
             min_tokens=sampling.min_tokens or 0,
             max_tokens=sampling.max_tokens,
-            max_audio_s=min(bounds, default=None),
+            max_audio_s=min(request.max_audio_s or math.inf, settings.max_audio_s),
             max_segment_codes=settings.traits.max_codes,
             min_segment_codes=settings.traits.min_codes,
             invents_voices=settings.traits.invents_voices,
@@ -254,6 +256,8 @@ class Synthesizer:
             priority=request.priority,
             lora=request.lora,
             carry=request.carry,
+            token_offset=request.token_offset,
+            times_segments=request.timestamps is TimestampGranularity.SEGMENT,
             aligner=self._aligner(request),
         )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from llm import FinishReason, Request, RequestTimings, SamplingParams, TokenChunk, TokenLogprob
 from tts.engine_client import EngineClient
-from tts.errors import SynthesisError
+from tts.errors import InvalidRequestError, SynthesisError
 from tts.prompt import PromptBuilder
 from tts.tokenizer import IncrementalDetokenizer, StopMatcher
 from tts.utterance import closing
@@ -57,11 +57,14 @@ class TextGenerator:
         """Stream a request; closing the iterator cancels it. A stop string ends it before itself,
         from `min_tokens` on.
 
-        Raises what the engine raises for requests that do not fit, and SynthesisError.
+        Raises what the engine raises for requests that do not fit, InvalidRequestError when the
+        document comes to a point where nothing fits its schema, and SynthesisError.
         """
         writer = _Writer(self._prompts.detokenizer(), request)
         async with closing(self._client.generate(_engine_request(request))) as chunks:
             async for chunk in chunks:
+                if chunk.is_refused:
+                    raise InvalidRequestError.of("config.json_schema", chunk.error)
                 if chunk.finish_reason is FinishReason.ERROR:
                     raise SynthesisError(f"request {request.request_id}: {chunk.error}")
                 piece = writer.push(chunk)

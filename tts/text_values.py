@@ -121,7 +121,7 @@ def read_text_sampling(config: pb.GenerationConfig, model: TextModel) -> Samplin
                 dict.fromkeys((*model.stop_token_ids, *config.sampling.stop_token_ids))
             ),
             ignore_eos=config.sampling.ignore_eos,
-            top_logprobs=config.top_logprobs or (0 if config.echo else None),
+            top_logprobs=config.top_logprobs or (0 if config.echo or config.logprobs else None),
             echo=config.echo,
             json_schema=config.json_schema,
         )

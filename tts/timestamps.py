@@ -1,4 +1,4 @@
-"""When each piece of the text is spoken: collected from audio chunks, written as JSON or SubRip."""
+"""When each piece of the text is spoken: collected as it comes, written as JSON or SubRip."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ class SegmentTimes:
 
     def __init__(self) -> None:
         self._segments: dict[int, Segment] = {}
+        self._settled: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._segments)
 
     def add(self, index: int, span_s: tuple[float, float], text_span: tuple[int, int]) -> None:
         """Note that a chunk of segment `index` covers this stretch of the audio and the text."""
+        if index in self._settled:
+            return
         start_s, end_s = span_s
         known = self._segments.get(index) or Segment(index, start_s, end_s, *text_span)
         self._segments[index] = replace(
@@ -40,6 +43,11 @@ class SegmentTimes:
             text_start=min(known.text_start, text_span[0]),
             text_end=max(known.text_end, text_span[1]),
         )
+
+    def settle(self, index: int, span_s: tuple[float, float], text_span: tuple[int, int]) -> None:
+        """Note the times of a segment that has ended, exactly; its later chunks change nothing."""
+        self._segments[index] = Segment(index, *span_s, *text_span)
+        self._settled.add(index)
 
     def segments(self, text: str) -> tuple[Segment, ...]:
         """What was collected, with the words out of the whole text."""

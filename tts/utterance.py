@@ -26,8 +26,10 @@ from tts.errors import SynthesisError
 from tts.prompt import PromptBuilder
 from tts.speech import (
     AudioChunk,
+    SegmentTime,
     SpeechTimings,
     SpeechUsage,
+    SpokenEvent,
     SynthesisResult,
     WordTime,
     WordTimes,
@@ -58,7 +60,7 @@ class SpeechPlan:
     seed: int
     min_tokens: int = 0  # of the whole request
     max_tokens: int | None = None  # of the whole request
-    max_audio_s: float | None = None  # of the whole request, as it is sent
+    max_audio_s: float = math.inf  # of the whole request, as it is sent
     max_segment_codes: int = 500
     min_segment_codes: int = 1
     invents_voices: bool = False  # the speaker of the first segment is the later ones' prompt
@@ -66,7 +68,9 @@ class SpeechPlan:
     priority: int = 0
     lora: str = ""
     carry: tuple[int, ...] | None = None
-    aligner: Aligner | None = None  # None: nobody asked when words are spoken
+    token_offset: int = 0
+    times_segments: bool = False
+    aligner: Aligner | None = None  # None: words are not timed
 
 
 @asynccontextmanager
@@ -110,7 +114,6 @@ class SpeechStream:
         self._carry = plan.carry
         self._is_fresh = True  # the next segment starts with the first, small chunk sizes
         self._num_codes = 0
-        self._num_timed = 0  # codes of the segments before this one, as far as they were sent
         self._num_chunks = 0
         self.num_segments = 0
         self._unsent_codes = 0  # of blocks that have not led to bytes yet
@@ -148,8 +151,8 @@ class SpeechStream:
         self._carry, self._unsent_codes = None, 0
         self.restart()
 
-    async def speak(self, segment: TextSegment) -> AsyncIterator[AudioChunk | WordTimes]:
-        """One segment's audio, and its words where they are asked for.
+    async def speak(self, segment: TextSegment) -> AsyncIterator[SpokenEvent]:
+        """One segment's audio, and its words or its own time where they are asked for.
 
         Raises SynthesisError when the engine fails.
         """
@@ -179,7 +182,8 @@ class SpeechStream:
             is_whole = last is not None and last.finish_reason is FinishReason.STOP
             if spans := timer.finish(is_whole=is_whole):
                 yield self._word_times(spans)
-        self._num_timed += len(self._segment_codes)
+        if self._plan.times_segments:
+            yield self._segment_time()
         self._end_segment(last, budget)
 
     def _timer(self, segment: TextSegment) -> WordTimer | None:
@@ -190,20 +194,26 @@ class SpeechStream:
 
     def _word_times(self, spans: Sequence[WordSpan]) -> WordTimes:
         """Where the segment's words are in the output."""
-        rate = self._plan.shape.speaking_rate
-        start_s = self._num_timed / self._spec.codes_per_second - self._output.trimmed_s
+        heard_s = self._output.heard_s
         return WordTimes(
             tuple(
                 WordTime(
                     span.word.text,
-                    max(0.0, start_s + span.start_s) / rate,
-                    max(0.0, start_s + span.end_s) / rate,
+                    heard_s(span.start_s),
+                    heard_s(span.end_s),
                     span.word.start,
                     span.word.end,
                 )
                 for span in spans
             )
         )
+
+    def _segment_time(self) -> SegmentTime:
+        output, segment = self._output, self._segment
+        start_s = output.heard_s(0.0)
+        spoken_s = len(self._segment_codes) / self._spec.codes_per_second
+        end_s = max(start_s, output.heard_s(spoken_s - output.silent_s))
+        return SegmentTime(segment.index, start_s, end_s, segment.start, segment.end)
 
     async def flush(self) -> AsyncIterator[AudioChunk]:
         """What is held back, so that everything spoken has been sent. The stream goes on."""
@@ -242,7 +252,7 @@ class SpeechStream:
         left = own
         if plan.max_tokens is not None:
             left = min(left, plan.max_tokens - self._num_codes)
-        if plan.max_audio_s is not None:
+        if plan.max_audio_s < math.inf:
             total = math.floor(plan.max_audio_s * plan.shape.speaking_rate * rate)
             left = min(left, total - self._num_codes)
         left = self._vocabulary.whole_frames(left)
@@ -272,7 +282,7 @@ class SpeechStream:
             streaming=self._streaming(),
             prompt_codes=self._voice.prompt.codes if self._voice.prompt else (),
             carry=self._carry,
-            token_offset=self._num_codes,
+            token_offset=self._plan.token_offset + self._num_codes,
             as_s16=self._output.takes_s16,
         )
 
@@ -307,6 +317,7 @@ class SpeechStream:
             token_offset=self._num_codes - num_codes,
             token_count=num_codes,
             carry=self._carry or (),
+            next_token_offset=self._plan.token_offset + self._num_codes,
         )
 
     def _count(self, block: AudioBlock | None) -> None:

@@ -43,12 +43,16 @@ class Voice:
     consent: str = ""  # what the creator stated about the speaker's agreement
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        """Everything in it that is text."""
+        transcript = self.prompt.transcript if self.prompt else ""
+        return (self.name, self.display_name, self.consent, *self.language_codes, transcript)
+
+    @property
     def num_bytes(self) -> int:
         """About what keeping it costs."""
-        texts = (self.name, self.display_name, self.consent, *self.language_codes)
-        prompt = self.prompt or VoicePrompt(())
-        size = sum(len(text.encode()) for text in (*texts, prompt.transcript))
-        return size + BYTES_PER_CODE * len(prompt.codes)
+        num_codes = len(self.prompt.codes) if self.prompt else 0
+        return sum(len(text.encode()) for text in self.texts) + BYTES_PER_CODE * num_codes
 
     def speaks(self, language_code: str) -> bool:
         """Whether the voice is for this BCP-47 language: "en" covers "en-US" and reverse."""

@@ -98,16 +98,17 @@ def _builtin_voice(path: Path, entry: Any) -> Voice:
         raise CheckpointError(f"{path}: '{name}' is no voice name")
     if unknown:
         raise CheckpointError(f"{path}: voice '{name}' has unknown keys: {', '.join(unknown)}")
-    return Voice(
+    voice = Voice(
         name=name,
         display_name=str(entry.get("display_name", name)),
-        language_codes=tuple(entry.get("language_codes", ())),
+        language_codes=tuple(map(str, entry.get("language_codes", ()))),
         control_token=str(entry.get("control_token", "")),
         speaker=str(entry.get("speaker", "")),
         prompt=_builtin_prompt(path, entry),
         clip=_builtin_clip(path, entry),
         is_builtin=True,
     )
+    return checked_texts(path, voice)
 
 
 def _builtin_prompt(path: Path, entry: Mapping[str, Any]) -> VoicePrompt | None:
@@ -128,9 +129,20 @@ def _builtin_clip(path: Path, entry: Mapping[str, Any]) -> VoiceClip | None:
     return VoiceClip(audio, transcript)
 
 
+def checked_texts(path: Path, voice: Voice) -> Voice:
+    """The voice; CheckpointError when a text in it cannot be sent (JSON can hold half a pair)."""
+    try:
+        "".join(voice.texts).encode()
+    except UnicodeEncodeError:
+        raise CheckpointError(
+            f"{path}: voice '{voice.name}' has text that is not Unicode"
+        ) from None
+    return voice
+
+
 def whole_codes(path: Path, values: Any) -> tuple[int, ...]:
     """Codes from JSON; CheckpointError names the file when they are none."""
     codes = tuple(values)
-    if not all(type(code) is int and code >= 0 for code in codes) or not codes:
+    if not all(type(code) is int and 0 <= code < 2**31 for code in codes) or not codes:
         raise CheckpointError(f"{path}: codes must be whole numbers")
     return codes

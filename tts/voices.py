@@ -7,19 +7,13 @@ processes that have the same folder hold the same voices at any moment.
 
 from __future__ import annotations
 
-import fcntl
-import json
 import logging
-import os
-import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from llm import CheckpointError
-from tts.checkpoint import read_json
 from tts.errors import (
     InvalidRequestError,
     Precondition,
@@ -28,7 +22,8 @@ from tts.errors import (
     VoiceNotFoundError,
 )
 from tts.voice import VOICE_ID, Voice, VoiceClip, VoicePrompt, VoiceSet
-from tts.voice_files import load_voices, sample_voices, whole_codes
+from tts.voice_files import load_voices, sample_voices
+from tts.voice_folder import FileMark, VoiceFolder
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +38,6 @@ __all__ = [
     "load_voices",
     "sample_voices",
 ]
-
-_CREATED_KEYS = ("name", "display_name", "language_codes", "prompt", "consent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +63,8 @@ class VoiceRegistry:
             raise CheckpointError(f"the default voice '{default}' is not among the voices")
         self._default = default
         self._limits = limits or VoiceLimits()
-        self._folder = folder
-        self._files: dict[str, _FileMark] = {}  # what was read last, by the files' names
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+        self._folder = VoiceFolder(folder) if folder else None
+        self._files: dict[str, FileMark] = {}  # what was read last, by the files' names
         self._refresh()
 
     @classmethod
@@ -135,8 +126,9 @@ class VoiceRegistry:
 
     def create(self, voice: Voice) -> Voice:
         """Register a voice made from a clip; InvalidRequestError, VoiceExistsError or
-        PreconditionError when its name, or its size, does not fit."""
-        with _alone_in(self._folder):
+        PreconditionError when its name, or its size, does not fit; StorageFullError or
+        UnavailableError when it cannot be kept."""
+        with self._alone():
             self.check_new(voice.name)
             held = sum(created.num_bytes for created in self._created())
             if held + voice.num_bytes > self._limits.max_bytes:
@@ -147,7 +139,7 @@ class VoiceRegistry:
             if self._folder is None:
                 self._voices[voice.name] = voice
             else:
-                _write_json(self._folder / f"{voice.name}.json", _to_json(voice))
+                self._folder.write(voice)
                 self._refresh()
         return voice
 
@@ -161,9 +153,12 @@ class VoiceRegistry:
         if self._folder is None:
             del self._voices[name]
             return
-        with _alone_in(self._folder):
-            (self._folder / f"{name}.json").unlink(missing_ok=True)
+        with self._alone():
+            self._folder.remove(name)
             self._refresh()
+
+    def _alone(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._folder is None else self._folder.alone()
 
     def _check_name(self, name: str) -> None:
         if not VOICE_ID.fullmatch(name):
@@ -181,86 +176,21 @@ class VoiceRegistry:
         """Take over what has changed in the folder, by whomever."""
         if self._folder is None:
             return
-        found = _marks(self._folder)
+        found = self._folder.marks()
         former, self._files = self._files, found
         for name in [name for name, mark in former.items() if found.get(name) != mark]:
             voice = self._voices.get(Path(name).stem)
             if voice is not None and not voice.is_builtin:
                 del self._voices[voice.name]
         for name in [name for name, mark in found.items() if former.get(name) != mark]:
-            self._restore(self._folder / name)
+            self._restore(self._folder, name)
 
-    def _restore(self, path: Path) -> None:
+    def _restore(self, folder: VoiceFolder, name: str) -> None:
         """A voice that was created before; a file that does not fit is left alone and named."""
         try:
-            voice = _from_json(path)
+            voice = folder.read(name)
             self._check_name(voice.name)
         except (CheckpointError, InvalidRequestError, VoiceExistsError) as error:
-            logger.warning("voice file %s is not used: %s", path, error)
+            logger.warning("voice file %s is not used: %s", folder.path / name, error)
         else:
             self._voices[voice.name] = voice
-
-
-class _FileMark(NamedTuple):
-    """Tells one file from another that has its name later."""
-
-    inode: int
-    modified_ns: int
-
-
-def _marks(folder: Path) -> dict[str, _FileMark]:
-    marks = {}
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.endswith(".json"):
-                with suppress(FileNotFoundError):
-                    status = entry.stat()
-                    marks[entry.name] = _FileMark(status.st_ino, status.st_mtime_ns)
-    return dict(sorted(marks.items()))
-
-
-@contextmanager
-def _alone_in(folder: Path | None) -> Iterator[None]:
-    """No other process creates or deletes voices in the folder meanwhile."""
-    if folder is None:
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _to_json(voice: Voice) -> dict[str, Any]:
-    values = asdict(voice)
-    return {key: values[key] for key in _CREATED_KEYS}
-
-
-def _from_json(path: Path) -> Voice:
-    values = read_json(path)
-    try:
-        prompt = values["prompt"]
-        codes = whole_codes(path, prompt["codes"])
-        if values["name"] != path.stem:
-            raise CheckpointError(f"{path}: holds the voice '{values['name']}'")
-        return Voice(
-            name=values["name"],
-            display_name=str(values["display_name"]),
-            language_codes=tuple(map(str, values["language_codes"])),
-            prompt=VoicePrompt(codes, str(prompt["transcript"])),
-            consent=str(values["consent"]),
-        )
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is incomplete: {error}") from error
-
-
-def _write_json(path: Path, value: object) -> None:
-    """Write beside and rename: a crash never leaves half a file under the voice's name."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".voice-", suffix=".tmp")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(value, file)
-        file.flush()
-        os.fsync(file.fileno())
-    Path(name).replace(path)

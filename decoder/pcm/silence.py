@@ -28,6 +28,16 @@ class SilenceTrimmer:
         self.num_dropped = 0
         """Samples cut off so far, at both ends."""
 
+    @property
+    def num_doubtful(self) -> int:
+        """Samples held back that `finish` would cut off."""
+        return len(self._held) - self._num_kept
+
+    @property
+    def _num_kept(self) -> int:
+        """Samples held back that `finish` would keep."""
+        return min(self._kept, len(self._held)) if self._is_speaking else 0
+
     def process(self, samples: np.ndarray) -> np.ndarray:
         """float32 [S] in, what is certain out (possibly nothing)."""
         self._held = np.concatenate([self._held, samples])
@@ -43,8 +53,7 @@ class SilenceTrimmer:
 
     def finish(self) -> np.ndarray:
         """What is kept of the end. The next sample begins a new utterance."""
-        keep = min(self._kept, len(self._held)) if self._is_speaking else 0
-        ready = self._release(0, keep)
+        ready = self._release(0, self._num_kept)
         self.drop()
         return ready
 

@@ -53,11 +53,14 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise ConfigError(f"{path} must end in .yaml, .yml, .json or .toml")
-    text = path.read_text(encoding="utf-8")
     try:
-        values = reader(text)
-    except ValueError as error:
+        values = reader(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"cannot read {path}: it is nested too deeply") from None
     if values is not None and not isinstance(values, dict):
         raise ConfigError(f"{path} holds no keys")
     return values or {}

@@ -139,7 +139,7 @@ class PipelineConfig(StrictModel):
         description="modules that add architectures, each MODULE or FOLDER:MODULE",
     )
     zmq_endpoint_base: str = Field(
-        default_factory=lambda: f"ipc://{tempfile.gettempdir()}/{secrets.token_hex(9)}",
+        default_factory=lambda: f"ipc://{tempfile.gettempdir()}/sonant-{secrets.token_hex(9)}",
         description="where front ends and engine meet: ipc://PATH, or tcp://HOST:PORT and the "
         "four ports after it",
     )

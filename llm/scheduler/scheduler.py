@@ -271,8 +271,9 @@ class Scheduler:
         sampled = output.token_ids.get(sequence.request_id)
         message = output.failures.get(sequence.request_id, "")
         if message or not sampled:
-            message = message or "the model returned no token for this request"
-            return self._finish(sequence, FinishReason.ERROR, now, error=message)
+            error = message or "the model returned no token for this request"
+            chunk = self._finish(sequence, FinishReason.ERROR, now, error=error)
+            return chunk._replace(is_refused=bool(message))
         if sequence.token_s is None:
             sequence.had_first_token(now)
             self._tallies.first_token_s.observe(now - sequence.arrival_s)

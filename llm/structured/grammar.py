@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -40,12 +41,30 @@ NOTHING_FITS = "json_schema: no token of this model goes on with the document"
 
 
 def check_json_schema(schema: str) -> None:
-    """Raise `RequestError` unless a grammar can be made from the schema; no model is needed."""
+    """Raise `RequestError` unless a document can begin under the schema; no model is needed."""
+    matcher = _create_matcher(_byte_tokenizer(), schema)
+    matcher.compute_bitmask()
+    if matcher.is_error() or matcher.is_stopped():
+        raise RequestError(
+            "json_schema: no document fits it; a $ref must not lead back to itself alone"
+        )
+
+
+@cache
+def _byte_tokenizer() -> LLTokenizer:
+    """A vocabulary that can write every document."""
+    from llguidance import LLTokenizer
+
+    return LLTokenizer("byte")
+
+
+def _create_matcher(tokenizer: LLTokenizer, schema: str) -> LLMatcher:
     from llguidance import LLMatcher
 
-    found = LLMatcher.validate_grammar(_json_grammar(schema), None)
-    if found and not found.startswith("WARNING"):
-        raise RequestError(f"json_schema: {' '.join(found.split())}")
+    matcher = LLMatcher(tokenizer, _json_grammar(schema), log_level=0)
+    if matcher.is_error():
+        raise _broken(matcher)
+    return matcher
 
 
 def _json_grammar(schema: str) -> str:
@@ -82,14 +101,9 @@ class GrammarCompiler:
         return GrammarMatcher(found.deep_copy(), self.vocab_size)
 
     def _create(self, schema: str) -> LLMatcher:
-        from llguidance import LLMatcher
-
         if self._tokenizer is None:
             self._tokenizer = _create_tokenizer(self._spelling, self.vocab_size)
-        matcher = LLMatcher(self._tokenizer, _json_grammar(schema), log_level=0)
-        if matcher.is_error():
-            raise _broken(matcher)
-        return matcher
+        return _create_matcher(self._tokenizer, schema)
 
 
 def _create_tokenizer(spelling: TokenSpelling, vocab_size: int) -> LLTokenizer:

@@ -62,6 +62,8 @@ def test_an_absent_section_lists_those_there_are(config_file: str) -> None:
         ("flat.yaml", "max_length: 3\nbufer: 4\n", ValidationError, "unknown key 'bufer'"),
         ("broken.yaml", "a: [", ConfigError, "cannot read"),
         ("broken.json", "{", ConfigError, "cannot read"),
+        ("deep.json", "[" * 100_000, ConfigError, "nested too deeply"),
+        ("deep.yaml", "[" * 20_000, ConfigError, "nested too deeply"),
         ("broken.toml", "=", ConfigError, "cannot read"),
         ("list.json", "[1]", ConfigError, "holds no keys"),
         ("section.json", '{"pipeline_config": 3}', ConfigError, "holds no keys"),
@@ -75,6 +77,14 @@ def test_files_that_cannot_be_used(
     (tmp_path / name).write_text(text)
     with pytest.raises(error, match=message):
         PipelineConfig(config_file=str(tmp_path / name))
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "folder.yaml").mkdir()
+    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\xfa")
+    for name in ("folder.yaml", "bytes.json"):
+        with pytest.raises(ConfigError, match="cannot read"):
+            PipelineConfig(config_file=str(tmp_path / name))
 
 
 def test_a_missing_file_and_an_empty_one(tmp_path: Path) -> None:

@@ -212,6 +212,34 @@ def test_schemas_that_are_none(schema: str) -> None:
         GrammarCompiler(BYTES, VOCAB_SIZE).compile(schema)
 
 
+ENDLESS = [
+    {"$ref": "#"},
+    {"anyOf": [{"$ref": "#"}]},
+    {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/%24defs/a"}}},
+    {"$id": "http://example.com/own", "$ref": "own"},
+    {"$anchor": "own", "$ref": "#own"},
+    {"allOf": [{"oneOf": [{"$ref": "#/allOf/0"}]}]},
+]
+
+
+@pytest.mark.parametrize("schema", ENDLESS, ids=json.dumps)
+def test_schemas_that_only_refer_to_themselves(schema: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="no document fits it"):
+        check_json_schema(json.dumps(schema))
+
+
+RECURSIVE = [
+    {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+    {"type": "array", "items": {"$ref": "#"}},
+    {"type": "object", "properties": {"next": {"$ref": "#"}}},
+]
+
+
+@pytest.mark.parametrize("schema", RECURSIVE, ids=json.dumps)
+def test_schemas_may_refer_to_themselves_elsewhere(schema: dict[str, Any]) -> None:
+    check_json_schema(json.dumps(schema))
+
+
 def test_schemas_have_a_length() -> None:
     with pytest.raises(RequestError, match=str(MAX_SCHEMA_CHARACTERS)):
         check_json_schema(" " * (MAX_SCHEMA_CHARACTERS + 1))

@@ -55,7 +55,7 @@ Result = TypeVar("Result")
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    return asyncio.run(asyncio.wait_for(work, 100))
+    return asyncio.run(asyncio.wait_for(work, 120))
 
 
 @dataclass(frozen=True)

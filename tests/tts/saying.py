@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import sys
 import time
@@ -28,7 +27,11 @@ def command(*arguments: object) -> list[str]:
 
 
 def pipe_in(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    """Have these bytes on standard input, through a real pipe: no more than it holds."""
+    reading, writing = os.pipe()
+    os.write(writing, data)
+    os.close(writing)
+    monkeypatch.setattr(sys, "stdin", os.fdopen(reading, closefd=False))
 
 
 def frames_of(path: Path) -> bytes:
@@ -47,7 +50,7 @@ def error_line(capfd: pytest.CaptureFixture[str]) -> str:
     return lines[0]
 
 
-def wait_for(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
+def wait_for(holds: Callable[[], bool], timeout_s: float = 120.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline, "waited too long"

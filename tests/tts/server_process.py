@@ -56,7 +56,7 @@ class Process:
             await asyncio.sleep(0.01)
         raise AssertionError(f"never logged: {pattern}\n{self.log}")
 
-    async def ended(self, timeout_s: float = 60) -> int:
+    async def ended(self, timeout_s: float = 120) -> int:
         status = await asyncio.wait_for(self.process.wait(), timeout_s)
         await self._reading
         return status

@@ -6,6 +6,8 @@ import asyncio
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,28 @@ def test_a_life_ended_by_sigterm_in_mid_stream(tiny_checkpoint: Path) -> None:
             assert "Traceback" not in process.log
 
     run(scenario(), 100)
+
+
+@pytest.mark.parametrize("closed", ["<&- >&-", "2>&-"])
+def test_standard_streams_may_be_closed(closed: str, tiny_checkpoint: Path) -> None:
+    """What there is to tell is told to those that are open; two signals end it all the same."""
+    arguments = ["--port=0", "--front-ends=0", f"--model.model-path={tiny_checkpoint}"]
+    command = [sys.executable, "-m", "tts.serve", *arguments]
+    with subprocess.Popen(
+        ["bash", "-c", f'exec "$@" {closed}', "bash", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        told = process.stdout if closed == "2>&-" else process.stderr
+        assert told.readline()
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
+        process.wait(START_S)
+        assert "Traceback" not in process.stderr.read()
+        assert process.returncode in (0, 128 + signal.SIGTERM)
 
 
 def _get(url: str) -> str:

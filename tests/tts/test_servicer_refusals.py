@@ -71,6 +71,8 @@ SPEECH_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"buffer_speech_tokens": pb.SpeechTokens(tokens=[64])}, "config.buffer_speech_tokens"),
     ({"buffer_speech_tokens": pb.SpeechTokens(tokens=[-1])}, "config.buffer_speech_tokens"),
     ({"voice": pb.VoiceSelection(language_code="e n")}, "config.voice.language_code"),
+    ({"voice": pb.VoiceSelection(name="slt", language_code="fr")}, "config.voice.language_code"),
+    ({"voice": pb.VoiceSelection(name="rms", language_code="en-GB")}, "config.voice.language_code"),
     ({"voice": pb.VoiceSelection(name="../etc/passwd")}, "config.voice.name"),
     ({"voice": pb.VoiceSelection(name="http://x/y")}, "config.voice.name"),
     (

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
+from tests.fakes import tiny_config
 from tests.tts.serving import (
     CANCEL,
     TEXT,
@@ -24,9 +27,12 @@ from tests.tts.serving import (
     session_config,
     taken_apart,
 )
-from tts.factory import Service
+from tts.config import ServerConfig
+from tts.factory import Service, create_service
+from tts.v1 import common_pb2
 from tts.v1 import speech_pb2 as pb
 
+RATE = 16_000
 LONGER_TEXT = " ".join([TEXT] * 30)
 
 
@@ -146,3 +152,19 @@ def test_wrong_messages_end_the_conversation(service: Service) -> None:
         assert await converse(served, session_config(), say("Fine."))
 
     serve_and(service, ask, max_stream_characters=1_200)
+
+
+def test_a_call_has_no_more_audio_than_the_server_allows(tiny_checkpoint: Path) -> None:
+    """However often it flushes, and whatever it asks for."""
+    limit = ServerConfig(max_audio_duration_s=1.0)
+    limited = create_service(tiny_config(tiny_checkpoint), limit)
+
+    async def ask(served: Serving) -> None:
+        asked = {"max_tokens": 10_000, "max_audio_duration": Duration(seconds=30)}
+        texts = [message for _ in range(20) for message in (say(TEXT), flush())]
+        answers = await converse(served, session_config(**asked), *texts)
+        assert sum(answer.audio.sample_count for answer in answers) <= RATE
+        assert answers[-1].done.finish_reason == common_pb2.FINISH_REASON_LENGTH
+
+    serve_and(limited, ask)
+    asyncio.run(limited.client.close())

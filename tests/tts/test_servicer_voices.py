@@ -16,6 +16,7 @@ from tests.tts.serving import (
     hum,
     reason_of,
     serve_and,
+    session_config,
     wav,
 )
 from tts import __version__
@@ -117,6 +118,29 @@ def test_voices_that_cannot_be_created(service: Service) -> None:
     serve_and(service, ask)
 
 
+def test_a_voices_language_is_that_of_its_name(service: Service) -> None:
+    """Where it is known: a voice that was created without one speaks any."""
+
+    async def ask(served: Serving) -> None:
+        plain = await hear(served, voice=pb.VoiceSelection(name="rms"))
+        for language in ("en", "en-US", "EN-us"):
+            voice = pb.VoiceSelection(name="rms", language_code=language)
+            assert (await hear(served, voice=voice)).data == plain.data
+        await served.speech.CreateVoice(pb.CreateVoiceRequest(voice_id="any", prompt=clip()))
+        try:
+            assert (
+                await hear(served, voice=pb.VoiceSelection(name="any", language_code="fr"))
+            ).data
+        finally:
+            await served.speech.DeleteVoice(pb.DeleteVoiceRequest(name="any"))
+        first = session_config(voice=pb.VoiceSelection(name="rms", language_code="de"))
+        error = await error_of(served.speech.StreamingSynthesize(iter([first])))
+        assert fields_of(error) == ["config.synthesis.voice.language_code"]
+        assert "'rms' speaks en-US" in (error.details() or "")
+
+    serve_and(service, ask)
+
+
 def test_the_server_describes_itself(service: Service) -> None:
     async def ask(served: Serving) -> None:
         info = await served.speech.GetServerInfo(pb.GetServerInfoRequest())
@@ -128,6 +152,7 @@ def test_the_server_describes_itself(service: Service) -> None:
         assert model.voice_cloning
         assert model.text_generation
         assert not model.word_timestamps
+        assert not any((model.embeddings, model.echo, model.structured_output, model.adapters))
         assert list(model.default_chunking.chunk_sizes) == [2, 4, 8]
         assert info.limits.max_text_characters == 10_000
         assert info.limits.max_queued_requests == 5

@@ -350,15 +350,22 @@ def test_a_sessions_own_limit_ends_it(client: RampClient, synthesizer: Synthesiz
     assert done(events).result.finish_reason is FinishReason.LENGTH
 
 
-def test_the_servers_limit_is_for_single_requests(
-    client: RampClient, tiny_checkpoint: Path
+@pytest.mark.parametrize("own_s", [None, 5.0])
+def test_the_servers_limit_is_for_sessions_too(
+    client: RampClient, tiny_checkpoint: Path, own_s: float | None
 ) -> None:
-    async def script(session: StreamingSession) -> None:
-        session.feed(TEXT)
-        session.close()
+    """All that is said counts, however often the text is flushed."""
 
-    events = converse(build(client, tiny_checkpoint, max_audio_s=0.1), script)
-    assert done(events).result.finish_reason is FinishReason.STOP
+    async def script(session: StreamingSession) -> None:
+        for _ in range(20):
+            session.feed(TEXT)
+            session.flush()
+
+    events = converse(build(client, tiny_checkpoint, max_audio_s=2.0), script, max_audio_s=own_s)
+    result = done(events).result
+    assert result.finish_reason is FinishReason.LENGTH
+    assert result.usage.audio_s == 2.0
+    assert any("hit the audio cap" in warning for warning in result.warnings)
 
 
 def test_misuse_is_refused(synthesizer: Synthesizer) -> None:

@@ -18,6 +18,7 @@ from tests.llm.adapters import merge, write_adapter
 from tests.tts.serving import Serving, error_of, fields_of, reason_of, serve_and
 from tests.tts.test_text_servicer import generation
 from tts.factory import Service, create_service
+from tts.v1 import speech_pb2
 from tts.v1 import text_pb2 as pb
 
 TEXTS = ["a cat", "one longer text about something else", "x"]
@@ -50,6 +51,16 @@ def embedding(folder: Path) -> Iterator[Service]:
 @pytest.fixture(scope="module")
 def by_token(folder: Path) -> Iterator[Service]:
     yield from served_by(folder, pool_embeddings=False)
+
+
+def test_the_server_says_that_it_embeds_and_writes_nothing(embedding: Service) -> None:
+    async def ask(served: Serving) -> None:
+        info = await served.speech.GetServerInfo(speech_pb2.GetServerInfoRequest())
+        (model,) = info.models
+        assert model.embeddings
+        assert not any((model.text_generation, model.echo, model.structured_output))
+
+    serve_and(embedding, ask)
 
 
 def test_one_vector_for_each_input(embedding: Service, by_token: Service) -> None:

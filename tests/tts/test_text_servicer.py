@@ -23,7 +23,7 @@ from tests.tts.serving import (
 )
 from training.vocabulary import END_OF_SPEECH, END_OF_TEXT
 from tts.factory import Service, create_service
-from tts.v1 import common_pb2
+from tts.v1 import common_pb2, speech_pb2
 from tts.v1 import text_pb2 as pb
 
 PROMPT = "once upon a time"
@@ -190,6 +190,22 @@ def test_log_probabilities(service: Service) -> None:
     serve_and(service, ask)
 
 
+def test_the_chosen_token_alone_is_scored(service: Service) -> None:
+    async def ask(served: Serving) -> None:
+        full = await whole(served, top_logprobs=3)
+        alone = await whole(served, logprobs=True)
+        assert alone.token_ids == full.token_ids
+        assert [e.logprob for e in alone.logprobs] == [e.logprob for e in full.logprobs]
+        assert len(alone.logprobs) == len(alone.token_ids)
+        assert not any(entry.top for entry in alone.logprobs)
+        streamed = [
+            e for event in await pieces(served, logprobs=True) for e in event.delta.logprobs
+        ]
+        assert streamed == list(alone.logprobs)
+
+    serve_and(service, ask)
+
+
 FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 2.5}, "config.sampling.temperature"),
     ({"top_p": 0.0}, "config.sampling.top_p"),
@@ -273,6 +289,8 @@ def test_requests_name_adapters(tiny_checkpoint: Path, tmp_path: Path) -> None:
         assert other.data != spoken.data
         error = await error_of(served.speech.SynthesizeStream(stream_request(lora="pirate")))
         assert reason_of(error) == "ADAPTER_NOT_FOUND"
+        (model,) = (await served.speech.GetServerInfo(speech_pb2.GetServerInfoRequest())).models
+        assert list(model.adapters) == ["shanty"]
 
     serve_and(adapted, ask)
     asyncio.run(wait_until_idle(adapted.client))
@@ -325,5 +343,7 @@ def test_echo_scores_the_prompt_too(echoing: Service) -> None:
         sizes = [len(event.delta.prompt_logprobs) for event in long]
         assert (sum(sizes), max(sizes)) == (300, 128)
         assert not (await whole(served)).prompt_logprobs
+        (model,) = (await served.speech.GetServerInfo(speech_pb2.GetServerInfoRequest())).models
+        assert (model.echo, model.structured_output) == (True, False)
 
     serve_and(echoing, ask)

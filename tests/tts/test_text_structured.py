@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from tests.fakes import tiny_config, wait_until_idle
 from tests.tts.serving import Serving, error_of, fields_of, serve_and
 from tests.tts.test_text_servicer import generation, pieces, whole
 from tts.factory import Service, create_service
-from tts.v1 import common_pb2
+from tts.v1 import common_pb2, speech_pb2
 from tts.v1 import text_pb2 as pb
 
 SCHEMA = json.dumps(
@@ -63,6 +64,14 @@ def test_free_and_bound_requests_do_not_disturb_each_other(bound_service: Servic
     serve_and(bound_service, ask)
 
 
+def test_the_server_says_that_it_takes_schemas(bound_service: Service) -> None:
+    async def ask(served: Serving) -> None:
+        (model,) = (await served.speech.GetServerInfo(speech_pb2.GetServerInfoRequest())).models
+        assert (model.text_generation, model.structured_output, model.echo) == (True, True, False)
+
+    serve_and(bound_service, ask)
+
+
 def test_a_wrong_schema_is_named_and_harms_nobody(bound_service: Service) -> None:
     async def ask(served: Serving) -> None:
         for schema in ("{", '{"type": "nope"}', '{"$ref": "http://localhost/"}', " " * 70_000):
@@ -72,6 +81,27 @@ def test_a_wrong_schema_is_named_and_harms_nobody(bound_service: Service) -> Non
             )
             assert fields_of(error) == ["config.json_schema"]
             assert json.loads(good.text)
+
+    serve_and(bound_service, ask)
+
+
+LOOP = {"$ref": "#/properties/again"}
+DEAD_ENDS = [
+    '{"$ref": "#"}',
+    json.dumps({"type": "object", "properties": {"again": LOOP}, "required": ["again"]}),
+]
+
+
+@pytest.mark.parametrize("schema", DEAD_ENDS, ids=["at the start", "inside"])
+def test_a_schema_without_a_document_is_the_requests_fault(
+    bound_service: Service, schema: str
+) -> None:
+    async def ask(served: Serving) -> None:
+        request = pb.GenerateRequest(**generation(**bound(schema)))
+        error = await error_of(served.text.Generate(request))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert fields_of(error) == ["config.json_schema"]
+        assert json.loads((await whole(served, **bound())).text)
 
     serve_and(bound_service, ask)
 

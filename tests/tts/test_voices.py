@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from llm import CheckpointError
+from llm import CheckpointError, ConfigError
 from tts.errors import (
     InvalidRequestError,
     Precondition,
     PreconditionError,
+    UnavailableError,
     VoiceExistsError,
     VoiceNotFoundError,
 )
@@ -161,11 +164,21 @@ def test_registries_with_one_folder_hold_the_same(voices_file: Path, tmp_path: P
         two.create(replace(MINE, name="more"))
 
 
+def stored(**values: object) -> str:
+    voice = {"name": "broken", "display_name": "", "language_codes": [], "consent": ""}
+    return json.dumps(voice | {"prompt": {"codes": [1], "transcript": ""}} | values)
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "not json",
         "{}",
+        "[" * 100_000,
+        stored(display_name="\ud800"),
+        stored(language_codes=["\udfff"]),
+        stored(prompt={"codes": [1], "transcript": "\ud83d"}),
+        stored(prompt={"codes": [2**70], "transcript": ""}),
         '{"name": "other", "prompt": {"codes": [1], "transcript": ""}}',
         '{"name": "broken", "display_name": "", "language_codes": [], "consent": "",'
         ' "prompt": {"codes": ["x"], "transcript": ""}}',
@@ -183,10 +196,54 @@ def test_files_that_do_not_fit_are_named_and_left_alone(
     assert file.read_text() == text
 
 
+def test_only_regular_files_are_voices(voices_file: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "device.json").symlink_to("/dev/zero")
+    assert len(VoiceRegistry.load(voices_file, folder=tmp_path)) == 3
+
+
+def test_a_folder_that_is_removed_takes_its_voices_alone(
+    voices_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "voices"
+    registry = VoiceRegistry.load(voices_file, folder=folder)
+    registry.create(MINE)
+    shutil.rmtree(folder)
+    assert [voice.name for voice in registry.voices()] == ["slt", "rms", "awb"]
+    assert registry.get("slt").is_builtin
+    assert caplog.text.count("cannot be read") == 1
+    registry.create(MINE)
+    assert VoiceRegistry.load(voices_file, folder=folder).get("mine") == MINE
+
+
+def test_a_folder_that_became_a_file_keeps_nothing(voices_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "voices"
+    registry = VoiceRegistry.load(voices_file, folder=folder)
+    registry.create(MINE)
+    shutil.rmtree(folder)
+    folder.write_text("")
+    assert registry.choose().name == "slt"
+    with pytest.raises(UnavailableError, match="cannot be kept"):
+        registry.create(MINE)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        VoiceRegistry.load(voices_file, folder=folder)
+
+
+def test_half_a_file_of_a_dead_process_is_removed(voices_file: Path, tmp_path: Path) -> None:
+    (tmp_path / ".voice-left.tmp").write_text("{")
+    registry = VoiceRegistry.load(voices_file, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / ".voice-later.tmp").write_text("{")
+    registry.create(MINE)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.json"]
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"voices": []}, "lists no voices"),
+        ({"voices": [{"name": "x", "display_name": "\ud800"}]}, "not Unicode"),
         ({"voices": [{"control_token": "x"}]}, "every voice needs a name"),
         ({"voices": [{"name": "x", "colour": "red"}]}, "'x' has unknown keys: colour"),
         ({"voices": [{"name": "x", "codes": [1.5]}]}, "codes must be whole numbers"),

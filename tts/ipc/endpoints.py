@@ -13,7 +13,6 @@ the id, and refuses it.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import secrets
 import socket
@@ -24,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from llm import ConfigError
+from tts.leftovers import LOCK, SOCKETS, lock
 
 LAST_PORT = 65535
 NAMES = ("request", "cancel", "control", "response")
@@ -83,7 +83,7 @@ def _lock_of(base: str) -> Callable[[], None]:
         if base.startswith("tcp://"):
             return _listening(base).close
         if base.startswith("ipc://"):
-            return partial(_unlock, base, _lock(base))
+            return partial(_unlock, base, lock(_lock_path(base), SOCKETS))
     except OSError as error:
         if error.errno in (errno.EADDRINUSE, errno.EWOULDBLOCK):
             raise ConfigError(f"zmq_endpoint_base={base} is another server's; choose one") from None
@@ -114,7 +114,7 @@ def remove_leftovers(base: str) -> None:
     """Remove the socket files of a server that was killed, unless another has its base by now."""
     if base.startswith("ipc://"):
         with suppress(OSError):
-            descriptor = _lock(base)
+            descriptor = lock(_lock_path(base), SOCKETS)
             _unlock(base, descriptor)
 
 
@@ -125,16 +125,5 @@ def _unlock(base: str, descriptor: int) -> None:
     os.close(descriptor)
 
 
-def _lock(base: str) -> int:
-    """Lock a base; the open file that holds the lock. OSError when that is impossible."""
-    descriptor = os.open(_lock_path(base), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
 def _lock_path(base: str) -> Path:
-    return Path(base.removeprefix("ipc://") + "-lock")
+    return Path(base.removeprefix("ipc://") + LOCK)

@@ -14,7 +14,6 @@ import gc
 import logging
 import os
 import pickle
-import shutil
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -26,6 +25,7 @@ from typing import NoReturn
 import msgspec
 
 from tts.ipc.endpoints import Endpoints, remove_leftovers
+from tts.leftovers import remove_folder
 from tts.logs import configure_logging
 from tts.serve_config import WRONG_CONFIGURATION, ServeConfig, refuse
 
@@ -108,7 +108,8 @@ class Signals:
 def end_process(status: int) -> NoReturn:
     """End without waiting for any thread."""
     logging.shutdown()
-    sys.stdout.flush()
+    if sys.stdout is not None:  # closed from the beginning
+        sys.stdout.flush()
     os._exit(status)
 
 
@@ -138,7 +139,7 @@ async def _watched(
         logger.error("the supervisor has gone: %s ends", launch.name)
         remove_leftovers(launch.config.model.zmq_endpoint_base)
         if launch.voice_folder is not None:
-            shutil.rmtree(launch.voice_folder, ignore_errors=True)
+            remove_folder(launch.voice_folder)
         end_process(ORPHANED)
 
     asyncio.get_running_loop().add_reader(STDIN, orphaned)

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -26,6 +25,7 @@ from llm import ConfigError
 from tts.config import PrometheusMetricsMode
 from tts.ipc.endpoints import Endpoints, reserved
 from tts.ipc.pulse import Pulse
+from tts.leftovers import temporary_folder
 from tts.processes.child import Launch, Ready, Signals
 from tts.processes.ports import reserved_port
 from tts.processes.restarts import Restarts
@@ -222,13 +222,13 @@ async def supervise(config: ServeConfig, folder: Path | None = None) -> int:
         is_shared = server.front_ends > 1
         port = files.enter_context(reserved_port(server.host, server.port, is_shared=is_shared))
         endpoints = files.enter_context(reserved(config.model.zmq_endpoint_base))
-        voices = files.enter_context(TemporaryDirectory(prefix="sonant-voices-"))
+        voices = files.enter_context(temporary_folder("voices"))
         on_end: OnEnd = _ignore
         if folder is not None:
             from tts.processes.shared_metrics import shown_metrics
 
             on_end = await held.enter_async_context(shown_metrics(config, endpoints, folder))
-        return await _kept(Workers(config, endpoints, port, Path(voices), on_end), files)
+        return await _kept(Workers(config, endpoints, port, voices, on_end), files)
 
 
 def check_processes(config: ServeConfig) -> None:

@@ -142,7 +142,7 @@ class Pronunciation(_message.Message):
     def __init__(self, phrase: _Optional[str] = ..., pronunciation: _Optional[str] = ..., alphabet: _Optional[_Union[PronunciationAlphabet, str]] = ...) -> None: ...
 
 class SynthesisConfig(_message.Message):
-    __slots__ = ("model", "voice", "audio_format", "speaking_rate", "volume_gain_db", "sampling", "chunking", "timestamps", "text_normalization", "segment_mode", "pronunciations", "instructions", "max_audio_duration", "request_id", "priority", "buffer_speech_tokens", "trim_silence", "lora")
+    __slots__ = ("model", "voice", "audio_format", "speaking_rate", "volume_gain_db", "sampling", "chunking", "timestamps", "text_normalization", "segment_mode", "pronunciations", "instructions", "max_audio_duration", "request_id", "priority", "buffer_speech_tokens", "trim_silence", "lora", "stream_token_offset")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOICE_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FORMAT_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +161,7 @@ class SynthesisConfig(_message.Message):
     BUFFER_SPEECH_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRIM_SILENCE_FIELD_NUMBER: _ClassVar[int]
     LORA_FIELD_NUMBER: _ClassVar[int]
+    STREAM_TOKEN_OFFSET_FIELD_NUMBER: _ClassVar[int]
     model: str
     voice: VoiceSelection
     audio_format: AudioFormat
@@ -179,7 +180,8 @@ class SynthesisConfig(_message.Message):
     buffer_speech_tokens: SpeechTokens
     trim_silence: bool
     lora: str
-    def __init__(self, model: _Optional[str] = ..., voice: _Optional[_Union[VoiceSelection, _Mapping]] = ..., audio_format: _Optional[_Union[AudioFormat, _Mapping]] = ..., speaking_rate: _Optional[float] = ..., volume_gain_db: _Optional[float] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., chunking: _Optional[_Union[ChunkingConfig, _Mapping]] = ..., timestamps: _Optional[_Union[TimestampGranularity, str]] = ..., text_normalization: _Optional[_Union[TextNormalization, str]] = ..., segment_mode: _Optional[_Union[SegmentMode, str]] = ..., pronunciations: _Optional[_Iterable[_Union[Pronunciation, _Mapping]]] = ..., instructions: _Optional[str] = ..., max_audio_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., buffer_speech_tokens: _Optional[_Union[SpeechTokens, _Mapping]] = ..., trim_silence: _Optional[bool] = ..., lora: _Optional[str] = ...) -> None: ...
+    stream_token_offset: int
+    def __init__(self, model: _Optional[str] = ..., voice: _Optional[_Union[VoiceSelection, _Mapping]] = ..., audio_format: _Optional[_Union[AudioFormat, _Mapping]] = ..., speaking_rate: _Optional[float] = ..., volume_gain_db: _Optional[float] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., chunking: _Optional[_Union[ChunkingConfig, _Mapping]] = ..., timestamps: _Optional[_Union[TimestampGranularity, str]] = ..., text_normalization: _Optional[_Union[TextNormalization, str]] = ..., segment_mode: _Optional[_Union[SegmentMode, str]] = ..., pronunciations: _Optional[_Iterable[_Union[Pronunciation, _Mapping]]] = ..., instructions: _Optional[str] = ..., max_audio_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., buffer_speech_tokens: _Optional[_Union[SpeechTokens, _Mapping]] = ..., trim_silence: _Optional[bool] = ..., lora: _Optional[str] = ..., stream_token_offset: _Optional[int] = ...) -> None: ...
 
 class SynthesisInput(_message.Message):
     __slots__ = ("text", "ssml")
@@ -198,16 +200,18 @@ class SynthesizeRequest(_message.Message):
     def __init__(self, config: _Optional[_Union[SynthesisConfig, _Mapping]] = ..., input: _Optional[_Union[SynthesisInput, _Mapping]] = ...) -> None: ...
 
 class SynthesizeResponse(_message.Message):
-    __slots__ = ("audio", "started", "words", "done")
+    __slots__ = ("audio", "started", "words", "done", "segments")
     AUDIO_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     WORDS_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     audio: bytes
     started: SynthesisStarted
     words: _containers.RepeatedCompositeFieldContainer[WordTiming]
     done: SynthesisDone
-    def __init__(self, audio: _Optional[bytes] = ..., started: _Optional[_Union[SynthesisStarted, _Mapping]] = ..., words: _Optional[_Iterable[_Union[WordTiming, _Mapping]]] = ..., done: _Optional[_Union[SynthesisDone, _Mapping]] = ...) -> None: ...
+    segments: _containers.RepeatedCompositeFieldContainer[SegmentTiming]
+    def __init__(self, audio: _Optional[bytes] = ..., started: _Optional[_Union[SynthesisStarted, _Mapping]] = ..., words: _Optional[_Iterable[_Union[WordTiming, _Mapping]]] = ..., done: _Optional[_Union[SynthesisDone, _Mapping]] = ..., segments: _Optional[_Iterable[_Union[SegmentTiming, _Mapping]]] = ...) -> None: ...
 
 class SynthesizeStreamRequest(_message.Message):
     __slots__ = ("config", "input")
@@ -218,16 +222,18 @@ class SynthesizeStreamRequest(_message.Message):
     def __init__(self, config: _Optional[_Union[SynthesisConfig, _Mapping]] = ..., input: _Optional[_Union[SynthesisInput, _Mapping]] = ...) -> None: ...
 
 class SynthesizeStreamResponse(_message.Message):
-    __slots__ = ("started", "audio", "words", "done")
+    __slots__ = ("started", "audio", "words", "done", "segment")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FIELD_NUMBER: _ClassVar[int]
     WORDS_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
     started: SynthesisStarted
     audio: AudioChunk
     words: WordTimings
     done: SynthesisDone
-    def __init__(self, started: _Optional[_Union[SynthesisStarted, _Mapping]] = ..., audio: _Optional[_Union[AudioChunk, _Mapping]] = ..., words: _Optional[_Union[WordTimings, _Mapping]] = ..., done: _Optional[_Union[SynthesisDone, _Mapping]] = ...) -> None: ...
+    segment: SegmentTiming
+    def __init__(self, started: _Optional[_Union[SynthesisStarted, _Mapping]] = ..., audio: _Optional[_Union[AudioChunk, _Mapping]] = ..., words: _Optional[_Union[WordTimings, _Mapping]] = ..., done: _Optional[_Union[SynthesisDone, _Mapping]] = ..., segment: _Optional[_Union[SegmentTiming, _Mapping]] = ...) -> None: ...
 
 class Flush(_message.Message):
     __slots__ = ("flush_id",)
@@ -262,20 +268,22 @@ class StreamingSynthesizeConfig(_message.Message):
     def __init__(self, synthesis: _Optional[_Union[SynthesisConfig, _Mapping]] = ..., max_text_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., idle_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class StreamingSynthesizeResponse(_message.Message):
-    __slots__ = ("started", "audio", "words", "flush_done", "cancelled", "done")
+    __slots__ = ("started", "audio", "words", "flush_done", "cancelled", "done", "segment")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FIELD_NUMBER: _ClassVar[int]
     WORDS_FIELD_NUMBER: _ClassVar[int]
     FLUSH_DONE_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
     started: SynthesisStarted
     audio: AudioChunk
     words: WordTimings
     flush_done: FlushDone
     cancelled: UtteranceCancelled
     done: SynthesisDone
-    def __init__(self, started: _Optional[_Union[SynthesisStarted, _Mapping]] = ..., audio: _Optional[_Union[AudioChunk, _Mapping]] = ..., words: _Optional[_Union[WordTimings, _Mapping]] = ..., flush_done: _Optional[_Union[FlushDone, _Mapping]] = ..., cancelled: _Optional[_Union[UtteranceCancelled, _Mapping]] = ..., done: _Optional[_Union[SynthesisDone, _Mapping]] = ...) -> None: ...
+    segment: SegmentTiming
+    def __init__(self, started: _Optional[_Union[SynthesisStarted, _Mapping]] = ..., audio: _Optional[_Union[AudioChunk, _Mapping]] = ..., words: _Optional[_Union[WordTimings, _Mapping]] = ..., flush_done: _Optional[_Union[FlushDone, _Mapping]] = ..., cancelled: _Optional[_Union[UtteranceCancelled, _Mapping]] = ..., done: _Optional[_Union[SynthesisDone, _Mapping]] = ..., segment: _Optional[_Union[SegmentTiming, _Mapping]] = ...) -> None: ...
 
 class SynthesisStarted(_message.Message):
     __slots__ = ("request_id", "model", "audio_format", "seed")
@@ -290,7 +298,7 @@ class SynthesisStarted(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., audio_format: _Optional[_Union[AudioFormat, _Mapping]] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class AudioChunk(_message.Message):
-    __slots__ = ("data", "sequence", "sample_offset", "sample_count", "segment_index", "text_start", "text_end", "token_offset", "token_count", "buffer_speech_tokens")
+    __slots__ = ("data", "sequence", "sample_offset", "sample_count", "segment_index", "text_start", "text_end", "token_offset", "token_count", "buffer_speech_tokens", "stream_token_offset")
     DATA_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -301,6 +309,7 @@ class AudioChunk(_message.Message):
     TOKEN_OFFSET_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     BUFFER_SPEECH_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STREAM_TOKEN_OFFSET_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     sequence: int
     sample_offset: int
@@ -311,7 +320,8 @@ class AudioChunk(_message.Message):
     token_offset: int
     token_count: int
     buffer_speech_tokens: SpeechTokens
-    def __init__(self, data: _Optional[bytes] = ..., sequence: _Optional[int] = ..., sample_offset: _Optional[int] = ..., sample_count: _Optional[int] = ..., segment_index: _Optional[int] = ..., text_start: _Optional[int] = ..., text_end: _Optional[int] = ..., token_offset: _Optional[int] = ..., token_count: _Optional[int] = ..., buffer_speech_tokens: _Optional[_Union[SpeechTokens, _Mapping]] = ...) -> None: ...
+    stream_token_offset: int
+    def __init__(self, data: _Optional[bytes] = ..., sequence: _Optional[int] = ..., sample_offset: _Optional[int] = ..., sample_count: _Optional[int] = ..., segment_index: _Optional[int] = ..., text_start: _Optional[int] = ..., text_end: _Optional[int] = ..., token_offset: _Optional[int] = ..., token_count: _Optional[int] = ..., buffer_speech_tokens: _Optional[_Union[SpeechTokens, _Mapping]] = ..., stream_token_offset: _Optional[int] = ...) -> None: ...
 
 class WordTiming(_message.Message):
     __slots__ = ("word", "start", "end", "text_start", "text_end")
@@ -332,6 +342,20 @@ class WordTimings(_message.Message):
     WORDS_FIELD_NUMBER: _ClassVar[int]
     words: _containers.RepeatedCompositeFieldContainer[WordTiming]
     def __init__(self, words: _Optional[_Iterable[_Union[WordTiming, _Mapping]]] = ...) -> None: ...
+
+class SegmentTiming(_message.Message):
+    __slots__ = ("segment_index", "start", "end", "text_start", "text_end")
+    SEGMENT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    TEXT_START_FIELD_NUMBER: _ClassVar[int]
+    TEXT_END_FIELD_NUMBER: _ClassVar[int]
+    segment_index: int
+    start: _duration_pb2.Duration
+    end: _duration_pb2.Duration
+    text_start: int
+    text_end: int
+    def __init__(self, segment_index: _Optional[int] = ..., start: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., end: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., text_start: _Optional[int] = ..., text_end: _Optional[int] = ...) -> None: ...
 
 class FlushDone(_message.Message):
     __slots__ = ("flush_id", "sample_offset")
@@ -442,7 +466,7 @@ class ServerLimits(_message.Message):
     def __init__(self, max_text_characters: _Optional[int] = ..., max_prompt_audio_bytes: _Optional[int] = ..., min_prompt_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_prompt_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_audio_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_concurrent_requests: _Optional[int] = ..., max_queued_requests: _Optional[int] = ..., max_streams_per_client: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "family", "codec", "native_sample_rate_hertz", "speech_tokens_per_second", "voice_cloning", "word_timestamps", "text_generation", "default_chunking")
+    __slots__ = ("name", "family", "codec", "native_sample_rate_hertz", "speech_tokens_per_second", "voice_cloning", "word_timestamps", "text_generation", "default_chunking", "embeddings", "echo", "structured_output", "adapters")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
@@ -452,6 +476,10 @@ class ModelInfo(_message.Message):
     WORD_TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
     TEXT_GENERATION_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_CHUNKING_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     family: str
     codec: str
@@ -461,7 +489,11 @@ class ModelInfo(_message.Message):
     word_timestamps: bool
     text_generation: bool
     default_chunking: ChunkingConfig
-    def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., codec: _Optional[str] = ..., native_sample_rate_hertz: _Optional[int] = ..., speech_tokens_per_second: _Optional[float] = ..., voice_cloning: _Optional[bool] = ..., word_timestamps: _Optional[bool] = ..., text_generation: _Optional[bool] = ..., default_chunking: _Optional[_Union[ChunkingConfig, _Mapping]] = ...) -> None: ...
+    embeddings: bool
+    echo: bool
+    structured_output: bool
+    adapters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., codec: _Optional[str] = ..., native_sample_rate_hertz: _Optional[int] = ..., speech_tokens_per_second: _Optional[float] = ..., voice_cloning: _Optional[bool] = ..., word_timestamps: _Optional[bool] = ..., text_generation: _Optional[bool] = ..., default_chunking: _Optional[_Union[ChunkingConfig, _Mapping]] = ..., embeddings: _Optional[bool] = ..., echo: _Optional[bool] = ..., structured_output: _Optional[bool] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()

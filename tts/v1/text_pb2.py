@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from tts.v1 import common_pb2 as tts_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11tts/v1/text.proto\x12\x06tts.v1\x1a\x13tts/v1/common.proto\"O\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06inputs\x18\x02 \x03(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0c\n\x04lora\x18\x04 \x01(\t\"N\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\x12\r\n\x05input\x18\x02 \x01(\x05\x12\x15\n\x08token_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\x0b\n\t_token_id\"T\n\rEmbedResponse\x12%\n\nembeddings\x18\x01 \x03(\x0b\x32\x11.tts.v1.Embedding\x12\x1c\n\x05usage\x18\x02 \x01(\x0b\x32\r.tts.v1.Usage\">\n\x0b\x43hatMessage\x12\x1e\n\x04role\x18\x01 \x01(\x0e\x32\x10.tts.v1.ChatRole\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"5\n\x0c\x43hatMessages\x12%\n\x08messages\x18\x01 \x03(\x0b\x32\x13.tts.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"y\n\x0fGenerationInput\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12$\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x14.tts.v1.ChatMessagesH\x00\x12%\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x10.tts.v1.TokenIdsH\x00\x42\x07\n\x05input\"\xb8\x01\n\x10GenerationConfig\x12\r\n\x05model\x18\x01 \x01(\t\x12(\n\x08sampling\x18\x02 \x01(\x0b\x32\x16.tts.v1.SamplingParams\x12\x13\n\x0bjson_schema\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x14\n\x0ctop_logprobs\x18\x06 \x01(\x05\x12\x0c\n\x04\x65\x63ho\x18\x07 \x01(\x08\x12\x0c\n\x04lora\x18\x08 \x01(\t\"c\n\x0fGenerateRequest\x12(\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x18.tts.v1.GenerationConfig\x12&\n\x05input\x18\x02 \x01(\x0b\x32\x17.tts.v1.GenerationInput\"\xe9\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12+\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x14.tts.v1.FinishReason\x12\x1c\n\x05usage\x18\x05 \x01(\x0b\x32\r.tts.v1.Usage\x12&\n\x08logprobs\x18\x06 \x03(\x0b\x32\x14.tts.v1.TokenLogprob\x12-\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x14.tts.v1.TokenLogprob\"i\n\x15GenerateStreamRequest\x12(\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x18.tts.v1.GenerationConfig\x12&\n\x05input\x18\x02 \x01(\x0b\x32\x17.tts.v1.GenerationInput\"}\n\x0eGenerationDone\x12+\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x14.tts.v1.FinishReason\x12\x1c\n\x05usage\x18\x02 \x01(\x0b\x32\r.tts.v1.Usage\x12 \n\x07timings\x18\x03 \x01(\x0b\x32\x0f.tts.v1.Timings\"c\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x14\n\x07logprob\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x1f\n\x03top\x18\x03 \x03(\x0b\x32\x12.tts.v1.TopLogprobB\n\n\x08_logprob\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x83\x01\n\tTextDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12&\n\x08logprobs\x18\x03 \x03(\x0b\x32\x14.tts.v1.TokenLogprob\x12-\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x14.tts.v1.TokenLogprob\"D\n\x11GenerationStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\"\x9b\x01\n\x16GenerateStreamResponse\x12,\n\x07started\x18\x01 \x01(\x0b\x32\x19.tts.v1.GenerationStartedH\x00\x12\"\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x11.tts.v1.TextDeltaH\x00\x12&\n\x04\x64one\x18\x03 \x01(\x0b\x32\x16.tts.v1.GenerationDoneH\x00\x42\x07\n\x05\x65vent*h\n\x08\x43hatRole\x12\x19\n\x15\x43HAT_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43HAT_ROLE_SYSTEM\x10\x01\x12\x12\n\x0e\x43HAT_ROLE_USER\x10\x02\x12\x17\n\x13\x43HAT_ROLE_ASSISTANT\x10\x03\x32\xd5\x01\n\x0bTextService\x12=\n\x08Generate\x12\x17.tts.v1.GenerateRequest\x1a\x18.tts.v1.GenerateResponse\x12Q\n\x0eGenerateStream\x12\x1d.tts.v1.GenerateStreamRequest\x1a\x1e.tts.v1.GenerateStreamResponse0\x01\x12\x34\n\x05\x45mbed\x12\x14.tts.v1.EmbedRequest\x1a\x15.tts.v1.EmbedResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11tts/v1/text.proto\x12\x06tts.v1\x1a\x13tts/v1/common.proto\"O\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06inputs\x18\x02 \x03(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0c\n\x04lora\x18\x04 \x01(\t\"N\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\x12\r\n\x05input\x18\x02 \x01(\x05\x12\x15\n\x08token_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\x0b\n\t_token_id\"T\n\rEmbedResponse\x12%\n\nembeddings\x18\x01 \x03(\x0b\x32\x11.tts.v1.Embedding\x12\x1c\n\x05usage\x18\x02 \x01(\x0b\x32\r.tts.v1.Usage\">\n\x0b\x43hatMessage\x12\x1e\n\x04role\x18\x01 \x01(\x0e\x32\x10.tts.v1.ChatRole\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"5\n\x0c\x43hatMessages\x12%\n\x08messages\x18\x01 \x03(\x0b\x32\x13.tts.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"y\n\x0fGenerationInput\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12$\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x14.tts.v1.ChatMessagesH\x00\x12%\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x10.tts.v1.TokenIdsH\x00\x42\x07\n\x05input\"\xca\x01\n\x10GenerationConfig\x12\r\n\x05model\x18\x01 \x01(\t\x12(\n\x08sampling\x18\x02 \x01(\x0b\x32\x16.tts.v1.SamplingParams\x12\x13\n\x0bjson_schema\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x14\n\x0ctop_logprobs\x18\x06 \x01(\x05\x12\x0c\n\x04\x65\x63ho\x18\x07 \x01(\x08\x12\x0c\n\x04lora\x18\x08 \x01(\t\x12\x10\n\x08logprobs\x18\t \x01(\x08\"c\n\x0fGenerateRequest\x12(\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x18.tts.v1.GenerationConfig\x12&\n\x05input\x18\x02 \x01(\x0b\x32\x17.tts.v1.GenerationInput\"\xe9\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12+\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x14.tts.v1.FinishReason\x12\x1c\n\x05usage\x18\x05 \x01(\x0b\x32\r.tts.v1.Usage\x12&\n\x08logprobs\x18\x06 \x03(\x0b\x32\x14.tts.v1.TokenLogprob\x12-\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x14.tts.v1.TokenLogprob\"i\n\x15GenerateStreamRequest\x12(\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x18.tts.v1.GenerationConfig\x12&\n\x05input\x18\x02 \x01(\x0b\x32\x17.tts.v1.GenerationInput\"}\n\x0eGenerationDone\x12+\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x14.tts.v1.FinishReason\x12\x1c\n\x05usage\x18\x02 \x01(\x0b\x32\r.tts.v1.Usage\x12 \n\x07timings\x18\x03 \x01(\x0b\x32\x0f.tts.v1.Timings\"c\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x14\n\x07logprob\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x1f\n\x03top\x18\x03 \x03(\x0b\x32\x12.tts.v1.TopLogprobB\n\n\x08_logprob\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x83\x01\n\tTextDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12&\n\x08logprobs\x18\x03 \x03(\x0b\x32\x14.tts.v1.TokenLogprob\x12-\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x14.tts.v1.TokenLogprob\"D\n\x11GenerationStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\"\x9b\x01\n\x16GenerateStreamResponse\x12,\n\x07started\x18\x01 \x01(\x0b\x32\x19.tts.v1.GenerationStartedH\x00\x12\"\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x11.tts.v1.TextDeltaH\x00\x12&\n\x04\x64one\x18\x03 \x01(\x0b\x32\x16.tts.v1.GenerationDoneH\x00\x42\x07\n\x05\x65vent*h\n\x08\x43hatRole\x12\x19\n\x15\x43HAT_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43HAT_ROLE_SYSTEM\x10\x01\x12\x12\n\x0e\x43HAT_ROLE_USER\x10\x02\x12\x17\n\x13\x43HAT_ROLE_ASSISTANT\x10\x03\x32\xd5\x01\n\x0bTextService\x12=\n\x08Generate\x12\x17.tts.v1.GenerateRequest\x1a\x18.tts.v1.GenerateResponse\x12Q\n\x0eGenerateStream\x12\x1d.tts.v1.GenerateStreamRequest\x1a\x1e.tts.v1.GenerateStreamResponse0\x01\x12\x34\n\x05\x45mbed\x12\x14.tts.v1.EmbedRequest\x1a\x15.tts.v1.EmbedResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tts.v1.text_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHATROLE']._serialized_start=1834
-  _globals['_CHATROLE']._serialized_end=1938
+  _globals['_CHATROLE']._serialized_start=1852
+  _globals['_CHATROLE']._serialized_end=1956
   _globals['_EMBEDREQUEST']._serialized_start=50
   _globals['_EMBEDREQUEST']._serialized_end=129
   _globals['_EMBEDDING']._serialized_start=131
@@ -49,25 +49,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATIONINPUT']._serialized_start=441
   _globals['_GENERATIONINPUT']._serialized_end=562
   _globals['_GENERATIONCONFIG']._serialized_start=565
-  _globals['_GENERATIONCONFIG']._serialized_end=749
-  _globals['_GENERATEREQUEST']._serialized_start=751
-  _globals['_GENERATEREQUEST']._serialized_end=850
-  _globals['_GENERATERESPONSE']._serialized_start=853
-  _globals['_GENERATERESPONSE']._serialized_end=1086
-  _globals['_GENERATESTREAMREQUEST']._serialized_start=1088
-  _globals['_GENERATESTREAMREQUEST']._serialized_end=1193
-  _globals['_GENERATIONDONE']._serialized_start=1195
-  _globals['_GENERATIONDONE']._serialized_end=1320
-  _globals['_TOKENLOGPROB']._serialized_start=1322
-  _globals['_TOKENLOGPROB']._serialized_end=1421
-  _globals['_TOPLOGPROB']._serialized_start=1423
-  _globals['_TOPLOGPROB']._serialized_end=1470
-  _globals['_TEXTDELTA']._serialized_start=1473
-  _globals['_TEXTDELTA']._serialized_end=1604
-  _globals['_GENERATIONSTARTED']._serialized_start=1606
-  _globals['_GENERATIONSTARTED']._serialized_end=1674
-  _globals['_GENERATESTREAMRESPONSE']._serialized_start=1677
-  _globals['_GENERATESTREAMRESPONSE']._serialized_end=1832
-  _globals['_TEXTSERVICE']._serialized_start=1941
-  _globals['_TEXTSERVICE']._serialized_end=2154
+  _globals['_GENERATIONCONFIG']._serialized_end=767
+  _globals['_GENERATEREQUEST']._serialized_start=769
+  _globals['_GENERATEREQUEST']._serialized_end=868
+  _globals['_GENERATERESPONSE']._serialized_start=871
+  _globals['_GENERATERESPONSE']._serialized_end=1104
+  _globals['_GENERATESTREAMREQUEST']._serialized_start=1106
+  _globals['_GENERATESTREAMREQUEST']._serialized_end=1211
+  _globals['_GENERATIONDONE']._serialized_start=1213
+  _globals['_GENERATIONDONE']._serialized_end=1338
+  _globals['_TOKENLOGPROB']._serialized_start=1340
+  _globals['_TOKENLOGPROB']._serialized_end=1439
+  _globals['_TOPLOGPROB']._serialized_start=1441
+  _globals['_TOPLOGPROB']._serialized_end=1488
+  _globals['_TEXTDELTA']._serialized_start=1491
+  _globals['_TEXTDELTA']._serialized_end=1622
+  _globals['_GENERATIONSTARTED']._serialized_start=1624
+  _globals['_GENERATIONSTARTED']._serialized_end=1692
+  _globals['_GENERATESTREAMRESPONSE']._serialized_start=1695
+  _globals['_GENERATESTREAMRESPONSE']._serialized_end=1850
+  _globals['_TEXTSERVICE']._serialized_start=1959
+  _globals['_TEXTSERVICE']._serialized_end=2172
 # @@protoc_insertion_point(module_scope)

@@ -80,7 +80,7 @@ class GenerationInput(_message.Message):
     def __init__(self, prompt: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
 
 class GenerationConfig(_message.Message):
-    __slots__ = ("model", "sampling", "json_schema", "request_id", "priority", "top_logprobs", "echo", "lora")
+    __slots__ = ("model", "sampling", "json_schema", "request_id", "priority", "top_logprobs", "echo", "lora", "logprobs")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +89,7 @@ class GenerationConfig(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     LORA_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     model: str
     sampling: _common_pb2.SamplingParams
     json_schema: str
@@ -97,7 +98,8 @@ class GenerationConfig(_message.Message):
     top_logprobs: int
     echo: bool
     lora: str
-    def __init__(self, model: _Optional[str] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., json_schema: _Optional[str] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., echo: _Optional[bool] = ..., lora: _Optional[str] = ...) -> None: ...
+    logprobs: bool
+    def __init__(self, model: _Optional[str] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., json_schema: _Optional[str] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., echo: _Optional[bool] = ..., lora: _Optional[str] = ..., logprobs: _Optional[bool] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("config", "input")
