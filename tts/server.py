@@ -21,6 +21,7 @@ from tts import speech_servicer, text_servicer
 from tts.auth import AuthInterceptor, Tokens
 from tts.config import ServerConfig
 from tts.host import Host
+from tts.listener import Listener, Unregistered
 from tts.speech_servicer import SpeechServicer
 from tts.text_servicer import TextServicer
 from tts.v1 import speech_pb2_grpc, text_pb2_grpc
@@ -80,12 +81,13 @@ class SpeechServer:
         self.host = Host(config)
         tokens = Tokens(config.auth_token, config.admin_token)
         guards = (AuthInterceptor(tokens, self.host.calls.refuse),) if tokens else ()
-        self._server = grpc.aio.server(interceptors=guards, options=server_options(config))
+        self._guards = guards
         self._health = health.aio.HealthServicer()
+        self._credentials: grpc.ServerCredentials | None = None
+        self._listener = Listener(self._create, self._bind)
         self._watch: asyncio.Task[None] | None = None
         self.port = 0
         """The port in use, once started."""
-        self._add_services()
 
     @property
     def address(self) -> str:
@@ -100,8 +102,13 @@ class SpeechServer:
         await self._set_health(_Status.NOT_SERVING)
         for warning in exposure_warnings(self._config):
             logger.warning("%s", warning)
-        self.port = self._bind()
-        await self._server.start()
+        config = self._config
+        self._credentials = _credentials(config)
+        try:
+            self.port = await self._listener.start(config.port)
+        except RuntimeError as error:
+            address = _address(config.host, config.port)
+            raise ConfigError(f"cannot listen on {address}: {error}") from error
 
     async def serve(self, service: Service) -> None:
         """The model is loaded: take calls."""
@@ -128,40 +135,41 @@ class SpeechServer:
             with suppress(asyncio.CancelledError):
                 await self._watch
         is_idle = self.host.calls.num_open == 0
-        await self._server.stop(LAST_WORDS_S if is_idle else None)
+        await self._listener.stop(LAST_WORDS_S if is_idle else None)
 
-    def _add_services(self) -> None:
-        server = self._server
+    def _create(self) -> grpc.aio.Server:
+        """A server with all services, which listens nowhere yet."""
+        made = grpc.aio.server(interceptors=self._guards, options=server_options(self._config))
+        server = Unregistered(made)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         speech_pb2_grpc.add_SpeechServiceServicer_to_server(SpeechServicer(self.host), server)
         text_pb2_grpc.add_TextServiceServicer_to_server(TextServicer(self.host), server)
         if self._config.enable_reflection:
             names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, server)
+        return made
 
-    def _bind(self) -> int:
-        config = self._config
-        wanted = _address(config.host, config.port)
-        credentials = _credentials(config)
-        try:
-            if credentials is None:
-                return int(self._server.add_insecure_port(wanted))
-            return int(self._server.add_secure_port(wanted, credentials))
-        except RuntimeError as error:
-            raise ConfigError(f"cannot listen on {wanted}: {error}") from error
+    def _bind(self, server: grpc.aio.Server, port: int) -> int:
+        address = _address(self._config.host, port)
+        if self._credentials is None:
+            return int(server.add_insecure_port(address))
+        return int(server.add_secure_port(address, self._credentials))
 
     async def _watch_engine(self, service: Service) -> None:
-        """Keep the metrics' snapshot of the engine fresh; without an engine: NOT_SERVING."""
-        was_alive = True
+        """Keep the metrics' snapshot of the engine fresh; NOT_SERVING without an engine, and
+        while nobody can connect.
+        """
+        was_alive = was_serving = True
         while True:
             status = await service.client.status()
             self.host.metrics.engine.status = status
             if status.is_alive != was_alive:
                 was_alive = status.is_alive
                 logger.log(*(_BACK if was_alive else _GONE))
-                await self._set_health(
-                    _Status.SERVING if was_alive else _Status.NOT_SERVING, self._services(service)
-                )
+            if (is_serving := was_alive and self._listener.is_up) != was_serving:
+                was_serving = is_serving
+                health_status = _Status.SERVING if is_serving else _Status.NOT_SERVING
+                await self._set_health(health_status, self._services(service))
             await asyncio.sleep(STATUS_PERIOD_S)
 
     @staticmethod
