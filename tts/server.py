@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from llm import ConfigError
 from tts import speech_servicer, text_servicer
-from tts.auth import AuthInterceptor, Tokens
 from tts.config import ServerConfig
+from tts.gate import Gate
 from tts.host import Host
 from tts.listener import Listener, Unregistered
 from tts.speech_servicer import SpeechServicer
@@ -33,7 +33,7 @@ logger = logging.getLogger("tts.server")
 
 SERVICES = (speech_servicer.SERVICE, text_servicer.SERVICE)
 TEXT_ONLY = (text_servicer.SERVICE,)
-MAX_STREAMS_PER_CONNECTION = 1024
+MAX_STREAMS_PER_CONNECTION = 128
 MAX_METADATA_BYTES = 16 * 1024
 KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 60, 20
 SHORTEST_CLIENT_PING_S = 10
@@ -54,6 +54,9 @@ def server_options(config: ServerConfig) -> tuple[tuple[str, int], ...]:
         ("grpc.max_send_message_length", config.max_message_bytes),
         ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        # Unread streams have HTTP/2's first window, 64 KiB each; estimates would make it larger.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.server_handshake_timeout_ms", round(config.receive_timeout_s * 1000)),
         ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -79,9 +82,7 @@ class SpeechServer:
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         self.host = Host(config)
-        tokens = Tokens(config.auth_token, config.admin_token)
-        guards = (AuthInterceptor(tokens, self.host.calls.refuse),) if tokens else ()
-        self._guards = guards
+        self.gate = Gate(config, self.host.calls)
         self._health = health.aio.HealthServicer()
         self._credentials: grpc.ServerCredentials | None = None
         self._listener = Listener(self._create, self._bind)
@@ -139,14 +140,15 @@ class SpeechServer:
 
     def _create(self) -> grpc.aio.Server:
         """A server with all services, which listens nowhere yet."""
-        made = grpc.aio.server(interceptors=self._guards, options=server_options(self._config))
+        made = grpc.aio.server(interceptors=(self.gate,), options=server_options(self._config))
         server = Unregistered(made)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         speech_pb2_grpc.add_SpeechServiceServicer_to_server(SpeechServicer(self.host), server)
         text_pb2_grpc.add_TextServiceServicer_to_server(TextServicer(self.host), server)
         if self._config.enable_reflection:
             names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, server)
+            servicer = reflection.aio.ReflectionServicer(names)
+            reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
         return made
 
     def _bind(self, server: grpc.aio.Server, port: int) -> int:

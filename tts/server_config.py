@@ -63,6 +63,9 @@ class ServerConfig(StrictModel):
     slow_reader_timeout_s: float = Field(
         default=10.0, gt=0, description="how long a client may leave audio unread"
     )
+    receive_timeout_s: float = Field(
+        default=10.0, gt=0, description="how long a unary request may take to arrive whole"
+    )
     idle_timeout_s: float = Field(
         default=60.0, gt=0, description="how long a text stream may send nothing"
     )

@@ -14,7 +14,7 @@ ACK = END_STREAM = 1
 END_HEADERS = 4
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FIRST_WINDOW = 65_535
-INITIAL_WINDOW_SIZE = 4  # the setting's number
+MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE = 3, 4  # settings
 FRAME_BYTES = 16_384
 
 
@@ -32,6 +32,7 @@ class RawClient:
         self._reader, self._writer = reader, writer
         self.window = FIRST_WINDOW  # of the connection
         self.first_window = FIRST_WINDOW  # of a new stream
+        self.settings: dict[int, int] = {}
         self.windows: dict[int, int] = {}
         self.ended: set[int] = set()
         self.received: defaultdict[int, bytes] = defaultdict(bytes)
@@ -120,6 +121,7 @@ class RawClient:
     def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == SETTINGS and not flags & ACK:
             for number, value in struct.iter_unpack(">HI", payload):
+                self.settings[number] = value
                 if number == INITIAL_WINDOW_SIZE:
                     self.first_window = value
             self.send(SETTINGS, ACK, 0)
@@ -140,13 +142,17 @@ class RawClient:
 
 @asynccontextmanager
 async def raw_client(
-    address: str, context: ssl.SSLContext | None = None
+    address: str, context: ssl.SSLContext | None = None, source: str | None = None
 ) -> AsyncIterator[RawClient]:
-    """A connection that has exchanged settings."""
+    """A connection that has exchanged settings; `source` is the address it comes from."""
     host, _, port = address.rpartition(":")
     name = "localhost" if context else None
     reader, writer = await asyncio.open_connection(
-        host, int(port), ssl=context, server_hostname=name
+        host,
+        int(port),
+        ssl=context,
+        server_hostname=name,
+        local_addr=(source, 0) if source else None,
     )
     client = RawClient(reader, writer)
     writer.write(PREFACE)
