@@ -131,7 +131,7 @@ def test_no_place_is_lost(seed: int) -> None:
         intake = Intake(3)
         open_now: list[Receiving] = []
         for _ in range(300):
-            open_now.append(Receiving(intake, draw.choice("abcd"), draw.choice((0.001, LONG_S))))
+            open_now.append(Receiving(intake, draw.choice("abcd"), draw.choice((0.001, 0.05))))
             if draw.random() < 0.3:
                 await asyncio.sleep(draw.choice((0, 0.002)))
             chosen = draw.choice(open_now)
