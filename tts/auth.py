@@ -16,13 +16,13 @@ ADMIN_METHODS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens a server accepts. Without `admin`, the user token may do everything."""
+    """The tokens a server accepts, if any. Without `admin`, the user token may do everything."""
 
-    user: str = ""
-    admin: str = ""
+    user: str | None = None
+    admin: str | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.user or self.admin)
+        return self.user is not None or self.admin is not None
 
     def check(self, method: str, presented: str | None) -> None:
         """Raise unless the presented bearer token may call the method ("/package.Service/Name").
@@ -36,8 +36,8 @@ class Tokens:
             raise ForbiddenError("changing voices needs the admin token")
 
 
-def _matches(presented: str | None, token: str) -> bool:
-    return bool(token) and hmac.compare_digest((presented or "").encode(), token.encode())
+def _matches(presented: str | None, token: str | None) -> bool:
+    return token is not None and hmac.compare_digest((presented or "").encode(), token.encode())
 
 
 def bearer_token(details: grpc.HandlerCallDetails) -> str | None:

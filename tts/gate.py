@@ -59,7 +59,7 @@ class Gate(grpc.aio.ServerInterceptor):
     """Checks every call; one for all servers of a process. One event loop."""
 
     def __init__(self, config: ServerConfig, calls: Calls) -> None:
-        self._tokens = Tokens(config.auth_token or "", config.admin_token or "")
+        self._tokens = Tokens(config.auth_token, config.admin_token)
         self._calls = calls
         self._most_calls = config.max_streams_per_client
         self._open: Counter[str] = Counter()

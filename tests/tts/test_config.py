@@ -333,6 +333,11 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch)
         ({"min_prompt_duration_s": 31}, "min_prompt_duration_s must not exceed"),
         ({"tls_cert": "a.pem"}, "tls_cert and tls_key go together"),
         ({"tls_client_ca": "a.pem"}, "tls_client_ca needs tls_cert"),
+        ({"auth_token": ""}, "visible ASCII characters"),
+        ({"auth_token": "  "}, "visible ASCII characters"),
+        ({"admin_token": ""}, "visible ASCII characters"),
+        ({"auth_token": "two words"}, "visible ASCII characters"),
+        ({"auth_token": "Schlüssel"}, "visible ASCII characters"),
         ({"prot": 1}, "did you mean 'port'"),
     ],
 )
