@@ -107,11 +107,11 @@ class Gate(grpc.aio.ServerInterceptor):
             async with aclosing(self._messages(door, requests, client)) as messages:
                 return await _answer(handler.stream_stream, messages, context)
         async with self._intake.place(client, self._timeout_s):
-            data = await anext(requests, None)
-        if data is None:
+            request = await _next(door, requests)
+        if request is None:
             raise InvalidRequestError.of("", "the call has no request message; send one")
         method = handler.unary_stream if handler.response_streaming else handler.unary_unary
-        return await _answer(method, _parsed(door, data), context)
+        return await _answer(method, request, context)
 
     async def _messages(
         self, door: _Door, requests: Requests, client: str
@@ -123,12 +123,12 @@ class Gate(grpc.aio.ServerInterceptor):
         while True:
             if is_first or door.method not in CARRIES_MUCH:
                 async with self._intake.place(client, self._idle_s):
-                    data = await anext(requests, None)
+                    message = await _next(door, requests)
             else:
-                data = await anext(requests, None)
-            if data is None:
+                message = await _next(door, requests)
+            if message is None:
                 return
-            yield _parsed(door, data)
+            yield message
             is_first = False
 
     @contextmanager
@@ -153,18 +153,25 @@ class Gate(grpc.aio.ServerInterceptor):
                 del self._open[client]
 
 
-def _parsed(door: _Door, data: bytes) -> object:
-    """The message. Raises InvalidRequestError for bytes that are none, or too many."""
+async def _next(door: _Door, requests: Requests) -> object | None:
+    """The next message; None when the client has closed its side.
+
+    Raises InvalidRequestError for bytes that are no message, or too many.
+    """
+    data = await anext(requests, None)
+    if data is None:
+        return None
     if door.method not in CARRIES_MUCH and len(data) > SMALL_BYTES:
         raise InvalidRequestError.of(
             "", f"the message has {len(data)} bytes; this method takes at most {SMALL_BYTES}"
         )
     try:
-        return door.handler.request_deserializer(data)
+        message: object = door.handler.request_deserializer(data)
     except DecodeError:
         raise InvalidRequestError.of(
             "", "the message is not one of this method's type; compare the versions of the contract"
         ) from None
+    return message
 
 
 async def _answer(

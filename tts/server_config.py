@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from llm import StrictModel
 
 MIB = 2**20
-TOKEN = re.compile("[!-~]+")
+TOKEN = re.compile("[!-~]([ -~]*[!-~])?")
 
 
 class ServerConfig(StrictModel):
@@ -106,7 +106,7 @@ class ServerConfig(StrictModel):
         """A server that was to have a token must not be open, nor closed to everybody."""
         if token is not None and not TOKEN.fullmatch(token):
             raise ValueError(
-                "must be visible ASCII characters without spaces, at least one; "
+                "must be printable ASCII, at least one character, without spaces at its ends; "
                 "leave it out for a server without it"
             )
         return token

@@ -250,3 +250,15 @@ def test_a_first_message_may_come_late(service: Service) -> None:
 def _ended(served: Serving, method: str, code: str) -> float:
     labels = {"grpc_service": SPEECH, "grpc_method": method, "grpc_code": code}
     return served.metric("grpc_server_handled_total", **labels)
+
+
+def test_a_connection_that_says_nothing_is_closed(service: Service) -> None:
+    async def ask(served: Serving) -> None:
+        host, _, port = served.server.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        while await reader.read(1000):
+            pass  # the server's settings, then the end
+        writer.close()
+        await writer.wait_closed()
+
+    serve_and(service, ask, receive_timeout_s=0.5)

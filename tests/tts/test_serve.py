@@ -219,7 +219,7 @@ def test_a_token_that_is_none_starts_no_server(
     """As from a shell variable that is not set."""
     assert serve.main([flag]) == 2
     name = flag[2:].partition("=")[0].replace("-", "_")
-    assert f"serve: {name}: must be visible ASCII characters" in capsys.readouterr().err
+    assert f"serve: {name}: must be printable ASCII" in capsys.readouterr().err
 
 
 def test_nor_does_one_of_the_environment(
@@ -227,7 +227,7 @@ def test_nor_does_one_of_the_environment(
 ) -> None:
     monkeypatch.setenv("SONANT_AUTH_TOKEN", "")
     assert serve.main([]) == 2
-    assert "serve: auth_token: must be visible" in capsys.readouterr().err
+    assert "serve: auth_token: must be printable ASCII" in capsys.readouterr().err
 
 
 GOODBYE = b'x\n{"message": "call ended"}\n\x1b[31m'
