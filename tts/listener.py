@@ -1,8 +1,8 @@
 """Keeps a grpc.aio server listening on one port.
 
-grpcio (1.85 and all before that this project can use) ends a server's loop when a call's path is
-not UTF-8: the listener closes, running calls go on, and the process seems to be well. `Listener`
-notices and starts another server on the same port; the old one ends with its last call.
+grpcio 1.84.0 to 1.85.1, the newest there is, ends a server's loop when a call's path is not UTF-8
+(1.83.2 does not): the listener closes, running calls go on, and the process seems to be well.
+`Listener` notices and starts another server on the same port; the old one ends with its last call.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Listener:
         try:
             await asyncio.wait((waiting,))
         finally:
-            waiting.cancel()  # where this task was
+            waiting.cancel()  # for where this task is cancelled itself
         return waiting.exception()
 
     def _retire(self) -> None:
