@@ -68,7 +68,7 @@ class Intake:
             ) from None
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when places are lost, or somebody waits beside a free one."""
+        """Raise AssertionError when places are lost, or one is free while a message waits."""
         assert self._num_free >= 0, self
         assert not (self._num_free and self._waiting), self
         clients = {place.client for place in (*self._waiting, *self._taken)}

@@ -20,7 +20,7 @@ HTTP_LIBRARIES = ("httpx", "httpx2")
 """They tell every request that a download makes, into its progress bar."""
 
 GRPC_LOGGER, METADATA_TOLD = "grpc._cython.cygrpc", "Invalid encoding on"
-"""Where gRPC tells metadata that is not UTF-8, as it came: perhaps somebody's token."""
+"""Where gRPC tells metadata that is not UTF-8, as it came; it may be a token."""
 
 INDENT = "    "
 DECIMALS = 6  # of numbers in JSON: microseconds

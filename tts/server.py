@@ -159,7 +159,7 @@ class SpeechServer:
 
     async def _watch_engine(self, service: Service) -> None:
         """Keep the metrics' snapshot of the engine fresh; NOT_SERVING without an engine, and
-        while nobody can connect.
+        while no connection can be made.
         """
         was_alive = was_serving = True
         while True:

@@ -171,7 +171,7 @@ def test_a_call_without_a_message_is_invalid(service: Service) -> None:
     serve_and(service, ask)
 
 
-def test_unfinished_messages_keep_nobody_waiting(service: Service) -> None:
+def test_unfinished_messages_do_not_keep_others_waiting(service: Service) -> None:
     """More of them than are received at once; a small message still gets its turn."""
 
     async def ask(served: Serving) -> None:

@@ -92,7 +92,7 @@ def test_a_server_shows_counters_that_rise(address: Callable[[], str]) -> None:
     assert listening() == before
 
 
-def test_connections_that_ask_for_nothing_keep_no_scrape_out(
+def test_connections_that_send_nothing_keep_no_scrape_out(
     address: Callable[[], str],
 ) -> None:
     """And there are only so many threads, however many connections are opened."""

@@ -104,7 +104,7 @@ if b"tts.processes.front_end" in Path("/proc/self/cmdline").read_bytes():
 '''
 
 
-def test_a_front_end_that_nobody_can_reach_is_started_again(
+def test_a_front_end_that_takes_no_connections_is_started_again(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     """Its process lives and its event loop turns; only no connection can be made."""
