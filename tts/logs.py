@@ -1,7 +1,8 @@
 """The service's log: plain lines or JSON, each with the id of the request it is about.
 
 A call's task and all it starts know the id through `request_id`; nobody has to hand it on. User
-text is not part of any message unless the configuration asks for it.
+text is not part of any message unless the configuration asks for it. What is not printable is
+escaped, so that no value can end a line, begin another, or command a terminal.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import logging
 import time
 from contextvars import ContextVar
-from typing import Literal
+from typing import Any, Literal
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Id of the request that this task works for; empty outside of one."""
@@ -18,6 +19,10 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 HTTP_LIBRARIES = ("httpx", "httpx2")
 """They tell every request that a download makes, into its progress bar."""
 
+GRPC_LOGGER, METADATA_TOLD = "grpc._cython.cygrpc", "Invalid encoding on"
+"""Where gRPC tells metadata that is not UTF-8, as it came; it may be a token."""
+
+INDENT = "    "
 DECIMALS = 6  # of numbers in JSON: microseconds
 
 Fields = tuple[tuple[str, object], ...]
@@ -33,8 +38,13 @@ def configure_logging(level: str, log_format: LogFormat) -> None:
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     own = logging.getLogger().level
+    logging.getLogger(GRPC_LOGGER).addFilter(_has_no_metadata)
     for name in HTTP_LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING if own == logging.INFO else own)
+
+
+def _has_no_metadata(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(METADATA_TOLD)
 
 
 class TextFormatter(logging.Formatter):
@@ -47,7 +57,12 @@ class TextFormatter(logging.Formatter):
         """The line without a traceback."""
         fields = fields_of(record)
         shown = "".join(f" {name}={_plain(value)}" for name, value in fields)
-        return super().formatMessage(record) + shown
+        return _visible(super().formatMessage(record) + shown)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        """A traceback, indented: none of its lines looks like a line of the log."""
+        lines = super().formatException(ei).split("\n")
+        return "\n".join(INDENT + _visible(line) for line in lines)
 
 
 class JsonFormatter(logging.Formatter):
@@ -65,7 +80,8 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             values["exception"] = self.formatException(record.exc_info)
-        return json.dumps(values, ensure_ascii=False, default=str)
+        line = json.dumps(values, ensure_ascii=False, default=str)
+        return line if line.isprintable() else "".join(map(_json_character, line))
 
 
 def with_fields(*fields: tuple[str, object]) -> dict[str, Fields]:
@@ -80,6 +96,17 @@ def fields_of(record: logging.LogRecord) -> Fields:
     if current and all(name != "request_id" for name, _ in own):
         return (("request_id", current), *own)
     return own
+
+
+def _visible(text: str) -> str:
+    """The text, with escapes for what is not printable."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _json_character(character: str) -> str:
+    return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
 def _short(value: object) -> object:

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from prometheus_client import REGISTRY, CollectorRegistry, start_http_server, values
+from prometheus_client import REGISTRY, CollectorRegistry, values
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from llm import ConfigError
 from tts.leftovers import temporary_folder
 from tts.metrics import Metrics
+from tts.metrics_http import start_metrics_server
 
 logger = logging.getLogger("tts.metrics")
 
@@ -48,7 +49,7 @@ def serve_metrics(
         MultiProcessCollector(registry, str(folder))
         registry.register(metrics.engine)
     try:
-        http, thread = start_http_server(port, host, registry)
+        http, thread = start_metrics_server(host, port, registry)
     except OSError as error:
         raise ConfigError(f"cannot serve metrics on {host}:{port}: {error}") from error
     logger.info("metrics on http://%s:%d/metrics", host, http.server_port)

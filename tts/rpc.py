@@ -109,8 +109,7 @@ class Call:
     @property
     def client(self) -> str:
         """Whose call it is: the peer's address without its port."""
-        peer: str = self.context.peer()
-        return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer
+        return client_of(self.context)
 
     async def write(self, message: object) -> None:
         """Send one message; waits while the client does not read, but not for ever.
@@ -125,6 +124,12 @@ class Call:
                 f"the client read nothing for {self.write_timeout_s:g} s; read faster or ask "
                 "for less audio at once"
             ) from None
+
+
+def client_of(context: grpc.aio.ServicerContext) -> str:
+    """Whose call it is: the peer's address without its port."""
+    peer: str = context.peer()
+    return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer
 
 
 class Calls:
@@ -151,6 +156,14 @@ class Calls:
         self, context: grpc.aio.ServicerContext, service: str, method: str
     ) -> AsyncIterator[Call]:
         """Run one RPC's body; what it raises becomes the call's status."""
+        async with self._served(context, service, method) as call:
+            self._check_state()
+            yield call
+
+    @asynccontextmanager
+    async def _served(
+        self, context: grpc.aio.ServicerContext, service: str, method: str
+    ) -> AsyncIterator[Call]:
         request_id = uuid4().hex
         span = self.tracer.start(service, method, context.invocation_metadata() or ())
         call = Call(
@@ -160,7 +173,6 @@ class Calls:
         self.metrics.started.labels(service, method).inc()
         self.num_open += 1
         try:
-            self._check_state()
             yield call
         except asyncio.CancelledError:
             self._ended(call, _cancel_code(context))
@@ -197,7 +209,7 @@ class Calls:
     ) -> None:
         """End a call that must not reach its method ("/package.Service/Method")."""
         service, _, method = full_method.strip("/").rpartition("/")
-        async with self.serve(context, service, method):
+        async with self._served(context, service, method):
             raise error
 
     def _check_state(self) -> None:

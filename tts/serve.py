@@ -98,6 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit status."""
     prepare_streams()
     args = build_parser().parse_args(argv)
+    # gRPC's core writes what clients send to standard error as it came, past our log.
+    process_environment().setdefault("GRPC_VERBOSITY", "NONE")
     try:
         server = config_from_args(ServerConfig, args)
         configure_logging(server.log_level, server.log_format)  # a download is told, too

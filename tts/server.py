@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from llm import ConfigError
 from tts import speech_servicer, text_servicer
-from tts.auth import AuthInterceptor, Tokens
 from tts.config import ServerConfig
+from tts.gate import Gate
 from tts.host import Host
+from tts.listener import Listener, Unregistered
 from tts.speech_servicer import SpeechServicer
 from tts.text_servicer import TextServicer
 from tts.v1 import speech_pb2_grpc, text_pb2_grpc
@@ -32,7 +33,7 @@ logger = logging.getLogger("tts.server")
 
 SERVICES = (speech_servicer.SERVICE, text_servicer.SERVICE)
 TEXT_ONLY = (text_servicer.SERVICE,)
-MAX_STREAMS_PER_CONNECTION = 1024
+MAX_STREAMS_PER_CONNECTION = 128
 MAX_METADATA_BYTES = 16 * 1024
 KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 60, 20
 SHORTEST_CLIENT_PING_S = 10
@@ -53,6 +54,9 @@ def server_options(config: ServerConfig) -> tuple[tuple[str, int], ...]:
         ("grpc.max_send_message_length", config.max_message_bytes),
         ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        # Unread streams have HTTP/2's first window, 64 KiB each; estimates would make it larger.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.server_handshake_timeout_ms", round(config.receive_timeout_s * 1000)),
         ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -78,14 +82,13 @@ class SpeechServer:
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         self.host = Host(config)
-        tokens = Tokens(config.auth_token, config.admin_token)
-        guards = (AuthInterceptor(tokens, self.host.calls.refuse),) if tokens else ()
-        self._server = grpc.aio.server(interceptors=guards, options=server_options(config))
+        self.gate = Gate(config, self.host.calls)
         self._health = health.aio.HealthServicer()
+        self._credentials: grpc.ServerCredentials | None = None
+        self._listener = Listener(self._create, self._bind)
         self._watch: asyncio.Task[None] | None = None
         self.port = 0
         """The port in use, once started."""
-        self._add_services()
 
     @property
     def address(self) -> str:
@@ -100,8 +103,13 @@ class SpeechServer:
         await self._set_health(_Status.NOT_SERVING)
         for warning in exposure_warnings(self._config):
             logger.warning("%s", warning)
-        self.port = self._bind()
-        await self._server.start()
+        config = self._config
+        self._credentials = _credentials(config)
+        try:
+            self.port = await self._listener.start(config.port)
+        except RuntimeError as error:
+            address = _address(config.host, config.port)
+            raise ConfigError(f"cannot listen on {address}: {error}") from error
 
     async def serve(self, service: Service) -> None:
         """The model is loaded: take calls."""
@@ -128,40 +136,42 @@ class SpeechServer:
             with suppress(asyncio.CancelledError):
                 await self._watch
         is_idle = self.host.calls.num_open == 0
-        await self._server.stop(LAST_WORDS_S if is_idle else None)
+        await self._listener.stop(LAST_WORDS_S if is_idle else None)
 
-    def _add_services(self) -> None:
-        server = self._server
+    def _create(self) -> grpc.aio.Server:
+        """A server with all services, which listens nowhere yet."""
+        made = grpc.aio.server(interceptors=(self.gate,), options=server_options(self._config))
+        server = Unregistered(made)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         speech_pb2_grpc.add_SpeechServiceServicer_to_server(SpeechServicer(self.host), server)
         text_pb2_grpc.add_TextServiceServicer_to_server(TextServicer(self.host), server)
         if self._config.enable_reflection:
             names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, server)
+            servicer = reflection.aio.ReflectionServicer(names)
+            reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
+        return made
 
-    def _bind(self) -> int:
-        config = self._config
-        wanted = _address(config.host, config.port)
-        credentials = _credentials(config)
-        try:
-            if credentials is None:
-                return int(self._server.add_insecure_port(wanted))
-            return int(self._server.add_secure_port(wanted, credentials))
-        except RuntimeError as error:
-            raise ConfigError(f"cannot listen on {wanted}: {error}") from error
+    def _bind(self, server: grpc.aio.Server, port: int) -> int:
+        address = _address(self._config.host, port)
+        if self._credentials is None:
+            return int(server.add_insecure_port(address))
+        return int(server.add_secure_port(address, self._credentials))
 
     async def _watch_engine(self, service: Service) -> None:
-        """Keep the metrics' snapshot of the engine fresh; without an engine: NOT_SERVING."""
-        was_alive = True
+        """Keep the metrics' snapshot of the engine fresh; NOT_SERVING without an engine, and
+        while no connection can be made.
+        """
+        was_alive = was_serving = True
         while True:
             status = await service.client.status()
             self.host.metrics.engine.status = status
             if status.is_alive != was_alive:
                 was_alive = status.is_alive
                 logger.log(*(_BACK if was_alive else _GONE))
-                await self._set_health(
-                    _Status.SERVING if was_alive else _Status.NOT_SERVING, self._services(service)
-                )
+            if (is_serving := was_alive and self._listener.is_up) != was_serving:
+                was_serving = is_serving
+                health_status = _Status.SERVING if is_serving else _Status.NOT_SERVING
+                await self._set_health(health_status, self._services(service))
             await asyncio.sleep(STATUS_PERIOD_S)
 
     @staticmethod

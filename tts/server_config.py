@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from llm import StrictModel
 
 MIB = 2**20
+TOKEN = re.compile("[!-~]([ -~]*[!-~])?")
 
 
 class ServerConfig(StrictModel):
@@ -63,12 +65,17 @@ class ServerConfig(StrictModel):
     slow_reader_timeout_s: float = Field(
         default=10.0, gt=0, description="how long a client may leave audio unread"
     )
+    receive_timeout_s: float = Field(
+        default=10.0, gt=0, description="how long a unary request may take to arrive whole"
+    )
     idle_timeout_s: float = Field(
         default=60.0, gt=0, description="how long a text stream may send nothing"
     )
-    auth_token: str = Field(default="", repr=False, description="token that every call must bear")
-    admin_token: str = Field(
-        default="", repr=False, description="token for creating and deleting voices"
+    auth_token: str | None = Field(
+        default=None, repr=False, description="token that every call must bear"
+    )
+    admin_token: str | None = Field(
+        default=None, repr=False, description="token for creating and deleting voices"
     )
     tls_cert: Path | None = Field(default=None, description="server certificate chain, PEM")
     tls_key: Path | None = Field(default=None, description="server private key, PEM")
@@ -92,6 +99,17 @@ class ServerConfig(StrictModel):
     metrics_port: int = Field(
         default=8001, ge=0, le=65535, description="its port (0: any free one)"
     )
+
+    @field_validator("auth_token", "admin_token")
+    @classmethod
+    def _is_token(cls, token: str | None) -> str | None:
+        """A server that was to have a token must not be open, nor closed to everybody."""
+        if token is not None and not TOKEN.fullmatch(token):
+            raise ValueError(
+                "must be printable ASCII, at least one character, without spaces at its ends; "
+                "leave it out for a server without it"
+            )
+        return token
 
     @model_validator(mode="after")
     def _fits_together(self) -> ServerConfig:

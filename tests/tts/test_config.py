@@ -333,6 +333,11 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch)
         ({"min_prompt_duration_s": 31}, "min_prompt_duration_s must not exceed"),
         ({"tls_cert": "a.pem"}, "tls_cert and tls_key go together"),
         ({"tls_client_ca": "a.pem"}, "tls_client_ca needs tls_cert"),
+        ({"auth_token": ""}, "must be printable ASCII"),
+        ({"auth_token": "  "}, "must be printable ASCII"),
+        ({"admin_token": ""}, "must be printable ASCII"),
+        ({"auth_token": " padded"}, "must be printable ASCII"),
+        ({"auth_token": "Schlüssel"}, "must be printable ASCII"),
         ({"prot": 1}, "did you mean 'port'"),
     ],
 )

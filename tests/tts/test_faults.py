@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -14,6 +15,7 @@ import pytest
 from llm import FinishReason
 from tests.fakes import wait_until_idle
 from tests.tts.serving import (
+    CHANNEL_OPTIONS,
     SMALL_WINDOW,
     TEXT,
     Serving,
@@ -150,9 +152,13 @@ def test_two_hundred_at_once(service: Service) -> None:
             max_queued_requests=16,
             max_streams_per_client=1_000,
         ) as served:
+            # A connection has at most 128 calls at once.
+            other = grpc.aio.insecure_channel(served.server.address, CHANNEL_OPTIONS)
+            both = (served, replace(served, channel=other))
             answers = await asyncio.gather(
-                *(hear(served) for _ in range(200)), return_exceptions=True
+                *(hear(one) for _ in range(100) for one in both), return_exceptions=True
             )
+            await other.close()
             errors = [a for a in answers if isinstance(a, grpc.aio.AioRpcError)]
             spoken = [a for a in answers if not isinstance(a, BaseException)]
             assert len(errors) + len(spoken) == 200

@@ -55,6 +55,33 @@ def test_a_text_line_shows_fields_as_words() -> None:
     assert line.endswith('INFO tts.test: hello n=3 s=0.123 t="a \\"b\\"" e="" w=word')
 
 
+FORGED = "x\n2026 INFO tts.rpc: call ended\r \x1b[31m \x7f \x9b \u2028 \u202e \udcff"
+
+
+def test_nothing_in_a_text_line_ends_it_or_commands_a_terminal() -> None:
+    line = TextFormatter().format(record(FORGED, **with_fields(("a", FORGED))))
+    assert line.isprintable()
+    assert line.count("\\n2026 INFO") == 2
+    assert "\\x1b[31m" in line
+
+
+def test_nothing_in_a_json_line_does_either() -> None:
+    made = record(FORGED, **with_fields(("a", FORGED)))
+    assert JsonFormatter().format(made).isprintable()
+    assert parsed(made)["message"] == parsed(made)["a"] == FORGED
+
+
+def test_no_line_of_a_traceback_looks_like_one_of_the_log() -> None:
+    try:
+        raise OSError(FORGED)
+    except OSError:
+        line = TextFormatter().format(record(exc_info=sys.exc_info()))
+    first, *others = line.split("\n")
+    assert first.endswith("INFO tts.test: hello")
+    assert others[0] == "    Traceback (most recent call last):"
+    assert all(other.startswith("    ") and other.isprintable() for other in others)
+
+
 def test_lines_of_a_request_have_its_id_once() -> None:
     outer = request_id.set("id-1")
     try:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,6 +22,7 @@ from tts import serve
 from tts.engine_client import EngineStatus
 from tts.metrics import Metrics
 from tts.metrics_export import FOLDER_VARIABLE, forget_process, metrics_folder, serve_metrics
+from tts.metrics_http import MAX_CONNECTIONS
 from tts.processes.calls import expose_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +90,28 @@ def test_a_server_shows_counters_that_rise(address: Callable[[], str]) -> None:
         metrics.audio.inc(2)
         assert scrape(address())["sonant_audio_seconds_total"] == 3
     assert listening() == before
+
+
+def test_connections_that_send_nothing_keep_no_scrape_out(
+    address: Callable[[], str],
+) -> None:
+    """And there are only so many threads, however many connections are opened."""
+    metrics, before = Metrics(), threading.active_count()
+    with expose_metrics(config("--prometheus-metrics-mode=launch_server"), metrics, None):
+        metrics.audio.inc(1)
+        host, port = re.findall(r"//(.*):(\d+)/", address())[0]
+        with ExitStack() as held:
+            for _ in range(50):
+                held.enter_context(socket.create_connection((host, int(port))))
+                assert scrape(address())["sonant_audio_seconds_total"] == 1
+            wait_for(lambda: threading.active_count() - before <= MAX_CONNECTIONS + 1)
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_an_address_in_use_is_told() -> None:

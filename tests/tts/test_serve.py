@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import urllib.request
@@ -15,6 +17,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.tts.raw_http2 import GOAWAY, raw_client
 from tests.tts.server_process import START_S, Process, serving_process, stub_of
 from tests.tts.serving import (
     reason_of,
@@ -239,3 +242,52 @@ def test_the_layers_of_configuration(tmp_path: Path, monkeypatch: Any) -> None:
     assert (config.server.port, config.server.max_queued_requests) == (1111, 2)
     assert config.server.max_voices == 9
     assert (config.model.buffer, config.model.max_batch_size) == (5, 4)
+
+
+@pytest.mark.parametrize("flag", ["--auth-token=", "--auth-token=  ", "--admin-token="])
+def test_a_token_that_is_none_starts_no_server(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As from a shell variable that is not set."""
+    assert serve.main([flag]) == 2
+    name = flag[2:].partition("=")[0].replace("-", "_")
+    assert f"serve: {name}: must be printable ASCII" in capsys.readouterr().err
+
+
+def test_nor_does_one_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SONANT_AUTH_TOKEN", "")
+    assert serve.main([]) == 2
+    assert "serve: auth_token: must be printable ASCII" in capsys.readouterr().err
+
+
+GOODBYE = b'x\n{"message": "call ended"}\n\x1b[31m'
+
+
+@pytest.mark.parametrize("front_ends", [0, 1])
+def test_what_clients_send_is_not_in_the_log_as_it_came(
+    tiny_checkpoint: Path, front_ends: int
+) -> None:
+    """Neither the text of a GOAWAY frame, nor a token, whatever bytes stand beside it."""
+
+    async def scenario() -> None:
+        flags = {"log-format": "json", "front-ends": front_ends, "auth-token": "secret"}
+        async with serving_process(tiny_checkpoint, **flags) as process:
+            address = await process.ready()
+            async with raw_client(address) as client:
+                client.send(GOAWAY, 0, 0, struct.pack(">II", 0, 11) + GOODBYE)
+                client.open(
+                    1,
+                    b"/tts.v1.SpeechService/ListVoices",
+                    (b"authorization", b"Bearer secret\xff"),
+                )
+                await client.pour(1, 0, 5)
+                await process.logged("UNAUTHENTICATED")
+            process.process.send_signal(signal.SIGTERM)
+            assert await process.ended() == 0
+            assert "secret" not in process.log
+            messages = [json.loads(line)["message"] for line in process.log.splitlines()]
+            assert messages.count("call ended") == 1
+
+    run(scenario(), 100)

@@ -42,6 +42,7 @@ from tts.ipc.sockets import ConnectionWatch, Inlet, new_socket
 
 HELLO_S = 0.05
 STALL_S = 15.0  # without a sign of life for so long, the engine counts as lost
+QUIET_S = 4.0  # and after so long as not to be counted on; what runs on it goes on
 RECONNECT_MS, LONGEST_RECONNECT_MS = 20, 500
 LAST_WORDS_MS = 200
 
@@ -112,6 +113,11 @@ class Link:
         """Whether work can be sent."""
         welcomed = self._welcomed
         return welcomed.done() and welcomed.exception() is None and not self.lost.is_set()
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether the engine is there and shows signs of life."""
+        return self.is_up and self._pulse.silence_s < QUIET_S
 
     async def welcome(self) -> EngineFacts:
         """Greet the engine until it answers, for as long as that takes.

@@ -21,6 +21,11 @@ class Pulse:
         self._felt_s = time.monotonic()
         self._began.set()
 
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the last sign; 0 before the first."""
+        return time.monotonic() - self._felt_s if self._began.is_set() else 0.0
+
     async def stopped(self) -> None:
         """Until there was no sign for too long."""
         await self._began.wait()

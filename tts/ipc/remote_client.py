@@ -36,6 +36,7 @@ from tts.ipc.messages import (
     Tokens,
     Work,
 )
+from tts.ipc.pulse import LATE_S
 
 logger = logging.getLogger("tts.ipc")
 
@@ -134,9 +135,11 @@ class RemoteEngineClient:
             yield
 
     async def status(self) -> EngineStatus:
-        """The engine's newest snapshot, half a second old at most."""
+        """The engine's newest snapshot, half a second old at most; not alive when it is silent."""
+        if not self._link.is_answering:
+            await asyncio.sleep(LATE_S)  # when this process stood still, the engine's signs wait
         status = self._link.status or UNKNOWN
-        return status if self._link.is_up else replace(status, is_alive=False)
+        return status if self._link.is_answering else replace(status, is_alive=False)
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Cancel what runs and leave; the engine goes on. Calls are drained by who serves them."""

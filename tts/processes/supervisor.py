@@ -3,6 +3,7 @@
     start     engine and front ends at once: the port answers NOT_SERVING while the model loads
     death     of any: start it again, later each time; too often: give up, status 1
     silence   of any, once it worked: kill it, which is a death
+    no entry  where connections could be made and cannot any more: kill all front ends
     SIGTERM   front ends drain and end, then the engine
 
 A process that ends before it ever worked is not started again: its status is the server's.
@@ -28,6 +29,7 @@ from tts.ipc.pulse import Pulse
 from tts.leftovers import temporary_folder
 from tts.processes.child import Launch, Ready, Signals
 from tts.processes.ports import reserved_port
+from tts.processes.reach import unreachable
 from tts.processes.restarts import Restarts
 from tts.serve_config import ServeConfig
 
@@ -106,6 +108,14 @@ class Worker:
             with suppress(ProcessLookupError):
                 self._process.kill()
 
+    def restart(self, reason: str) -> None:
+        """End the process at once, for `run` to start it again as after any death."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            logger.error("%s %s: killing it", self._launch.name, reason)
+            with suppress(ProcessLookupError):
+                process.kill()
+
     async def _live(self) -> int:
         """One life of the process, from its start to its exit status."""
         self._worked_at = None
@@ -120,7 +130,7 @@ class Worker:
             self.kill()
         pulse = Pulse(STALL_S)
         reading = asyncio.create_task(self._read(process, pulse))
-        watching = asyncio.create_task(self._watch(process, pulse))
+        watching = asyncio.create_task(self._watch(pulse))
         status = await process.wait()
         watching.cancel()
         await reading
@@ -128,11 +138,9 @@ class Worker:
         self._on_end(process.pid)
         return status
 
-    async def _watch(self, process: asyncio.subprocess.Process, pulse: Pulse) -> None:
+    async def _watch(self, pulse: Pulse) -> None:
         await pulse.stopped()
-        logger.error("%s gives no sign of life: killing it", self._launch.name)
-        with suppress(ProcessLookupError):
-            process.kill()
+        self.restart("gives no sign of life")
 
     async def _read(self, process: asyncio.subprocess.Process, pulse: Pulse) -> None:
         assert process.stdout is not None
@@ -172,6 +180,7 @@ class Workers:
         on_end: OnEnd = _ignore,
     ) -> None:
         most = config.server.max_restarts
+        self._config, self._port = config.server, port
         self._drain_s = config.server.drain_delay_s + config.server.drain_grace_s + STOP_S
         self.engine = Worker(ENGINE, Launch(config, "engine", endpoints), most, on_end)
         self.front_ends = []
@@ -193,6 +202,13 @@ class Workers:
         """What is served, once all front ends serve it."""
         answers = await asyncio.gather(*(asyncio.shield(w.ready) for w in self.front_ends))
         return answers[0]
+
+    async def watch_port(self) -> None:
+        """Start the front ends again whenever clients cannot connect any more. Never returns."""
+        while True:
+            await unreachable(self._config, self._port, STALL_S)
+            for worker in self.front_ends:
+                worker.restart("takes no connections")
 
     async def stop(self) -> None:
         """Front ends drain and end, then the engine."""
@@ -259,8 +275,10 @@ async def _kept(workers: Workers, files: ExitStack) -> int:
         asyncio.ensure_future(signals.asked.wait()),
         asyncio.ensure_future(_announce(workers)),
     ]
+    watching = asyncio.ensure_future(workers.watch_port())
     try:
         await asyncio.wait((running, others[0]), return_when=asyncio.FIRST_COMPLETED)
+        watching.cancel()  # a front end that drains closes its door by itself
         if not running.done():
             await workers.stop()
         await running

@@ -45,6 +45,35 @@ def test_an_engine_that_hangs_is_killed_and_nobody_takes_its_place(tiny_checkpoi
     run(scenario(), 150)
 
 
+def test_an_engine_that_stands_still_is_not_serving_before_it_is_given_up(
+    tiny_checkpoint: Path,
+) -> None:
+    """Balancers are told in time; when it goes on, so does the server, and what ran on it."""
+
+    async def scenario() -> None:
+        async with (
+            serving_process(tiny_checkpoint) as process,
+            channel_to(await process.ready()) as channel,
+        ):
+            (engine,) = processes_of(process, ENGINE)
+            call = SpeechServiceStub(channel).SynthesizeStream(endless(), wait_for_ready=True)
+            await call.read()
+            os.kill(engine, signal.SIGSTOP)
+            try:
+                await until(lambda: _is_refused(channel))
+            finally:
+                os.kill(engine, signal.SIGCONT)
+            assert "killing it" not in process.log, "it was told before"
+            await until(lambda: _is_serving(channel))
+            kind = ""
+            while (response := await call.read()) is not grpc.aio.EOF:
+                kind = response.WhichOneof("event")
+            assert kind == "done"
+            assert processes_of(process, ENGINE) == [engine]
+
+    run(scenario(), 110)
+
+
 STICKING = '''
 """Llama that does not go on while there is a file called stuck beside this one."""
 
@@ -128,6 +157,10 @@ async def _hang(process: Process, channel: grpc.aio.Channel, engine: int) -> Non
 
 async def _is_refused(channel: grpc.aio.Channel) -> bool:
     return await health(channel) == Status.NOT_SERVING
+
+
+async def _is_serving(channel: grpc.aio.Channel) -> bool:
+    return await health(channel) == Status.SERVING
 
 
 async def _is_served(channel: grpc.aio.Channel) -> bool:
