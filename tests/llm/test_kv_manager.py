@@ -179,6 +179,43 @@ def test_cached_pages_that_a_claim_revives_do_count() -> None:
     kv.check_integrity()
 
 
+def test_revived_and_new_pages_count_together() -> None:
+    kv = manager(3)
+    use(kv, "a", prompt(4))
+    kv.release("a")
+    kv.claim("b", prompt(8, first=50))
+    assert (kv.room(), kv.cached_pages) == (1, 1)
+    assert kv.claim("c", prompt(8)) is None  # the cached page and a new one
+    kv.check_integrity()
+
+
+def test_room_is_the_whole_pool_unless_a_share_is_given() -> None:
+    kv = manager(10)
+    kv.claim("a", prompt(12))
+    assert (kv.room(), kv.room(0.5), kv.room(0.2)) == (7, 2, -1)
+
+
+def test_a_release_caches_what_was_computed_after_the_last_commit() -> None:
+    kv = manager()
+    kv.claim("a", prompt(13))
+    kv.commit("a", prompt(13), 8)
+    kv.release("a", prompt(13), 13)
+    kv.check_integrity()
+    assert kv.claim("b", prompt(13)) == 12
+
+
+def test_a_claim_may_go_on_under_another_id() -> None:
+    kv = manager()
+    kv.claim("a", prompt(8))
+    pages = list(kv.pages("a"))
+    kv.claim("b", prompt(4, first=50))
+    with pytest.raises(ValueError, match="request b has a claim already"):
+        kv.rename("a", "b")
+    kv.rename("a", "c")
+    assert (kv.has_claim("a"), list(kv.pages("c")), kv.num_claims) == (False, pages, 2)
+    kv.check_integrity()
+
+
 def test_a_claim_that_does_not_fit_changes_nothing() -> None:
     kv = manager(4)
     use(kv, "a", prompt(9))
