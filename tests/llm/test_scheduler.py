@@ -260,6 +260,24 @@ def test_a_prompt_larger_than_the_pool_fails_at_once() -> None:
     assert made.reason("running") is None
 
 
+@pytest.mark.parametrize(
+    ("total", "message"),
+    [
+        (None, "17 tokens need 5 KV pages of 4 tokens; the pool has 4;"),
+        (17, "17 tokens need 5 KV pages of 4 tokens; the pool has 4;"),
+        (100, "17 tokens need 5 KV pages of 4 tokens; the pool has 4;"),
+        (16, "17 tokens exceed max_batch_total_tokens=16;"),
+    ],
+)
+def test_who_can_never_run_is_told_which_limit_is_in_the_way(
+    total: int | None, message: str
+) -> None:
+    made = harness(4, page_size=4, max_batch_total_tokens=total)
+    made.add("huge", 17)
+    made.step()
+    assert made.chunks["huge"][-1].error == f"{message} use a shorter prompt or fewer tokens"
+
+
 def test_priority_and_ageing_order_the_queue() -> None:
     made = harness(max_batch_size=1)
     made.add("old", 4, max_tokens=1)

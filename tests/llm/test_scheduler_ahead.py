@@ -222,3 +222,21 @@ def test_the_engine_outlives_a_failed_step_of_a_late_pipeline() -> None:
     assert chunks["c"][-1].finish_reason is FinishReason.CANCELLED
     assert not rig.pipeline.has_pending_outputs()
     assert rig.engine.stats().used_pages == 0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "num_rows"), [((8, 8, 8), 0), ((8, 8, 7), 0), ((8, 7, 7), 3), ((7, 7, 7), 3)]
+)
+def test_a_batch_is_planned_ahead_only_when_every_row_can_have_its_page(
+    lengths: tuple[int, ...], num_rows: int
+) -> None:
+    """Six of seven pages are held, and a context of eight tokens needs another one."""
+    made = harness(7, kvcache_ce_watermark=1.0)
+    for name, length in zip("abc", lengths, strict=True):
+        made.add(name, length, max_tokens=5, stop_token_ids=())
+    assert len(made.step().rows) == 3
+    assert (made.kv.used_pages, made.has_in_flight) == (6, True)
+    assert len(made.step().rows) == num_rows
+    made.run_all()
+    for name in "abc":
+        assert made.result(name) == expected_output(made.requests[name])
