@@ -89,6 +89,17 @@ def test_one_may_go_and_come_back_any_number_of_times() -> None:
     assert queue.pop() is stays
 
 
+def test_those_who_were_removed_are_forgotten_before_their_turn() -> None:
+    queue = PendingQueue()
+    sequences = [waiting(str(number)) for number in range(60)]
+    for sequence in sequences:
+        queue.push(sequence)
+    for sequence in sequences[1:]:
+        queue.remove(sequence)
+        assert len(queue._heap) <= 2 * len(queue) + 16
+    assert names(queue) == ["0"]
+
+
 def test_check_integrity_finds_what_does_not_add_up() -> None:
     queue = PendingQueue()
     sequence = waiting("a")

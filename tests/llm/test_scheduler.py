@@ -239,6 +239,16 @@ def test_fewer_steps_are_tried_before_a_preemption() -> None:
         assert made.result(name) == expected_output(made.requests[name])
 
 
+def test_a_page_can_be_shared_as_soon_as_it_is_full() -> None:
+    made = harness(100, page_size=4)
+    request = made.add("a", 7, **endless())
+    made.step()
+    made.step()  # feeds the first token that was sampled
+    made.add("b", [*request.prompt_ids, made.tokens("a")[0], 1], **endless())
+    made.step()
+    assert made.kv.prefix_hit_tokens == 8
+
+
 def test_one_that_outgrows_the_pool_fails_alone() -> None:
     made = harness(4, page_size=4)
     made.add("big", 4, **endless())

@@ -240,3 +240,24 @@ def test_a_batch_is_planned_ahead_only_when_every_row_can_have_its_page(
     made.run_all()
     for name in "abc":
         assert made.result(name) == expected_output(made.requests[name])
+
+
+def counts(scheduler: Scheduler) -> tuple[int, int, int]:
+    return scheduler.num_waiting, scheduler.num_running, scheduler.num_decoding
+
+
+def test_who_is_encoded_who_decodes_and_whose_last_token_is_sampled_all_run() -> None:
+    made = harness()
+    for name, max_tokens in (("ends", 2), ("goes on", 9)):
+        made.add(name, 4, max_tokens=max_tokens, stop_token_ids=())
+    assert counts(made.scheduler) == (2, 0, 0)
+    made.step()
+    assert counts(made.scheduler) == (0, 2, 2)
+    made.step()  # the last token of one is on its way
+    assert counts(made.scheduler) == (0, 2, 2)
+    made.add("new", 4, max_tokens=1, stop_token_ids=())
+    batch = made.schedule()
+    assert counts(made.scheduler) == (0, 3, 2)
+    made.run(batch)
+    made.run_all()
+    assert counts(made.scheduler) == (0, 0, 0)
