@@ -332,6 +332,22 @@ def test_the_model_limit_and_the_constructor_win() -> None:
     assert Scheduler(SchedulerLimits(max_length=40), kv, max_seq_len=50).max_length == 40
 
 
+def test_check_integrity_finds_claims_that_are_nobodys_or_gone() -> None:
+    made = harness(100, page_size=4)
+    made.add("runs", 7, **endless())
+    made.step()
+    made.add("waits", 3)
+    for name, message in (("waits", "not what the KV manager says"), ("stranger", "has ended")):
+        made.kv.claim(name, [1, 2, 3])
+        with pytest.raises(AssertionError, match=message):
+            made.scheduler.check_integrity()
+        made.kv.release(name)
+    made.scheduler.check_integrity()
+    made.kv.release("runs")
+    with pytest.raises(AssertionError, match="not what the KV manager says"):
+        made.scheduler.check_integrity()
+
+
 def test_repr_tells_the_load() -> None:
     made = harness(10, page_size=4)
     made.add("a", 4)

@@ -246,6 +246,7 @@ def test_later_arrivals_join_a_delayed_prefill() -> None:
 
 def test_without_a_delay_each_arrival_is_a_prefill_of_its_own() -> None:
     made = harness(ce_delay_ms=0.0)
+    assert made.scheduler.held_s == 0
     batches = []
     for name in "ab":
         made.add(name, 4, **endless())
