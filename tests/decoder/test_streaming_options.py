@@ -106,6 +106,8 @@ def test_a_codec_without_attention_takes_no_voice_prompt() -> None:
             ["rolling prompt codes with buffer 0 act like 'once'", "buffer of 0 codes"],
         ),
         (StreamingOptions((4,), 5, prepend=ONCE), ["first chunk of 4 codes is below"]),
+        (StreamingOptions((4, 9), 5, prepend=ONCE), ["first chunk of 4 codes is below"]),
+        (StreamingOptions((5, 4), 5, prepend=ONCE), []),
         (StreamingOptions((5,), 5, prepend=ONCE), []),
         (StreamingOptions((4,), 5, prepend=ROLLING), []),
         (StreamingOptions(None, 5, prepend=ONCE), []),
