@@ -227,6 +227,14 @@ def test_a_lower_priority_gives_its_pages_first() -> None:
     assert [row.request_id for row in made.step().rows] == ["a", "c"]
 
 
+def test_those_after_one_that_lost_its_pages_still_run() -> None:
+    made = harness(6, page_size=4, kvcache_ce_watermark=1.0)
+    for name, priority in (("a", 1), ("b", 0), ("c", 1)):
+        made.add(name, 8, priority=priority, **endless())
+        made.step()
+    assert [row.request_id for row in made.step().rows] == ["a", "c"]
+
+
 def test_fewer_steps_are_tried_before_a_preemption() -> None:
     made = harness(7, page_size=4, max_num_steps=8, kvcache_ce_watermark=1.0)
     for name in "ab":
