@@ -235,6 +235,18 @@ def test_those_after_one_that_lost_its_pages_still_run() -> None:
     assert [row.request_id for row in made.step().rows] == ["a", "c"]
 
 
+@pytest.mark.parametrize(
+    ("allowed", "left", "steps"), [(1, 8, 1), (2, 8, 2), (8, 8, 8), (8, 3, 3), (8, 1, 1)]
+)
+def test_a_turn_has_the_steps_that_are_allowed_and_of_use(
+    allowed: int, left: int, steps: int
+) -> None:
+    made = harness(max_num_steps=allowed)
+    made.add("a", 4, **endless(max_tokens=1 + left))
+    made.step()
+    assert made.step().num_steps == steps
+
+
 def test_fewer_steps_are_tried_before_a_preemption() -> None:
     made = harness(7, page_size=4, max_num_steps=8, kvcache_ce_watermark=1.0)
     for name in "ab":
