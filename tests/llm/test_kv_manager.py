@@ -87,6 +87,14 @@ def test_without_caching_nothing_is_kept() -> None:
     kv.check_integrity()
 
 
+def test_a_claim_need_not_read_the_cache() -> None:
+    kv = manager()
+    use(kv, "a", prompt(10))
+    assert kv.claim("b", prompt(10), reads_cache=False) == 0
+    assert not set(kv.pages("a")) & set(kv.pages("b"))
+    kv.check_integrity()
+
+
 def test_tokens_without_kv_are_not_committed() -> None:
     kv = manager()
     kv.claim("a", prompt(8))

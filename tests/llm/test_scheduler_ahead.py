@@ -261,3 +261,15 @@ def test_who_is_encoded_who_decodes_and_whose_last_token_is_sampled_all_run() ->
     made.run(batch)
     made.run_all()
     assert counts(made.scheduler) == (0, 0, 0)
+
+
+def test_check_integrity_finds_that_pages_of_a_running_batch_were_given_away() -> None:
+    made = harness()
+    made.add("a", 4, max_tokens=9, stop_token_ids=())
+    made.step()
+    made.take(made.scheduler.cancel("a"))
+    made.scheduler.check_integrity()
+    assert made.kv.used_pages > 0
+    made.kv.release("a/departed-0")
+    with pytest.raises(AssertionError, match="pages of a request that has ended"):
+        made.scheduler.check_integrity()
