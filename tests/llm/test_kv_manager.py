@@ -212,6 +212,14 @@ def test_a_release_caches_what_was_computed_after_the_last_commit() -> None:
     assert kv.claim("b", prompt(13)) == 12
 
 
+def test_a_release_without_tokens_caches_nothing_even_of_pages_of_one_token() -> None:
+    kv = KVCacheManager(5, 1)
+    kv.claim("a", [7, 8])
+    kv.release("a")
+    assert kv.cached_pages == 0
+    kv.check_integrity()
+
+
 def test_a_claim_may_go_on_under_another_id() -> None:
     kv = manager()
     kv.claim("a", prompt(8))
