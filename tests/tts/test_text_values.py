@@ -110,6 +110,13 @@ def test_a_seed_is_64_bits_wide() -> None:
     assert 2**63 <= max(drawn) < 2**64
 
 
+def test_sampling_that_contradicts_itself_is_a_wrong_field() -> None:
+    ignoring = common_pb2.SamplingParams(ignore_eos=True)
+    with pytest.raises(InvalidRequestError) as caught:
+        asked(json_schema="{}", sampling=ignoring)
+    assert [violation.field for violation in caught.value.violations] == ["config.sampling"]
+
+
 def test_scored_text_has_log_probabilities_even_without_alternatives() -> None:
     assert asked().top_logprobs is None
     assert asked(echo=True).top_logprobs == 0
