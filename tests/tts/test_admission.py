@@ -245,6 +245,14 @@ def test_check_integrity_finds_a_wrong_count(running: int) -> None:
     run(scenario())
 
 
+def test_check_integrity_finds_that_one_too_many_has_left() -> None:
+    admission = Admission(AdmissionLimits(1, 2, 3))
+    admission.check_integrity()
+    admission._running = -1
+    with pytest.raises(AssertionError, match="running=-1, waiting=0"):
+        admission.check_integrity()
+
+
 def test_check_integrity_finds_calls_of_no_client() -> None:
     async def scenario() -> None:
         callers = Callers(running=2, waiting=2)
