@@ -31,7 +31,7 @@ test: $(DEVELOPMENT)
 test-gpu: $(ON_GPU)
 	$(BIN)/python -m pytest tests/gpu --timeout 1200
 
-# Takes most of an hour, so `check` does not run it; docs/mutation_testing.md has the results.
+# Takes up to an hour, so `check` does not run it; docs/mutation_testing.md has the results.
 mutants: $(MUTATION)
 	nice -n 10 $(BIN)/python -m tests.mutation
 
