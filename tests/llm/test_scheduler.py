@@ -352,7 +352,7 @@ def test_the_model_limit_and_the_constructor_win() -> None:
     assert Scheduler(SchedulerLimits(max_length=40), kv, max_seq_len=50).max_length == 40
 
 
-def test_check_integrity_finds_claims_that_are_nobodys_or_gone() -> None:
+def test_check_integrity_finds_claims_without_a_sequence_and_sequences_without_a_claim() -> None:
     made = harness(100, page_size=4)
     made.add("runs", 7, **endless())
     made.step()
