@@ -12,11 +12,12 @@ OUT ?=
 RUNTIME := $(VENV)/.runtime
 DEVELOPMENT := $(VENV)/.development
 ON_GPU := $(VENV)/.on-gpu
+MUTATION := $(VENV)/.mutation
 PROTOS := $(wildcard proto/tts/v1/*.proto)
 PYTEST = $(BIN)/python -m pytest -n 2
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
 
-.PHONY: say test test-gpu check stubs lint type format proto venv clean
+.PHONY: say test test-gpu mutants check stubs lint type format proto venv clean
 .DEFAULT_GOAL := say
 
 say: export SAY_TEXT := $(value TEXT)
@@ -29,6 +30,10 @@ test: $(DEVELOPMENT)
 # Kernels that are not compiled yet are compiled by the first test that wants them, for minutes.
 test-gpu: $(ON_GPU)
 	$(BIN)/python -m pytest tests/gpu --timeout 1200
+
+# Takes up to an hour, so `check` does not run it; docs/mutation_testing.md has the results.
+mutants: $(MUTATION)
+	nice -n 10 $(BIN)/python -m tests.mutation
 
 check: $(DEVELOPMENT) stubs lint type
 	$(PYTEST)
@@ -76,6 +81,11 @@ $(DEVELOPMENT): pyproject.toml | $(BIN)/python
 $(ON_GPU): pyproject.toml | $(BIN)/python
 	@echo "Installing Sonant, its development tools and FlashInfer into $(VENV) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,gpu]'
+	@touch $(RUNTIME) $(DEVELOPMENT) $@
+
+$(MUTATION): pyproject.toml | $(BIN)/python
+	@echo "Installing Sonant, its development tools and cosmic-ray into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,mutation]'
 	@touch $(RUNTIME) $(DEVELOPMENT) $@
 
 clean:

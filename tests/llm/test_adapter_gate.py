@@ -49,3 +49,11 @@ def test_the_gate_looks_only_so_far() -> None:
     assert started(AdapterGate(1, {"red"}, queue, 1.0), queue) == []
     assert len(queue) == LOOK_AHEAD + 2
     queue.check_integrity()
+
+
+def test_slots_may_be_many() -> None:
+    running = {f"adapter{index}" for index in range(300)}
+    queue = waiting(("adapter7", 1.0), ("new", 1.0))
+    assert started(AdapterGate(300, running, queue, 1.0), queue) == ["adapter70"]
+    queue = waiting(("adapter7", 1.0), ("new", 1.0))
+    assert started(AdapterGate(301, running, queue, 1.0), queue) == ["adapter70", "new1"]

@@ -15,7 +15,15 @@ from llm.engine import Engine
 from llm.engine_figures import StepCounters
 from llm.request import FinishReason, Request, SamplingParams
 from llm.scheduler import Scheduler, SchedulerLimits
-from llm.scheduler.figures import STEP_BOUNDS_S, Histogram, Tally
+from llm.scheduler.figures import (
+    CANCEL_BOUNDS_S,
+    ROW_BOUNDS,
+    STEP_BOUNDS_S,
+    TOKEN_BOUNDS,
+    WAIT_BOUNDS_S,
+    Histogram,
+    Tally,
+)
 from tests.llm.shadow import Harness, LateShadowPipeline, ShadowPipeline
 
 
@@ -26,6 +34,18 @@ def test_an_observation_is_counted_at_the_first_bound_that_holds_it() -> None:
     tally.observe(9, times=3)
     assert tally.snapshot() == Histogram((1, 2, 4), (2, 1, 2, 3), 10.5 + 27)
     assert tally.snapshot().count == 8
+
+
+def test_the_bounds_are_those_that_recorded_metrics_have() -> None:
+    """They are labels of the exported histograms: others break what adds up over time."""
+    ms = [0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 5000]
+    assert pytest.approx([bound / 1000 for bound in ms]) == STEP_BOUNDS_S
+    ms = [0.5, 1, 2, 3, 4, 5, 6, 8, 10, 15, 25, 100, 1000]
+    assert pytest.approx([bound / 1000 for bound in ms]) == CANCEL_BOUNDS_S
+    ms = [5, 10, 25, 50, 100, 150, 200, 300, 500, 750, 1000, 2000, 5000, 10_000, 30_000]
+    assert pytest.approx([bound / 1000 for bound in ms]) == WAIT_BOUNDS_S
+    assert tuple(2**power for power in range(10)) == ROW_BOUNDS
+    assert tuple(4**power for power in range(9)) == TOKEN_BOUNDS
 
 
 @given(st.lists(st.floats(0, 10, width=16)))

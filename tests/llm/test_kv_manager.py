@@ -87,6 +87,14 @@ def test_without_caching_nothing_is_kept() -> None:
     kv.check_integrity()
 
 
+def test_a_claim_need_not_read_the_cache() -> None:
+    kv = manager()
+    use(kv, "a", prompt(10))
+    assert kv.claim("b", prompt(10), reads_cache=False) == 0
+    assert not set(kv.pages("a")) & set(kv.pages("b"))
+    kv.check_integrity()
+
+
 def test_tokens_without_kv_are_not_committed() -> None:
     kv = manager()
     kv.claim("a", prompt(8))
@@ -176,6 +184,51 @@ def test_cached_pages_that_a_claim_revives_do_count() -> None:
     assert kv.used_pages == 0
     assert kv.claim("b", prompt(33), watermark=0.8) is None
     assert kv.claim("b", prompt(33), watermark=0.9) == 32
+    kv.check_integrity()
+
+
+def test_revived_and_new_pages_count_together() -> None:
+    kv = manager(3)
+    use(kv, "a", prompt(4))
+    kv.release("a")
+    kv.claim("b", prompt(8, first=50))
+    assert (kv.room(), kv.cached_pages) == (1, 1)
+    assert kv.claim("c", prompt(8)) is None  # the cached page and a new one
+    kv.check_integrity()
+
+
+def test_room_is_the_whole_pool_unless_a_share_is_given() -> None:
+    kv = manager(10)
+    kv.claim("a", prompt(12))
+    assert (kv.room(), kv.room(0.5), kv.room(0.2)) == (7, 2, -1)
+
+
+def test_a_release_caches_what_was_computed_after_the_last_commit() -> None:
+    kv = manager()
+    kv.claim("a", prompt(13))
+    kv.commit("a", prompt(13), 8)
+    kv.release("a", prompt(13), 13)
+    kv.check_integrity()
+    assert kv.claim("b", prompt(13)) == 12
+
+
+def test_a_release_without_tokens_caches_nothing_even_of_pages_of_one_token() -> None:
+    kv = KVCacheManager(5, 1)
+    kv.claim("a", [7, 8])
+    kv.release("a")
+    assert kv.cached_pages == 0
+    kv.check_integrity()
+
+
+def test_a_claim_may_go_on_under_another_id() -> None:
+    kv = manager()
+    kv.claim("a", prompt(8))
+    pages = list(kv.pages("a"))
+    kv.claim("b", prompt(4, first=50))
+    with pytest.raises(ValueError, match="request b has a claim already"):
+        kv.rename("a", "b")
+    kv.rename("a", "c")
+    assert (kv.has_claim("a"), list(kv.pages("c")), kv.num_claims) == (False, pages, 2)
     kv.check_integrity()
 
 

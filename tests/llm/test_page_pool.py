@@ -56,6 +56,11 @@ def test_a_pool_without_room_is_an_error(num_pages: int, page_size: int) -> None
         PagePool(num_pages, page_size)
 
 
+def test_the_smallest_pool_has_one_page_of_one_token() -> None:
+    pool = PagePool(num_pages=2, page_size=1)
+    assert pool.alloc(1) == [1]
+
+
 def test_repr_tells_the_load() -> None:
     pool = PagePool(9, 4)
     pool.alloc(3)
@@ -70,6 +75,9 @@ def test_check_integrity_finds_a_lost_page() -> None:
         pool.check_integrity(Counter(pages[:2]))
     with pytest.raises(AssertionError, match="padding"):
         pool.check_integrity(Counter([PADDING_PAGE, *pages]))
+    pool._free.pop()  # now neither free nor held
+    with pytest.raises(AssertionError, match="0 holders, free: False"):
+        pool.check_integrity(Counter(pages))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["alloc", "retain", "free"]), st.integers(0, 20))))

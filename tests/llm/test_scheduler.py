@@ -227,6 +227,26 @@ def test_a_lower_priority_gives_its_pages_first() -> None:
     assert [row.request_id for row in made.step().rows] == ["a", "c"]
 
 
+def test_those_after_one_that_lost_its_pages_still_run() -> None:
+    made = harness(6, page_size=4, kvcache_ce_watermark=1.0)
+    for name, priority in (("a", 1), ("b", 0), ("c", 1)):
+        made.add(name, 8, priority=priority, **endless())
+        made.step()
+    assert [row.request_id for row in made.step().rows] == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "left", "steps"), [(1, 8, 1), (2, 8, 2), (8, 8, 8), (8, 3, 3), (8, 1, 1)]
+)
+def test_a_turn_has_the_steps_that_are_allowed_and_of_use(
+    allowed: int, left: int, steps: int
+) -> None:
+    made = harness(max_num_steps=allowed)
+    made.add("a", 4, **endless(max_tokens=1 + left))
+    made.step()
+    assert made.step().num_steps == steps
+
+
 def test_fewer_steps_are_tried_before_a_preemption() -> None:
     made = harness(7, page_size=4, max_num_steps=8, kvcache_ce_watermark=1.0)
     for name in "ab":
@@ -237,6 +257,16 @@ def test_fewer_steps_are_tried_before_a_preemption() -> None:
     made.run_all()
     for name in "ab":
         assert made.result(name) == expected_output(made.requests[name])
+
+
+def test_a_page_can_be_shared_as_soon_as_it_is_full() -> None:
+    made = harness(100, page_size=4)
+    request = made.add("a", 7, **endless())
+    made.step()
+    made.step()  # feeds the first token that was sampled
+    made.add("b", [*request.prompt_ids, made.tokens("a")[0], 1], **endless())
+    made.step()
+    assert made.kv.prefix_hit_tokens == 8
 
 
 def test_one_that_outgrows_the_pool_fails_alone() -> None:
@@ -258,6 +288,24 @@ def test_a_prompt_larger_than_the_pool_fails_at_once() -> None:
     made.step()
     assert made.reason("huge") is FinishReason.ERROR
     assert made.reason("running") is None
+
+
+@pytest.mark.parametrize(
+    ("total", "message"),
+    [
+        (None, "17 tokens need 5 KV pages of 4 tokens; the pool has 4;"),
+        (17, "17 tokens need 5 KV pages of 4 tokens; the pool has 4;"),
+        (100, "17 tokens need 5 KV pages of 4 tokens; the pool has 4;"),
+        (16, "17 tokens exceed max_batch_total_tokens=16;"),
+    ],
+)
+def test_who_can_never_run_is_told_which_limit_is_in_the_way(
+    total: int | None, message: str
+) -> None:
+    made = harness(4, page_size=4, max_batch_total_tokens=total)
+    made.add("huge", 17)
+    made.step()
+    assert made.chunks["huge"][-1].error == f"{message} use a shorter prompt or fewer tokens"
 
 
 def test_priority_and_ageing_order_the_queue() -> None:
@@ -302,6 +350,22 @@ def test_the_model_limit_and_the_constructor_win() -> None:
     made = Scheduler(SchedulerLimits(max_length=100), kv, max_seq_len=50)
     assert made.max_length == 50
     assert Scheduler(SchedulerLimits(max_length=40), kv, max_seq_len=50).max_length == 40
+
+
+def test_check_integrity_finds_claims_without_a_sequence_and_sequences_without_a_claim() -> None:
+    made = harness(100, page_size=4)
+    made.add("runs", 7, **endless())
+    made.step()
+    made.add("waits", 3)
+    for name, message in (("waits", "not what the KV manager says"), ("stranger", "has ended")):
+        made.kv.claim(name, [1, 2, 3])
+        with pytest.raises(AssertionError, match=message):
+            made.scheduler.check_integrity()
+        made.kv.release(name)
+    made.scheduler.check_integrity()
+    made.kv.release("runs")
+    with pytest.raises(AssertionError, match="not what the KV manager says"):
+        made.scheduler.check_integrity()
 
 
 def test_repr_tells_the_load() -> None:

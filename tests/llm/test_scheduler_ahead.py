@@ -222,3 +222,54 @@ def test_the_engine_outlives_a_failed_step_of_a_late_pipeline() -> None:
     assert chunks["c"][-1].finish_reason is FinishReason.CANCELLED
     assert not rig.pipeline.has_pending_outputs()
     assert rig.engine.stats().used_pages == 0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "num_rows"), [((8, 8, 8), 0), ((8, 8, 7), 0), ((8, 7, 7), 3), ((7, 7, 7), 3)]
+)
+def test_a_batch_is_planned_ahead_only_when_every_row_can_have_its_page(
+    lengths: tuple[int, ...], num_rows: int
+) -> None:
+    """Six of seven pages are held, and a context of eight tokens needs another one."""
+    made = harness(7, kvcache_ce_watermark=1.0)
+    for name, length in zip("abc", lengths, strict=True):
+        made.add(name, length, max_tokens=5, stop_token_ids=())
+    assert len(made.step().rows) == 3
+    assert (made.kv.used_pages, made.has_in_flight) == (6, True)
+    assert len(made.step().rows) == num_rows
+    made.run_all()
+    for name in "abc":
+        assert made.result(name) == expected_output(made.requests[name])
+
+
+def counts(scheduler: Scheduler) -> tuple[int, int, int]:
+    return scheduler.num_waiting, scheduler.num_running, scheduler.num_decoding
+
+
+def test_who_is_encoded_who_decodes_and_whose_last_token_is_sampled_all_run() -> None:
+    made = harness()
+    for name, max_tokens in (("ends", 2), ("goes on", 9)):
+        made.add(name, 4, max_tokens=max_tokens, stop_token_ids=())
+    assert counts(made.scheduler) == (2, 0, 0)
+    made.step()
+    assert counts(made.scheduler) == (0, 2, 2)
+    made.step()  # the last token of one is on its way
+    assert counts(made.scheduler) == (0, 2, 2)
+    made.add("new", 4, max_tokens=1, stop_token_ids=())
+    batch = made.schedule()
+    assert counts(made.scheduler) == (0, 3, 2)
+    made.run(batch)
+    made.run_all()
+    assert counts(made.scheduler) == (0, 0, 0)
+
+
+def test_check_integrity_finds_that_pages_of_a_running_batch_were_given_away() -> None:
+    made = harness()
+    made.add("a", 4, max_tokens=9, stop_token_ids=())
+    made.step()
+    made.take(made.scheduler.cancel("a"))
+    made.scheduler.check_integrity()
+    assert made.kv.used_pages > 0
+    made.kv.release("a/departed-0")
+    with pytest.raises(AssertionError, match="pages of a request that has ended"):
+        made.scheduler.check_integrity()

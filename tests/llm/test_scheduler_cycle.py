@@ -246,6 +246,7 @@ def test_later_arrivals_join_a_delayed_prefill() -> None:
 
 def test_without_a_delay_each_arrival_is_a_prefill_of_its_own() -> None:
     made = harness(ce_delay_ms=0.0)
+    assert made.scheduler.held_s == 0
     batches = []
     for name in "ab":
         made.add(name, 4, **endless())
@@ -286,6 +287,32 @@ def test_the_rest_of_a_prompt_and_whoever_lost_its_pages_do_not_wait() -> None:
     ]
 
 
+def test_the_rest_of_a_prompt_does_not_wait_for_a_batch_that_is_no_longer_full() -> None:
+    made = harness(ce_delay_ms=1000.0, max_batch_input_tokens=10, max_batch_size=4)
+    for name in "ab":
+        made.add(name, 6, **endless())
+    assert made.sizes(made.step()) == [("a", 6), ("b", 4)]
+    assert made.sizes(made.step()) == [("b", 2)]
+
+
+def test_an_urgent_arrival_does_not_make_the_others_wait_longer() -> None:
+    made = delayed()
+    assert not made.step()
+    made.now = 0.01
+    made.add("urgent", 4, priority=1, **endless())
+    assert not made.step()
+    made.now = 0.02
+    assert made.sizes(made.step()) == [("urgent", 4), ("a", 4)]
+
+
+def test_a_prefill_is_full_when_no_more_may_decode() -> None:
+    made = delayed(max_batch_size=8, max_queue_size_tg=2)
+    made.now = 0.02
+    assert made.step().mode is CE
+    made.add("b", 4, **endless())
+    assert made.sizes(made.step()) == [("b", 4)]
+
+
 def test_the_delay_starts_anew_for_each_prefill() -> None:
     made = delayed()
     made.now = 0.02
@@ -317,6 +344,14 @@ def test_requests_of_one_token_do_not_starve_those_who_decode() -> None:
             break
     assert made.reason("patient") is FinishReason.LENGTH
     assert index < 4 * 4, "one turn of decoding for every four prompts, in twos or more"
+
+
+def test_a_turn_of_decoding_follows_as_many_prompts_as_may_decode() -> None:
+    made = harness(max_batch_size=1, max_queue_size_tg=3)
+    made.add("patient", 4, **endless())
+    for index in range(6):
+        made.add(f"r{index}", 4, **endless(max_tokens=1))
+    assert [made.step().mode for _ in range(8)] == [CE, CE, CE, TG, CE, CE, CE, TG]
 
 
 @pytest.mark.parametrize(

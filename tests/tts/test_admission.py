@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
+from dataclasses import FrozenInstanceError
 
 import pytest
 
@@ -16,7 +18,9 @@ class Callers:
     """Calls that hold a place until they are told to go."""
 
     def __init__(self, running: int, waiting: int, per_client: int = 1000) -> None:
-        self.admission = Admission(AdmissionLimits(running, waiting, per_client))
+        self.changes: list[tuple[int, int]] = []
+        limits = AdmissionLimits(running, waiting, per_client)
+        self.admission = Admission(limits, lambda *change: self.changes.append(change))
         self.entered: list[str] = []
         self._leave: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -81,14 +85,31 @@ def test_a_full_queue_turns_away_and_says_when() -> None:
     run(scenario())
 
 
+def test_a_long_queue_has_an_end_too() -> None:
+    async def scenario() -> None:
+        callers = Callers(running=1, waiting=300)
+        names = [str(number) for number in range(301)]
+        for name in names:
+            await callers.arrive(name)
+        await callers.arrive("late")
+        with pytest.raises(ServerBusyError):
+            await callers.result("late")
+        for name in names:
+            await callers.leave(name)
+        assert callers.entered == names
+
+    run(scenario())
+
+
 def test_one_client_cannot_take_everything() -> None:
     async def scenario() -> None:
         callers = Callers(running=1, waiting=10, per_client=2)
         await callers.arrive("a", "greedy")
         await callers.arrive("b", "greedy")
         await callers.arrive("c", "greedy")
-        with pytest.raises(StreamLimitError):
+        with pytest.raises(StreamLimitError) as caught:
             await callers.result("c")
+        assert caught.value.retry_after_s == 1.0  # how long a call is thought to take at first
         await callers.arrive("d", "modest")
         assert callers.admission.waiting == 2
         await callers.leave("a")
@@ -145,6 +166,104 @@ def test_estimates_follow_how_long_calls_take() -> None:
             async with admission.enter("client"):
                 pass
         assert admission.retry_after_s < before
+
+    run(scenario())
+
+
+def test_an_estimate_counts_the_turns_until_there_is_a_place() -> None:
+    async def scenario() -> None:
+        callers, estimates = Callers(running=2, waiting=4), []
+        for name in "abcdef":
+            await callers.arrive(name)
+            estimates.append(callers.admission.retry_after_s)
+        assert estimates == [0.5, 0.5, 1.0, 1.5, 2.0, 2.5]
+        for name in "abcdef":
+            await callers.leave(name)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("running", "waiting", "expected"), [(100, 0, 0.1), (1, 70, 60.0)])
+def test_an_estimate_is_within_limits(running: int, waiting: int, expected: float) -> None:
+    async def scenario() -> None:
+        callers = Callers(running, waiting)
+        names = [str(number) for number in range(running + waiting)]
+        for name in names:
+            await callers.arrive(name)
+        assert callers.admission.retry_after_s == expected
+        for name in names:
+            await callers.leave(name)
+
+    run(scenario())
+
+
+def test_the_newest_call_counts_for_a_tenth() -> None:
+    async def scenario() -> None:
+        admission = Admission(AdmissionLimits(1, 1, 10))
+        before = time.monotonic()
+        async with admission.enter("client"):
+            entered = time.monotonic()
+            await asyncio.sleep(0.01)
+            least = time.monotonic() - entered
+        most = time.monotonic() - before
+        assert 0.9 + 0.1 * least <= admission.retry_after_s <= 0.9 + 0.1 * most
+
+    run(scenario())
+
+
+def test_every_change_is_told() -> None:
+    async def scenario() -> None:
+        callers = Callers(running=1, waiting=2)
+        for name in "abc":
+            await callers.arrive(name)
+        await callers.give_up("b")
+        await callers.leave("a")
+        await callers.leave("c")
+        assert callers.changes == [(1, 0), (1, 1), (1, 2), (1, 1), (1, 0), (0, 0)]
+
+    run(scenario())
+
+
+def test_limits_are_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        AdmissionLimits(1, 1, 1).max_running = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("running", [-1, 0, 2])
+def test_check_integrity_finds_a_wrong_count(running: int) -> None:
+    async def scenario() -> None:
+        callers = Callers(running=1, waiting=2)
+        for name in "ab":
+            await callers.arrive(name)
+        callers.admission._running = running
+        with pytest.raises(AssertionError, match=f"running={running}, waiting=1"):
+            callers.admission.check_integrity()
+        callers.admission._running = 1
+        for name in "ab":
+            await callers.leave(name)
+
+    run(scenario())
+
+
+def test_check_integrity_finds_that_one_too_many_has_left() -> None:
+    admission = Admission(AdmissionLimits(1, 2, 3))
+    admission.check_integrity()
+    admission._running = -1
+    with pytest.raises(AssertionError, match="running=-1, waiting=0"):
+        admission.check_integrity()
+
+
+def test_check_integrity_finds_calls_of_no_client() -> None:
+    async def scenario() -> None:
+        callers = Callers(running=2, waiting=2)
+        for name in "ab":
+            await callers.arrive(name)
+        callers.admission._per_client["client"] -= 1
+        with pytest.raises(AssertionError, match="running=2, waiting=0"):
+            callers.admission.check_integrity()
+        callers.admission._per_client["client"] += 1
+        for name in "ab":
+            await callers.leave(name)
 
     run(scenario())
 

@@ -78,6 +78,16 @@ def test_sizes_are_positive(sizes: tuple[int, ...]) -> None:
         SpeechChunker(sizes)
 
 
+def test_it_tells_how_many_codes_a_block_still_needs() -> None:
+    chunker = SpeechChunker((3, 4), look_ahead=2)
+    assert chunker.num_missing == 5
+    chunker.push(range(3))
+    assert chunker.num_missing == 2
+    chunker.push(range(3, 6))  # fires the first block; three codes wait for a second of four
+    assert chunker.num_missing == 3
+    assert SpeechChunker(None).num_missing == float("inf")
+
+
 def test_it_tells_where_it_is() -> None:
     chunker = SpeechChunker(SIZES)
     chunker.push(range(3))

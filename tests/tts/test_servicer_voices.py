@@ -17,6 +17,7 @@ from tests.tts.serving import (
     reason_of,
     serve_and,
     session_config,
+    unary_request,
     wav,
 )
 from tts import __version__
@@ -44,6 +45,50 @@ def test_a_clip_gives_a_voice(service: Service) -> None:
         same = clip(audio=samples.astype("<f4").tobytes(), format=raw)
         again = await hear(served, voice=pb.VoiceSelection(prompt=same))
         assert cloned.data == again.data != plain.data
+
+    serve_and(service, ask)
+
+
+@pytest.mark.parametrize(
+    ("rate", "channels", "field"),
+    [
+        (8_000, 1, None),
+        (192_000, 2, None),
+        (RATE, 0, None),
+        (7_999, 1, "sample_rate_hertz"),
+        (192_001, 1, "sample_rate_hertz"),
+        (RATE, 3, "channel_count"),
+        (RATE, -1, "channel_count"),
+    ],
+)
+def test_a_raw_clip_has_limits(
+    service: Service, rate: int, channels: int, field: str | None
+) -> None:
+    samples = np.repeat(hum(1.2, rate).astype("<f4"), max(channels, 1))
+    raw = pb.AudioFormat(
+        encoding=pb.AUDIO_ENCODING_PCM_F32LE, sample_rate_hertz=rate, channel_count=channels
+    )
+
+    async def ask(served: Serving) -> None:
+        voice = pb.VoiceSelection(prompt=clip(audio=samples.tobytes(), format=raw))
+        if field is None:
+            assert (await hear(served, voice=voice)).data
+        else:
+            error = await error_of(served.speech.Synthesize(unary_request(voice=voice)))
+            assert fields_of(error) == [f"config.voice.prompt.format.{field}"]
+
+    serve_and(service, ask)
+
+
+def test_codes_give_a_voice_when_the_codec_has_them(service: Service) -> None:
+    async def ask(served: Serving) -> None:
+        known = pb.VoiceSelection(prompt_tokens=pb.SpeechTokens(tokens=[0, 63]))
+        assert (await hear(served, voice=known)).data
+        for token in (-1, 64, 65):
+            unknown = pb.VoiceSelection(prompt_tokens=pb.SpeechTokens(tokens=[1, token]))
+            error = await error_of(served.speech.Synthesize(unary_request(voice=unknown)))
+            assert fields_of(error) == ["config.voice.prompt_tokens"]
+            assert "must be in [0, 64)" in error.details()
 
     serve_and(service, ask)
 
