@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from llm import set_product_threads
+from tests import order_changing, processors
 from tests.fakes import (
     build_text_checkpoint,
     build_tiny_checkpoint,
@@ -58,9 +60,20 @@ def interpreted(request: pytest.FixtureRequest) -> Ended:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_torch_thread() -> None:
+def few_threads() -> None:
     """Tests measure behaviour, not speed, and often run beside each other."""
-    torch.set_num_threads(1)
+    count = int(os.environ.get(processors.THREADS, "1"))
+    torch.set_num_threads(count)
+    set_product_threads(count)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def other_blas() -> Iterator[None]:
+    """Replaces torch's products where `tests.processors` asks for that."""
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get(processors.BLAS) == processors.ORDER_CHANGING:
+            order_changing.install(patch)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -102,7 +102,7 @@ class Aligner:
         weight, bias = self._layers[layer]
         kernel = self.config.kernel
         windows = np.lib.stride_tricks.sliding_window_view(x, kernel, axis=0).transpose(0, 2, 1)
-        y = _gelu(windows.reshape(len(windows), -1) @ weight + bias)
+        y = _gelu(_each_row(windows.reshape(len(windows), -1), weight) + bias)
         if layer:
             y += x[kernel // 2 : kernel // 2 + len(y)]
         return y
@@ -110,9 +110,16 @@ class Aligner:
     def log_probabilities(self, x: np.ndarray) -> np.ndarray:
         """[T, width] to float32 [T × frames_per_code, NUM_LABELS]."""
         weight, bias = self._output
-        logits = (x @ weight + bias).reshape(-1, NUM_LABELS)
+        logits = (_each_row(x, weight) + bias).reshape(-1, NUM_LABELS)
         logits -= logits.max(1, keepdims=True)
         return logits - np.log(np.exp(logits).sum(1, keepdims=True))
+
+
+def _each_row(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Compute x @ weight row by row: several rows at once may be summed in another order, and how
+    many codes come at once must not move a word.
+    """
+    return np.stack([row @ weight for row in x])
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,12 +18,21 @@ from decoder import (
     DecodeWindow,
     ReadyWindow,
     StreamingOptions,
+    create_decoder,
     mask_policy,
     render,
 )
 from decoder.batching import group_windows
 from decoder.embedded_modules import CodecConfig
 from decoder.ramp import RampDecoder
+from tests.decoder.codecs import (
+    random_codes,
+    write_dac,
+    write_mimi,
+    write_neucodec,
+    write_snac,
+    write_xcodec2,
+)
 from tests.decoder.toys import SMALL, build_embedded, windows_of
 
 RAMP = RampDecoder(CodecSpec("ramp", 1000, Fraction(10), codebook_size=64, receptive_field=0))
@@ -87,7 +97,6 @@ def test_render_cuts_what_is_emitted() -> None:
 @pytest.mark.parametrize("num_streams", [2, 3, 8])
 @pytest.mark.parametrize("config", [SMALL, CodecConfig(decoder_layers=1)], ids=["small", "wide"])
 def test_a_batch_is_its_windows_alone_bit_for_bit(config: CodecConfig, num_streams: int) -> None:
-    """The second call takes the joined path where the first one has proven it."""
     decoder = build_embedded(config)
     rng = np.random.default_rng(num_streams)
     options = StreamingOptions((3, 12, 25), 25, BLOCK_MASKS)
@@ -97,9 +106,26 @@ def test_a_batch_is_its_windows_alone_bit_for_bit(config: CodecConfig, num_strea
     ]
     for block in zip(*streams, strict=True):
         alone = [decoder.decode([window])[0] for window in block]
-        for _ in range(2):
-            together = decoder.decode(block)
-            assert all(a.equal(b) for a, b in zip(alone, together, strict=True))
+        together = decoder.decode(block)
+        assert all(a.equal(b) for a, b in zip(alone, together, strict=True))
+
+
+@pytest.mark.parametrize(
+    "write", [write_snac, write_dac, write_mimi, write_xcodec2, write_neucodec]
+)
+def test_published_codecs_render_a_window_alone_and_in_company_alike(
+    write: Callable[[Path], object], tmp_path: Path
+) -> None:
+    write(tmp_path)
+    decoder = create_decoder(tmp_path, allow_pickle=True)
+    streams = [
+        windows_of(decoder.spec, decoder.spec.recommended, random_codes(decoder, 30 + seed, seed))
+        for seed in range(3)
+    ]
+    windows = [window for stream in streams for window in stream]
+    alone = [render(decoder, [ReadyWindow(window)])[0] for window in windows]
+    together = render(decoder, [ReadyWindow(window) for window in windows])
+    assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
 
 
 def test_windows_of_one_shape_may_have_different_masks() -> None:
@@ -112,6 +138,5 @@ def test_windows_of_one_shape_may_have_different_masks() -> None:
     assert left.shape == right.shape
     assert left.block_ids != right.block_ids
     alone = [decoder.decode([window])[0] for window in (left, right)]
-    for _ in range(2):
-        together = decoder.decode([left, right])
-        assert all(a.equal(b) for a, b in zip(alone, together, strict=True))
+    together = decoder.decode([left, right])
+    assert all(a.equal(b) for a, b in zip(alone, together, strict=True))

@@ -42,6 +42,8 @@ def test_streamed_equals_the_trained_network_on_the_whole(cuts: list[int], lengt
     got = np.concatenate(parts)
     assert got.shape == (4 * length, NUM_LABELS)
     assert error(got, expected) < 1e-5  # float32 rounds the sums of a stream in another order
+    whole = LetterStream(aligner_of(trained)).push(tuple(codes), is_last=True)
+    assert np.array_equal(got, whole)
 
 
 def spelled() -> Aligner:

@@ -1,0 +1,122 @@
+"""Run the tests of equal bits once for each way in which this machine's libraries can compute.
+
+    python -m tests.processors           every combination of the variables below, all these tests
+    python -m tests.processors --list    the combinations that this processor has
+
+torch, MKL and oneDNN choose their kernels by the processor. Their variables make them choose as on
+another one. MKL also looks at the vendor: on an AMD processor its variable changes little, which is
+why `order_changing` stands in for a BLAS whose sums depend on the number of rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parent.parent
+THREADS, BLAS = "SONANT_TEST_THREADS", "SONANT_TEST_BLAS"
+ORDER_CHANGING = "order-changing"
+
+Settings = Mapping[str, str]
+
+QUICK = (
+    "tests/llm/test_layers.py::test_a_row_does_not_depend_on_its_neighbours",
+    "tests/llm/test_lora.py::test_rows_of_an_adapted_layer_do_not_see_each_other",
+    "tests/llm/test_invariance.py::test_logits_do_not_change_a_bit",
+    "tests/llm/test_invariance.py::test_log_probabilities_do_not_change_a_bit",
+    "tests/llm/test_invariance.py::test_a_cached_prefix_changes_nothing",
+    "tests/decoder/test_invariants.py::test_4_audio_does_not_depend_on_who_else_is_decoded",
+    "tests/decoder/test_batching.py::test_published_codecs_render_a_window_alone_and_in_company_alike",
+    "tests/tts/test_aligner.py::test_streamed_equals_the_trained_network_on_the_whole",
+)
+ALL = (
+    *QUICK,
+    "tests/llm/test_invariance.py",
+    "tests/llm/test_products.py",
+    "tests/llm/test_lora.py",
+    "tests/decoder/test_invariants.py",
+    "tests/decoder/test_batching.py",
+    "tests/tts/test_synthesizer.py",
+)
+
+
+def _choices() -> dict[str, tuple[str, ...]]:
+    """Values of each variable on this processor; the empty one leaves it unset."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    has_avx512, has_avx2 = capability == "AVX512", capability in ("AVX2", "AVX512")
+    avx512, avx2 = has_avx512 * ("AVX512",), has_avx2 * ("AVX2",)
+    return {
+        "ATEN_CPU_CAPABILITY": ("default", *map(str.lower, (*avx2, *avx512))),
+        "MKL_ENABLE_INSTRUCTIONS": (*avx2, *avx512),
+        "ONEDNN_MAX_CPU_ISA": (*avx2, ""),
+        THREADS: ("1", "2"),
+    }
+
+
+def combinations() -> Iterator[Settings]:
+    """Every combination of the variables, and the stand-in with either number of threads."""
+    choices = _choices()
+    for values in itertools.product(*choices.values()):
+        yield {name: value for name, value in zip(choices, values, strict=True) if value}
+    for threads in choices[THREADS]:
+        yield {BLAS: ORDER_CHANGING, THREADS: threads}
+
+
+def quick_combinations() -> Iterator[Settings]:
+    """One variable at a time, on two threads; and the stand-in."""
+    choices = _choices()
+    yield {THREADS: "2"}
+    for name, values in choices.items():
+        if name != THREADS:
+            yield from ({name: value, THREADS: "2"} for value in values if value)
+    yield {BLAS: ORDER_CHANGING, THREADS: "2"}
+
+
+def title(settings: Settings) -> str:
+    """One word for each variable."""
+    return " ".join(f"{name}={value}" for name, value in settings.items())
+
+
+def run(settings: Settings, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run tests in a process of their own; what they print comes back."""
+    known = {*_choices(), BLAS}
+    environment = {name: value for name, value in os.environ.items() if name not in known}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    return subprocess.run(
+        [*command, *tests],
+        env=environment | dict(settings),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def main() -> int:
+    """Print a line for each combination; 1 if a test failed in one of them."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--list", action="store_true", help="print the combinations and run none")
+    only_lists = parser.parse_args().list
+    status = 0
+    for settings in combinations():
+        if only_lists:
+            print(title(settings))
+            continue
+        ended = run(settings, ALL)
+        lines = ended.stdout.strip().splitlines() or ["no output"]
+        print(f"{title(settings)}: {lines[-1]}", flush=True)
+        if ended.returncode:
+            status = 1
+            print(ended.stdout[-4000:], ended.stderr[-2000:])
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
