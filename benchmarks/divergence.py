@@ -24,7 +24,7 @@ from torch import Tensor
 
 from benchmarks.report import Figure, Report, lines_of, publish, until_interrupted
 from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow
-from llm.config import ModelConfig, PipelineConfig, QuantizationEncoding
+from llm.config import KVCacheConfig, ModelConfig, PipelineConfig, QuantizationEncoding
 from llm.request import SamplingParams
 from llm.runner.model_runner import ModelRunner
 from tts.checkpoint import load_eos_ids
@@ -59,7 +59,8 @@ def create_runner(folder: Path, encoding: QuantizationEncoding, pages: int) -> M
         model_path=str(folder),
         device_specs=["cpu"],
         quantization_encoding=encoding,
-        kv_cache={"kv_cache_page_size": PAGE_SIZE, "num_pages": pages + 1},  # one swallows padding
+        # One page swallows padding.
+        kv_cache=KVCacheConfig(kv_cache_page_size=PAGE_SIZE, num_pages=pages + 1),
     )
     runner = ModelRunner(PipelineConfig(model=model))
     runner.initialize()
