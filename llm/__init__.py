@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         QueueFullError,
         RequestError,
     )
+    from llm.models.encoding import with_text_encoding
     from llm.models.pooling import is_embedding_model
     from llm.models.profiling import Profiler
     from llm.request import (
@@ -84,6 +85,7 @@ __all__ = [
     "check_json_schema",
     "create_engine",
     "is_embedding_model",
+    "with_text_encoding",
 ]
 
 _HOMES = {
@@ -119,6 +121,7 @@ _HOMES = {
         "TokenChunk",
         "TokenLogprob",
     ),
+    "llm.models.encoding": ("with_text_encoding",),
     "llm.models.pooling": ("is_embedding_model",),
     "llm.models.profiling": ("Profiler",),
     "llm.scheduler.figures": ("Histogram", "SequenceFigures", "Tally"),

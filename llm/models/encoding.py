@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
-from llm.config import ModelConfig, QuantizationEncoding
+from llm.config import ModelConfig, PipelineConfig, QuantizationEncoding
+from llm.config.architectures import FALLBACK, find_architecture
 from llm.errors import ConfigError
 from llm.models.hf_config import HuggingFaceConfig
+from llm.models.pooling import is_embedding_model
+
+ConfigT = TypeVar("ConfigT", bound=PipelineConfig)
+
+logger = logging.getLogger("llm.config")
 
 AMPERE = (8, 0)  # the first compute capability that has bfloat16
 PLAIN = {
@@ -16,6 +24,8 @@ PLAIN = {
     QuantizationEncoding.FLOAT16: torch.float16,
     QuantizationEncoding.BFLOAT16: torch.bfloat16,
 }
+BFLOAT16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16")
+"""A processor with any of them multiplies bfloat16 numbers; others convert each one first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +71,39 @@ def encoding_of(
     if capability is None:
         return Encoding(torch.float32, int8=is_int8)
     return Encoding(torch.bfloat16 if capability >= AMPERE else torch.float16)
+
+
+def with_text_encoding(config: ConfigT) -> ConfigT:
+    """The resolved configuration with a format for models that write text on the CPU, logged.
+
+    It is the fastest one whose text keeps within the bounds of docs/cpu.md: bfloat16 where the
+    processor computes with it, else float32. A model stays as it is where a format is set, on a
+    GPU, and where it is stored as int8, embeds texts or runs by way of the transformers package.
+    """
+    encoding, reason = QuantizationEncoding.FLOAT32, "this processor has no bfloat16 instructions"
+    if computes_bfloat16():
+        encoding = QuantizationEncoding.BFLOAT16
+        reason = "it is the fastest whose text stays close to that of float32"
+    chosen = {}
+    for name, model in (("model", config.model), ("draft_model", config.draft_model)):
+        if model is not None and _is_open(model, runs_alone=config.runs_alone):
+            text = "%s holds its weights as %s, since %s; --%s.quantization-encoding float32, "
+            text += "bfloat16 or int8 chooses another format"
+            logger.info(text, name, encoding, reason, name.replace("_", "-"))
+            chosen[name] = model.model_copy(update={"quantization_encoding": encoding})
+    return config.model_copy(update=chosen) if chosen else config
+
+
+def computes_bfloat16() -> bool:
+    """Whether this processor has instructions that multiply bfloat16 numbers."""
+    found = torch.cpu.get_capabilities()
+    return any(found.get(name, False) for name in BFLOAT16_INSTRUCTIONS)
+
+
+def _is_open(model: ModelConfig, *, runs_alone: bool) -> bool:
+    if model.quantization_encoding is not None or not model.on_cpu:
+        return False
+    facts = HuggingFaceConfig.read(model.model_path)
+    found = find_architecture(facts.architecture, facts.path, runs_alone=runs_alone)
+    is_narrow = found is not FALLBACK and QuantizationEncoding.BFLOAT16 in found.encodings
+    return is_narrow and not facts.is_int8 and not is_embedding_model(model.model_path)
