@@ -26,6 +26,7 @@ from benchmarks.divergence import (
 from benchmarks.report import lines_of
 from benchmarks.serving import serving
 from llm.config import QuantizationEncoding
+from llm.models.encoding import computes_bfloat16
 from tests.clients.smollm2 import gguf_file
 from tests.llm.adapters import merge, write_adapter
 from tests.llm.llama_checkpoints import reference
@@ -293,6 +294,19 @@ def test_streamed_text_is_that_of_one_answer(text: TextServiceStub) -> None:
         deltas = [event.delta for event in text.GenerateStream(request, timeout=CALL_S)]
         assert "".join(delta.text for delta in deltas) == whole.text != ""
         assert [token for delta in deltas for token in delta.token_ids] == list(whole.token_ids)
+
+
+def test_the_default_format_gives_a_prompt_its_text_alone_and_in_company(
+    folder: Path, expected: list[list[int]]
+) -> None:
+    """It is not float32 where the processor computes with bfloat16: other tokens show that."""
+    flags = ["--offline", "--no-model.kv-cache.enable-prefix-caching"]
+    with serving(str(folder), flags) as server, grpc.insecure_channel(server.address) as channel:
+        text = TextServiceStub(channel)
+        together = [list(answer.token_ids) for answer in answers(text, TEXTS)]
+        alone = [list(answers(text, [prompt])[0].token_ids) for prompt in TEXTS]
+    assert together == alone
+    assert (together != [told(ids) for ids in expected]) == computes_bfloat16()
 
 
 @pytest.fixture(scope="module")
