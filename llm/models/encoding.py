@@ -25,7 +25,7 @@ PLAIN = {
     QuantizationEncoding.BFLOAT16: torch.bfloat16,
 }
 BFLOAT16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16")
-"""A processor with any of them multiplies bfloat16 numbers; others convert each one first."""
+"""A processor with any of them multiplies bfloat16 numbers by itself."""
 
 
 @dataclass(frozen=True, slots=True)
