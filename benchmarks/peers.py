@@ -3,7 +3,7 @@
 `generate` at batch 1 with its dynamic cache, with its static cache and what it compiles for that;
 and `generate_batch`, its continuous batching over a paged cache. In bfloat16 on a GPU, in float32
 on a CPU. There our own engine runs the same job in the same process and on as many threads, in each
-format that the processor computes with, alone and with others; each rate is divided by the best of
+format, alone and with others; each rate is divided by the best of
 transformers for one sequence.
 """
 
@@ -23,7 +23,6 @@ import torch
 from benchmarks.engine_load import Job, decode_jobs, release_memory, run, running
 from benchmarks.report import Figure
 from benchmarks.shapes import Shape
-from llm.models.encoding import computes_bfloat16
 from tts.config import AudioGenerationConfig
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 CACHES = ("dynamic", "static")
 BLOCK_SIZE = 256  # tokens; transformers' own default
-CPU_ENCODINGS = ("float32", *(["bfloat16"] if computes_bfloat16() else []), "int8")
+CPU_ENCODINGS = ("float32", "bfloat16", "int8")
 CPU_ROWS = (1, 8)  # sequences of ours at once
 
 

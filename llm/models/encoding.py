@@ -24,8 +24,8 @@ PLAIN = {
     QuantizationEncoding.FLOAT16: torch.float16,
     QuantizationEncoding.BFLOAT16: torch.bfloat16,
 }
-BFLOAT16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16")
-"""A processor with any of them multiplies bfloat16 numbers by itself."""
+TEXT_ON_CPU = QuantizationEncoding.FLOAT32
+"""The fastest format whose text keeps within the bounds of docs/cpu.md, as measured there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,30 +74,19 @@ def encoding_of(
 
 
 def with_text_encoding(config: ConfigT) -> ConfigT:
-    """The resolved configuration with a format for models that write text on the CPU, logged.
+    """The resolved configuration with the format for models that write text on the CPU, logged.
 
-    It is the fastest one whose text keeps within the bounds of docs/cpu.md: bfloat16 where the
-    processor computes with it, else float32. A model stays as it is where a format is set, on a
-    GPU, and where it is stored as int8, embeds texts or runs by way of the transformers package.
+    A model stays as it is where a format is set, on a GPU, and where it is stored as int8, embeds
+    texts or runs by way of the transformers package.
     """
-    encoding, reason = QuantizationEncoding.FLOAT32, "this processor has no bfloat16 instructions"
-    if computes_bfloat16():
-        encoding = QuantizationEncoding.BFLOAT16
-        reason = "it is the fastest whose text stays close to that of float32"
     chosen = {}
     for name, model in (("model", config.model), ("draft_model", config.draft_model)):
         if model is not None and _is_open(model, runs_alone=config.runs_alone):
-            text = "%s holds its weights as %s, since %s; --%s.quantization-encoding float32, "
-            text += "bfloat16 or int8 chooses another format"
-            logger.info(text, name, encoding, reason, name.replace("_", "-"))
-            chosen[name] = model.model_copy(update={"quantization_encoding": encoding})
+            text = "%s holds its weights as %s, the fastest format whose text stays close enough "
+            text += "to that of float32; --%s.quantization-encoding float32, bfloat16 or int8 "
+            logger.info(text + "chooses another", name, TEXT_ON_CPU, name.replace("_", "-"))
+            chosen[name] = model.model_copy(update={"quantization_encoding": TEXT_ON_CPU})
     return config.model_copy(update=chosen) if chosen else config
-
-
-def computes_bfloat16() -> bool:
-    """Whether this processor has instructions that multiply bfloat16 numbers."""
-    found = torch.cpu.get_capabilities()
-    return any(found.get(name, False) for name in BFLOAT16_INSTRUCTIONS)
 
 
 def _is_open(model: ModelConfig, *, runs_alone: bool) -> bool:
@@ -105,5 +94,5 @@ def _is_open(model: ModelConfig, *, runs_alone: bool) -> bool:
         return False
     facts = HuggingFaceConfig.read(model.model_path)
     found = find_architecture(facts.architecture, facts.path, runs_alone=runs_alone)
-    is_narrow = found is not FALLBACK and QuantizationEncoding.BFLOAT16 in found.encodings
-    return is_narrow and not facts.is_int8 and not is_embedding_model(model.model_path)
+    is_ours = found is not FALLBACK and TEXT_ON_CPU in found.encodings
+    return is_ours and not facts.is_int8 and not is_embedding_model(model.model_path)

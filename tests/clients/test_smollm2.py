@@ -16,8 +16,6 @@ from gguf import GGUFReader
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from benchmarks.divergence import (
-    AGREEMENT_BAR,
-    LOGPROB_BAR,
     PROMPTS,
     Divergence,
     Prompts,
@@ -26,7 +24,6 @@ from benchmarks.divergence import (
 from benchmarks.report import lines_of
 from benchmarks.serving import serving
 from llm.config import QuantizationEncoding
-from llm.models.encoding import computes_bfloat16
 from tests.clients.smollm2 import gguf_file
 from tests.llm.adapters import merge, write_adapter
 from tests.llm.llama_checkpoints import reference
@@ -299,14 +296,14 @@ def test_streamed_text_is_that_of_one_answer(text: TextServiceStub) -> None:
 def test_the_default_format_gives_a_prompt_its_text_alone_and_in_company(
     folder: Path, expected: list[list[int]]
 ) -> None:
-    """It is not float32 where the processor computes with bfloat16: other tokens show that."""
+    """The format is float32: other formats give some of the prompts other texts."""
     flags = ["--offline", "--no-model.kv-cache.enable-prefix-caching"]
     with serving(str(folder), flags) as server, grpc.insecure_channel(server.address) as channel:
         text = TextServiceStub(channel)
         together = [list(answer.token_ids) for answer in answers(text, TEXTS)]
         alone = [list(answers(text, [prompt])[0].token_ids) for prompt in TEXTS]
     assert together == alone
-    assert (together != [told(ids) for ids in expected]) == computes_bfloat16()
+    assert together == [told(ids) for ids in expected]
 
 
 @pytest.fixture(scope="module")
@@ -315,17 +312,11 @@ def divergences(folder: Path) -> dict[QuantizationEncoding, Divergence]:
     return dict(measure(Prompts.read(folder, TEXTS, NUM_TOKENS), [INT8, BFLOAT16]))
 
 
-def test_the_default_for_text_is_within_its_bounds(
+def test_narrower_formats_stay_near_float32(
     divergences: dict[QuantizationEncoding, Divergence],
 ) -> None:
-    found = divergences[BFLOAT16]
-    assert 100 * found.agreement >= AGREEMENT_BAR, found
-    assert found.logprob_error <= LOGPROB_BAR, found
-
-
-def test_int8_stays_near_float32(divergences: dict[QuantizationEncoding, Divergence]) -> None:
     """docs/cpu.md has the figures; a broken matrix gives far less than this."""
-    found = divergences[INT8]
-    assert found.agreement >= 0.94, found
-    assert found.logprob_error <= 0.1, found
-    assert found.identical >= 0.25, found
+    for found in divergences.values():
+        assert found.agreement >= 0.94, found
+        assert found.logprob_error <= 0.1, found
+        assert found.worst_logit > 0, found
