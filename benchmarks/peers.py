@@ -1,27 +1,37 @@
 """transformers on the same shape, device and tokens: what it gives without an engine around it.
 
 `generate` at batch 1 with its dynamic cache, with its static cache and what it compiles for that;
-and `generate_batch`, its continuous batching over a paged cache. Weights are random, in bfloat16.
+and `generate_batch`, its continuous batching over a paged cache. In bfloat16 on a GPU, in float32
+on a CPU. There our own engine runs the same job in the same process and on as many threads, in each
+format, alone and with others; each rate is divided by the best of
+transformers for one sequence.
 """
 
 from __future__ import annotations
 
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.engine_load import Job, release_memory
+from benchmarks.engine_load import Job, decode_jobs, release_memory, run, running
+from benchmarks.report import Figure
 from benchmarks.shapes import Shape
+from tts.config import AudioGenerationConfig
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
 CACHES = ("dynamic", "static")
 BLOCK_SIZE = 256  # tokens; transformers' own default
+CPU_ENCODINGS = ("float32", "bfloat16", "int8")
+CPU_ROWS = (1, 8)  # sequences of ours at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +40,23 @@ class Rate:
 
     tokens_per_s: float
     note: str
+    is_alone: bool = False  # of one sequence
 
 
 def create(shape: Shape, device: torch.device) -> PreTrainedModel:
-    """transformers' model of this shape, weights random."""
+    """transformers' model of this shape: the checkpoint's weights, or random ones."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    values = dict(shape.values)
-    config = AutoConfig.for_model(values.pop("model_type"), **values)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    with device:
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    options: dict[str, Any] = {"attn_implementation": "sdpa"}
+    options["dtype"] = torch.bfloat16 if device.type == "cuda" else torch.float32
+    if shape.checkpoint is not None:
+        model: Any = AutoModelForCausalLM.from_pretrained(shape.checkpoint, **options)
+        model.to(device)
+    else:
+        values = dict(shape.values)
+        config = AutoConfig.for_model(values.pop("model_type"), **values)
+        with device:
+            model = AutoModelForCausalLM.from_config(config, **options)
     model.generation_config.pad_token_id = 0
     return model.eval()
 
@@ -65,7 +81,8 @@ def alone(model: PreTrainedModel, job: Job, cache: str, repeat: int) -> Rate:
     config = greedy(job.num_tokens, cache_implementation=cache)
     walls = [_timed(model, ids, config) for _ in range(repeat + 2)]
     note = f"sdpa, {cache} cache, prefill of {len(job.prompt_ids)} included; "
-    return Rate(job.num_tokens / min(walls[2:]), note + f"first call {walls[0]:.1f} s")
+    note += f"first call {walls[0]:.1f} s"
+    return Rate(job.num_tokens / min(walls[2:]), note, is_alone=True)
 
 
 def _timed(model: PreTrainedModel, ids: torch.Tensor, config: GenerationConfig) -> float:
@@ -102,6 +119,43 @@ def together(model: PreTrainedModel, jobs: Sequence[Job]) -> Rate:
     return Rate(made / (end - start), note)
 
 
+def compare(
+    shape: Shape, device: torch.device, ways: Ways, values: Mapping[str, Any]
+) -> Iterator[Figure]:
+    """transformers, where what fails is told and left out; on a CPU ours beside it, which gets
+    the configuration `values`.
+    """
+    best = 0.0
+    for name, found in measure(shape, device, ways):
+        if isinstance(found, str):
+            print(f"{shape.name}: {name}: {found}", file=sys.stderr)
+            continue
+        yield Figure(f"{shape.name}: {name}", (found.tokens_per_s,), "tokens/s", note=found.note)
+        best = max(best, found.tokens_per_s) if found.is_alone else best
+    if device.type == "cpu":
+        yield from _ours(shape, ways, values, best)
+
+
+def _ours(shape: Shape, ways: Ways, values: Mapping[str, Any], best: float) -> Iterator[Figure]:
+    """Our engine on the CPU, each format in turn; `best` is transformers' rate."""
+    for encoding in CPU_ENCODINGS:
+        own = {"model": {"quantization_encoding": encoding}}
+        merged = AudioGenerationConfig.merged(values, own)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            running(shape, Path(folder), merged) as engine,
+        ):
+            for rows in CPU_ROWS:
+                jobs = ways.jobs(int(shape.values["vocab_size"]), rows)
+                rates = [run(engine, jobs).tokens_per_s for _ in range(ways.repeat + 1)][1:]
+                name = f"{shape.name}: {encoding}, {rows} at once"
+                note = f"prefill included, {torch.get_num_threads()} threads"
+                yield Figure(name, tuple(rates), "tokens/s", note=note)
+                if best:
+                    note = "one sequence, its faster cache"
+                    yield Figure(f"{name}, of transformers", (max(rates) / best,), "x", note=note)
+
+
 @dataclass(frozen=True, slots=True)
 class Ways:
     """What is tried: one job with each cache, and every crowd of jobs together."""
@@ -110,6 +164,10 @@ class Ways:
     caches: Sequence[str]
     crowds: Sequence[Sequence[Job]]
     repeat: int
+
+    def jobs(self, vocab_size: int, count: int) -> list[Job]:
+        """So many of the job's length, each with a prompt of its own."""
+        return decode_jobs(count, vocab_size, len(self.job.prompt_ids), self.job.num_tokens)
 
 
 def measure(shape: Shape, device: torch.device, ways: Ways) -> Iterator[tuple[str, Rate | str]]:

@@ -1,4 +1,5 @@
-"""Language models of published sizes with random weights: config.json and nothing else.
+"""Language models of published sizes with random weights, config.json and nothing else; and those
+in checkpoint folders.
 
 With random weights a step takes as long as with trained ones, and no token means anything: whoever
 measures fixes the lengths. `run_model_test_mode` makes the weights, on the device.
@@ -23,17 +24,32 @@ ROPE = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One language model: `values` are those of its config.json. Heads share keys by group."""
+    """One language model: `values` are those of its config.json. Heads share keys by group.
+
+    `checkpoint` is the folder of one with weights; None: they are random.
+    """
 
     name: str
     values: Mapping[str, Any]
+    checkpoint: Path | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> Shape:
+        """The model in a checkpoint folder. Raises `OSError` without its config.json."""
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return cls(folder.resolve().name, values, folder)
 
     def with_vocabulary(self, name: str, vocab_size: int) -> Shape:
         """The same layers with another number of rows in the embedding, which is the head, too."""
         return Shape(name, {**self.values, "vocab_size": vocab_size})
 
     def write(self, folder: Path) -> Path:
-        """Make a folder that the test mode can serve; no token ends a text."""
+        """Make a folder that the test mode can serve; no token ends a text.
+
+        The folder of a checkpoint is left alone, and returned.
+        """
+        if self.checkpoint is not None:
+            return self.checkpoint
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(dict(self.values), indent=1)
         (folder / "config.json").write_text(text + "\n", encoding="utf-8")
@@ -43,7 +59,7 @@ class Shape:
     def num_weights(self) -> int:
         """Of all layers and the head: what a decode step reads."""
         v = self.values
-        hidden, head_dim = v["hidden_size"], v["head_dim"]
+        hidden, head_dim = v["hidden_size"], self.head_dim
         query, kv = (v[key] * head_dim for key in ("num_attention_heads", "num_key_value_heads"))
         attention = hidden * (query + 2 * kv) + query * hidden
         head_norms = 2 * head_dim if v["model_type"] == "qwen3" else 0
@@ -54,7 +70,13 @@ class Shape:
     def kv_values(self) -> int:
         """Keys and values of one token, all layers."""
         v = self.values
-        return 2 * v["num_hidden_layers"] * v["num_key_value_heads"] * v["head_dim"]
+        return 2 * v["num_hidden_layers"] * v["num_key_value_heads"] * self.head_dim
+
+    @property
+    def head_dim(self) -> int:
+        """Values of one head."""
+        v = self.values
+        return int(v.get("head_dim") or v["hidden_size"] // v["num_attention_heads"])
 
 
 def llama(

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         RequestError,
     )
     from llm.kernels.cpu.team import set_product_threads
+    from llm.models.encoding import with_text_encoding
     from llm.models.pooling import is_embedding_model
     from llm.models.profiling import Profiler
     from llm.request import (
@@ -86,6 +87,7 @@ __all__ = [
     "create_engine",
     "is_embedding_model",
     "set_product_threads",
+    "with_text_encoding",
 ]
 
 _HOMES = {
@@ -122,6 +124,7 @@ _HOMES = {
         "TokenLogprob",
     ),
     "llm.kernels.cpu.team": ("set_product_threads",),
+    "llm.models.encoding": ("with_text_encoding",),
     "llm.models.pooling": ("is_embedding_model",),
     "llm.models.profiling": ("Profiler",),
     "llm.scheduler.figures": ("Histogram", "SequenceFigures", "Tally"),

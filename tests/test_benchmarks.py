@@ -67,6 +67,7 @@ def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
         "codec_calls",
         "cold_start",
         "core",
+        "divergence",
         "first_audio",
         "front_end",
         "hop",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from benchmarks import beside, core, peers, trace
 from benchmarks.codec_calls import kinds_of
@@ -18,6 +19,7 @@ from benchmarks.engine_load import Job, Load, decode_jobs, run, running, through
 from benchmarks.shapes import SHAPES, TOY, Shape
 from decoder import ReadyWindow, Renderer, create_decoder
 from llm import Engine
+from tests.llm.llama_checkpoints import write_llama
 
 SMALL = core.Sizes(
     num_tokens=24,
@@ -157,14 +159,48 @@ def test_the_core_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert {path.name for path in traces.iterdir()} == {"toy-1.json", "toy-4.json"}
 
 
-def test_the_peers_are_measured() -> None:
-    figures = list(core.compare(TOY, torch.device("cpu"), SMALL))
-    assert [figure.name for figure in figures] == [
-        "toy: transformers, dynamic cache",
-        "toy: transformers, static cache",
-        "toy: transformers, 2 requests",
+PEERS = [
+    "toy: transformers, dynamic cache",
+    "toy: transformers, static cache",
+    "toy: transformers, 2 requests",
+]
+
+
+def test_the_peers_are_measured_and_ours_beside_them() -> None:
+    """On the CPU: each format, alone and with others, each also as a share of the peers' best."""
+    figures = {f.name: f for f in core.compare(TOY, torch.device("cpu"), SMALL, VALUES)}
+    cases = [
+        f"{encoding}, {rows} at once"
+        for encoding in ("float32", "bfloat16", "int8")
+        for rows in (1, 8)
     ]
-    assert all(figure.value > 0 for figure in figures)
+    ours = [f"toy: {case}{what}" for case in cases for what in ("", ", of transformers")]
+    assert list(figures) == PEERS + ours
+    assert all(figure.value > 0 for figure in figures.values())
+    best = max(figures[name].value for name in PEERS[:2])
+    for case in cases:
+        rates, ratio = figures[f"toy: {case}"], figures[f"toy: {case}, of transformers"]
+        assert len(rates.values) == SMALL.repeat
+        assert ratio.value == pytest.approx(max(rates.values) / best)
+
+
+def test_a_checkpoint_is_measured_with_its_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_llama(tmp_path / "mine", head_dim=None)
+    shape = Shape.read(folder)
+    assert (shape.name, shape.head_dim) == ("mine", 16)
+    twin = peers.create(shape, torch.device("cpu"))
+    weights = load_file(folder / "model.safetensors")
+    assert torch.equal(twin.get_input_embeddings().weight, weights["model.embed_tokens.weight"])
+    assert shape.num_weights == sum(p.numel() for p in twin.parameters())
+    threads = torch.get_num_threads()
+    sizes = ["--tokens=8", "--repeat=1", "--caches", "dynamic", f"--threads={threads}"]
+    flags = ["--device=cpu", "--max-length=64", "--model.kv-cache.num-pages=20"]
+    assert core.main(["--model", str(folder), "--part", "decode", "peers", *sizes, *flags]) == 0
+    names = [figure["name"] for figure in json.loads(capsys.readouterr().out)["figures"]]
+    assert names[:2] == ["mine: engine made", "mine: decode, one sequence"]
+    assert "mine: int8, 8 at once, of transformers" in names
 
 
 def test_a_peer_that_fails_is_told() -> None:

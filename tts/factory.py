@@ -133,7 +133,7 @@ def create_engine_client(
     num_cores = _usable_cores()
     torch.set_num_threads(cpu_threads(num_cores))
     from decoder import with_graphs
-    from llm import Profiler, create_engine, set_product_threads
+    from llm import Profiler, create_engine, set_product_threads, with_text_encoding
     from tts.config import streaming_options
     from tts.families.registry import find_family
     from tts.speech_engine import LocalEngineClient, StreamLimits
@@ -145,8 +145,8 @@ def create_engine_client(
     if decoder:  # before the language model takes the rest of a GPU's memory
         decoder = with_graphs(decoder, streaming_options(config, decoder.spec.recommended))
     vocabulary = family.vocabulary(decoder.spec) if family and decoder else None
-    if family is not None:
-        config = config.planning_ahead()  # somebody listens: tokens are to come one by one
+    # Speech is heard as it comes, so its tokens are to come one by one.
+    config = with_text_encoding(config) if family is None else config.planning_ahead()
     engine = create_engine(config, checkpoint.tokenizer)
     limits = StreamLimits()
     if server is not None:

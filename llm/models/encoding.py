@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
-from llm.config import ModelConfig, QuantizationEncoding
+from llm.config import ModelConfig, PipelineConfig, QuantizationEncoding
+from llm.config.architectures import FALLBACK, find_architecture
 from llm.errors import ConfigError
 from llm.models.hf_config import HuggingFaceConfig
+from llm.models.pooling import is_embedding_model
+
+ConfigT = TypeVar("ConfigT", bound=PipelineConfig)
+
+logger = logging.getLogger("llm.config")
 
 AMPERE = (8, 0)  # the first compute capability that has bfloat16
 PLAIN = {
@@ -16,6 +24,8 @@ PLAIN = {
     QuantizationEncoding.FLOAT16: torch.float16,
     QuantizationEncoding.BFLOAT16: torch.bfloat16,
 }
+TEXT_ON_CPU = QuantizationEncoding.FLOAT32
+"""The fastest format whose text keeps within the bounds of docs/cpu.md, as measured there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +71,28 @@ def encoding_of(
     if capability is None:
         return Encoding(torch.float32, int8=is_int8)
     return Encoding(torch.bfloat16 if capability >= AMPERE else torch.float16)
+
+
+def with_text_encoding(config: ConfigT) -> ConfigT:
+    """The resolved configuration with the format for models that write text on the CPU, logged.
+
+    A model stays as it is where a format is set, on a GPU, and where it is stored as int8, embeds
+    texts or runs by way of the transformers package.
+    """
+    chosen = {}
+    for name, model in (("model", config.model), ("draft_model", config.draft_model)):
+        if model is not None and _is_open(model, runs_alone=config.runs_alone):
+            text = "%s holds its weights as %s, the fastest format whose text stays close enough "
+            text += "to that of float32; --%s.quantization-encoding float32, bfloat16 or int8 "
+            logger.info(text + "chooses another", name, TEXT_ON_CPU, name.replace("_", "-"))
+            chosen[name] = model.model_copy(update={"quantization_encoding": TEXT_ON_CPU})
+    return config.model_copy(update=chosen) if chosen else config
+
+
+def _is_open(model: ModelConfig, *, runs_alone: bool) -> bool:
+    if model.quantization_encoding is not None or not model.on_cpu:
+        return False
+    facts = HuggingFaceConfig.read(model.model_path)
+    found = find_architecture(facts.architecture, facts.path, runs_alone=runs_alone)
+    is_ours = found is not FALLBACK and TEXT_ON_CPU in found.encodings
+    return is_ours and not facts.is_int8 and not is_embedding_model(model.model_path)

@@ -179,16 +179,18 @@ def test_codes_are_checked(decoder: EmbeddedDecoder) -> None:
         decoder.decode([replace(window, codes=(1, -1, 3))])
 
 
-def test_windows_of_one_call_have_one_key(decoder: EmbeddedDecoder) -> None:
-    options = StreamingOptions((2, 3), 1)
-    with pytest.raises(DecoderConfigError, match="one batch key"):
-        decoder.decode(windows_of(decoder.spec, options, (1, 2, 3, 4, 5)))
+def test_windows_of_any_lengths_go_into_one_call(decoder: EmbeddedDecoder) -> None:
+    windows = windows_of(decoder.spec, StreamingOptions((2, 3), 1), (1, 2, 3, 4, 5))
+    rows = decoder.decode(windows)
+    for row, window in zip(rows, windows, strict=True):
+        (alone,) = decoder.decode([window])
+        assert torch.equal(row[: window.num_samples], alone[: window.num_samples])
 
 
 @pytest.mark.parametrize("count", [2, 3, 6])
 @pytest.mark.parametrize("k", [1, 2, 5])
-def test_codes_that_are_all_alike_prove_nothing_for_others(k: int, count: int) -> None:
-    """Which kernel multiplies depends on the number of rows; code 0 alone may not show it."""
+def test_company_changes_no_bit(k: int, count: int) -> None:
+    """Neither of codes that are all alike, nor of any others."""
     decoder = build_embedded(SMALL)
     options = StreamingOptions((k,), 2, mask_policy(block_causal=True, prompt_causal=True))
     rng = np.random.default_rng(k)

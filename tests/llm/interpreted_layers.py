@@ -114,7 +114,9 @@ class Parts:
 
     def __init__(self, *, head_dim: int = 16, bias: bool = False, head_norm: bool = False) -> None:
         self.head_dim = head_dim
-        factory = LinearFactory(dtype=HALF, device=torch.device("cpu"), int8=False)
+        factory = LinearFactory(
+            dtype=HALF, device=torch.device("cpu"), int8=False, vendor_blas=True
+        )
 
         def linear(num_out: int, num_in: int) -> LinearWeight:
             weight = normal(num_out, num_in) * num_in**-0.5
@@ -231,7 +233,9 @@ def test_who_multiplies() -> None:
     assert FusedLayer(parts.twin, ALL).num_own_products == 4
     assert FusedHead(parts.head, STABLE).num_own_products == 1
     assert FusedLayer(parts.twin, VENDOR).num_own_products == 0
-    wide = LinearFactory(dtype=torch.float32, device=torch.device("cpu"), int8=False)
+    wide = LinearFactory(
+        dtype=torch.float32, device=torch.device("cpu"), int8=False, vendor_blas=True
+    )
     head = LogitsHead(parts.norm(), wide.linear(LinearWeight(normal(50, 96))))
     assert FusedHead(head, ALL).num_own_products == 0
 

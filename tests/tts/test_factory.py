@@ -123,6 +123,19 @@ def test_a_text_checkpoint_does_not_speak(text_checkpoint: Path) -> None:
     assert 1 <= asyncio.run(scenario()) <= 4
 
 
+def test_only_text_has_a_default_format_that_is_told(
+    text_checkpoint: Path, tiny_checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A speech family keeps the format that it has always had, and the log is silent about it."""
+    for folder in (text_checkpoint, tiny_checkpoint):
+        caplog.clear()
+        with caplog.at_level("INFO", "llm.config"):
+            closed(create_service(tiny_config(folder)))
+        assert "encoding: float32" in caplog.messages
+        reasons = [line for line in caplog.messages if "holds its weights as" in line]
+        assert len(reasons) == (folder is text_checkpoint)
+
+
 def test_another_decoder_may_speak_the_codes(folder: Path) -> None:
     """A registered codec by name instead of the checkpoint's own folder."""
     shutil.rmtree(folder / "codec")

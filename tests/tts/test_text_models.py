@@ -62,6 +62,7 @@ def model(
 ) -> Iterator[Model]:
     folder = WRITERS[request.param](tmp_path_factory.mktemp("text") / request.param)
     flags = ["--model", str(folder), "--model.kv-cache.num-pages", "32", "--offline"]
+    flags += ["--model.quantization-encoding", "float32"]  # the twin's
     config = serve.read_config(serve.build_parser().parse_args(flags)).model
     service = create_service(config)
     yield Model(request.param, folder, service)
