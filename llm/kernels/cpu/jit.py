@@ -42,8 +42,7 @@ def this_machine() -> Machine:
 class Compiled:
     """Machine code of a module. It lives as long as this object."""
 
-    def __init__(self, module: ir.Module) -> None:
-        machine = this_machine()
+    def __init__(self, module: ir.Module, machine: Machine) -> None:
         target = llvm.Target.from_default_triple().create_target_machine(
             cpu=machine.cpu, features=machine.features, opt=3
         )

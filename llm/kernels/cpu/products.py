@@ -38,6 +38,7 @@ from llm.kernels.cpu.jit import (
     POINTER,
     VOID,
     Compiled,
+    Machine,
     external,
     function,
     this_machine,
@@ -47,6 +48,7 @@ from llm.kernels.cpu.team import (
     JOB_FUNCTION,
     JOB_HEADER,
     WORD,
+    Team,
     define_lead,
     teams,
 )
@@ -270,22 +272,41 @@ def _define_multiply(module: ir.Module, block: ir.Function) -> None:
     body.ret_void()
 
 
-class _Kernel:
-    """The compiled product of one format of weights."""
+class Kernel:
+    """The product of one format of weights, compiled for a processor."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, machine: Machine) -> None:
         module = ir.Module("products")
-        tiles = WIDE if this_machine().has_wide_vectors else NARROW
+        tiles = WIDE if machine.has_wide_vectors else NARROW
         block = _Block(module, FORMATS[dtype], tiles).body.function
         _define_multiply(module, block)
-        self._code = Compiled(module)
+        self._code = Compiled(module, machine)
         signature = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)
-        self.multiply = signature(self._code.address("multiply"))
+        self._compute = signature(self._code.address("multiply"))
+
+    def multiply(
+        self, inputs: Tensor, weights: Tensor, scales: Tensor | None, team: Team | None
+    ) -> Tensor:
+        """Return the product as `multiply` does, computed with a team or alone."""
+        (num_rows, num_in), num_out = inputs.shape, len(weights)
+        outputs = inputs.new_empty(num_rows, num_out)
+        self._compute(
+            0 if team is None else team.state,
+            weights.data_ptr(),
+            inputs.data_ptr(),
+            outputs.data_ptr(),
+            0 if scales is None else scales.data_ptr(),
+            num_in,
+            num_out,
+            num_rows,
+            *_cuts(num_in, weights.element_size()),
+        )
+        return outputs
 
 
 @cache
-def _kernel(dtype: torch.dtype) -> _Kernel:
-    return _Kernel(dtype)
+def _kernel(dtype: torch.dtype) -> Kernel:
+    return Kernel(dtype, this_machine())
 
 
 @cache
@@ -306,24 +327,12 @@ def multiply(inputs: Tensor, weights: Tensor, scales: Tensor | None = None) -> T
     a multiple of `LANES`. All are contiguous and on the CPU. Called by several threads at once,
     one of them computes with the team and the others alone.
     """
-    (num_rows, num_in), num_out = inputs.shape, len(weights)
-    outputs = inputs.new_empty(num_rows, num_out)
-    num_bytes = weights.element_size()
-    addresses = (
-        weights.data_ptr(),
-        inputs.data_ptr(),
-        outputs.data_ptr(),
-        0 if scales is None else scales.data_ptr(),
-    )
-    sizes = (num_in, num_out, num_rows, *_cuts(num_in, num_bytes))
-    compute = _kernel(weights.dtype).multiply
-    is_small = num_in * num_out * num_bytes < ALONE_BYTES
+    kernel = _kernel(weights.dtype)
+    is_small = weights.numel() * weights.element_size() < ALONE_BYTES
     team = None if is_small else teams.find()
-    if team is not None and team.lock.acquire(blocking=False):
-        try:
-            compute(team.state, *addresses, *sizes)
-        finally:
-            team.lock.release()
-    else:
-        compute(0, *addresses, *sizes)
-    return outputs
+    if team is None or not team.lock.acquire(blocking=False):
+        return kernel.multiply(inputs, weights, scales, None)
+    try:
+        return kernel.multiply(inputs, weights, scales, team)
+    finally:
+        team.lock.release()

@@ -22,7 +22,17 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from llm.kernels.cpu.jit import I32, I64, POINTER, VOID, Body, Compiled, external, function
+from llm.kernels.cpu.jit import (
+    I32,
+    I64,
+    POINTER,
+    VOID,
+    Body,
+    Compiled,
+    external,
+    function,
+    this_machine,
+)
 
 WORD = I64.as_pointer()
 JOB_TYPE = ir.FunctionType(VOID, [WORD, I64])
@@ -184,7 +194,7 @@ class Team:
         module = ir.Module("team")
         _define_help(module)
         _define_end(module)
-        self._code = Compiled(module)
+        self._code = Compiled(module, this_machine())
         run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
         self._end = run(self._code.address("end"))
         help_out = run(self._code.address("help"))
@@ -209,6 +219,7 @@ class Teams:
     def __init__(self) -> None:
         self._num_threads = 1
         self._team: Team | None = None
+        self._changing = threading.Lock()
         atexit.register(self.set_num_threads, 1)
         if hasattr(os, "register_at_fork"):  # a child has the memory, but not the threads
             os.register_at_fork(after_in_child=self._forget)
@@ -222,19 +233,22 @@ class Teams:
         """Let products use so many threads. Results do not depend on it."""
         if count < 1:
             raise ValueError(f"the number of threads must be at least 1, not {count}")
-        self._num_threads = 1 if sys.platform == "win32" else count
-        team, self._team = self._team, None
+        with self._changing:
+            self._num_threads = 1 if sys.platform == "win32" else count
+            team, self._team = self._team, None
         if team is not None:
             team.end()
 
     def find(self) -> Team | None:
         """The team, or None where the caller is to compute alone."""
         if self._num_threads > 1 and self._team is None:
-            self._team = Team(self._num_threads - 1)
+            with self._changing:
+                if self._num_threads > 1 and self._team is None:
+                    self._team = Team(self._num_threads - 1)
         return self._team
 
     def _forget(self) -> None:
-        self._team = None
+        self._team, self._changing = None, threading.Lock()
 
 
 teams = Teams()
