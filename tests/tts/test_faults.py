@@ -244,9 +244,10 @@ def test_a_reader_that_stops_reading_is_paused(service: Service) -> None:
             stuck = served.speech.SynthesizeStream(loud_request())
             first = await stuck.read()
             assert first.WhichOneof("event") == "started"
-            paused = await _paused(service)
+            await _paused(service)
             assert (await hear(served)).data == served.expected
-            assert await _paused(service) == paused
+            await _paused(service)  # the buffers on the way may have filled a little more
+            assert not stuck.done()
             stuck.cancel()
 
     run(scenario())
