@@ -25,7 +25,9 @@ class RowLinear:
             values = weight.to_float(dtype)
         self.out_features, self.in_features = values.shape
         self._missing = -self.in_features % LANES
-        self._values = F.pad(values, (0, self._missing)).contiguous()
+        if self._missing:
+            values = F.pad(values, (0, self._missing))
+        self._values = values.contiguous()  # the same memory, where a head is tied to its embedding
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""

@@ -75,6 +75,14 @@ def test_stored_weights_are_multiplied_without_another_rounding(name: str) -> No
     assert (found - expected).norm() / expected.norm() < 1e-6
 
 
+def test_a_tied_head_takes_no_memory_of_its_own() -> None:
+    table = normal(50, 64)
+    before = table.clone()
+    layer = RowLinear(LinearWeight(table), torch.float32)
+    table.zero_()
+    assert torch.equal(layer(before[:3]), torch.zeros(3, 50))
+
+
 def test_rows_of_zeros_and_numbers_that_are_not_finite_stay_in_their_row() -> None:
     layer = RowLinear(LinearWeight(normal(32, 70)), torch.float32)
     x = normal(6, 70, seed=1)
