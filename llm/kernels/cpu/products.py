@@ -8,9 +8,9 @@ The sum of one output of one row is, whatever else is computed:
 
 Weights are read as float32, bfloat16 or int8 and widened to float32, which is exact. So a result
 does not depend on how many rows a call has, where the row lies among them, how many threads
-compute it, or on the processor, as long as that has a fused multiply-add. A fused multiply-add
-rounds once, by IEEE 754, and neither LLVM (without fast-math flags) nor a processor may take the
-sums in another order. Only which sums are computed side by side is free:
+compute it, or on the processor. A fused multiply-add rounds once, by IEEE 754, also where a
+processor has none and a function computes it; and neither LLVM (without fast-math flags) nor a
+processor may take the sums in another order. Only which sums are computed side by side is free:
 
     tile     `outs` outputs of `rows` rows: their sums stay in registers
     block    some outputs of all rows: what one thread takes at a time
@@ -57,7 +57,6 @@ LANES = 16
 """Sums of one output that are taken side by side. Inputs are padded to a multiple."""
 
 VECTOR = ir.VectorType(FLOAT, LANES)
-CACHE_LINE_BYTES = 64
 BLOCK_BYTES = 128 * 1024  # of weights that a thread takes at a time
 ROWS_BYTES = 256 * 1024  # of inputs that are computed with one tile of weights: half a small L2
 ALONE_BYTES = 512 * 1024
@@ -68,18 +67,8 @@ WEIGHTS, INPUTS, OUTPUTS, SCALES, NUM_IN, NUM_OUT, NUM_ROWS, BLOCK_OUTS, ROWS_AT
 )
 
 
-class Weights(NamedTuple):
-    """How a format's weights are stored."""
-
-    element: ir.Type
-    num_bytes: int
-
-
-FORMATS = {
-    torch.float32: Weights(FLOAT, 4),
-    torch.bfloat16: Weights(I16, 2),
-    torch.int8: Weights(I8, 1),
-}
+FORMATS = {torch.float32: FLOAT, torch.bfloat16: I16, torch.int8: I8}
+"""How a format's weights are read."""
 
 
 class Tiles(NamedTuple):
@@ -101,9 +90,9 @@ def _vector(of: ir.Type, value: float) -> ir.Constant:
 class _Tile:
     """Emits the function that computes `outs` × `rows` outputs: [rows, outs]."""
 
-    def __init__(self, module: ir.Module, weights: Weights, outs: int, rows: int) -> None:
-        self.weights, self.outs, self.rows = weights, outs, rows
-        pointers = (weights.element.as_pointer(), *[FLOAT.as_pointer()] * 3)
+    def __init__(self, module: ir.Module, element: ir.Type, outs: int, rows: int) -> None:
+        self.element, self.outs, self.rows = element, outs, rows
+        pointers = (element.as_pointer(), *[FLOAT.as_pointer()] * 3)
         self.body, arguments = function(module, f"tile_{outs}_{rows}", VOID, *pointers, *[I64] * 2)
         self.function = self.body.function
         self.function.linkage = "internal"
@@ -129,7 +118,7 @@ class _Tile:
         grown = []
         for out, row in enumerate(matrix_rows):
             self._fetch_next_tile(row, first)
-            weights = self._floats(body.gep(row, [first]), self.weights.element)
+            weights = self._floats(body.gep(row, [first]), self.element)
             own = sums[out * self.rows :][: self.rows]
             grown += [
                 body.call(multiply_add, [weights, values, so_far])
@@ -177,7 +166,7 @@ class _Tile:
             )
             sums = body.fadd(lower, upper)
         result = body.extract_element(sums, I32(0))
-        if self.weights.element is I8:
+        if self.element is I8:
             result = body.fmul(result, body.load(body.gep(self.scales, [I64(out)])))
         place = body.add(body.mul(self.num_out, I64(row)), I64(out))
         body.store(result, body.gep(self.outputs, [place]))
@@ -186,11 +175,11 @@ class _Tile:
 class _Block:
     """Emits `block(job, number)`: the outputs of one block, for all rows."""
 
-    def __init__(self, module: ir.Module, weights: Weights, tiles: Tiles) -> None:
-        self.weights, self.tiles = weights, tiles
+    def __init__(self, module: ir.Module, element: ir.Type, tiles: Tiles) -> None:
+        self.element, self.tiles = element, tiles
         self.rows_of = {tiles.outs: tiles.rows, tiles.outs_of_one_row: (1,), 1: (1,)}
         self._functions = {
-            (outs, rows): _Tile(module, weights, outs, rows).function
+            (outs, rows): _Tile(module, element, outs, rows).function
             for outs, sizes in self.rows_of.items()
             for rows in sizes
         }
@@ -245,7 +234,7 @@ class _Block:
         def part(word: int, element: ir.Type, offset: ir.Value) -> ir.Value:
             return body.gep(body.inttoptr(self._job(word), element.as_pointer()), [offset])
 
-        matrix = part(WEIGHTS, self.weights.element, body.mul(out, self.num_in))
+        matrix = part(WEIGHTS, self.element, body.mul(out, self.num_in))
         inputs = part(INPUTS, FLOAT, body.mul(row, self.num_in))
         outputs = part(OUTPUTS, FLOAT, body.add(body.mul(row, self.num_out), out))
         scales = part(SCALES, FLOAT, out)
