@@ -27,6 +27,9 @@ def speaker(tiny_service: Service, engine_client: LocalEngineClient) -> Synthesi
     return tiny_service.synthesizer
 
 
+NUM_REPEATS = 20
+
+
 async def audio_of(events: AsyncIterator[object]) -> bytes:
     return b"".join([event.data async for event in events if isinstance(event, AudioChunk)])
 
@@ -50,9 +53,11 @@ def test_streamed_unary_and_fed_text_sound_the_same(speaker: Synthesizer) -> Non
 
 
 def test_barge_in_frees_the_running_utterance(speaker: Synthesizer) -> None:
+    """Of a long text; what was made before the listener spoke may still come."""
+
     async def interrupt() -> list[object]:
         session = speaker.open_session(SpeechRequest(sampling=REQUEST.sampling))
-        session.feed(TEXT)
+        session.feed(" ".join([TEXT] * NUM_REPEATS))
         events: list[object] = []
         async for event in session.events():
             events.append(event)
@@ -61,6 +66,10 @@ def test_barge_in_frees_the_running_utterance(speaker: Synthesizer) -> None:
                 session.close()
         return events
 
+    async def chunks_of_one() -> int:
+        return sum([isinstance(event, AudioChunk) async for event in speaker.stream(REQUEST)])
+
     events = run(interrupt())
     assert isinstance(events[-2], UtteranceCancelled)
-    assert sum(isinstance(event, AudioChunk) for event in events) == 1
+    heard = sum(isinstance(event, AudioChunk) for event in events)
+    assert 1 <= heard < NUM_REPEATS * run(chunks_of_one()) / 2
