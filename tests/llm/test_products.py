@@ -119,6 +119,17 @@ def test_a_process_ends_while_its_helpers_sleep() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "1048576.0\n", "")
 
 
+def test_a_team_ends_before_its_helpers_have_begun() -> None:
+    """A helper whose thread starts after the end returns, too; each change waits for all."""
+    inputs, weights, _ = operands(torch.float32, num_rows=1)
+    expected = multiply(inputs, weights)
+    for _ in range(20):
+        set_product_threads(8)
+        assert torch.equal(multiply(inputs, weights), expected)
+        set_product_threads(1)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("product-")]
+
+
 def test_no_threads_are_an_error() -> None:
     with pytest.raises(ValueError, match="must be at least 1, not 0"):
         set_product_threads(0)

@@ -3,9 +3,9 @@
     leader (the caller)   post job ─ compute blocks ──────────────── close ─ wait ─ return
     helper                          └ wake ─ enter ─ compute blocks ─ leave ┘
 
-Whoever is free takes the next block, so a helper that the operating system runs late, or not at
-all, holds nobody up: the leader computes what is left and waits only for blocks that were begun.
-What a block contains does not depend on who computes it.
+Each thread takes the next block when it is free, so a helper that the operating system runs late,
+or not at all, delays no job: the leader computes what is left and waits only for blocks that were
+begun. What a block contains does not depend on the thread that computes it.
 
 A helper that finds no job for some microseconds sleeps on a condition variable. Helpers never run
 Python code between jobs: waking up does not need the interpreter's lock.
@@ -116,7 +116,7 @@ def _define_help(module: ir.Module) -> None:
     """Add `help(state)`: what a helper's thread runs until the team ends."""
     body, (state,) = function(module, "help", VOID, WORD)
     seen, spins = body.alloca(I64), body.alloca(I64)
-    body.store(_get(body, state, EPOCH), seen)
+    body.store(I64(0), seen)  # a helper that starts late must not miss that the team ends
 
     def is_nothing_new() -> ir.Value:
         return body.icmp_signed("==", _get(body, state, EPOCH), body.load(seen))
