@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -15,8 +16,12 @@ UNSPLIT_ELEMENTS = 32768
 
 
 def row_blocks(x: Tensor, row_size: int) -> tuple[Tensor, ...]:
-    """Views of whole rows, each small enough to be computed in one piece."""
-    if x.shape[0] * row_size <= UNSPLIT_ELEMENTS:
+    """Views of whole rows, each small enough to be computed in one piece.
+
+    One view of everything on a GPU, and where torch.compile traces: it would compile the caller
+    anew for each number of blocks.
+    """
+    if x.is_cuda or torch.compiler.is_compiling() or x.shape[0] * row_size <= UNSPLIT_ELEMENTS:
         return (x,)
     return x.split(max(1, UNSPLIT_ELEMENTS // row_size))
 

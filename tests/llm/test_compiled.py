@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from llm.layers.activation import UNSPLIT_ELEMENTS
 from llm.layers.compiled import CompiledLayer, Compiler
 from tests.llm.llama_checkpoints import (
+    SMALL,
     batch,
     create_runner,
     pipeline_config,
@@ -51,6 +53,23 @@ def test_logits_are_the_same(
     with caplog.at_level(logging.WARNING):
         found = logits(checkpoint, encoding, compiled=True)
     assert torch.equal(found, logits(checkpoint, encoding, compiled=False))
+    assert "torch.compile failed" not in caplog.text
+
+
+def test_one_compilation_serves_every_number_of_rows_above_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also numbers whose MLP torch's own kernels would share out over threads."""
+    size = UNSPLIT_ELEMENTS // 64
+    folder = write_llama(tmp_path / "wide", num_hidden_layers=1, intermediate_size=size)
+    model = create_runner(pipeline_config(folder, use_legacy_module=False)).loaded_model
+    (layer,) = model._layers
+    torch.compiler.reset()
+    with caplog.at_level(logging.WARNING), torch._dynamo.config.patch(recompile_limit=2):
+        for rows in range(1, 1025, 64):
+            x = torch.randn(rows, SMALL["hidden_size"])
+            layer._project(x)
+            layer._finish(x, torch.randn(rows, SMALL["hidden_size"]))
     assert "torch.compile failed" not in caplog.text
 
 
