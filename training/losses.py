@@ -144,11 +144,11 @@ class SpectralDiscriminator(nn.Module):
 class Discriminators(nn.Module):
     """All judges; each returns its scores and its features."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, resolutions: tuple[int, ...] = (256, 512, 1024)) -> None:
         super().__init__()
         self.judges = nn.ModuleList(
             [PeriodDiscriminator(p, width) for p in (2, 3, 5, 7, 11)]
-            + [SpectralDiscriminator(n, width) for n in (256, 512, 1024)]
+            + [SpectralDiscriminator(n, width) for n in resolutions]
         )
 
     def forward(self, samples: Tensor) -> list[tuple[Tensor, list[Tensor]]]:

@@ -1,0 +1,130 @@
+"""Which lines are spoken: shares of kinds of text, out of the corpus, and kinds it has too few of.
+
+    python -m training.kokoro.lines --corpus runs/corpus.txt --count 24000 --out runs/lines.txt
+
+Dictionaries fill most of the corpus; a voice also has to ask, exclaim, count, quote and list.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from training.templates import WORDS, fill, letters, number
+
+SHARES = {
+    "long": 0.14,  # 120 characters and more
+    "prose": 0.34,
+    "question": 0.14,
+    "exclamation": 0.06,
+    "dialogue": 0.07,
+    "list": 0.06,
+    "template": 0.1,  # numbers, dates, names
+    "clause": 0.05,  # without an end: a line that stops at a comma
+    "short": 0.04,  # a word or two
+}
+OPENERS = ("Oh", "Well", "Look", "Listen", "Yes", "No", "Stop", "Wait", "Help", "Great", "Sorry")
+SAID = ("said", "asked", "answered", "whispered", "shouted", "replied", "cried", "called")
+NAMES = (
+    "Anna Ben Clara David Emma Frank Grace Henry Ivy Jack Kate Leo Maria Noah Olivia Peter Quinn "
+    "Rose Sam Tom Una Victor Wendy Xavier Yara Zoe"
+).split()
+
+
+def kind_of(line: str) -> str:
+    """The kind of a corpus line; empty for one that is left out."""
+    words = len(line.split())
+    if words <= 2:
+        return "short" if re.fullmatch(r"[A-Z][a-z]+( [a-z]+)?[.!?]?", line) else ""
+    if line.isupper() or re.search(r"\d|\b[a-z]\.|, [a-z]\.$", line):
+        return ""
+    if line.endswith("?"):
+        return "question"
+    if line.endswith("!"):
+        return "exclamation"
+    if line.endswith("."):
+        if not line[0].isupper() or words < 4:
+            return ""
+        return "long" if len(line) >= 120 else "prose"
+    return "clause" if line.endswith((",", ";", ":")) else ""
+
+
+def dialogue(rng: random.Random, parts: Sequence[str]) -> str:
+    """Two short sentences as somebody says them."""
+    first, second = (part.rstrip(".!?,;:") for part in rng.sample(parts, 2))
+    end = rng.choice(",?!")
+    name, verb = rng.choice(NAMES), rng.choice(SAID)
+    if rng.random() < 0.5:
+        return f"“{first}{end}” {verb} {name}."
+    return f"“{first}{end}” {verb} {name}. “{second}.”"
+
+
+def listing(rng: random.Random) -> str:
+    """Things in a row."""
+    things = rng.sample(WORDS["nouns"], rng.randint(3, 6))
+    head = rng.choice(("We need", "I bought", "There were", "She packed", "They sell", "Bring"))
+    joint = rng.choice((", and ", " and ", ", or "))
+    return f"{head} {', '.join(things[:-1])}{joint}{things[-1]}."
+
+
+def exclamation(rng: random.Random, parts: Sequence[str]) -> str:
+    """A call, or a sentence said aloud."""
+    sentence = rng.choice(parts).rstrip(".!?,;:")
+    lower = sentence[0].lower() + sentence[1:]
+    return rng.choice((f"{rng.choice(OPENERS)}, {lower}!", f"{sentence}!", f"{rng.choice(OPENERS)}!"))
+
+
+def counted(rng: random.Random) -> str:
+    """A template's sentence, a number or letters."""
+    roll = rng.random()
+    if roll < 0.8:
+        return fill(rng, list(NAMES))
+    if roll < 0.9:
+        return f"{number(rng.randrange(2_000_000), rng).capitalize()}."
+    return f"It says {letters(rng)}."
+
+
+def choose(corpus: Sequence[str], count: int, seed: int) -> list[str]:
+    """`count` different lines with the SHARES of kinds, shuffled."""
+    rng = random.Random(seed)
+    by_kind: dict[str, list[str]] = defaultdict(list)
+    for line in corpus:
+        by_kind[kind_of(line)].append(line)
+    short = [line for line in by_kind["prose"] if len(line) < 60]
+    makers = {
+        "dialogue": lambda: dialogue(rng, short),
+        "list": lambda: listing(rng),
+        "exclamation": lambda: exclamation(rng, short),
+        "template": lambda: counted(rng),
+    }
+    chosen: dict[str, None] = {}
+    for kind, share in SHARES.items():
+        wanted = round(share * count)
+        found = by_kind[kind] if kind != "dialogue" else []
+        lines = rng.sample(found, min(wanted, len(found)))
+        if kind in makers:
+            lines += [makers[kind]() for _ in range(wanted - len(lines))]
+        chosen.update(dict.fromkeys(lines))
+    lines = list(chosen)
+    rng.shuffle(lines)
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--count", type=int, default=24_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args(argv)
+    lines = choose(args.corpus.read_text().splitlines(), args.count, args.seed)
+    args.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(f"{len(lines)} lines, {sum(map(len, lines))} characters")
+
+
+if __name__ == "__main__":
+    main()

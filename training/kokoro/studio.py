@@ -1,0 +1,276 @@
+"""Sessions of speech in parallel timbres, with everything that the teacher knows about them.
+
+    python -m training.kokoro.studio --teacher runs/teacher --phonemes runs/phonemes \
+        --out runs/speech --seconds 150
+
+A session is one voice that says several lines. Every line is said twice with the same durations,
+pitch and energy: in the voice's own timbre, and in that of a partner, the next session's voice of
+its sex. So what is said is the same frame by frame, and only who says it differs; and a partner's
+own session is a reference of its timbre.
+
+A take (OUT/take_SEED_NUMBER.npz) holds some sessions, one after the other:
+    own, other    int16 [S]      samples at 24 kHz in the two timbres
+    phones        uint8 [S/600]  the teacher's id in every 25 ms
+    pitch         float16 [S/300] in Hz; below 10 where there is no voice
+    start, end    int64 [N]      each session's samples, multiples of 600
+    partner       int64 [N]      the session whose timbre `other` has
+    style         float16 [N, 256] the voice at a middling length
+    lines         int64 [L, 2]   each line's session and first sample
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from training.kokoro.blocks import Pointwise
+from training.kokoro.convert import VOICES_FILE, WEIGHTS_FILE
+from training.kokoro.network import FRAME, Curves, Kokoro, Prosody
+from training.kokoro.style import StyleBook, Voice
+from training.kokoro.weights import unpack
+
+SYMBOLS_PER_CALL = 32_768  # padding included
+FRAMES_PER_CALL = 16_384  # of 25 ms, padding included: 6 to 11 GiB on a GPU
+MIDDLING = 100  # ids
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A voice and its lines, each a list of ids."""
+
+    voice: Voice
+    lines: tuple[tuple[int, ...], ...]
+
+
+@dataclass(slots=True)
+class Spoken:
+    """One line on its way: where it belongs, and what the teacher has made of it so far."""
+
+    session: int
+    ids: tuple[int, ...]
+    style: Tensor
+    partner_style: Tensor
+    prosody: Prosody
+    frames: int  # of 25 ms
+    start: int = 0
+
+
+def batches(items: Sequence, size: Callable[[object], int], limit: int) -> Iterator[list]:
+    """Neighbours in order of size, as many at once as fit `limit` when all are as long as the
+    longest."""
+    batch: list = []
+    for item in sorted(items, key=size):
+        if batch and (len(batch) + 1) * size(item) > limit:
+            yield batch
+            batch = []
+        batch.append(item)
+    if batch:
+        yield batch
+
+
+def partners(sessions: Sequence[Session]) -> list[int]:
+    """For each session the next one of the same sex; itself when there is no other."""
+    found = list(range(len(sessions)))
+    for sex in "fm":
+        group = [i for i, session in enumerate(sessions) if session.voice.sex == sex]
+        for i, j in zip(group, group[1:] + group[:1], strict=True):
+            found[i] = j
+    return found
+
+
+class Studio:
+    """The teacher and its voices on one device."""
+
+    def __init__(self, teacher: Kokoro, book: StyleBook, device: torch.device) -> None:
+        self.teacher, self.book, self.device = teacher, book, device
+
+    @classmethod
+    def open(cls, folder: Path, device: torch.device) -> Studio:
+        """With the files of `training.kokoro.convert`; compiled on a GPU."""
+        pointwise = Pointwise.compiled() if device.type == "cuda" else Pointwise()
+        teacher = Kokoro.load(unpack(folder / WEIGHTS_FILE), device, pointwise)
+        return cls(teacher, StyleBook.load(folder / VOICES_FILE, device), device)
+
+    def take(self, sessions: Sequence[Session]) -> dict[str, np.ndarray]:
+        """Speak sessions; arrays as the module says."""
+        paired = partners(sessions)
+        spoken = self._plan(sessions, paired)
+        starts, ends = self._lay_out(spoken, len(sessions))
+        total = int(ends[-1])
+        own = torch.zeros(total, dtype=torch.int16, device=self.device)
+        other, pitch = torch.zeros_like(own), torch.zeros(total // 300, device=self.device)
+        for batch in batches(spoken, lambda line: line.frames, FRAMES_PER_CALL):
+            self._speak(batch, own, other, pitch)
+        middle = [self.book.style(session.voice, MIDDLING) for session in sessions]
+        return {
+            "own": own.cpu().numpy(),
+            "other": other.cpu().numpy(),
+            "pitch": pitch.cpu().numpy().astype(np.float16),
+            "phones": _phones(spoken, total),
+            "start": starts,
+            "end": ends,
+            "partner": np.array(paired),
+            "style": torch.stack(middle).cpu().numpy().astype(np.float16),
+            "lines": np.array([(line.session, line.start) for line in spoken]),
+        }
+
+    def _plan(self, sessions: Sequence[Session], paired: Sequence[int]) -> list[Spoken]:
+        """Every line with its prosody, in the sessions' order."""
+        wanted = [
+            (number, ids, self.book.style(session.voice, len(ids)),
+             self.book.style(sessions[paired[number]].voice, len(ids)))
+            for number, session in enumerate(sessions)
+            for ids in session.lines
+        ]  # fmt: skip
+        planned: dict[int, Spoken] = {}
+        order = range(len(wanted))
+        for batch in batches(order, lambda i: len(wanted[i][1]) + 2, SYMBOLS_PER_CALL):
+            rows = [wanted[i] for i in batch]
+            found = self._prosody(rows)
+            for i, row, (prosody, frames) in zip(batch, rows, found, strict=True):
+                planned[i] = Spoken(*row, prosody, frames)
+        return [planned[i] for i in order]
+
+    def _prosody(
+        self, rows: Sequence[tuple[int, tuple[int, ...], Tensor, Tensor]]
+    ) -> list[tuple[Prosody, int]]:
+        """Each row's prosody without padding, and its frames."""
+        lengths = [len(ids) + 2 for _, ids, _, _ in rows]
+        ids = torch.zeros(len(rows), max(lengths), dtype=torch.long)
+        for row, (_, line, _, _) in zip(ids, rows, strict=True):
+            row[1 : len(line) + 1] = torch.tensor(line)
+        style = torch.stack([own for _, _, own, _ in rows])
+        found = self.teacher.prosody(ids.to(self.device), torch.tensor(lengths), style)
+        return [
+            (Prosody(*(part[row, :length] for part in found)), frames)
+            for row, (length, frames) in enumerate(
+                zip(lengths, found.durations.sum(1).tolist(), strict=True)
+            )
+        ]
+
+    @staticmethod
+    def _lay_out(spoken: Sequence[Spoken], count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Give every line its first sample; returns the sessions' first and last ones."""
+        starts, ends, at = np.zeros(count, np.int64), np.zeros(count, np.int64), 0
+        sessions = [line.session for line in spoken]
+        for previous, line in zip([-1, *sessions], spoken, strict=False):
+            if line.session != previous:
+                starts[line.session] = at
+            line.start, at = at, at + line.frames * FRAME
+            ends[line.session] = at
+        return starts, ends
+
+    def _speak(self, batch: list[Spoken], own: Tensor, other: Tensor, pitch: Tensor) -> None:
+        """Write a batch's lines in both timbres to their places."""
+        parts = zip(*(line.prosody for line in batch), strict=True)
+        prosody = Prosody(*(pad_sequence(list(part), batch_first=True) for part in parts))
+        style = torch.stack([line.style for line in batch])
+        curves = self.teacher.curves(prosody, style)
+        timbres = (style, torch.stack([line.partner_style for line in batch]))
+        for out, timbre in zip((own, other), timbres, strict=True):
+            samples = self.teacher.speak(prosody, curves, timbre)
+            scaled = (samples.clamp(-1, 1) * 32767).to(torch.int16)
+            for line, row in zip(batch, scaled, strict=True):
+                size = line.frames * FRAME
+                out[line.start : line.start + size] = row[:size]
+        self._keep_pitch(batch, curves, pitch)
+
+    @staticmethod
+    def _keep_pitch(batch: list[Spoken], curves: Curves, pitch: Tensor) -> None:
+        for line, row in zip(batch, curves.pitch, strict=True):
+            first = line.start // 300
+            pitch[first : first + 2 * line.frames] = row[: 2 * line.frames]
+
+
+def _phones(spoken: Sequence[Spoken], total: int) -> np.ndarray:
+    phones = np.zeros(total // FRAME, np.uint8)
+    for line in spoken:
+        durations = line.prosody.durations.cpu().numpy()
+        symbols = np.repeat(np.array((0, *line.ids, 0), np.uint8), durations)
+        first = line.start // FRAME
+        phones[first : first + len(symbols)] = symbols
+    return phones
+
+
+def draw_sessions(
+    book: StyleBook,
+    lines: dict[str, list[tuple[int, ...]]],
+    sizes: tuple[int, int],
+    rng: random.Random,
+) -> list[Session]:
+    """`sizes` voices and lines of each, of its accent ('a' or 'b')."""
+    voices = [book.draw(rng) for _ in range(sizes[0])]
+    return [
+        Session(voice, tuple(rng.choices(lines[voice.accent], k=sizes[1]))) for voice in voices
+    ]
+
+
+def record(
+    studio: Studio, draw: Callable[[], list[Session]], out: Path, name: str, seconds: float
+) -> float:
+    """Write takes OUT/NAME_NUMBER.npz until the time is over; returns hours of both timbres."""
+    out.mkdir(parents=True, exist_ok=True)
+    began, samples, number = time.monotonic(), 0, 0
+    while number == 0 or time.monotonic() - began < seconds:
+        take = studio.take(draw())
+        partial = out / f"{name}_{number:04d}.tmp.npz"
+        np.savez(partial, **take)
+        partial.rename(out / f"{name}_{number:04d}.npz")
+        number, samples = number + 1, samples + 2 * len(take["own"])
+        passed, hours = time.monotonic() - began, samples / 24_000 / 3600
+        print(f"take {number}: {hours:.2f} h in {passed:.0f} s, {hours * 3600 / passed:.0f} x real "
+              f"time, {np.mean(take['pitch'] > 10):.2f} voiced", flush=True)  # fmt: skip
+    return hours
+
+
+def read_lines(folder: Path, known: dict[str, int]) -> dict[str, list[tuple[int, ...]]]:
+    """The ids of all lines of `training.kokoro.phonemes`, by accent."""
+    from training.kokoro.phonemes import ACCENTS, ids_of
+
+    return {
+        accent: [
+            tuple(ids_of(row.split("\t")[0], known))
+            for row in (folder / f"{accent}.tsv").read_text(encoding="utf-8").splitlines()
+        ]
+        for accent in ACCENTS
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    from training.kokoro.packages import symbols
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--teacher", type=Path, required=True)
+    parser.add_argument("--package", type=Path, required=True, help="folder with the symbols")
+    parser.add_argument("--phonemes", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--sessions", type=int, default=120, help="per take")
+    parser.add_argument("--lines", type=int, default=8, help="per session")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(argv)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.manual_seed(args.seed)
+    rng = random.Random(args.seed)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    began = time.monotonic()
+    studio = Studio.open(args.teacher, device)
+    lines = read_lines(args.phonemes, symbols(args.package))
+    print(f"ready in {time.monotonic() - began:.0f} s: "
+          f"{sum(map(len, lines.values()))} lines, {len(studio.book.all)} voices", flush=True)  # fmt: skip
+    sizes = args.sessions, args.lines
+    record(studio, lambda: draw_sessions(studio.book, lines, sizes, rng), args.out,
+           f"take_{args.seed}", args.seconds)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

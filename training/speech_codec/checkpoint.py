@@ -1,0 +1,71 @@
+"""A codec's weights on disk: float16, or 8 bits where a file has to be small.
+
+A matrix or a convolution of float16 NAME becomes int8 NAME and float16 NAME:scale, one scale per
+first index.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from training.speech_codec.config import SpeechCodecConfig
+from training.speech_codec.networks import SpeechCodec
+
+CODEC = "codec."
+
+
+def write(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Whole or not at all: a reader never sees half a file."""
+    partial = path.with_name(f"{path.name}.tmp")
+    save_file({name: value.contiguous() for name, value in tensors.items()}, partial)
+    partial.rename(path)
+
+
+def halved(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Float16 on the CPU."""
+    return {name: value.detach().half().cpu() for name, value in state.items()}
+
+
+def eighth_bits(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """As the module says; vectors stay as they are."""
+    small: dict[str, Tensor] = {}
+    for name, value in state.items():
+        if value.dim() < 2:
+            small[name] = value
+            continue
+        rows = value.float().flatten(1)
+        scale = (rows.abs().amax(1) / 127).clamp_min(1e-8).half().clamp_min(6e-8)
+        whole = (rows / scale.float()[:, None]).round().clamp(-127, 127)
+        small[name] = whole.to(torch.int8).view(value.shape)
+        small[f"{name}:scale"] = scale
+    return small
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """Float32, of either kind of file."""
+    stored = load_file(path)
+    tensors = {}
+    for name, value in stored.items():
+        if name.endswith(":scale"):
+            continue
+        scale = stored.get(f"{name}:scale")
+        whole = value.float()
+        if scale is not None:
+            whole = whole * scale.float().view(-1, *(1,) * (value.dim() - 1))
+        tensors[name] = whole
+    return tensors
+
+
+def load(weights: Path, config: Path) -> SpeechCodec:
+    """A trained codec on the CPU, for use."""
+    values = json.loads(config.read_text(encoding="utf-8"))
+    codec = SpeechCodec(SpeechCodecConfig.from_dict(values))
+    state = {k.removeprefix(CODEC): v for k, v in read(weights).items() if k.startswith(CODEC)}
+    codec.load_state_dict(state)
+    return codec.eval()

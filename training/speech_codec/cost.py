@@ -1,0 +1,78 @@
+"""Multiply-adds per second of audio of the decoder that ships and of the designs.
+
+    python -m training.speech_codec.cost
+
+Of linear layers, convolutions and attention; the inverse STFT of both is left out (below 2 %).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from decoder.embedded_modules import CodecConfig
+from decoder.embedded_modules import CodecDecoder as ShippedDecoder
+from training.speech_codec.config import DESIGNS, SpeechCodecConfig
+from training.speech_codec.networks import SpeechCodec
+
+SHIPPED = Path(__file__).parents[2] / "tts" / "embedded" / "codec" / "config.json"
+
+
+def shipped(config: CodecConfig) -> float:
+    """Of the shipped decoder, per second, without what windows compute again."""
+    decoder = ShippedDecoder(config)
+    frames = config.sample_rate / config.hop * config.frames_per_code
+    linear = sum(m.weight.numel() for m in decoder.modules() if isinstance(m, nn.Linear))
+    linear -= decoder.input.weight.numel() * (1 - 1 / config.frames_per_code)
+    seen = (config.left_window + 1 + config.right_window) * config.frames_per_code
+    attention = 2 * config.decoder_layers * config.decoder_dim * seen
+    return frames * (linear + attention)
+
+
+def designed(config: SpeechCodecConfig) -> float:
+    """Of a design's decoder, per second; what depends on the voice alone is computed once."""
+    decoder = SpeechCodec(config).decoder
+    frames = config.sample_rate / config.frame
+    per_frame = sum(
+        block.mix.weight.numel() + block.ff_in.weight.numel() + block.ff_out.weight.numel()
+        for block in decoder.blocks
+    )
+    per_frame += decoder.spectra.weight.numel()
+    return frames * (per_frame + decoder.input.weight.numel() / config.frames_per_code)
+
+
+def windowed(per_second: float, codes: float, chunk: int) -> float:
+    """With blocks of `chunk` codes, whose lower layers compute `codes` more on average."""
+    return per_second * (chunk + codes) / chunk
+
+
+def parameters(config: SpeechCodecConfig) -> Iterator[str]:
+    """Each part's parameters in millions."""
+    codec = SpeechCodec(config)
+    for name in ("encoder", "voice_encoder", "decoder"):
+        count = sum(p.numel() for p in getattr(codec, name).parameters())
+        yield f"{name} {count / 1e6:.1f} M"
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    today = CodecConfig.from_dict(json.loads(SHIPPED.read_text(encoding="utf-8")))
+    base = shipped(today)
+    again = 1 + today.left_window * (today.decoder_layers - 1) / 2
+    print(f"shipped: {base / 1e6:.0f} M/s; in blocks of 10 codes "
+          f"{windowed(base, again, 10) / 1e6:.0f} M/s")  # fmt: skip
+    for name in ("one", "two"):
+        config = DESIGNS[name]
+        cost = designed(config)
+        per_block = (config.kernel - 1) / config.frames_per_code
+        again = 1 + per_block * (config.decoder_blocks - 1) / 2
+        print(f"{name}: {cost / 1e6:.0f} M/s ({cost / base:.2f} of today's); in blocks of 10 codes "
+              f"{windowed(cost, again, 10) / 1e6:.0f} M/s; {', '.join(parameters(config))}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""The codec's networks.
+
+    samples   --log mel, 20 ms--> ConvNeXt --pairs--> ConvNeXt --FSQ--> codes, 25 a second
+    reference --log mel, 20 ms--> ConvNeXt --attention pooling--> FSQ --> voice tokens, a fixed row
+    codes, voice tokens --20 ms--> causal ConvNeXt, norms conditioned on the voice
+              --2 spectra each--> inverse STFT --> samples
+
+The decoder sees `ahead` codes after a code in its first layer and none later. A spectrum's window
+begins at the spectrum's own first sample, so a sample depends on no later spectrum. Voice tokens
+have the codes' levels: a language model can read and write both with one vocabulary.
+Sources: ConvNeXt, arXiv 2201.03545; inverse STFT from it, Vocos, arXiv 2306.00814; FSQ,
+arXiv 2309.15505; fixed rows of tokens for the speaker, Spark-TTS, arXiv 2503.01710.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchaudio.functional import melscale_fbanks
+
+from decoder.embedded_modules import FiniteScalarQuantizer, overlap_add
+from training.speech_codec.config import SpeechCodecConfig
+
+HEAD_DIM = 64
+LOUDEST = 6.0  # log magnitude
+
+
+class LogMel(nn.Module):
+    """Samples to log-mel frames of 20 ms, several spectra each."""
+
+    filters: Tensor
+    window: Tensor
+
+    def __init__(self, config: SpeechCodecConfig) -> None:
+        super().__init__()
+        self.config = config
+        filters = melscale_fbanks(
+            config.mel_n_fft // 2 + 1, 0.0, config.sample_rate / 2, config.mel_bins,
+            config.sample_rate, norm="slaney",
+        )  # fmt: skip
+        self.register_buffer("filters", filters.T.contiguous(), persistent=False)
+        self.register_buffer("window", torch.hann_window(config.mel_n_fft), persistent=False)
+
+    @property
+    def width(self) -> int:
+        """Values per frame."""
+        return self.config.mel_bins * self.config.spectra_per_frame
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """samples [B, F * frame] to [B, F, width], about within -2 and 2."""
+        config = self.config
+        count = samples.shape[-1] // config.stft_hop
+        with torch.autocast(samples.device.type, enabled=False):
+            spectrum = torch.stft(
+                samples.float(), config.mel_n_fft, config.stft_hop, window=self.window,
+                return_complex=True,
+            )  # fmt: skip
+            mel = (self.filters @ spectrum.abs()[..., :count]).clamp_min(1e-7).log()
+        return (mel / 4 + 2).transpose(1, 2).reshape(len(samples), -1, self.width)
+
+
+class ConvNext(nn.Module):
+    """Depthwise convolution, norm, two products; a voice may set the norm's scale and shift."""
+
+    def __init__(self, dim: int, ff: int, kernel: int, *, causal: bool, condition: int = 0) -> None:
+        super().__init__()
+        self.padding = (kernel - 1, 0) if causal else ((kernel - 1) // 2, kernel // 2)
+        self.mix = nn.Conv1d(dim, dim, kernel, groups=dim)
+        self.norm = nn.LayerNorm(dim, elementwise_affine=not condition)
+        self.style = nn.Linear(condition, 2 * dim) if condition else None
+        self.ff_in, self.ff_out = nn.Linear(dim, ff), nn.Linear(ff, dim)
+        self.scale = nn.Parameter(torch.full((dim,), 0.1))
+
+    def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
+        """x [B, T, dim], condition [B, C], to [B, T, dim]."""
+        y = self.mix(F.pad(x.transpose(1, 2), self.padding)).transpose(1, 2)
+        y = self.norm(y)
+        if self.style is not None and condition is not None:
+            y = styled(y, self.style(condition))
+        return x + self.scale * self.ff_out(F.gelu(self.ff_in(y)))
+
+
+def styled(x: Tensor, style: Tensor) -> Tensor:
+    """x [B, T, D] scaled and shifted by style [B, 2 D]."""
+    scale, shift = style[:, None].chunk(2, -1)
+    return x * (1 + scale) + shift
+
+
+class ContentEncoder(nn.Module):
+    """Log-mel frames to latent values, one vector per time of a code."""
+
+    def __init__(self, config: SpeechCodecConfig, inputs: int) -> None:
+        super().__init__()
+        dim, ff, kernel = config.encoder_dim, config.encoder_ff, config.kernel
+        self.input = nn.Linear(inputs, dim)
+        self.frames = _stack(config.encoder_blocks, dim, ff, kernel)
+        self.join = nn.Linear(dim * config.frames_per_code, dim)
+        self.codes = _stack(config.encoder_blocks, dim, ff, kernel)
+        self.norm = nn.LayerNorm(dim)
+        self.output = nn.Linear(dim, config.values)
+
+    def forward(self, mel: Tensor) -> Tensor:
+        """mel [B, T * frames_per_code, width] to float32 [B, T, values]."""
+        x = self.frames(self.input(mel))
+        x = self.join(x.reshape(len(x), -1, self.join.in_features))
+        return self.output(self.norm(self.codes(x))).float()
+
+
+def _stack(count: int, dim: int, ff: int, kernel: int) -> nn.Sequential:
+    return nn.Sequential(*(ConvNext(dim, ff, kernel, causal=False) for _ in range(count)))
+
+
+class Pooling(nn.Module):
+    """A fixed row of queries attends to all frames, then is transformed."""
+
+    def __init__(self, dim: int, ff: int) -> None:
+        super().__init__()
+        self.heads = max(1, dim // HEAD_DIM)
+        self.query_norm, self.ff_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.query, self.mixed = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.seen = nn.Linear(dim, 2 * dim)
+        self.ff_in, self.ff_out = nn.Linear(dim, ff), nn.Linear(ff, dim)
+
+    def forward(self, row: Tensor, frames: Tensor, own: Tensor | None) -> Tensor:
+        """row [B, K, D], frames [B, T, D], own bool [B, T] or None for all, to [B, K, D]."""
+        query = self._split(self.query(self.query_norm(row)))
+        key, value = (self._split(part) for part in self.seen(frames).chunk(2, -1))
+        mask = None if own is None else own[:, None, None]
+        found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        row = row + self.mixed(found.transpose(1, 2).flatten(2))
+        return row + self.ff_out(F.gelu(self.ff_in(self.ff_norm(row))))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+
+
+class VoiceEncoder(nn.Module):
+    """Log-mel frames of a reference to latent values, one vector per voice token."""
+
+    def __init__(self, config: SpeechCodecConfig, inputs: int) -> None:
+        super().__init__()
+        dim, ff = config.voice_dim, config.voice_ff
+        self.input = nn.Linear(inputs, dim)
+        self.frames = _stack(config.voice_blocks, dim, ff, config.kernel)
+        self.norm = nn.LayerNorm(dim)
+        self.queries = nn.Parameter(torch.randn(config.voice_tokens, dim) * 0.5)
+        self.pools = nn.ModuleList(Pooling(dim, ff) for _ in range(2))
+        self.row_norm = nn.LayerNorm(dim)
+        self.output = nn.Linear(dim, len(config.levels))
+
+    def forward(self, mel: Tensor, own: Tensor | None = None) -> Tensor:
+        """mel [B, F, width], own bool [B, F] or None for all, to float32 [B, K, levels]."""
+        frames = self.norm(self.frames(self.input(mel)))
+        row = self.queries.expand(len(mel), -1, -1)
+        for pool in self.pools:
+            row = pool(row, frames, own)
+        return self.output(self.row_norm(row)).float()
+
+
+class Decoder(nn.Module):
+    """Values of codes and of voice tokens to samples."""
+
+    window: Tensor
+
+    def __init__(self, config: SpeechCodecConfig) -> None:
+        super().__init__()
+        self.config = config
+        dim, condition = config.decoder_dim, config.condition_dim
+        width = config.behind + 1 + config.ahead
+        self.input = nn.Conv1d(config.values, dim * config.frames_per_code, width)
+        self.voice = nn.Sequential(
+            nn.Linear(config.voice_tokens * len(config.levels), 2 * condition),
+            nn.SiLU(),
+            nn.Linear(2 * condition, condition),
+        )
+        self.blocks = nn.ModuleList(
+            ConvNext(dim, config.decoder_ff, config.kernel, causal=True, condition=condition)
+            for _ in range(config.decoder_blocks)
+        )
+        self.norm = nn.LayerNorm(dim, elementwise_affine=False)
+        self.style = nn.Linear(condition, 2 * dim)
+        self.spectra = nn.Linear(dim, config.spectra_per_frame * 2 * config.bins)
+        self.register_buffer("window", torch.hann_window(config.n_fft), persistent=False)
+        # a periodic Hann window's squares sum to 3/8 * n_fft / hop at full overlap
+        self.gain = 1 / (0.375 * config.n_fft / config.stft_hop)
+
+    def forward(self, values: Tensor, voice: Tensor) -> Tensor:
+        """values [B, T, values], voice [B, K, levels] to samples float32 [B, T * hop]."""
+        config = self.config
+        condition = self.voice(voice.flatten(1))
+        x = self.input(F.pad(values.transpose(1, 2), (config.behind, config.ahead)))
+        x = x.transpose(1, 2).reshape(len(values), -1, config.decoder_dim)
+        for block in self.blocks:
+            x = block(x, condition)
+        x = styled(self.norm(x), self.style(condition))
+        with torch.autocast(x.device.type, enabled=False):
+            spectra = F.linear(x.float(), self.spectra.weight, self.spectra.bias)
+            return self.synthesise(spectra)
+
+    def synthesise(self, spectra: Tensor) -> Tensor:
+        """Log magnitude and phase [B, F, spectra_per_frame * 2 * bins] to samples [B, S]."""
+        config = self.config
+        parts = spectra.reshape(len(spectra), -1, 2, config.bins)
+        magnitude, phase = parts[:, :, 0].clamp(max=LOUDEST).exp(), parts[:, :, 1]
+        spectrum = torch.complex(magnitude * phase.cos(), magnitude * phase.sin())
+        pieces = torch.fft.irfft(spectrum, n=config.n_fft) * (self.window * self.gain)
+        return overlap_add(pieces, config.stft_hop)
+
+
+class SpeechCodec(nn.Module):
+    """Both encoders, the quantiser and the decoder."""
+
+    def __init__(self, config: SpeechCodecConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.mel = LogMel(config)
+        self.quantizer = FiniteScalarQuantizer(config.levels)
+        self.encoder = ContentEncoder(config, self.mel.width)
+        self.voice_encoder = VoiceEncoder(config, self.mel.width)
+        self.decoder = Decoder(config)
+
+    def encode(self, samples: Tensor) -> tuple[Tensor, Tensor]:
+        """samples [B, T * hop] to quantised values [B, T, values] and codes [B, T, codebooks]."""
+        latent = self.encoder(self.mel(samples))
+        values, codes = self.quantizer(latent.unflatten(-1, (self.config.codebooks, -1)))
+        return values.flatten(2), codes
+
+    def voice(self, samples: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """A reference [B, F * frame], own bool [B, F] or None for all its frames, to quantised
+        values [B, K, levels] and tokens [B, K]."""
+        values, tokens = self.quantizer(self.voice_encoder(self.mel(samples), own))
+        return values, tokens
+
+    def decode(self, codes: Tensor, tokens: Tensor) -> Tensor:
+        """codes [B, T, codebooks] and voice tokens [B, K] to samples [B, T * hop]."""
+        values = self.quantizer.values(codes).flatten(2)
+        return self.decoder(values, self.quantizer.values(tokens))
