@@ -46,7 +46,7 @@ def leaky_norm(x: Tensor, scale: Tensor, shift: Tensor, mask: Tensor, count: Ten
     return F.leaky_relu(styled_norm(x, scale, shift, mask, count), 0.2) * mask
 
 
-def snake_norm(  # noqa: PLR0913, PLR0917
+def snake_norm(
     x: Tensor, scale: Tensor, shift: Tensor, alpha: Tensor, mask: Tensor, count: Tensor
 ) -> Tensor:
     """`styled_norm`, then x + sin²(alpha x) / alpha; zero in the padding."""
@@ -63,10 +63,12 @@ class Pointwise:
 
     @classmethod
     def compiled(cls) -> Pointwise:
-        """One kernel each, for all lengths."""
-        return cls(
-            torch.compile(leaky_norm, dynamic=True), torch.compile(snake_norm, dynamic=True)
-        )
+        """One kernel each, for all lengths. Where a compilation fails, the plain function runs."""
+        import torch._dynamo
+
+        torch._dynamo.config.cache_size_limit = 64  # of layouts and widths
+        torch._dynamo.config.suppress_errors = True
+        return cls(torch.compile(leaky_norm, dynamic=True), torch.compile(snake_norm, dynamic=True))
 
 
 class Conv(nn.Conv2d):

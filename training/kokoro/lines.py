@@ -30,27 +30,28 @@ SHARES = {
 OPENERS = ("Oh", "Well", "Look", "Listen", "Yes", "No", "Stop", "Wait", "Help", "Great", "Sorry")
 SAID = ("said", "asked", "answered", "whispered", "shouted", "replied", "cried", "called")
 NAMES = (
-    "Anna Ben Clara David Emma Frank Grace Henry Ivy Jack Kate Leo Maria Noah Olivia Peter Quinn "
-    "Rose Sam Tom Una Victor Wendy Xavier Yara Zoe"
-).split()
+    "Anna", "Ben", "Clara", "David", "Emma", "Frank", "Grace", "Henry",
+    "Ivy", "Jack", "Kate", "Leo", "Maria", "Noah", "Olivia",
+    "Peter", "Rose", "Sam", "Tom", "Wendy",
+)  # fmt: skip
 
 
 def kind_of(line: str) -> str:
     """The kind of a corpus line; empty for one that is left out."""
-    words = len(line.split())
-    if words <= 2:
+    if len(line.split()) <= 2:
         return "short" if re.fullmatch(r"[A-Z][a-z]+( [a-z]+)?[.!?]?", line) else ""
     if line.isupper() or re.search(r"\d|\b[a-z]\.|, [a-z]\.$", line):
         return ""
-    if line.endswith("?"):
-        return "question"
-    if line.endswith("!"):
-        return "exclamation"
     if line.endswith("."):
-        if not line[0].isupper() or words < 4:
-            return ""
-        return "long" if len(line) >= 120 else "prose"
-    return "clause" if line.endswith((",", ";", ":")) else ""
+        return _kind_of_statement(line)
+    ends = {"?": "question", "!": "exclamation", ",": "clause", ";": "clause", ":": "clause"}
+    return ends.get(line[-1], "")
+
+
+def _kind_of_statement(line: str) -> str:
+    if not line[0].isupper() or len(line.split()) < 4:
+        return ""
+    return "long" if len(line) >= 120 else "prose"
 
 
 def dialogue(rng: random.Random, parts: Sequence[str]) -> str:
@@ -75,7 +76,9 @@ def exclamation(rng: random.Random, parts: Sequence[str]) -> str:
     """A call, or a sentence said aloud."""
     sentence = rng.choice(parts).rstrip(".!?,;:")
     lower = sentence[0].lower() + sentence[1:]
-    return rng.choice((f"{rng.choice(OPENERS)}, {lower}!", f"{sentence}!", f"{rng.choice(OPENERS)}!"))
+    return rng.choice(
+        (f"{rng.choice(OPENERS)}, {lower}!", f"{sentence}!", f"{rng.choice(OPENERS)}!")
+    )
 
 
 def counted(rng: random.Random) -> str:

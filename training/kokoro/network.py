@@ -53,7 +53,10 @@ class Decoder(nn.Module):
     def forward(self, sound: Tensor, curves: Curves, timbre: Tensor, noise: float) -> Tensor:
         """sound [B, 512, 1, F], timbre [B, 128], to samples [B, 600 F]."""
         length = sound.shape[3]
-        once, twice = valid_frames(curves.frames, length), valid_frames(2 * curves.frames, 2 * length)
+        once, twice = (
+            valid_frames(curves.frames, length),
+            valid_frames(2 * curves.frames, 2 * length),
+        )
         pitch = self.F0_conv(curves.pitch[:, None, None])
         energy = self.N_conv(curves.energy[:, None, None])
         x = self.encode(torch.cat((sound, pitch, energy), 1), timbre, once, once)
@@ -94,7 +97,9 @@ class Kokoro(nn.Module):
         network = cls(pointwise)
         wanted = network.state_dict()
         fitting = {
-            name: value.unsqueeze(2) if name in wanted and wanted[name].dim() > value.dim() else value
+            name: value.unsqueeze(2)
+            if name in wanted and wanted[name].dim() > value.dim()
+            else value
             for name, value in weights.items()
         }
         network.load_state_dict(fitting)
@@ -103,7 +108,7 @@ class Kokoro(nn.Module):
             network.decoder.to(memory_format=torch.channels_last)
         return network
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def prosody(self, ids: Tensor, lengths: Tensor, style: Tensor) -> Prosody:
         """ids int64 [B, T], padded with 0; lengths int64 [B] on the CPU; style [B, 256]."""
         own = torch.arange(ids.shape[1], device=ids.device) < lengths.to(ids.device)[:, None]
@@ -117,7 +122,7 @@ class Kokoro(nn.Module):
             self.text_encoder(ids, lengths, column),
         )
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def curves(self, prosody: Prosody, style: Tensor) -> Curves:
         """Pitch and energy of every frame."""
         frames = prosody.durations.sum(1)
@@ -134,10 +139,8 @@ class Kokoro(nn.Module):
             found.append((last(x) * twice.mask)[:, 0, 0])
         return Curves(found[0], found[1], frames)
 
-    @torch.inference_mode()
-    def speak(
-        self, prosody: Prosody, curves: Curves, style: Tensor, noise: float = 1.0
-    ) -> Tensor:
+    @torch.no_grad()
+    def speak(self, prosody: Prosody, curves: Curves, style: Tensor, noise: float = 1.0) -> Tensor:
         """Samples float32 [B, 600 F] in the timbre of `style` [B, 256]; zeros behind a sentence.
 
         `noise` scales the breath in the source; 0 makes the result a function of the arguments.

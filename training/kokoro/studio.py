@@ -35,6 +35,8 @@ from torch.nn.utils.rnn import pad_sequence
 from training.kokoro.blocks import Pointwise
 from training.kokoro.convert import VOICES_FILE, WEIGHTS_FILE
 from training.kokoro.network import FRAME, Curves, Kokoro, Prosody
+from training.kokoro.packages import symbols
+from training.kokoro.phonemes import ACCENTS, ids_of, read_table, table
 from training.kokoro.style import StyleBook, Voice
 from training.kokoro.weights import unpack
 
@@ -209,9 +211,7 @@ def draw_sessions(
 ) -> list[Session]:
     """`sizes` voices and lines of each, of its accent ('a' or 'b')."""
     voices = [book.draw(rng) for _ in range(sizes[0])]
-    return [
-        Session(voice, tuple(rng.choices(lines[voice.accent], k=sizes[1]))) for voice in voices
-    ]
+    return [Session(voice, tuple(rng.choices(lines[voice.accent], k=sizes[1]))) for voice in voices]
 
 
 def record(
@@ -234,20 +234,15 @@ def record(
 
 def read_lines(folder: Path, known: dict[str, int]) -> dict[str, list[tuple[int, ...]]]:
     """The ids of all lines of `training.kokoro.phonemes`, by accent."""
-    from training.kokoro.phonemes import ACCENTS, ids_of
-
     return {
         accent: [
-            tuple(ids_of(row.split("\t")[0], known))
-            for row in (folder / f"{accent}.tsv").read_text(encoding="utf-8").splitlines()
+            tuple(ids_of(row.split("\t")[0], known)) for row in read_table(table(folder, accent))
         ]
         for accent in ACCENTS
     }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    from training.kokoro.packages import symbols
-
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--teacher", type=Path, required=True)
     parser.add_argument("--package", type=Path, required=True, help="folder with the symbols")
@@ -265,8 +260,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     began = time.monotonic()
     studio = Studio.open(args.teacher, device)
     lines = read_lines(args.phonemes, symbols(args.package))
-    print(f"ready in {time.monotonic() - began:.0f} s: "
-          f"{sum(map(len, lines.values()))} lines, {len(studio.book.all)} voices", flush=True)  # fmt: skip
+    passed, count = time.monotonic() - began, sum(map(len, lines.values()))
+    print(f"ready in {passed:.0f} s: {count} lines, {len(studio.book.all)} voices", flush=True)
     sizes = args.sessions, args.lines
     record(studio, lambda: draw_sessions(studio.book, lines, sizes, rng), args.out,
            f"take_{args.seed}", args.seconds)  # fmt: skip

@@ -68,7 +68,7 @@ class Generator(nn.Module):
     def forward(
         self, x: Tensor, timbre: Tensor, pitch: Tensor, frames: Tensor, noise: float
     ) -> Tensor:
-        """x [B, 512, 1, 2 F], timbre [B, 128], pitch [B, 2 F], frames [B], to samples [B, 600 F]."""
+        """x [B, 512, 1, 2 F], timbre [B, 128], pitch [B, 2 F], frames [B], to [B, 600 F]."""
         length = x.shape[3]
         inner, outer = valid_frames(20 * frames, 10 * length), _spectra(frames, length)
         harmonics = self._analyse(self.m_source(pitch, noise), 600 * frames, outer)

@@ -97,7 +97,7 @@ class Crops:
         owner = torch.where(sides[1], takes["partner"][session], session)
         from_start = self._place(owner, self.sizes.reference * hop, generator)
         reference = torch.arange(self.sizes.reference * hop, device=session.device)
-        middle = (torch.arange(span.numel() // self.config.frame, device=session.device) + 0.5)
+        middle = torch.arange(span.numel() // self.config.frame, device=session.device) + 0.5
         frames = start[:, None] + (middle * self.config.frame).long()
         return Examples(
             self._samples(start[:, None] + span, sides[0]),

@@ -122,12 +122,11 @@ class Pooling(nn.Module):
         self.seen = nn.Linear(dim, 2 * dim)
         self.ff_in, self.ff_out = nn.Linear(dim, ff), nn.Linear(ff, dim)
 
-    def forward(self, row: Tensor, frames: Tensor, own: Tensor | None) -> Tensor:
-        """row [B, K, D], frames [B, T, D], own bool [B, T] or None for all, to [B, K, D]."""
+    def forward(self, row: Tensor, frames: Tensor) -> Tensor:
+        """row [B, K, D], frames [B, T, D], to [B, K, D]."""
         query = self._split(self.query(self.query_norm(row)))
         key, value = (self._split(part) for part in self.seen(frames).chunk(2, -1))
-        mask = None if own is None else own[:, None, None]
-        found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        found = F.scaled_dot_product_attention(query, key, value)
         row = row + self.mixed(found.transpose(1, 2).flatten(2))
         return row + self.ff_out(F.gelu(self.ff_in(self.ff_norm(row))))
 
@@ -149,12 +148,12 @@ class VoiceEncoder(nn.Module):
         self.row_norm = nn.LayerNorm(dim)
         self.output = nn.Linear(dim, len(config.levels))
 
-    def forward(self, mel: Tensor, own: Tensor | None = None) -> Tensor:
-        """mel [B, F, width], own bool [B, F] or None for all, to float32 [B, K, levels]."""
+    def forward(self, mel: Tensor) -> Tensor:
+        """mel [B, F, width] to float32 [B, K, levels]."""
         frames = self.norm(self.frames(self.input(mel)))
         row = self.queries.expand(len(mel), -1, -1)
         for pool in self.pools:
-            row = pool(row, frames, own)
+            row = pool(row, frames)
         return self.output(self.row_norm(row)).float()
 
 
@@ -226,10 +225,9 @@ class SpeechCodec(nn.Module):
         values, codes = self.quantizer(latent.unflatten(-1, (self.config.codebooks, -1)))
         return values.flatten(2), codes
 
-    def voice(self, samples: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """A reference [B, F * frame], own bool [B, F] or None for all its frames, to quantised
-        values [B, K, levels] and tokens [B, K]."""
-        values, tokens = self.quantizer(self.voice_encoder(self.mel(samples), own))
+    def voice(self, samples: Tensor) -> tuple[Tensor, Tensor]:
+        """A reference [B, F * frame] to quantised values [B, K, levels] and tokens [B, K]."""
+        values, tokens = self.quantizer(self.voice_encoder(self.mel(samples)))
         return values, tokens
 
     def decode(self, codes: Tensor, tokens: Tensor) -> Tensor:

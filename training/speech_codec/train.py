@@ -59,6 +59,8 @@ class Trainer:
         self.crops = Crops(takes, self.config, sizes)
         self.model = self._model().to(self.device)
         self.judges = Discriminators(args.judge_width, RESOLUTIONS).to(self.device)
+        if self.device.type == "cuda":  # the layout of a GPU's matrix units
+            self.judges.to(memory_format=torch.channels_last)
         if args.start:
             self._resume(args.start)
         self.mel = MelLoss(self.config.sample_rate).to(self.device)
@@ -92,7 +94,7 @@ class Trainer:
         config = self.config
         return samples[:, config.behind * config.hop : (self.args.crop - config.ahead) * config.hop]
 
-    def train_step(self) -> dict[str, float | Tensor]:
+    def train_step(self) -> dict[str, Tensor]:
         """One step of all; the losses."""
         args, share = self.args, self.share
         self.judging = self.judging or share >= args.alone
@@ -118,8 +120,7 @@ class Trainer:
         self.step += 1
         if self.step % MEAN_EVERY == 0:
             self._update_mean()
-        seen["codes"] = codes.detach()
-        return seen
+        return {name: value.detach() for name, value in (seen | {"codes": codes}).items()}
 
     def _judge(self, real: Tensor, fake: Tensor) -> dict[str, Tensor]:
         """A second of each: the critic's step, then how the decoder fared."""
@@ -187,7 +188,7 @@ def describe(step: int, seen: dict[str, Tensor], pace_ms: float) -> str:
     """One line of a log."""
     codes = seen.pop("codes")
     used = [len(codes[..., book].unique()) for book in range(codes.shape[-1])]
-    values = " ".join(f"{name} {float(value):.3f}" for name, value in seen.items())
+    values = " ".join(f"{name} {value.item():.3f}" for name, value in seen.items())
     return f"step {step} {values} codes {used} of {codes[..., 0].numel()} {pace_ms:.0f} ms"
 
 

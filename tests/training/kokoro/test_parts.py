@@ -1,0 +1,132 @@
+"""What surrounds the teacher: its package's names, packed weights, voices, phonemes, lines."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from training.kokoro.convert import module_of, without_side
+from training.kokoro.lines import SHARES, choose, kind_of
+from training.kokoro.packages import GRAPH, HASHES, PackageError, check
+from training.kokoro.phonemes import correct, ids_of, read_table, table, write_table
+from training.kokoro.style import HALF, LENGTHS, StyleBook, Voice, thin
+from training.kokoro.weights import Quantised, pack, unpack
+
+
+@pytest.mark.parametrize(
+    ("node", "module"),
+    [
+        ("/encoder/text_encoder/cnn.0/cnn.0.0/Conv_quant", "text_encoder.cnn.0.0"),
+        ("/encoder/F0.1/pool/ConvTranspose", "predictor.F0.1.pool"),
+        ("/encoder/shared/LSTM_quant", "predictor.shared"),
+        ("/decoder/decoder/decode.2/conv1x1/Conv_quant", "decoder.decode.2.conv1x1"),
+        ("/encoder/bert/encoder/layers.0/dense_7/MatMul_quant", "bert.encoder.layers.0.dense"),
+    ],
+)
+def test_a_nodes_scope_is_its_module(node: str, module: str) -> None:
+    assert module_of(node) == module
+
+
+def test_a_constant_loses_the_side_of_the_graph_only() -> None:
+    assert without_side("decoder.decoder.encode.norm1.fc.bias") == "decoder.encode.norm1.fc.bias"
+
+
+def test_packed_weights_come_back(tmp_path: Path) -> None:
+    values = np.arange(-6, 6, dtype=np.int8).reshape(3, 4)
+    scale, zero = np.array([[0.5], [1.0], [2.0]], np.float32), np.array([[1], [0], [-1]], np.int8)
+    pack({"a.weight": Quantised(values, scale, zero), "a.bias": np.ones(3)}, tmp_path / "w.xz")
+    found = unpack(tmp_path / "w.xz")
+    assert set(found) == {"a.weight", "a.bias"}
+    wanted = (values.astype(np.float32) - zero) * scale
+    assert torch.equal(found["a.weight"], torch.from_numpy(wanted))
+
+
+def test_another_teacher_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PackageError, match="missing"):
+        check(tmp_path)
+    for name in HASHES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"other weights")
+    with pytest.raises(PackageError, match=re.escape(GRAPH)):
+        check(tmp_path)
+
+
+@pytest.fixture
+def book() -> StyleBook:
+    rows = {f"{language}{sex}_{n}": np.full((300, 256), n, np.float16)
+            for language in "abz" for sex in "fm" for n in range(1, 4)}  # fmt: skip
+    return StyleBook(rows, torch.device("cpu"))
+
+
+def test_halves_of_a_voice_are_weighted_means(book: StyleBook) -> None:
+    voice = Voice((("af_1", 0.5), ("zf_3", 0.5)), (("bf_2", 0.25), ("af_3", 0.75)))
+    style = book.style(voice, 40)
+    assert style[:HALF].tolist() == [2.0] * HALF
+    assert style[HALF:].tolist() == [2.75] * HALF
+    assert (voice.accent, voice.sex) == ("a", "f")
+
+
+def test_drawn_voices_are_english_and_of_one_sex(book: StyleBook) -> None:
+    rng = random.Random(0)
+    for _ in range(50):
+        voice = book.draw(rng)
+        names = [name for name, _ in (*voice.timbre, *voice.prosody)]
+        assert {name[1] for name in names} == {voice.sex}
+        assert all(name[0] in "ab" for name, _ in voice.prosody)
+        assert sum(share for _, share in voice.timbre) == pytest.approx(1)
+        assert sum(share for _, share in voice.prosody) == pytest.approx(1)
+
+
+def test_thinned_rows_are_filled_in() -> None:
+    steps = np.linspace(0, 1, 510)[:, None].repeat(256, 1).astype(np.float32)
+    few = thin({"af_one": steps}, 8, 256)
+    assert len(few["af_one"]) == len(few[LENGTHS]) == 33
+    whole, thinned = (StyleBook(rows, torch.device("cpu")) for rows in ({"af_one": steps}, few))
+    voice = Voice.named("af_one")
+    for length in (1, 8, 99, 256):
+        assert torch.allclose(whole.style(voice, length), thinned.style(voice, length), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("word", "guess", "before", "tag"),
+    [
+        ("?", "NN", "NN", "."),
+        ("to", "IN", "VB", "TO"),
+        ("record", "NN", "MD", "VB"),
+        ("record", "VB", "DT", "NN"),
+        ("read", "NN", "PRP", "VBP"),
+        ("'s", "POS", "PRP", "VBZ"),
+        ("'s", "POS", "NNP", "POS"),
+        ("the", "NN", "", "DT"),
+        ("live", "VBP-X", "", "VBP"),
+        ("12", "NN", "", "CD"),
+    ],
+)
+def test_neighbours_decide_what_a_word_is(word: str, guess: str, before: str, tag: str) -> None:
+    assert correct(word, guess, before) == tag
+
+
+def test_tables_of_phonemes_come_back(tmp_path: Path) -> None:
+    rows = ["hˈI\tHi", "ðɛɹ\tThere"]
+    write_table(rows, table(tmp_path, "a"))
+    assert read_table(table(tmp_path, "a")) == rows
+    assert ids_of("hx", {"h": 50}) == [50]
+
+
+def test_all_kinds_of_lines_are_chosen() -> None:
+    corpus = [f"The {word} house stands near the river." for word in ["big", "old", "red", "tall"]]
+    corpus += ["Is it here?", "Apples", "It is in the garden,", "ALL OF IT.", "Volume 3 of it is."]
+    corpus += ["It went on and on, " + "and on, " * 14 + "and it was over."]
+    lines = choose(corpus, 200, 1)
+    assert len(set(lines)) == len(lines)
+    kinds = {kind_of(line) for line in lines}
+    assert {"long", "prose", "question", "clause", "short", "exclamation"} <= kinds
+    assert any(line.startswith("“") for line in lines)
+    assert "ALL OF IT." not in lines
+    assert sum(SHARES.values()) == pytest.approx(1)
+    assert lines == choose(corpus, 200, 1)

@@ -1,0 +1,106 @@
+"""The natural teacher at its own size with random weights: batches, timbres, takes."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from training.kokoro.network import FRAME, STYLE, Kokoro
+from training.kokoro.studio import Session, Studio, batches, draw_sessions, partners, record
+from training.kokoro.style import StyleBook, Voice
+from training.speech_codec.crops import load_takes
+
+NAMES = ("af_one", "af_two", "am_one", "am_two", "bf_one", "bm_one", "zf_one")
+QUICK = -4.0  # bias of the durations: about one frame a symbol
+
+
+@pytest.fixture(scope="module")
+def teacher() -> Kokoro:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = Kokoro()
+        torch.nn.init.constant_(network.predictor.duration_proj["linear_layer"].bias, QUICK)
+        weights = {name: value.clone() for name, value in network.state_dict().items()}
+    return Kokoro.load(weights, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def studio(teacher: Kokoro) -> Studio:
+    generator = np.random.default_rng(0)
+    rows = {name: generator.normal(0, 0.3, (20, STYLE)).astype(np.float16) for name in NAMES}
+    return Studio(teacher, StyleBook(rows, torch.device("cpu")), torch.device("cpu"))
+
+
+def spoken(teacher: Kokoro, lines: list[list[int]], style: torch.Tensor) -> list[torch.Tensor]:
+    ids = torch.zeros(len(lines), max(map(len, lines)) + 2, dtype=torch.long)
+    for row, line in zip(ids, lines, strict=True):
+        row[1 : len(line) + 1] = torch.tensor(line)
+    lengths = torch.tensor([len(line) + 2 for line in lines])
+    prosody = teacher.prosody(ids, lengths, style)
+    curves = teacher.curves(prosody, style)
+    samples = teacher.speak(prosody, curves, style, noise=0.0)
+    return [
+        row[: count * FRAME] for row, count in zip(samples, curves.frames.tolist(), strict=True)
+    ]
+
+
+def test_a_line_sounds_the_same_alone_and_beside_a_longer_one(teacher: Kokoro) -> None:
+    style = torch.randn(2, STYLE, generator=torch.Generator().manual_seed(1)) / 4
+    lines = [[50, 43, 4], [61, 62, 83, 16, 60, 51, 5]]
+    together = spoken(teacher, lines, style)
+    for number, line in enumerate(lines):
+        alone = spoken(teacher, [line], style[number : number + 1])[0]
+        assert len(alone) == len(together[number])
+        error = (alone - together[number]).square().mean() / alone.square().mean()
+        assert error < 1e-2  # the phase of bins without energy amplifies rounding
+
+
+def test_weights_that_do_not_fit_are_refused(teacher: Kokoro) -> None:
+    weights = dict(teacher.state_dict())
+    del weights["decoder.generator.conv_post.bias"]
+    with pytest.raises(RuntimeError, match=r"conv_post\.bias"):
+        Kokoro.load(weights, torch.device("cpu"))
+
+
+def test_a_take_holds_aligned_timbres(studio: Studio) -> None:
+    voices = [Voice.named(name) for name in ("af_one", "am_one", "bf_one")]
+    sessions = [Session(voice, ((50, 43), (61, 62, 83))) for voice in voices]
+    take = studio.take(sessions)
+    total = len(take["own"])
+    assert total == len(take["other"]) == FRAME * len(take["phones"]) == 300 * len(take["pitch"])
+    assert take["partner"].tolist() == [2, 1, 0]
+    assert take["start"].tolist() == [0, *take["end"][:-1].tolist()]
+    assert take["end"][-1] == total
+    assert {0, 43, 50, 61, 62, 83} == set(take["phones"].tolist())
+    assert [row[0] for row in take["lines"].tolist()] == [0, 0, 1, 1, 2, 2]
+    assert not np.array_equal(take["own"], take["other"])
+
+
+def test_recording_goes_on_until_the_time_is_over(studio: Studio, tmp_path) -> None:
+    lines = {"a": [(50, 43)], "b": [(61, 62)]}
+    rng = random.Random(0)
+    hours = record(
+        studio, lambda: draw_sessions(studio.book, lines, (2, 1), rng), tmp_path, "take_7", 0.0
+    )
+    takes = load_takes([tmp_path / "take_7_0000.npz"] * 2, torch.device("cpu"))
+    assert len(takes["own"]) == pytest.approx(hours * 3600 * 24_000)
+    assert takes["start"].tolist() == sorted(takes["start"].tolist())
+    assert (takes["partner"][2:] - takes["partner"][:2]).tolist() == [2, 2]
+
+
+def test_partners_are_of_one_sex() -> None:
+    sexes = "fmffm"
+    sessions = [Session(Voice.named(f"a{sex}_{n}"), ()) for n, sex in enumerate(sexes)]
+    found = partners(sessions)
+    assert sorted(found) == list(range(5))
+    assert all(sexes[a] == sexes[b] and a != b for a, b in enumerate(found))
+
+
+def test_batches_fit_their_limit_and_lose_nothing() -> None:
+    items = [5, 1, 9, 3, 3, 2, 8]
+    found = list(batches(items, lambda item: item, 10))
+    assert sorted(x for batch in found for x in batch) == sorted(items)
+    assert all(len(batch) == 1 or len(batch) * max(batch) <= 10 for batch in found)

@@ -1,0 +1,91 @@
+"""The folder for a machine without network, and the scripts that watch a trial there."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from training.kokoro.packages import SYMBOLS
+from training.kokoro.phonemes import read_table, table, write_table
+from training.lent import bundle
+
+SCRIPTS = Path(bundle.__file__).parent
+
+
+def test_the_folder_holds_code_teacher_and_phonemes_without_text(tmp_path: Path) -> None:
+    teacher, package, phonemes = (tmp_path / name for name in ("teacher", "package", "phonemes"))
+    for folder in (teacher, (package / SYMBOLS).parent, phonemes):
+        folder.mkdir(parents=True)
+    (teacher / bundle.WEIGHTS_FILE).write_bytes(b"weights")
+    np.savez_compressed(teacher / bundle.VOICES_FILE, af_one=np.ones((510, 256), np.float16))
+    (package / SYMBOLS).write_text("{}")
+    for accent in "ab":
+        write_table(["hˈI\tHi"], table(phonemes, accent))
+    out = tmp_path / "bundle"
+    given = argparse.Namespace(
+        teacher=teacher, package=package, phonemes=phonemes, out=out, wheels=None
+    )
+    assert 0 < bundle.bundle(given) < 5
+    assert read_table(table(out / "phonemes", "a")) == ["hˈI"]
+    assert (out / "training" / "speech_codec" / "train.py").exists()
+    assert (out / "decoder" / "embedded_modules.py").exists()
+    assert {"start.sh", "poll.sh"} <= {path.name for path in out.iterdir()}
+    with np.load(out / "teacher" / bundle.VOICES_FILE) as voices:
+        assert len(voices["af_one"]) == 33
+
+
+def poll(work: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"VOICE_WORK": str(work), "OUT": str(work / "home")}
+    command = ["bash", str(SCRIPTS / "poll.sh"), "30", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A trial that has ended: its process number is that of nothing."""
+    (tmp_path / "out" / "logs").mkdir(parents=True)
+    (tmp_path / "out" / "codec").mkdir()
+    (tmp_path / "out" / "status").write_text("done\n")
+    (tmp_path / "out" / "trial.log").write_text("all went well\n")
+    (tmp_path / "out" / "logs" / "train_one.log").write_text("held out: same mel 1.0\n")
+    (tmp_path / "pid").write_text("999999999")
+    codec = tmp_path / "out" / "codec"
+    (codec / "one.8bit.safetensors").write_bytes(b"eight")
+    (codec / "one.safetensors").write_bytes(bytes(range(256)) * 70_000)
+    (codec / "one.judges.safetensors").write_bytes(b"judges")
+    (codec / "one.json").write_text("{}")
+    return tmp_path
+
+
+def test_a_poll_brings_small_weights_and_logs(work: Path) -> None:
+    ended = poll(work)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "same mel 1.0" in ended.stdout
+    assert "all went well" in (work / "home" / "logs.txt").read_text()
+    assert (work / "home" / "one.8bit.safetensors").read_bytes() == b"eight"
+    assert not list((work / "home").glob("one.safetensors*"))
+
+
+def test_a_poll_of_a_design_brings_its_weights_in_pieces(work: Path) -> None:
+    ended = poll(work, "one")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    pieces = sorted((work / "home").glob("one.safetensors.*"))
+    assert len(pieces) == 2
+    assert max(piece.stat().st_size for piece in pieces) <= 16 * 2**20
+    joined = b"".join(piece.read_bytes() for piece in pieces)
+    assert joined == (work / "out" / "codec" / "one.safetensors").read_bytes()
+    assert (work / "home" / "one.judges.safetensors").read_bytes() == b"judges"
+
+
+def test_a_trial_that_has_failed_makes_the_poll_fail(work: Path) -> None:
+    (work / "out" / "status").write_text("failed\n")
+    (work / "out" / "trial.log").write_text("no memory\n")
+    ended = poll(work)
+    assert ended.returncode == 1
+    assert "no memory" in ended.stdout
+    assert (work / "home" / "one.8bit.safetensors").exists()

@@ -1,0 +1,122 @@
+"""The codec's networks: streaming equals whole, voices condition, costs are what is written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from decoder.embedded_modules import CodecConfig
+from training.speech_codec import cost
+from training.speech_codec.checkpoint import CODEC, eighth_bits, halved, load, read, write
+from training.speech_codec.config import DESIGNS, SpeechCodecConfig
+from training.speech_codec.networks import SpeechCodec
+
+TOY = DESIGNS["toy"]
+
+
+def codec_of(config: SpeechCodecConfig) -> SpeechCodec:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        codec = SpeechCodec(config)
+        for block in codec.decoder.blocks:  # so that every block is heard
+            torch.nn.init.constant_(block.scale, 1.0)
+    return codec.eval()
+
+
+def noise(codes: int, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, codes * TOY.hop, generator=generator) / 10
+
+
+@pytest.mark.parametrize("name", ["toy", "toy_two"])
+@torch.inference_mode()
+def test_codes_and_tokens_are_of_the_codebook_and_give_samples_back(name: str) -> None:
+    config = DESIGNS[name]
+    codec = codec_of(config)
+    values, codes = codec.encode(noise(9))
+    voice, tokens = codec.voice(noise(5))
+    assert codes.shape == (2, 9, config.codebooks)
+    assert tokens.shape == (2, config.voice_tokens)
+    assert 0 <= int(codes.min()) <= int(codes.max()) < config.codebook_size
+    samples = codec.decode(codes, tokens)
+    assert samples.shape == (2, 9 * config.hop)
+    assert torch.allclose(samples, codec.decoder(values, voice), atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_sample_depends_on_the_codes_that_the_config_says() -> None:
+    codec, at, count = codec_of(TOY), 4, 40
+    generator = torch.Generator().manual_seed(2)
+    codes = torch.randint(TOY.codebook_size, (1, count, 1), generator=generator)
+    tokens = torch.zeros(1, TOY.voice_tokens, dtype=torch.long)
+    other = codes.clone()
+    other[:, at] = (other[:, at] + 17) % TOY.codebook_size
+    changed = (codec.decode(codes, tokens) != codec.decode(other, tokens))[0].nonzero().flatten()
+    assert int(changed.min()) // TOY.hop == at - TOY.ahead
+    assert at < int(changed.max()) // TOY.hop <= at + TOY.receptive_field
+
+
+@torch.inference_mode()
+def test_windows_give_the_samples_of_the_whole() -> None:
+    codec, count, block = codec_of(TOY), 60, 7
+    generator = torch.Generator().manual_seed(3)
+    codes = torch.randint(TOY.codebook_size, (1, count, 1), generator=generator)
+    tokens = torch.randint(TOY.codebook_size, (1, TOY.voice_tokens), generator=generator)
+    whole, hop, pieces = codec.decode(codes, tokens)[0], TOY.hop, []
+    # a window's first layer sees zeros before it, as the utterance's does: `behind` codes more
+    left = TOY.receptive_field + TOY.behind
+    for start in range(0, count, block):
+        end = min(start + block, count)
+        first, last = max(0, start - left), min(count, end + TOY.ahead)
+        piece = codec.decode(codes[:, first:last], tokens)[0]
+        pieces.append(piece[(start - first) * hop : (end - first) * hop])
+    assert torch.allclose(torch.cat(pieces), whole, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_another_voice_gives_other_samples_of_the_same_codes() -> None:
+    codec = codec_of(TOY)
+    codes = torch.zeros(1, 5, 1, dtype=torch.long)
+    voices = [torch.full((1, TOY.voice_tokens), number) for number in (0, 9)]
+    first, second = (codec.decode(codes, voice) for voice in voices)
+    assert not torch.allclose(first, second, atol=1e-3)
+
+
+def test_the_shipped_decoders_cost_is_that_of_its_products() -> None:
+    config = CodecConfig()
+    per_frame = 6 * (4 * 384**2 + 2 * 384 * 1152) + 384 * 2 * 2 * 321 + 5 * 384
+    attention = 2 * 6 * 384 * 17 * 2
+    assert cost.shipped(config) == pytest.approx(50 * (per_frame + attention))
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_the_designs_cost_at_most_half_more_than_the_shipped_decoder(name: str) -> None:
+    assert cost.designed(DESIGNS[name]) <= 1.5 * cost.shipped(CodecConfig())
+
+
+def test_a_wider_decoder_costs_more() -> None:
+    assert cost.designed(replace(TOY, decoder_ff=64)) > cost.designed(TOY)
+
+
+@torch.inference_mode()
+def test_weights_come_back_in_half_precision_and_nearly_in_8_bits(tmp_path: Path) -> None:
+    codec = codec_of(TOY)
+    state = halved({f"{CODEC}{name}": value for name, value in codec.state_dict().items()})
+    TOY.save(tmp_path / "toy.json")
+    write(state, tmp_path / "half.safetensors")
+    write(eighth_bits(state), tmp_path / "small.safetensors")
+    half, small = (
+        load(tmp_path / f"{name}.safetensors", tmp_path / "toy.json") for name in ("half", "small")
+    )
+    for name, value in codec.state_dict().items():
+        assert torch.allclose(half.state_dict()[name], value, atol=1e-3, rtol=1e-3)
+        coarse = small.state_dict()[name]
+        assert (coarse - value).abs().max() <= value.abs().max() / 127 + 1e-3
+    assert not list(tmp_path.glob("*.tmp"))
+    assert set(read(tmp_path / "small.safetensors")) == set(state)
+    sizes = [(tmp_path / f"{name}.safetensors").stat().st_size for name in ("half", "small")]
+    assert sizes[1] < sizes[0]

@@ -1,0 +1,68 @@
+"""Put together what a machine without network needs for a trial of the codec.
+
+    python -m training.lent.bundle --teacher runs/teacher --package runs/teacher/package \
+        --phonemes runs/phonemes --out bundle [--wheels DIR]
+
+The folder holds code, the teacher's weights, thinned style rows, phonemes without their text, and
+start.sh and poll.sh.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from training.kokoro.convert import VOICES_FILE, WEIGHTS_FILE
+from training.kokoro.packages import SYMBOLS
+from training.kokoro.phonemes import ACCENTS, read_table, table, write_table
+from training.kokoro.style import thin
+
+ROOT = Path(__file__).parents[2]
+CODE = ("training", "decoder")
+STEP, LAST = 8, 256  # ids between style rows, and in the longest text
+LIMIT_MIB = 60.0
+
+
+def bundle(args: argparse.Namespace) -> float:
+    """Write the folder anew; returns its size in MiB."""
+    out: Path = args.out
+    shutil.rmtree(out, ignore_errors=True)
+    (out / "teacher").mkdir(parents=True)
+    for package in CODE:
+        ignore = shutil.ignore_patterns("__pycache__", "*.txt", "*.md")
+        shutil.copytree(ROOT / package, out / package, ignore=ignore)
+    shutil.copy(args.teacher / WEIGHTS_FILE, out / "teacher")
+    with np.load(args.teacher / VOICES_FILE) as voices:
+        rows = thin({name: voices[name] for name in voices.files}, STEP, LAST)
+    np.savez_compressed(out / "teacher" / VOICES_FILE, **rows)
+    (out / "package" / SYMBOLS).parent.mkdir(parents=True)
+    shutil.copy(args.package / SYMBOLS, out / "package" / SYMBOLS)
+    (out / "phonemes").mkdir()
+    for accent in ACCENTS:
+        spoken = [row.split("\t")[0] for row in read_table(table(args.phonemes, accent))]
+        write_table(spoken, table(out / "phonemes", accent))
+    if args.wheels:
+        shutil.copytree(args.wheels, out / "wheels")
+    for script in ("start.sh", "poll.sh"):
+        shutil.copy(Path(__file__).with_name(script), out / script)
+    return sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 2**20
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("teacher", "package", "phonemes", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--wheels", type=Path)
+    args = parser.parse_args(argv)
+    size = bundle(args)
+    print(f"{args.out}: {size:.1f} MiB")
+    if size > LIMIT_MIB:
+        raise SystemExit(f"{args.out} is larger than {LIMIT_MIB:.0f} MiB: spell fewer lines")
+
+
+if __name__ == "__main__":
+    main()
