@@ -87,6 +87,21 @@ def styled(x: Tensor, style: Tensor) -> Tensor:
     return x * (1 + scale) + shift
 
 
+class Even(nn.BatchNorm1d):
+    """Latent values to a mean of 0 and a deviation of 1 over the batch (in use: over the training).
+
+    Without it the values of the first hundred steps, when the decoder makes nothing of them yet,
+    gather in a corner of the codebook, where a bounded value has no gradient to come back by.
+    """
+
+    def __init__(self, values: int) -> None:
+        super().__init__(values, affine=False, momentum=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, T, values] or [B, values] to float32 of the same shape."""
+        return super().forward(x.float().flatten(0, -2)).view(x.shape)
+
+
 class ContentEncoder(nn.Module):
     """Log-mel frames to latent values, one vector per time of a code."""
 
@@ -99,12 +114,13 @@ class ContentEncoder(nn.Module):
         self.codes = _stack(config.encoder_blocks, dim, ff, kernel)
         self.norm = nn.LayerNorm(dim)
         self.output = nn.Linear(dim, config.values)
+        self.even = Even(config.values)
 
     def forward(self, mel: Tensor) -> Tensor:
         """mel [B, T * frames_per_code, width] to float32 [B, T, values]."""
         x = self.frames(self.input(mel))
         x = self.join(x.reshape(len(x), -1, self.join.in_features))
-        return self.output(self.norm(self.codes(x))).float()
+        return self.even(self.output(self.norm(self.codes(x))))
 
 
 def _stack(count: int, dim: int, ff: int, kernel: int) -> nn.Sequential:
@@ -147,6 +163,7 @@ class VoiceEncoder(nn.Module):
         self.pools = nn.ModuleList(Pooling(dim, ff) for _ in range(2))
         self.row_norm = nn.LayerNorm(dim)
         self.output = nn.Linear(dim, len(config.levels))
+        self.even = Even(config.voice_tokens * len(config.levels))  # of each token by itself
 
     def forward(self, mel: Tensor) -> Tensor:
         """mel [B, F, width] to float32 [B, K, levels]."""
@@ -154,7 +171,8 @@ class VoiceEncoder(nn.Module):
         row = self.queries.expand(len(mel), -1, -1)
         for pool in self.pools:
             row = pool(row, frames)
-        return self.output(self.row_norm(row)).float()
+        latent = self.output(self.row_norm(row))
+        return self.even(latent.flatten(1)).view(latent.shape)
 
 
 class Decoder(nn.Module):

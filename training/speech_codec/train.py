@@ -150,7 +150,8 @@ class Trainer:
     def _update_mean(self) -> None:
         early = min(0.5, 10 / (self.step + 1))  # the first weights are soon forgotten
         for name, value in self.model.state_dict().items():
-            self.mean[name].lerp_(value, max(MEAN_SHARE, early))
+            if value.is_floating_point():
+                self.mean[name].lerp_(value, max(MEAN_SHARE, early))
 
     @torch.no_grad()
     def held_out(self) -> str:
@@ -243,9 +244,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--clip", type=float, default=10.0)
     parser.add_argument("--mel-weight", type=float, default=6.0)
     parser.add_argument("--timbre-weight", type=float, default=20.0)
-    parser.add_argument("--phone-weight", type=float, default=1.0)
-    parser.add_argument("--pitch-weight", type=float, default=2.0)
-    parser.add_argument("--style-weight", type=float, default=0.5)
+    parser.add_argument("--phone-weight", type=float, default=4.0)
+    parser.add_argument("--pitch-weight", type=float, default=4.0)
+    parser.add_argument("--style-weight", type=float, default=1.0)
     parser.add_argument("--fool-weight", type=float, default=0.5)
     parser.add_argument("--match-weight", type=float, default=1.0)
     parser.add_argument("--log", type=float, default=10.0, help="seconds")
