@@ -37,6 +37,7 @@ MAX_STREAMS_PER_CONNECTION = 128
 MAX_METADATA_BYTES = 16 * 1024
 KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 60, 20
 SHORTEST_CLIENT_PING_S = 10
+MAX_PEM_BYTES = 2**20  # a device file never ends
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 STATUS_PERIOD_S = 0.5
 LAST_WORDS_S = 1.0  # for final statuses under way, once no call runs any more
@@ -198,6 +199,10 @@ def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
 
 def _pem(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            text = file.read(MAX_PEM_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    if len(text) > MAX_PEM_BYTES:
+        raise ConfigError(f"{path} has more than {MAX_PEM_BYTES} bytes; name a PEM file")
+    return text
