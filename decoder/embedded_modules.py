@@ -23,8 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decoder.base import DecoderConfigError
+from decoder.codec_config import scalar, sizes
 
 ROTARY_BASE = 10_000.0
+MAY_BE_ZERO = ("encoder_window", "left_window", "right_window")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +69,24 @@ class CodecConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> CodecConfig:
-        """Read a codec's config.json; keys that are not sizes are left to the caller."""
-        known = {f.name for f in fields(cls)}
-        chosen = {key: value for key, value in values.items() if key in known}
-        if "levels" in chosen:
-            chosen["levels"] = tuple(int(level) for level in chosen["levels"])
+        """Read a codec's config.json; keys that are not sizes are left to the caller.
+
+        Raises DecoderConfigError naming a size that is none.
+        """
+        chosen: dict[str, Any] = {"levels": sizes(values, "codec", "levels", cls().levels)}
+        for field in fields(cls):
+            if field.name in MAY_BE_ZERO and values.get(field.name) == 0:
+                chosen[field.name] = 0
+            elif field.name != "levels":
+                chosen[field.name] = scalar(values, "codec", field.name, field.default)
         config = cls(**chosen)
         if config.n_fft % config.stft_hop:
             raise DecoderConfigError("codec config: n_fft must be a multiple of stft_hop")
+        for part in ("encoder", "decoder"):
+            if getattr(config, f"{part}_dim") % (2 * getattr(config, f"{part}_heads")):
+                raise DecoderConfigError(
+                    f"codec config: {part}_dim must be a multiple of twice {part}_heads"
+                )
         return config
 
 
