@@ -73,12 +73,14 @@ class CodecConfig:
 
         Raises DecoderConfigError naming a size that is none.
         """
-        chosen: dict[str, Any] = {"levels": sizes(values, "codec", "levels", cls().levels)}
+        own = cls()
+        chosen: dict[str, Any] = {"levels": sizes(values, "codec", "levels", own.levels)}
         for field in fields(cls):
             if field.name in MAY_BE_ZERO and values.get(field.name) == 0:
                 chosen[field.name] = 0
             elif field.name != "levels":
-                chosen[field.name] = scalar(values, "codec", field.name, field.default)
+                default: int = getattr(own, field.name)
+                chosen[field.name] = scalar(values, "codec", field.name, default)
         config = cls(**chosen)
         if config.n_fft % config.stft_hop:
             raise DecoderConfigError("codec config: n_fft must be a multiple of stft_hop")

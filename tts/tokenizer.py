@@ -156,7 +156,7 @@ def _check_model(model: Any, path: Path) -> None:
 
 def _checked_tokens(added: Any, path: Path) -> list[dict[str, Any]]:
     """The added tokens; CheckpointError for one without a text or an id."""
-    tokens = added if isinstance(added, list) else [None]
+    tokens: list[Any] = added if isinstance(added, list) else [None]
     for token in tokens:
         is_whole = (
             isinstance(token, dict)

@@ -56,7 +56,7 @@ class Served:
         self._first_bytes, self._first_open = server.resident_bytes(), self._num_open()
 
     def check(self) -> None:
-        """Raise InvariantError unless the server is SERVING and its log is whole; at times, speak."""
+        """Raise unless the server is SERVING, its log is whole and, at times, it speaks."""
         self._num_checks += 1
         response = self._health()
         if response.status != health_pb2.HealthCheckResponse.SERVING:
