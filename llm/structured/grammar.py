@@ -89,7 +89,6 @@ def _refuse_least_integers(schema: str) -> None:
     As a `const` or in an `enum` it makes the library call itself until the stack overflows, which
     ends the process. What is not JSON is left to the library.
     """
-
     found: list[str] = []
 
     def noted(text: str) -> None:

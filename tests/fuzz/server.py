@@ -46,7 +46,7 @@ class Served:
     """The server, a channel to it, and the checks."""
 
     def __init__(self, server: Server, log: Path) -> None:
-        self.server, self._log = server, log
+        self.server, self._log, self._pids = server, log, server.pids
         self._read_bytes = self._num_checks = 0
         self.channel = grpc.insecure_channel(server.address, OPTIONS)
         self.ended: set[tuple[str, str]] = set()
@@ -58,32 +58,33 @@ class Served:
     def check(self) -> None:
         """Raise unless the server is SERVING, its log is whole and, at times, it speaks."""
         self._num_checks += 1
-        response = self._health()
+        health = HealthStub(self.channel).Check
+        response = self._answer(health, health_pb2.HealthCheckRequest())
         if response.status != health_pb2.HealthCheckResponse.SERVING:
             raise InvariantError(f"health: {response}")
         if self._num_checks % CHECK_EVERY == 0:
             self.still_speaks()
             self._check_memory()
+        if self.server.pids != self._pids:
+            raise InvariantError("a process of the server has ended")
         self.read_log()
-
-    def _health(self) -> health_pb2.HealthCheckResponse:
-        """The answer of Health.Check. A call that reaches grpcio's server loop just after that has
-        ended is lost; it is made again, as a client would.
-        """
-        request, stub = health_pb2.HealthCheckRequest(), HealthStub(self.channel)
-        for _ in range(MOST_LOST):
-            try:
-                return stub.Check(request, timeout=GENEROUS_S, wait_for_ready=True)
-            except grpc.RpcError as error:
-                if error.code() not in LOST:
-                    raise
-        raise InvariantError(f"health: no answer to {MOST_LOST} calls")
 
     def still_speaks(self) -> None:
         """Raise unless a short text becomes sound."""
-        stub = SpeechServiceStub(self.channel)
-        if not stub.Synthesize(_SAY, timeout=GENEROUS_S, wait_for_ready=True).audio:
+        if not self._answer(SpeechServiceStub(self.channel).Synthesize, _SAY).audio:
             raise InvariantError("a short text has no sound")
+
+    def _answer(self, method: Any, request: Any) -> Any:
+        """The response to a call. One that reaches grpcio's server loop just after that has ended
+        is lost; it is made again, as a client would.
+        """
+        for _ in range(MOST_LOST):
+            try:
+                return method(request, timeout=GENEROUS_S, wait_for_ready=True)
+            except grpc.RpcError as error:
+                if error.code() not in LOST:
+                    raise
+        raise InvariantError(f"no answer to {MOST_LOST} calls")
 
     def check_at_end(self) -> None:
         """Raise unless the server speaks, and holds no more than after its start."""
@@ -139,7 +140,8 @@ def served(folder: Path) -> Iterator[Served]:
     checkpoint, log = build_tiny_checkpoint(folder / "tiny"), folder / "log"
     flags = ("--port=0", "--log-format=json", FRONT_ENDS, "--model.device-specs=cpu")
     sizes = ("--max-batch-size=16", "--model.kv-cache.num-pages=512")
-    command = (sys.executable, "-m", "tts.serve", "--model", str(checkpoint), *flags, *sizes)
+    model = ("--model", str(checkpoint), "--sampling.enable-structured-output", *sizes)
+    command = (sys.executable, "-m", "tts.serve", *model, *flags)
     with (
         log.open("wb") as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT) as process,
