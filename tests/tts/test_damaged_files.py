@@ -52,6 +52,8 @@ def change(path: Path, values: dict[str, Any]) -> None:
         ("codec/config.json", {"levels": "x"}, "codec config: levels"),
         ("codec/config.json", {"decoder_layers": None, "decoder_dim": "x"}, "config: decoder_dim"),
         ("codec/config.json", {"decoder_heads": 3}, "a multiple of twice decoder_heads"),
+        ("codec/config.json", {"decoder_dim": 32_000}, "codec config: the sizes are too large"),
+        ("codec/config.json", {"encoder_layers": 2**31}, "codec config: the sizes are too large"),
         ("codec/config.json", {"decoder_ff": 2**70}, "codec config: the sizes are too large"),
         ("codec/config.json", {"streaming": 5}, "codec config: streaming"),
         ("codec/config.json", {"streaming": {"buffer": "x"}}, "codec config: streaming: buffer"),
@@ -88,3 +90,10 @@ def test_half_of_a_pair_in_a_configuration_is_refused(tmp_path: Path, suffix: st
     path.write_text('{"server_config": {"\\ud800": 5}}')
     with pytest.raises(ConfigError, match=r"this is not Unicode text: .*\\ud800"):
         load_config(ServerConfig, {}, config_file=str(path), environ={})
+
+
+@pytest.mark.parametrize("key", ["model_path", "weight_path"])
+def test_a_path_longer_than_any_file_has_is_refused(key: str) -> None:
+    values = {"model_path": "."} | {key: ["x" * 300] if key == "weight_path" else "x" * 300}
+    with pytest.raises(ConfigError, match="cannot be used: File name too long"):
+        tiny_config(Path(), model=values)
