@@ -174,8 +174,8 @@ def _override(override: str | None) -> str:
 def _own(folder: Path, settings: Mapping[str, Any]) -> str:
     template = settings.get("chat_template")
     if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
+        defaults = (t for t in template if isinstance(t, Mapping) and t.get("name") == "default")
+        template = next(defaults, {}).get("template")
     if isinstance(template, str):
         return template
     file = folder / "chat_template.jinja"

@@ -20,6 +20,7 @@ from llm import ConfigError
 from tts import speech_servicer, text_servicer
 from tts.config import ServerConfig
 from tts.gate import Gate
+from tts.health_servicer import HealthServicer
 from tts.host import Host
 from tts.listener import Listener, Unregistered
 from tts.speech_servicer import SpeechServicer
@@ -84,7 +85,7 @@ class SpeechServer:
         self._config = config
         self.host = Host(config)
         self.gate = Gate(config, self.host.calls)
-        self._health = health.aio.HealthServicer()
+        self._health = HealthServicer(("", *SERVICES))
         self._credentials: grpc.ServerCredentials | None = None
         self._listener = Listener(self._create, self._bind)
         self._watch: asyncio.Task[None] | None = None

@@ -8,8 +8,10 @@ forced ahead of the model, because their keys and values would have no place in 
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
@@ -37,6 +39,7 @@ MAX_SCHEMA_CHARACTERS = 65_536
 # What printers of JSON write between its signs: a blank, or a new line and its indentation. With
 # free white space a weak model gets lost in it.
 JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \t]|\r?\n[ \t]{0,32}"}
+LEAST, ROUNDED = -(2.0**63), 512  # integers of up to LEAST + ROUNDED are LEAST as doubles
 NOTHING_FITS = "json_schema: no token of this model goes on with the document"
 
 
@@ -72,11 +75,32 @@ def _json_grammar(schema: str) -> str:
 
     if len(schema) > MAX_SCHEMA_CHARACTERS:
         raise RequestError(f"json_schema is longer than {MAX_SCHEMA_CHARACTERS} characters")
+    _refuse_least_integers(schema)
     try:
         grammar: str = LLMatcher.grammar_from_json_schema(schema, defaults=JSON_OPTIONS)
     except ValueError as error:
         raise RequestError(f"json_schema: {error}") from error
     return grammar
+
+
+def _refuse_least_integers(schema: str) -> None:
+    """Raise `RequestError` for an integer that is -2⁶³ as a double.
+
+    As a `const` or in an `enum` it makes the library call itself until the stack overflows, which
+    ends the process. What is not JSON is left to the library.
+    """
+    found: list[str] = []
+
+    def noted(text: str) -> None:
+        if float(text) == LEAST and int(text) >= LEAST:
+            found.append(text)
+
+    with suppress(ValueError, RecursionError):
+        json.loads(schema, parse_int=noted)
+    if found:
+        raise RequestError(
+            f"json_schema: the integer {found[0]} is too small; write -2^63 + {ROUNDED + 1} or more"
+        )
 
 
 class GrammarCompiler:

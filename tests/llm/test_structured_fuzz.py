@@ -135,3 +135,16 @@ def test_no_text_does_more_than_be_refused(text: str) -> None:
 def test_what_cannot_be_held_to_is_refused_and_not_ignored(schema: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="json_schema"):
         check_json_schema(json.dumps(schema))
+
+
+@pytest.mark.parametrize("integer", [-(2**63), 1 - 2**63, 512 - 2**63])
+def test_integers_that_end_the_library_are_refused(integer: int) -> None:
+    """Those that are -2^63 as a double let it run out of stack."""
+    for schema in ({"const": integer}, {"anyOf": [{"enum": ["a", integer]}]}):
+        with pytest.raises(RequestError, match=f"json_schema: the integer {integer} is too small"):
+            check_json_schema(json.dumps(schema))
+
+
+@pytest.mark.parametrize("number", [513 - 2**63, -(2**63) - 1, -(2**64), 2**63 - 1, -1e300])
+def test_other_large_numbers_are_taken(number: float) -> None:
+    check_json_schema(json.dumps({"const": number}))
