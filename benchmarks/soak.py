@@ -35,7 +35,7 @@ from benchmarks.report import Report, publish
 from benchmarks.server_metrics import Samples, free_port, scrape
 from benchmarks.serving import Server, serving
 from benchmarks.soak_calls import OWN_CHANNEL, SLOW_READER_S, Clients
-from benchmarks.soak_ledger import Log, Window
+from benchmarks.soak_ledger import Log, Window, complete
 from benchmarks.soak_report import Part, held, part_figures, search_figures
 
 KILL_EVERY_S = 180.0
@@ -49,6 +49,7 @@ BACK_S = 120.0  # for an engine to be back
 SETTLE_S = 1.5  # the engine's figures are up to a second old
 BACK_SLACK_S = 1.0  # a front end may know half a second later than others
 SERVING_IN_A_ROW = 4  # answers for each front end
+PAGES_OF_A_PROMPT, MOST_PROMPTS = 4, 256  # with the pages' usual size
 CROWD = 2  # processes of listeners while streams are searched for
 ENGINE = "engine"
 
@@ -115,6 +116,7 @@ class Soak:
         plan = self._plan
         try:
             await self._clients.prepare()
+            await self._clients.fill(self._num_prompts())
             before = self._rest = await self._drained()
             self._clients.calls.clear()
             self._position = self._log_file.stat().st_size
@@ -124,6 +126,14 @@ class Soak:
             return before, parts
         finally:
             await self._clients.close()
+
+    def _num_prompts(self) -> int:
+        """So many that the prefix cache comes to fill the KV pool, where that is not too large.
+
+        Pages that are used for the first time take memory, which is no leak.
+        """
+        pages = scrape(self._metrics_port).get("sonant_kv_pages", state="total")
+        return min(MOST_PROMPTS, math.ceil(pages / PAGES_OF_A_PROMPT))
 
     async def _part(self, name: str, listeners: int, seconds: float) -> Part:
         samples: list[Sample] = []
@@ -136,12 +146,14 @@ class Soak:
         sampling.cancel()
         former, self._rest = self._rest, await self._drained()
         start, self._position = self._position, self._log_file.stat().st_size
+        log = Log.read(self._log_file, start, self._position)
         calls, self._clients.calls = self._clients.calls, []
+        complete(calls, log)
         return Part(
             name,
             Window(start_s, start_s + seconds),
             tuple(calls),
-            Log.read(self._log_file, start, self._position),
+            log,
             self._rest,
             self._rest - former,
             tuple(samples),

@@ -26,6 +26,7 @@ from tts.v1 import common_pb2, speech_pb2, speech_pb2_grpc, text_pb2, text_pb2_g
 PATIENCE_S = 120.0  # for one call: one that takes longer has no end
 MAX_CODES = 250  # of one sentence
 TEXT_TOKENS = 64
+PROMPT_TOKENS, ANY_IDS = 513, range(32, 127)
 CHANNELS = 4
 LINGER_S = 1.0  # after a call that failed: a server that is restarted is not asked without pause
 LEAVES_WITHIN_S = 1.0
@@ -63,6 +64,18 @@ class Clients:
             config.audio_format.encoding = speech_pb2.AUDIO_ENCODING_WAV
             request = speech_pb2.SynthesizeRequest(config=config, input=_spoken(CLIP))
             self._clip = (await _answer(asked, self._speech().Synthesize(request))).audio
+
+    async def fill(self, prompts: int) -> None:
+        """Have so many prompts of PROMPT_TOKENS remembered, each another."""
+        random = Random(0)
+        stub = text_pb2_grpc.TextServiceStub(next(self._turns))
+        for _ in range(prompts):
+            ids = [random.choice(ANY_IDS) for _ in range(PROMPT_TOKENS)]
+            request = text_pb2.GenerateRequest(
+                input=text_pb2.GenerationInput(token_ids=text_pb2.TokenIds(ids=ids))
+            )
+            request.config.sampling.max_tokens = 1
+            await stub.Generate(request)
 
     async def run(self, listeners: int, seconds: float) -> None:
         """So many listeners, and the others beside them, for so long; then the last calls end."""
@@ -103,8 +116,7 @@ class Clients:
         except TimeoutError:
             return  # it has no end
         except grpc.aio.AioRpcError as error:
-            asked.adopt(error.trailing_metadata())
-            asked.end(error.code().name)
+            asked.fail(error)
         if asked.code not in asked.expected:
             await self._wait(LINGER_S)
 

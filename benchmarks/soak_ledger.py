@@ -14,10 +14,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import grpc
+
 from tts.rpc import REQUEST_ID_KEY
 
 OK, CANCELLED, VANISHED, UNAVAILABLE = "OK", "CANCELLED", "VANISHED", "UNAVAILABLE"
 LEFT = frozenset({CANCELLED, VANISHED})  # the client's own ends
+WRITE_FAILED = "WRITE FAILED"
+"""grpc.aio's own status of a call that ended while its client wrote: the server's is lost."""
+EXECUTE_BATCH = "execute_batch"  # in the details of such a status
 CALL_ENDED = "call ended"  # the log's message
 
 
@@ -44,6 +49,12 @@ class Asked:
         for key, value in metadata or ():
             if key == REQUEST_ID_KEY:
                 self.request_id = str(value)
+
+    def fail(self, error: grpc.aio.AioRpcError) -> None:
+        """It ended with a status."""
+        self.adopt(error.trailing_metadata())
+        is_local = error.code().name == "INTERNAL" and EXECUTE_BATCH in (error.details() or "")
+        self.end(WRITE_FAILED if is_local else error.code().name)
 
     def end(self, code: str) -> None:
         """The first end counts."""
@@ -121,6 +132,13 @@ class Log:
             elif record.get("level", "error") in ("error", "critical"):
                 troubles.append(line)
         return cls(codes, num_calls, tuple(troubles))
+
+
+def complete(calls: Iterable[Asked], log: Log) -> None:
+    """Give calls whose status the client's library has lost the one that the log tells."""
+    for call in calls:
+        if call.code == WRITE_FAILED:
+            call.code = log.codes.get(call.request_id, WRITE_FAILED)
 
 
 def _record(line: str) -> dict[str, object]:

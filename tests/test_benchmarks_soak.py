@@ -6,21 +6,33 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from benchmarks import results, serve, soak
 from benchmarks.process_samples import Holdings, Sample, holdings, median
 from benchmarks.report import Figure, Report
 from benchmarks.server_metrics import Samples
-from benchmarks.soak_ledger import Asked, Log, Window, disagreements, first_audio_ms, lost
+from benchmarks.soak_ledger import (
+    WRITE_FAILED,
+    Asked,
+    Log,
+    Window,
+    complete,
+    disagreements,
+    first_audio_ms,
+    lost,
+)
 from benchmarks.soak_report import Part, part_figures
+from tts.rpc import REQUEST_ID_KEY
 
 OK = frozenset({"OK"})
 
 
-def asked(name: str, code: str = "OK", kind: str = "stream", **values: float) -> Asked:
-    times = {"began_s": 10.0, "ended_s": 11.0, **values}
+def asked(name: str, code: str = "OK", kind: str = "stream", **values: float | None) -> Asked:
+    times: dict[str, Any] = {"began_s": 10.0, "ended_s": 11.0, **values}
     return Asked(kind, name, OK, code=code, **times)
 
 
@@ -66,6 +78,24 @@ def test_the_log_and_the_clients_know_the_same_calls() -> None:
     assert early == "more than 0 calls in the log were cancelled before their id was read"
     (other,) = disagreements([asked("a")], log(a="INTERNAL"))
     assert other == "the log says INTERNAL: stream a: OK"
+
+
+def test_a_status_that_the_library_lost_is_the_logs() -> None:
+    typed, unknown = (Asked("typed", name, OK, 10.0) for name in "ab")
+    for call in (typed, unknown):
+        call.fail(aio_error(grpc.StatusCode.INTERNAL, 'Failed "execute_batch": (...)'))
+    complete([typed, unknown], log(a="UNAVAILABLE"))
+    assert (typed.code, unknown.code) == ("UNAVAILABLE", WRITE_FAILED)
+    told = asked("c", "", ended_s=None)
+    told.fail(aio_error(grpc.StatusCode.INTERNAL, "the request failed inside the server"))
+    complete([told], log(c="OK"))
+    assert (told.code, told.request_id) == ("INTERNAL", "named")
+
+
+def aio_error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+    trailing = grpc.aio.Metadata((REQUEST_ID_KEY, "named")) if "server" in details else None
+    metadata = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(code, metadata, trailing or metadata, details)
 
 
 def test_a_log_is_read_between_two_positions(tmp_path: Path) -> None:
