@@ -20,10 +20,16 @@ from tts.rpc import REQUEST_ID_KEY
 
 OK, CANCELLED, VANISHED, UNAVAILABLE = "OK", "CANCELLED", "VANISHED", "UNAVAILABLE"
 LEFT = frozenset({CANCELLED, VANISHED})  # the client's own ends
-WRITE_FAILED = "WRITE FAILED"
+WRITE_FAILED = "WRITE_FAILED"
 """grpc.aio's own status of a call that ended while its client wrote: the server's is lost."""
 EXECUTE_BATCH = "execute_batch"  # in the details of such a status
 CALL_ENDED = "call ended"  # the log's message
+
+
+def code_of(error: grpc.aio.AioRpcError) -> str:
+    """A call's status, or WRITE_FAILED."""
+    is_local = error.code().name == "INTERNAL" and EXECUTE_BATCH in (error.details() or "")
+    return WRITE_FAILED if is_local else str(error.code().name)
 
 
 @dataclass(slots=True)
@@ -53,8 +59,7 @@ class Asked:
     def fail(self, error: grpc.aio.AioRpcError) -> None:
         """It ended with a status."""
         self.adopt(error.trailing_metadata())
-        is_local = error.code().name == "INTERNAL" and EXECUTE_BATCH in (error.details() or "")
-        self.end(WRITE_FAILED if is_local else error.code().name)
+        self.end(code_of(error))
 
     def end(self, code: str) -> None:
         """The first end counts."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from benchmarks.soak_ledger import code_of
 from tts.v1 import speech_pb2, speech_pb2_grpc, text_pb2, text_pb2_grpc
 
 NUM_CALLS = 3
@@ -39,10 +40,10 @@ async def read(request_id: str, call: Any) -> None:
             if is_first:
                 print(request_id, flush=True)
             is_first = False
-        code = await call.code()
+        code = (await call.code()).name
     except grpc.aio.AioRpcError as error:
-        code = error.code()
-    print(request_id, code.name, flush=True)
+        code = code_of(error)
+    print(request_id, code, flush=True)
 
 
 async def run(address: str, request_ids: Sequence[str]) -> None:

@@ -212,10 +212,10 @@ def _read_chunking(proto: pb.ChunkingConfig, path: str, wrong: Violations) -> Ch
 def _read_pronunciations(
     proto: pb.SynthesisConfig, path: str, wrong: Violations
 ) -> tuple[tuple[str, str], ...]:
-    entries = proto.pronunciations
-    fits = len(entries) <= MAX_PRONUNCIATIONS
+    fits = len(proto.pronunciations) <= MAX_PRONUNCIATIONS
     wrong.require(fits, path, f"has more than {MAX_PRONUNCIATIONS} entries")
-    for index, entry in enumerate(entries[:MAX_PRONUNCIATIONS]):
+    entries = proto.pronunciations[:MAX_PRONUNCIATIONS]
+    for index, entry in enumerate(entries):
         for name in ("phrase", "pronunciation"):
             value = getattr(entry, name)
             length_text = f"must have 1 to {MAX_PHRASE_CHARACTERS} characters"
