@@ -77,7 +77,7 @@ schemas = st.recursive(
     seed=73,
 )
 @given(schema=schemas, seed=st.integers(0, 2**16))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_walk_through_the_masks_fits(schema: dict[str, Any], seed: int) -> None:
     text = json.dumps(schema)
     check_json_schema(text)
@@ -96,7 +96,7 @@ def test_any_walk_through_the_masks_fits(schema: dict[str, Any], seed: int) -> N
 
 
 @given(value=scalars | st.lists(scalars, max_size=2), schema=schemas)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_what_fits_can_be_written(value: Any, schema: dict[str, Any]) -> None:
     """A document that fits another branch of the schema is never masked away."""
     both = json.dumps({"anyOf": [schema, {"const": value}]})
@@ -110,7 +110,7 @@ def test_what_fits_can_be_written(value: Any, schema: dict[str, Any]) -> None:
 
 
 @given(text=st.text('{}[]:,"$reftypobjcanm0 ', max_size=40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_no_text_does_more_than_be_refused(text: str) -> None:
     refusal = "json_schema"
     try:
