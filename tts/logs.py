@@ -23,6 +23,8 @@ GRPC_LOGGER, METADATA_TOLD = "grpc._cython.cygrpc", "Invalid encoding on"
 """Where gRPC tells metadata that is not UTF-8, as it came; it may be a token."""
 
 NOT_UTF8 = "'utf-8' codec can't decode"
+NOT_SENT = "ExecuteBatchError raised in core"
+"""How gRPC begins to tell that a client was gone before it was told that there is no such method."""
 
 INDENT = "    "
 DECIMALS = 6  # of numbers in JSON: microseconds
@@ -40,15 +42,16 @@ def configure_logging(level: str, log_format: LogFormat) -> None:
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     own = logging.getLogger().level
-    logging.getLogger(GRPC_LOGGER).addFilter(_has_no_metadata)
+    logging.getLogger(GRPC_LOGGER).addFilter(_is_of_use)
     for name in (GRPC_LOGGER, "asyncio"):
         logging.getLogger(name).addFilter(_tells_no_path)
     for name in HTTP_LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING if own == logging.INFO else own)
 
 
-def _has_no_metadata(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith(METADATA_TOLD)
+def _is_of_use(record: logging.LogRecord) -> bool:
+    """False for what a client's metadata was, and for that a client has left."""
+    return not str(record.msg).startswith((METADATA_TOLD, NOT_SENT))
 
 
 def _tells_no_path(record: logging.LogRecord) -> bool:

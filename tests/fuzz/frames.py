@@ -200,7 +200,7 @@ class Sender:
     def try_one(self, chance: Random) -> None:
         """Open one connection, send, close it; then the server must be well."""
         data = connection(chance)
-        with suppress(ConnectionRefusedError):  # while the listener is replaced
+        with suppress(ConnectionRefusedError, ConnectionResetError):  # the listener is replaced
             send(self._server.server.address, data, chance)
         self._server.check()
 
