@@ -24,7 +24,7 @@ GRPC_LOGGER, METADATA_TOLD = "grpc._cython.cygrpc", "Invalid encoding on"
 
 NOT_UTF8 = "'utf-8' codec can't decode"
 NOT_SENT = "ExecuteBatchError raised in core"
-"""How gRPC begins to tell that a client was gone before it was told that there is no such method."""
+"""How gRPC begins to tell that a client left before it heard that there is no such method."""
 
 INDENT = "    "
 DECIMALS = 6  # of numbers in JSON: microseconds
