@@ -22,13 +22,13 @@ OK, CANCELLED, VANISHED, UNAVAILABLE = "OK", "CANCELLED", "VANISHED", "UNAVAILAB
 LEFT = frozenset({CANCELLED, VANISHED})  # the client's own ends
 WRITE_FAILED = "WRITE_FAILED"
 """grpc.aio's own status of a call that ended while its client wrote: the server's is lost."""
-EXECUTE_BATCH = "execute_batch"  # in the details of such a status
+OWN_WORDS = "Internal error from Core"  # the details of such a status
 CALL_ENDED = "call ended"  # the log's message
 
 
 def code_of(error: grpc.aio.AioRpcError) -> str:
     """A call's status, or WRITE_FAILED."""
-    is_local = error.code().name == "INTERNAL" and EXECUTE_BATCH in (error.details() or "")
+    is_local = error.code().name == "INTERNAL" and error.details() == OWN_WORDS
     return WRITE_FAILED if is_local else str(error.code().name)
 
 

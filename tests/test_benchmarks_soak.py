@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from benchmarks import results, serve, soak
 from benchmarks.process_samples import Holdings, Sample, holdings, median
 from benchmarks.report import Figure, Report
 from benchmarks.server_metrics import Samples
+from benchmarks.serving import Server
 from benchmarks.soak_ledger import (
     WRITE_FAILED,
     Asked,
@@ -26,7 +29,7 @@ from benchmarks.soak_ledger import (
     lost,
 )
 from benchmarks.soak_report import Part, part_figures
-from tts.rpc import REQUEST_ID_KEY
+from tts.v1 import speech_pb2, speech_pb2_grpc
 
 OK = frozenset({"OK"})
 
@@ -80,22 +83,36 @@ def test_the_log_and_the_clients_know_the_same_calls() -> None:
     assert other == "the log says INTERNAL: stream a: OK"
 
 
-def test_a_status_that_the_library_lost_is_the_logs() -> None:
-    typed, unknown = (Asked("typed", name, OK, 10.0) for name in "ab")
-    for call in (typed, unknown):
-        call.fail(aio_error(grpc.StatusCode.INTERNAL, 'Failed "execute_batch": (...)'))
-    complete([typed, unknown], log(a="UNAVAILABLE"))
-    assert (typed.code, unknown.code) == ("UNAVAILABLE", WRITE_FAILED)
-    told = asked("c", "", ended_s=None)
-    told.fail(aio_error(grpc.StatusCode.INTERNAL, "the request failed inside the server"))
-    complete([told], log(c="OK"))
-    assert (told.code, told.request_id) == ("INTERNAL", "named")
+def test_a_status_that_the_library_lost_is_the_logs(tiny_server: Server) -> None:
+    """A call that is refused while its client writes: grpc.aio tells that a write failed."""
 
+    async def refused(stub: speech_pb2_grpc.SpeechServiceStub) -> Asked:
+        async def requests() -> AsyncIterator[speech_pb2.StreamingSynthesizeRequest]:
+            wrong = speech_pb2.SynthesisConfig(speaking_rate=9)
+            config = speech_pb2.StreamingSynthesizeConfig(synthesis=wrong)
+            yield speech_pb2.StreamingSynthesizeRequest(config=config)
+            while True:
+                yield speech_pb2.StreamingSynthesizeRequest(text="x ")
+                await asyncio.sleep(0.001)
 
-def aio_error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
-    trailing = grpc.aio.Metadata((REQUEST_ID_KEY, "named")) if "server" in details else None
-    metadata = grpc.aio.Metadata()
-    return grpc.aio.AioRpcError(code, metadata, trailing or metadata, details)
+        call = Asked("typed", "a", OK)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            _ = [response async for response in stub.StreamingSynthesize(requests())]
+        call.fail(caught.value)
+        return call
+
+    async def until_lost() -> Asked:
+        async with grpc.aio.insecure_channel(tiny_server.address) as channel:
+            stub = speech_pb2_grpc.SpeechServiceStub(channel)
+            while (call := await refused(stub)).code != WRITE_FAILED:
+                assert call.code == "INVALID_ARGUMENT"
+        return call
+
+    lost_one = asyncio.run(asyncio.wait_for(until_lost(), 100))
+    complete([lost_one], log(b="OK"))
+    assert lost_one.code == WRITE_FAILED
+    complete([lost_one], log(a="INVALID_ARGUMENT"))
+    assert lost_one.code == "INVALID_ARGUMENT"
 
 
 def test_a_log_is_read_between_two_positions(tmp_path: Path) -> None:
