@@ -57,7 +57,7 @@ class ChatTemplate:
 
         try:
             self._compiled = self._compiled or self._compile()
-        except TemplateError as error:
+        except (TemplateError, RecursionError) as error:  # Jinja's parser calls itself
             raise CheckpointError(f"the chat template fails: {error}") from error
         return self._compiled
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
@@ -39,7 +38,8 @@ MAX_SCHEMA_CHARACTERS = 65_536
 # What printers of JSON write between its signs: a blank, or a new line and its indentation. With
 # free white space a weak model gets lost in it.
 JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \t]|\r?\n[ \t]{0,32}"}
-LEAST, ROUNDED = -(2.0**63), 512  # integers of up to LEAST + ROUNDED are LEAST as doubles
+LEAST = -(2.0**63)  # of a value that a schema can ask for, and is none itself
+VALUES = ("const", "enum")
 NOTHING_FITS = "json_schema: no token of this model goes on with the document"
 
 
@@ -75,7 +75,7 @@ def _json_grammar(schema: str) -> str:
 
     if len(schema) > MAX_SCHEMA_CHARACTERS:
         raise RequestError(f"json_schema is longer than {MAX_SCHEMA_CHARACTERS} characters")
-    _refuse_least_integers(schema)
+    _refuse_small_values(schema)
     try:
         grammar: str = LLMatcher.grammar_from_json_schema(schema, defaults=JSON_OPTIONS)
     except ValueError as error:
@@ -83,24 +83,33 @@ def _json_grammar(schema: str) -> str:
     return grammar
 
 
-def _refuse_least_integers(schema: str) -> None:
-    """Raise `RequestError` for an integer that is -2⁶³ as a double.
+def _refuse_small_values(schema: str) -> None:
+    """Raise `RequestError` for a `const` or an `enum` with a number of -2⁶³ or less, as a double.
 
-    As a `const` or in an `enum` it makes the library call itself until the stack overflows, which
-    ends the process. What is not JSON is left to the library.
+    Where it stands for an integer it makes the library (llguidance 1.9) call itself until the stack
+    overflows, which ends the process. What is not JSON is left to the library.
     """
-    found: list[str] = []
-
-    def noted(text: str) -> None:
-        if float(text) == LEAST and int(text) >= LEAST:
-            found.append(text)
-
-    with suppress(ValueError, RecursionError):
-        json.loads(schema, parse_int=noted)
-    if found:
+    try:
+        found = _smallest(json.loads(schema, parse_int=float), is_value=False)
+    except (ValueError, RecursionError):
+        return
+    if found <= LEAST:
         raise RequestError(
-            f"json_schema: the integer {found[0]} is too small; write -2^63 + {ROUNDED + 1} or more"
+            f"json_schema: const and enum: {found:g} is too small; it must be more than -2^63"
         )
+
+
+def _smallest(part: object, *, is_value: bool) -> float:
+    """The smallest number in a `const` or an `enum`; 0 where there is none below."""
+    if isinstance(part, float):
+        return min(part, 0.0) if is_value else 0.0
+    if isinstance(part, dict):
+        found = (_smallest(v, is_value=is_value or k in VALUES) for k, v in part.items())
+    elif isinstance(part, list):
+        found = (_smallest(v, is_value=is_value) for v in part)
+    else:
+        return 0.0
+    return min(found, default=0.0)
 
 
 class GrammarCompiler:

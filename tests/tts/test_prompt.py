@@ -202,7 +202,13 @@ def test_an_empty_conversation_is_refused(
 
 @pytest.mark.parametrize(
     "template",
-    ["{{ ''.__class__.__mro__ }}", "{% for %}", "{{ messages.append(1) }}", "{{ nothing.at.all }}"],
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{% for %}",
+        "{{ messages.append(1) }}",
+        "{{ nothing.at.all }}",
+        pytest.param("{{ " + "[" * 10_000, id="deep"),
+    ],
 )
 def test_broken_and_escaping_templates_fail(tiny_checkpoint: Path, template: str) -> None:
     with pytest.raises(CheckpointError, match="chat template fails"):
