@@ -54,7 +54,8 @@ ROOT = Path(__file__).parent.parent
 NOT_COMMANDS = {"__init__", "canned", "report", "serving", "word_errors"}
 NOT_COMMANDS |= {"engine_load", "peers", "shapes", "trace"}
 NOT_COMMANDS |= {"crowd", "listeners", "playback", "server_metrics", "speech_shapes"}
-NOT_COMMANDS |= {"block_readers", "kernel_shapes", "peak_memory"}
+NOT_COMMANDS |= {"block_readers", "kernel_shapes", "peak_memory", "process_samples"}
+NOT_COMMANDS |= {"soak_calls", "soak_ledger", "soak_report", "soak_vanish"}
 
 
 def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
@@ -81,6 +82,7 @@ def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
         "scheduler",
         "seams",
         "serve",
+        "soak",
         "speed",
         "streams",
         "understood",
