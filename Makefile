@@ -8,6 +8,7 @@ CLIENTS_VENV ?= .venv-clients
 BIN := $(VENV)/bin
 TEXT ?= hello
 OUT ?=
+MINUTES ?= 10
 
 # One stamp per set of packages; both are out of date when pyproject.toml changes.
 RUNTIME := $(VENV)/.runtime
@@ -21,7 +22,7 @@ PROTOS := $(wildcard proto/tts/v1/*.proto)
 PYTEST = $(BIN)/python -m pytest -n 2
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
 
-.PHONY: say test test-gpu mutants check check-clients on-clients stubs lint type format proto venv clean
+.PHONY: say test test-gpu mutants fuzz check check-clients on-clients stubs lint type format proto venv clean
 .DEFAULT_GOAL := say
 
 say: export SAY_TEXT := $(value TEXT)
@@ -38,6 +39,10 @@ test-gpu: $(ON_GPU)
 # Takes up to an hour, so `check` does not run it; docs/mutation_testing.md has the results.
 mutants: $(MUTATION)
 	nice -n 10 $(BIN)/python -m tests.mutation
+
+# Random input for MINUTES in all; the exit status is 1 when something was found.
+fuzz: $(DEVELOPMENT)
+	nice -n 10 $(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 check: $(DEVELOPMENT) stubs lint type
 	$(PYTEST)

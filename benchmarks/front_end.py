@@ -67,7 +67,7 @@ async def load(address: str, num_streams: int, ramp_s: float = 0.0) -> Load:
     )
     for channel in channels:
         await channel.close()
-    return _summed([[*_messages(stream)] for stream in heard])
+    return summed([[*_messages(stream)] for stream in heard])
 
 
 def _messages(stream: Sequence[tuple[float, bytes]]) -> Iterator[Message]:
@@ -78,7 +78,7 @@ def _messages(stream: Sequence[tuple[float, bytes]]) -> Iterator[Message]:
             yield Message(seconds + micros / MICRO, arrived_s)
 
 
-def _summed(streams: Sequence[Sequence[Message]]) -> Load:
+def summed(streams: Sequence[Sequence[Message]]) -> Load:
     """The rate is that of the time in which all streams run."""
     start = max(stream[0].arrived_s for stream in streams)
     end = min(stream[-1].arrived_s for stream in streams)

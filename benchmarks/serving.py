@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 import grpc
 
@@ -46,19 +47,21 @@ def _resident_bytes(pid: int) -> int:
 
 
 @contextmanager
-def serving(model: str = "", flags: Sequence[str] = ()) -> Iterator[Server]:
-    """Run a server on a free port for as long as the block lasts."""
+def serving(
+    model: str = "", flags: Sequence[str] = (), log: IO[bytes] | None = None
+) -> Iterator[Server]:
+    """Run a server on a free port for as long as the block lasts; `log`: its standard error."""
     command = [sys.executable, "-m", "tts.serve", "--port", "0", "--log-level", "warning", *flags]
     if model:
         command += ["--model.model-path", model]
-    with started(command) as server:
+    with started(command, log) as server:
         yield server
 
 
 @contextmanager
-def started(command: Sequence[str]) -> Iterator[Server]:
-    """Run a program that prints its address when it is ready."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+def started(command: Sequence[str], log: IO[bytes] | None = None) -> Iterator[Server]:
+    """Run a program that prints its address when it is ready; `log`: its standard error."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
         try:
             assert process.stdout is not None
             ready = READY.match(process.stdout.readline())

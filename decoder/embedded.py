@@ -123,13 +123,18 @@ def codec_spec(config: CodecConfig, source: CodecSource) -> CodecSpec:
         can_encode=source.weights is None or _has_encoder(source.weights),
         recommended=recommended_streaming(source.config.get("streaming", {})),
     )
-    validate_streaming(spec.recommended, spec)
+    try:
+        validate_streaming(spec.recommended, spec)
+    except DecoderConfigError as error:
+        raise DecoderConfigError(f"codec config: streaming: {error}") from error
     return spec
 
 
 def recommended_streaming(values: Mapping[str, Any]) -> StreamingOptions:
     """The "streaming" object of a codec's config.json; an unknown key is an error."""
     known = {"chunk_sizes", "buffer", "block_causal", "prepend", "prepend_causal"}
+    if not isinstance(values, Mapping):
+        raise DecoderConfigError(f"codec config: streaming {values!r} is not an object")
     if surplus := sorted(set(values) - known):
         raise DecoderConfigError(f"codec config: unknown key streaming.{surplus[0]}")
     sizes = values.get("chunk_sizes")
@@ -184,7 +189,11 @@ def _load(config: CodecConfig, source: CodecSource, part: str) -> EmbeddedCodec:
     """The codec on the CPU with one part's weights (the other part is not used)."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(RANDOM_SEED)
-        codec = EmbeddedCodec(config, with_encoder=part == "encoder")
+        try:
+            codec = EmbeddedCodec(config, with_encoder=part == "encoder")
+        except (RuntimeError, TypeError, ValueError) as error:  # how torch refuses a size
+            reason = str(error).partition("\n")[0]
+            raise DecoderConfigError(f"codec config: the sizes are too large: {reason}") from error
     if source.weights is None:
         return codec
     tensors = _read_tensors(source.weights, part + ".")

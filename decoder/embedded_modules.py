@@ -23,8 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decoder.base import DecoderConfigError
+from decoder.codec_config import scalar, sizes
 
 ROTARY_BASE = 10_000.0
+MOST_LAYERS, MOST_WEIGHTS = 256, 1 << 28  # more is a damaged file; memory is taken before it shows
+MAY_BE_ZERO = ("encoder_window", "left_window", "right_window")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +68,44 @@ class CodecConfig:
         overlap = math.ceil((self.n_fft - self.stft_hop) / self.hop)
         return self.decoder_layers * self.left_window + overlap
 
+    @property
+    def num_weights(self) -> int:
+        """About how many values the networks and their tables of spectra hold."""
+        encoder = self.encoder_layers * 12 * self.encoder_dim**2 + self.encoder_dim * self.mel_bins
+        decoder = (
+            self.decoder_layers * self.decoder_dim * (4 * self.decoder_dim + 2 * self.decoder_ff)
+        )
+        frames = self.decoder_dim * self.frames_per_code * (self.n_fft * self.spectra_per_frame + 8)
+        return encoder + decoder + frames + self.mel_n_fft * self.mel_bins
+
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> CodecConfig:
-        """Read a codec's config.json; keys that are not sizes are left to the caller."""
-        known = {f.name for f in fields(cls)}
-        chosen = {key: value for key, value in values.items() if key in known}
-        if "levels" in chosen:
-            chosen["levels"] = tuple(int(level) for level in chosen["levels"])
+        """Read a codec's config.json; keys that are not sizes are left to the caller.
+
+        Raises DecoderConfigError naming a size that is none.
+        """
+        own = cls()
+        chosen: dict[str, Any] = {"levels": sizes(values, "codec", "levels", own.levels)}
+        for field in fields(cls):
+            if field.name in MAY_BE_ZERO and values.get(field.name) == 0:
+                chosen[field.name] = 0
+            elif field.name != "levels":
+                default: int = getattr(own, field.name)
+                chosen[field.name] = scalar(values, "codec", field.name, default)
         config = cls(**chosen)
         if config.n_fft % config.stft_hop:
             raise DecoderConfigError("codec config: n_fft must be a multiple of stft_hop")
+        layers = max(config.encoder_layers, config.decoder_layers)
+        if layers > MOST_LAYERS or config.num_weights > MOST_WEIGHTS:
+            raise DecoderConfigError(
+                f"codec config: the sizes are too large: {layers} layers of {MOST_LAYERS}, "
+                f"about {config.num_weights} weights of {MOST_WEIGHTS}"
+            )
+        for part in ("encoder", "decoder"):
+            if getattr(config, f"{part}_dim") % (2 * getattr(config, f"{part}_heads")):
+                raise DecoderConfigError(
+                    f"codec config: {part}_dim must be a multiple of twice {part}_heads"
+                )
         return config
 
 

@@ -141,7 +141,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DecoderConfigError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DecoderConfigError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise DecoderConfigError(f"{path} does not hold a JSON object")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from llm import set_product_threads
 from tests import order_changing, processors
@@ -22,6 +24,13 @@ from tests.fakes import (
     wait_until_idle,
 )
 from tests.interpreted import RUNS, Ended, Interpreter, commands_of
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
+
+# A shell's background job ignores SIGINT, and so would the programs that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if TYPE_CHECKING:
     from benchmarks.serving import Server

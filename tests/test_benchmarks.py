@@ -54,7 +54,8 @@ ROOT = Path(__file__).parent.parent
 NOT_COMMANDS = {"__init__", "canned", "report", "serving", "word_errors"}
 NOT_COMMANDS |= {"engine_load", "peers", "shapes", "trace"}
 NOT_COMMANDS |= {"crowd", "listeners", "playback", "server_metrics", "speech_shapes"}
-NOT_COMMANDS |= {"block_readers", "kernel_shapes", "peak_memory"}
+NOT_COMMANDS |= {"block_readers", "kernel_shapes", "peak_memory", "process_samples"}
+NOT_COMMANDS |= {"soak_calls", "soak_ledger", "soak_report", "soak_vanish"}
 
 
 def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
@@ -81,6 +82,7 @@ def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
         "scheduler",
         "seams",
         "serve",
+        "soak",
         "speed",
         "streams",
         "understood",
@@ -343,7 +345,14 @@ def test_a_front_end_passes_every_message_on() -> None:
     assert len(load.latencies_s) == 4 * 20
     assert all(0 < latency_s < wall_s for latency_s in load.latencies_s)
     assert 0 < load.percentile_ms(50) <= load.percentile_ms(99)
-    assert 0 < load.rate < 4 * 20 / 0.01
+
+
+def test_the_rate_is_that_of_the_time_in_which_all_streams_run() -> None:
+    early = [front_end.Message(0, second / 4) for second in range(9)]  # 0 to 2 s
+    late = [front_end.Message(0, 1 + second / 4) for second in range(9)]  # 1 to 3 s
+    load = front_end.summed([early, late])
+    assert load.rate == 8.0  # two streams, four messages a second each
+    assert len(load.latencies_s) == 18
 
 
 def test_the_hop_is_the_difference_of_pairs(tiny_server: Server) -> None:

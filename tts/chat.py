@@ -57,7 +57,7 @@ class ChatTemplate:
 
         try:
             self._compiled = self._compiled or self._compile()
-        except TemplateError as error:
+        except (TemplateError, RecursionError) as error:  # Jinja's parser calls itself
             raise CheckpointError(f"the chat template fails: {error}") from error
         return self._compiled
 
@@ -174,8 +174,8 @@ def _override(override: str | None) -> str:
 def _own(folder: Path, settings: Mapping[str, Any]) -> str:
     template = settings.get("chat_template")
     if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
+        defaults = (t for t in template if isinstance(t, Mapping) and t.get("name") == "default")
+        template = next(defaults, {}).get("template")
     if isinstance(template, str):
         return template
     file = folder / "chat_template.jinja"

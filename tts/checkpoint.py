@@ -15,6 +15,7 @@ from llm import CheckpointError, RequestError, SamplingParams
 
 SPEECH_FILE = "speech.json"
 GENERATION_FILE = "generation_config.json"
+MAX_NAME_BYTES = 255  # of a file in a folder; longer ones are errors of the operating system
 
 _SAMPLING_KEYS = {
     "temperature": float,
@@ -92,6 +93,8 @@ def _check_field(path: Path, name: str, value: object, kind: str) -> None:
         raise CheckpointError(f"{path}: {name} must be a positive whole number")
     if kind == "str" and (not isinstance(value, str) or not value):
         raise CheckpointError(f"{path}: {name} must be text")
+    if kind == "str" and len(str(value).encode(errors="replace")) > MAX_NAME_BYTES:
+        raise CheckpointError(f"{path}: {name} has more than {MAX_NAME_BYTES} bytes")
 
 
 def load_sampling_defaults(folder: Path) -> SamplingParams:
@@ -118,7 +121,10 @@ def load_sampling_defaults(folder: Path) -> SamplingParams:
 def _number(path: Path, key: str, value: object, kind: type) -> float | int:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise CheckpointError(f"{path}: {key} must be a number")
-    number: float | int = kind(value)
+    try:
+        number: float | int = kind(value)
+    except (OverflowError, ValueError) as error:  # Infinity or NaN, or more digits than a float has
+        raise CheckpointError(f"{path}: {key} cannot be used: {error}") from error
     return number
 
 
@@ -127,8 +133,10 @@ def load_eos_ids(folder: Path) -> tuple[int, ...]:
     for name in (GENERATION_FILE, "config.json"):
         path = folder / name
         value = read_json(path).get("eos_token_id") if path.is_file() else None
-        if isinstance(value, int):
-            return (value,)
-        if isinstance(value, list):
-            return tuple(int(item) for item in value)
+        if value is None:
+            continue
+        ids = value if isinstance(value, list) else [value]
+        if any(type(item) is not int for item in ids):
+            raise CheckpointError(f"{path}: eos_token_id must be a token id, or several")
+        return tuple(ids)
     return ()

@@ -268,8 +268,13 @@ def load_config(
     section = flags.get("section_name") or from_environ.get("section_name")
     from_file = _file_values(model_class, path, section) if path else {}
     if callable(base):
-        return model_class(**base(StrictModel.merged(from_environ, from_file, flags)))
-    return model_class(**StrictModel.merged(base or {}, from_environ, from_file, flags))
+        values = base(StrictModel.merged(from_environ, from_file, flags))
+    else:
+        values = StrictModel.merged(base or {}, from_environ, from_file, flags)
+    try:
+        return model_class(**values)
+    except UnicodeEncodeError as error:  # JSON can hold half of a pair, and so can a variable
+        raise ConfigError(f"this is not Unicode text: {error.object!r}") from error
 
 
 def config_from_args(

@@ -127,7 +127,7 @@ def parse_text(name: str, text: Any, field: FieldInfo) -> Any:
     if is_section(kind) or get_origin(kind) is dict or (is_list and text.startswith("[")):
         try:
             return json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{name}={text} is not JSON: {error}") from error
     if is_list:
         return [part.strip() for part in text.split(",") if part.strip()]

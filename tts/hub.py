@@ -267,5 +267,5 @@ def missing_weights(folder: Path) -> list[str]:
 def _shards(index: Path) -> set[str]:
     try:
         return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"cannot read {index}: {error!r}") from error

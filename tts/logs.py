@@ -22,6 +22,10 @@ HTTP_LIBRARIES = ("httpx", "httpx2")
 GRPC_LOGGER, METADATA_TOLD = "grpc._cython.cygrpc", "Invalid encoding on"
 """Where gRPC tells metadata that is not UTF-8, as it came; it may be a token."""
 
+NOT_UTF8 = "'utf-8' codec can't decode"
+NOT_SENT = "ExecuteBatchError raised in core"
+"""How gRPC begins to tell that a client left before it heard that there is no such method."""
+
 INDENT = "    "
 DECIMALS = 6  # of numbers in JSON: microseconds
 
@@ -38,13 +42,23 @@ def configure_logging(level: str, log_format: LogFormat) -> None:
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     own = logging.getLogger().level
-    logging.getLogger(GRPC_LOGGER).addFilter(_has_no_metadata)
+    logging.getLogger(GRPC_LOGGER).addFilter(_is_of_use)
+    for name in (GRPC_LOGGER, "asyncio"):
+        logging.getLogger(name).addFilter(_tells_no_path)
     for name in HTTP_LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING if own == logging.INFO else own)
 
 
-def _has_no_metadata(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith(METADATA_TOLD)
+def _is_of_use(record: logging.LogRecord) -> bool:
+    """False for what a client's metadata was, and for that a client has left."""
+    return not str(record.msg).startswith((METADATA_TOLD, NOT_SENT))
+
+
+def _tells_no_path(record: logging.LogRecord) -> bool:
+    """False for how a call's path is not UTF-8, which `tts.listener` tells, without the path."""
+    error = record.exc_info[1] if record.exc_info else None
+    is_told = record.name == GRPC_LOGGER and NOT_UTF8 in str(record.msg)
+    return not (is_told or isinstance(error, UnicodeDecodeError))
 
 
 class TextFormatter(logging.Formatter):

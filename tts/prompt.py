@@ -5,8 +5,10 @@ Text is always encoded as text: nothing a user writes becomes a control token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import ParamSpec
 
 from decoder import CodecSpec
 from tts.chat import ChatMessage, encode_chat
@@ -16,6 +18,21 @@ from tts.families.registry import find_family
 from tts.tokenizer import IncrementalDetokenizer
 from tts.vocabulary import SpeechVocabulary
 from tts.voices import Voice
+
+LONG_CHARACTERS = 10_000  # whose encoding takes some milliseconds
+
+Given = ParamSpec("Given")
+
+
+async def encoded(
+    length: int, work: Callable[Given, tuple[int, ...]], *args: Given.args, **values: Given.kwargs
+) -> tuple[int, ...]:
+    """Prompt ids that `work` makes of so many characters; of many on a thread, as they may take a
+    second, which is not the event loop's to give.
+    """
+    if length > LONG_CHARACTERS:
+        return await asyncio.to_thread(work, *args, **values)
+    return work(*args, **values)
 
 
 class PromptBuilder:

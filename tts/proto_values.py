@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from decoder import AudioEncoding, AudioFormat, CodecSpec, PrependPromptSpeechTokens
-from tts.errors import NotAvailableError, Precondition, PreconditionError
+from tts.errors import InvalidRequestError, NotAvailableError, Precondition, PreconditionError
 from tts.proto_checks import (
     Violations,
     fields_renamed,
@@ -35,6 +35,7 @@ MAX_CHUNK_SIZES = 64
 MAX_CODES_PER_CHUNK = 10_000
 MAX_BUFFER_CODES = 500
 MAX_TOKEN_OFFSET = 2**31 - 1
+MAX_SPEECH_TOKENS = 100_000  # of a voice's prompt, or of an earlier request
 MAX_PRONUNCIATIONS = 200
 MAX_PHRASE_CHARACTERS = 200
 
@@ -212,10 +213,10 @@ def _read_chunking(proto: pb.ChunkingConfig, path: str, wrong: Violations) -> Ch
 def _read_pronunciations(
     proto: pb.SynthesisConfig, path: str, wrong: Violations
 ) -> tuple[tuple[str, str], ...]:
-    entries = proto.pronunciations
-    fits = len(entries) <= MAX_PRONUNCIATIONS
+    fits = len(proto.pronunciations) <= MAX_PRONUNCIATIONS
     wrong.require(fits, path, f"has more than {MAX_PRONUNCIATIONS} entries")
-    for index, entry in enumerate(entries[:MAX_PRONUNCIATIONS]):
+    entries = proto.pronunciations[:MAX_PRONUNCIATIONS]
+    for index, entry in enumerate(entries):
         for name in ("phrase", "pronunciation"):
             value = getattr(entry, name)
             length_text = f"must have 1 to {MAX_PHRASE_CHARACTERS} characters"
@@ -230,13 +231,20 @@ def _read_carry(
 ) -> tuple[int, ...] | None:
     if not proto.HasField("buffer_speech_tokens"):
         return None
-    codes, size = tuple(proto.buffer_speech_tokens.tokens), rules.codec.codebook_size
-    per_frame, path = rules.codec.codes_per_frame, f"{rules.path}.buffer_speech_tokens"
+    size, path = rules.codec.codebook_size, f"{rules.path}.buffer_speech_tokens"
+    codes, per_frame = _read_codes(proto.buffer_speech_tokens, path), rules.codec.codes_per_frame
     known = all(0 <= code < size for code in codes)
     wrong.require(known, path, f"must be speech tokens in [0, {size})")
     is_whole = len(codes) % per_frame == 0
     wrong.require(is_whole, path, f"must be whole frames of {per_frame} speech tokens")
     return codes[-(MAX_BUFFER_CODES - MAX_BUFFER_CODES % per_frame) :]
+
+
+def _read_codes(proto: pb.SpeechTokens, field: str) -> tuple[int, ...]:
+    """Raises InvalidRequestError for more than any voice or continuation takes, unread."""
+    if len(proto.tokens) > MAX_SPEECH_TOKENS:
+        raise InvalidRequestError.of(field, f"has more than {MAX_SPEECH_TOKENS} tokens")
+    return tuple(proto.tokens)
 
 
 def _read_offset(proto: pb.SynthesisConfig, rules: WireRules, wrong: Violations) -> int:
@@ -271,10 +279,10 @@ async def voice_of(
                 "prompt", prompt=await read_prompt(proto.prompt, synthesizer, f"{path}.prompt")
             )
         if kind == "prompt_tokens":
-            codes, codec = tuple(proto.prompt_tokens.tokens), synthesizer.codec
+            field, codec = "voice.prompt_tokens", synthesizer.codec
+            codes = _read_codes(proto.prompt_tokens, field)
             with Violations() as wrong:
                 known = all(0 <= code < codec.codebook_size for code in codes)
-                field = "voice.prompt_tokens"
                 wrong.require(known, field, f"must be in [0, {codec.codebook_size})")
                 is_whole = len(codes) % codec.codes_per_frame == 0
                 wrong.require(is_whole, field, f"must be whole frames of {codec.codes_per_frame}")

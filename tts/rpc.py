@@ -16,6 +16,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
+from ipaddress import IPv6Address, IPv6Network
+from urllib.parse import unquote
 from uuid import uuid4
 
 import grpc
@@ -32,6 +35,7 @@ logger = logging.getLogger("tts.rpc")
 
 REQUEST_ID_KEY = "x-request-id"
 MAX_LOGGED_CHARACTERS = 1000
+CLIENT_BITS = 64  # of an IPv6 address: what a provider gives to one customer at least
 
 
 class ServerState(Enum):
@@ -108,7 +112,7 @@ class Call:
 
     @property
     def client(self) -> str:
-        """Whose call it is: the peer's address without its port."""
+        """Whose call it is; see `client_at`."""
         return client_of(self.context)
 
     async def write(self, message: object) -> None:
@@ -127,9 +131,28 @@ class Call:
 
 
 def client_of(context: grpc.aio.ServicerContext) -> str:
-    """Whose call it is: the peer's address without its port."""
-    peer: str = context.peer()
-    return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer
+    """Whose call it is; see `client_at`."""
+    return client_at(context.peer())
+
+
+def client_at(peer: str) -> str:
+    """The client at a peer as gRPC names it: an address of IPv4, the first 64 bits of one of IPv6.
+
+    One machine has all the addresses that begin with those bits. Whoever comes over Unix sockets
+    is one client.
+    """
+    kind, _, rest = peer.partition(":")
+    return _client(kind, rest.rpartition(":")[0]) if kind in ("ipv4", "ipv6") else peer
+
+
+@lru_cache(maxsize=4096)
+def _client(kind: str, address: str) -> str:
+    if kind == "ipv4":
+        return f"{kind}:{address}"
+    own = IPv6Address(unquote(address).strip("[]").partition("%")[0])  # behind % is an interface
+    if own.ipv4_mapped is not None:
+        return f"ipv4:{own.ipv4_mapped}"
+    return f"{kind}:{IPv6Network((own, CLIENT_BITS), strict=False)}"
 
 
 class Calls:

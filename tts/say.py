@@ -177,6 +177,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_streams()
     try:
         options = read_options(build_parser().parse_args(argv))
+        from tts.config import process_environment
+
+        # gRPC's core would write the cause of a failed handshake beside our line, twice.
+        process_environment().setdefault("GRPC_VERBOSITY", "NONE")
         from tts.say_run import run  # imports torch and gRPC: only for a request that makes sense
 
         return run(options)

@@ -20,6 +20,7 @@ from llm import ConfigError
 from tts import speech_servicer, text_servicer
 from tts.config import ServerConfig
 from tts.gate import Gate
+from tts.health_servicer import HealthServicer
 from tts.host import Host
 from tts.listener import Listener, Unregistered
 from tts.speech_servicer import SpeechServicer
@@ -37,6 +38,7 @@ MAX_STREAMS_PER_CONNECTION = 128
 MAX_METADATA_BYTES = 16 * 1024
 KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 60, 20
 SHORTEST_CLIENT_PING_S = 10
+MAX_PEM_BYTES = 2**20  # a device file never ends
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 STATUS_PERIOD_S = 0.5
 LAST_WORDS_S = 1.0  # for final statuses under way, once no call runs any more
@@ -83,7 +85,7 @@ class SpeechServer:
         self._config = config
         self.host = Host(config)
         self.gate = Gate(config, self.host.calls)
-        self._health = health.aio.HealthServicer()
+        self._health = HealthServicer(("", *SERVICES))
         self._credentials: grpc.ServerCredentials | None = None
         self._listener = Listener(self._create, self._bind)
         self._watch: asyncio.Task[None] | None = None
@@ -198,6 +200,10 @@ def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
 
 def _pem(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            text = file.read(MAX_PEM_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    if len(text) > MAX_PEM_BYTES:
+        raise ConfigError(f"{path} has more than {MAX_PEM_BYTES} bytes; name a PEM file")
+    return text

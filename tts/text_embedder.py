@@ -12,7 +12,7 @@ import numpy as np
 from llm import FinishReason, Request
 from tts.engine_client import EngineClient
 from tts.errors import SynthesisError
-from tts.prompt import PromptBuilder
+from tts.prompt import PromptBuilder, encoded
 from tts.utterance import closing
 
 _numbers = itertools.count()
@@ -57,7 +57,7 @@ class TextEmbedder:
         return [task.result() for task in tasks]
 
     async def _embed(self, name: str, text: str, lora: str) -> Embedded:
-        ids = self._prompts.text_prompt(text)
+        ids = await encoded(len(text), self._prompts.text_prompt, text)
         request = Request(f"{name}#embed{next(_numbers)}", ids, embeds=True, lora=lora)
         async with closing(self._client.generate(request)) as chunks:
             async for chunk in chunks:

@@ -17,6 +17,7 @@ from tts.errors import (
     PreconditionError,
 )
 from tts.host import Host
+from tts.prompt import encoded
 from tts.proto_checks import Violations
 from tts.proto_events import FINISH_REASONS, to_timings
 from tts.rpc import Call
@@ -27,6 +28,7 @@ from tts.text_values import (
     check_embed,
     check_input,
     input_texts,
+    length_of,
     prompt_ids,
     read_text_sampling,
     to_logprobs,
@@ -136,9 +138,10 @@ class TextServicer(pb_grpc.TextServiceServicer):
         await self._check_schema(config.json_schema)
         for text in input_texts(proto.input):
             call.note_text(text)
+        prompts = self._host.service.prompts
         return TextRequest(
             request_id=call.request_id,
-            prompt_ids=prompt_ids(proto.input, self._host.service.prompts),
+            prompt_ids=await encoded(length_of(proto.input), prompt_ids, proto.input, prompts),
             sampling=read_text_sampling(config, self._host.service.text),
             stops=tuple(config.sampling.stop),
             priority=config.priority,

@@ -20,6 +20,8 @@ DEFAULT_MAX_TOKENS = 1024
 MAX_STOPS, MAX_STOP_CHARACTERS = 16, 1000
 MAX_TOP_LOGPROBS = 20
 MAX_EMBED_INPUTS = 256
+MAX_MESSAGES = 4096  # of a chat
+TEMPLATE_CHARACTERS = 50  # around one of them
 
 ROLES: Mapping[int, ChatRole] = {
     pb.CHAT_ROLE_SYSTEM: ChatRole.SYSTEM,
@@ -38,7 +40,11 @@ def check_input(proto: pb.GenerationInput, most: int, wrong: Violations) -> None
     wrong.require(len(proto.token_ids.ids) <= most, "input.token_ids", most_ids)
     if kind == "prompt":
         _check_characters(proto.prompt, "input.prompt", wrong)
-    for index, message in enumerate(proto.chat.messages):
+    messages = proto.chat.messages
+    wrong.require(
+        len(messages) <= MAX_MESSAGES, "input.chat", f"has more than {MAX_MESSAGES} messages"
+    )
+    for index, message in enumerate(messages[:MAX_MESSAGES]):
         path = f"input.chat.messages[{index}]"
         wrong.one_of(message.role, ROLES, f"{path}.role")
         _check_characters(message.content, f"{path}.content", wrong)
@@ -82,6 +88,11 @@ def _check_characters(text: str, field: str, wrong: Violations) -> None:
         check_text(text)
     except TextError as error:
         wrong.require(False, field, error.violations[0].description)
+
+
+def length_of(proto: pb.GenerationInput) -> int:
+    """How much there is to encode: characters, with those that a template puts around messages."""
+    return _num_characters(proto) + TEMPLATE_CHARACTERS * len(proto.chat.messages)
 
 
 def _num_characters(proto: pb.GenerationInput) -> int:

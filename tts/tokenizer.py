@@ -29,13 +29,13 @@ class TextTokenizer:
     def __init__(self, path: Path) -> None:
         data = read_json(path)
         _check_model(data.get("model"), path)
-        added = data.get("added_tokens") or []
+        added = _checked_tokens(data.get("added_tokens") or [], path)
         self._control_ids: dict[str, int] = {token["content"]: token["id"] for token in added}
         self._hidden_ids = {token["id"] for token in added if token.get("special")}
         self._control_texts = {token["id"]: token["content"] for token in added}
         self._lengths_by_first = _lengths_by_first(self._control_ids)
         stripped = {**data, "added_tokens": [], "padding": None, "truncation": None}
-        self._model = Tokenizer.from_str(json.dumps(stripped))
+        self._model = _model_of(stripped, path)
         self._is_byte_level = _is_byte_level(data.get("decoder"), path)
 
     def control_id(self, name: str) -> int:
@@ -152,6 +152,29 @@ def _check_model(model: Any, path: Path) -> None:
         raise CheckpointError(
             f"{path}: the vocabulary or the merges of its {kind} model are broken"
         )
+
+
+def _checked_tokens(added: Any, path: Path) -> list[dict[str, Any]]:
+    """The added tokens; CheckpointError for one without a text or an id."""
+    tokens: list[Any] = added if isinstance(added, list) else [None]
+    for token in tokens:
+        is_whole = (
+            isinstance(token, dict)
+            and isinstance(token.get("content"), str)
+            and token["content"]
+            and type(token.get("id")) is int
+            and token["id"] >= 0
+        )
+        if not is_whole:
+            raise CheckpointError(f"{path}: an added token needs a content and an id")
+    return tokens
+
+
+def _model_of(data: dict[str, Any], path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_str(json.dumps(data))
+    except Exception as error:  # the library raises no other kind
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def _lengths_by_first(names: Iterable[str]) -> dict[str, tuple[int, ...]]:

@@ -46,7 +46,10 @@ class SpeechVocabulary:
         cls, tokenizer: TextTokenizer, tokens: SpeechTokens, codebook_size: int
     ) -> SpeechVocabulary:
         """Look one code per frame up by name; CheckpointError names the first that is missing."""
-        codes = [tokenizer.control_id(tokens.code.format(code)) for code in range(codebook_size)]
+        codes = [
+            tokenizer.control_id(tokens.code.replace("{}", str(code)))
+            for code in range(codebook_size)
+        ]
         return cls([codes], tokenizer.control_id(tokens.start), tokenizer.control_id(tokens.end))
 
     def __repr__(self) -> str:

@@ -32,7 +32,10 @@ def load_voices(path: Path) -> VoiceSet:
     voices = tuple(_builtin_voice(path, entry) for entry in entries)
     if len({voice.name for voice in voices}) != len(voices):
         raise CheckpointError(f"{path}: two voices have the same name")
-    return VoiceSet(voices, str(values.get("default", voices[0].name)))
+    default = str(values.get("default", voices[0].name))
+    if default not in {voice.name for voice in voices}:
+        raise CheckpointError(f"{path}: the default voice '{default}' is not among the voices")
+    return VoiceSet(voices, default)
 
 
 def sample_voices(folder: Path, *, allow_pickle: bool = False) -> VoiceSet:
@@ -101,7 +104,7 @@ def _builtin_voice(path: Path, entry: Any) -> Voice:
     voice = Voice(
         name=name,
         display_name=str(entry.get("display_name", name)),
-        language_codes=tuple(map(str, entry.get("language_codes", ()))),
+        language_codes=_language_codes(path, entry),
         control_token=str(entry.get("control_token", "")),
         speaker=str(entry.get("speaker", "")),
         prompt=_builtin_prompt(path, entry),
@@ -109,6 +112,13 @@ def _builtin_voice(path: Path, entry: Any) -> Voice:
         is_builtin=True,
     )
     return checked_texts(path, voice)
+
+
+def _language_codes(path: Path, entry: Mapping[str, Any]) -> tuple[str, ...]:
+    codes = entry.get("language_codes", [])
+    if not isinstance(codes, list):
+        raise CheckpointError(f"{path}: language_codes of voice '{entry['name']}' must be a list")
+    return tuple(map(str, codes))
 
 
 def _builtin_prompt(path: Path, entry: Mapping[str, Any]) -> VoicePrompt | None:
@@ -122,11 +132,19 @@ def _builtin_clip(path: Path, entry: Mapping[str, Any]) -> VoiceClip | None:
     if "audio" not in entry:
         return None
     audio, transcript = path.parent / str(entry["audio"]), str(entry.get("transcript", ""))
-    if not audio.resolve().is_relative_to(path.parent.resolve()) or not audio.is_file():
+    if not _is_beside(path, audio):
         raise CheckpointError(f"{path}: there is no {entry['audio']} beside it")
     if not transcript:
         raise CheckpointError(f"{path}: voice '{entry['name']}' has audio but no transcript")
     return VoiceClip(audio, transcript)
+
+
+def _is_beside(path: Path, other: Path) -> bool:
+    """Whether there is such a file in the folder of `path`, or in one below."""
+    try:
+        return other.resolve().is_relative_to(path.parent.resolve()) and other.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 def checked_texts(path: Path, voice: Voice) -> Voice:

@@ -67,7 +67,7 @@ def read_prompt_audio(
     else:
         samples, rate = _read_container(data, limits)
     _check_sound(samples)
-    mono = samples.mean(axis=1, dtype=np.float32)
+    mono = samples.mean(axis=1, dtype=np.float64).astype(np.float32)  # the sum of two may overflow
     mono /= max(1.0, float(np.abs(mono).max()))
     return resample(mono, rate, target_rate)
 

@@ -43,13 +43,15 @@ class Architecture:
     def max_length(self, values: Mapping[str, Any]) -> int | None:
         """The limit in a checkpoint's config.json (or in its text_config).
 
-        None where there is none, or rotary scaling may stretch it: then the model tells, later.
+        None where there is none, none that is a whole number, or rotary scaling may stretch it:
+        then the model tells, later.
         """
         nested = values.get("text_config")
         keys = nested if isinstance(nested, Mapping) else values
-        rope = keys.get("rope_parameters") or keys.get("rope_scaling") or {}
+        rope = keys.get("rope_parameters") or keys.get("rope_scaling")
         limit = keys.get(self.length_key)
-        return None if limit is None or "factor" in rope else int(limit)
+        is_stretched = isinstance(rope, Mapping) and "factor" in rope
+        return None if type(limit) is not int or is_stretched else limit
 
 
 _BUILT_IN = {

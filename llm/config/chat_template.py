@@ -30,7 +30,7 @@ def _template_in(text: str) -> str:
     """The value of `chat_template` when the text is a JSON object with that key; else the text."""
     try:
         values = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     template = values.get("chat_template") if isinstance(values, dict) else None
     return template if isinstance(template, str) else text

@@ -41,6 +41,7 @@ from llm.config.sections import (
     switch,
 )
 from llm.config.strict import StrictModel
+from llm.errors import ConfigError
 
 MAX_IPC_PATH_BYTES = 107  # sun_path of AF_UNIX, without its final NUL
 LONGEST_ENDPOINT_SUFFIX = len("-response")
@@ -245,9 +246,12 @@ class PipelineConfig(StrictModel):
             return
         self.load_architectures()
         refuse_unavailable(self, self.UNAVAILABLE, self.UNAVAILABLE_VALUES)
-        self._chat_template_text = read_chat_template(self.chat_template)
-        self.resolve_own()
-        resolve_steps(self)
+        try:
+            self._chat_template_text = read_chat_template(self.chat_template)
+            self.resolve_own()
+            resolve_steps(self)
+        except OSError as error:  # a path that the system refuses to look at
+            raise ConfigError(f"{error.filename} cannot be used: {error.strerror}") from error
         self._resolved = True
         self.freeze()
 

@@ -140,7 +140,7 @@ def _read_generation_config(model: ModelConfig) -> dict[str, Any]:
         return {}
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     return values if isinstance(values, dict) else {}
 
@@ -203,7 +203,7 @@ def _vocabulary(model: ModelConfig) -> object:
         return None
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     return values.get("model", {}).get("vocab"), values.get("added_tokens")
 

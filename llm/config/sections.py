@@ -179,9 +179,10 @@ class ModelConfig(StrictModel):
         path = Path(self.model_path) / "config.json"
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"cannot read {path}: {error}") from error
-        if not isinstance(values, dict) or not values.get("architectures"):
+        names = values.get("architectures") if isinstance(values, dict) else None
+        if not (isinstance(names, list) and names):
             raise ConfigError(f"{path} names no architecture")
         return values
 

@@ -99,7 +99,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         rank, alpha = values["r"], values["lora_alpha"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} is no adapter's configuration: {error!r}") from error
     if not (isinstance(rank, int) and rank > 0 and isinstance(alpha, int | float)):
         raise CheckpointError(f"{path}: r={rank} and lora_alpha={alpha} must be numbers")

@@ -119,20 +119,22 @@ class ModelShape:
 def read_eos_token_ids(folder: Path | str) -> frozenset[int]:
     """Ids that end a text, of generation_config.json (if there is one) and config.json."""
     path = Path(folder) / "generation_config.json"
-    sources = [_read_object(Path(folder) / "config.json")]
-    if path.is_file():
-        sources.append(_read_object(path))
-    ids: set[int] = set()
-    for source in sources:
-        found = source.get("eos_token_id")
-        ids.update(found if isinstance(found, list) else [] if found is None else [found])
-    return frozenset(ids)
+    paths = [Path(folder) / "config.json", *([path] if path.is_file() else [])]
+    return frozenset(token for path in paths for token in _eos_ids(path))
+
+
+def _eos_ids(path: Path) -> list[int]:
+    found = _read_object(path).get("eos_token_id")
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if any(type(token) is not int for token in ids):
+        raise CheckpointError(f"{path}: eos_token_id={found!r} must be a token id, or several")
+    return ids
 
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} must hold a JSON object")

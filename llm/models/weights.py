@@ -36,6 +36,8 @@ class WeightsFormat(Enum):
 WeightsAdapter = Callable[[str], str]
 """Name in the checkpoint to the name that the model knows."""
 
+_NO_HEADER = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
 _DTYPE_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
@@ -152,7 +154,7 @@ def index_files(index: Path) -> list[Path]:
     """The files that an index names. Raises `CheckpointError` for one that is not there."""
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"cannot read {index}: {error!r}") from error
     paths = [index.parent / name for name in sorted(names)]
     for path in paths:
@@ -174,7 +176,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             for name, entry in header.items()
             if name != "__metadata__"
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except _NO_HEADER as error:
         raise CheckpointError(f"{path} is not a safetensors file: {error}") from error
 
 

@@ -8,6 +8,7 @@ forced ahead of the model, because their keys and values would have no place in 
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from functools import cache
@@ -37,6 +38,8 @@ MAX_SCHEMA_CHARACTERS = 65_536
 # What printers of JSON write between its signs: a blank, or a new line and its indentation. With
 # free white space a weak model gets lost in it.
 JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \t]|\r?\n[ \t]{0,32}"}
+LEAST = -(2.0**63)  # of a value that a schema can ask for, and is none itself
+VALUES = ("const", "enum")
 NOTHING_FITS = "json_schema: no token of this model goes on with the document"
 
 
@@ -72,11 +75,41 @@ def _json_grammar(schema: str) -> str:
 
     if len(schema) > MAX_SCHEMA_CHARACTERS:
         raise RequestError(f"json_schema is longer than {MAX_SCHEMA_CHARACTERS} characters")
+    _refuse_small_values(schema)
     try:
         grammar: str = LLMatcher.grammar_from_json_schema(schema, defaults=JSON_OPTIONS)
     except ValueError as error:
         raise RequestError(f"json_schema: {error}") from error
     return grammar
+
+
+def _refuse_small_values(schema: str) -> None:
+    """Raise `RequestError` for a `const` or an `enum` with a number of -2⁶³ or less, as a double.
+
+    Where it stands for an integer it makes the library (llguidance 1.9) call itself until the stack
+    overflows, which ends the process. What is not JSON is left to the library.
+    """
+    try:
+        found = _smallest(json.loads(schema, parse_int=float), is_value=False)
+    except (ValueError, RecursionError):
+        return
+    if found <= LEAST:
+        raise RequestError(
+            f"json_schema: const and enum: {found:g} is too small; it must be more than -2^63"
+        )
+
+
+def _smallest(part: object, *, is_value: bool) -> float:
+    """The smallest number in a `const` or an `enum`; 0 where there is none below."""
+    if isinstance(part, float):
+        return min(part, 0.0) if is_value else 0.0
+    if isinstance(part, dict):
+        found = (_smallest(v, is_value=is_value or k in VALUES) for k, v in part.items())
+    elif isinstance(part, list):
+        found = (_smallest(v, is_value=is_value) for v in part)
+    else:
+        return 0.0
+    return min(found, default=0.0)
 
 
 class GrammarCompiler:

@@ -69,7 +69,7 @@ lengths = st.lists(st.integers(1, 20), min_size=1, max_size=8)
 sizes = st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(lengths, sizes, st.integers(0, 6), st.integers(1, 4), st.randoms())
 def test_samples_come_back_in_the_order_of_their_windows(
     lengths, sizes, buffer, max_batch, random

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder import (
@@ -68,8 +68,8 @@ def at_least(count: int) -> st.SearchStrategy[tuple[int, ...]]:
     return st.lists(st.integers(0, CODEBOOK - 1), min_size=count, max_size=count + 30).map(tuple)
 
 
-light = settings(max_examples=60, deadline=None)
-heavy = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+light = settings(max_examples=60)
+heavy = settings(max_examples=25)
 
 
 def reach(decoder: AudioDecoder) -> int:

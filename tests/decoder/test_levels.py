@@ -37,7 +37,7 @@ SPEECH = np.concatenate([tone(0.2), silence(0.7), tone(0.1)])
 
 
 @given(cuts=st.lists(st.integers(0, 2**20), max_size=12))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_only_the_ends_are_trimmed(cuts: list[int]) -> None:
     whole = np.concatenate([silence(0.5), SPEECH, silence(0.9)])
     expected = np.concatenate([silence(0.05), SPEECH, silence(0.05)])
@@ -125,7 +125,7 @@ def test_silence_and_short_segments_set_no_level() -> None:
 
 
 @given(cuts=st.lists(st.integers(0, 2**20), max_size=12))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_how_segments_are_cut_changes_nothing(cuts: list[int]) -> None:
     segments = [tone(0.5, 0.1), np.concatenate([silence(0.13), tone(0.7, 0.25)])]
     whole = kept([[segment] for segment in segments])

@@ -64,7 +64,7 @@ sizes = st.lists(st.integers(1, 6).map(lambda n: 3 * n), min_size=1, max_size=4)
 contexts = st.integers(0, 8).map(lambda n: 3 * n)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(decoders, frames, sizes, contexts, contexts)
 def test_enough_context_to_both_sides_is_the_whole(decoder, codes, sizes, left, right) -> None:
     field = decoder.spec.receptive_field
@@ -72,7 +72,7 @@ def test_enough_context_to_both_sides_is_the_whole(decoder, codes, sizes, left, 
     assert np.array_equal(audio_of(decoder, codes, options), audio_of(decoder, codes))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(decoders, frames, sizes, contexts)
 def test_hasty_blocks_are_wrong_at_their_ends_only(decoder, codes, sizes, first) -> None:
     """Until the look-ahead has grown to what they need."""
@@ -90,7 +90,7 @@ def test_hasty_blocks_are_wrong_at_their_ends_only(decoder, codes, sizes, first)
     assert np.array_equal(got[start:], whole[start:])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(decoders, frames, sizes, contexts, contexts)
 def test_no_sample_is_lost_or_doubled(decoder, codes, sizes, buffer, look_ahead) -> None:
     options = StreamingOptions(sizes, buffer=buffer, look_ahead=look_ahead)
@@ -101,7 +101,7 @@ def test_no_sample_is_lost_or_doubled(decoder, codes, sizes, buffer, look_ahead)
     assert len(audio_of(decoder, codes, options)) == ends[-1]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(frames, sizes, contexts, contexts)
 def test_a_window_is_a_stretch_of_the_stream(codes, sizes, buffer, look_ahead) -> None:
     options = StreamingOptions(sizes, buffer=buffer, look_ahead=look_ahead)
@@ -119,7 +119,7 @@ def test_a_window_is_a_stretch_of_the_stream(codes, sizes, buffer, look_ahead) -
         )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(decoders, frames, sizes, st.data())
 def test_a_carried_stream_goes_on_with_its_left_context(decoder, codes, sizes, data) -> None:
     """What is cut in two requests differs only where the first one ended: it knew no future."""

@@ -150,7 +150,7 @@ def test_gain_is_in_decibels() -> None:
 
 @pytest.mark.parametrize("to_rate", [8_000, 11_025, 24_000, 44_100, 48_000])
 @given(cuts=st.lists(st.integers(1, 3000), min_size=1, max_size=4))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_resampling_does_not_depend_on_the_cuts(to_rate: int, cuts: list[int]) -> None:
     samples = voiced(0.5)
     resampler = Resampler(RATE, to_rate)
@@ -194,7 +194,7 @@ def stretched(samples: np.ndarray, rate: float, cuts: list[int]) -> np.ndarray:
     rate=st.sampled_from([0.25, 0.7, 0.999, 1.3, 2.0, 4.0]),
     cuts=st.lists(st.integers(1, 2500), min_size=1, max_size=4),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_stretching_does_not_depend_on_the_cuts(rate: float, cuts: list[int]) -> None:
     samples = voiced(0.4)
     streamed = stretched(samples, rate, cuts)

@@ -161,3 +161,12 @@ def test_an_mp3_is_not_among_the_accepted_containers() -> None:
         pytest.skip("this libsndfile writes no MP3")
     with pytest.raises(AudioFormatError, match="not a WAV, FLAC or Ogg file"):
         read_prompt_audio(packed(tone(2.0), container="MP3"), RATE)
+
+
+def test_the_loudest_samples_are_read() -> None:
+    """Their sum over the channels is more than a float32 holds."""
+    loud = np.full((2 * RATE, 2), np.finfo("f4").max, "f4")
+    loud[::2] *= -0.5
+    clip = read_prompt_audio(packed(loud, subtype="FLOAT"), RATE)
+    assert np.abs(clip).max() == 1.0
+    assert clip[0] == -0.5

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm.batch import ForwardMode, ModelOutputs, ScheduledBatch, ScheduledRow
@@ -113,7 +113,7 @@ some_rows = st.lists(st.integers(0, NUM_ROWS - 1), min_size=1, unique=True)
 
 
 @given(st.lists(some_rows, max_size=6))
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15)
 def test_whatever_batches_follow_each_other(checkpoint: Path, steps: list[list[int]]) -> None:
     """Rows come, go and change places; batches above the largest bucket run between replays."""
     decoding = Decoding(*twins(checkpoint, max_batch_size=6))

@@ -56,7 +56,7 @@ def assert_drawn_from(counts: np.ndarray, expected: np.ndarray) -> None:
     assert total < freedom + 5 * math.sqrt(2 * freedom) + 10
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10_000))
 def test_the_distribution_is_the_cpu_samplers(seed: int) -> None:
     sampling = random_sampling(np.random.default_rng(seed), VOCAB)
@@ -114,7 +114,7 @@ def test_temperature_zero_is_argmax_inside_a_random_batch() -> None:
         assert tokens == logits.argmax(1).tolist()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), order=st.permutations(range(12)), count=st.integers(1, 12))
 def test_a_row_gets_its_token_wherever_it_is(seed: int, order: list[int], count: int) -> None:
     """Alone, in any company, and before any number of rows that were not loaded."""
@@ -172,7 +172,7 @@ def test_replays_without_a_load_go_on_to_the_next_index() -> None:
 # --- candidates and bitmasks
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10_000))
 def test_only_candidates_are_sampled(seed: int) -> None:
     rows = random_rows(seed, 8, VOCAB)
@@ -251,7 +251,7 @@ def test_penalties_by_hand() -> None:
     assert logits[0, 0] == 4.0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10_000))
 def test_penalised_logits_are_the_cpu_samplers(seed: int) -> None:
     rows = [

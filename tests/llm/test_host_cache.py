@@ -148,7 +148,7 @@ class SwappingMachine(ManagerMachine):
 
 
 TestSwappingMachine = SwappingMachine.TestCase
-TestSwappingMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestSwappingMachine.settings = settings(max_examples=40, stateful_step_count=40)
 
 
 def test_a_preempted_request_finds_its_pages_on_the_host() -> None:

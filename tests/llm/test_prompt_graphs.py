@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm.batch import ScheduledRow
@@ -102,7 +102,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(st.sampled_from([1, 16, 128]), st.lists(feeds, min_size=1, max_size=6))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 def test_whatever_is_mixed(checkpoint: Path, page_size: int, steps: list[list[Feed]]) -> None:
     """Prompts, chunks that sample nothing, single tokens behind a prefix, rows that decode."""
     mixed = mixture(page_size, checkpoint)

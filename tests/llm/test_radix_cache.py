@@ -160,7 +160,7 @@ def test_check_integrity_finds_a_lock_nobody_holds() -> None:
 PROMPTS = st.lists(st.integers(1, 3), min_size=2, max_size=10)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.sampled_from(["use", "drop", "evict"]), PROMPTS, st.sampled_from("ab")))
 )

@@ -191,7 +191,7 @@ PARAMETERS: list[dict[str, Any]] = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(order=st.permutations(range(16)), count=st.integers(1, 16))
 def test_a_row_gets_its_token_wherever_it_is(order: list[int], count: int) -> None:
     logits = random_logits(16, seed=3)
@@ -318,7 +318,7 @@ def test_only_candidates_are_sampled(more: dict[str, float]) -> None:
 
 
 @given(seed=st.integers(0, 2**32), more=st.sampled_from([{}, {"top_k": 4}, {"temperature": 0}]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_cycle_holds_every_position_to_its_ranges(seed: int, more: dict[str, float]) -> None:
     """Whatever the logits want: no token out of place, and an end only between cycles."""
     output: list[int] = []

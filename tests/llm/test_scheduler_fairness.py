@@ -110,7 +110,7 @@ def test_rows_beyond_the_batch_have_their_turn() -> None:
     assert crowd.until_done("last", 60) > 0
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     values=limits(),
     crowd_priority=st.integers(-1, 2),

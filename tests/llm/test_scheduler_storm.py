@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm.batch import ForwardMode, ScheduledBatch
@@ -186,7 +186,7 @@ class Storm:
         harness.kv.check_integrity()
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250)
 @given(
     limits=limits(),
     num_pages=st.integers(3, 30),

@@ -27,7 +27,7 @@ def test_rows_are_used_again() -> None:
         pool.free(1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     page_size=st.sampled_from([1, 3, 16]),
     num_pages=st.integers(2, 9),

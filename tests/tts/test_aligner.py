@@ -28,7 +28,7 @@ def aligner_of(trained: AlignerNetwork) -> Aligner:
     return Aligner(trained.config, weights)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(cuts=st.lists(st.integers(0, 40), max_size=6), length=st.integers(1, 40))
 def test_streamed_equals_the_trained_network_on_the_whole(cuts: list[int], length: int) -> None:
     trained = network()

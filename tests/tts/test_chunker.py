@@ -136,7 +136,7 @@ def test_codes_of_a_frame_that_was_cut_off_are_left_out() -> None:
     assert (chunker.num_codes, chunker.decoded_index) == (14, 14)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.integers(0, 99), max_size=60),
     st.none() | st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple),

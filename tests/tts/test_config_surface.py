@@ -190,7 +190,7 @@ values_by_layer = st.dictionaries(
 SHARED_FOLDER = [HealthCheck.function_scoped_fixture]  # each example writes its file anew
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=SHARED_FOLDER)
+@settings(max_examples=60, suppress_health_check=SHARED_FOLDER)
 @given(said=values_by_layer)
 def test_the_first_layer_that_says_something_wins(
     said: dict[str, dict[str, int]], tmp_path: Path

@@ -32,7 +32,7 @@ from tests.tts.serving import (
 )
 from tests.tts.test_logs import calls_logged
 from tts.factory import Service
-from tts.rpc import REQUEST_ID_KEY
+from tts.rpc import REQUEST_ID_KEY, client_at
 from tts.v1 import speech_pb2 as pb
 
 SPEECH, TEXT = "tts.v1.SpeechService", "tts.v1.TextService"
@@ -262,3 +262,21 @@ def test_a_connection_that_says_nothing_is_closed(service: Service) -> None:
         await writer.wait_closed()
 
     serve_and(service, ask, receive_timeout_s=0.5)
+
+
+@pytest.mark.parametrize(
+    ("peer", "client"),
+    [
+        ("ipv4:192.0.2.7:50123", "ipv4:192.0.2.7"),
+        ("ipv6:%5B::ffff:192.0.2.7%5D:50123", "ipv4:192.0.2.7"),
+        ("ipv6:%5B2001:db8:1:2::7%5D:50123", "ipv6:2001:db8:1:2::/64"),
+        ("ipv6:[2001:db8:1:2:ffff:ffff:ffff:ffff]:9", "ipv6:2001:db8:1:2::/64"),
+        ("ipv6:%5B2001:db8:1:3::7%5D:50123", "ipv6:2001:db8:1:3::/64"),
+        ("ipv6:%5Bfe80::1%25eth0%5D:50123", "ipv6:fe80::/64"),
+        ("ipv6:%5B::1%5D:50123", "ipv6:::/64"),
+        ("unix:", "unix:"),
+        ("unix:/run/sonant:1", "unix:/run/sonant:1"),
+    ],
+)
+def test_one_client_may_have_many_addresses(peer: str, client: str) -> None:
+    assert client_at(peer) == client

@@ -6,10 +6,12 @@ import asyncio
 import json
 import logging
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
+from grpc._cython import cygrpc
 
 from tests.tts.serving import Serving, error_of, hear, serve_and, stream_request, unary_request
 from tts.factory import Service
@@ -93,17 +95,39 @@ def test_lines_of_a_request_have_its_id_once() -> None:
     assert "request_id" not in parsed(record())
 
 
-@pytest.mark.parametrize(("log_format", "expected"), [("text", " "), ("json", '{"time": ')])
-def test_configuring(log_format: Any, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("restored_logging")
+def test_what_clients_can_make_grpc_say_as_often_as_they_like_is_no_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A client that leaves before it is told that there is no such method is none of ours."""
+    configure_logging("info", "text")
+    library = logging.getLogger("grpc._cython.cygrpc")
+    try:
+        raise cygrpc.ExecuteBatchError("gone")
+    except cygrpc.ExecuteBatchError:
+        library.exception("ExecuteBatchError raised in core by servicer method [/x/None]")
+    library.error("Unexpected [OSError] raised by servicer method [/x/None]")
+    assert [line.rpartition(": ")[2] for line in capsys.readouterr().err.splitlines()] == [
+        "Unexpected [OSError] raised by servicer method [/x/None]"
+    ]
+
+
+@pytest.fixture
+def restored_logging() -> Iterator[None]:
+    """What `configure_logging` changes of the root's logging is undone."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    try:
-        configure_logging("warning", log_format)
-        logging.getLogger("tts.test").info("not shown")
-        logging.getLogger("tts.test").warning("shown")
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(level)
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.usefixtures("restored_logging")
+@pytest.mark.parametrize(("log_format", "expected"), [("text", " "), ("json", '{"time": ')])
+def test_configuring(log_format: Any, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("warning", log_format)
+    logging.getLogger("tts.test").info("not shown")
+    logging.getLogger("tts.test").warning("shown")
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert expected in lines[0]

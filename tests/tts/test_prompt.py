@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from tests.tts.family_checkpoints import qwen_tokenizer
 from training.vocabulary import ANY_VOICE, END_OF_SPEECH, FIRST_CODE, FIRST_VOICE, START_OF_SPEECH
 from tts.chat import GUARDS, ChatMessage, ChatRole, ChatTemplate, load_chat_template
 from tts.errors import InvalidRequestError, PreconditionError
-from tts.prompt import PromptBuilder
+from tts.prompt import LONG_CHARACTERS, PromptBuilder, encoded
 from tts.tokenizer import TextTokenizer
 from tts.voices import Voice, VoicePrompt, VoiceRegistry
 
@@ -34,6 +36,21 @@ def with_template(folder: Path, template: str) -> PromptBuilder:
 
 
 # --- text
+
+
+def test_long_texts_are_encoded_beside_the_event_loop() -> None:
+    threads: list[int] = []
+
+    def work(text: str) -> tuple[int, ...]:
+        threads.append(threading.get_ident())
+        return (len(text),)
+
+    async def scenario() -> None:
+        for length in (LONG_CHARACTERS, LONG_CHARACTERS + 1):
+            assert await encoded(length, work, "x" * length) == (length,)
+
+    asyncio.run(scenario())
+    assert threads[0] == threading.get_ident() != threads[1]
 
 
 def test_added_tokens_that_are_plain_text_may_be_written(tmp_path: Path) -> None:
@@ -185,7 +202,13 @@ def test_an_empty_conversation_is_refused(
 
 @pytest.mark.parametrize(
     "template",
-    ["{{ ''.__class__.__mro__ }}", "{% for %}", "{{ messages.append(1) }}", "{{ nothing.at.all }}"],
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{% for %}",
+        "{{ messages.append(1) }}",
+        "{{ nothing.at.all }}",
+        pytest.param("{{ " + "[" * 10_000, id="deep"),
+    ],
 )
 def test_broken_and_escaping_templates_fail(tiny_checkpoint: Path, template: str) -> None:
     with pytest.raises(CheckpointError, match="chat template fails"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -179,3 +180,20 @@ def test_a_guarded_server_wants_the_token_and_the_certificate(
         assert "token" in error_line(capfd)
         assert status("--token", "open sesame") == 1
         assert "say: localhost:" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("ca", ["stranger", "garbage"])
+def test_a_server_that_is_not_trusted_is_told_in_one_line(
+    ca: str, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    """In a process of its own: gRPC's core writes past Python."""
+    roots = TLS / "client.pem" if ca == "stranger" else tmp_path / "garbage.pem"
+    (tmp_path / "garbage.pem").write_text("no certificate")
+    files = ["--tls-cert", str(TLS / "server.pem"), "--tls-key", str(TLS / "server.key")]
+    with serving(str(tiny_checkpoint), files) as running:
+        command = [sys.executable, "-m", "tts.say", "Hi.", "-o", str(tmp_path / "x.wav")]
+        command += ["--server", running.address, "--tls-ca", str(roots)]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert said.returncode == 1
+    (line,) = said.stderr.splitlines()
+    assert line.startswith(f"say: {running.address}: ")

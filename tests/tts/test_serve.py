@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 import pytest
 
+from benchmarks.serving import SpeechClient, serving
 from tests.tts.raw_http2 import GOAWAY, raw_client
 from tests.tts.server_process import START_S, Process, serving_process, stub_of
 from tests.tts.serving import (
@@ -291,3 +292,18 @@ def test_what_clients_send_is_not_in_the_log_as_it_came(
             assert messages.count("call ended") == 1
 
     run(scenario(), 100)
+
+
+def test_a_log_that_cannot_be_written_stops_no_call(tiny_checkpoint: Path) -> None:
+    """On a full disk, say; neither the front end nor the engine minds."""
+    flags = ["--log-level", "debug"]
+    with (
+        Path("/dev/full").open("wb") as full,
+        serving(str(tiny_checkpoint), flags, full) as server,
+        SpeechClient(server.address) as client,
+    ):
+        assert client.synthesize("Hello.").pcm
+        with pytest.raises(grpc.RpcError) as refused:
+            client.synthesize("")
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert client.synthesize("Hello again.").pcm

@@ -53,6 +53,12 @@ async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 60) -> 
 # --- loading, serving, draining
 
 
+async def listed(channel: grpc.aio.Channel) -> dict[str, int]:
+    """All statuses that Health.List tells, by service."""
+    response = await HealthStub(channel).List(health_pb2.HealthListRequest())
+    return {name: found.status for name, found in response.statuses.items()}
+
+
 def test_while_loading_everything_waits(service: Service) -> None:
     async def scenario() -> None:
         server = SpeechServer(ServerConfig(port=0))
@@ -60,6 +66,8 @@ def test_while_loading_everything_waits(service: Service) -> None:
         async with grpc.aio.insecure_channel(server.address) as channel:
             for name in ("", SPEECH, TEXT_SERVICE):
                 assert await health(channel, name) == Status.NOT_SERVING
+            names = ("", SPEECH, TEXT_SERVICE)
+            assert await listed(channel) == dict.fromkeys(names, Status.NOT_SERVING)
             stub = SpeechServiceStub(channel)
             calls: list[Any] = [
                 stub.Synthesize(unary_request()),
@@ -75,6 +83,7 @@ def test_while_loading_everything_waits(service: Service) -> None:
             await server.serve(service)
             for name in ("", SPEECH, TEXT_SERVICE):
                 assert await health(channel, name) == Status.SERVING
+            assert await listed(channel) == dict.fromkeys(names, Status.SERVING)
             assert (await stub.Synthesize(unary_request())).audio
         await server.drain(0, 1)
         await server.stop()

@@ -151,12 +151,18 @@ def test_tls(service: Service, mutual: bool) -> None:
     run(scenario())
 
 
-def test_missing_certificates_are_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("certificate", "message"),
+    [("no.pem", r"no\.pem: No such file"), ("/dev/zero", "/dev/zero has more than 1048576 bytes")],
+)
+def test_certificates_that_cannot_be_read_are_told(
+    certificate: str, message: str, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         server = SpeechServer(
-            ServerConfig(port=0, tls_cert=tmp_path / "no.pem", tls_key=TLS / "server.key")
+            ServerConfig(port=0, tls_cert=tmp_path / certificate, tls_key=TLS / "server.key")
         )
-        with pytest.raises(ConfigError, match=r"no\.pem: No such file"):
+        with pytest.raises(ConfigError, match=message):
             await server.start()
         await server.stop()
 

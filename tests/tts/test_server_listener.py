@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from tests.tts.raw_http2 import END_HEADERS, END_STREAM, raw_client
+from tests.tts.server_process import serving_process, stub_of
 from tests.tts.serving import (
     Serving,
     health,
@@ -119,6 +121,26 @@ def test_a_broken_loop_is_told_in_one_line(
     told = [made for made in caplog.records if made.name == "tts.listener"]
     assert len(told) == 1
     assert "listening anew" in told[0].getMessage()
+
+
+def test_the_log_has_one_line_for_each_and_not_the_path(tiny_checkpoint: Path) -> None:
+    """Also when gRPC gives up what was left of a server, and in a process of its own."""
+
+    async def scenario() -> str:
+        async with serving_process(tiny_checkpoint, log_format="json") as process:
+            address = await process.ready()
+            for number in range(1, 5):
+                await break_loop(address)
+                await process.logged(rf"(?s)(listening anew.*){{{number}}}")
+                async with stub_of(address) as stub:
+                    await stub.Synthesize(unary_request(), wait_for_ready=True)
+            process.process.terminate()
+            assert await process.ended() == 0
+            return process.log
+
+    lines = [json.loads(line) for line in run(scenario()).splitlines()]
+    assert sum("listening anew" in line["message"] for line in lines) == 4
+    assert [line for line in lines if "exception" in line or "xff" in line["message"]] == []
 
 
 def test_a_server_whose_port_was_taken_meanwhile_is_not_serving(service: Service) -> None:

@@ -24,6 +24,7 @@ from tts.factory import Service
 from tts.v1 import common_pb2
 from tts.v1 import speech_pb2 as pb
 
+TOO_MANY = pb.SpeechTokens(tokens=[0] * 100_001)
 SPEECH_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"speaking_rate": 0.2}, "config.speaking_rate"),
     ({"speaking_rate": 4.1}, "config.speaking_rate"),
@@ -80,6 +81,8 @@ SPEECH_FIELDS: list[tuple[dict[str, Any], str]] = [
         "config.voice.prompt_tokens",
     ),
     ({"voice": pb.VoiceSelection(prompt_tokens=pb.SpeechTokens())}, "config.voice.prompt_tokens"),
+    ({"voice": pb.VoiceSelection(prompt_tokens=TOO_MANY)}, "config.voice.prompt_tokens"),
+    ({"buffer_speech_tokens": TOO_MANY}, "config.buffer_speech_tokens"),
     ({"pronunciations": [pb.Pronunciation(phrase="x")]}, "config.pronunciations[0].pronunciation"),
     (
         {"pronunciations": [pb.Pronunciation(phrase="🎉", pronunciation="x")]},

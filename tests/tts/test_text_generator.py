@@ -77,7 +77,7 @@ def summary(pieces: list[TextPiece]) -> tuple[str, list[int], int, FinishReason 
     stops=st.lists(st.text(alphabet="ab€🙂", min_size=1, max_size=3), max_size=3).map(tuple),
     min_tokens=st.integers(0, 12),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_bundles_do_not_show(
     prompts: PromptBuilder, text: str, stops: tuple[str, ...], min_tokens: int
 ) -> None:
@@ -99,7 +99,7 @@ def test_bundles_do_not_show(
 
 
 @given(text=st.text(alphabet="aé€🙂\u0301", max_size=30), cut=st.integers(1, 7))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_no_piece_holds_half_a_character(prompts: PromptBuilder, text: str, cut: int) -> None:
     data = (text + "!").encode()
     pieces = write(prompts, Recorded(bundled(data, cut)))

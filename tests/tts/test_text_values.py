@@ -10,7 +10,14 @@ from llm import SamplingParams, TokenLogprob
 from tts.errors import InvalidRequestError
 from tts.factory import TextModel
 from tts.proto_checks import Violations
-from tts.text_values import check_config, check_embed, check_input, read_text_sampling, to_logprobs
+from tts.text_values import (
+    MAX_MESSAGES,
+    check_config,
+    check_embed,
+    check_input,
+    read_text_sampling,
+    to_logprobs,
+)
 from tts.v1 import common_pb2, text_pb2
 
 
@@ -63,6 +70,18 @@ def test_inputs_may_be_as_long_as_the_limit() -> None:
     assert wrong_inputs(9, chat=text_pb2.ChatMessages(messages=[half, half])) == ["input.chat"]
     assert wrong_inputs(10, token_ids=ids(ids=[1] * 10)) == []
     assert wrong_inputs(10, token_ids=ids(ids=[1] * 11)) == ["input.token_ids"]
+
+
+def test_a_chat_has_a_limit_and_what_is_behind_it_is_not_looked_at() -> None:
+    def chat(count: int, role: int) -> text_pb2.ChatMessages:
+        return text_pb2.ChatMessages(messages=[text_pb2.ChatMessage(role=role)] * count)
+
+    assert not wrong_inputs(9, chat=chat(MAX_MESSAGES, text_pb2.CHAT_ROLE_USER))
+    too_long = chat(MAX_MESSAGES + 1, text_pb2.CHAT_ROLE_USER)
+    assert wrong_inputs(9, chat=too_long) == ["input.chat"]
+    fields = wrong_inputs(9, chat=chat(3 * MAX_MESSAGES, 77))
+    assert fields[:2] == ["input.chat", "input.chat.messages[0].role"]
+    assert len(fields) == 1 + MAX_MESSAGES
 
 
 @pytest.mark.parametrize(

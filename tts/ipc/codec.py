@@ -37,8 +37,8 @@ def _to_plain(value: Any) -> Any:
 def _from_plain(kind: type, value: Any) -> Any:
     if kind is np.ndarray:
         size, data = value
-        if size not in SAMPLES:
-            raise ValueError(f"no samples have {size} bytes")
+        if size not in SAMPLES or not isinstance(data, bytes):  # a bytearray of an int is so long
+            raise ValueError("these are no samples")
         return np.frombuffer(bytearray(data), SAMPLES[size])  # writable, as arrays are
     if kind is Fraction:
         return Fraction(*value)
@@ -57,7 +57,10 @@ def encode(message: Message) -> bytes:
 
 def decode_from_front_end(data: bytes) -> FrontEndMessage:
     """What a front end sent; msgspec.ValidationError or DecodeError for anything else."""
-    return _from_front_end.decode(data)
+    try:
+        return _from_front_end.decode(data)
+    except (UnicodeDecodeError, RecursionError) as error:  # which msgspec lets through
+        raise msgspec.DecodeError(str(error)) from error
 
 
 def bundle(messages: Sequence[bytes]) -> bytes:

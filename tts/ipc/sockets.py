@@ -66,7 +66,11 @@ class Inlet:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._take(frames)
+            try:
+                self._take(frames)
+            except BaseException:  # those behind it would wait for the next one to come
+                self._loop.call_soon(self._read)
+                raise
         self._loop.call_soon(self._read)
 
 

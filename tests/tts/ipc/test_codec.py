@@ -135,7 +135,20 @@ def test_messages_are_frozen() -> None:
     assert all(kind.__struct_config__.frozen for kind in kinds)
 
 
-@pytest.mark.parametrize("data", [b"", b"\x00", b"nonsense", encode(Beat(EngineStatus(*[0] * 7)))])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x00",
+        b"nonsense",
+        encode(Beat(EngineStatus(*[0] * 7))),
+        msgspec.msgpack.encode(["Hello", "name", "id"]).replace(b"name", b"\xffame"),
+        b"\x94" + msgspec.msgpack.encode(["Hello", "f", "id"])[1:] + b"\x91" * 100_000,
+        msgspec.msgpack.encode(["Encode", "f", 0, [4, 2**62]]),  # samples by their number alone
+        msgspec.msgpack.encode(["Encode", "f", 0, [4, b"odd"]]),
+        msgspec.msgpack.encode(["Encode", "f", 0, [8, bytes(8)]]),
+    ],
+)
 def test_what_is_no_message_is_refused(data: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         decode_from_front_end(data)

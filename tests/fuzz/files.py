@@ -1,0 +1,165 @@
+"""Damaged configuration files, voice files and checkpoints, to the functions that read them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import yaml
+
+from llm import StrictModel
+from tests.fakes import build_tiny_checkpoint, tiny_config
+from tests.fuzz.base import Case, InvariantError, Target
+from tests.fuzz.mutation import changed_json, json_text, mutated
+from tests.tts.serving import hum, wav
+from tts.config import AudioGenerationConfig, ServerConfig, load_config
+from tts.factory import connect_service, create_engine_client, open_checkpoint
+from tts.serve_config import WRONG_CONFIGURATION
+from tts.voice import Voice, VoicePrompt
+from tts.voices import VoiceRegistry
+
+SETTINGS: dict[str, Any] = {
+    "server_config": {"port": 0, "log_format": "json", "idle_timeout_s": 5.5, "auth_token": "x"},
+    "audio_generation_config": {
+        "audio_decoder": "auto",
+        "chunk_size": [2, 4],
+        "max_batch_size": 4,
+        "model": {"model_path": "x", "device_specs": ["cpu"], "kv_cache": {"num_pages": 8}},
+        "sampling": {"enable_structured_output": True},
+        "lora": {"enable_lora": True, "lora_paths": ["a=b"]},
+    },
+}
+TOML = b"""[server_config]
+port = 0
+idle_timeout_s = 5.5
+[audio_generation_config]
+chunk_size = [2, 4]
+model = {model_path = "x", device_specs = ["cpu"]}
+"""
+CLASSES: tuple[type[StrictModel], ...] = (ServerConfig, AudioGenerationConfig)
+PARTS = ("codec", "chat template", "tensor", "voice", "family", "memory")  # name a file, too
+HEADER_BYTES = 400  # of weights, which hold their table in front
+
+
+class _Checkpoints:
+    """A tiny checkpoint of which one file at a time is damaged."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = build_tiny_checkpoint(folder)
+        self._add_files()
+        paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        self._whole = {path: path.read_bytes() for path in paths}
+
+    def try_one(self, chance: Random) -> None:
+        path = chance.choice(tuple(self._whole))
+        try:
+            path.write_bytes(self._damaged(path, chance))
+            self._load()
+        except WRONG_CONFIGURATION as error:
+            names = (*(known.name for known in self._whole), *PARTS, self._folder.name)
+            if not any(name in str(error) for name in names):
+                raise InvariantError(
+                    f"no file in the message about {path.name}: {error}"
+                ) from error
+        finally:
+            path.write_bytes(self._whole[path])
+
+    def _add_files(self) -> None:
+        """What a checkpoint may have besides: a voice with codes and one with a recording."""
+        (self._folder / "hum.wav").write_bytes(wav(hum(1.2)))
+        path = self._folder / "voices.json"
+        values = json.loads(path.read_text())
+        values["voices"] += [
+            {"name": "coded", "codes": [1, 2, 3], "transcript": "one", "language_codes": ["de"]},
+            {"name": "heard", "audio": "hum.wav", "transcript": "hum"},
+        ]
+        path.write_text(json.dumps(values))
+
+    def _damaged(self, path: Path, chance: Random) -> bytes:
+        whole = self._whole[path]
+        if path.suffix == ".safetensors":
+            return mutated(whole[:HEADER_BYTES], chance) + whole[HEADER_BYTES:]
+        if path.suffix != ".json" or chance.random() < 0.2:
+            return mutated(whole, chance)
+        return json_text(changed_json(json.loads(whole), chance), chance).encode("utf-8", "replace")
+
+    def _load(self) -> None:
+        config = tiny_config(self._folder)
+        config.resolve()
+        checkpoint = open_checkpoint(config)
+        client, facts = create_engine_client(config, None, checkpoint)
+        try:
+            service = connect_service(config, None, client, facts, checkpoint=checkpoint)
+            service.prompts.check_chat()
+        finally:
+            asyncio.run(client.close())
+
+
+class _Voices:
+    """A folder of created voices in which files are damaged; what is wrong is told, not raised."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "voices"
+        registry = VoiceRegistry((), "", folder=self._folder)
+        registry.create(Voice("good", "Good", ("en",), prompt=VoicePrompt((1, 2), "one two")))
+        self._whole = (self._folder / "good.json").read_bytes()
+
+    def try_one(self, chance: Random) -> None:
+        values = changed_json(json.loads(self._whole), chance)
+        data = json_text(values, chance).encode("utf-8", "replace")
+        data = mutated(self._whole, chance) if chance.random() < 0.3 else data
+        (self._folder / "bad.json").write_bytes(data.replace(b'"good"', b'"bad"'))
+        registry = VoiceRegistry((), "", folder=self._folder)
+        registry.get("good").num_bytes  # noqa: B018 - it encodes the texts
+        for voice in registry.voices("en"):
+            voice.speaks("en-US")
+
+
+class _Configurations:
+    """A configuration file in each of its formats."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def try_one(self, chance: Random) -> None:
+        suffix = chance.choice((".json", ".yaml", ".toml"))
+        path = self._folder / f"config{suffix}"
+        path.write_bytes(_settings(suffix, chance))
+        sections: Sequence[dict[str, Any]] = ({}, {}, {"section_name": "server_config"})
+        try:
+            flags = {**chance.choice(sections), "config_file": str(path)}
+            load_config(chance.choice(CLASSES), flags, environ={})
+        except WRONG_CONFIGURATION:
+            return
+
+
+def _settings(suffix: str, chance: Random) -> bytes:
+    if suffix == ".toml":
+        return mutated(TOML, chance)
+    changed = changed_json(SETTINGS, chance)
+    text = json_text(changed, chance)
+    if suffix == ".yaml" and chance.random() < 0.8:
+        text = yaml.safe_dump(changed, allow_unicode=True)
+    data = text.encode("utf-8", "replace")
+    return mutated(data, chance) if chance.random() < 0.3 else data
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[Case]:
+    shutil.rmtree(folder / "tiny", ignore_errors=True)
+    parts = (_Checkpoints(folder / "tiny"), _Voices(folder), _Configurations(folder))
+    logging.disable(logging.WARNING)  # each damaged file is told
+    try:
+        yield lambda chance: chance.choice(parts).try_one(chance)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+FILES = Target("files", _opened)

@@ -1,0 +1,57 @@
+"""A few fixed inputs of every target; `python -m tests.fuzz` tries more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.__main__ import TARGETS
+from tests.fuzz.base import random_of
+from tests.fuzz.frames import Sender
+from tests.fuzz.rpcs import FILES, Caller, methods
+from tests.fuzz.run import Slice, tried
+from tests.fuzz.server import Served, served
+
+SEED = 1
+INPUTS = {"texts": 25, "files": 60, "schemas": 100, "clips": 300}
+CALLS, CONNECTIONS = 60, 60
+LONG_S = 10_000.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One server for the targets that need one."""
+    with served(tmp_path_factory.mktemp("fuzz")) as running:
+        yield running
+        running.check_at_end()
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", INPUTS)
+def test_inputs_of_a_target(name: str, tmp_path: Path) -> None:
+    part = Slice(TARGETS[name], SEED, 0, LONG_S, INPUTS[name])
+    assert [found.text for found in tried(part, tmp_path)] == []
+
+
+def test_calls(server: Served) -> None:
+    caller = Caller(server)
+    for index in range(CALLS):
+        caller.try_one(random_of(SEED, "rpcs", index))
+
+
+def test_connections(server: Served) -> None:
+    sender = Sender(server)
+    for index in range(CONNECTIONS):
+        sender.try_one(random_of(SEED, "frames", index))
+
+
+def test_every_target_is_tried_here() -> None:
+    assert set(TARGETS) == {*INPUTS, "rpcs", "frames"}
+
+
+def test_all_methods_are_called() -> None:
+    paths = {method.path for method in methods()}
+    assert {"/tts.v1.TextService/Embed", "/grpc.health.v1.Health/List"} <= paths
+    assert len(paths) == sum(len(s.methods) for f in FILES for s in f.services_by_name.values())

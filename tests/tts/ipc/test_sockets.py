@@ -1,0 +1,42 @@
+"""What comes over a socket is read to its end, whatever becomes of a message."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import zmq
+
+from tests.tts.ipc.hop import wait_until
+from tests.tts.jobs import run
+from tts.ipc.sockets import Inlet, bound_socket
+
+ADDRESS = "inproc://inlet"
+
+
+def test_a_message_that_fails_does_not_hold_up_those_behind_it() -> None:
+    async def scenario() -> None:
+        failures: list[Any] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: failures.append(context["exception"]))
+        taken: list[bytes] = []
+
+        def take(frames: list[bytes]) -> None:
+            taken.extend(frames)
+            if frames == [b"bad"]:
+                raise ValueError("bad")
+
+        with zmq.Context() as context, context.socket(zmq.PUSH) as sender:
+            socket = bound_socket(context, zmq.PULL, ADDRESS, 100)
+            sender.connect(ADDRESS)
+            for message in (b"a", b"bad", b"b", b"bad", b"c"):
+                sender.send(message)
+            inlet = Inlet(socket, take)
+            try:
+                await wait_until(lambda: len(taken) == 5)
+            finally:
+                inlet.close()
+        assert taken == [b"a", b"bad", b"b", b"bad", b"c"]
+        assert [str(failure) for failure in failures] == ["bad", "bad"]
+
+    run(scenario)
