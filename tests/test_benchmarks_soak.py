@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import mmap
 import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -146,7 +147,8 @@ def test_windows_are_shares_of_a_part() -> None:
 
 def test_what_a_process_holds_is_read_from_the_kernel() -> None:
     before = holdings(os.getpid())
-    held = bytearray(os.urandom(8_000_000))
+    held = mmap.mmap(-1, 8_000_000)  # pages of its own, not what the process freed before
+    held.write(os.urandom(len(held)))
     first, second = os.pipe()
     after = holdings(os.getpid())
     os.close(first)
