@@ -8,11 +8,13 @@ CLIENTS_VENV ?= .venv-clients
 BIN := $(VENV)/bin
 TEXT ?= hello
 OUT ?=
+PORT ?= 50051
 MINUTES ?= 10
 
 # One stamp per set of packages; both are out of date when pyproject.toml changes.
 RUNTIME := $(VENV)/.runtime
 DEVELOPMENT := $(VENV)/.development
+DOCUMENTATION := $(VENV)/.documentation
 ON_GPU := $(VENV)/.on-gpu
 MUTATION := $(VENV)/.mutation
 WITH_CLIENTS := $(VENV)/.with-clients
@@ -22,12 +24,19 @@ PROTOS := $(wildcard proto/tts/v1/*.proto)
 PYTEST = $(BIN)/python -m pytest -n 2
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
 
-.PHONY: say test test-gpu mutants fuzz check check-clients on-clients stubs lint type format proto venv clean
+.PHONY: say serve docs test test-gpu mutants fuzz check check-clients on-clients stubs lint type format proto venv clean
 .DEFAULT_GOAL := say
 
 say: export SAY_TEXT := $(value TEXT)
 say: $(RUNTIME)
 	@$(BIN)/python -m tts.say $(if $(OUT),-o "$(OUT)") -- "$$SAY_TEXT"
+
+serve: $(RUNTIME)
+	@$(BIN)/python -m tts.serve --port $(PORT)
+
+# The documentation as a site, in build/site. A broken link and a page outside the menu are errors.
+docs: $(DOCUMENTATION)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 test: $(DEVELOPMENT)
 	$(PYTEST)
@@ -44,7 +53,7 @@ mutants: $(MUTATION)
 fuzz: $(DEVELOPMENT)
 	nice -n 10 $(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
-check: $(DEVELOPMENT) stubs lint type
+check: $(DEVELOPMENT) stubs lint type docs
 	$(PYTEST)
 
 # Programs and checkpoints of others beside ours, in an environment of their own.
@@ -93,6 +102,11 @@ $(DEVELOPMENT): pyproject.toml | $(BIN)/python
 	@echo "Installing Sonant and its development tools into $(VENV) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $(RUNTIME) $@
+
+$(DOCUMENTATION): pyproject.toml | $(BIN)/python
+	@echo "Installing Sonant, its development tools and MkDocs into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,docs]'
+	@touch $(RUNTIME) $(DEVELOPMENT) $@
 
 $(ON_GPU): pyproject.toml | $(BIN)/python
 	@echo "Installing Sonant, its development tools and FlashInfer into $(VENV) ..."

@@ -1,1 +1,1 @@
-"""What produced every number in the README: `python -m benchmarks.NAME`, a table and JSON."""
+"""Commands behind every number of the documentation: `python -m benchmarks.NAME` prints them."""

@@ -1,11 +1,11 @@
-"""How fast attention reads the KV pool, on a CUDA device: decoding, prompts, and planning.
+"""Speed of attention over the KV pool on a CUDA device: decoding, prompts, and planning.
 
     decode     one captured decode step's attention of one layer; share of a large copy's bandwidth
-    replan     what pointing a captured plan at the next batch costs the host
-    prompts    attention of one layer over prompts, launch by launch
+    replan     host time to update a captured plan for the next batch
+    prompts    attention of one layer over prompts, without a graph
 
-Layers have keys and values of their own, more of them than the device's cache holds. What a step
-stores is not part of the figures.
+Layers have separate keys and values, more than the device's cache holds. The figures do not
+include the stores of a step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PROMPTS = ((2048,) * 4, (8192,), (300,) * 27)
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Of one layer."""
+    """Heads of one layer."""
 
     queries: int
     keys: int
@@ -50,7 +50,7 @@ MODELS = {
 
 
 class Subject:
-    """A backend over a pool that holds the contexts of some rows, and their queries."""
+    """A backend over a pool with the contexts of some rows, and their queries."""
 
     def __init__(self, name: str, heads: Heads, lengths: Sequence[int], fed: Sequence[int]) -> None:
         counts = [-(-length // PAGE_SIZE) for length in lengths]
@@ -73,13 +73,13 @@ class Subject:
         self.query = torch.randn(shape, dtype=torch.bfloat16, device="cuda")
 
     def attend(self, plan: object) -> None:
-        """Every layer."""
+        """Run the attention of every layer."""
         for layer in range(LAYERS):
             self.backend.attend(plan, layer, self.query)
 
 
 def batch_of(pages: list[list[int]], lengths: Sequence[int], fed: Sequence[int]) -> ForwardBatch:
-    """Each row feeds its last tokens."""
+    """Return a batch in which each row feeds its last tokens."""
 
     def on_device(values: list[Tensor]) -> Tensor:
         return torch.cat(values).cuda()
@@ -103,7 +103,7 @@ def batch_of(pages: list[list[int]], lengths: Sequence[int], fed: Sequence[int])
 
 
 def device_us(work: Callable[[], None], repeat: int) -> tuple[float, ...]:
-    """Microseconds of the device for a layer, several times."""
+    """Return several measurements of device time per layer, in microseconds."""
     found = []
     for _ in range(repeat + 1):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -116,7 +116,7 @@ def device_us(work: Callable[[], None], repeat: int) -> tuple[float, ...]:
 
 
 def decoding(name: str, backend: str, num_rows: int, repeat: int, copy: float) -> Iterator[Figure]:
-    """One layer's attention in a captured step, and the host's share."""
+    """Measure one layer's attention in a captured step, and the host's part."""
     heads = MODELS[name]
     subject = Subject(backend, heads, [CONTEXT] * num_rows, [1] * num_rows)
     plan = subject.backend.capture_plan(CapturedShape(num_rows), CONTEXT)
@@ -140,7 +140,7 @@ def decoding(name: str, backend: str, num_rows: int, repeat: int, copy: float) -
 
 
 def prompting(name: str, backend: str, lengths: Sequence[int], repeat: int) -> Figure:
-    """One layer's attention over whole prompts."""
+    """Measure one layer's attention over whole prompts."""
     subject = Subject(backend, MODELS[name], lengths, lengths)
     plan = subject.backend.plan(subject.batch)
     values = device_us(lambda: subject.attend(plan), repeat)

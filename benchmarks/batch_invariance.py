@@ -1,13 +1,14 @@
-"""How often a request gets other tokens among 64 than alone, and what it costs that it does not.
+"""Share of requests that get other tokens in a batch of 64 than alone, and the cost of preventing
+it.
 
-Two engines, one after the other: as usual, and with `--model.batch-invariant`.
+Two engines, one after the other: with default settings, and with `--model.batch-invariant`.
 
-A model of random weights, every request once by itself and once with all the others; greedy, and
-sampled with a seed of its own. Random logits are flatter than trained ones, so that a difference in
-rounding shows as another token sooner: what is counted here is an upper bound for a trained model.
+A model of random weights runs every request once alone and once with all the others; greedy, and
+sampled with a seed per request. Random logits are flatter than trained ones, so that a rounding
+difference changes a token sooner: the counts are an upper bound for a trained model.
 
-A token behind one that differs mostly differs, too. Configuration flags go to both engines. Fewer
-requests or tokens take less time: every request runs by itself.
+After one token that differs, most later ones differ, too. Configuration flags apply to both
+engines. Fewer requests or tokens take less time, because every request also runs alone.
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ from benchmarks.engine_load import pipeline_of, running
 from benchmarks.report import Figure, Report, publish, until_interrupted
 from benchmarks.shapes import SHAPES, Shape
 from llm import Engine, Request, SamplingParams
-from tts.config import AudioGenerationConfig, add_config_flags
-from tts.flags import flag_values
+from tts.config.flags import add_config_flags
+from tts.config.pipeline import AudioGenerationConfig
+from tts.config.sources import flag_values
 
 KINDS = {"greedy": 0.0, "sampled": 0.8}  # temperatures
 PROMPT_LENGTHS = (16, 128)
-NOTHING_SHARED = {"enable_prefix_caching": False}  # every prompt is computed in its own company
+# so that every prompt is computed in its own batch
+NOTHING_SHARED = {"enable_prefix_caching": False}
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The tokens of every request, and how long all of them took."""
+    """The tokens of every request, and the time of all of them."""
 
     tokens: list[tuple[int, ...]]
     wall_s: float
@@ -49,7 +52,7 @@ class Outcome:
 
 
 def requests(kind: str, count: int, num_tokens: int, vocab_size: int) -> list[Request]:
-    """The same ones whenever it is asked for them; ids aside, which an engine wants anew."""
+    """Return the same requests at each call, with new ids."""
     random = Random(0)
     made = []
     for n in range(count):
@@ -62,7 +65,7 @@ def requests(kind: str, count: int, num_tokens: int, vocab_size: int) -> list[Re
 
 
 def outcome(engine: Engine, asked: Sequence[Request]) -> Outcome:
-    """All at once. Raises `RuntimeError` when one fails."""
+    """Run all requests at once. Raises `RuntimeError` when one fails."""
     started = time.perf_counter()
     streams = [engine.submit(request) for request in asked]
     chunks = [list(stream) for stream in streams]
@@ -77,19 +80,19 @@ def outcome(engine: Engine, asked: Sequence[Request]) -> Outcome:
 class Comparison:
     """Requests of one kind on one engine, alone and together."""
 
-    alone: tuple[Outcome, ...]  # of one request each
+    alone: tuple[Outcome, ...]  # one request each
     together: Outcome
 
     @property
     def other_tokens(self) -> list[tuple[bool, ...]]:
-        """Of every request, which of its tokens company changes."""
+        """Tokens of every request that differ between both runs."""
         return [
             tuple(a != b for a, b in zip(own.tokens[0], beside, strict=True))
             for own, beside in zip(self.alone, self.together.tokens, strict=True)
         ]
 
     def figures(self, title: str, bar: float | None = None) -> Iterator[Figure]:
-        """`bar`: how many tokens may be others, in percent."""
+        """Return the figures; `bar` is the maximum percentage of tokens that differ."""
         others = self.other_tokens
         changed = [tokens for tokens in others if any(tokens)]
         length = len(others[0])
@@ -108,7 +111,7 @@ class Comparison:
 
 
 def compare(engine: Engine, kind: str, count: int, num_tokens: int) -> Comparison:
-    """What company changes for one kind of requests."""
+    """Compare both runs for one kind of request."""
     vocab_size = pipeline_of(engine).vocab_size
     outcome(engine, requests(kind, count, 8, vocab_size))
     alone = [outcome(engine, [one]) for one in requests(kind, count, num_tokens, vocab_size)]
@@ -118,7 +121,7 @@ def compare(engine: Engine, kind: str, count: int, num_tokens: int) -> Compariso
 def measure(
     shape: Shape, values: Mapping[str, Any], count: int, num_tokens: int
 ) -> Iterator[tuple[str, Comparison]]:
-    """Every kind on one engine."""
+    """Measure every kind on one engine."""
     with (
         tempfile.TemporaryDirectory() as folder,
         running(shape, Path(folder), values) as engine,
@@ -128,7 +131,7 @@ def measure(
 
 
 def both(shape: Shape, values: Mapping[str, Any], count: int, num_tokens: int) -> Iterator[Figure]:
-    """As usual, then batch-invariant, and how many times longer that takes."""
+    """Measure default settings, then batch-invariant ones, and the ratio of both times."""
     usual: dict[str, Comparison] = {}
     for is_invariant in (False, True):
         switch = {"model": {"batch_invariant": is_invariant}}
@@ -155,7 +158,7 @@ def _cost(title: str, usual: Comparison, invariant: Comparison) -> Iterator[Figu
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     options = argparse.ArgumentParser(
-        description="Tokens alone and in company.", allow_abbrev=False
+        description="Tokens alone and in a batch.", allow_abbrev=False
     )
     options.add_argument("--shape", choices=SHAPES, default="llama-1b")
     options.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")

@@ -1,7 +1,8 @@
-"""`python -m benchmarks.block_readers`: a front end's end of the hop, and nothing behind it.
+"""Readers of audio blocks: the front ends' end of the IPC, without a server behind it.
 
-Reads speech jobs of one length, some at a time, for ever: whoever ends is followed by another one.
-The first ones are shorter, each by another number of codes, so that they do not end all at once.
+`python -m benchmarks.block_readers` reads speech jobs of one length, some at a time, until it is
+terminated: a job that ends is followed by another one. The first ones are shorter by different
+numbers of codes, so that they do not all end at once.
 """
 
 from __future__ import annotations
@@ -15,25 +16,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from decoder import StreamingOptions
-from decoder.xcodec2 import RECOMMENDED
+from decoder.codecs.xcodec2.decoder import RECOMMENDED
 from llm import Request, SamplingParams
-from tts.engine_client import SpeechJob
+from tts.engine.client import SpeechJob
 from tts.ipc.endpoints import Endpoints
 from tts.ipc.remote_client import RemoteEngineClient
 from tts.processes.child import freeze_garbage
 
-NUM_CODES = 210  # of one job: 4.2 s of speech at 50 codes/s
+NUM_CODES = 210  # codes of one job: 4.2 s of speech at 50 codes/s
 PROMPT_LEN = 100
 
 
 def speech_job(name: str, num_codes: int, streaming: StreamingOptions = RECOMMENDED) -> SpeechJob:
-    """A job of so many codes."""
+    """Return a job of so many codes."""
     request = Request(name, (1,) * PROMPT_LEN, SamplingParams(max_tokens=num_codes))
     return SpeechJob(request, streaming, as_s16=True)
 
 
 async def read(endpoints: Endpoints, count: int) -> None:
-    """Read so many jobs at a time until SIGTERM comes."""
+    """Read so many jobs at a time until SIGTERM."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -55,7 +56,7 @@ async def read(endpoints: Endpoints, count: int) -> None:
 
 @contextmanager
 def block_readers(endpoints: Endpoints, base: str, streams: int, processes: int) -> Iterator[None]:
-    """So many streams are read, by as many processes, while the block lasts."""
+    """Read so many streams in several processes while the block lasts."""
     command = [sys.executable, "-m", "benchmarks.block_readers", base, endpoints.server_id]
     shares = [streams // processes + (n < streams % processes) for n in range(processes)]
     running = [subprocess.Popen([*command, str(share)]) for share in shares if share]

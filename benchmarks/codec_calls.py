@@ -1,11 +1,11 @@
-"""What a decode call of a published codec takes, device and host, by how many windows share it.
+"""Duration of a decode call of a published codec, device and host, by number of windows.
 
-    first      streams without a voice prompt, their first blocks: what a listener waits for
-    full       blocks in the middle of streams, all alike
+    first      first blocks of streams without a voice prompt: they determine the latency
+    full       blocks in the middle of streams, all of one shape
     mixture    first, middle and last blocks of streams of different lengths
 
 The codecs have the published sizes and random weights. `device` is from the call to the last sample
-on the host while nothing else runs, `host` what the calling thread needs until it is free again.
+on the host on an idle device, `host` the time of the calling thread.
 It needs a CUDA device.
 """
 
@@ -22,9 +22,9 @@ from benchmarks.report import Figure, Report, arguments, publish
 from benchmarks.speech_shapes import SNAC_24KHZ, XCODEC2
 from decoder import (
     AudioDecoder,
+    DecodeRequest,
     DecoderStream,
     DecodeWindow,
-    ReadyWindow,
     Renderer,
     SpeechChunk,
     StreamingOptions,
@@ -38,7 +38,7 @@ CODECS = {"xcodec2": XCODEC2, "snac": SNAC_24KHZ}
 
 
 def windows_of(decoder: AudioDecoder, options: StreamingOptions, frames: int) -> list[DecodeWindow]:
-    """All windows of a stream of so many frames."""
+    """Return all windows of a stream of so many frames."""
     spec, sizes = decoder.spec, options.chunk_sizes or ()
     made = np.random.default_rng(frames)
     codes = tuple(made.integers(0, spec.codebook_size, frames * spec.codes_per_frame).tolist())
@@ -53,7 +53,7 @@ def windows_of(decoder: AudioDecoder, options: StreamingOptions, frames: int) ->
 
 
 def kinds_of(decoder: AudioDecoder, options: StreamingOptions) -> dict[str, list[DecodeWindow]]:
-    """Some windows of each kind."""
+    """Return some windows of each kind."""
     streams = [windows_of(decoder, options, frames) for frames in FRAMES]
     longest = streams[-1]
     return {
@@ -66,8 +66,10 @@ def kinds_of(decoder: AudioDecoder, options: StreamingOptions) -> dict[str, list
 def calls_ms(
     renderer: Renderer, windows: Sequence[DecodeWindow], repeat: int
 ) -> Iterator[tuple[float, float]]:
-    """Of one call after the other: until its samples are there, until the launch returns."""
-    ready = [ReadyWindow(window) for window in windows]
+    """Measure calls one after the other: time until the samples are available, time of the
+    launch.
+    """
+    ready = [DecodeRequest(window) for window in windows]
     for _ in range(repeat + 2):
         torch.cuda.synchronize()
         started_s = time.perf_counter()
@@ -81,7 +83,7 @@ def calls_ms(
 
 
 def measure(repeat: int, codecs: Sequence[str] = tuple(CODECS)) -> Report:
-    """Every codec, kind and batch size."""
+    """Measure every codec, kind and batch size."""
     figures = []
     for name in codecs:
         plain = create_decoder(name, test_mode=True, device="cuda")

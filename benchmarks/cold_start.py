@@ -1,4 +1,4 @@
-"""How long a fresh `python -m tts.say` takes until the file is written, imports included."""
+"""Time of a fresh `python -m tts.say` until the file is written, with imports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEXT = "hello"
 
 
 def cold_start_s(text: str, model: str, folder: Path) -> float:
-    """Wall-clock seconds of one process that writes one file."""
+    """Return the wall-clock seconds of one process that writes one file."""
     out = folder / "cold.wav"
     out.unlink(missing_ok=True)
     command = [sys.executable, "-m", "tts.say", text, "-o", str(out), "-q"]
@@ -31,7 +31,7 @@ def cold_start_s(text: str, model: str, folder: Path) -> float:
 
 
 def measure(model: str, repeat: int, text: str = TEXT) -> Report:
-    """The first process (files may come from the disk) and the ones after it."""
+    """Measure the first process (files may come from the disk) and later ones."""
     with tempfile.TemporaryDirectory() as folder:
         seconds = [cold_start_s(text, model, Path(folder)) for _ in range(repeat + 1)]
     first, *later = seconds

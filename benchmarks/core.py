@@ -1,17 +1,17 @@
-"""The core in process, on random models of published sizes or a checkpoint, alone and with others.
+"""The core in process, on random models of published sizes or a checkpoint.
 
-    decode      one greedy sequence: tokens per second, and what share that is of the bytes a step
-                reads at the bandwidth that a large copy on the same device has
+    decode      one greedy sequence: tokens per second, and the share of the memory bandwidth of a
+                large copy on the same device that reading the model takes
     batch       the same for 256 sequences of one length
     throughput  256 requests at once, 100 to 1,024 tokens in and out (nano-vllm's bench.py)
-    gaps        how long the device idles between two decode steps, alone and full
-    cancel      how long it takes until the pages of a cancelled request are free
-    memory      what the process holds beside weights and KV pages
-    prefill     how much memory the largest prefill takes of what is planned for it
-    peers       transformers on the same shapes; on a CPU in float32, and ours beside it
+    gaps        idle time of the device between two decode steps, with one row and with a full batch
+    cancel      time until the pages of a cancelled request are free
+    memory      memory of the process without weights and KV pages
+    prefill     peak memory of the largest prefill as a share of the plan
+    peers       transformers on the same shapes; on a CPU in float32, compared with this engine
 
-Configuration flags go to the engine. A run may be cut off (--limit-s): then what came until then
-counts.
+Configuration flags go to the engine. A run may be cut off (--limit-s): then the tokens until then
+count.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ from benchmarks.engine_load import (
     running,
     throughput_jobs,
 )
-from benchmarks.peak_memory import largest_prefill
 from benchmarks.report import Figure, Report, arguments, publish, until_interrupted
 from benchmarks.server_metrics import least_bound
 from benchmarks.shapes import SHAPES, Shape
 from llm import Engine, set_product_threads
-from tts.config import AudioGenerationConfig, add_config_flags
-from tts.flags import flag_values
+from tests.llm.runner.largest_prefill import largest_prefill
+from tts.config.flags import add_config_flags
+from tts.config.pipeline import AudioGenerationConfig
+from tts.config.sources import flag_values
 
 PARTS = ("decode", "batch", "throughput", "gaps", "cancel", "memory", "prefill", "peers")
 DEFAULT_SHAPES = ("llasa-1b", "orpheus-3b", "qwen3-0.6b", "llama-1b")
@@ -57,17 +58,17 @@ GAP_BAR_US = 60.0
 BUSY_BARS = {1: 90.0, 256: 95.0}  # percent, by rows
 MEMORY_BAR_GB = 1.5
 PREFILL_BAR = 1.1
-CANCEL_BAR_MS = 5.0  # beyond one step
-CANCELS, CANCEL_PERIOD_S = 32, 0.01  # so many, one after the other
+CANCEL_BAR_MS = 5.0  # in addition to one step
+CANCELS, CANCEL_PERIOD_S = 32, 0.01  # number of cancellations, and time between them
 COPY_BYTES = {"cuda": 2 << 30, "cpu": 64 << 20}
 WARM_UP_TOKENS = 32
 UNTRACED_S = 0.1
-PROFILED_LENGTH = 1024  # tokens of the sequences that a trace is taken of, at most
+PROFILED_LENGTH = 1024  # maximum length of sequences in a trace
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is asked for."""
+    """Sizes of the measured loads."""
 
     prompt_len: int = 16
     num_tokens: int = 256
@@ -75,15 +76,15 @@ class Sizes:
     lengths: tuple[int, int] = (100, 1024)
     limit_s: float = 60.0
     trace_s: float = 0.3
-    caches: tuple[str, ...] = peers.CACHES  # of the peer's generation of one sequence
-    crowds: tuple[int, ...] = (64,)  # requests of the peer's continuous batching, on a GPU
-    crowd_tokens: int = 200  # in and out
+    caches: tuple[str, ...] = peers.CACHES  # caches of the peer's generation of one sequence
+    crowds: tuple[int, ...] = (64,)  # sizes of the peer's continuous batches, on a GPU
+    crowd_tokens: int = 200  # tokens in and out
     repeat: int = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One shape on one device, its running engine, and what is known of both."""
+    """One shape on one device with its running engine."""
 
     shape: Shape
     device: torch.device
@@ -102,7 +103,7 @@ class Subject:
 
 
 def bandwidth(device: torch.device, repeat: int = 5) -> float:
-    """Bytes per second that a large copy reads and writes."""
+    """Measure bytes per second that a large copy reads and writes."""
     source = torch.ones(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     times = []
@@ -116,18 +117,18 @@ def bandwidth(device: torch.device, repeat: int = 5) -> float:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for what a device has been given."""
+    """Wait for the queued work of a device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def decode(subject: Subject) -> Iterator[Figure]:
-    """One sequence, greedy."""
+    """Measure one greedy sequence."""
     return _decode(subject, 1, "one sequence", DECODE_BARS)
 
 
 def batch(subject: Subject) -> Iterator[Figure]:
-    """As many as the throughput test has, all of one length."""
+    """Measure as many sequences as the throughput test has, all of one length."""
     rows = subject.sizes.requests
     return _decode(subject, rows, f"{rows} sequences", {})
 
@@ -135,7 +136,7 @@ def batch(subject: Subject) -> Iterator[Figure]:
 def _decode(
     subject: Subject, rows: int, how_many: str, bars: Mapping[str, float]
 ) -> Iterator[Figure]:
-    """The first run warms up; prefill is not counted."""
+    """Measure decoding. The first run warms up; prefill is not counted."""
     sizes, name = subject.sizes, subject.shape.name
     warm_up, jobs = (
         decode_jobs(rows, subject.vocab_size, sizes.prompt_len, num_tokens)
@@ -166,7 +167,7 @@ def _decode(
 
 
 def throughput(subject: Subject) -> Iterator[Figure]:
-    """All requests at once; a few short ones before them warm up."""
+    """Measure all requests at once, after a few short ones for warm-up."""
     sizes, name = subject.sizes, subject.shape.name
     run(subject.engine, throughput_jobs(4, subject.vocab_size, (4, 8)))
     jobs = throughput_jobs(sizes.requests, subject.vocab_size, sizes.lengths)
@@ -190,7 +191,7 @@ def _how_much(done: Run, asked: int, sizes: Sizes) -> str:
 
 
 def gaps(subject: Subject) -> Iterator[Figure]:
-    """What the profiler sees of decoding alone, and of as many rows as the throughput test has."""
+    """Profile decoding of one row, and of as many rows as the throughput test has."""
     for rows in sorted({1, subject.sizes.requests}):
         yield from _gaps(subject, rows)
 
@@ -229,7 +230,7 @@ def _gaps(subject: Subject, rows: int) -> Iterator[Figure]:
 
 
 def cancel(subject: Subject) -> Iterator[Figure]:
-    """Some of a full engine's sequences are cancelled in turn, wherever its step is just then."""
+    """Cancel some of a full engine's sequences in turn, at any phase of a step."""
     engine, rows = subject.engine, subject.sizes.requests
     length = pipeline_of(engine).max_seq_len - subject.sizes.prompt_len
     load = Load(engine, decode_jobs(rows, subject.vocab_size, subject.sizes.prompt_len, length))
@@ -259,12 +260,12 @@ def cancel(subject: Subject) -> Iterator[Figure]:
 
 
 def memory(subject: Subject, before_bytes: int) -> Iterator[Figure]:
-    """What the device holds more than before we came, without weights and KV pages."""
+    """Measure the additional device memory, without weights and KV pages."""
     plan = pipeline_of(subject.engine).memory_plan
     weights = subject.shape.num_weights * pipeline_of(subject.engine).runner.dtype.itemsize
     held = used_bytes(subject.device) - before_bytes
     yield Figure(
-        f"{subject.shape.name}: memory beside weights and KV",
+        f"{subject.shape.name}: memory besides weights and KV",
         ((held - weights - plan.kv_bytes) / 1e9,),
         "GB",
         MEMORY_BAR_GB if subject.has_bars else None,
@@ -273,7 +274,7 @@ def memory(subject: Subject, before_bytes: int) -> Iterator[Figure]:
 
 
 def prefill(subject: Subject) -> Iterator[Figure]:
-    """In as few prompts as may be, and in as many as there are rows."""
+    """Measure a prefill with as few prompts as possible, and one with as many as there are rows."""
     runner = pipeline_of(subject.engine).runner
     peaks = [
         subject.engine.run_on_engine(partial(largest_prefill, runner, rows)).result()
@@ -290,7 +291,9 @@ def prefill(subject: Subject) -> Iterator[Figure]:
 
 
 def used_bytes(device: torch.device) -> int:
-    """Of the device, whoever uses them; on the CPU what is resident of this process."""
+    """Return the used memory of the device, of all processes; on the CPU the resident memory of
+    this one.
+    """
     if device.type == "cuda":
         query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
         lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
@@ -304,19 +307,19 @@ def used_bytes(device: torch.device) -> int:
 def compare(
     shape: Shape, device: torch.device, sizes: Sizes, values: dict[str, Any]
 ) -> Iterator[Figure]:
-    """transformers, and on a CPU ours on the same job."""
+    """Measure transformers, and on a CPU this engine with the same job."""
     vocab_size = int(shape.values["vocab_size"])
     (job,) = decode_jobs(1, vocab_size, sizes.prompt_len, sizes.num_tokens)
     tokens = sizes.crowd_tokens
     crowds = [decode_jobs(count, vocab_size, tokens, tokens) for count in sizes.crowds]
-    ways = peers.Ways(job, sizes.caches, crowds, sizes.repeat)
+    ways = peers.PeerMethods(job, sizes.caches, crowds, sizes.repeat)
     return peers.compare(shape, device, ways, values)
 
 
 def measure(
     shape: Shape, parts: Sequence[str], sizes: Sizes, values: dict[str, Any], profile: Path | None
 ) -> Iterator[Figure]:
-    """One shape: everything of its engine, then, when that has gone, its peers."""
+    """Measure one shape: first the engine, then, after its shutdown, its peers."""
     device = torch.device(values["model"]["device_specs"][0])
     before_bytes = used_bytes(device)
     run_parts: dict[str, Callable[[Subject], Iterator[Figure]]] = {

@@ -1,13 +1,13 @@
-"""How far a language model's text with narrower weights is from its text in float32.
+"""Difference of a language model's text with narrower weights from its text in float32.
 
 The float32 model continues each prompt greedily. Every other format then
 
-    is fed the same tokens   how its logits and log-probabilities differ, how often its likeliest
-                             token is the one that float32 chose
-    continues by itself      how many prompts get the same text, where the others first differ
+    is fed the same tokens   differences of logits and log-probabilities, share of equal
+                             likeliest tokens
+    generates                share of prompts with the same text, first difference of others
 
-Positions behind the end of the float32 text do not count. The two bars are the ones that a format
-has to reach to be the default for text on a CPU.
+Positions after the end of the float32 text do not count. A format has to reach the two bars
+to be the default for text on a CPU.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow
 from llm.config import KVCacheConfig, ModelConfig, PipelineConfig, QuantizationEncoding
 from llm.request import SamplingParams
 from llm.runner.model_runner import ModelRunner
-from tts.checkpoint import load_eos_ids
-from tts.prompt import PromptBuilder
+from tts.checkpoint.files import load_eos_ids
+from tts.families.prompt import PromptBuilder
 
 PROMPTS = Path(__file__).with_name("text_prompts.txt")
 REFERENCE = QuantizationEncoding.FLOAT32
@@ -42,24 +42,24 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What a model makes of B prompts: its likeliest tokens [B, N], and the logits [B, N, V]."""
+    """Results for B prompts: likeliest tokens [B, N], and logits [B, N, V]."""
 
     ids: Tensor
     logits: Tensor
 
     @property
     def logprobs(self) -> Tensor:
-        """[B, N, V]"""
+        """Log-probabilities [B, N, V]."""
         return torch.log_softmax(self.logits, dim=-1)
 
 
 def create_runner(folder: Path, encoding: QuantizationEncoding, pages: int) -> ModelRunner:
-    """A model on the CPU with room for so many pages."""
+    """Create a runner on the CPU with room for so many pages."""
     model = ModelConfig(
         model_path=str(folder),
         device_specs=["cpu"],
         quantization_encoding=encoding,
-        # One page swallows padding.
+        # One page is for padding.
         kv_cache=KVCacheConfig(kv_cache_page_size=PAGE_SIZE, num_pages=pages + 1),
     )
     runner = ModelRunner(PipelineConfig(model=model))
@@ -69,7 +69,7 @@ def create_runner(folder: Path, encoding: QuantizationEncoding, pages: int) -> M
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Prompts of one checkpoint, and how many tokens are to follow each."""
+    """Prompts of one checkpoint, and the number of tokens to generate."""
 
     folder: Path
     ids: Sequence[tuple[int, ...]]
@@ -77,20 +77,20 @@ class Prompts:
 
     @classmethod
     def read(cls, folder: Path, texts: Sequence[str], num_tokens: int) -> Prompts:
-        """Texts in the tokens of the checkpoint."""
+        """Encode texts with the tokenizer of the checkpoint."""
         builder = PromptBuilder.load(folder)
         return cls(folder, [builder.text_prompt(text) for text in texts], num_tokens)
 
     @property
     def pages_each(self) -> int:
-        """Pages that the longest one takes with what follows it."""
+        """Number of pages for the longest prompt with its continuation."""
         return math.ceil((max(map(len, self.ids)) + self.num_tokens) / PAGE_SIZE)
 
     def continued(
         self, encoding: QuantizationEncoding, *forced: Tensor | None
     ) -> list[Continuation]:
-        """By one model, as often as there are values in `forced`: the tokens [B, N] that it is
-        fed, or None for its own likeliest ones.
+        """Run one model once for each value of `forced`: the tokens [B, N] to feed, or None for its
+        own likeliest ones.
         """
         runner = create_runner(self.folder, encoding, self.pages_each * len(self.ids))
         try:
@@ -117,7 +117,7 @@ class Prompts:
         starts: Sequence[int],
         mode: ForwardMode,
     ) -> Tensor:
-        """The logits [B, V] of a step in which each row feeds tokens from a position on."""
+        """Return the logits [B, V] of a step in which each row feeds tokens from a position on."""
         rows = []
         for n, (tokens, start) in enumerate(zip(fed, starts, strict=True)):
             pages = range(1 + n * self.pages_each, 1 + (n + 1) * self.pages_each)
@@ -129,21 +129,21 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A format against float32."""
+    """Comparison of a format with float32."""
 
-    agreement: float  # share of the reference's tokens that are its likeliest, too
+    agreement: float  # share of the reference's tokens that are also its likeliest
     logprob_error: float  # mean |difference| of the log-probability of those tokens, nats
     logit_error: float  # mean |difference| over the vocabulary
     worst_logit: float  # the largest one
-    first_others: tuple[int | None, ...]  # each prompt's first token that differs, from 0 on
+    first_others: tuple[int | None, ...]  # index of each prompt's first token that differs
 
     @property
     def identical(self) -> float:
-        """Share of the prompts that get the same text."""
+        """Share of the prompts with the same text."""
         return self.first_others.count(None) / len(self.first_others)
 
     def figures(self, name: str, num_tokens: int) -> Iterator[Figure]:
-        """The first two decide."""
+        """Return the figures; the first two have bars."""
         agreement = (100 * self.agreement,)
         yield Figure(f"{name}: same likeliest token", agreement, "%", AGREEMENT_BAR, at_least=True)
         note = "of the tokens that float32 chose, mean |difference|"
@@ -161,7 +161,9 @@ class Divergence:
 def compare(
     reference: Continuation, fed: Continuation, free: Continuation, counts: Tensor
 ) -> Divergence:
-    """`fed` was fed the reference's tokens; `counts` [B, N] are the positions that count."""
+    """Compare; `fed` was fed the reference's tokens; `counts` [B, N] are the positions that
+    count.
+    """
     targets = reference.ids[..., None]
     errors = reference.logprobs.gather(-1, targets) - fed.logprobs.gather(-1, targets)
     logit_errors = (reference.logits - fed.logits)[counts].abs()
@@ -176,7 +178,7 @@ def compare(
 
 
 def up_to_the_end(ids: Tensor, ends: Sequence[int]) -> Tensor:
-    """bool [B, N]: the tokens of each row up to its first end token, which is one of them."""
+    """Return bool [B, N]: the tokens of each row up to and including its first end token."""
     is_end = torch.isin(ids, torch.tensor(ends, dtype=ids.dtype))
     return is_end.cumsum(1) - is_end.long() == 0
 
@@ -184,7 +186,7 @@ def up_to_the_end(ids: Tensor, ends: Sequence[int]) -> Tensor:
 def measure(
     prompts: Prompts, encodings: Sequence[QuantizationEncoding]
 ) -> Iterator[tuple[QuantizationEncoding, Divergence]]:
-    """Each format in turn; one model at a time is in memory."""
+    """Measure each format in turn; one model at a time is in memory."""
     (reference,) = prompts.continued(REFERENCE, None)
     counts = up_to_the_end(reference.ids, load_eos_ids(prompts.folder))
     for encoding in encodings:
@@ -194,7 +196,7 @@ def measure(
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        description="Text of narrower weights beside float32's.", allow_abbrev=False
+        description="Text of narrower weights compared with float32.", allow_abbrev=False
     )
     parser.add_argument("--model", type=Path, required=True, help="folder of a text checkpoint")
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="text file, one per line")

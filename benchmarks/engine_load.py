@@ -1,4 +1,4 @@
-"""An engine on a model of random weights, and the loads that are put on it in process."""
+"""An engine on a model of random weights, and in-process loads."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ import torch
 from benchmarks.shapes import Shape
 from llm import Engine, Request, SamplingParams, StepHook, TokenChunk, create_engine
 from llm.pipeline.base import TextGenerationPipelineInterface
-from tts.config import AUTO_DECODER, AudioGenerationConfig
+from tts.config.pipeline import AUTO_DECODER, AudioGenerationConfig
 
-MAX_LENGTH = 2304  # tokens of one sequence: the longest job of the throughput test fits
-TEXT_IDS = 10_000  # prompts of the throughput test have ids up to this one
+MAX_LENGTH = 2304  # tokens of one sequence: large enough for the longest job of the throughput test
+TEXT_IDS = 10_000  # ids in prompts of the throughput test are below this one
 THROUGHPUT_TEMPERATURE = 0.6
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A prompt and how many tokens are to follow it; temperature 0 takes the likeliest ones."""
+    """A prompt and the number of tokens to generate; temperature 0 takes the likeliest ones."""
 
     prompt_ids: tuple[int, ...]
     num_tokens: int
     temperature: float = 0.0
 
     def request(self) -> Request:
-        """With an id of its own, and no end before its length."""
+        """Return a request with a new id that only ends at its length."""
         sampling = SamplingParams(
             temperature=self.temperature,
             seed=self.num_tokens,
@@ -47,12 +47,12 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of some jobs."""
+    """Results of some jobs."""
 
     num_tokens: int
     wall_s: float  # from before the first submission to the last token
-    decode_tokens_per_s: float  # of the tokens behind the first chunk, since then
-    is_whole: bool  # not cut off by the time limit
+    decode_tokens_per_s: float  # of the tokens after the first chunk
+    is_whole: bool  # whether the time limit was not reached
 
     @property
     def tokens_per_s(self) -> float:
@@ -60,10 +60,10 @@ class Run:
 
 
 class Load:
-    """Jobs that run on an engine; it is their sink."""
+    """Jobs that run on an engine, and their sink."""
 
     def __init__(self, engine: Engine, jobs: Sequence[Job]) -> None:
-        """Submit all of them."""
+        """Submit all jobs."""
         self._engine = engine
         self._ended = threading.Event()
         self._num_left = len(jobs)
@@ -78,12 +78,12 @@ class Load:
 
     @property
     def num_tokens(self) -> int:
-        """Generated so far."""
+        """Number of generated tokens so far."""
         return self._num_tokens
 
     @property
     def has_ended(self) -> bool:
-        """Whether some job has."""
+        """Whether some job has ended."""
         return self._num_left < len(self.ids)
 
     def _take(self, chunk: TokenChunk) -> None:
@@ -99,7 +99,9 @@ class Load:
                 self._ended.set()
 
     def wait(self, limit_s: float | None = None) -> Run:
-        """The end of the last job, or of the time. Raises `RuntimeError` when a job failed."""
+        """Wait until the last job ends, or the time limit. Raises `RuntimeError` when a job
+        failed.
+        """
         is_whole = self._ended.wait(limit_s)
         num_tokens, last_s = self._num_tokens, self._last_s
         if self._error:
@@ -109,7 +111,7 @@ class Load:
         return Run(num_tokens, last_s - self._started_s, rate, is_whole)
 
     def wait_until(self, condition: Callable[[], bool], limit_s: float = 60.0) -> None:
-        """Until something holds. Raises `RuntimeError` when it does not in time."""
+        """Wait until a condition holds. Raises `RuntimeError` after the limit."""
         deadline = time.monotonic() + limit_s
         while not condition():
             if time.monotonic() > deadline or self._ended.is_set():
@@ -117,14 +119,14 @@ class Load:
             time.sleep(0.002)
 
     def step_us(self, seconds: float) -> float:
-        """What a step takes on average, in so many seconds in which all jobs decode."""
+        """Return the mean duration of a step over so many seconds in which all jobs decode."""
         tokens, started_s = self._num_tokens, time.perf_counter()
         time.sleep(seconds)
         steps = (self._num_tokens - tokens) / len(self.ids)
         return 1e6 * (time.perf_counter() - started_s) / max(steps, 1)
 
     def stop(self) -> None:
-        """Cancel what still runs, and wait for its end."""
+        """Cancel running jobs, and wait for their ends."""
         for request_id in self.ids:
             self._engine.cancel(request_id)
         if not self._ended.wait(60.0):
@@ -135,17 +137,17 @@ class Load:
 def running(
     shape: Shape, folder: Path, values: Mapping[str, Any], hook: StepHook | None = None
 ) -> Iterator[Engine]:
-    """A started engine on a shape; `values` are configuration that goes before ours."""
+    """Start an engine on a shape; `values` are configuration that overrides the defaults here."""
     own: dict[str, Any] = {
         "audio_decoder": AUTO_DECODER,
         "run_model_test_mode": shape.checkpoint is None,
         "max_length": MAX_LENGTH,
-        "profiling": {"gpu_profiling": "on"},  # a trace shows where steps begin
+        "profiling": {"gpu_profiling": "on"},  # so that a trace shows where steps begin
         "model": {"model_path": str(shape.write(folder))},
     }
     config = AudioGenerationConfig(**AudioGenerationConfig.merged(own, values))
     engine = create_engine(config)
-    release_memory()  # what making random weights took
+    release_memory()  # memory from the creation of random weights
     engine.set_hook(hook)
     engine.start()
     try:
@@ -157,21 +159,21 @@ def running(
 
 
 def release_memory() -> None:
-    """Give back to the device what torch holds and nobody uses."""
+    """Free unused cached memory of torch on the device."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
 def pipeline_of(engine: Engine) -> TextGenerationPipelineInterface:
-    """The pipeline with its model; touch the device on the engine's thread only."""
+    """Return the pipeline with its model; use the device on the engine's thread only."""
     pipeline = engine.pipeline
     assert isinstance(pipeline, TextGenerationPipelineInterface)
     return pipeline
 
 
 def run(engine: Engine, jobs: Sequence[Job], limit_s: float | None = None) -> Run:
-    """Run jobs to their ends, or for so long."""
+    """Run jobs to their ends, or to a time limit."""
     load = Load(engine, jobs)
     try:
         return load.wait(limit_s)
@@ -180,7 +182,7 @@ def run(engine: Engine, jobs: Sequence[Job], limit_s: float | None = None) -> Ru
 
 
 def decode_jobs(count: int, vocab_size: int, prompt_len: int, num_tokens: int) -> list[Job]:
-    """Greedy jobs of one length, each with a prompt of its own."""
+    """Return greedy jobs of one length, each with its own prompt."""
     random = Random(0)
     return [
         Job(tuple(random.randrange(vocab_size) for _ in range(prompt_len)), num_tokens)
@@ -189,7 +191,7 @@ def decode_jobs(count: int, vocab_size: int, prompt_len: int, num_tokens: int) -
 
 
 def throughput_jobs(count: int, vocab_size: int, lengths: tuple[int, int]) -> list[Job]:
-    """Prompts and outputs of lengths in [low, high], both included.
+    """Return jobs with prompts and outputs of lengths in [low, high], both included.
 
     256 jobs of 100 to 1,024 are those of nano-vllm's bench.py, number for number
     (https://github.com/GeeeekExplorer/nano-vllm): 133,966 tokens of output.

@@ -1,4 +1,4 @@
-"""How long a listener waits: time to first audio over loopback gRPC, warm, short sentences."""
+"""Time to first audio over loopback gRPC, warm, with short sentences."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks.report import Figure, Report, arguments, publish
-from benchmarks.serving import SpeechClient, serving
+from tests.speech_server import SpeechClient, serving
 
 BAR_MS = 200.0
 WARM_UP = 3
@@ -19,7 +19,7 @@ TEXTS = (  # 60 characters each
 
 
 def measure(client: SpeechClient, repeat: int, texts: Sequence[str] = TEXTS) -> Report:
-    """Requests one after the other, texts in turn, each with a seed of its own."""
+    """Send requests one after the other, with the texts in turn and a seed per request."""
     for number in range(WARM_UP):
         client.synthesize(texts[number % len(texts)], seed=number)
     speeches = [

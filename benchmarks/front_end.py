@@ -1,8 +1,8 @@
-"""What a front end process can carry: audio messages a second, and how long it has each of them.
+"""Throughput of a front end process in audio messages per second, and its latency.
 
-The engine behind it is canned (benchmarks.canned), the gRPC clients are in this process. Added
-latency counts from the moment a block was due to its arrival at the client, both ends' work
-included.
+The engine behind it is a stub (benchmarks.stub_engine), the gRPC clients are in this process.
+Latency is measured from the time at which a block was due to its arrival at the client, with the
+work of both ends.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from dataclasses import dataclass
 
 import grpc
 
-from benchmarks.canned import MICRO, canned
 from benchmarks.report import Figure, Report, arguments, publish
+from benchmarks.stub_engine import MICRO, stub_engine_server
 from tts.v1 import speech_pb2
 
 BAR_RATE = 3_000.0  # messages per second
 BAR_MS = 5.0
 STREAMS, CHANNELS = 48, 4
-OFFERED = 3_050.0  # messages per second, a little above the bar: latency is asked for at it
-RAMP_S = 1.0  # over which streams begin, as callers do not all come at the same moment
+OFFERED = 3_050.0  # messages per second, slightly above the bar: latency is measured at this rate
+RAMP_S = 1.0  # duration over which streams begin, as clients do not all start at once
 METHOD = "/tts.v1.SpeechService/SynthesizeStream"
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the clients of one run heard."""
+    """Measurements of the clients of one run."""
 
-    rate: float  # audio messages per second, all streams together
+    rate: float  # audio messages per second of all streams
     latencies_s: tuple[float, ...]
 
     def percentile_ms(self, percent: int) -> float:
@@ -41,14 +41,14 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One audio message: when its block was due, and when it came, seconds of one clock."""
+    """One audio message: when its block was due and when it arrived, seconds of one clock."""
 
     due_s: float
     arrived_s: float
 
 
 async def listen(channel: grpc.aio.Channel, delay_s: float) -> list[tuple[float, bytes]]:
-    """One stream: the messages as bytes with the moments they came; reading them can wait."""
+    """Read one stream: messages as bytes with their arrival times; they are parsed later."""
     await asyncio.sleep(delay_s)
     call = channel.unary_stream(METHOD)
     request = speech_pb2.SynthesizeStreamRequest(input=speech_pb2.SynthesisInput(text="Hello."))
@@ -56,7 +56,7 @@ async def listen(channel: grpc.aio.Channel, delay_s: float) -> list[tuple[float,
 
 
 async def load(address: str, num_streams: int, ramp_s: float = 0.0) -> Load:
-    """Streams that begin within `ramp_s`, over a few connections."""
+    """Run streams that begin within `ramp_s`, over a few connections."""
     options = (("grpc.use_local_subchannel_pool", 1),)
     channels = [grpc.aio.insecure_channel(address, options) for _ in range(CHANNELS)]
     heard = await asyncio.gather(
@@ -79,7 +79,7 @@ def _messages(stream: Sequence[tuple[float, bytes]]) -> Iterator[Message]:
 
 
 def summed(streams: Sequence[Sequence[Message]]) -> Load:
-    """The rate is that of the time in which all streams run."""
+    """Sum up; the rate is that of the period in which all streams run."""
     start = max(stream[0].arrived_s for stream in streams)
     end = min(stream[-1].arrived_s for stream in streams)
     messages = [message for stream in streams for message in stream]
@@ -89,10 +89,10 @@ def summed(streams: Sequence[Sequence[Message]]) -> Load:
 
 
 def measure(repeat: int, num_blocks: int = 300, num_streams: int = STREAMS) -> Report:
-    """As fast as it goes, then at a load of its own accord; the first run warms up."""
-    with canned(num_blocks, 0.0) as server:
+    """Measure at full speed, then at a fixed rate; the first run warms up."""
+    with stub_engine_server(num_blocks, 0.0) as server:
         flat_out = [asyncio.run(load(server.address, num_streams)) for _ in range(repeat + 1)][1:]
-    with canned(num_blocks, num_streams / OFFERED) as server:
+    with stub_engine_server(num_blocks, num_streams / OFFERED) as server:
         asyncio.run(load(server.address, num_streams))
         paced = [asyncio.run(load(server.address, num_streams, RAMP_S)) for _ in range(repeat)]
     offered = f"at {OFFERED:.0f} messages/s"

@@ -1,12 +1,12 @@
-"""What a decode step costs the host: the real engine, scheduler, pipeline and sinks, and no model.
+"""Host time of a decode step: the real engine, scheduler, pipeline and sinks, without a model.
 
     turn = schedule │ execute: inputs, sampling, rest │ commit │ launched │ hook │ deliver and rest
 
-A replayed forward computes nothing here and attention only gets its page lists, so what is left is
-the Python of a step, without what a GPU's driver asks for each copy and launch. Rows stay the same
-(decode), or streams of 210 tokens, 4.2 s of speech, end all the time and as many arrive (streams);
-a forward that is too large to be captured is left out of its step's time. The hook is the audio
-worker's turn with nothing to render. Times are the engine thread's processor time.
+A replayed forward computes nothing here and attention only gets its page lists, so that the rest is
+the Python code of a step, without the GPU driver's time per copy and launch. Rows stay the same
+(decode), or streams of 210 tokens, 4.2 s of speech, end and are replaced continuously (streams);
+a forward that is too large to be captured is not counted in its step. The hook is the audio
+worker's turn without pending blocks. Times are the engine thread's processor time.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ import torch
 from torch import Tensor
 
 from benchmarks.report import Figure, Report, arguments, publish
-from benchmarks.scheduler import calm
+from benchmarks.scheduler import tuned_gc
 from benchmarks.shapes import Shape, llama
 from decoder import CodecSpec, StreamingOptions
 from llm import Engine, EngineStoppedError, Request, SamplingParams
 from llm.attention.base import AttentionBackend, CapturedShape, PlanMemory
 from llm.attention.page_lists import PageLists, list_words, write_page_lists
 from llm.batch import ForwardBatch, KVCacheInputs
-from llm.memory_staging import Section
+from llm.memory.staging import Section
 from llm.models.llama import LlamaModel
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.runner.device_stream import ImmediateStream
-from llm.runner.graph_capture import CapturedWork, GraphCapture
+from llm.runner.graphs.capture import CapturedWork, GraphCapture
 from llm.runner.token_choice import DeviceChoice
-from llm.sampling.device_records import RECORD_WORDS
-from llm.sampling.device_sampler import DevicePlan, DeviceSampler
+from llm.sampling.device.records import RECORD_WORDS
+from llm.sampling.device.sampler import DevicePlan, DeviceSampler
 from llm.scheduler import Scheduler
-from tts.audio_worker import AudioWorker
-from tts.config import AUTO_DECODER, AudioGenerationConfig
-from tts.engine_client import SpeechJob
-from tts.stream import StreamQueue
-from tts.tasks import SpeechSetup, SpeechTask
-from tts.vocabulary import SpeechVocabulary
+from tts.config.pipeline import AUTO_DECODER, AudioGenerationConfig
+from tts.engine.client import SpeechJob
+from tts.engine.decode_loop import DecodeLoop
+from tts.engine.queue import StreamQueue
+from tts.engine.streams import SpeechSetup, SpeechStream
+from tts.families.vocabulary import SpeechVocabulary
 
 ROWS = (1, 16, 256, 600)
 STEPS = 200  # measured in one repetition
@@ -69,13 +69,13 @@ FIRST_CODE, NUM_CODES = 0, 64
 PHASES = ("schedule", "inputs", "sampling", "execute", "commit", "launched", "hook")
 WHOLE = "turn"
 REST = "deliver and rest"
-APART = "apart"  # what is not of the turn
+APART = "apart"  # time outside of turns
 
 T = TypeVar("T")
 
 
 class Phases:
-    """Processor time of the thread by phase, ns; a phase inside of another is not counted twice."""
+    """Processor time of the thread by phase, ns; nested phases are not counted twice."""
 
     def __init__(self) -> None:
         self.spent: defaultdict[str, int] = defaultdict(int)
@@ -100,7 +100,7 @@ class Phases:
 
 
 class EmptyModel(LlamaModel):
-    """Nothing between the embedding and the head."""
+    """A model without layers between the embedding and the head."""
 
     def hidden_states(self, batch: ForwardBatch, cache: KVCacheInputs) -> Tensor:
         return torch.zeros(len(batch.input_ids), EMPTY.values["hidden_size"])
@@ -108,14 +108,14 @@ class EmptyModel(LlamaModel):
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """Where the page lists of a captured shape go."""
+    """Buffers for the page lists of a captured shape."""
 
     shape: CapturedShape | None = None
     tables: Section | None = None
 
 
 class ListsOnly(AttentionBackend[Lists]):
-    """Page tables as paged kernels read them, and no kernels."""
+    """Backend that writes page tables as paged kernels read them, without kernels."""
 
     name = "lists"
     can_capture = can_capture_prompts = True
@@ -146,7 +146,7 @@ class ListsOnly(AttentionBackend[Lists]):
 
 
 class NothingCaptured(GraphCapture):
-    """A replay is left out: tokens stay what they are."""
+    """Capture without a replay: tokens keep their values."""
 
     def capture(self, work: Callable[[], None]) -> CapturedWork:
         return self
@@ -156,7 +156,7 @@ class NothingCaptured(GraphCapture):
 
 
 class HostOnlyChoice(DeviceChoice):
-    """Everything but the draw: each row gets token 0, which is a code."""
+    """Sampling without the draw: each row gets token 0, which is a code."""
 
     def choose(self, logits: Tensor, plan: DevicePlan) -> Tensor:
         self.load(plan, np.empty((len(logits), RECORD_WORDS), dtype=np.int32))
@@ -164,17 +164,17 @@ class HostOnlyChoice(DeviceChoice):
 
 
 class EagerStream(ImmediateStream):
-    """Claims to be a device's, so that steps are planned ahead."""
+    """Stream that reports to be asynchronous, so that steps are planned ahead."""
 
     is_asynchronous = True
 
 
 class Turns:
-    """The engine's hook: the audio worker's, and what each turn between two calls has cost."""
+    """Hook of the engine: calls the audio worker, and records the time of each turn."""
 
     poll_s = 0.0
 
-    def __init__(self, worker: AudioWorker, phases: Phases, refill: Callable[[], None]) -> None:
+    def __init__(self, worker: DecodeLoop, phases: Phases, refill: Callable[[], None]) -> None:
         self._worker = worker
         self._phases = phases
         self._refill = refill
@@ -184,7 +184,7 @@ class Turns:
         self.turns: list[dict[str, float]] = []
 
     def measure(self, steps: int) -> list[dict[str, float]]:
-        """Microseconds by phase of as many turns, from now on."""
+        """Return the microseconds by phase of so many turns from now on."""
         self.turns, self._left = [], steps
         self._done.clear()
         if not self._done.wait(600):
@@ -222,12 +222,12 @@ DECODE, STREAMS = Kind("decode", None), Kind("streams", STREAM_TOKENS)
 
 
 class Streams:
-    """Speech tasks on an engine, `rows` at a time; whoever ends is followed by another one."""
+    """Speech tasks on an engine, `rows` at a time; a task that ends is replaced."""
 
-    def __init__(self, engine: Engine, worker: AudioWorker, kind: Kind, rows: int) -> None:
+    def __init__(self, engine: Engine, worker: DecodeLoop, kind: Kind, rows: int) -> None:
         self._engine, self._worker, self._kind, self._rows = engine, worker, kind, rows
         self._numbers = itertools.count()
-        self._alive: list[SpeechTask] = []
+        self._alive: list[SpeechStream] = []
         vocabulary = SpeechVocabulary([range(FIRST_CODE, NUM_CODES)], NUM_CODES, NUM_CODES + 1)
         self._constrain = vocabulary.constrain
         spec = CodecSpec("none", 16_000, Fraction(320), codebook_size=NUM_CODES)
@@ -238,7 +238,7 @@ class Streams:
         """Replace the streams that have ended."""
         for task in self._alive:
             if not task.is_generating:
-                task.is_abandoned = True  # there is nobody to render what it has
+                task.is_abandoned = True  # its blocks must not be rendered
                 self._worker.remove(task)
         self._alive = [task for task in self._alive if task.is_generating]
         with suppress(EngineStoppedError):
@@ -251,7 +251,7 @@ class Streams:
         length = self._kind.num_tokens
         if length is None:
             length = MAX_LENGTH - PROMPT_LEN
-        elif number < self._rows:  # so that they do not end all at once
+        elif number < self._rows:  # different lengths, so that they do not all end at once
             length = 1 + (number + 1) * (length - 1) // self._rows
         sampling = self._constrain(
             SamplingParams(temperature=0.8, top_k=50, seed=number, max_tokens=length)
@@ -261,24 +261,24 @@ class Streams:
         task = self._loop.run_until_complete(self._task(job))
         self._alive.append(task)
         self._worker.add(task)
-        self._engine.submit(request, partial(self._worker.take, task))
+        self._engine.submit(request, partial(self._worker.on_tokens, task))
 
     def close(self) -> None:
-        """Let go of what queues were made on."""
+        """Close the event loop of the queues."""
         self._loop.close()
 
-    async def _task(self, job: SpeechJob) -> SpeechTask:
-        return SpeechTask(job, self._setup, StreamQueue(8))
+    async def _task(self, job: SpeechJob) -> SpeechStream:
+        return SpeechStream(job, self._setup, StreamQueue(8))
 
 
 @contextmanager
 def load(kind: Kind, rows: int) -> Iterator[Turns]:
-    """An engine that runs so many rows, and what its turns cost."""
+    """Run an engine with so many rows, and measure its turns."""
     with tempfile.TemporaryDirectory() as folder:
         pipeline, scheduler = create(EMPTY.write(Path(folder)), rows)
     engine = Engine(pipeline, scheduler)
     phases = Phases()
-    worker = AudioWorker(engine, None)
+    worker = DecodeLoop(engine, None)
     streams = Streams(engine, worker, kind, rows)
     streams.refill()
     phases.watch(streams, "refill", APART)
@@ -294,7 +294,7 @@ def load(kind: Kind, rows: int) -> Iterator[Turns]:
 
 
 def create(model: Path, rows: int) -> tuple[OverlapTextGenerationPipeline, Scheduler]:
-    """As on a GPU: captured decoding, sampling in one program, planned ahead."""
+    """Create a pipeline as on a GPU: captured decoding, sampling in one program, planning ahead."""
     pages = 1 + rows * -(-MAX_LENGTH // PAGE_SIZE)
     config = AudioGenerationConfig(
         audio_decoder=AUTO_DECODER,
@@ -322,9 +322,9 @@ def watch(
     phases: Phases,
     pipeline: OverlapTextGenerationPipeline,
     scheduler: Scheduler,
-    worker: AudioWorker,
+    worker: DecodeLoop,
 ) -> None:
-    """Have the parts of a turn timed."""
+    """Measure the parts of a turn."""
     runner = pipeline.runner
     for name in ("schedule", "commit", "launched"):
         phases.watch(scheduler, name, name)
@@ -337,11 +337,11 @@ def watch(
 
 
 def measure(repeat: int, rows: Sequence[int] = ROWS, steps: int = STEPS) -> Report:
-    """Both loads at each number of rows, `repeat` times over `steps` turns."""
+    """Measure both loads at each number of rows, `repeat` times over `steps` turns."""
     figures = []
     torch.set_num_threads(1)
     for kind, num_rows in itertools.product((DECODE, STREAMS), rows):
-        with load(kind, num_rows) as turns, calm():
+        with load(kind, num_rows) as turns, tuned_gc():
             turns.measure(WARM_UP_STEPS)
             rounds = [turns.measure(steps) for _ in range(repeat)]
         figures.append(_figure(f"{kind.name}, {num_rows} rows", rounds))
@@ -349,7 +349,7 @@ def measure(repeat: int, rows: Sequence[int] = ROWS, steps: int = STEPS) -> Repo
 
 
 def _figure(name: str, rounds: Sequence[Sequence[dict[str, float]]]) -> Figure:
-    """The mean turn of each round; how it is shared out stands beside it."""
+    """Return the mean turn of each round, with its parts as the note."""
     turns = [turn for turns in rounds for turn in turns]
     shares = {phase: statistics.mean(t[phase] for t in turns) for phase in (*PHASES, REST)}
     note = ", ".join(f"{phase} {share:.0f}" for phase, share in shares.items())

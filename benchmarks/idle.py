@@ -1,4 +1,4 @@
-"""What a server costs that nobody calls: processor time of all its processes, and of each."""
+"""Processor time of an idle server: all its processes, and each."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.report import Figure, Report, arguments, publish
-from benchmarks.serving import Server, SpeechClient, serving
+from tests.speech_server import Server, SpeechClient, serving
 
 BAR_PERCENT = 2.0  # of one core
 SETTLE_S, WINDOW_S = 1.0, 5.0
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time of a process, all its threads together, seconds."""
+    """Return the processor time of all threads of a process in seconds."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def load_percent(server: Server, window_s: float) -> tuple[float, ...]:
-    """Of one core, for each process: the supervisor, then the engine and the front ends."""
+    """Return the percentage of one core per process: the supervisor, then the engine and front
+    ends.
+    """
     pids = server.pids
     before, started = [cpu_s(pid) for pid in pids], time.monotonic()
     time.sleep(window_s)
@@ -30,7 +32,7 @@ def load_percent(server: Server, window_s: float) -> tuple[float, ...]:
 
 
 def measure(server: Server, repeat: int, window_s: float = WINDOW_S) -> Report:
-    """A client is connected and says nothing; it has spoken before."""
+    """Measure with a connected client that is idle after one request."""
     with SpeechClient(server.address) as client:
         client.synthesize("Hello.")
         time.sleep(SETTLE_S)

@@ -1,4 +1,4 @@
-"""Products and layers of published shapes with random weights, timed inside of CUDA graphs."""
+"""Products and layers of published shapes with random weights, measured inside of CUDA graphs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from llm.kernels.registry import KernelSet
 from llm.kv_cache.kv_pool import KVPool
 from llm.layers.activation import GatedMLP
 from llm.layers.attention import AttentionShape, AttentionWeights, SelfAttention
-from llm.layers.decoder import DecoderLayer, LogitsHead, create_stack
+from llm.layers.decoder import DecoderLayer, LogitsHead
 from llm.layers.linear import FloatLinear
 from llm.layers.norm import HeadNorm, RMSNorm
 from llm.layers.rotary import Rotary, RotaryConfig
+from llm.layers.stack import create_stack
 from llm.layers.weight import LinearWeight
 from llm.parallel.group import NullGroup
 
-WORKING_SET = 512 * 2**20  # bytes of weights read in turn: several times the cache
+WORKING_SET = 512 * 2**20  # bytes of weights that are read in turn: several times the cache
 REPLAYS = 9
 EPSILON = 1e-5
 DEVICE = torch.device("cuda")
@@ -33,7 +34,7 @@ DTYPE = torch.bfloat16
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One matrix of a model, and what is computed around it."""
+    """One matrix of a model, and the operations fused with it."""
 
     model: str
     name: str
@@ -46,7 +47,7 @@ class Product:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all its parts, in bfloat16."""
+        """Size of all its parts in bfloat16."""
         return self.parts * self.num_out * self.num_in * 2
 
 
@@ -64,7 +65,7 @@ class Model:
 
     @property
     def products(self) -> tuple[Product, ...]:
-        """Those of a layer, and the head."""
+        """Return the products of a layer and of the head."""
         heads = self.heads
         own, all_heads = heads.num_heads, heads.num_heads + 2 * heads.num_kv_heads
         name, hidden, size = self.name, self.hidden, heads.head_dim
@@ -88,8 +89,8 @@ MODELS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way to compute a product: the own kernel with these blocks, or cuBLAS."""
+class ProductMethod:
+    """A method to compute a product: the built-in kernel with these blocks, or cuBLAS."""
 
     blocks: Blocks | None = None
 
@@ -106,7 +107,7 @@ def normal(*shape: int, scale: float = 1.0) -> Tensor:
 
 
 class WeightsOfProduct:
-    """The tensors of one product for a number of rows; enough matrices to empty the cache."""
+    """Tensors of one product for a number of rows; enough matrices to exceed the cache."""
 
     def __init__(self, item: Product, rows: int, copies: int | None = None) -> None:
         self.item = item
@@ -117,21 +118,21 @@ class WeightsOfProduct:
         self._weights = [normal(*shape, scale=scale) for _ in range(count)]
         self._out = torch.zeros(rows, item.num_out, device=DEVICE, dtype=item.out_dtype)
 
-    def call(self, way: Way, index: int = 0, level: int = 2) -> Tensor:
-        """Compute it once."""
+    def call(self, method: ProductMethod, index: int = 0, level: int = 2) -> Tensor:
+        """Compute the product once."""
         item, x, weight, out = self.item, self._x, self._weights[index], self._out
         gain = self._gain if item.is_normed else None
-        if way.blocks is None:
+        if method.blocks is None:
             if item.is_added:
                 return torch.addmm(out, x, weight.t(), out=out)
             return F.linear(x, weight)
         if item.parts == 2:
-            return gated_product(x, weight, way.blocks, gain=gain, epsilon=EPSILON, level=level)
+            return gated_product(x, weight, method.blocks, gain=gain, epsilon=EPSILON, level=level)
         product(
             x,
             weight,
             out,
-            way.blocks,
+            method.blocks,
             gain=gain,
             epsilon=EPSILON,
             adds=item.is_added,
@@ -139,17 +140,17 @@ class WeightsOfProduct:
         )
         return out
 
-    def microseconds(self, way: Way) -> float:
-        """Of one product, the median of several replays."""
+    def microseconds(self, method: ProductMethod) -> float:
+        """Return the time of one product, the median of several replays."""
 
         def run() -> None:
             for index in range(len(self._weights)):
-                self.call(way, index)
+                self.call(method, index)
 
         return graph_microseconds(run) / len(self._weights)
 
-    def error(self, way: Way) -> float:
-        """Relative to float32."""
+    def error(self, method: ProductMethod) -> float:
+        """Return the error relative to float32."""
         item, x = self.item, self._x.float()
         if item.is_normed:
             x = x * torch.rsqrt((x * x).sum(1, keepdim=True) + EPSILON) * self._gain.float()
@@ -158,13 +159,13 @@ class WeightsOfProduct:
             gate, up = expected.chunk(2, 1)
             expected = F.silu(gate) * up
         self._out.fill_(0 if item.is_added else float("nan"))
-        found = self.call(way).float().clone()
+        found = self.call(method).float().clone()
         self._out.zero_()
         return ((found - expected).norm() / expected.norm()).item()
 
 
 def graph_microseconds(run: Callable[[], None]) -> float:
-    """Median time of replays of what `run` queues."""
+    """Return the median time of replays of the work that `run` queues."""
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         run()
@@ -185,7 +186,7 @@ def graph_microseconds(run: Callable[[], None]) -> float:
 
 
 class NoAttention:
-    """A cache that stores keys and values, and answers queries with themselves."""
+    """A cache that stores keys and values, and returns queries unchanged."""
 
     def __init__(self, pool: KVPool, slots: Tensor) -> None:
         self._pool = pool
@@ -243,7 +244,7 @@ def _layers(model: Model, num_layers: int) -> Iterator[DecoderLayer]:
 
 
 def step_microseconds(name: str, rows: int, kernels: KernelSet, num_layers: int = 0) -> float:
-    """All of a model's layers and its head, without attention, for `rows` decoding rows."""
+    """Return the time of all layers and the head, without attention, for `rows` decode rows."""
     model = MODELS[name]
     num_layers = num_layers or model.num_layers
     head = LogitsHead(_norm(model), _linear(model.vocabulary, model.hidden))

@@ -1,9 +1,9 @@
-"""How fast products of a few rows read their weights: own kernels, ways to cut them, and cuBLAS.
+"""Bandwidth of products of a few rows: built-in kernels with several tile sizes, and cuBLAS.
 
-Every time is of one product inside a CUDA graph of many, each with weights of its own, more of them
-than the cache holds: as in a decode step. GB/s count the weights' bytes alone. A step is all of a
-model but attention itself: what a captured decode takes at least. `--tune` first tries ways to cut
-each product and says which were fastest: `llm.kernels.tuning` has the rules that follow.
+Every time is of one product inside a CUDA graph of many, with separate weights that exceed the
+cache, as in a decode step. GB/s count the weights only. A step is all of a model except attention:
+a lower bound of a captured decode step. `--tune` first tries tile sizes for each product and prints
+the fastest: the rules in `llm.kernels.tuning` are derived from them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.kernel_shapes import MODELS, Product, Way, WeightsOfProduct, step_microseconds
+from benchmarks.kernel_shapes import (
+    MODELS,
+    Product,
+    ProductMethod,
+    WeightsOfProduct,
+    step_microseconds,
+)
 from benchmarks.report import Figure, Report, arguments, publish
 from llm.kernels import tuning
 from llm.kernels.blocks import Blocks
@@ -24,11 +30,13 @@ from llm.kernels.registry import KernelSet
 
 ROWS = (1, 2)
 MAX_ERROR = 0.02
-VENDOR = Way()
+VENDOR = ProductMethod()
 
 
-def ways(item: Product, rows: int) -> Iterator[Way]:
-    """Tiles of 64 to 256 bytes a thread, each in its program, or shared by a few programs."""
+def methods(item: Product, rows: int) -> Iterator[ProductMethod]:
+    """Return methods with tiles of 64 to 256 bytes a thread, one per program or shared by a few
+    programs.
+    """
     block_in = item.num_in & -item.num_in
     block_in = min(block_in if block_in >= 512 else 1024, 2048)
     for warps, block_out in itertools.product((4, 8, 16), (1, 2, 4, 8, 16)):
@@ -44,33 +52,33 @@ def ways(item: Product, rows: int) -> Iterator[Way]:
                 continue
             if per_processor * warps > 16 or (rows > 2 and programs and per_thread > 64):
                 continue
-            yield Way(Blocks(block_out, block_in, warps, programs))
+            yield ProductMethod(Blocks(block_out, block_in, warps, programs))
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is measured."""
+    """Measured models and numbers of rows."""
 
     models: tuple[str, ...]
     rows: tuple[int, ...]
 
     @property
     def products(self) -> list[tuple[Product, int]]:
-        """Each with each number of rows."""
+        """Return each product with each number of rows."""
         items = [item for model in self.models for item in MODELS[model].products]
         return list(itertools.product(items, self.rows))
 
 
 def compile_share(share: int, shares: int, work: Work) -> None:
-    """Run every n-th way once, so that its kernel is compiled and kept on disk."""
-    everything = [(i, rows, way) for i, rows in work.products for way in ways(i, rows)]
-    for item, rows, way in everything[share::shares]:
-        WeightsOfProduct(item, rows, 1).call(way)
+    """Run every n-th method once, so that its kernel is compiled and cached on disk."""
+    everything = [(i, rows, method) for i, rows in work.products for method in methods(i, rows)]
+    for item, rows, method in everything[share::shares]:
+        WeightsOfProduct(item, rows, 1).call(method)
     torch.cuda.synchronize()
 
 
 def compile_all(work: Work, workers: int) -> None:
-    """In several processes at once."""
+    """Compile in several processes at once."""
     context = multiprocessing.get_context("spawn")
     processes = [
         context.Process(target=compile_share, args=(share, workers, work))
@@ -83,28 +91,30 @@ def compile_all(work: Work, workers: int) -> None:
 
 
 def tune(work: Work) -> None:
-    """Say which ways were fastest, and what the rule's and the vendor's way took."""
+    """Print the fastest methods, and the times of the rule's and the vendor's method."""
     for item, rows in work.products:
         weights = WeightsOfProduct(item, rows)
         timed = [
-            (weights.microseconds(way), str(way))
-            for way in ways(item, rows)
-            if weights.error(way) < MAX_ERROR
+            (weights.microseconds(method), str(method))
+            for method in methods(item, rows)
+            if weights.error(method) < MAX_ERROR
         ]
-        chosen = Way(tuning.blocks_for(item.num_out, item.num_in, rows, parts=item.parts))
-        timed += [(weights.microseconds(way), f"({way})") for way in (chosen, VENDOR)]
-        best = "; ".join(f"{us:.2f} us {way}" for us, way in [*sorted(timed[:-2])[:3], *timed[-2:]])
+        chosen = ProductMethod(tuning.blocks_for(item.num_out, item.num_in, rows, parts=item.parts))
+        timed += [(weights.microseconds(method), f"({method})") for method in (chosen, VENDOR)]
+        best = "; ".join(
+            f"{us:.2f} us {method}" for us, method in [*sorted(timed[:-2])[:3], *timed[-2:]]
+        )
         print(f"{item.model} {item.name}, {rows} rows: {best}", file=sys.stderr, flush=True)
 
 
 def figures(work: Work) -> Iterator[Figure]:
-    """The chosen ways, and whole steps."""
+    """Measure the selected methods, and whole steps."""
     for item, rows in work.products:
         weights = WeightsOfProduct(item, rows)
         blocks = tuning.blocks_for(item.num_out, item.num_in, rows, parts=item.parts)
-        for name, way in (("cuBLAS", VENDOR), ("own", Way(blocks))):
-            speed = item.weight_bytes / weights.microseconds(way) / 1e3
-            note = str(way) if way.blocks else ""
+        for name, method in (("cuBLAS", VENDOR), ("own", ProductMethod(blocks))):
+            speed = item.weight_bytes / weights.microseconds(method) / 1e3
+            note = str(method) if method.blocks else ""
             figure = f"{item.model} {item.name}, {rows} rows, {name}"
             yield Figure(figure, (speed,), "GB/s", note=note)
     for model, rows in itertools.product(work.models, work.rows):
@@ -114,7 +124,7 @@ def figures(work: Work) -> Iterator[Figure]:
 
 
 def sets() -> dict[str, KernelSet]:
-    """Kernels by how they are switched on."""
+    """Return kernel sets by the switches that enable them."""
     found = {
         "vendor BLAS": KernelSet.choose(vendor_blas=True, experimental=False, launch_level=0),
         "own": KernelSet.choose(vendor_blas=False, experimental=False, launch_level=0),
@@ -126,7 +136,7 @@ def sets() -> dict[str, KernelSet]:
 
 
 def main() -> int:
-    """See the module."""
+    """Run the benchmark; see the module."""
     parser = arguments(__doc__ or "", repeat=9)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--tune", action="store_true", help="try many ways to cut each product")

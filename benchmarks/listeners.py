@@ -1,9 +1,9 @@
-"""Listeners that come at random and hear speech in real time: `python -m benchmarks.listeners`.
+"""Clients with random arrivals that play speech in real time: `python -m benchmarks.listeners`.
 
-One process of several. It reads plans from standard input, a line of JSON each, and answers each
-with a line: what every listener heard. Arrivals are Poisson and do not wait for anybody (an open
-loop); a listener's time counts from when it was due, so a late client is not forgiven either.
-Lengths are fixed by the request: no end of speech can be sampled before them.
+This is one process of several. It reads plans from standard input, one line of JSON each, and
+answers each with a line: the results of every client. Arrivals are Poisson and independent of
+responses (an open loop); times count from when a client was due, so that a delay of the client
+counts, too. Lengths are fixed by the request: end of speech cannot be sampled earlier.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ from tts.v1 import common_pb2, speech_pb2, speech_pb2_grpc
 
 CHANNELS = 4
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-PATIENCE_S = 30.0  # beyond its audio, for one stream
+PATIENCE_S = 30.0  # timeout of one stream, in addition to its audio
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who comes when, and what they ask for. `rate` 0: one after the other, `count` of them."""
+    """Arrivals and requests. `rate` 0: `count` clients one after the other."""
 
-    rate: float  # listeners per second
-    seconds: float  # in which they come
+    rate: float  # clients per second
+    seconds: float  # period of the arrivals
     seed: int
-    low_s: float  # audio of one request, evenly between both, in whole multiples of codes
+    # minimum and maximum audio of one request, uniformly distributed, in multiples of codes
+    low_s: float
     high_s: float
     code_rate: float  # codes per second of audio
     multiple: int  # codes
     words: int = 10  # of the text, five letters each
     count: int = 0
-    leaving: float = 0.0  # share of the listeners who go away at the first audio
+    leaving: float = 0.0  # share of clients that leave at the first audio
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """One listener's stream. Times in seconds from when it was due."""
+class StreamResult:
+    """Result of one client's stream. Times in seconds from when it was due."""
 
     due_s: float  # since the plan's start
     first_s: float
@@ -52,26 +53,26 @@ class Heard:
     audio_s: float
     stalls: int
     stalled_s: float
-    first_stall: int | None  # the first late message, counted from 0
+    first_stall: int | None  # index of the first late message
     prompt_tokens: int
     output_tokens: int
     error: str = ""
 
 
 def lengths(plan: Plan, random: Random) -> int:
-    """Codes of one request."""
+    """Return the number of codes of one request."""
     codes = random.uniform(plan.low_s, plan.high_s) * plan.code_rate
     return max(round(codes / plan.multiple), 1) * plan.multiple
 
 
 def text(plan: Plan, random: Random) -> str:
-    """Nobody else's, so that no prefix cache has it."""
+    """Return a unique text, so that the prefix cache does not have it."""
     words = ("".join(random.choices(LETTERS, k=5)) for _ in range(plan.words))
     return " ".join(words).capitalize() + "."
 
 
 def request(plan: Plan, random: Random) -> speech_pb2.SynthesizeStreamRequest:
-    """A sentence of so many codes, the voice's own sampling."""
+    """Return a request for a sentence of so many codes, with the voice's own sampling."""
     count = lengths(plan, random)
     sampling = common_pb2.SamplingParams(
         seed=random.getrandbits(32), min_tokens=count, max_tokens=count
@@ -84,14 +85,14 @@ def request(plan: Plan, random: Random) -> speech_pb2.SynthesizeStreamRequest:
 
 
 def arrivals(plan: Plan, random: Random) -> Iterator[float]:
-    """Seconds since the start, exponential gaps."""
+    """Iterate over seconds since the start, with exponential gaps."""
     moment = random.expovariate(plan.rate)
     while moment < plan.seconds:
         yield moment
         moment += random.expovariate(plan.rate)
 
 
-class Listeners:
+class OpenLoopClients:
     """Clients of one server, over a few connections."""
 
     def __init__(self, address: str) -> None:
@@ -100,26 +101,26 @@ class Listeners:
         self._stubs = [speech_pb2_grpc.SpeechServiceStub(channel) for channel in channels]
         self._calls = 0
 
-    async def hear(self, plan: Plan) -> list[Heard]:
-        """Carry a plan out; returns when the last listener has heard everything."""
+    async def run_plan(self, plan: Plan) -> list[StreamResult]:
+        """Run a plan; return when the last client has received everything."""
         random, start_s = Random(plan.seed), time.monotonic()
         if not plan.rate:
             return [
-                await self._listen(plan, request(plan, random), time.monotonic(), start_s)
+                await self._run_stream(plan, request(plan, random), time.monotonic(), start_s)
                 for _ in range(plan.count)
             ]
         tasks = []
         for moment in list(arrivals(plan, random)):
             asked = request(plan, random)
             await asyncio.sleep(start_s + moment - time.monotonic())
-            listening = self._listen(plan, asked, start_s + moment, start_s)
+            listening = self._run_stream(plan, asked, start_s + moment, start_s)
             tasks.append(asyncio.create_task(listening))
         return list(await asyncio.gather(*tasks))
 
-    async def _listen(
+    async def _run_stream(
         self, plan: Plan, asked: speech_pb2.SynthesizeStreamRequest, due_s: float, start_s: float
-    ) -> Heard:
-        """One call; an error ends it and is part of what was heard."""
+    ) -> StreamResult:
+        """Run one call; an error ends it and is part of the result."""
         self._calls += 1
         stub = self._stubs[self._calls % CHANNELS]
         leaves = Random(asked.config.sampling.seed).random() < plan.leaving
@@ -140,7 +141,7 @@ class Listeners:
         except grpc.aio.AioRpcError as failure:
             error = f"{failure.code().name}: {failure.details()}"
         first_s = playback.first_s or time.monotonic()
-        return Heard(
+        return StreamResult(
             due_s=due_s - start_s,
             first_s=first_s - due_s,
             audible_s=(playback.audible_s or first_s) - due_s,
@@ -155,11 +156,11 @@ class Listeners:
 
 
 async def serve_plans(address: str) -> None:
-    """Read plans and answer them until there are no more."""
-    listeners, loop = Listeners(address), asyncio.get_running_loop()
+    """Read plans and answer them until the end of input."""
+    listeners, loop = OpenLoopClients(address), asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
-        heard = await listeners.hear(Plan(**json.loads(line)))
-        print(json.dumps([asdict(one) for one in heard]), flush=True)
+        results = await listeners.run_plan(Plan(**json.loads(line)))
+        print(json.dumps([asdict(one) for one in results]), flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""How much memory a server's processes hold together: ready, and idle again after it has spoken."""
+"""Memory of a server's processes: when ready, and idle again after requests."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.report import Figure, Report, arguments, publish
-from benchmarks.serving import Server, SpeechClient, serving
+from tests.speech_server import Server, SpeechClient, serving
 
 BAR_GB = 1.2
 SETTLE_S = 1.0
-TEXT = "The lamp by the window flickered twice, and then the room was dark. Nobody said a word."
+TEXT = "The lamp by the window flickered twice, and then the room was dark. There was no sound."
 
 
 def measure(server: Server, client: SpeechClient, repeat: int, text: str = TEXT) -> Report:
-    """Resident memory right after the start, and idle after each of `repeat` requests."""
+    """Measure resident memory right after the start, and idle after each of `repeat` requests."""
     ready = server.resident_bytes()
     idle = []
     for seed in range(repeat):
@@ -25,7 +25,7 @@ def measure(server: Server, client: SpeechClient, repeat: int, text: str = TEXT)
     return Report(
         "memory",
         (
-            Figure("ready, nothing said yet", (ready / 1e9,), "GB resident", bar=BAR_GB),
+            Figure("ready, before the first request", (ready / 1e9,), "GB resident", bar=BAR_GB),
             Figure("idle, after speaking", tuple(n / 1e9 for n in idle), "GB resident", bar=BAR_GB),
         ),
     )

@@ -1,10 +1,9 @@
-"""transformers on the same shape, device and tokens: what it gives without an engine around it.
+"""transformers on the same shape, device and tokens, for comparison.
 
-`generate` at batch 1 with its dynamic cache, with its static cache and what it compiles for that;
-and `generate_batch`, its continuous batching over a paged cache. In bfloat16 on a GPU, in float32
-on a CPU. There our own engine runs the same job in the same process and on as many threads, in each
-format, alone and with others; each rate is divided by the best of
-transformers for one sequence.
+`generate` at batch 1 with its dynamic cache, with its static cache and compilation; and
+`generate_batch`, its continuous batching over a paged cache. In bfloat16 on a GPU, in float32 on a
+CPU. There this engine runs the same job in the same process and on as many threads, in each format,
+alone and in a batch; each rate is divided by the best of transformers for one sequence.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import torch
 from benchmarks.engine_load import Job, decode_jobs, release_memory, run, running
 from benchmarks.report import Figure
 from benchmarks.shapes import Shape
-from tts.config import AudioGenerationConfig
+from tts.config.pipeline import AudioGenerationConfig
 from tts.factory import cpu_threads
 
 if TYPE_CHECKING:
@@ -32,20 +31,20 @@ if TYPE_CHECKING:
 CACHES = ("dynamic", "static")
 BLOCK_SIZE = 256  # tokens; transformers' own default
 CPU_ENCODINGS = ("float32", "bfloat16", "int8")
-CPU_ROWS = (1, 8)  # sequences of ours at once
+CPU_ROWS = (1, 8)  # sequences of this engine at once
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Tokens per second of one way to generate, and what else must be known of it."""
+    """Tokens per second of one method, and a note."""
 
     tokens_per_s: float
     note: str
-    is_alone: bool = False  # of one sequence
+    is_alone: bool = False  # whether it is for one sequence
 
 
 def create(shape: Shape, device: torch.device) -> PreTrainedModel:
-    """transformers' model of this shape: the checkpoint's weights, or random ones."""
+    """Create transformers' model of this shape with the checkpoint's weights, or random ones."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     options: dict[str, Any] = {"attn_implementation": "sdpa"}
@@ -63,7 +62,7 @@ def create(shape: Shape, device: torch.device) -> PreTrainedModel:
 
 
 def greedy(num_tokens: int, **options: Any) -> GenerationConfig:
-    """Exactly so many tokens, each the likeliest."""
+    """Return a configuration for exactly so many tokens, each the likeliest."""
     from transformers import GenerationConfig
 
     return GenerationConfig(
@@ -77,7 +76,7 @@ def greedy(num_tokens: int, **options: Any) -> GenerationConfig:
 
 
 def alone(model: PreTrainedModel, job: Job, cache: str, repeat: int) -> Rate:
-    """One sequence; the second of two warm-up calls runs what the first has compiled."""
+    """Measure one sequence; the second of two warm-up calls runs what the first has compiled."""
     ids = torch.tensor([job.prompt_ids], device=model.device)
     config = greedy(job.num_tokens, cache_implementation=cache)
     walls = [_timed(model, ids, config) for _ in range(repeat + 2)]
@@ -97,7 +96,9 @@ def _timed(model: PreTrainedModel, ids: torch.Tensor, config: GenerationConfig) 
 
 
 def together(model: PreTrainedModel, jobs: Sequence[Job]) -> Rate:
-    """Jobs of one length by `generate_batch`; making its cache and graphs is not counted."""
+    """Measure jobs of one length by `generate_batch`, without the creation of its cache and
+    graphs.
+    """
     from transformers import ContinuousBatchingConfig
 
     num_tokens, longest = jobs[0].num_tokens, max(len(job.prompt_ids) for job in jobs)
@@ -121,10 +122,10 @@ def together(model: PreTrainedModel, jobs: Sequence[Job]) -> Rate:
 
 
 def compare(
-    shape: Shape, device: torch.device, ways: Ways, values: Mapping[str, Any]
+    shape: Shape, device: torch.device, ways: PeerMethods, values: Mapping[str, Any]
 ) -> Iterator[Figure]:
-    """transformers, where what fails is told and left out; on a CPU ours beside it, which gets
-    the configuration `values`.
+    """Compare transformers, without methods that fail, and on a CPU this engine with the
+    configuration `values`.
     """
     best = 0.0
     for name, found in measure(shape, device, ways):
@@ -137,10 +138,12 @@ def compare(
         yield from _ours(shape, ways, values, best)
 
 
-def _ours(shape: Shape, ways: Ways, values: Mapping[str, Any], best: float) -> Iterator[Figure]:
-    """Our engine on the CPU, each format in turn; `best` is transformers' rate.
+def _ours(
+    shape: Shape, ways: PeerMethods, values: Mapping[str, Any], best: float
+) -> Iterator[Figure]:
+    """Measure this engine on the CPU, each format in turn; `best` is transformers' rate.
 
-    On as many threads, shared out as the server does: all of them compute products.
+    It uses as many threads, divided as in the server: all of them compute products.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(cpu_threads(num_threads))
@@ -151,7 +154,7 @@ def _ours(shape: Shape, ways: Ways, values: Mapping[str, Any], best: float) -> I
 
 
 def _formats(
-    shape: Shape, ways: Ways, values: Mapping[str, Any], best: float, note: str
+    shape: Shape, ways: PeerMethods, values: Mapping[str, Any], best: float, note: str
 ) -> Iterator[Figure]:
     for encoding in CPU_ENCODINGS:
         own = {"model": {"quantization_encoding": encoding}}
@@ -171,8 +174,8 @@ def _formats(
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
-    """What is tried: one job with each cache, and every crowd of jobs together."""
+class PeerMethods:
+    """Measured methods: one job with each cache, and batches of jobs."""
 
     job: Job
     caches: Sequence[str]
@@ -180,18 +183,20 @@ class Ways:
     repeat: int
 
     def jobs(self, vocab_size: int, count: int) -> list[Job]:
-        """So many of the job's length, each with a prompt of its own."""
+        """Return so many jobs of the job's length, each with its own prompt."""
         return decode_jobs(count, vocab_size, len(self.job.prompt_ids), self.job.num_tokens)
 
 
-def measure(shape: Shape, device: torch.device, ways: Ways) -> Iterator[tuple[str, Rate | str]]:
-    """Way and rate, each as soon as it is known; for one that fails, why."""
+def measure(
+    shape: Shape, device: torch.device, ways: PeerMethods
+) -> Iterator[tuple[str, Rate | str]]:
+    """Iterate over methods and rates; for a method that fails, the reason."""
     yield from _rates(create(shape, device), ways)
     torch.compiler.reset()
     release_memory()
 
 
-def _rates(model: PreTrainedModel, ways: Ways) -> Iterator[tuple[str, Rate | str]]:
+def _rates(model: PreTrainedModel, ways: PeerMethods) -> Iterator[tuple[str, Rate | str]]:
     for cache in ways.caches:
         one = partial(alone, model, ways.job, cache, ways.repeat)
         yield f"transformers, {cache} cache", attempt(one)
@@ -200,7 +205,9 @@ def _rates(model: PreTrainedModel, ways: Ways) -> Iterator[tuple[str, Rate | str
 
 
 def attempt(measured: Callable[[], Rate]) -> Rate | str:
-    """What is measured, or why it cannot be: others' code ends no run of ours."""
+    """Return the measurement, or the reason of its failure: errors of other packages are not
+    fatal.
+    """
     try:
         return measured()
     except Exception as error:

@@ -1,31 +1,31 @@
-"""What a listener hears of a stream: when it begins, whether it stalls, when it is not silence."""
+"""Playback of a stream: its start, stalls, and the first sound that is not silence."""
 
 from __future__ import annotations
 
 import array
 
-AUDIBLE = 32  # of 32,768: 60 dB below the loudest sample
+AUDIBLE = 32  # of 32,768: 60 dB below full scale
 
 
 class Playback:
-    """A loudspeaker that starts with the first audio and stalls when nothing is left to play.
+    """A player that starts with the first audio and stalls when its buffer is empty.
 
     Times are seconds of one clock; samples are 16-bit, in this machine's byte order.
     """
 
     def __init__(self, sample_rate: int) -> None:
         self._rate = sample_rate
-        self._until_s = 0.0  # what came so far is played then
-        self.first_s: float | None = None  # the first audio came
+        self._until_s = 0.0  # end of the received audio
+        self.first_s: float | None = None  # arrival of the first audio
         self.audible_s: float | None = None  # the first sample that is not silence was played
         self.audio_s = 0.0
         self.stalls = 0
         self.stalled_s = 0.0
-        self.first_stall: int | None = None  # number of the message that was late first
+        self.first_stall: int | None = None  # index of the first late message
         self._messages = 0
 
     def take(self, now_s: float, data: bytes) -> None:
-        """Audio has come."""
+        """Add a message."""
         seconds = len(data) / 2 / self._rate
         if self.first_s is None:
             self.first_s = self._until_s = now_s
@@ -45,6 +45,6 @@ class Playback:
 
 
 def first_audible(data: bytes) -> int | None:
-    """The first 16-bit sample that is not silence; None: all of it is."""
+    """Return the index of the first 16-bit sample that is not silence; None: all are."""
     samples = array.array("h", data)
     return next((place for place, value in enumerate(samples) if abs(value) >= AUDIBLE), None)

@@ -1,11 +1,11 @@
-"""What a forward costs that holds prompts beside rows that decode, as a CUDA graph and launch by
-launch: on a CUDA device, with random weights of published sizes.
+"""Cost of a mixed batch as a CUDA graph and without one: on a CUDA device, with random weights of
+published sizes.
 
     host      making the inputs, planning attention and launching everything
-    device    from the first kernel to the sampled tokens, while the host is far enough ahead
-    step      both, one after the other: what a single request waits for
+    device    from the first kernel to the sampled tokens, when the host is far enough ahead
+    step      both, one after the other: the latency of a single request
 
-Rows that decode have contexts of one length, scattered over the pool.
+Decode rows have contexts of one length, scattered over the pool.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ from benchmarks.report import Figure, Report, arguments, publish, until_interrup
 from benchmarks.shapes import SHAPES, Shape
 from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow
 from llm.request import SamplingParams
-from llm.runner.cuda_graphs import GraphInputs
-from llm.runner.graph_capture import CudaCapture
+from llm.runner.graphs.capture import CudaCapture
+from llm.runner.graphs.cuda_graphs import GraphInputs
 from llm.runner.model_runner import ModelRunner
-from tts.config import AUTO_DECODER, AudioGenerationConfig, add_config_flags
-from tts.flags import flag_values
+from tts.config.flags import add_config_flags
+from tts.config.pipeline import AUTO_DECODER, AudioGenerationConfig
+from tts.config.sources import flag_values
 
 DEFAULT_SHAPES = ("llasa-1b", "orpheus-3b")
-CONTEXT = 300  # tokens of a row that decodes
+CONTEXT = 300  # tokens of a decode row
 PROMPT = 109
 MIXTURES = ((0, 1), (32, 0), (32, 1), (256, 0), (256, 1), (256, 2), (500, 0), (500, 2))
 MAX_LENGTH = 2304
-AHEAD_CYCLES = 40_000_000  # of the device: time in which the host gets ahead of it
+AHEAD_CYCLES = 40_000_000  # cycles that the device waits, for the host to get ahead
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A runner, and what is fed to it."""
+    """A runner and its batch."""
 
     runner: ModelRunner
     batch: ScheduledBatch
 
     def step(self) -> torch.Tensor:
-        """Everything from rows to tokens."""
+        """Run everything from rows to tokens."""
         runner = self.runner
         with torch.inference_mode():
             inputs = runner.prepare(self.batch)
@@ -61,7 +62,7 @@ class Subject:
 
 
 def mixture(runner: ModelRunner, decoding: int, prompts: int) -> ScheduledBatch:
-    """So many of both kinds of rows, each in pages of its own as far as there are enough."""
+    """Return a batch of both kinds of rows, each with its own pages as far as there are enough."""
     size, total = runner.page_size, runner.max_total_num_tokens // runner.page_size
     made = torch.Generator().manual_seed(0)
     order = (torch.randperm(total - 1, generator=made) + 1).tolist()
@@ -80,7 +81,7 @@ def mixture(runner: ModelRunner, decoding: int, prompts: int) -> ScheduledBatch:
 
 
 def times(subject: Subject, repeat: int) -> Mapping[str, tuple[float, ...]]:
-    """Milliseconds by kind."""
+    """Return milliseconds by kind."""
     found: dict[str, list[float]] = {"host": [], "device": [], "step": []}
     for _ in range(3):
         subject.step()
@@ -102,7 +103,7 @@ def times(subject: Subject, repeat: int) -> Mapping[str, tuple[float, ...]]:
 
 
 def measure(shape: Shape, values: Mapping[str, Any], repeat: int) -> Iterator[Figure]:
-    """One shape."""
+    """Measure one shape."""
     own: dict[str, Any] = {
         "audio_decoder": AUTO_DECODER,
         "run_model_test_mode": True,
@@ -125,7 +126,7 @@ def measure(shape: Shape, values: Mapping[str, Any], repeat: int) -> Iterator[Fi
 
 
 def _capture(name: str, runner: ModelRunner, before: int, planned: int) -> Iterator[Figure]:
-    """Has the runner replay from now on. So many bytes were free `before` there was one."""
+    """Capture graphs for the runner; `before` is the free memory without a runner."""
     free, started = _free_bytes(), time.perf_counter()
     runner.use_graphs(CudaCapture(runner.device))
     torch.cuda.synchronize()
@@ -137,7 +138,7 @@ def _capture(name: str, runner: ModelRunner, before: int, planned: int) -> Itera
     taken = (free - _free_bytes()) / 1e9
     yield Figure(f"{name}: graphs", (taken,), "GB", note=f"{planned / 1e9:.2f} planned")
     beside = before - _free_bytes() - runner.weights_bytes - plan.kv_bytes
-    yield Figure(f"{name}: memory beside weights and KV", (beside / 1e9,), "GB")
+    yield Figure(f"{name}: memory besides weights and KV", (beside / 1e9,), "GB")
 
 
 def _compare(name: str, runner: ModelRunner, repeat: int) -> Iterator[Figure]:

@@ -1,7 +1,7 @@
-"""How a benchmark tells its result: the machine, one row per figure, a table to read and JSON.
+"""Results of a benchmark: the machine, one row per figure, as a table and as JSON.
 
-The JSON goes to standard output and the table to standard error, so that
-`python -m benchmarks.speed > speed.json` still shows the figures.
+The JSON goes to standard output and the table to standard error, so that `python -m
+benchmarks.speed > speed.json` still shows the figures.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import TextIO
 
 HEADER = ("figure", "median", "range", "bar", "verdict", "note")
-"""Over the columns of `Figure.cells`; what the last two say needs none."""
+"""Headers of the columns of `Figure.cells`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a figure depends on besides the code."""
+    """The hardware and software of a measurement."""
 
     cpu: str
     cores: int
@@ -48,7 +48,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """The facts of the machine we run on; cores are those this process may use."""
+    """Return facts of this machine; cores are those that this process may use."""
     pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return Machine(
         cpu=_cpu_name(),
@@ -65,7 +65,7 @@ def this_machine() -> Machine:
 
 @cache
 def _gpu_names() -> tuple[str, ...]:
-    """As the driver names them; asking torch would take memory of each."""
+    """Return the driver's names of the GPUs; torch would allocate memory on each."""
     if shutil.which("nvidia-smi") is None:
         return ()
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
@@ -86,7 +86,7 @@ def _cpu_name() -> str:
 class Figure:
     """One measured number: the median of `values` when there are several.
 
-    `bar` is the number to reach, on the side that `at_least` says; None where there is none.
+    `bar` is the target, a minimum or maximum by `at_least`; None without one.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Figure:
         return self.value >= self.bar if self.at_least else self.value <= self.bar
 
     def cells(self) -> tuple[str, ...]:
-        """The table's row: name, value, spread, bar, verdict, note."""
+        """Return the table's row: name, value, spread, bar, verdict, note."""
         least, most = _four_digits(min(self.values)), _four_digits(max(self.values))
         spread = f"{least} - {most}" if len(self.values) > 1 else ""
         side = ">=" if self.at_least else "<="
@@ -118,13 +118,13 @@ class Figure:
 
 
 def _four_digits(value: float) -> str:
-    """A number to four digits; large ones in groups of three, never with an exponent."""
+    """Format a number with four digits; large ones in groups of three, never with an exponent."""
     rounded = f"{value:.4g}"
     return f"{float(rounded):,.0f}" if abs(value) >= 10_000 else rounded
 
 
 def _this_command() -> str:
-    """As it can be typed again; "" where the program is not one of ours."""
+    """Return the command line to type again; "" for a program that is not a benchmark."""
     program = Path(sys.argv[0])
     if program.parent.name != __package__:
         return ""
@@ -137,7 +137,7 @@ def _today() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything one command found out."""
+    """All results of one command."""
 
     benchmark: str
     figures: tuple[Figure, ...]
@@ -151,7 +151,7 @@ class Report:
         return all(figure.reached is not False for figure in self.figures)
 
     def to_json(self) -> str:
-        """The report as one JSON object, figures with their medians."""
+        """Return the report as one JSON object, figures with their medians."""
         figures = [
             asdict(figure) | {"value": figure.value, "reached": figure.reached}
             for figure in self.figures
@@ -167,7 +167,7 @@ class Report:
         return json.dumps(record, indent=2)
 
     def to_table(self) -> str:
-        """The report as aligned columns under a line that names the machine."""
+        """Return the report as aligned columns under a line with the machine."""
         rows = [HEADER, *(figure.cells() for figure in self.figures)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
         lines = (
@@ -185,17 +185,17 @@ def publish(report: Report, out: TextIO | None = None, err: TextIO | None = None
 
 
 def until_interrupted(figures: Iterable[Figure]) -> Iterator[Figure]:
-    """Figures as they are measured, each told at once; an interruption ends them, and no more."""
+    """Iterate over figures and print each as it is measured; an interruption ends the iteration."""
     try:
         for figure in figures:
             print(*filter(None, figure.cells()), sep="  ", file=sys.stderr, flush=True)
             yield figure
     except KeyboardInterrupt:
-        print("interrupted: what follows is what there is", file=sys.stderr)
+        print("interrupted; the figures measured so far follow", file=sys.stderr)
 
 
 def arguments(description: str, *, repeat: int, has_model: bool = True) -> argparse.ArgumentParser:
-    """The options every benchmark has; `has_model`: it measures the checkpoint that is named."""
+    """Return a parser with the common options; `has_model`: with an option for a checkpoint."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
     if has_model:
         text = "checkpoint folder (default: embedded voice)"
@@ -212,6 +212,6 @@ def _positive(text: str) -> int:
 
 
 def lines_of(path: Path, count: int | None = None) -> Sequence[str]:
-    """The non-empty lines of a text file, the first `count` of them."""
+    """Return the non-empty lines of a text file, the first `count` of them."""
     lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     return [line for line in lines if line][:count]

@@ -1,7 +1,7 @@
 """`python -m benchmarks.results FOLDER`: the JSON of benchmarks as one page, on standard output.
 
-Each file of the folder becomes a section, in the order of their names: what was run, where and
-when, and its table. `> benchmarks/RESULTS.md` is how that page is made; nobody types figures.
+Each file of the folder becomes a section, in the order of their names: command, machine, date and
+table. `> benchmarks/RESULTS.md` creates that page; no figures are typed by hand.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ vocabulary of 193,800). Served are, as a, Llasa 1B with XCodec2; as b, Orpheus 3
 
 
 def read(path: Path) -> Report:
-    """The report that a benchmark printed. Raises `ValueError` for another file."""
+    """Read the report that a benchmark printed. Raises `ValueError` for another file."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         figures = tuple(
@@ -46,7 +46,7 @@ def read(path: Path) -> Report:
 
 
 def section(title: str, report: Report) -> Iterator[str]:
-    """The lines of one report."""
+    """Iterate over the lines of one report."""
     yield f"## {title}"
     yield ""
     yield f"`{report.command}`, {report.date}, on {report.machine}."
@@ -61,7 +61,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def page(folder: Path) -> str:
-    """The whole page. Raises `ValueError` for a folder without reports."""
+    """Return the whole page. Raises `ValueError` for a folder without reports."""
     paths = sorted(folder.glob("*.json"))
     if not paths:
         raise ValueError(f"{folder} has no *.json")

@@ -1,8 +1,8 @@
-"""How long the device takes to choose tokens from logits, by batch size and by kind of row.
+"""Device time of sampling by batch size and kind of row.
 
     greedy     argmax
-    speech     4,096 candidates of the vocabulary, top_p, a repetition penalty (as Orpheus asks)
-    text       logits spread as a trained model's, temperature 0.7, top_k 50, top_p 0.9
+    speech     4,096 candidates of the vocabulary, top_p, a repetition penalty (as for Orpheus)
+    text       logits with the spread of a trained model, temperature 0.7, top_k 50, top_p 0.9
     nucleus    the same without top_k
     flat       logits so even that most of the vocabulary is in the nucleus
 
@@ -23,9 +23,9 @@ from torch import Tensor
 from benchmarks.report import Figure, Report, arguments, publish
 from llm.batch import ScheduledRow
 from llm.request import SamplingParams
-from llm.sampling.device_sampler import DeviceSampler, SamplingBuffers
+from llm.sampling.device.sampler import DeviceSampler, SamplingBuffers
 
-VOCABULARY = 193_800  # of the largest models that speak
+VOCABULARY = 193_800  # the largest of the speech models
 BATCHES = (1, 8, 64, 256)
 BARS_US = {1: 60.0, 256: 400.0}
 REPLAYS = 20
@@ -46,7 +46,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 
 
 def logits_of(kind: str, num_rows: int) -> Tensor:
-    """float32 [B, V] on the device, rounded as a bfloat16 head rounds them."""
+    """Return float32 [B, V] on the device, rounded to bfloat16 as by a model's head."""
     made = torch.Generator("cuda").manual_seed(num_rows)
     logits = torch.randn(num_rows, VOCABULARY, generator=made, device="cuda")
     return (logits * (1.0 if kind == "flat" else SPREAD)).bfloat16().float()
@@ -64,8 +64,8 @@ def rows_of(kind: str, num_rows: int) -> list[ScheduledRow]:
 def replays_us(
     sampler: DeviceSampler, buffers: SamplingBuffers, logits: Tensor, repeat: int
 ) -> list[float]:
-    """Microseconds of one captured `sample`, several times."""
-    sampler.sample(logits, buffers)  # compiles
+    """Return several measurements of one captured `sample` in microseconds."""
+    sampler.sample(logits, buffers)  # compiles the kernels
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -84,7 +84,7 @@ def replays_us(
 
 
 def host_us(sampler: DeviceSampler, buffers: SamplingBuffers, kind: str, repeat: int) -> Figure:
-    """What a full batch costs the host: plan and load, which it does not wait for."""
+    """Measure the host time of a full batch: plan and load."""
     rows, found = rows_of(kind, BATCHES[-1]), []
     for step in range(repeat + 3):
         started = time.perf_counter()
@@ -96,7 +96,7 @@ def host_us(sampler: DeviceSampler, buffers: SamplingBuffers, kind: str, repeat:
 
 
 def measure(repeat: int, kinds: Sequence[str] = tuple(KINDS)) -> Report:
-    """Every kind at every batch size."""
+    """Measure every kind at every batch size."""
     figures = []
     sampler = DeviceSampler(VOCABULARY, torch.device("cuda"), BATCHES[-1])
     buffers = sampler.create_buffers()

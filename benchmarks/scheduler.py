@@ -1,9 +1,9 @@
-"""What the scheduler costs: schedule and commit, with 512 requests running and 2,000 waiting.
+"""Cost of the scheduler: schedule and commit, with 512 requests running and 2,000 waiting.
 
-The model is left out: each row of a batch is answered with a token at once. Requests end all the
-time and the waiting ones take their places, so steps that only decode and steps that admit
-prompts are both among the measured ones. Times are of the thread's processor time, which other
-programs on the machine change little; the wall-clock median is given beside them.
+There is no model: each row of a batch gets a token at once. Requests end continuously and waiting
+ones take their places, so that steps that only decode and steps that admit prompts are both
+measured. Times are processor time of the thread, which other programs on the machine affect little;
+the wall-clock median is a note.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from llm.kv_cache.manager import KVCacheManager
 from llm.request import Request, SamplingParams
 from llm.scheduler import Scheduler, SchedulerLimits
 from llm.sequence import Sequence as LiveSequence
-from tts.collector import calm_collector
+from tts.processes.collector import tune_gc
 
 RUNNING = 512
 WAITING = 2000
@@ -37,7 +37,7 @@ STOP_ID = 3
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One step: what it held and what it took."""
+    """One step: its mode and its time."""
 
     mode: ForwardMode
     cpu_ms: float
@@ -45,7 +45,7 @@ class Cost:
 
 
 class Stopwatch:
-    """Adds up the time inside of its `with` blocks."""
+    """Adds up the time of its `with` blocks."""
 
     def __init__(self) -> None:
         self._cpu = self._wall = 0
@@ -59,14 +59,14 @@ class Stopwatch:
         self._wall += time.perf_counter_ns()
 
     def cost(self, mode: ForwardMode) -> Cost:
-        """The time so far, as that of a step."""
+        """Return the time so far as the cost of a step."""
         return Cost(mode, self._cpu / 1e6, self._wall / 1e6)
 
 
 class Load:
-    """A scheduler kept at `running` rows and `waiting` requests behind them.
+    """A scheduler with `running` rows and `waiting` requests.
 
-    `ahead`: a step is planned while the one before runs, as with the overlap scheduler.
+    `ahead`: a step is planned while the previous one runs, as with the overlap scheduler.
     """
 
     def __init__(self, running: int, waiting: int, *, ahead: bool = False) -> None:
@@ -85,12 +85,13 @@ class Load:
         missing = self._waiting - self.scheduler.num_waiting
         for number in itertools.islice(self._numbers, max(missing, 0)):
             prompt = tuple(number * 7 % 1000 + index for index in range(PROMPT_LEN))
-            length = 120 + number * 37 % 160  # so that requests do not end all at once
+            # different lengths, so that requests do not all end at once
+            length = 120 + number * 37 % 160
             sampling = SamplingParams(max_tokens=length, stop_token_ids=(STOP_ID,))
             self.scheduler.add(LiveSequence(Request(f"request-{number:08}", prompt, sampling)))
 
     def step(self) -> Cost:
-        """One step; what is between schedule, launch and commit is not counted."""
+        """Run one step; time between schedule, launch and commit is not counted."""
         watch, scheduler = Stopwatch(), self.scheduler
         with watch:
             batch = scheduler.schedule()
@@ -108,10 +109,10 @@ class Load:
 
 
 @contextmanager
-def calm() -> Iterator[None]:
-    """Garbage collection as in a process that serves."""
+def tuned_gc() -> Iterator[None]:
+    """Tune garbage collection as in a server process."""
     former = gc.get_threshold()
-    calm_collector()
+    tune_gc()
     try:
         yield
     finally:
@@ -120,16 +121,16 @@ def calm() -> Iterator[None]:
 
 
 def answer(batch: ScheduledBatch) -> StepOutput:
-    """A token, never the stop id, for every row that samples."""
+    """Return a token, never the stop id, for every row that samples."""
     return StepOutput({row.request_id: (7,) for row in batch.rows if row.samples})
 
 
 def measure(
     repeat: int, steps: int = STEPS, running: int = RUNNING, waiting: int = WAITING
 ) -> Report:
-    """The cost of a step under a load of so many requests, `repeat` times over `steps` of them."""
+    """Measure a step with so many requests, `repeat` times over `steps` steps."""
     load, ahead = Load(running, waiting), Load(running, waiting, ahead=True)
-    with calm():
+    with tuned_gc():
         rounds = [[load.step() for _ in range(steps)] for _ in range(repeat)]
         rounds_ahead = [[ahead.step() for _ in range(steps)] for _ in range(repeat)]
     size = f"{running} rows, {waiting} wait"
@@ -148,7 +149,7 @@ def measure(
 def _figure(
     name: str, rounds: Sequence[Sequence[Cost]], mode: ForwardMode | None = None, **more: Any
 ) -> Figure:
-    """Processor time of the steps, or of those of one kind."""
+    """Return the processor time of the steps, or of those of one kind."""
     times = [[cost.cpu_ms for cost in costs if mode in (None, cost.mode)] for costs in rounds]
     return Figure(name, _medians(times), "ms", **more)
 

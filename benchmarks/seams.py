@@ -1,13 +1,13 @@
-"""What streaming costs in fidelity: streamed against whole audio of each codec, in dB.
+"""Fidelity of streaming: streamed against whole audio of each codec, in dB.
 
-A stream of random codes is rendered twice, in one block and in the codec's recommended blocks,
-and with less context for comparison. The signal-to-noise ratio is that of the whole audio to the
-difference. A transformer codec is measured with a voice prompt as its recommended setup takes it.
+A stream of random codes is rendered twice, in one block and in the codec's recommended blocks, and
+with less context for comparison. The signal-to-noise ratio is that of the whole audio to the
+difference. A transformer codec is measured with a voice prompt as its recommended options use it.
 
-Without a codec folder the networks have their published sizes and random weights: for
-convolutions that settles it, because what lies beyond their field is never heard; how much a
-trained transformer minds a shorter past only its own weights can tell. The embedded voice's codec
-is not among them: its blocks are masked, and streamed it is the whole (tests/decoder).
+Without a codec folder the networks have their published sizes and random weights: for convolutions
+that is sufficient, because samples do not depend on anything beyond their field; the effect of a
+shorter past on a trained transformer depends on its weights. The embedded voice's codec is not
+measured: its blocks are masked, and streamed audio equals the whole (tests/decoder).
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ import numpy as np
 from benchmarks.report import Figure, Report, arguments, publish
 from decoder import (
     AudioDecoder,
+    DecodeRequest,
     DecoderStream,
     PrependPromptSpeechTokens,
-    ReadyWindow,
     StreamingOptions,
     StreamState,
     create_decoder,
     render,
 )
-from tts.chunker import SpeechChunker
+from tts.engine.chunker import SpeechChunker
 
 BAR_DB = 100.0  # below what 16-bit samples can hold
-SAME_DB = 200.0  # stands for: not one bit differs
+SAME_DB = 200.0  # value for bit-identical audio
 SECONDS = 3.0
 PROMPT_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One codec to measure: a registered name, which gets random weights, or a folder."""
+    """One codec to measure: a registered name with random weights, or a folder."""
 
     source: str | Path
     options: Mapping[str, object] = field(default_factory=dict)
@@ -63,7 +63,7 @@ SUBJECTS = (
 
 
 def settings(decoder: AudioDecoder) -> Iterator[tuple[str, StreamingOptions]]:
-    """What is measured: the recommended setup, then with less and less context."""
+    """Iterate over the measured options: the recommended ones, then with less and less context."""
     spec, frame = decoder.spec, decoder.spec.codes_per_frame
     best = spec.recommended
     yield "recommended", best
@@ -83,7 +83,7 @@ _NEVER = PrependPromptSpeechTokens.NEVER
 
 
 def random_codes(decoder: AudioDecoder, seconds: float, seed: int) -> tuple[int, ...]:
-    """Whole frames of about so many seconds."""
+    """Return whole frames of about so many seconds."""
     frames = math.ceil(seconds * decoder.spec.sample_rate / decoder.spec.samples_per_frame)
     count = frames * decoder.spec.codes_per_frame
     codes = np.random.default_rng(seed).integers(0, decoder.spec.codebook_size, count)
@@ -96,7 +96,7 @@ def stream(
     codes: Sequence[int],
     prompt: Sequence[int] = (),
 ) -> list[np.ndarray]:
-    """The audio of one stream, block by block, as the service makes it."""
+    """Return the audio of one stream, block by block, as in the service."""
     chunker = SpeechChunker(
         options.chunk_sizes,
         look_ahead=options.look_ahead,
@@ -105,19 +105,19 @@ def stream(
     )
     blocks, state = [*chunker.push(codes), *chunker.finish()], StreamState()
     windows = DecoderStream(decoder.spec, options, prompt_codes=prompt)
-    ready = (ReadyWindow(windows.window(block), state) for block in blocks)
+    ready = (DecodeRequest(windows.window(block), state) for block in blocks)
     return [render(decoder, [item])[0] for item in ready]
 
 
 def decibels(whole: np.ndarray, other: np.ndarray) -> float:
-    """Signal-to-noise ratio of `other` as a copy of `whole`."""
+    """Return the signal-to-noise ratio of `other` as a copy of `whole`."""
     noise = np.square(whole.astype(np.float64) - other).sum()
     signal = np.square(whole.astype(np.float64)).sum()
     return float(min(10 * np.log10(signal / noise), SAME_DB)) if noise else SAME_DB
 
 
 def measure(subject: Subject, seconds: float = SECONDS, repeat: int = 1) -> Iterator[Figure]:
-    """One figure per setting, over `repeat` streams of random codes."""
+    """Iterate over one figure per setting, over `repeat` streams of random codes."""
     decoder = subject.create()
     best = decoder.spec.recommended
     prompt = random_codes(decoder, PROMPT_SECONDS, seed=999) if best.prepend is not _NEVER else ()
@@ -133,13 +133,13 @@ def measure(subject: Subject, seconds: float = SECONDS, repeat: int = 1) -> Iter
 
 
 def way(decoder: AudioDecoder) -> str:
-    """How it streams, where that is not the plain way."""
+    """Describe the streaming options that differ from the default."""
     fade = decoder.options.crossfade_ms
     return ", stateful" if decoder.options.stateful else f", crossfade {fade:g} ms" if fade else ""
 
 
 def hears_enough(decoder: AudioDecoder) -> bool:
-    """Whether the recommended context covers all that a code can hear: then nothing may differ."""
+    """Whether the recommended context covers the receptive field: then no sample may differ."""
     spec, best = decoder.spec, decoder.spec.recommended
     fields = (spec.receptive_field, spec.right_field)
     given = (best.buffer, best.look_ahead)
@@ -148,7 +148,7 @@ def hears_enough(decoder: AudioDecoder) -> bool:
 
 
 def describe(decoder: AudioDecoder, options: StreamingOptions) -> str:
-    """The setup, and how much must have been generated before anything is heard."""
+    """Describe the options, and the number of codes before the first audio."""
     first = (options.chunk_sizes or (0,))[0] + options.look_ahead_of(0)
     chunks = ",".join(map(str, options.chunk_sizes or ()))
     return (

@@ -1,15 +1,15 @@
-"""A server under listeners who come at random: time to first audio, underruns, how many at once.
+"""A server under an open-loop load: time to first audio, underruns, maximum number of streams.
 
-The server is `python -m tts.serve` in its own processes, the listeners are others (an open loop:
-benchmarks.listeners), over gRPC on loopback. `--shape` says which model (benchmarks.speech_shapes).
+The server is `python -m tts.serve` in its own processes, the clients are others (an open loop:
+benchmarks.listeners), over gRPC on loopback. `--shape` selects a model (speech_shapes).
 
-    gaps      how long the device idles between two steps, prompts or not, in a trace of some of
-              them (--profile) while the first step's listeners play; the trace slows them down
-    alone     one listener after the other: the first sound of an idle server
-    streams   the most that play at once, on average, with 99 of 100 first sounds within 200 ms,
-              none that stalls and no error: the number is doubled, then closed in on
-    cancel    half of the first step's listeners go away at their first audio: how long until their
-              pages are free, as the engine counts it
+    gaps      idle time of the device between two steps, prompts or not, in a trace of some of
+              them (--profile) while the first step's clients play; the trace slows them down
+    alone     one client after the other: the first sound of an idle server
+    streams   the maximum that play at once, on average, with 99 of 100 first sounds within 200 ms,
+              without stalls and errors: the number is doubled, then bisected
+    cancel    half of the first step's clients cancel at their first audio: time until their
+              pages are free, as counted by the engine
 
 Playing at once is the rate of arrivals times the mean length. The first seconds of a step are not
 counted. Server flags come after `--`.
@@ -32,37 +32,38 @@ import grpc
 import torch
 
 from benchmarks import trace
-from benchmarks.crowd import Crowd, crowd
-from benchmarks.listeners import Heard, Plan
+from benchmarks.client_pool import ClientPool, client_pool
+from benchmarks.listeners import Plan, StreamResult
 from benchmarks.report import Figure, Report, arguments, publish, until_interrupted
 from benchmarks.server_metrics import Samples, device_busy, free_port, scrape
-from benchmarks.serving import serving
 from benchmarks.speech_shapes import SPEAKERS, Speaker
+from tests.speech_server import serving
 from tts.v1 import speech_pb2, speech_pb2_grpc
 
 LIMIT_MS = 200.0  # of the 99th percentile of first sounds
 PARTS = ("gaps", "alone", "streams", "cancel")
-LEAVING = 0.5  # of the listeners, at their first audio, where cancelling is measured
-CANCEL_BAR_MS = 5.0  # beyond one batch of the model
-MANY = 4096  # calls that a server takes at once: the engine decides
+LEAVING = 0.5  # share of clients that leave at their first audio, where cancelling is measured
+CANCEL_BAR_MS = 5.0  # in addition to one batch of the model
+MANY = 4096  # maximum number of calls of the server: the engine is the limit
 ALONE_WARM_UP = 3
-TRACE_AFTER = 2000  # steps of a server: by then as many play as are meant to
-TRACE_TRIES = 3  # times the listeners of the first step come, until there is a trace
+TRACE_AFTER = 2000  # steps of a server: by then the number of streams is stable
+TRACE_TRIES = 3  # maximum number of runs of the first step to get a trace
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How listeners are counted."""
+    """Parameters of a step."""
 
     low_s: float = 2.0
     high_s: float = 6.4
     warm_up_s: float = 3.0
     step_s: float = 8.0  # counted, after the warm-up
-    start: int = 32  # streams of the first step
+    start: int = 32  # number of streams of the first step
     most: int = 2048
-    closeness: float = 0.1  # of what does not hold to what does, where the search ends
-    alone: int = 20  # listeners, one after the other
-    seeds: int = 1  # the number found is tried with so many
+    # relative distance of the numbers that hold and do not hold, where the search ends
+    closeness: float = 0.1
+    alone: int = 20  # number of clients, one after the other
+    seeds: int = 1  # number of seeds that the result is tried with
 
     @property
     def mean_s(self) -> float:
@@ -71,32 +72,32 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What was heard at one number of streams. Those that came during the warm-up are left out."""
+    """Results at one number of streams. Streams that began during the warm-up are left out."""
 
     streams: int
-    heard: tuple[Heard, ...]
-    seconds: float  # until the last of them had heard everything
+    results: tuple[StreamResult, ...]
+    seconds: float  # until the last client had received everything
     counted: Samples = field(default_factory=Samples)  # by the server meanwhile
-    device_busy: tuple[float, ...] = ()  # percent, as the driver says
+    device_busy: tuple[float, ...] = ()  # percent, by the driver
 
     def first_ms(self, percent: int) -> float:
-        """A percentile of the time to the first sound."""
-        return percentile([1000 * one.audible_s for one in self.heard], percent)
+        """Return a percentile of the time to the first sound."""
+        return percentile([1000 * one.audible_s for one in self.results], percent)
 
     @property
     def stalls(self) -> int:
-        """Streams that stalled."""
-        return sum(one.stalls > 0 for one in self.heard)
+        """Number of streams that stalled."""
+        return sum(one.stalls > 0 for one in self.results)
 
     @property
     def errors(self) -> int:
-        return sum(bool(one.error) for one in self.heard)
+        return sum(bool(one.error) for one in self.results)
 
     @property
     def holds(self) -> bool:
-        """Whether everybody was served as the search demands."""
+        """Whether all streams met the requirements of the search."""
         return (
-            bool(self.heard)
+            bool(self.results)
             and not self.stalls
             and not self.errors
             and self.first_ms(99) <= LIMIT_MS
@@ -104,20 +105,20 @@ class Step:
 
     @property
     def outcome(self) -> str:
-        """In short."""
+        """Short description of the result."""
         missed = f"{self.stalls} stalled, {self.errors} errors, p99 {self.first_ms(99):.0f} ms"
         return f"{self.streams} ({'held' if self.holds else missed})"
 
     def __str__(self) -> str:
         firsts = "/".join(f"{self.first_ms(percent):.0f}" for percent in (50, 95, 99))
         return (
-            f"{self.streams} streams: {len(self.heard)} heard, p50/p95/p99 {firsts} ms, "
+            f"{self.streams} streams: {len(self.results)} finished, p50/p95/p99 {firsts} ms, "
             f"{self.stalls} stalled{self._how_stalled()}, {self.errors} errors: "
             f"{'holds' if self.holds else 'too many'}"
         )
 
     def _how_stalled(self) -> str:
-        stalled = [one for one in self.heard if one.first_stall is not None]
+        stalled = [one for one in self.results if one.first_stall is not None]
         if not stalled:
             return ""
         seconds = statistics.median(one.stalled_s for one in stalled)
@@ -126,7 +127,7 @@ class Step:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Of one value, that value; infinity of none."""
+    """Return a percentile: the value of a single one, infinity of none."""
     if len(values) < 2:
         return values[0] if values else math.inf
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
@@ -134,17 +135,19 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A running server, its listeners, and how they are counted."""
+    """A running server, its clients, and the parameters of a step."""
 
-    crowd: Crowd
+    client_pool: ClientPool
     metrics_port: int
     setup: Setup
     code_rate: float
-    multiple: int  # codes: every length is whole blocks of the codec
-    trace_file: Path  # where the server was told to trace
+    multiple: int  # codes: every length is a multiple of the codec's blocks
+    trace_file: Path  # trace file of the server
 
     def plan(self, seed: int, rate: float = 0.0, count: int = 0, leaving: float = 0.0) -> Plan:
-        """Listeners at a rate, or so many one after the other; a share of them leaves early."""
+        """Return a plan with a rate, or with so many clients one after the other; a share of them
+        leaves early.
+        """
         setup = self.setup
         return Plan(
             rate=rate,
@@ -159,22 +162,22 @@ class Stage:
         )
 
     def step(self, streams: int, seed: int = 0, leaving: float = 0.0) -> Step:
-        """So many streams at once, on average."""
+        """Run so many streams at once, on average."""
         rate = streams / self.setup.mean_s
         plan = self.plan(seed=1000 * streams + seed, rate=rate, leaving=leaving)
         before, started = scrape(self.metrics_port), time.monotonic()
         with device_busy() as busy:
-            heard = self.crowd.hear(plan)
+            results = self.client_pool.run_plan(plan)
         seconds = time.monotonic() - started
-        time.sleep(1.0)  # for the last numbers of the engine to arrive
-        counted = tuple(one for one in heard if one.due_s >= self.setup.warm_up_s)
+        time.sleep(1.0)  # until the engine's last numbers have arrived
+        counted = tuple(one for one in results if one.due_s >= self.setup.warm_up_s)
         step = Step(streams, counted, seconds, scrape(self.metrics_port) - before, tuple(busy))
         print(step, file=sys.stderr, flush=True)
         return step
 
 
 def search(step: Callable[[int], Step], setup: Setup) -> list[Step]:
-    """All steps that were tried: doubled while they hold, then halved in between."""
+    """Search for the maximum; return all steps: doubled while they hold, then bisected."""
     tried: list[Step] = []
     good, bad, streams = 0, setup.most + 1, setup.start
     while streams <= setup.most and bad - good > max(1, setup.closeness * good):
@@ -190,7 +193,7 @@ def search(step: Callable[[int], Step], setup: Setup) -> list[Step]:
 
 
 def gaps(stage: Stage, speaker: Speaker) -> Iterator[Figure]:
-    """From the trace that the server writes once enough steps have run."""
+    """Measure gaps in the trace that the server writes after enough steps."""
     for _ in range(TRACE_TRIES):
         stage.step(stage.setup.start)
         if stage.trace_file.exists():
@@ -206,24 +209,24 @@ def gaps(stage: Stage, speaker: Speaker) -> Iterator[Figure]:
 
 
 def alone(stage: Stage, speaker: Speaker) -> Iterator[Figure]:
-    """One after the other; the first few warm up."""
-    stage.crowd.hear_alone(stage.plan(seed=1, count=ALONE_WARM_UP))
-    heard = stage.crowd.hear_alone(stage.plan(seed=2, count=stage.setup.alone))
-    firsts = tuple(1000 * one.audible_s for one in heard)
+    """Measure clients one after the other; the first few warm up."""
+    stage.client_pool.run_in_one(stage.plan(seed=1, count=ALONE_WARM_UP))
+    results = stage.client_pool.run_in_one(stage.plan(seed=2, count=stage.setup.alone))
+    firsts = tuple(1000 * one.audible_s for one in results)
     tails = ", ".join(f"p{p} {percentile(firsts, p):.1f} ms" for p in (95, 99))
-    errors = sum(bool(one.error) for one in heard)
+    errors = sum(bool(one.error) for one in results)
     yield Figure(
         f"{speaker.name}: first sound, alone",
         firsts,
         "ms",
         speaker.first_audio_bar_ms if torch.cuda.is_available() else None,
-        note=f"{tails}; {mean([one.prompt_tokens for one in heard]):.0f} tokens of prompt, "
-        f"{errors} errors, {sum(one.stalls for one in heard)} stalls",
+        note=f"{tails}; {mean([one.prompt_tokens for one in results]):.0f} tokens of prompt, "
+        f"{errors} errors, {sum(one.stalls for one in results)} stalls",
     )
 
 
 def streams(stage: Stage, speaker: Speaker) -> Iterator[Figure]:
-    """The most that hold, and what they heard."""
+    """Measure the maximum number of streams that hold."""
     setup = stage.setup
     tried = search(stage.step, setup)
     best = max((step for step in tried if step.holds), key=lambda s: s.streams, default=None)
@@ -239,11 +242,11 @@ def streams(stage: Stage, speaker: Speaker) -> Iterator[Figure]:
     )
     if best is not None:
         again = [stage.step(best.streams, seed) for seed in range(1, setup.seeds)]
-        yield from _heard(speaker.name, [best, *again])
+        yield from _result_figures(speaker.name, [best, *again])
 
 
 def cancel(stage: Stage, speaker: Speaker) -> Iterator[Figure]:
-    """Listeners who leave in the middle."""
+    """Measure clients that leave during a stream."""
     counted = stage.step(stage.setup.start, seed=9, leaving=LEAVING).counted
     batch_ms = 1000 * counted.mean("sonant_batch_execute_seconds")
     most_ms = 1000 * counted.at_most("sonant_cancel_seconds", 99)
@@ -257,15 +260,15 @@ def cancel(stage: Stage, speaker: Speaker) -> Iterator[Figure]:
     )
 
 
-def _heard(name: str, steps: Sequence[Step]) -> Iterator[Figure]:
-    """One value for each seed."""
+def _result_figures(name: str, steps: Sequence[Step]) -> Iterator[Figure]:
+    """Return figures with one value for each seed."""
     label = f"{name}, {steps[0].streams} streams"
     for percent in (50, 95, 99):
         values = tuple(step.first_ms(percent) for step in steps)
         yield Figure(f"{label}: first sound, p{percent}", values, "ms")
     stalled = tuple(float(step.stalls) for step in steps)
-    heard = sum(len(step.heard) for step in steps)
-    yield Figure(f"{label}: streams that stalled", stalled, "", note=f"of {heard} heard")
+    results = sum(len(step.results) for step in steps)
+    yield Figure(f"{label}: streams that stalled", stalled, "", note=f"of {results} streams")
     audio = [
         step.counted.total("sonant_audio_seconds_total") / seconds
         for step, seconds in _spans(steps)
@@ -280,7 +283,7 @@ def _spans(steps: Sequence[Step]) -> Iterator[tuple[Step, float]]:
 
 
 def _inside(label: str, steps: Sequence[Step]) -> Iterator[Figure]:
-    """What the server and the driver counted, the warm-up included."""
+    """Return the counts of the server and the driver, with the warm-up."""
     counted = [step.counted for step in steps]
     yield Figure(
         f"{label}: one batch of the model",
@@ -303,11 +306,11 @@ def _inside(label: str, steps: Sequence[Step]) -> Iterator[Figure]:
         yield Figure(f"{label}: {part} run", shares, "%", note="of the time; the two overlap")
     busy = [mean(step.device_busy) for step in steps if step.device_busy]
     if busy:
-        yield Figure(f"{label}: device busy", tuple(busy), "%", note="as the driver says")
+        yield Figure(f"{label}: device busy", tuple(busy), "%", note="by the driver")
 
 
 def mean(values: Sequence[float]) -> float:
-    """0 of none."""
+    """Return the mean; 0 of none."""
     return statistics.fmean(values) if values else 0.0
 
 
@@ -315,7 +318,7 @@ def mean(values: Sequence[float]) -> float:
 def staged(
     speaker: Speaker, setup: Setup, clients: int, flags: Sequence[str], profile: Path | None = None
 ) -> Iterator[Stage]:
-    """A server of a shape, ready, with processes of listeners; it traces into `profile`."""
+    """Start a server of a shape, with client processes; it writes a trace to `profile`."""
     port = free_port()
     own = ["--prometheus-metrics-mode", "launch_multiproc_server", "--metrics-port", str(port)]
     for limit in ("concurrent-requests", "queued-requests", "streams-per-client"):
@@ -327,13 +330,13 @@ def staged(
             own += ["--profiling.gpu-profiling", "on", "--profiling.trace-file", str(trace_file)]
             own += ["--profiling.trace-after", str(TRACE_AFTER)]
         own += speaker.flags(Path(folder))
-        with serving(flags=[*own, *flags]) as server, crowd(server.address, clients) as listeners:
+        with serving(flags=[*own, *flags]) as server, client_pool(server.address, clients) as pool:
             code_rate, multiple = codes(server.address)
-            yield Stage(listeners, port, setup, code_rate, multiple, trace_file)
+            yield Stage(pool, port, setup, code_rate, multiple, trace_file)
 
 
 def codes(address: str) -> tuple[float, int]:
-    """Codes per second of the server's voice, and the whole number of them in every block."""
+    """Return codes per second of the server's voice, and the common divisor of its blocks."""
     with grpc.insecure_channel(address) as channel:
         stub = speech_pb2_grpc.SpeechServiceStub(channel)
         (model,) = stub.GetServerInfo(speech_pb2.GetServerInfoRequest()).models

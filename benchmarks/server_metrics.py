@@ -1,4 +1,4 @@
-"""What a server counts, read from its metrics port, and what its device's driver says."""
+"""Metrics of a server from its metrics port, and utilisation from the device's driver."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ Labels = frozenset[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Values by name and labels, or how much they grew."""
+    """Values by name and labels, or their increases."""
 
     values: Mapping[tuple[str, Labels], float] = field(default_factory=dict)
 
     def __sub__(self, earlier: Samples) -> Samples:
-        """What was added since."""
+        """Return the increases since an earlier sample."""
         return Samples({k: v - earlier.values.get(k, 0.0) for k, v in self.values.items()})
 
     def get(self, name: str, **labels: str) -> float:
-        """A value, 0 when there is none."""
+        """Return a value, 0 when there is none."""
         return self.values.get((name, frozenset(labels.items())), 0.0)
 
     def total(self, name: str) -> float:
-        """The sum over all labels."""
+        """Return the sum over all labels."""
         return sum(value for (found, _), value in self.values.items() if found == name)
 
     def mean(self, name: str) -> float:
-        """Of a histogram's observations, over all labels; 0 when there are none."""
+        """Return the mean of a histogram's observations, over all labels; 0 when there are none."""
         count = self.total(f"{name}_count")
         return self.total(f"{name}_sum") / count if count else 0.0
 
     def at_most(self, name: str, percent: int) -> float:
-        """A bound of a histogram that so many of its observations, over all labels, are below."""
+        """Return a bound of a histogram that so many of its observations, over all labels, are
+        below.
+        """
         counts: dict[float, float] = {}
         for (found, labels), value in self.values.items():
             if found == f"{name}_bucket":
@@ -50,7 +52,7 @@ class Samples:
 
 
 def least_bound(counts: Mapping[float, float], percent: int) -> float:
-    """The least bound with so many of all observations at or below it; infinity without any.
+    """Return the least bound with so many of all observations at or below it; infinity without any.
 
     `counts` are of the observations at or below each bound; infinity is among the bounds.
     """
@@ -60,7 +62,7 @@ def least_bound(counts: Mapping[float, float], percent: int) -> float:
 
 
 def scrape(port: int) -> Samples:
-    """Read them now; the engine's own are at most half a second old."""
+    """Read the current values; the engine's are at most half a second old."""
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     return Samples(
@@ -74,7 +76,9 @@ def scrape(port: int) -> Samples:
 
 @contextmanager
 def device_busy() -> Iterator[list[float]]:
-    """Percent of the time in which some kernel runs, five readings a second; none without GPU."""
+    """Collect the percentage of time in which a kernel runs, five readings a second; none without a
+    GPU.
+    """
     readings: list[float] = []
     if not torch.cuda.is_available():
         yield readings
@@ -89,7 +93,7 @@ def device_busy() -> Iterator[list[float]]:
 
 
 def free_port() -> int:
-    """One that nobody listens on now."""
+    """Return a port that is currently free."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])

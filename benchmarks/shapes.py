@@ -1,8 +1,8 @@
-"""Language models of published sizes with random weights, config.json and nothing else; and those
-in checkpoint folders.
+"""Language models of published sizes with random weights, with config.json only; and checkpoint
+folders.
 
-With random weights a step takes as long as with trained ones, and no token means anything: whoever
-measures fixes the lengths. `run_model_test_mode` makes the weights, on the device.
+With random weights a step takes as long as with trained ones, and tokens have no meaning: lengths
+must be fixed by the request. `run_model_test_mode` creates the weights, on the device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROPE = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One language model: `values` are those of its config.json. Heads share keys by group.
+    """One language model: `values` are those of its config.json. Groups of heads share keys.
 
     `checkpoint` is the folder of one with weights; None: they are random.
     """
@@ -35,18 +35,18 @@ class Shape:
 
     @classmethod
     def read(cls, folder: Path) -> Shape:
-        """The model in a checkpoint folder. Raises `OSError` without its config.json."""
+        """Read the model in a checkpoint folder. Raises `OSError` without its config.json."""
         values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return cls(folder.resolve().name, values, folder)
 
     def with_vocabulary(self, name: str, vocab_size: int) -> Shape:
-        """The same layers with another number of rows in the embedding, which is the head, too."""
+        """Return the same layers with another vocabulary size in the embedding and the head."""
         return Shape(name, {**self.values, "vocab_size": vocab_size})
 
     def write(self, folder: Path) -> Path:
-        """Make a folder that the test mode can serve; no token ends a text.
+        """Write a folder that the test mode can serve; no token ends a text.
 
-        The folder of a checkpoint is left alone, and returned.
+        The folder of a checkpoint is returned unchanged.
         """
         if self.checkpoint is not None:
             return self.checkpoint
@@ -57,7 +57,7 @@ class Shape:
 
     @property
     def num_weights(self) -> int:
-        """Of all layers and the head: what a decode step reads."""
+        """Number of weights of all layers and the head, which a decode step reads."""
         v = self.values
         hidden, head_dim = v["hidden_size"], self.head_dim
         query, kv = (v[key] * head_dim for key in ("num_attention_heads", "num_key_value_heads"))
@@ -68,13 +68,13 @@ class Shape:
 
     @property
     def kv_values(self) -> int:
-        """Keys and values of one token, all layers."""
+        """Number of keys and values of one token in all layers."""
         v = self.values
         return 2 * v["num_hidden_layers"] * v["num_key_value_heads"] * self.head_dim
 
     @property
     def head_dim(self) -> int:
-        """Values of one head."""
+        """Number of values of one head."""
         v = self.values
         return int(v.get("head_dim") or v["hidden_size"] // v["num_attention_heads"])
 
@@ -82,7 +82,7 @@ class Shape:
 def llama(
     *, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, head_dim: int, vocab: int
 ) -> dict[str, Any]:
-    """Llama 3.2's config.json."""
+    """Return Llama 3.2's config.json."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -1,9 +1,9 @@
-"""A server for a long time under everything that clients do: does it leak, slow down, lose calls?
+"""Soak test of a server under all kinds of calls: memory leaks, slowdown, lost calls.
 
-    search    how many speech streams it holds in real time, as benchmarks.serve finds it
-    steady    `--load` of them for `--minutes`: speech whole, streamed and from text that comes,
-              voices cloned and deleted, text, and clients that cancel, vanish, dawdle or are wrong
-    killing   the same for `--killing-minutes`, an engine killed now and then
+    search    maximum number of real-time speech streams, as in benchmarks.serve
+    steady    `--load` of them for `--minutes`: speech whole, streamed and from streamed text,
+              voices cloned and deleted, text, and clients that cancel, vanish or send errors
+    killing   the same for `--killing-minutes`, with engines killed at intervals
 
 Memory, descriptors, threads and the time to the first audio late in the steady part are compared
 with those after its warm-up, each the median of a window. Calls are compared one by one with the
@@ -25,42 +25,39 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 from benchmarks import serve
-from benchmarks.crowd import crowd
+from benchmarks.client_pool import client_pool
 from benchmarks.process_samples import Sample, pids_of, sample, write_samples
 from benchmarks.report import Report, publish
 from benchmarks.server_metrics import Samples, free_port, scrape
-from benchmarks.serving import Server, serving
-from benchmarks.soak_calls import OWN_CHANNEL, SLOW_READER_S, Clients
+from benchmarks.soak_calls import SLOW_READER_S, Clients
 from benchmarks.soak_ledger import Log, Window, complete
 from benchmarks.soak_report import Part, held, part_figures, search_figures
+from tests.speech_server import Server, serving
+from tts.ipc.remote_client import RECONNECTED
 
 KILL_EVERY_S = 180.0
-NUM_KILLS = 5  # in a shorter killing part
+NUM_KILLS = 5  # minimum number, in a short killing part
 SAMPLE_S = 5.0
-NUM_SAMPLES = 60  # in a shorter steady part
+NUM_SAMPLES = 60  # minimum number, in a short steady part
 PAUSE_S = 10.0  # between unusual calls of one client
-NUM_PAUSES = 20  # in a shorter steady part
-DRAIN_S = 60.0  # for the last calls to be let go of
-BACK_S = 120.0  # for an engine to be back
+NUM_PAUSES = 20  # minimum number, in a short steady part
+DRAIN_S = 60.0  # maximum time until the last calls are released
+BACK_S = 120.0  # maximum time until an engine is ready again
 SETTLE_S = 1.5  # the engine's figures are up to a second old
-BACK_SLACK_S = 1.0  # a front end may know half a second later than others
-SERVING_IN_A_ROW = 4  # answers for each front end
-PAGES_OF_A_PROMPT, MOST_PROMPTS = 4, 256  # with the pages' usual size
-CROWD = 2  # processes of listeners while streams are searched for
+BACK_SLACK_S = 1.0  # a front end may detect it half a second later than others
+PAGES_OF_A_PROMPT, MAX_PROMPTS = 4, 256  # with the default page size
+NUM_PROCESSES = 2  # client processes during the search for the largest number of streams
 ENGINE = "engine"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long, and how much."""
+    """Durations and loads."""
 
     minutes: float = 25.0
     killing_minutes: float = 15.0
-    load: float = 0.8  # of the streams that the server holds
+    load: float = 0.8  # share of the server's maximum number of streams
     front_ends: int = 2
     setup: serve.Setup = field(
         default_factory=lambda: serve.Setup(
@@ -89,12 +86,12 @@ class Plan:
         return min(SAMPLE_S, self.steady_s / NUM_SAMPLES)
 
     def flags(self, metrics_port: int) -> list[str]:
-        """Of the server."""
+        """Return the flags that the server is started with."""
         flags = ["--front-ends", str(self.front_ends), "--metrics-port", str(metrics_port)]
         flags += ["--prometheus-metrics-mode", "launch_multiproc_server"]
         flags += ["--log-level", "info", "--log-format", "json"]
         flags += ["--slow-reader-timeout-s", str(SLOW_READER_S)]
-        if self.killing_minutes:  # each may come before the count of restarts begins anew
+        if self.killing_minutes:  # so that each comes before the count of restarts begins again
             flags += ["--max-restarts", str(round(self.killing_s / self.kill_every_s) + 1)]
         for limit in ("concurrent-requests", "queued-requests", "streams-per-client"):
             flags += [f"--max-{limit}", str(serve.MANY)]
@@ -109,10 +106,10 @@ class Soak:
         self._metrics_port, self._log_file = metrics_port, log_file
         self._clients = Clients(server.address, plan.pause_s)
         self._rest = Samples()
-        self._position = 0  # in the log
+        self._position = 0  # position in the log
 
     async def run(self, listeners: int) -> tuple[Samples, list[Part]]:
-        """What the server holds before, and what was seen of the parts."""
+        """Return the server's values before the load, and the results of the parts."""
         plan = self._plan
         try:
             await self._clients.prepare()
@@ -128,12 +125,12 @@ class Soak:
             await self._clients.close()
 
     def _num_prompts(self) -> int:
-        """So many that the prefix cache comes to fill the KV pool, where that is not too large.
+        """Number of prompts with which the prefix cache fills the KV pool, unless it is too large.
 
-        Pages that are used for the first time take memory, which is no leak.
+        Pages take memory at their first use, which is not a leak.
         """
         pages = scrape(self._metrics_port).get("sonant_kv_pages", state="total")
-        return min(MOST_PROMPTS, math.ceil(pages / PAGES_OF_A_PROMPT))
+        return min(MAX_PROMPTS, math.ceil(pages / PAGES_OF_A_PROMPT))
 
     async def _part(self, name: str, listeners: int, seconds: float) -> Part:
         samples: list[Sample] = []
@@ -142,7 +139,7 @@ class Soak:
         killing = asyncio.create_task(self._kill(kills) if name == "killing" else asyncio.sleep(0))
         start_s = time.monotonic()
         await self._clients.run(listeners, seconds)
-        await killing  # an engine may not be back yet
+        await killing  # an engine may still be restarting
         sampling.cancel()
         former, self._rest = self._rest, await self._drained()
         start, self._position = self._position, self._log_file.stat().st_size
@@ -166,29 +163,31 @@ class Soak:
             await asyncio.sleep(self._plan.sample_s)
 
     async def _kill(self, kills: list[Window]) -> None:
-        """One engine after the other, the first after half a period."""
+        """Kill one engine after the other, the first after half a period."""
         plan = self._plan
         for _ in range(round(plan.killing_s / plan.kill_every_s)):
             await asyncio.sleep(plan.kill_every_s / 2)
             start_s = time.monotonic()
             (pid,) = pids_of(self._server, ENGINE)
+            position = self._log_file.stat().st_size
             os.kill(pid, signal.SIGKILL)
-            await self._back(pid)
+            await self._back(position)
             kills.append(Window(start_s, time.monotonic() + BACK_SLACK_S))
             await asyncio.sleep(max(0.0, plan.kill_every_s / 2 - kills[-1].length_s))
 
-    async def _back(self, dead: int) -> None:
-        """Until another engine is there and new connections find no front end without it."""
+    async def _back(self, position: int) -> None:
+        """Wait until each front end has logged after `position` that it is connected again."""
         async with asyncio.timeout(BACK_S):
-            while pids_of(self._server, ENGINE) in ([], [dead]):
-                await asyncio.sleep(0.05)
-            in_a_row = 0
-            while in_a_row < SERVING_IN_A_ROW * self._plan.front_ends:
-                in_a_row = in_a_row + 1 if await is_serving(self._server.address) else 0
+            while self._num_reconnected(position) < self._plan.front_ends:
                 await asyncio.sleep(0.05)
 
+    def _num_reconnected(self, position: int) -> int:
+        with self._log_file.open("rb") as log:
+            log.seek(position)
+            return log.read().count(RECONNECTED.encode())
+
     async def _drained(self) -> Samples:
-        """What the server counts once no call is left in it, or after DRAIN_S all the same."""
+        """Return the server's counts after the last call has ended, or after DRAIN_S."""
         deadline_s = time.monotonic() + DRAIN_S
         while True:
             await asyncio.sleep(SETTLE_S)
@@ -200,31 +199,20 @@ class Soak:
 async def soak(
     server: Server, plan: Plan, metrics_port: int, log_file: Path, listeners: int
 ) -> tuple[Samples, list[Part]]:
-    """What the server holds before, and what was seen of the parts."""
+    """Return the server's values before the load, and the results of the parts."""
     return await Soak(server, plan, metrics_port, log_file).run(listeners)
 
 
-async def is_serving(address: str) -> bool:
-    """What health says on a new connection."""
-    async with grpc.aio.insecure_channel(address, (OWN_CHANNEL,)) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        try:
-            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
-        except grpc.aio.AioRpcError:
-            return False
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
-
-
 def search(address: str, metrics_port: int, setup: serve.Setup) -> list[serve.Step]:
-    """How many streams hold: all numbers that were tried."""
-    with crowd(address, CROWD) as listeners:
+    """Search for the maximum number of streams; return all steps."""
+    with client_pool(address, NUM_PROCESSES) as pool:
         code_rate, multiple = serve.codes(address)
-        stage = serve.Stage(listeners, metrics_port, setup, code_rate, multiple, Path())
+        stage = serve.Stage(pool, metrics_port, setup, code_rate, multiple, Path())
         return serve.search(stage.step, setup)
 
 
 def measure(plan: Plan, folder: Path, model: str = "", flags: Sequence[str] = ()) -> Report:
-    """Everything, with a server of its own; its log and the samples are left in the folder."""
+    """Run everything with a new server; its log and the samples are kept in the folder."""
     port, log_file = free_port(), folder / "server.log"
     with (
         log_file.open("wb") as log,

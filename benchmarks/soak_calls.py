@@ -1,7 +1,7 @@
-"""The clients of a soak: every kind of call, well-behaved or not, each with its end written down.
+"""Clients of a soak test: every kind of call, valid or not, with its recorded end.
 
-Each makes one call after the other until it is told to stop. A listener waits until what it heard
-would have been played, so that so many listeners are so many streams in real time.
+Each makes one call after the other until the end of the test. A speech client waits until its audio
+would have been played, so that the number of clients is the number of real-time streams.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from typing import Any
 import grpc
 
 from benchmarks.first_audio import TEXTS
-from benchmarks.soak_ledger import CANCELLED, OK, VANISHED, Asked
+from benchmarks.soak_ledger import CANCELLED, OK, VANISHED, CallRecord
 from benchmarks.soak_vanish import NUM_CALLS
 from tts.v1 import common_pb2, speech_pb2, speech_pb2_grpc, text_pb2, text_pb2_grpc
 
-PATIENCE_S = 120.0  # for one call: one that takes longer has no end
-MAX_CODES = 250  # of one sentence
+PATIENCE_S = 120.0  # for one call: a longer one counts as lost
+MAX_CODES = 250  # maximum length of one sentence
 TEXT_TOKENS = 64
 PROMPT_TOKENS, ANY_IDS = 513, range(32, 127)
 CHANNELS = 4
-LINGER_S = 1.0  # after a call that failed: a server that is restarted is not asked without pause
+LINGER_S = 1.0  # pause after a call that failed
 LEAVES_WITHIN_S = 1.0
-SLOW_READER_S = 3.0  # what the server is given as slow_reader_timeout_s
+SLOW_READER_S = 3.0  # the server's slow_reader_timeout_s
 WRONG = ("INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED")
 CLIP = TEXTS[0] * 2
 LONG = " ".join(TEXTS) * 3
 OWN_CHANNEL = ("grpc.use_local_subchannel_pool", 1)
-SMALL_WINDOW = ("grpc.http2.bdp_probe", 0)  # HTTP/2's 64 KiB, never more
+SMALL_WINDOW = ("grpc.http2.bdp_probe", 0)  # fixes HTTP/2's window at 64 KiB
 
 Work = Callable[[Random], Awaitable[None]]
 
 
 class Clients:
-    """Makes calls to one server and writes them down. `pause_s`: between unusual ones."""
+    """Makes and records calls to one server. `pause_s`: between unusual calls."""
 
     def __init__(self, address: str, pause_s: float) -> None:
         self._address, self._pause_s = address, pause_s
@@ -50,7 +50,7 @@ class Clients:
         self._numbers = itertools.count()
         self._stopping = asyncio.Event()
         self._clip = b""
-        self.calls: list[Asked] = []
+        self.calls: list[CallRecord] = []
 
     async def close(self) -> None:
         """Close the connections."""
@@ -58,7 +58,7 @@ class Clients:
             await channel.close()
 
     async def prepare(self) -> None:
-        """Have the server speak the clip that voices are cloned from."""
+        """Synthesize the clip that voices are cloned from."""
         async with self._asked("unary") as asked:
             config = _config(asked)
             config.audio_format.encoding = speech_pb2.AUDIO_ENCODING_WAV
@@ -66,7 +66,7 @@ class Clients:
             self._clip = (await _answer(asked, self._speech().Synthesize(request))).audio
 
     async def fill(self, prompts: int) -> None:
-        """Have so many prompts of PROMPT_TOKENS remembered, each another."""
+        """Fill the prefix cache with different prompts of PROMPT_TOKENS."""
         random = Random(0)
         stub = text_pb2_grpc.TextServiceStub(next(self._turns))
         for _ in range(prompts):
@@ -78,7 +78,7 @@ class Clients:
             await stub.Generate(request)
 
     async def run(self, listeners: int, seconds: float) -> None:
-        """So many listeners, and the others beside them, for so long; then the last calls end."""
+        """Run so many speech clients and the others for so long; then wait for the last calls."""
         self._stopping.clear()
         clients = [self._client(self.listen, seed, 0.0) for seed in range(listeners)]
         clients += [
@@ -99,15 +99,15 @@ class Clients:
             await self._wait(random.uniform(0.5, 1.5) * pause_s)
 
     async def _wait(self, seconds: float) -> None:
-        """So long, unless all is to end."""
+        """Wait so long, unless the test ends."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), max(0.0, seconds))
 
     @asynccontextmanager
-    async def _asked(self, kind: str, *expected: str) -> AsyncIterator[Asked]:
-        """Write one call down: the block's end is the call's, unless it has noted another."""
+    async def _asked(self, kind: str, *expected: str) -> AsyncIterator[CallRecord]:
+        """Record one call: it ends with the block unless another end was recorded."""
         request_id = f"soak-{next(self._numbers)}"
-        asked = Asked(kind, request_id, frozenset(expected or (OK,)))
+        asked = CallRecord(kind, request_id, frozenset(expected or (OK,)))
         self.calls.append(asked)
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -126,59 +126,59 @@ class Clients:
     # --- listeners
 
     async def listen(self, random: Random) -> None:
-        """One call for speech, and the time to hear it."""
-        kinds: Mapping[Callable[[Random], Awaitable[Asked]], int] = {
-            self.hear_whole: 3,
-            self.hear: 5,
-            self.hear_typed: 3,
-            self.hear_slowly: 1,
+        """Make one call for speech, and wait for the duration of its audio."""
+        kinds: Mapping[Callable[[Random], Awaitable[CallRecord]], int] = {
+            self.synthesize_unary: 3,
+            self.synthesize_stream: 5,
+            self.synthesize_typed: 3,
+            self.read_slowly: 1,
             self.leave: 2,
         }
         (work,) = random.choices([*kinds], [*kinds.values()])
         asked = await work(random)
         await self._wait(asked.began_s + asked.audio_s - time.monotonic())
 
-    async def hear_whole(self, random: Random) -> Asked:
-        """Unary."""
+    async def synthesize_unary(self, random: Random) -> CallRecord:
+        """Synthesize in a unary call."""
         async with self._asked("unary") as asked:
             request = speech_pb2.SynthesizeRequest(
                 config=_config(asked, random), input=_spoken(random.choice(TEXTS))
             )
             response = await _answer(asked, self._speech().Synthesize(request))
-            asked.heard()
+            asked.record_audio()
             asked.audio_s = _seconds(response.done)
         return asked
 
-    async def hear(self, random: Random) -> Asked:
-        """Streamed."""
+    async def synthesize_stream(self, random: Random) -> CallRecord:
+        """Synthesize in a streaming call."""
         async with self._asked("stream") as asked:
             await _read(asked, self._speech().SynthesizeStream(_request(asked, random)))
         return asked
 
-    async def hear_slowly(self, random: Random) -> Asked:
-        """Streamed, with pauses between the messages."""
+    async def read_slowly(self, random: Random) -> CallRecord:
+        """Synthesize in a streaming call, with pauses between the messages."""
         async with self._asked("slow") as asked:
             call = self._speech().SynthesizeStream(_request(asked, random))
             await _read(asked, call, random.uniform(0.1, 0.5))
         return asked
 
-    async def hear_typed(self, random: Random) -> Asked:
-        """Text as it comes, audio streamed."""
+    async def synthesize_typed(self, random: Random) -> CallRecord:
+        """Send text in pieces, receive streamed audio."""
         async with self._asked("typed") as asked:
             await _read(asked, self._speech().StreamingSynthesize(_typed(asked, random)))
         return asked
 
-    async def leave(self, random: Random) -> Asked:
-        """Cancel at some moment, before the first audio or after."""
+    async def leave(self, random: Random) -> CallRecord:
+        """Cancel at a random time, before the first audio or after."""
         async with self._asked("cancelled", OK, CANCELLED) as asked:
             call = self._speech().SynthesizeStream(_request(asked, random, LONG))
             await _leave(asked, call, random)
         return asked
 
-    # --- others
+    # --- other clients
 
     async def write(self, random: Random) -> None:
-        """Text, whole, streamed or cancelled."""
+        """Generate text, whole, streamed or cancelled."""
         stub = text_pb2_grpc.TextServiceStub(next(self._turns))
         kind = random.choice(("text", "text", "text stream", "text cancelled"))
         expected = (OK, CANCELLED) if kind == "text cancelled" else (OK,)
@@ -198,7 +198,7 @@ class Clients:
                 await _read(asked, call)
 
     async def clone(self, random: Random) -> None:
-        """Create a voice from a clip, speak with it, delete it; then it is not there."""
+        """Create a voice from a clip, synthesize with it, delete it; then using it must fail."""
         name = f"voice-{next(self._numbers)}"
         prompt = speech_pb2.VoicePrompt(audio=self._clip, transcript=CLIP)
         stub = self._speech()
@@ -217,7 +217,7 @@ class Clients:
             await _read(asked, stub.SynthesizeStream(_request(asked, random, voice=name)))
 
     async def be_wrong(self, random: Random) -> None:
-        """A request that must be refused."""
+        """Send a request that must be refused."""
         async with self._asked("wrong", *WRONG) as asked:
             request = _request(asked, random)
             match random.randrange(4):
@@ -232,9 +232,9 @@ class Clients:
             await _read(asked, self._speech().SynthesizeStream(request))
 
     async def read_nothing(self, random: Random) -> None:
-        """Ask for more audio than HTTP/2's window holds, and leave it unread.
+        """Request more audio than HTTP/2's window holds, without reading it.
 
-        The server gives such a client up; what fits a window comes to its end.
+        The server cancels such a call; audio that fits the window is sent completely.
         """
         async with (
             grpc.aio.insecure_channel(self._address, (OWN_CHANNEL, SMALL_WINDOW)) as channel,
@@ -263,10 +263,10 @@ class Clients:
                 await channel.close()
 
     async def be_killed(self, random: Random) -> None:
-        """A process with calls under way is killed: no cancellation is sent."""
+        """Kill a process with active calls: no cancellation is sent."""
         asked = {}
         for _ in range(NUM_CALLS):
-            one = Asked("killed", f"soak-{next(self._numbers)}", frozenset({OK, VANISHED}))
+            one = CallRecord("killed", f"soak-{next(self._numbers)}", frozenset({OK, VANISHED}))
             asked[one.request_id] = one
         command = (sys.executable, "-m", "benchmarks.soak_vanish", self._address, *asked)
         process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
@@ -279,7 +279,7 @@ class Clients:
                 for _ in asked:  # a first message or an end of each
                     _note(asked, (await process.stdout.readline()).decode().split())
                 await asyncio.sleep(random.uniform(0, LEAVES_WITHIN_S))
-        with suppress(ProcessLookupError):  # all its calls have ended
+        with suppress(ProcessLookupError):  # all its calls may have ended
             process.kill()
         for line in (await process.stdout.read()).decode().splitlines():
             _note(asked, line.split())
@@ -288,8 +288,8 @@ class Clients:
             one.end(VANISHED)
 
 
-def _note(asked: Mapping[str, Asked], words: list[str]) -> None:
-    """What a process that is going to be killed has told: an id, or an id and a status."""
+def _note(asked: Mapping[str, CallRecord], words: list[str]) -> None:
+    """Record the output of a process before it is killed: an id, or an id and a status."""
     if len(words) == 2:
         asked[words[0]].end(words[1])
 
@@ -299,7 +299,7 @@ def _spoken(text: str) -> speech_pb2.SynthesisInput:
 
 
 def _config(
-    asked: Asked, random: Random | None = None, voice: str = ""
+    asked: CallRecord, random: Random | None = None, voice: str = ""
 ) -> speech_pb2.SynthesisConfig:
     sampling = common_pb2.SamplingParams(max_tokens=MAX_CODES)
     if random is not None:
@@ -311,7 +311,7 @@ def _config(
 
 
 def _request(
-    asked: Asked, random: Random, text: str = "", voice: str = ""
+    asked: CallRecord, random: Random, text: str = "", voice: str = ""
 ) -> speech_pb2.SynthesizeStreamRequest:
     return speech_pb2.SynthesizeStreamRequest(
         config=_config(asked, random, voice), input=_spoken(text or random.choice(TEXTS))
@@ -319,9 +319,9 @@ def _request(
 
 
 async def _typed(
-    asked: Asked, random: Random
+    asked: CallRecord, random: Random
 ) -> AsyncIterator[speech_pb2.StreamingSynthesizeRequest]:
-    """A sentence, word by word."""
+    """Send a sentence, word by word."""
     config = speech_pb2.StreamingSynthesizeConfig(synthesis=_config(asked, random))
     yield speech_pb2.StreamingSynthesizeRequest(config=config)
     for word in random.choice(TEXTS).split():
@@ -329,19 +329,19 @@ async def _typed(
         await asyncio.sleep(random.uniform(0, 0.1))
 
 
-async def _answer(asked: Asked, call: Any) -> Any:
-    """A unary call's response."""
+async def _answer(asked: CallRecord, call: Any) -> Any:
+    """Return a unary call's response."""
     response = await call
     asked.adopt(await call.trailing_metadata())
     return response
 
 
-async def _read(asked: Asked, call: Any, pause_s: float = 0.0) -> None:
-    """A stream to its end."""
+async def _read(asked: CallRecord, call: Any, pause_s: float = 0.0) -> None:
+    """Read a stream to its end."""
     async for response in call:
         match response.WhichOneof("event"):
             case "audio":
-                asked.heard()
+                asked.record_audio()
             case "done":
                 asked.audio_s = _seconds(response.done)
         if pause_s:
@@ -353,7 +353,7 @@ def _seconds(done: Any) -> float:
     return float(done.usage.audio_duration.ToTimedelta().total_seconds())
 
 
-async def _leave(asked: Asked, call: Any, random: Random) -> None:
+async def _leave(asked: CallRecord, call: Any, random: Random) -> None:
     """Read for a moment, then cancel; a call may end before."""
     reading = asyncio.ensure_future(_read(asked, call))
     await asyncio.wait((reading,), timeout=random.uniform(0, LEAVES_WITHIN_S))

@@ -1,7 +1,7 @@
-"""What became of every call of a soak: as its client saw it, and as the server's log tells it.
+"""Comparison of the calls of a soak test as recorded by the clients and by the server's log.
 
-A call is lost when its client saw no end, or one that it had no reason to expect. From the moment
-an engine is killed until it is back, UNAVAILABLE is to be expected.
+A call is lost when its client saw no end, or an unexpected one. UNAVAILABLE is expected between the
+kill of an engine and its restart.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from pathlib import Path
 
 import grpc
 
-from tts.rpc import REQUEST_ID_KEY
+from tts.server.call import REQUEST_ID_KEY
 
 OK, CANCELLED, VANISHED, UNAVAILABLE = "OK", "CANCELLED", "VANISHED", "UNAVAILABLE"
-LEFT = frozenset({CANCELLED, VANISHED})  # the client's own ends
+LEFT = frozenset({CANCELLED, VANISHED})  # ends caused by the client
 WRITE_FAILED = "WRITE_FAILED"
-"""grpc.aio's own status of a call that ended while its client wrote: the server's is lost."""
+"""grpc.aio's status of a call that ended while its client wrote: the server's status is lost."""
 OWN_WORDS = "Internal error from Core"  # the details of such a status
 CALL_ENDED = "call ended"  # the log's message
 
 
 def code_of(error: grpc.aio.AioRpcError) -> str:
-    """A call's status, or WRITE_FAILED."""
+    """Return a call's status, or WRITE_FAILED."""
     is_local = error.code().name == "INTERNAL" and error.details() == OWN_WORDS
     return WRITE_FAILED if is_local else str(error.code().name)
 
 
 @dataclass(slots=True)
-class Asked:
-    """One call as its client sees it. Moments are of time.monotonic."""
+class CallRecord:
+    """One call as recorded by its client. Times are of time.monotonic."""
 
     kind: str
     request_id: str
@@ -43,31 +43,33 @@ class Asked:
     ended_s: float | None = None
     code: str = ""  # a status, or VANISHED
     first_audio_s: float | None = None  # after it began
-    audio_s: float = 0.0  # how long its audio is
+    audio_s: float = 0.0  # duration of its audio
 
-    def heard(self) -> None:
-        """There is audio."""
+    def record_audio(self) -> None:
+        """Record audio."""
         if self.first_audio_s is None:
             self.first_audio_s = time.monotonic() - self.began_s
 
     def adopt(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
-        """The id that the server tells, which is its own where it takes none."""
+        """Take the id from the server's metadata, which differs if it does not accept the
+        client's.
+        """
         for key, value in metadata or ():
             if key == REQUEST_ID_KEY:
                 self.request_id = str(value)
 
     def fail(self, error: grpc.aio.AioRpcError) -> None:
-        """It ended with a status."""
+        """Record an end with an error status."""
         self.adopt(error.trailing_metadata())
         self.end(code_of(error))
 
     def end(self, code: str) -> None:
-        """The first end counts."""
+        """Record an end; only the first one counts."""
         if self.ended_s is None:
             self.code, self.ended_s = code, time.monotonic()
 
     def overlaps(self, window: Window) -> bool:
-        """Whether it was under way then."""
+        """Whether the call was active in a window."""
         return self.began_s <= window.end_s and (
             self.ended_s is None or self.ended_s >= window.start_s
         )
@@ -88,26 +90,28 @@ class Window:
         return self.end_s - self.start_s
 
     def share(self, start: float, end: float) -> Window:
-        """A part of it: from and to these shares of its length."""
+        """Return a part of the window, from and to these shares of its length."""
         return Window(self.start_s + start * self.length_s, self.start_s + end * self.length_s)
 
     def __contains__(self, moment_s: float) -> bool:
         return self.start_s <= moment_s < self.end_s
 
 
-def lost(calls: Iterable[Asked], kills: Sequence[Window] = ()) -> list[Asked]:
-    """Calls without an end, or with one that was not to be expected."""
+def lost(calls: Iterable[CallRecord], kills: Sequence[Window] = ()) -> list[CallRecord]:
+    """Return calls without an end, or with an unexpected one."""
     return [call for call in calls if not _is_accounted_for(call, kills)]
 
 
-def _is_accounted_for(call: Asked, kills: Sequence[Window]) -> bool:
+def _is_accounted_for(call: CallRecord, kills: Sequence[Window]) -> bool:
     if call.code in call.expected:
         return True
     return call.code == UNAVAILABLE and any(call.overlaps(kill) for kill in kills)
 
 
-def first_audio_ms(calls: Iterable[Asked], kind: str, window: Window) -> tuple[float, int]:
-    """The median of calls of a kind that began then, and of how many; 0 of none."""
+def first_audio_ms(calls: Iterable[CallRecord], kind: str, window: Window) -> tuple[float, int]:
+    """Return the median of calls of a kind that began in a window, and their number; 0 without
+    calls.
+    """
     found = [
         1000 * call.first_audio_s
         for call in calls
@@ -118,15 +122,15 @@ def first_audio_ms(calls: Iterable[Asked], kind: str, window: Window) -> tuple[f
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What a server's log (in JSON) says."""
+    """Content of a server's log (in JSON)."""
 
     codes: dict[str, str]  # of calls that ended, by request id
     num_calls: int
-    troubles: tuple[str, ...]  # its errors, and lines that are no JSON
+    troubles: tuple[str, ...]  # errors, and lines that are not JSON
 
     @classmethod
     def read(cls, path: Path, start: int = 0, end: int | None = None) -> Log:
-        """Lines between two positions in bytes."""
+        """Read lines between two positions in bytes."""
         data = path.read_bytes()[start:end]
         codes, num_calls, troubles = {}, 0, []
         for line in data.decode(errors="replace").splitlines():
@@ -139,8 +143,8 @@ class Log:
         return cls(codes, num_calls, tuple(troubles))
 
 
-def complete(calls: Iterable[Asked], log: Log) -> None:
-    """Give calls whose status the client's library has lost the one that the log tells."""
+def complete(calls: Iterable[CallRecord], log: Log) -> None:
+    """Set the status of calls for which the client's library lost it, from the log."""
     for call in calls:
         if call.code == WRITE_FAILED:
             call.code = log.codes.get(call.request_id, WRITE_FAILED)
@@ -154,12 +158,12 @@ def _record(line: str) -> dict[str, object]:
     return record if isinstance(record, dict) else {}
 
 
-def disagreements(calls: Sequence[Asked], log: Log) -> Iterator[str]:
-    """Calls of which only one side knows, or whose ends differ.
+def disagreements(calls: Sequence[CallRecord], log: Log) -> Iterator[str]:
+    """Iterate over calls that only one side recorded, or whose ends differ.
 
-    A client that leaves may do so before the server has read the call's id, and while the last
-    words are under way: then the log has another id, or the status that the client did not wait
-    for.
+    A client that cancels may do so before the server has read the call's id, or while the last
+    messages are in transfer: then the log has another id, or the status that the client did not
+    wait for.
     """
     known = {call.request_id for call in calls}
     unknown = Counter(code for name, code in log.codes.items() if name not in known)
@@ -175,4 +179,4 @@ def disagreements(calls: Sequence[Asked], log: Log) -> Iterator[str]:
     for call in calls:
         told = log.codes.get(call.request_id)
         if told not in (None, call.code) and call.code not in LEFT:
-            yield f"the log says {told}: {call}"
+            yield f"the log has {told}: {call}"

@@ -1,4 +1,4 @@
-"""The figures of a soak: what grew, what became slower, which calls were lost."""
+"""Figures of a soak test: growth, slowdown, lost calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.serve import Step
 from benchmarks.server_metrics import Samples
 from benchmarks.soak_ledger import (
     UNAVAILABLE,
-    Asked,
+    CallRecord,
     Log,
     Window,
     disagreements,
@@ -22,14 +22,14 @@ from benchmarks.soak_ledger import (
 
 EARLY, LATE = (8 / 25, 12 / 25), (21 / 25, 1.0)  # windows, as shares of a part
 GROWTH_BAR, LATENCY_BAR = 1.05, 1.2
-TOLD = 3  # examples of what went wrong
-GROWING = (  # name, field of Holdings, its scale and unit
+TOLD = 3  # number of examples of errors
+GROWING = (  # name, field of ProcessUsage, its scale and unit
     ("memory", "pss", 1e6, "MB"),
     ("resident memory", "rss", 1e6, "MB"),
     ("descriptors", "descriptors", 1.0, ""),
     ("threads", "threads", 1.0, ""),
 )
-HELD = {  # what a call holds in a server
+HELD = {  # resources of a call in a server
     "calls": ("sonant_requests", "running", "waiting"),
     "sequences": ("sonant_engine_sequences", "running", "waiting"),
     "KV pages": ("sonant_kv_pages", "used"),
@@ -40,25 +40,25 @@ HELD = {  # what a call holds in a server
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What was seen of one part."""
+    """Results of one part."""
 
     name: str
     span: Window
-    calls: tuple[Asked, ...]
+    calls: tuple[CallRecord, ...]
     log: Log
     rest: Samples  # when the last call had ended
-    counted: Samples  # since the part before
+    counted: Samples  # increases since the previous part
     samples: tuple[Sample, ...]
     kills: tuple[Window, ...]
 
     def sampled(self, shares: tuple[float, float]) -> list[Sample]:
-        """The samples of a window."""
+        """Return the samples of a window."""
         window = self.span.share(*shares)
         return [one for one in self.samples if one.moment_s in window]
 
 
 def held(samples: Samples) -> dict[str, float]:
-    """What calls hold in the server, by name."""
+    """Return the resources that calls hold in the server, by name."""
     return {
         name: sum(samples.get(gauge, state=state) for state in states)
         if states
@@ -68,14 +68,14 @@ def held(samples: Samples) -> dict[str, float]:
 
 
 def search_figures(tried: Sequence[Step], streams: int, listeners: int) -> Iterator[Figure]:
-    """What the search found."""
+    """Return the results of the search."""
     outcomes = ", ".join(step.outcome for step in tried)
     yield Figure("streams in real time", (streams,), "at once", note=f"tried {outcomes}")
     yield Figure("listeners", (listeners,), "at once", note="in both parts")
 
 
 def part_figures(part: Part, before: Samples) -> Iterator[Figure]:
-    """Everything about one part; growth of one in which nothing was killed."""
+    """Return everything about one part; growth of one without kills."""
     yield from _call_figures(part)
     if part.kills:
         yield from _kill_figures(part)
@@ -85,7 +85,7 @@ def part_figures(part: Part, before: Samples) -> Iterator[Figure]:
     now = held(part.rest)
     for name, value in held(before).items():
         note = f"{value:g} before, {now[name]:g} at rest afterwards"
-        yield Figure(f"{part.name}: {name} not let go of", (now[name] - value,), "", 0, note=note)
+        yield Figure(f"{part.name}: {name} not released", (now[name] - value,), "", 0, note=note)
 
 
 def _call_figures(part: Part) -> Iterator[Figure]:

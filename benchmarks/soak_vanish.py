@@ -1,7 +1,7 @@
-"""A client to be killed: `python -m benchmarks.soak_vanish ADDRESS ID ID ID`.
+"""A client that will be killed: `python -m benchmarks.soak_vanish ADDRESS ID ID ID`.
 
-It makes three calls with these ids (speech, speech from text that comes, text), prints each id when
-its first message is there, and each id and status of a call that ended before.
+It makes three calls with these ids (speech, speech from streamed text, text), prints each id at its
+first message, and each id and status of a call that ended before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WORDS_S = 0.5  # between two pieces of text
 
 
 async def typed(request_id: str) -> AsyncIterator[speech_pb2.StreamingSynthesizeRequest]:
-    """Sentences, for ever."""
+    """Send sentences without end."""
     synthesis = speech_pb2.SynthesisConfig(request_id=request_id)
     config = speech_pb2.StreamingSynthesizeConfig(synthesis=synthesis)
     yield speech_pb2.StreamingSynthesizeRequest(config=config)
@@ -33,7 +33,7 @@ async def typed(request_id: str) -> AsyncIterator[speech_pb2.StreamingSynthesize
 
 
 async def read(request_id: str, call: Any) -> None:
-    """Tell its first message, and its end."""
+    """Print its first message, and its end."""
     is_first = True
     try:
         async for _ in call:
@@ -47,7 +47,7 @@ async def read(request_id: str, call: Any) -> None:
 
 
 async def run(address: str, request_ids: Sequence[str]) -> None:
-    """All calls at once, on one connection."""
+    """Make all calls at once, on one connection."""
     spoken, fed, written = request_ids
     speech = speech_pb2.SynthesizeStreamRequest(
         config=speech_pb2.SynthesisConfig(request_id=spoken),

@@ -1,11 +1,11 @@
-"""Speech checkpoints of published sizes with random weights: what a server is measured with.
+"""Speech checkpoints of published sizes with random weights, for benchmarks of a server.
 
     a      Llasa: Llama 1B with 193,800 rows, 50 codes a second, XCodec2
     b      Orpheus: Llama 3B, 82 codes a second, SNAC at 24 kHz
     tiny   Orpheus with a few thousand weights, for tests
-    voice  the embedded voice as it is
+    voice  the embedded voice
 
-Tokenizers have the published ids and few words, so that a letter is about a token. The codecs have
+Tokenizers have the published ids and few words: a letter is about one token. The codecs have
 the published sizes, the weights random, too.
 """
 
@@ -26,16 +26,16 @@ XCODEC2: Mapping[str, Any] = {"model_type": "xcodec2"}
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """What a server of one shape is started with, and what is asked of it on one H200."""
+    """Flags of a server of one shape, and its bars on one H200."""
 
     name: str
-    write: Callable[[Path], Path] | None = None  # the folder; None: the embedded voice
+    write: Callable[[Path], Path] | None = None  # writes the folder; None: the embedded voice
     max_length: int | None = None  # tokens of one sequence
     streams_bar: int | None = None
-    first_audio_bar_ms: float | None = None  # one stream
+    first_audio_bar_ms: float | None = None  # for one stream
 
     def flags(self, folder: Path) -> list[str]:
-        """Of `tts.serve`."""
+        """Return flags of `tts.serve`."""
         if self.write is None:
             return []
         flags = ["--run-model-test-mode", "--model.model-path", str(self.write(folder))]
@@ -43,9 +43,9 @@ class Speaker:
 
 
 def _at_full_size(folder: Path, shape: Shape, codec: Mapping[str, Any]) -> Path:
-    """A small checkpoint with the sizes of a shape instead of its own, and without its weights."""
+    """Write a small checkpoint with the sizes of a shape, without weights."""
     path = folder / "config.json"
-    settled = {"vocab_size", "eos_token_id", "bos_token_id"}  # by its tokenizer
+    settled = {"vocab_size", "eos_token_id", "bos_token_id"}  # set by its tokenizer
     sizes = {key: value for key, value in shape.values.items() if key not in settled}
     path.write_text(json.dumps({**json.loads(path.read_text()), **sizes}), encoding="utf-8")
     (folder / "codec" / "config.json").write_text(json.dumps(dict(codec)), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""How fast speech is made, one stream and eight at once, and whether company changes a byte.
+"""Speed of synthesis, one stream and eight at once, and whether batching changes the audio.
 
 The whole path in one process: text, prompt, language model, audio decoder, 16-bit samples.
 """
@@ -9,14 +9,15 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from benchmarks.report import Figure, Report, arguments, publish
-from tts.config import AudioGenerationConfig, load_config
-from tts.factory import create_service, default_values
-from tts.speech import SamplingOverrides
-from tts.synthesizer import AudioChunk, Done, SpeechRequest, Synthesizer
-from tts.utterance import closing
+from tts.config.defaults import default_values
+from tts.config.pipeline import AudioGenerationConfig, load_config
+from tts.factory import create_service
+from tts.speech.synthesizer import Synthesizer
+from tts.speech.types import AudioChunk, Done, SamplingOverrides, SpeechRequest
 
 BAR = 4.0  # seconds of audio per second, one stream
 GAIN_BAR = 1.3  # eight streams together, against one
@@ -28,8 +29,8 @@ TEXT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
-    """One request's audio and how long it took."""
+class SynthesizedAudio:
+    """One request's audio and its duration."""
 
     audio: bytes
     audio_s: float
@@ -40,28 +41,30 @@ class Spoken:
         return self.audio_s / self.wall_s
 
 
-async def spoken(synthesizer: Synthesizer, text: str, seed: int) -> Spoken:
+async def spoken(synthesizer: Synthesizer, text: str, seed: int) -> SynthesizedAudio:
     """Stream a text and keep everything."""
     started = time.perf_counter()
     data, audio_s = [], 0.0
     request = SpeechRequest(text=text, sampling=SamplingOverrides(seed=seed))
-    async with closing(synthesizer.stream(request)) as events:
+    async with aclosing(synthesizer.stream(request)) as events:
         async for event in events:
             match event:
                 case AudioChunk():
                     data.append(event.data)
                 case Done(result):
                     audio_s = result.usage.audio_s
-    return Spoken(b"".join(data), audio_s, time.perf_counter() - started)
+    return SynthesizedAudio(b"".join(data), audio_s, time.perf_counter() - started)
 
 
-async def together(synthesizer: Synthesizer, text: str, seeds: Sequence[int]) -> list[Spoken]:
-    """One stream for each seed, all started at once."""
+async def together(
+    synthesizer: Synthesizer, text: str, seeds: Sequence[int]
+) -> list[SynthesizedAudio]:
+    """Run one stream for each seed, all started at once."""
     return await asyncio.gather(*(spoken(synthesizer, text, seed) for seed in seeds))
 
 
 async def measure(synthesizer: Synthesizer, repeat: int, text: str = TEXT) -> Report:
-    """All figures; the first round warms up and is not counted."""
+    """Measure all figures; the first round warms up and is not counted."""
     seeds = range(STREAMS)
     await spoken(synthesizer, text, seed=STREAMS)
     alone = [await spoken(synthesizer, text, seed) for seed in seeds]

@@ -1,13 +1,13 @@
-"""What streams cost the engine's process besides the language model: from codes to other processes.
+"""Cost of streams in the engine's process without the language model: from codes to readers.
 
     engine's thread: codes ─▶ tasks │ audio worker's turn: launch, deliver ─▶ queues
     event loop:                       queues ─▶ engine server ─▶ ZeroMQ ─▶ processes that read
 
-Both threads share one interpreter, so what either needs is taken from the language model's steps.
-The parts are those of a server on a GPU, with a stand-in for the engine, which gives each stream
-one code every 20 ms, and a codec that pads and replays recorded calls of nothing: what a GPU's
-driver asks for launches and copies is not in here. Streams have the chunks of XCodec2 and 210 codes
-each; whoever ends is followed by another one, and this costs the event loop a part of its time.
+Both threads share one interpreter, so that their time delays the language model's steps.
+The parts are those of a server on a GPU, with a stub engine that gives each stream
+one code every 20 ms, and a codec with padding that replays empty graphs: the time of a GPU's
+driver for launches and copies is not included. Streams have the chunks of XCodec2 and 210 codes
+each; a stream that ends is replaced by another one, which is part of the event loop's time.
 Times are processor time of each thread.
 """
 
@@ -29,68 +29,68 @@ from torch import Tensor
 
 from benchmarks.block_readers import NUM_CODES, PROMPT_LEN, block_readers
 from benchmarks.report import Figure, Report, arguments, publish
-from benchmarks.scheduler import calm
+from benchmarks.scheduler import tuned_gc
 from decoder import AudioEncoding, CodecSpec, DecoderOptions
-from decoder.padded_graphs import PaddedGraphs
+from decoder.codecs.xcodec2.decoder import RECOMMENDED
+from decoder.cuda.padded_graphs import PaddedGraphs
 from decoder.padding import PaddedNetwork, PaddedRows
 from decoder.registry import GPU_MAX_BATCH
-from decoder.xcodec2 import RECOMMENDED
 from llm import Engine, EngineStats, FinishReason, Request, TokenChunk
-from llm.engine_types import Sink, StepHook
-from llm.scheduler.figures import SequenceTallies
-from tts.engine_client import EngineFacts
+from llm.engine.types import Sink, StepHook
+from llm.stats import SequenceCounters
+from tts.engine.client import EngineInfo
+from tts.engine.local_client import LocalEngineClient
+from tts.families.vocabulary import SpeechVocabulary
 from tts.ipc.endpoints import reserved
 from tts.ipc.engine_server import EngineServer
-from tts.speech_engine import LocalEngineClient
-from tts.vocabulary import SpeechVocabulary
 
 STREAMS = (300, 600)
 READERS = 4  # processes
-STEP_S = 0.02  # 50 codes a second and stream
+STEP_S = 0.02  # 50 codes per second and stream
 SPAN_S = 4.0  # measured in one repetition
-WARM_UP_S = NUM_CODES * STEP_S + 1.0  # until no first, shorter stream is left
+WARM_UP_S = NUM_CODES * STEP_S + 1.0  # until all first, shorter streams have ended
 CODEBOOK = 65_536
 SPEC = CodecSpec("none", 16_000, Fraction(320), CODEBOOK, recommended=RECOMMENDED)
 
 
 class Silence(PaddedNetwork):
-    """A codec that pads and computes nothing: 16-bit samples, as a GPU gives them."""
+    """A codec with padding that computes nothing: 16-bit samples, as on a GPU."""
 
     def __init__(self) -> None:
         self.spec, self.options = SPEC, DecoderOptions(max_batch=GPU_MAX_BATCH)
 
     def render(self, rows: PaddedRows) -> Tensor:
-        """As PaddedNetwork.render."""
+        """See PaddedNetwork.render."""
         return torch.zeros((len(rows.codes), rows.shape.num_samples), dtype=torch.int16)
 
 
 def recorded(work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-    """A recording whose replay is left out; see `decoder.cuda_graphs.Recorder`."""
+    """Return a capture without a replay; see `decoder.cuda.graphs.GraphRecorder`."""
     return lambda: None, work()
 
 
 def silence() -> PaddedGraphs:
-    """As on a GPU: it renders beside the language model, and calls are replayed."""
+    """Create the decoder as on a GPU, with captured calls."""
     graphs = PaddedGraphs(Silence(), recorded)
     graphs.capture_schedule(RECOMMENDED)
-    graphs.device = "beside"
+    graphs.device = "parallel"
     return graphs
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Since the start; processor times of the engine's thread in ns."""
+    """Totals since the start; processor times of the engine's thread in ns."""
 
     num_codes: int = 0
     take_ns: int = 0  # its tasks take codes
     turn_ns: int = 0  # the audio worker's turns
     thread_ns: int = 0  # the whole thread
-    num_late: int = 0  # steps that were not done when the next one should begin
+    num_late: int = 0  # steps that were not finished when the next one was due
 
 
 @dataclass(slots=True)
 class Row:
-    """A request that runs."""
+    """A running request."""
 
     request_id: str
     sink: Sink
@@ -98,7 +98,7 @@ class Row:
     num_codes: int = 0
 
     def step(self) -> TokenChunk:
-        """The next code."""
+        """Return the next code."""
         self.num_codes += 1
         code = (37 * self.num_codes + self.max_codes) % CODEBOOK
         reason = FinishReason.LENGTH if self.num_codes == self.max_codes else None
@@ -115,8 +115,8 @@ class Row:
         )
 
 
-class StandIn:
-    """What `LocalEngineClient` and the audio worker need of an `Engine`."""
+class StubEngine:
+    """The part of `Engine` that `LocalEngineClient` and the audio worker use."""
 
     def __init__(self) -> None:
         self._hook: StepHook | None = None
@@ -154,14 +154,14 @@ class StandIn:
         self._paused.discard(request_id)
 
     def wake(self) -> None:
-        """It never sleeps for longer than a step."""
+        """Do nothing: it never sleeps for longer than a step."""
 
     def shutdown(self) -> None:
         self._is_stopping = True
         self._thread.join()
 
     def stats(self) -> EngineStats:
-        figures = SequenceTallies().snapshot()
+        figures = SequenceCounters().snapshot()
         return EngineStats(len(self._rows), *(0,) * 16, batches=(), sequences=figures)
 
     def _run(self) -> None:
@@ -187,7 +187,7 @@ class StandIn:
         self._hook.on_stop()
 
     def _chunks(self) -> list[tuple[Sink, TokenChunk]]:
-        """Of one step."""
+        """Return the chunks of one step."""
         with self._lock:
             ending, self._cancelled = self._cancelled, set()
             rows = list(self._rows.values())
@@ -206,7 +206,7 @@ def _cancelled(row: Row) -> TokenChunk:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What had happened until then; processor times in ns."""
+    """Totals at one time; processor times in ns."""
 
     engine: Totals
     num_blocks: int
@@ -217,19 +217,19 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What happened between two moments; processor times in µs."""
+    """Differences between two times; processor times in µs."""
 
-    code_us: float  # of one code, the engine's thread
-    block_us: float  # of one block, the engine's thread
-    loop_us: float  # of one block, the event loop
-    other_us: float  # of one block, all other threads
+    code_us: float  # per code, the engine's thread
+    block_us: float  # per block, the engine's thread
+    loop_us: float  # per block, the event loop
+    other_us: float  # per block, all other threads
     blocks_per_s: float
     blocks_per_call: float
     num_late: int
 
     @classmethod
     def between(cls, start: Moment, end: Moment, seconds: float) -> Span:
-        """Raises RuntimeError when no block has come meanwhile."""
+        """Compute the differences. Raises RuntimeError when there was no block."""
         blocks = end.num_blocks - start.num_blocks
         if not blocks:
             raise RuntimeError("no streams are read")
@@ -248,13 +248,13 @@ class Span:
 
 
 class Subject:
-    """An engine's process with streams that run."""
+    """An engine's process with running streams."""
 
-    def __init__(self, engine: StandIn, client: LocalEngineClient) -> None:
+    def __init__(self, engine: StubEngine, client: LocalEngineClient) -> None:
         self._engine, self._client = engine, client
 
     async def watch(self, span_s: float) -> Span:
-        """For so long."""
+        """Measure for so many seconds."""
         start, started_s = await self._moment(), time.monotonic()
         await asyncio.sleep(span_s)
         return Span.between(start, await self._moment(), time.monotonic() - started_s)
@@ -274,18 +274,18 @@ class Subject:
 async def watch(
     streams: int, readers: int, repeat: int, warm_up_s: float, span_s: float
 ) -> list[Span]:
-    """So many streams for so many spans."""
+    """Measure so many streams for so many spans."""
     vocabulary = SpeechVocabulary([range(CODEBOOK)], CODEBOOK, CODEBOOK + 1)
-    engine = StandIn()
+    engine = StubEngine()
     client = LocalEngineClient(cast(Engine, engine), silence(), vocabulary)
-    facts = EngineFacts(client.codec, max_seq_len=4096, raw_encoding=AudioEncoding.PCM_S16LE)
+    facts = EngineInfo(client.codec, max_seq_len=4096, raw_encoding=AudioEncoding.PCM_S16LE)
     with tempfile.TemporaryDirectory() as folder:
         base = f"ipc://{Path(folder) / 'hop'}"
         with reserved(base) as endpoints:
             server = EngineServer(client, facts, endpoints)
             try:
                 await server.start()
-                with block_readers(endpoints, base, streams, readers), calm():
+                with block_readers(endpoints, base, streams, readers), tuned_gc():
                     while server.num_streams < streams:
                         await asyncio.sleep(0.01)
                     await asyncio.sleep(warm_up_s)
@@ -303,7 +303,7 @@ def measure(
     warm_up_s: float = WARM_UP_S,
     span_s: float = SPAN_S,
 ) -> Report:
-    """Each number of streams, `repeat` times over `span_s`."""
+    """Measure each number of streams, `repeat` times over `span_s`."""
     figures: list[Figure] = []
     torch.set_num_threads(1)
     for count in streams:

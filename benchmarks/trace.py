@@ -1,10 +1,9 @@
-"""What a device did between two moments, from torch's profiler: steps, gaps between them, kernels.
+"""Steps of a device in a trace of torch's profiler: gaps between them, kernels, utilisation.
 
 A trace is the JSON that `torch.profiler` writes for chrome://tracing. A kernel belongs to the step
-whose range (`profiling.gpu_profiling` names them) it was launched in; prompts alone and mixed
-batches are steps, too. Without kernels, on the CPU,
-the ranges themselves count as the device's work. The profiler slows launches down, so gaps are
-upper bounds.
+in whose range (`profiling.gpu_profiling` names them) it was launched; prefills and mixed batches
+are steps, too. Without kernels, on the CPU, the ranges themselves count as the device's work. The
+profiler slows launches down, so that gaps are upper bounds.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
-    """Of the steps in a trace; times in microseconds."""
+    """Times of the steps in a trace, in microseconds."""
 
     num_steps: int
     gaps: tuple[float, ...]  # from the last kernel of a step to the first of the next
-    busy_share: float  # of the time from the first step's beginning to the last one's end
-    step_share: float  # the same without the pauses inside a step
+    busy_share: float  # of the time from the first step's start to the last one's end
+    step_share: float  # the same without the gaps inside a step
     kernels_per_step: float
-    step: float  # from the beginning of one to that of the next, mean
+    step: float  # from the start of one to that of the next, mean
 
     @property
     def gap(self) -> float:
@@ -51,9 +50,9 @@ class DeviceTimes:
 
 
 def record(engine: Engine, seconds: float, path: Path | None = None) -> list[Event]:
-    """The trace events of what an engine does for so long, or longer where steps are slow.
+    """Record the trace events of an engine for so long, or longer for slow steps.
 
-    They are kept in a file where one is named.
+    They are also written to `file`, if given.
     """
     set_up_profiler()
     profiler = create_profiler()
@@ -71,13 +70,13 @@ def record(engine: Engine, seconds: float, path: Path | None = None) -> list[Eve
 
 
 def read(path: Path) -> list[Event]:
-    """The events of a trace file."""
+    """Read the events of a trace file."""
     events: list[Event] = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     return events
 
 
 def device_times(events: Iterable[Event]) -> DeviceTimes:
-    """Raises `ValueError` when there are fewer than two steps."""
+    """Compute the times. Raises `ValueError` when there are fewer than two steps."""
     timed = [event for event in events if event.get("ph") == "X"]
     ranges = sorted(_span(e) for e in timed if _is_step(e))
     work = [event for event in timed if event.get("cat") in ON_DEVICE]
@@ -117,7 +116,7 @@ def _span(event: Event) -> Span:
 def _steps(
     ranges: Sequence[Span], work: Sequence[Event], launched: Mapping[int, float]
 ) -> list[list[Span]]:
-    """Kernels by the range they were launched in; ranges without any are left out."""
+    """Return kernels by the range they were launched in, without empty ranges."""
     starts = [start for start, _ in ranges]
     steps: list[list[Span]] = [[] for _ in ranges]
     for event in work:
@@ -131,7 +130,7 @@ def _steps(
 
 
 def _covered(spans: Iterable[Span], start: float, end: float) -> float:
-    """Length of the union of spans, inside [start, end]."""
+    """Return the length of the union of spans, inside [start, end]."""
     total, reached = 0.0, start
     for begin, stop in sorted(spans):
         total += max(min(stop, end) - max(begin, reached), 0.0)

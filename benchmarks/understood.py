@@ -1,8 +1,9 @@
-"""How much is understood: word error rate of held-out sentences, beside the voice's teacher.
+"""Word error rate of held-out sentences, compared with the voice's teacher.
 
-Every sentence is spoken in every voice by the whole service over loopback gRPC, and by flite (the
-synthesiser whose speech trained the embedded voice), and both are judged in the same run by the
-same recogniser. The recogniser errs on clean speech too: only the difference means something.
+Every sentence is synthesized in every voice by the whole service over loopback gRPC, and by flite
+(the synthesiser whose speech trained the embedded voice), and both are recognised in the same run
+by the same recogniser. The recogniser also makes errors on clean speech: only the difference is
+meaningful.
 
 Needs the packages of `pip install -e '.[train]'` and the program `flite` (apt install flite).
 """
@@ -20,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.report import Figure, Report, arguments, lines_of, publish
-from benchmarks.serving import SpeechClient, serving
 from benchmarks.word_errors import Recogniser, WordErrors, total, word_errors
+from tests.speech_server import SpeechClient, serving
 
 VOICES = ("slt", "rms", "awb")
 HELD_OUT = Path(__file__).parent / "held_out.txt"
@@ -42,21 +43,21 @@ class Clip:
 
 
 Speaker = Callable[[str, str], Clip]
-"""Text and voice to speech."""
+"""Function from text and voice to speech."""
 Listener = Callable[[np.ndarray, int], str]
-"""Samples and rate to words."""
+"""Function from samples and rate to words."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """What was understood of one speaker's sentences in one voice."""
+class SpeakerScore:
+    """Word errors of one speaker's sentences in one voice."""
 
     errors: WordErrors
     seconds: float
 
 
-def judge(speak: Speaker, listen: Listener, voice: str, sentences: Iterable[str]) -> Judgement:
-    """Speak and recognise every sentence; each miss is shown on standard error."""
+def judge(speak: Speaker, listen: Listener, voice: str, sentences: Iterable[str]) -> SpeakerScore:
+    """Synthesize and recognise every sentence; each error is printed on standard error."""
     errors, seconds = [], 0.0
     for sentence in sentences:
         clip = speak(sentence, voice)
@@ -65,11 +66,11 @@ def judge(speak: Speaker, listen: Listener, voice: str, sentences: Iterable[str]
         seconds += clip.seconds
         if errors[-1].wrong:
             print(f"{voice} {errors[-1].wrong:2d}  {sentence}  |  {heard}", file=sys.stderr)
-    return Judgement(total(errors), seconds)
+    return SpeakerScore(total(errors), seconds)
 
 
 def flite(text: str, voice: str) -> Clip:
-    """The teacher: Debian's flite."""
+    """Synthesize with the teacher, Debian's flite."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "teacher.wav"
         subprocess.run(
@@ -79,7 +80,7 @@ def flite(text: str, voice: str) -> Clip:
 
 
 def read_clip(path: Path) -> Clip:
-    """A sound file, mixed to mono."""
+    """Read a sound file, mixed to mono."""
     import soundfile
 
     samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
@@ -87,7 +88,7 @@ def read_clip(path: Path) -> Clip:
 
 
 def served(client: SpeechClient) -> Speaker:
-    """The service, with one seed for all."""
+    """Return a speaker for the service, with one seed."""
 
     def speak(text: str, voice: str) -> Clip:
         speech = client.synthesize(text, voice=voice, seed=SEED)
@@ -100,7 +101,7 @@ def served(client: SpeechClient) -> Speaker:
 def compare(
     service: Speaker, teacher: Speaker, listen: Listener, sentences: Sequence[str]
 ) -> Report:
-    """Both speakers, all voices: figures per voice, means, and the verdict."""
+    """Compare both speakers in all voices: figures per voice, means, and the verdict."""
     figures = []
     means = {}
     for name, speak in (("teacher", teacher), ("service", service)):
@@ -116,7 +117,9 @@ def compare(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = arguments("Word error rate of held-out sentences, beside the teacher's.", repeat=1)
+    options = arguments(
+        "Word error rate of held-out sentences, compared with the teacher's.", repeat=1
+    )
     options.add_argument("--sentences", type=int, help="only the first N")
     args = options.parse_args(argv)
     if shutil.which("flite") is None:

@@ -1,4 +1,4 @@
-"""Word error rate: how many words of a text a recogniser got wrong, and the recogniser we use."""
+"""Word error rate of a recogniser's output, and the recogniser."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RECOGNISER_RATE = 16_000  # Hz, what pocketsphinx's US-English model was trained
 
 @dataclass(frozen=True, slots=True)
 class WordErrors:
-    """Wrong words (substituted, left out, put in) among the words that were meant."""
+    """Wrong words (substituted, deleted, inserted) and the number of reference words."""
 
     wrong: int = 0
     words: int = 0
@@ -28,12 +28,12 @@ class WordErrors:
 
 
 def words_of(text: str) -> list[str]:
-    """Lower-case words; apostrophes belong to them, all other signs part them."""
+    """Return lower-case words; apostrophes belong to them, all other signs separate them."""
     return re.findall(r"[a-z']+", text.lower())
 
 
 def edit_distance(meant: Sequence[str], heard: Sequence[str]) -> int:
-    """Fewest insertions, deletions and substitutions that turn one list into the other.
+    """Return the fewest insertions, deletions and substitutions that turn one list into the other.
 
     Wagner and Fischer 1974, one column of the table at a time.
     """
@@ -48,18 +48,18 @@ def edit_distance(meant: Sequence[str], heard: Sequence[str]) -> int:
 
 
 def word_errors(meant: str, heard: str) -> WordErrors:
-    """Compare a text with what was recognised of it."""
+    """Compare a text with the recognised words."""
     reference = words_of(meant)
     return WordErrors(edit_distance(reference, words_of(heard)), len(reference))
 
 
 def total(errors: Iterable[WordErrors]) -> WordErrors:
-    """All of them together, every word counting the same."""
+    """Return the sum, every word with the same weight."""
     return sum(errors, WordErrors())
 
 
 class Recogniser:
-    """pocketsphinx with its bundled US-English model; the same clip gives the same words."""
+    """pocketsphinx with its bundled US-English model, which is deterministic."""
 
     def __init__(self) -> None:
         from pocketsphinx import Decoder
@@ -67,7 +67,7 @@ class Recogniser:
         self._decoder = Decoder(samprate=RECOGNISER_RATE, loglevel="FATAL")
 
     def __call__(self, samples: np.ndarray, sample_rate: int) -> str:
-        """Mono float32 samples to words."""
+        """Recognise words in mono float32 samples."""
         import soxr
 
         mono = soxr.resample(samples, sample_rate, RECOGNISER_RATE)

@@ -1,6 +1,6 @@
-"""Codes in, float32 samples out: audio decoders, streaming windows, sample formats.
+"""Audio decoders: codes in, float32 samples out; streaming windows and sample formats.
 
-Knows no language model. Importing the package imports no torch: codecs load on demand.
+Independent of language models. Importing the package imports no torch: codecs load on demand.
 """
 
 from decoder.base import (
@@ -22,7 +22,7 @@ from decoder.base import (
     StreamState,
     grown_look_ahead,
 )
-from decoder.batching import ReadyWindow, Rendered, Renderer, render
+from decoder.batching import DecodeRequest, DecodeResult, Renderer, render
 from decoder.pcm import (
     MAX_SPEAKING_RATE,
     MIN_SPEAKING_RATE,
@@ -59,7 +59,6 @@ from decoder.registry import (
 from decoder.streaming import (
     DecoderStream,
     attention_mask,
-    mask_policy,
     sample_index,
     validate_streaming,
 )
@@ -75,6 +74,8 @@ __all__ = [
     "AudioFormatError",
     "CodeRangeError",
     "CodecSpec",
+    "DecodeRequest",
+    "DecodeResult",
     "DecodeWindow",
     "DecoderArchitecture",
     "DecoderConfigError",
@@ -88,8 +89,6 @@ __all__ = [
     "PcmFormat",
     "PrependPromptSpeechTokens",
     "PromptAudioLimits",
-    "ReadyWindow",
-    "Rendered",
     "Renderer",
     "Resampler",
     "SilenceTrimmer",
@@ -108,7 +107,6 @@ __all__ = [
     "finalize_wav_header",
     "gain_factor",
     "grown_look_ahead",
-    "mask_policy",
     "nearest_rate",
     "read_prompt_audio",
     "register_decoder",

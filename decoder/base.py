@@ -1,10 +1,10 @@
-"""What an audio decoder is: its fixed facts (`CodecSpec`), one block of codes, one window, the ABC.
+"""Interface of audio decoders: `CodecSpec`, a block of codes, a window, and `AudioDecoder`.
 
-The package knows no language model: codes in, float32 samples out.
+The package is independent of language models: codes in, float32 samples out.
 
 Codes of a stream are one flat row, also for codecs with several codebooks: frame after frame, and
-inside a frame in the order of `CodecSpec.layout`, which names each place's codebook. A code is
-always in 0..codebook_size - 1; what it means follows from its place, t mod codes_per_frame.
+inside a frame in the order of `CodecSpec.layout`, the codebook of each position. A code is
+always in 0..codebook_size - 1; its codebook follows from its position, t mod codes_per_frame.
 
     one codebook           layout (0,)                    c0 c0 c0 …
     K codebooks, one rate  layout (0, 1, … K-1)           c0 c1 … cK-1 | c0 c1 …
@@ -28,19 +28,21 @@ if TYPE_CHECKING:
 
 
 class DecoderError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base class of the errors that this package raises."""
 
 
 class DecoderConfigError(DecoderError, ValueError):
-    """A decoder's files or options are wrong, or it cannot do what is asked (masks, encoding)."""
+    """A decoder's files or options are wrong, or it does not support a feature (masks,
+    encoding).
+    """
 
 
 class CodeRangeError(DecoderError, ValueError):
-    """Codes that cannot be this codec's: outside the codebook, or not whole frames."""
+    """Codes that are invalid for this codec: outside the codebook, or not whole frames."""
 
 
 class EncoderUnavailableError(DecoderError):
-    """Recordings cannot become codes here: there is no encoder, or a package is missing."""
+    """Recordings cannot be encoded: there is no encoder, or a package is missing."""
 
 
 class AudioFormatError(DecoderError, ValueError):
@@ -48,15 +50,15 @@ class AudioFormatError(DecoderError, ValueError):
 
 
 class AttentionKind(Enum):
-    """Which pairs of codes see each other before any mask is applied."""
+    """Pairs of codes that attend to each other before masks are applied."""
 
     BIDIRECTIONAL = "bidirectional"
     CAUSAL = "causal"
-    NONE = "none"  # convolutions only: no masks can be applied
+    NONE = "none"  # convolutions only: masks are not supported
 
 
 class PrependPromptSpeechTokens(StrEnum):
-    """When the voice prompt's codes go before a block's window."""
+    """The windows that the voice prompt's codes are prepended to."""
 
     NEVER = "never"
     ONCE = "once"
@@ -65,21 +67,30 @@ class PrependPromptSpeechTokens(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MaskPolicy:
-    """The two unambiguous booleans behind the *_causal flags (True = may attend to the block)."""
+    """Earlier codes that do not attend to the current block.
 
-    buffer_sees_current: bool = True
-    prompt_sees_current: bool = True
+    `block_causal`: those of the buffer. `prepend_prompt_speech_tokens_causal`: those of the voice
+    prompt.
+    """
+
+    block_causal: bool = False
+    prepend_prompt_speech_tokens_causal: bool = False
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether any pair of codes is masked."""
+        return self.block_causal or self.prepend_prompt_speech_tokens_causal
 
 
 @dataclass(frozen=True, slots=True)
 class StreamingOptions:
-    """How one stream is cut and what context each block gets.
+    """Division of one stream into blocks, and the context of each block.
 
-    `chunk_sizes` None means one block at the end; otherwise the last size repeats. `look_ahead`
-    is how many later codes a block waits for, to be rendered with them as right context; at the
-    end of the stream it waits for none. `first_look_ahead` is that of the very first block: the
-    fewer, the sooner there is sound, and the less true its last samples; None: as the others. It
-    grows to `look_ahead` (see `grown_look_ahead`), so that no block waits for all of the rest.
+    `chunk_sizes` None means one block at the end; otherwise the last size repeats. `look_ahead` is
+    the number of later codes that a block waits for and uses as right context; at the end of the
+    stream there are none. `first_look_ahead` is that of the first block: a smaller value gives
+    earlier audio with less accurate last samples; None: like the others. It grows to `look_ahead`
+    (see `grown_look_ahead`), so that no block waits for the whole difference.
     """
 
     chunk_sizes: tuple[int, ...] | None = None
@@ -90,7 +101,7 @@ class StreamingOptions:
     first_look_ahead: int | None = None
 
     def look_ahead_of(self, block_index: int) -> int:
-        """How many later codes a block waits for."""
+        """Return the number of later codes that a block waits for."""
         first, sizes = self.first_look_ahead, self.chunk_sizes
         if first is None or sizes is None:
             return self.look_ahead
@@ -99,20 +110,22 @@ class StreamingOptions:
 
 
 def grown_look_ahead(first: int, most: int, block: int, spoken: int) -> int:
-    """The look-ahead of a block that follows `spoken` codes, where the stream's first one, of
-    `block` codes, had `first`: by one such block more for each three that were spoken.
+    """Return the look-ahead of a block that follows `spoken` codes.
+
+    The first block of the stream had `block` codes and the look-ahead `first`; the look-ahead grows
+    by one such block for each three that precede.
     """
     return min(most, first + spoken // (3 * block) * block)
 
 
 @dataclass(frozen=True, slots=True)
 class CodecSpec:
-    """The fixed facts of one codec.
+    """Constants of one codec.
 
-    `receptive_field` is how many codes before a frame can change its samples (None: unbounded),
-    `right_field` how many after it. `layout` is each code's codebook inside a frame; see above.
-    `recommended` is the streaming setup this codec was made for. With `keeps_state` a stream's
-    whole past is heard, whatever its buffer.
+    `receptive_field` is the number of codes before a frame that can change its samples (None:
+    unbounded), `right_field` the number after it. `layout` is each code's codebook inside a frame;
+    see above. `recommended` are the streaming options that this codec was made for. With
+    `keeps_state` a block depends on the stream's whole past, regardless of its buffer.
     """
 
     name: str
@@ -149,7 +162,7 @@ class CodecSpec:
 
 
 class PcmFormat(StrEnum):
-    """How a raw PCM sample is written where a request does not say."""
+    """Default format of raw PCM samples for requests without one."""
 
     S16LE = "s16le"
     F32LE = "f32le"
@@ -157,11 +170,11 @@ class PcmFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DecoderOptions:
-    """audio_decoder_config, checked: how one decoder is run. Which keys a codec takes differs.
+    """Checked audio_decoder_config of one decoder. Supported keys differ by codec.
 
-    `max_batch` bounds how many windows share a call, `pcm_format` is the service's default for
-    raw PCM, `token_rate_hz` None is the codec's own rate, `look_ahead`, `first_look_ahead` and
-    `crossfade_ms` None what it recommends, `num_codebooks` None all that it has.
+    `max_batch` bounds the number of windows in a call, `pcm_format` is the service's default for
+    raw PCM, `token_rate_hz` None is the codec's own rate; `look_ahead`, `first_look_ahead` and
+    `crossfade_ms` None are the codec's recommendation, `num_codebooks` None all codebooks.
     """
 
     token_rate_hz: float | None = None
@@ -179,8 +192,8 @@ class DecoderOptions:
 class SpeechChunk:
     """One block of a stream's own codes: s[first_code : first_code + len(codes)).
 
-    `future` are the codes after it that are there already, at most the look-ahead: right context
-    that later blocks will emit.
+    `future` are the codes after it that have arrived, at most the look-ahead: right context that
+    later blocks emit.
     """
 
     codes: tuple[int, ...]
@@ -191,11 +204,11 @@ class SpeechChunk:
 
 @dataclass(frozen=True, slots=True)
 class DecodeWindow:
-    """Everything a decoder needs for one block: prompt ++ history ++ current ++ future codes.
+    """Input of a decoder for one block: prompt ++ history ++ current ++ future codes.
 
-    `positions` are absolute. `block_ids` tell which block each own code is emitted in (prompt
-    codes carry the smallest id and are told apart by `prompt_len`).
-    Emitted are `num_samples` samples after the first `skip_samples` of the whole window.
+    `positions` are absolute. `block_ids` are the blocks in which own codes are emitted (prompt
+    codes have the smallest id and are identified by `prompt_len`). The emitted samples are the
+    `num_samples` after the first `skip_samples` of the whole window.
     """
 
     codes: tuple[int, ...]
@@ -211,12 +224,14 @@ class DecodeWindow:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Prompt, history, block and look-ahead of equal length: nothing needs to be padded."""
+        """Length of prompt, history, block and look-ahead: windows of equal shape need no
+        padding.
+        """
         return len(self.codes), self.prompt_len, self.history_len, self.future_len
 
 
 class TailSlot:
-    """Where a tail of so many samples lies on a device; free again when nobody holds it."""
+    """Slot of a tail of `length` samples on a device; free again when the object is deleted."""
 
     __slots__ = ("_free", "index", "length")
 
@@ -232,11 +247,11 @@ class TailSlot:
 
 @dataclass(slots=True)
 class StreamState:
-    """What rendering one stream leaves for its next block; whoever owns the stream owns it.
+    """State that rendering one stream leaves for its next block, owned by the stream.
 
     Only `render` changes it, and only when the whole call has succeeded. `kept` belongs to the
-    codec; `tail` are the samples after the newest block as it was rendered, float32, to be blended
-    with the next one's: on the host, or where a device has them.
+    codec; `tail` are the float32 samples after the newest block, to be blended with the next
+    block's: on the host, or in a slot of a device.
     """
 
     kept: object = None
@@ -244,36 +259,38 @@ class StreamState:
 
 
 class AudioDecoder(ABC):
-    """Codes to samples, and back where the codec has an encoder. Stateless between calls."""
+    """Converts codes to samples, and back if the codec has an encoder. Stateless between calls."""
 
     spec: CodecSpec
     options: DecoderOptions = DecoderOptions()
-    device: str = "cpu"  # where it renders; on a GPU the current one of whoever calls `decode`
+    # device of the network; on a GPU the current device of the thread that calls `decode`
+    device: str = "cpu"
 
     @abstractmethod
     def decode(self, windows: Sequence[DecodeWindow]) -> torch.Tensor:
         """Render windows of one `batch_key`; float32 [B, S] on the CPU or the decoder's device.
 
-        Row b begins with the emitted samples of windows[b], `num_samples` of them. Those that a
-        crossfade takes on follow, where the window has a look-ahead; then there may be anything.
-        A row never depends on the other rows.
+        Row b begins with the emitted samples of windows[b], `num_samples` of them. The samples for
+        a crossfade follow, if the window has a look-ahead; the rest is undefined. A row never
+        depends on the other rows.
         """
 
     def batch_key(self, window: DecodeWindow) -> Hashable:
-        """Windows of equal keys can be rendered in one call."""
+        """Return a key; windows of equal keys can be rendered in one call."""
         return window.shape
 
     def decode_next(self, window: DecodeWindow, kept: object) -> tuple[torch.Tensor, object]:
-        """As `decode` of one window, going on from what the stream's former block left.
+        """Render one window like `decode`, continuing from the state of the stream's previous
+        block.
 
-        `kept` None is the start of a stream. Returns the row [1, S] and what to keep. Only codecs
-        with `options.stateful` keep anything.
+        `kept` None is the start of a stream. Returns the row [1, S] and the new state. Only codecs
+        with `options.stateful` keep a state.
         """
         return self.decode([window]), None
 
     def encode(self, samples: np.ndarray) -> tuple[int, ...]:
-        """Mono float32 samples at the codec's rate to codes; raises where there is no encoder.
+        """Encode mono float32 samples at the codec's rate; raises when there is no encoder.
 
-        From any thread; a GPU works at it beside its other streams.
+        Thread-safe; a GPU runs it in parallel with its other streams.
         """
         raise DecoderConfigError(f"codec '{self.spec.name}' has no encoder in this release")

@@ -1,4 +1,4 @@
-"""What every encoder does with a recording first: check it, fill its last frame with silence."""
+"""Preparation of recordings for encoders: checks, and padding of the last frame with silence."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from decoder.base import AudioFormatError, CodecSpec
 
 
 def whole_frames(samples: np.ndarray, spec: CodecSpec) -> np.ndarray:
-    """Mono float32 [S] at the codec's rate to [F * samples_per_frame].
+    """Pad mono float32 [S] at the codec's rate to [F * samples_per_frame].
 
-    AudioFormatError for an empty, non-finite or multi-channel clip.
+    Raises AudioFormatError for an empty, non-finite or multi-channel clip.
     """
     clip = np.asarray(samples, dtype=np.float32)
     if clip.ndim != 1 or not len(clip):

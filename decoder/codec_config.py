@@ -1,4 +1,4 @@
-"""Reads the sizes of a published codec's config.json: known keys, checked kinds, no surprises."""
+"""Reader of the sizes in a published codec's config.json: known keys with checked types."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ValueT = TypeVar("ValueT", int, float, bool, str)
 
 
 def scalar(config: Mapping[str, Any], codec: str, key: str, default: ValueT) -> ValueT:
-    """A value of the default's kind; an absent or null key is the default."""
+    """Return a value of the default's type; an absent or null key gives the default."""
     value: Any = config.get(key)
     if value is None:
         return default
@@ -28,7 +28,7 @@ def scalar(config: Mapping[str, Any], codec: str, key: str, default: ValueT) -> 
 def sizes(
     config: Mapping[str, Any], codec: str, key: str, default: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """A list of positive whole numbers."""
+    """Return a tuple of positive integers."""
     value = config.get(key)
     if value is None:
         return default
@@ -41,7 +41,7 @@ def sizes(
 
 
 def must_be(config: Mapping[str, Any], codec: str, key: str, only: object) -> None:
-    """Refuse a variant of an architecture that this implementation does not compute."""
+    """Raise an error for a variant of an architecture that is not implemented."""
     if key in config and config[key] != only:
         raise DecoderConfigError(
             f"{codec} config: {key} is {config[key]!r}, but only {only!r} is supported"

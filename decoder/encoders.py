@@ -1,7 +1,7 @@
-"""Recordings to codes through transformers, which has the encoders of the codecs it publishes.
+"""Encoding of recordings with transformers, which has the encoders of the codecs it publishes.
 
-Nobody who only speaks needs it: the package is an extra, imported and loaded at the first `encode`
-of a process. It reads the same folder as the decoder, safetensors only, no code from it.
+It is not needed for synthesis: the package is an extra, imported and loaded at the first `encode`
+of a process. It reads the decoder's folder, safetensors only, and runs no code from it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from decoder.base import CodecSpec, EncoderUnavailableError
 from decoder.clips import whole_frames
-from decoder.devices import own_stream
+from decoder.cuda.devices import own_stream
 from decoder.pcm.resampling import resample
 from decoder.registry import WEIGHTS_FILE, CodecSource
 from decoder.weights import tensor_names
@@ -26,7 +26,7 @@ from decoder.weights import tensor_names
 
 @dataclass(frozen=True, slots=True)
 class EncoderParts:
-    """What a codec is called in transformers, and which of its parts only decoding needs."""
+    """A codec's classes in transformers, and the parts that only decoding uses."""
 
     model: str
     decoder: str
@@ -42,7 +42,7 @@ _ENCODERS = ("encoder.", "acoustic_encoder.")
 
 
 def can_encode(source: CodecSource) -> bool:
-    """Whether the codec's folder holds an encoder that can be loaded from there."""
+    """Whether the codec's folder has an encoder that can be loaded."""
     weights = source.weights
     if weights is None or (source.name in _PARTS and weights.name != WEIGHTS_FILE):
         return False
@@ -62,10 +62,10 @@ class TransformersEncoder:
         self._features: Any = None
 
     def encode(self, samples: np.ndarray) -> tuple[int, ...]:
-        """Mono float32 [S] at the codec's rate to the flat codes of ceil(S / hop) frames.
+        """Encode mono float32 [S] at the codec's rate to the flat codes of ceil(S / hop) frames.
 
-        AudioFormatError as in `whole_frames`; EncoderUnavailableError where there is no encoder or
-        no transformers package.
+        Raises AudioFormatError as `whole_frames` does; EncoderUnavailableError without an encoder
+        or the transformers package.
         """
         clip = whole_frames(samples, self._spec)
         num_frames = len(clip) // int(self._spec.samples_per_frame)
@@ -84,7 +84,7 @@ class TransformersEncoder:
             return tuple(wanted.T.flatten().tolist())
 
     def _codes(self, clip: np.ndarray) -> Tensor:
-        """int64 [1, K, F]."""
+        """Return int64 [1, K, F]."""
         device = self._source.device
         if self._features is None:
             output = self._model.encode(torch.from_numpy(clip).to(device)[None, None])
@@ -113,7 +113,7 @@ class TransformersEncoder:
             raise EncoderUnavailableError(
                 f"cannot load the encoder of {folder}: {error}"
             ) from error
-        setattr(model, parts.decoder, None)  # ours decodes; its memory is free again
+        setattr(model, parts.decoder, None)  # decoding does not use it; frees its memory
         self._model = model.to(self._source.device).eval()
 
 

@@ -1,9 +1,10 @@
 """Normally distributed noise as a pure function of (seed, stream of numbers, absolute index).
 
-A codec that adds noise renders the same sample alike in whatever window, batch or order it is
-computed, because no generator has a state: each number is hashed from its index.
+A codec with noise renders the same sample in every window, batch and order, because the generator
+is stateless: each number is a hash of its index.
 
-Source of the hash: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014); of the shape: Box and Muller 1958.
+Source of the hash: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014); of the distribution: Box and
+Muller 1958.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ _HALF_WORD, _WORD = 2**32, 2**64
 
 
 def keyed_noise(seed: int, stream: int, first: Tensor, count: int) -> Tensor:
-    """float32 [B, count]: row b has the standard normal numbers of count indices from first[b].
+    """Return float32 [B, count]: row b has the standard normal numbers of count indices from
+    first[b].
 
-    `first` is int64 [B, 1] and may be negative; `stream` keeps the numbers of different layers
-    apart. Runs on the device of `first`, which nothing waits for.
+    `first` is int64 [B, 1] and may be negative; `stream` separates the numbers of different layers.
+    Runs on the device of `first` without waiting.
     """
     key = _signed(_mixed((seed * 0x100 + stream) % _WORD))
     index = first + torch.arange(count, device=first.device)
@@ -33,7 +35,9 @@ def keyed_noise(seed: int, stream: int, first: Tensor, count: int) -> Tensor:
 
 
 def _mix(words: Tensor) -> Tensor:
-    """Every input bit changes about half of the output bits; int64 arithmetic wraps around."""
+    """Mix bits so that every input bit changes about half of the output bits; int64 wraps
+    around.
+    """
     words = words + _signed(_GAMMA)
     for shift, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):
         words = (words ^ _shifted(words, shift)) * _signed(multiplier)
@@ -41,7 +45,7 @@ def _mix(words: Tensor) -> Tensor:
 
 
 def _mixed(word: int) -> int:
-    """The same of one unsigned number."""
+    """Mix one unsigned number."""
     word = (word + _GAMMA) % _WORD
     for shift, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):
         word = (word ^ (word >> shift)) * multiplier % _WORD
@@ -49,10 +53,10 @@ def _mixed(word: int) -> int:
 
 
 def _shifted(words: Tensor, count: int) -> Tensor:
-    """Shifted right, zeros from the left: torch's own shift of signed numbers repeats the sign."""
+    """Shift right and fill with zeros: torch's shift of signed numbers repeats the sign."""
     return (words >> count) & (2 ** (64 - count) - 1)
 
 
 def _signed(word: int) -> int:
-    """The int64 of the same bits."""
+    """Return the int64 with the same bits."""
     return word - _WORD if word >= _WORD // 2 else word

@@ -1,4 +1,4 @@
-"""audio_decoder_config: free keyword parameters in, `DecoderOptions` out, nothing ignored."""
+"""Parser of audio_decoder_config: keyword parameters to `DecoderOptions`, without ignored keys."""
 
 from __future__ import annotations
 
@@ -69,15 +69,15 @@ _PARSERS: dict[str, Callable[[Any], object]] = {
 
 
 OFF: dict[str, object] = {"crossfade_ms": 0.0}
-"""Values that ask for nothing, where the default is the codec's own choice."""
+"""Values that switch a feature off, where the default is the codec's own choice."""
 
 
 def parse_options(
     values: Mapping[str, object], codec: str, supported: frozenset[str]
 ) -> DecoderOptions:
-    """Check every key and value; DecoderConfigError names the key and what to write instead.
+    """Check every key and value; DecoderConfigError names the key and the allowed values.
 
-    A key this codec does not support may still be given with its default value.
+    A key that this codec does not support is accepted with its default value.
     """
     parsed: dict[str, Any] = {}
     for key, value in values.items():

@@ -4,11 +4,11 @@
     row 0         [ prompt and history | block         | look-ahead ]
     row 1                    [ history | block ]
     row 2                              [ block | look-ahead ]
-                                       ^ here every row begins to be emitted
+                                       ^ first emitted frame of every row
 
-A row is padded on both sides. A codec keeps the padding out of everything that a frame could hear:
-convolutions see zeros there, as they do beyond the ends of a window, and attention and norms over
-time leave it out. So a row sounds like its window alone.
+A row is padded on both sides. A codec excludes the padding from every computation:
+convolutions read zeros there, as beyond the ends of a window, and attention and norms over
+time leave it out. Therefore a row equals its window alone.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from decoder.base import CodecSpec, DecodeWindow
-from decoder.batching import tail_size
+from decoder.crossfade import tail_size
 from decoder.streaming import PROMPT_BLOCK, check_codes, check_frames
 from decoder.window_inputs import WindowInputs, WindowNetwork
 
 HEADER = 3  # numbers of a row before its codes: first and last own frame, position of frame 0
 ALL = 2**40
-"""Above every rank: a code that sees all codes."""
+"""Above every rank: a code that attends to all codes."""
 
 PADDING = 2**41
-"""The rank of what nobody sees."""
+"""The rank of padding, which no code attends to."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallShape:
-    """The shape of one decode call's rows. Exact: every row fills it."""
+    """Shape of one decode call's rows. Exact: no row has padding."""
 
     left: int  # frames before the first emitted one
     right: int  # frames from there on: block and look-ahead
-    num_samples: int  # that are rendered from there on
-    is_masked: bool = False  # not every code sees every other one
+    num_samples: int  # number of rendered samples from there on
+    is_masked: bool = False  # whether some codes do not attend to others
     is_exact: bool = False
 
     @property
@@ -51,7 +51,7 @@ class CallShape:
         return self.left + self.right
 
     def holds(self, other: CallShape) -> bool:
-        """Whether rows of that shape can be rows of this one."""
+        """Whether rows of that shape fit rows of this one."""
         return (
             other.left <= self.left
             and other.right <= self.right
@@ -61,7 +61,7 @@ class CallShape:
 
 
 def joined(shapes: Iterable[CallShape]) -> CallShape:
-    """The smallest shape that holds all of them."""
+    """Return the smallest shape that holds all of them."""
     distinct = set(shapes)
     if len(distinct) == 1:
         return distinct.pop()
@@ -74,21 +74,21 @@ def joined(shapes: Iterable[CallShape]) -> CallShape:
 
 
 def window_shape(spec: CodecSpec, window: DecodeWindow, fade: int) -> CallShape:
-    """The shape of a call for this window alone; `fade` samples after its block are wanted too."""
+    """Return the shape of a call for this window alone, with `fade` samples after its block."""
     per_frame, context = spec.codes_per_frame, window.prompt_len + window.history_len
     masks, ahead = window.masks, tail_size(spec, window, fade)
     return CallShape(
         left=context // per_frame,
         right=(len(window.codes) - context) // per_frame,
         num_samples=window.num_samples + ahead,
-        is_masked=not (masks.buffer_sees_current and masks.prompt_sees_current),
+        is_masked=masks.is_masked,
         is_exact=True,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The columns [first, last) that each row of a padded tensor [B, C, T] has of its own.
+    """The valid columns [first, last) of each row of a padded tensor [B, C, T].
 
     first = scale * bounds[b, 0] - start, last = scale * bounds[b, 1] - missing - start.
     """
@@ -99,18 +99,20 @@ class Span:
     start: int = 0
 
     def mask(self, length: int) -> Tensor:
-        """bool [B, 1, T]: a row's own columns."""
+        """Return bool [B, 1, T]: a row's own columns."""
         ends = self.bounds * self.scale - self.start
         column = torch.arange(length, device=ends.device)
         own = (column >= ends[:, :1]) & (column < ends[:, 1:] - self.missing)
         return own[:, None]
 
     def raised(self, rate: int, missing: int = 0) -> Span:
-        """After a layer that makes `rate` columns of one, and leaves the last `missing` out."""
+        """Return the span after a layer that upsamples by `rate` and drops the last `missing`
+        columns.
+        """
         return replace(self, scale=self.scale * rate, missing=self.missing * rate + missing)
 
     def beginning(self, start: int) -> Span:
-        """Of a tensor whose first column is that of this index."""
+        """Return the span of a tensor whose first column has this index."""
         return replace(self, start=start)
 
 
@@ -120,23 +122,23 @@ class PaddedRows:
 
     shape: CallShape
     codes: Tensor  # int64 [B, F, codes per frame]; padding is code 0
-    positions: Tensor  # int64 [B, 1]: which frame of its stream column 0 is, may be negative
-    own: Span | None  # None: nothing is padded
+    positions: Tensor  # int64 [B, 1]: position in the stream of column 0, may be negative
+    own: Span | None  # None: no padding
     sees: Tensor | None = None  # int64 [B, F] and
-    ranks: Tensor | None = None  # int64 [B, F]: code i sees code j where sees[i] >= ranks[j]
+    ranks: Tensor | None = None  # int64 [B, F]: code i attends to code j if sees[i] >= ranks[j]
 
     def visible(self) -> Tensor | None:
-        """bool [B, F, F] or [B, 1, F]: which code sees which; nobody sees padding. None: all see
-        all.
+        """Return bool [B, F, F] or [B, 1, F]: whether a code attends to another; None: all attend
+        to all.
         """
         if self.ranks is not None and self.sees is not None:
             return self.sees[:, :, None] >= self.ranks[:, None, :]
         return None if self.own is None else self.own.mask(self.shape.num_frames)
 
     def attention_bias(self) -> Tensor | None:
-        """float32 [B, 1, F, F], -inf where a code must not look, to be added before the softmax.
+        """Return float32 [B, 1, F, F], -inf for masked pairs, to be added before the softmax.
 
-        Its lines lie a multiple of 8 apart, as kernels ask. None: all see all.
+        Row strides are multiples of 8, as kernels require. None: all attend to all.
         """
         seen, count = self.visible(), self.shape.num_frames
         if seen is None:
@@ -149,33 +151,33 @@ class PaddedRows:
 class PaddedNetwork(WindowNetwork):
     """A `WindowNetwork` that renders windows of any lengths together.
 
-    A row of its input is one line of int64: the header, the codes, and where codes do not all see
-    each other `sees` and `ranks`.
+    A row of its input is one line of int64: the header, the codes, and, with masks, `sees` and
+    `ranks`.
     """
 
     fade: int = 0
-    """Samples that are rendered past a block's end, where there is a look-ahead."""
+    """Number of samples that are rendered past a block's end, if there is a look-ahead."""
 
     @abstractmethod
     def render(self, rows: PaddedRows) -> Tensor:
-        """float32 [B, shape.num_samples]; what lies past a row's own samples may be anything."""
+        """Return float32 [B, shape.num_samples]; undefined past a row's own samples."""
 
     def batch_key(self, window: DecodeWindow) -> Hashable:
-        """As AudioDecoder.batch_key: any window goes with any other one."""
+        """See AudioDecoder.batch_key: any windows can be combined."""
         return None
 
     def shape_of(self, window: DecodeWindow) -> CallShape:
-        """Of a call for this window alone."""
+        """Return the shape of a call for this window alone."""
         return window_shape(self.spec, window, self.fade)
 
     def width(self, shape: CallShape) -> int:
-        """Numbers of a row."""
+        """Return the number of int64 numbers of a row."""
         return HEADER + shape.num_frames * self.spec.codes_per_frame * (3 if shape.is_masked else 1)
 
     def fill(self, rows: np.ndarray, windows: Sequence[DecodeWindow], shape: CallShape) -> None:
         """Write the windows into int64 [B, width].
 
-        Raises CodeRangeError or DecoderConfigError for codes that cannot be this codec's.
+        Raises CodeRangeError or DecoderConfigError for codes that are invalid for this codec.
         """
         spec, rows[:] = self.spec, 0
         per_frame = spec.codes_per_frame
@@ -200,14 +202,14 @@ class PaddedNetwork(WindowNetwork):
                 check_codes(window.codes, spec.codebook_size, "speech")
 
     def inputs(self, windows: Sequence[DecodeWindow]) -> WindowInputs:
-        """As WindowNetwork.inputs, of any windows."""
+        """See WindowNetwork.inputs; windows may differ in shape."""
         shape = joined(map(self.shape_of, windows))
         rows = np.empty((len(windows), self.width(shape)), dtype=np.int64)
         self.fill(rows, windows, shape)
         return WindowInputs((torch.from_numpy(rows),), shape)
 
     def run(self, inputs: WindowInputs) -> Tensor:
-        """As WindowNetwork.run."""
+        """See WindowNetwork.run."""
         (lines,), shape = inputs.tensors, inputs.key
         per_frame = self.spec.codes_per_frame
         count = shape.num_frames * per_frame
@@ -224,13 +226,16 @@ class PaddedNetwork(WindowNetwork):
 
 
 def attention_ranks(window: DecodeWindow) -> tuple[np.ndarray, np.ndarray]:
-    """`attention_mask` of a decoder in which all see all: mask[i, j] = sees[i] >= ranks[j]."""
+    """Return the ranks of a decoder with full attention: mask[i, j] = sees[i] >= ranks[j].
+
+    The mask is that of `attention_mask`.
+    """
     prompt = window.prompt_len
     ranks = np.asarray(window.block_ids, dtype=np.int64) - PROMPT_BLOCK
     ranks[:prompt] = 0
     sees = ranks.copy()
-    if window.masks.prompt_sees_current:
+    if not window.masks.prepend_prompt_speech_tokens_causal:
         sees[:prompt] = ALL
-    if window.masks.buffer_sees_current:
+    if not window.masks.block_causal:
         sees[prompt:] = ALL
     return sees, ranks

@@ -1,7 +1,7 @@
-"""Codec name → class, imported on demand; folder → codec by its config.json.
+"""Registry of codecs: name to class, imported on demand; folder to codec by its config.json.
 
-Our own folders say `type`, Hugging Face's `model_type`; SNAC's published config.json says neither
-and is known by its `vq_strides`.
+Our own folders have `type`, Hugging Face's `model_type`; SNAC's published config.json has neither
+and is recognised by its `vq_strides`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from decoder.base import AudioDecoder, DecoderConfigError, DecoderOptions, StreamingOptions
-from decoder.devices import on_device
+from decoder.cuda.devices import on_device
 from decoder.options import parse_options
 
 CONFIG_FILE = "config.json"
@@ -23,19 +23,19 @@ PICKLE_FILE = "pytorch_model.bin"
 GPU_MAX_BATCH = 32  # windows of a decode call, unless `max_batch` is given
 
 _DECODERS = {
-    "dac": "decoder.dac:DacDecoder",
-    "embedded": "decoder.embedded:EmbeddedDecoder",
-    "mimi": "decoder.mimi:MimiDecoder",
-    "neucodec": "decoder.xcodec2:Xcodec2Decoder",
-    "ramp": "decoder.ramp:RampDecoder",
-    "snac": "decoder.snac:SnacDecoder",
-    "xcodec2": "decoder.xcodec2:Xcodec2Decoder",
+    "dac": "decoder.codecs.dac:DacDecoder",
+    "embedded": "decoder.codecs.embedded.decoder:EmbeddedDecoder",
+    "mimi": "decoder.codecs.mimi.decoder:MimiDecoder",
+    "neucodec": "decoder.codecs.xcodec2.decoder:Xcodec2Decoder",
+    "ramp": "decoder.codecs.ramp:RampDecoder",
+    "snac": "decoder.codecs.snac:SnacDecoder",
+    "xcodec2": "decoder.codecs.xcodec2.decoder:Xcodec2Decoder",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderArchitecture:
-    """A codec from outside: its name, and "module:Class", imported when one is made."""
+    """A codec of a plug-in: its name, and "module:Class", imported when one is created."""
 
     name: str
     decoder: str
@@ -55,10 +55,10 @@ def register_decoder(architecture: DecoderArchitecture) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CodecSource:
-    """Where a codec comes from and how it runs: what every codec class's `create` is given.
+    """Files and options of a codec: the argument of every codec class's `create`.
 
-    `config` is the folder's config.json, empty without a folder. `weights` None means that there
-    is no weights file, which only a codec without weights or `test_mode` accepts.
+    `config` is the folder's config.json, empty without a folder. `weights` None means that there is
+    no weights file, which is only valid for a codec without weights or in `test_mode`.
     """
 
     name: str
@@ -71,7 +71,7 @@ class CodecSource:
 
 
 def supported_decoders() -> tuple[str, ...]:
-    """Registered names, sorted."""
+    """Return the registered names, sorted."""
     return tuple(sorted(_DECODERS))
 
 
@@ -84,20 +84,20 @@ def create_decoder(
     test_mode: bool = False,
     allow_pickle: bool = False,
 ) -> AudioDecoder:
-    """Build a codec from its folder (config.json, model.safetensors) or a registered name.
+    """Create a codec from its folder (config.json, model.safetensors) or a registered name.
 
-    `weights` is a codec folder or a weights file beside its config.json and goes before the
-    folder's own; `options` is the audio_decoder_config mapping. `test_mode` lets a codec start
-    without weights, on seeded random ones; `allow_pickle` reads weights that are published as a
-    pickle, without running code from it. Raises DecoderConfigError naming what is wrong: an
-    unknown name, file or option.
+    `weights` is a codec folder or a weights file next to its config.json and takes precedence over
+    the folder's own; `options` is the audio_decoder_config mapping. `test_mode` lets a codec start
+    without weights, with seeded random ones; `allow_pickle` reads weights that are published as a
+    pickle, without running code from it. Raises DecoderConfigError naming an unknown name, file or
+    option.
     """
     folder = _find_folder(folder_or_name)
     if folder is None:
         name = str(folder_or_name)
         decoder_class = _load_class(name)
         weights_path = _find_weights(weights, None)
-        config = _config_beside(weights_path)
+        config = _adjacent_config(weights_path)
     else:
         config = read_json(folder / CONFIG_FILE)
         name = _name_in(config, folder / CONFIG_FILE)
@@ -125,18 +125,33 @@ def _is_gpu(device: str) -> bool:
 
 
 def with_graphs(decoder: AudioDecoder, options: StreamingOptions) -> AudioDecoder:
-    """On a GPU the same decoder with its usual calls for streams of `options` recorded as graphs;
-    elsewhere the decoder itself. Takes seconds, in which nothing else may use the device.
+    """Capture a decoder's usual calls for streams of `options` as graphs on a GPU.
+
+    Elsewhere returns the decoder itself. Takes seconds, during which the device must have no other
+    work.
     """
     if not _is_gpu(decoder.device):
         return decoder
-    from decoder.cuda_graphs import captured
+    from decoder.cuda.graphs import CapturedDecoder, CudaRecorder, schedule_windows
+    from decoder.cuda.padded_graphs import PaddedGraphs
+    from decoder.padding import PaddedNetwork
+    from decoder.window_inputs import WindowNetwork
 
-    return captured(decoder, options)
+    if not isinstance(decoder, WindowNetwork) or decoder.options.stateful:
+        return decoder  # with a state every block reads tensors of its stream
+    with on_device(decoder.device):
+        record = CudaRecorder(decoder.device)
+        if isinstance(decoder, PaddedNetwork):
+            padded = PaddedGraphs(decoder, record)
+            padded.capture_schedule(options)
+            return padded
+        result = CapturedDecoder(decoder, record)
+        result.capture(schedule_windows(decoder, options))
+        return result
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; DecoderConfigError names the file when it cannot be read."""
+    """Read a JSON object from a file; DecoderConfigError names a file that cannot be read."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -148,8 +163,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _config_beside(weights: Path | None) -> dict[str, Any]:
-    """The config.json beside a weights file; a named codec without one is as published."""
+def _adjacent_config(weights: Path | None) -> dict[str, Any]:
+    """Return the config.json next to a weights file; empty for a named codec without one."""
     path = weights.parent / CONFIG_FILE if weights else None
     return read_json(path) if path is not None and path.is_file() else {}
 
@@ -173,7 +188,9 @@ def _load_class(name: str) -> Any:
 
 
 def _find_folder(folder_or_name: str | Path) -> Path | None:
-    """The codec folder, or None for a name. A registered name wins over a folder beside us."""
+    """Return the codec folder, or None for a name. A registered name takes precedence over a
+    folder.
+    """
     if str(folder_or_name) in ("", *_DECODERS):
         return None
     path = Path(folder_or_name)
@@ -195,6 +212,6 @@ def _find_weights(weights: str, folder: Path | None) -> Path | None:
 
 
 def _weights_in(folder: Path) -> Path | None:
-    """The folder's weights file; the pickle only where there are no safetensors."""
+    """Return the folder's weights file; the pickle only if there are no safetensors."""
     files = (folder / name for name in (WEIGHTS_FILE, PICKLE_FILE))
     return next((path for path in files if path.is_file()), None)

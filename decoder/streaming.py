@@ -6,10 +6,10 @@ A stream is cut into blocks of its own codes. A block is rendered as one *window
                              ^ skip_samples: only num_samples right of here are emitted
 
 where history is the last `buffer` codes before the block, the prompt part follows the prepend
-mode and future is the look-ahead: codes that are there already and that later blocks emit. A
-codec that looks to the right needs them; the last block of a stream has none. Positions are
+mode and future is the look-ahead: codes that have arrived and that later blocks emit. A
+codec with right context needs them; the last block of a stream has none. Positions are
 absolute (own code t sits at token_offset + t), so a decoder with rotary positions or
-position-keyed noise renders a code alike in every window that holds it. Samples are cut on the
+position-keyed noise renders a code alike in every window. Samples are cut on the
 grid floor(position * samples_per_code): nothing is lost or doubled at rational rates.
 """
 
@@ -26,7 +26,6 @@ from decoder.base import (
     DecoderConfigError,
     DecoderError,
     DecodeWindow,
-    MaskPolicy,
     PrependPromptSpeechTokens,
     SpeechChunk,
     StreamingOptions,
@@ -40,21 +39,13 @@ CARRY_BLOCK = -1
 PROMPT_BLOCK = -2
 
 
-def mask_policy(*, block_causal: bool, prompt_causal: bool) -> MaskPolicy:
-    """The flags by their names: causal = earlier codes do not attend to the current block.
-
-    Help texts of the seed's era describe the opposite polarity; only this function knows.
-    """
-    return MaskPolicy(buffer_sees_current=not block_causal, prompt_sees_current=not prompt_causal)
-
-
 def sample_index(position: int, samples_per_code: Fraction) -> int:
-    """First sample of the code at an absolute position (which may be negative)."""
+    """Return the first sample of the code at an absolute position (which may be negative)."""
     return position * samples_per_code.numerator // samples_per_code.denominator
 
 
 def check_codes(codes: Iterable[int], codebook_size: int, what: str) -> tuple[int, ...]:
-    """The codes as a tuple; raises CodeRangeError naming the first that is out of range."""
+    """Return the codes as a tuple; raises CodeRangeError naming the first that is out of range."""
     checked = tuple(codes)
     if checked and not (min(checked) >= 0 and max(checked) < codebook_size):
         bad = next(code for code in checked if not 0 <= code < codebook_size)
@@ -74,11 +65,11 @@ def check_frames(
 
 
 class DecoderStream:
-    """The decoder side of one stream: what its next block may look back on.
+    """Decoder state of one stream: the context of its next block.
 
-    Holds codes only (at most `buffer` of them and the prompt); rendering stays a pure function.
-    `carry` None starts a fresh stream; a tuple, even an empty one, continues an earlier one whose
-    last codes it holds and which had spoken `token_offset` codes.
+    Holds codes only (at most `buffer` of them and the prompt); rendering is a pure function.
+    `carry` None starts a new stream; a tuple, even an empty one, continues an earlier one: it has
+    that stream's last codes, and `token_offset` is the number of its codes.
     """
 
     def __init__(
@@ -105,34 +96,32 @@ class DecoderStream:
         self._token_offset = token_offset
         self._origin = sample_index(token_offset, spec.samples_per_code)
         self._is_fresh = carry is None
-        self._history = _last(carried, options.buffer)
-        self._history_blocks = (CARRY_BLOCK,) * len(self._history)
+        self.carry = _last(carried, options.buffer)
+        """The last `buffer` codes after the newest window: what a follow-up request sends."""
+        self._history_blocks = (CARRY_BLOCK,) * len(self.carry)
         self._num_codes = 0
         self._num_blocks = 0
 
     def __repr__(self) -> str:
         return (
             f"DecoderStream(blocks={self._num_blocks}, codes={self._num_codes}, "
-            f"history={len(self._history)}, prompt={len(self._prompt)})"
+            f"history={len(self.carry)}, prompt={len(self._prompt)})"
         )
 
     @property
     def num_codes(self) -> int:
-        """Own codes given to `window` so far."""
+        """Number of own codes passed to `window` so far."""
         return self._num_codes
 
     @property
-    def carry(self) -> tuple[int, ...]:
-        """The last `buffer` codes after the newest window: what a follow-up request sends."""
-        return self._history
-
-    @property
     def next_token_offset(self) -> int:
-        """The `token_offset` of a follow-up request that continues after the newest window."""
+        """Value of `token_offset` for a follow-up request that continues after the newest
+        window.
+        """
         return self._token_offset + self._num_codes
 
     def window(self, chunk: SpeechChunk) -> DecodeWindow:
-        """The window of the next block, which then becomes history. Blocks come in order."""
+        """Return the window of the next block, which then becomes history. Blocks come in order."""
         if (chunk.first_code, chunk.block_index) != (self._num_codes, self._num_blocks):
             raise ValueError(f"{chunk} does not follow {self}")
         if not chunk.codes:
@@ -147,13 +136,13 @@ class DecoderStream:
 
     def _build(self, codes: tuple[int, ...], future: tuple[int, ...]) -> DecodeWindow:
         prompt = self._prompt_part()
-        context_len = len(prompt) + len(self._history)
+        context_len = len(prompt) + len(self.carry)
         first = self._token_offset + self._num_codes
         start, end = first - context_len, first + len(codes)
         ratio = self._spec.samples_per_code
         emit_from = sample_index(first, ratio)
         return DecodeWindow(
-            codes=prompt + self._history + codes + future,
+            codes=prompt + self.carry + codes + future,
             positions=tuple(range(start, end + len(future))),
             block_ids=(
                 (PROMPT_BLOCK,) * len(prompt)
@@ -162,7 +151,7 @@ class DecoderStream:
                 + self._future_blocks(len(future))
             ),
             prompt_len=len(prompt),
-            history_len=len(self._history),
+            history_len=len(self.carry),
             masks=self._options.masks,
             skip_samples=emit_from - sample_index(start, ratio),
             first_sample=emit_from - self._origin,
@@ -171,7 +160,9 @@ class DecoderStream:
         )
 
     def _future_blocks(self, count: int) -> tuple[int, ...]:
-        """The blocks that will emit the next `count` codes, as the chunk sizes say."""
+        """Return the ids of the blocks that will emit the next `count` codes, by the chunk
+        sizes.
+        """
         if not count:
             return ()
         sizes = self._options.chunk_sizes or (count,)
@@ -190,24 +181,24 @@ class DecoderStream:
             return self._prompt
         if mode is PrependPromptSpeechTokens.ONCE:
             return ()
-        return _last(self._prompt, self._options.buffer - len(self._history))
+        return _last(self._prompt, self._options.buffer - len(self.carry))
 
     def _remember(self, codes: tuple[int, ...]) -> None:
         buffer = self._options.buffer
         self._history_blocks = _last(
             self._history_blocks + (self._num_blocks,) * len(codes), buffer
         )
-        self._history = _last(self._history + codes, buffer)
+        self.carry = _last(self.carry + codes, buffer)
         self._num_codes += len(codes)
         self._num_blocks += 1
 
 
 def attention_mask(window: DecodeWindow, kind: AttentionKind) -> np.ndarray:
-    """Which code (row) may attend to which (column): bool [T, T], True = may attend.
+    """Return which code (row) may attend to which (column): bool [T, T], True = may attend.
 
-    Starts from the decoder's own relation and only ever removes pairs: prompt codes lose the
-    stream's own codes, own codes lose blocks later than theirs (the look-ahead is one), as
-    `window.masks` says.
+    Starts from the decoder's own relation and only removes pairs, by `window.masks`: prompt codes
+    lose the stream's own codes, own codes lose blocks later than theirs, with the look-ahead as one
+    block.
     """
     import numpy as np
 
@@ -218,16 +209,16 @@ def attention_mask(window: DecodeWindow, kind: AttentionKind) -> np.ndarray:
     if kind is AttentionKind.CAUSAL:
         return np.tril(mask)
     prompt = window.prompt_len
-    if not window.masks.prompt_sees_current:
+    if window.masks.prepend_prompt_speech_tokens_causal:
         mask[:prompt, prompt:] = False
-    if not window.masks.buffer_sees_current:
+    if window.masks.block_causal:
         own = np.asarray(window.block_ids[prompt:])
         mask[prompt:, prompt:] = own[:, None] >= own[None, :]
     return mask
 
 
 def validate_streaming(options: StreamingOptions, spec: CodecSpec) -> list[str]:
-    """Check a streaming setup against a codec: raises what cannot work, returns warnings."""
+    """Check streaming options against a codec: raises errors, returns warnings."""
     _check_numbers(options)
     for size in options.chunk_sizes or ():
         check_frames(size, spec, "chunk_size")
@@ -235,14 +226,14 @@ def validate_streaming(options: StreamingOptions, spec: CodecSpec) -> list[str]:
     check_frames(options.look_ahead, spec, "look_ahead")
     check_frames(options.look_ahead_of(0), spec, "first_look_ahead")
     masks = options.masks
-    if not spec.can_mask and not (masks.buffer_sees_current and masks.prompt_sees_current):
+    if masks.is_masked and not spec.can_mask:
         raise DecoderConfigError(
             f"codec '{spec.name}' cannot apply attention masks: block_causal and "
             "prepend_prompt_speech_tokens_causal must be false"
         )
     if spec.attention is AttentionKind.NONE and options.prepend is not _NEVER:
         raise DecoderConfigError(
-            f"codec '{spec.name}' has no attention and hears nothing of a voice prompt: "
+            f"codec '{spec.name}' has no attention and ignores voice prompts:  "
             "prepend_prompt_speech_tokens must be 'never'"
         )
     return [
@@ -282,7 +273,7 @@ def _prompt_warnings(options: StreamingOptions, spec: CodecSpec) -> list[str]:
             f"first chunk of {sizes[0]} codes is below the receptive field "
             f"({_field_text(spec)}): with 'once' the second block loses prompt context"
         )
-    has_leak = not masks.buffer_sees_current and masks.prompt_sees_current
+    has_leak = masks.block_causal and not masks.prepend_prompt_speech_tokens_causal
     if has_leak and mode is not PrependPromptSpeechTokens.NEVER and _has_relation(spec):
         warnings.append(
             "block_causal without prepend_prompt_speech_tokens_causal leaks the current block "
@@ -292,7 +283,7 @@ def _prompt_warnings(options: StreamingOptions, spec: CodecSpec) -> list[str]:
 
 
 def _buffer_warnings(options: StreamingOptions, spec: CodecSpec) -> list[str]:
-    """A codec of unbounded field has recommended what is enough of it."""
+    """Return warnings about the buffer; for an unbounded field the recommendation is sufficient."""
     is_recommended = 0 < spec.recommended.buffer <= options.buffer
     if options.chunk_sizes is None or is_recommended or not _is_below(options.buffer, spec):
         return []
@@ -307,7 +298,7 @@ def _look_ahead_warnings(options: StreamingOptions, spec: CodecSpec) -> list[str
         return []
     if options.look_ahead > spec.right_field:
         return [
-            f"look_ahead of {options.look_ahead} codes is more than this codec hears "
+            f"look_ahead of {options.look_ahead} codes is more than this codec uses "
             f"({spec.right_field} codes): it only delays the sound"
         ]
     return []

@@ -1,7 +1,7 @@
-"""Reads a published codec's weights into our modules: names mapped, weight norm folded, strict.
+"""Reader of a published codec's weights: names are mapped, weight norm is folded, checks are
+strict.
 
-Safetensors only; a pickle is read with PyTorch's restricted unpickler and only where the caller
-allowed it.
+Safetensors only; a pickle is read with PyTorch's restricted unpickler if the caller allows it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from decoder.base import DecoderConfigError
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
-# The two ways in which PyTorch writes a weight-normalised layer: magnitude and direction.
+# PyTorch writes a weight-normalised layer in two ways, both as magnitude and direction.
 _WEIGHT_NORM = re.compile(r"(.*)\.(?:weight_[gv]|parametrizations\.weight\.original[01])$")
 _MAGNITUDE = re.compile(r"(.*)\.(?:weight_g|parametrizations\.weight\.original0)$")
 _DIRECTIONS = ("{}.weight_v", "{}.parametrizations.weight.original1")
 
 
 def layer_of(name: str) -> str:
-    """The layer a tensor belongs to, also of a weight-normalised one."""
+    """Return the layer of a tensor, also of a weight-normalised one."""
     match = _WEIGHT_NORM.match(name)
     return match[1] if match else name.rpartition(".")[0]
 
@@ -33,9 +33,10 @@ def layer_of(name: str) -> str:
 def read_tensors(
     path: Path, is_wanted: Callable[[str], bool], *, allow_pickle: bool = False
 ) -> dict[str, Tensor]:
-    """The wanted tensors of a file by name, weight norm folded into plain weights.
+    """Return the selected tensors of a file by name, with weight norm folded into plain weights.
 
-    DecoderConfigError: the file cannot be read, or is a pickle and pickles are not allowed.
+    Raises DecoderConfigError if the file cannot be read, or is a pickle and pickles are not
+    allowed.
     """
     if path.suffix in PICKLE_SUFFIXES:
         found = _read_pickle(path, allow_pickle=allow_pickle)
@@ -51,7 +52,7 @@ def read_tensors(
 
 
 def tensor_names(path: Path, *, allow_pickle: bool = False) -> tuple[str, ...]:
-    """The names in a file; of a safetensors file, only its header is read."""
+    """Return the names in a file; of a safetensors file only its header is read."""
     if path.suffix in PICKLE_SUFFIXES:
         return tuple(sorted(_read_pickle(path, allow_pickle=allow_pickle)))
     from safetensors import SafetensorError, safe_open
@@ -83,7 +84,9 @@ def _read_pickle(path: Path, *, allow_pickle: bool) -> dict[str, Tensor]:
 
 
 def fold_weight_norm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each magnitude and direction as one weight, g * v / |v|; |v| over all but dimension 0."""
+    """Return each magnitude and direction as one weight, g * v / |v|; |v| over all but
+    dimension 0.
+    """
     folded = dict(tensors)
     for name in tensors:
         match = _MAGNITUDE.match(name)
@@ -99,7 +102,7 @@ def fold_weight_norm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def load_weights(
     module: nn.Module, tensors: Mapping[str, Tensor], theirs: Mapping[str, str], source: Path
 ) -> None:
-    """Fill a module from a checkpoint's tensors.
+    """Load a checkpoint's tensors into a module.
 
     `theirs` maps a module's name to the checkpoint's name of the same layer. DecoderConfigError
     names, as the checkpoint does, the first tensor that is missing, left over or misshapen.

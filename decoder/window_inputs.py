@@ -1,8 +1,8 @@
-"""`WindowNetwork`: a codec whose decode call is host values first, then one function of tensors.
+"""`WindowNetwork`: a codec that prepares host values first, then calls one function of tensors.
 
     windows ──inputs──▶ WindowInputs (host) ──to──▶ WindowInputs (device) ──run──▶ emitted [B, S]
 
-`run` reads nothing but its inputs, so a device can record it once for a shape and repeat it.
+`run` only reads its inputs, so that a device can capture it once per shape and replay it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from decoder.streaming import check_codes, check_frames
 
 @dataclass(frozen=True, slots=True)
 class WindowInputs:
-    """What B windows of one `batch_key` are rendered from.
+    """Inputs of B windows of one `batch_key`.
 
-    `tensors` have B rows each; `key`, hashable, is all else that the computation depends on: with
-    equal keys and shapes the same kernels run.
+    `tensors` have B rows each; `key`, hashable, is everything else that the computation depends on:
+    with equal keys and shapes the same kernels run.
     """
 
     tensors: tuple[Tensor, ...]
     key: Any
 
     def to(self, device: str) -> WindowInputs:
-        """The same on a device. The host waits for nothing."""
+        """Copy the inputs to a device without waiting."""
         if device == "cpu":
             return self
         moved = (tensor.pin_memory().to(device, non_blocking=True) for tensor in self.tensors)
@@ -41,42 +41,43 @@ class WindowInputs:
 
 
 class WindowNetwork(AudioDecoder):
-    """An `AudioDecoder` in two halves."""
+    """An `AudioDecoder` in two parts: inputs on the host, then a function of tensors."""
 
     @abstractmethod
     def inputs(self, windows: Sequence[DecodeWindow]) -> WindowInputs:
-        """Of windows of one `batch_key`, on the host."""
+        """Return the inputs of windows of one `batch_key`, on the host."""
 
     @abstractmethod
     def run(self, inputs: WindowInputs) -> Tensor:
-        """As `decode`, from inputs on the device; nothing of it waits for the device."""
+        """Decode inputs on the device, without waiting for it."""
 
     def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
-        """As AudioDecoder.decode.
+        """See AudioDecoder.decode.
 
         On a CPU each row is rendered alone: convolutions gain little from a batch there, and a
-        kernel chosen by the number of rows would change last bits.
+        kernel chosen by the number of rows would change the last bits.
         """
         check_windows(self, windows)
         with torch.inference_mode():
             if self.device != "cpu":
                 return self.run(self.inputs(windows).to(self.device))
-            return stacked([self.run(self.inputs([window])) for window in windows])
+            rows = [self.run(self.inputs([window])) for window in windows]
+            return rows[0] if len(rows) == 1 else stacked(rows)
 
 
 def stacked(rows: Sequence[Tensor]) -> Tensor:
-    """Rows [1, S] of different lengths below each other; zeros where one is shorter."""
+    """Stack rows [1, S] of different lengths; shorter rows are filled with zeros."""
     longest = max(row.shape[1] for row in rows)
     return torch.cat([F.pad(row, (0, longest - row.shape[1])) for row in rows])
 
 
 @contextmanager
 def tensor_float32() -> Iterator[None]:
-    """Lets matrix products of float32 use tensor cores: TF32 has 10 bits of mantissa, and
-    convolutions have it anyway.
+    """Let matrix products of float32 use tensor cores: TF32 has 10 bits of mantissa, like
+    convolutions.
 
-    Of the whole process: only for what is recorded before anybody is served. Later a language
-    model of float32 and the encoding of recordings would see it, too, from time to time.
+    It applies to the whole process, so use it only for captures before requests are served:
+    otherwise it would also affect language models in float32 and the encoding of recordings.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
@@ -87,7 +88,9 @@ def tensor_float32() -> Iterator[None]:
 
 
 def check_windows(decoder: AudioDecoder, windows: Sequence[DecodeWindow]) -> None:
-    """Raise CodeRangeError or DecoderConfigError for windows that no one call can render."""
+    """Raise CodeRangeError or DecoderConfigError for windows that cannot be rendered in one
+    call.
+    """
     spec = decoder.spec
     for window in windows:
         check_codes(window.codes, spec.codebook_size, "speech")

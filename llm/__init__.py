@@ -1,7 +1,7 @@
-"""Token ids in, token ids out: the KV-cached core. It knows no text, no audio, no gRPC.
+"""The token core: token ids in, token ids out. It is independent of text, audio and gRPC.
 
-The public names are imported on first use, so that asking for a value such as `Request` costs
-neither torch nor pydantic.
+The public names are imported on first use, so that a value such as `Request` can be imported
+without torch and pydantic.
 """
 
 from __future__ import annotations
@@ -10,6 +10,19 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from llm.attention.base import AttentionBackend
+    from llm.batch import (
+        ForwardBatch,
+        ForwardMode,
+        ModelInputs,
+        ModelOutputs,
+        RequestOutput,
+        ReturnHiddenStates,
+        ReturnLogits,
+        ScheduledBatch,
+        ScheduledRow,
+        StepOutput,
+    )
     from llm.config import (
         Architecture,
         KVCacheConfig,
@@ -22,9 +35,9 @@ if TYPE_CHECKING:
         SpeculativeConfig,
         StrictModel,
     )
-    from llm.engine import Engine, create_engine
-    from llm.engine_figures import BatchFigures
-    from llm.engine_types import EngineStats, StepHook, TokenStream
+    from llm.engine.engine import Engine, create_engine
+    from llm.engine.stats import BatchStats
+    from llm.engine.types import EngineStats, StepHook, TokenStream
     from llm.errors import (
         CapacityError,
         CheckpointError,
@@ -35,62 +48,115 @@ if TYPE_CHECKING:
         RequestError,
     )
     from llm.kernels.cpu.team import set_product_threads
+    from llm.kv_cache.kv_pool import KVPool
+    from llm.kv_cache.manager import KVCacheManager
+    from llm.kv_cache.token_pools import ReqToTokenPool, TokenToKVPoolAllocator
+    from llm.lora.manager import LoRAManager
+    from llm.models.base import PipelineModel
     from llm.models.encoding import with_text_encoding
     from llm.models.pooling import is_embedding_model
     from llm.models.profiling import Profiler
+    from llm.models.session import EngineSession
+    from llm.models.weights import WeightsAdapter, WeightsFormat
+    from llm.pipeline.overlap import OverlapTextGenerationPipeline
+    from llm.pipeline.text_generation import TextGenerationPipeline
     from llm.request import (
         FinishReason,
         Request,
-        RequestTimings,
         SamplingParams,
         TokenChunk,
         TokenLogprob,
     )
-    from llm.scheduler.figures import Histogram, SequenceFigures, Tally
+    from llm.runner.device_memory import get_available_gpu_memory, get_total_gpu_memory
+    from llm.runner.model_runner import ModelRunner
+    from llm.runner.tensor_api.interface import LogitsProcessorOutput
+    from llm.sampling.log_probabilities import LogProbabilities
+    from llm.speculative.metrics import SpeculativeDecodingMetrics
+    from llm.stats import Histogram, HistogramCounter, SequenceStats
     from llm.structured.grammar import TokenSpelling, check_json_schema
 
 __all__ = [
     "Architecture",
-    "BatchFigures",
+    "AttentionBackend",
+    "BatchStats",
     "CapacityError",
     "CheckpointError",
     "ConfigError",
     "Engine",
+    "EngineSession",
     "EngineStats",
     "EngineStoppedError",
     "FinishReason",
+    "ForwardBatch",
+    "ForwardMode",
     "Histogram",
+    "HistogramCounter",
     "KVCacheConfig",
+    "KVCacheManager",
+    "KVPool",
     "LLMError",
     "LoRAConfig",
+    "LoRAManager",
+    "LogProbabilities",
+    "LogitsProcessorOutput",
     "ModelConfig",
+    "ModelInputs",
+    "ModelOutputs",
+    "ModelRunner",
+    "OverlapTextGenerationPipeline",
     "PipelineConfig",
+    "PipelineModel",
     "PipelineRole",
     "Profiler",
     "ProfilingConfig",
     "QueueFullError",
+    "ReqToTokenPool",
     "Request",
     "RequestError",
-    "RequestTimings",
+    "RequestOutput",
+    "ReturnHiddenStates",
+    "ReturnLogits",
     "SamplingConfig",
     "SamplingParams",
-    "SequenceFigures",
+    "ScheduledBatch",
+    "ScheduledRow",
+    "SequenceStats",
     "SpeculativeConfig",
+    "SpeculativeDecodingMetrics",
     "StepHook",
+    "StepOutput",
     "StrictModel",
-    "Tally",
+    "TextGenerationPipeline",
     "TokenChunk",
     "TokenLogprob",
     "TokenSpelling",
     "TokenStream",
+    "TokenToKVPoolAllocator",
+    "WeightsAdapter",
+    "WeightsFormat",
     "check_json_schema",
     "create_engine",
+    "get_available_gpu_memory",
+    "get_total_gpu_memory",
     "is_embedding_model",
     "set_product_threads",
     "with_text_encoding",
 ]
 
 _HOMES = {
+    "llm.attention.base": ("AttentionBackend",),
+    "llm.batch": (
+        "ForwardBatch",
+        "ForwardMode",
+        "ModelInputs",
+        "ModelOutputs",
+        "RequestOutput",
+        "ReturnHiddenStates",
+        "ReturnLogits",
+        "ScheduledBatch",
+        "ScheduledRow",
+        "StepOutput",
+    ),
     "llm.config": (
         "Architecture",
         "KVCacheConfig",
@@ -103,9 +169,9 @@ _HOMES = {
         "SpeculativeConfig",
         "StrictModel",
     ),
-    "llm.engine": ("Engine", "create_engine"),
-    "llm.engine_figures": ("BatchFigures",),
-    "llm.engine_types": ("EngineStats", "StepHook", "TokenStream"),
+    "llm.engine.engine": ("Engine", "create_engine"),
+    "llm.engine.stats": ("BatchStats",),
+    "llm.engine.types": ("EngineStats", "StepHook", "TokenStream"),
     "llm.errors": (
         "CapacityError",
         "CheckpointError",
@@ -115,19 +181,32 @@ _HOMES = {
         "QueueFullError",
         "RequestError",
     ),
+    "llm.kernels.cpu.team": ("set_product_threads",),
+    "llm.kv_cache.kv_pool": ("KVPool",),
+    "llm.kv_cache.manager": ("KVCacheManager",),
+    "llm.kv_cache.token_pools": ("ReqToTokenPool", "TokenToKVPoolAllocator"),
+    "llm.lora.manager": ("LoRAManager",),
+    "llm.models.base": ("PipelineModel",),
+    "llm.models.encoding": ("with_text_encoding",),
+    "llm.models.pooling": ("is_embedding_model",),
+    "llm.models.profiling": ("Profiler",),
+    "llm.models.session": ("EngineSession",),
+    "llm.models.weights": ("WeightsAdapter", "WeightsFormat"),
+    "llm.pipeline.overlap": ("OverlapTextGenerationPipeline",),
+    "llm.pipeline.text_generation": ("TextGenerationPipeline",),
     "llm.request": (
         "FinishReason",
         "Request",
-        "RequestTimings",
         "SamplingParams",
         "TokenChunk",
         "TokenLogprob",
     ),
-    "llm.kernels.cpu.team": ("set_product_threads",),
-    "llm.models.encoding": ("with_text_encoding",),
-    "llm.models.pooling": ("is_embedding_model",),
-    "llm.models.profiling": ("Profiler",),
-    "llm.scheduler.figures": ("Histogram", "SequenceFigures", "Tally"),
+    "llm.runner.device_memory": ("get_available_gpu_memory", "get_total_gpu_memory"),
+    "llm.runner.model_runner": ("ModelRunner",),
+    "llm.runner.tensor_api.interface": ("LogitsProcessorOutput",),
+    "llm.sampling.log_probabilities": ("LogProbabilities",),
+    "llm.speculative.metrics": ("SpeculativeDecodingMetrics",),
+    "llm.stats": ("Histogram", "SequenceStats", "HistogramCounter"),
     "llm.structured.grammar": ("TokenSpelling", "check_json_schema"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -1,4 +1,4 @@
-"""One step's values: what the scheduler decided (host), what the device is fed and answers.
+"""Values of one step: the scheduler's decision (host), the device's inputs and outputs.
 
     Scheduler.schedule() -> ScheduledBatch -> pipeline.execute() -> StepOutput -> Scheduler.commit()
                                   |                             ^
@@ -11,21 +11,65 @@ The lower row are the device's values; this module does not import torch for the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
 
 from llm.request import SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from llm.batch_pages import RowPages
+
+@dataclass(frozen=True, slots=True)
+class RowPages:
+    """Page ids of B rows, without those allocated for later tokens."""
+
+    page_size: int
+    context_lens: np.ndarray  # int32 [B], with the fed tokens
+    counts: np.ndarray  # int32 [B] pages of each row
+    ids: np.ndarray  # int32 [N], row by row
+
+    @classmethod
+    def of(
+        cls, page_size: int, pages: Sequence[Sequence[int]], context_lens: Sequence[int]
+    ) -> RowPages:
+        """Create from page tables."""
+        lengths = np.array(context_lens, dtype=np.int32)
+        counts = (lengths + (page_size - 1)) // page_size
+        needed = counts.tolist()
+        if list(map(len, pages)) == needed and set(map(type, pages)) == {array}:
+            joined = b"".join(pages)  # type: ignore[arg-type]  # arrays are buffers
+            return cls(page_size, lengths, counts, np.frombuffer(joined, np.int32))
+        ids = array("i")
+        for table, count in zip(pages, needed, strict=True):
+            ids.extend(table if len(table) == count else table[:count])
+        return cls(page_size, lengths, counts, np.array(ids, dtype=np.int32))
+
+    def places(self, query_lens: Sequence[int], *, are_single: bool) -> tuple[np.ndarray, ...]:
+        """Return positions and slots, int64 [T], of the last `query_lens` [B] tokens of each
+        context.
+
+        `are_single`: every row feeds its last token only.
+        """
+        size, lengths = self.page_size, self.context_lens.astype(np.int64)
+        ends = np.cumsum(self.counts, dtype=np.int64)
+        if are_single:
+            positions, indices = lengths - 1, ends - 1
+        else:
+            fed = np.array(query_lens, dtype=np.int64)
+            before = np.cumsum(fed) - fed  # tokens of the rows before
+            positions = np.arange(fed.sum()) + np.repeat(lengths - fed - before, fed)
+            indices = np.repeat(ends - self.counts, fed) + positions // size
+        return positions, self.ids[indices].astype(np.int64) * size + positions % size
 
 
 class ForwardMode(Enum):
-    """What kind of rows a batch holds."""
+    """Kind of the rows of a batch."""
 
     EXTEND = "extend"  # prompt tokens only (prefill, context encoding)
     DECODE = "decode"  # one token per row
@@ -34,7 +78,7 @@ class ForwardMode(Enum):
 
     @property
     def is_extend(self) -> bool:
-        """Whether rows may feed more than one token: a mixed batch counts as such."""
+        """Whether rows may feed more than one token, as in a mixed batch."""
         return self in (ForwardMode.EXTEND, ForwardMode.MIXED)
 
     @property
@@ -49,42 +93,42 @@ class ForwardMode(Enum):
 
 
 class ScheduledRow(NamedTuple):
-    """One sequence's share of a step.
+    """One sequence's part of a step.
 
-    The sequences `pages` and `output_ids` are views of live scheduler state: read-only, and
-    valid until the step is committed. Pages are added to a table, those in it stay what they are.
+    The sequences `pages` and `output_ids` are views of live scheduler state: read-only, and valid
+    until the step is committed. Page tables only grow.
     """
 
     request_id: str
     token_ids: tuple[int, ...]  # the tokens fed in this step
     start: int  # position of token_ids[0] = tokens already in the KV cache
     pages: Sequence[int]  # page ids that cover positions [0, start + len(token_ids) + steps - 1)
-    is_extend: bool  # prompt tokens (also when it is only one)
+    is_extend: bool  # prompt tokens (also if there is only one)
     samples: bool  # False for a prompt chunk that is not the last
     sampling: SamplingParams
     output_ids: Sequence[int] = ()  # generated so far, for penalties and minimum lengths
 
-    lora: str = ""  # the adapter it is computed with
-    embeds: bool = False  # its vectors are wanted: `samples` marks the row they are complete with
+    lora: str = ""  # name of its adapter
+    embeds: bool = False  # request for vectors: `samples` marks the row that completes them
 
     @property
     def generates(self) -> bool:
-        """Whether a token is sampled for it."""
+        """Whether a token is sampled for the row."""
         return self.samples and not self.embeds
 
     @property
     def echoes(self) -> bool:
-        """Whether the log-probabilities of the tokens fed are wanted."""
+        """Whether log-probabilities of the fed tokens are requested."""
         return self.is_extend and self.sampling.echo
 
     @property
     def context_len(self) -> int:
-        """Tokens in the cache once this step has run."""
+        """Number of tokens in the cache after this step."""
         return self.start + len(self.token_ids)
 
 
 class RowColumns(NamedTuple):
-    """`ScheduledRow`s the other way round."""
+    """The fields of many `ScheduledRow`s, column by column."""
 
     request_id: tuple[str, ...] = ()
     token_ids: tuple[tuple[int, ...], ...] = ()
@@ -102,8 +146,8 @@ class RowColumns(NamedTuple):
 class ScheduledBatch:
     """The rows of one step, and how many decode forwards to run for them.
 
-    `is_plain`: every row is known to want its next token and nothing else (see
-    `Sequence.is_plain`), so nobody need look at each of them to find that out.
+    `is_plain`: every row is known to request its next token and nothing else (see
+    `Sequence.is_plain`), so that the rows need not be inspected one by one.
     """
 
     rows: tuple[ScheduledRow, ...]
@@ -114,21 +158,21 @@ class ScheduledBatch:
 
     @property
     def columns(self) -> RowColumns:
-        """The same as `rows`; quicker than to ask each of them for a field."""
+        """Return the columns of `rows`, which are faster to read than a field of each row."""
         if not self._columns:
             self._columns.append(RowColumns(*zip(*self.rows, strict=True)))
         return self._columns[0]
 
     @property
     def sampling_rows(self) -> tuple[ScheduledRow, ...]:
-        """Those that are not chunks of prompts: all that decode."""
+        """Return the rows that sample: all but prompt chunks that are not the last."""
         if self.is_plain and self.mode is ForwardMode.DECODE:
             return self.rows
         return tuple([row for row in self.rows if row.samples])
 
     @property
     def num_tokens(self) -> int:
-        """Tokens fed to the first forward."""
+        """Number of tokens fed to the first forward."""
         if self.mode is ForwardMode.DECODE:
             return len(self.rows)
         return sum([len(row.token_ids) for row in self.rows])
@@ -138,12 +182,27 @@ class ScheduledBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class StepOutput:
+class RequestOutput:
+    """Results of one step for one request."""
+
+    token_ids: tuple[int, ...] = ()  # one per decode forward
+    logprobs: tuple[TokenLogprob, ...] = ()  # one per token, where they were asked for
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # one per prompt token fed, where echoed
+    embeddings: tuple[bytes, ...] = ()  # little-endian float32 vectors
+    failure: str = ""  # why the request cannot continue; empty: it can
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput(Mapping[str, RequestOutput]):
     """Sampled tokens by request id, one per decode forward; rows that did not sample are absent.
 
-    A stop id is still among them: the scheduler decides what ends a sequence. `failures` says of
-    requests that cannot go on what went wrong with them; the rest of the batch is not affected.
-    `prompt_logprobs` has an entry for each token that an echoing prompt row has fed.
+    Stop ids are included: the scheduler decides when a sequence ends. `failures` has the reasons
+    why requests cannot continue; the rest of the batch is not affected. `prompt_logprobs` has one
+    entry per token that an echoing prompt row has fed.
+
+    It is also a read-only mapping from request ids to `RequestOutput`: `len(output)` is the number
+    of requests that the step has results for, `output[request_id]` is one of them, and an unknown
+    id raises `KeyError`.
     """
 
     token_ids: Mapping[str, tuple[int, ...]]
@@ -152,14 +211,42 @@ class StepOutput:
     prompt_logprobs: Mapping[str, tuple[TokenLogprob, ...]] = field(default_factory=dict)
     embeddings: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict)
 
+    def __getitem__(self, request_id: str) -> RequestOutput:
+        if request_id not in self._ids():
+            raise KeyError(request_id)
+        return RequestOutput(
+            self.token_ids.get(request_id, ()),
+            self.logprobs.get(request_id, ()),
+            self.prompt_logprobs.get(request_id, ()),
+            self.embeddings.get(request_id, ()),
+            self.failures.get(request_id, ""),
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ids())
+
+    def __len__(self) -> int:
+        return len(self._ids())
+
+    def _ids(self) -> dict[str, None]:
+        """Every request that there is something of, in the order of the tokens."""
+        parts = (self.token_ids, self.failures, self.prompt_logprobs, self.embeddings)
+        return dict.fromkeys(itertools.chain.from_iterable(parts))
+
     @property
     def is_plain(self) -> bool:
-        """Whether there is nothing but tokens."""
+        """Whether the output consists of tokens only."""
         return not (self.logprobs or self.failures or self.prompt_logprobs)
 
 
 class ReturnLogits(Enum):
-    """Which rows the language-model head is computed for."""
+    """Rows for which the language-model head is computed.
+
+    An argument of `PipelineModel`, for programs that make and run a model themselves. The engine
+    makes every model with `LAST_TOKEN`: its requests ask for a prompt's log-probabilities by
+    `SamplingParams.echo`, which adds the rows of that request alone, and a draft's rows are chosen
+    by the verification. `VARIABLE` and `ALL` are not an option of the service.
+    """
 
     LAST_TOKEN = "last_token"  # one per sampling request
     VARIABLE = "variable"  # the last n of each sampling request
@@ -167,7 +254,13 @@ class ReturnLogits(Enum):
 
 
 class ReturnHiddenStates(Enum):
-    """Which rows of the last layer's output are handed out."""
+    """Rows of the last layer's output that are returned.
+
+    An argument of `PipelineModel`, for programs that make and run a model themselves. The engine
+    uses `ALL_NORMALIZED` for embedding models and `NONE` for all others; no request can ask for
+    hidden states. A model that transformers runs has none and raises `CheckpointError` when they
+    are asked for, and a model that hands them out is not captured in CUDA graphs.
+    """
 
     NONE = "none"
     LAST = "last"  # one per request, before the final norm
@@ -177,10 +270,10 @@ class ReturnHiddenStates(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """The rows of one forward, ragged: row b feeds `query_lens[b]` of the T tokens.
+    """Inputs of one forward, ragged: row b feeds `query_lens[b]` of the T tokens.
 
-    `context_lens` count the tokens in the cache once the forward has run, the fed ones included:
-    a decode row's position is its context length − 1.
+    `context_lens` count the tokens in the cache after the forward, with the fed ones: the position
+    of a decode row is its context length − 1.
     """
 
     mode: ForwardMode
@@ -191,13 +284,14 @@ class ForwardBatch:
     page_size: int
     input_ids: Tensor  # int64 [T]
     positions: Tensor  # int64 [T]
-    slot_mapping: Tensor  # int64 [T] where each token's keys and values go
-    top_logprobs_nums: tuple[int, ...] | None = None  # [B] best ones wanted; None: no log-probs
-    row_pages: RowPages | None = None  # what `pages` and `context_lens` say, where it is known
+    slot_mapping: Tensor  # int64 [T] slots for the keys and values
+    # [B] number of best tokens to return; None: no log-probabilities
+    top_logprobs_nums: tuple[int, ...] | None = None
+    row_pages: RowPages | None = None  # arrays of `pages` and `context_lens`, where available
 
     @property
     def row_offsets(self) -> tuple[int, ...]:
-        """[B + 1] first token of each row, then T."""
+        """Return [B + 1] index of the first token of each row, then T."""
         offsets = [0]
         for length in self.query_lens:
             offsets.append(offsets[-1] + length)
@@ -205,13 +299,13 @@ class ForwardBatch:
 
     @property
     def num_singles(self) -> int:
-        """Leading rows that feed one token each."""
+        """Number of leading rows that feed one token each."""
         if self.mode is ForwardMode.DECODE:
             return len(self.query_lens)
         return count_singles(self.query_lens)
 
     def next_places(self) -> tuple[tuple[int, ...], list[int]]:
-        """[2][B] position and slot of the token that each row feeds after this forward."""
+        """Return positions [B] and slots [B] of the tokens that the rows feed next."""
         size = self.page_size
         return self.context_lens, [
             pages[position // size] * size + position % size
@@ -219,7 +313,7 @@ class ForwardBatch:
         ]
 
     def advanced(self, next_tokens: Tensor, places: Tensor) -> ForwardBatch:
-        """The decode forward that feeds one sampled token [B] to each row.
+        """Return the decode forward that feeds one sampled token [B] to each row.
 
         `places` [2, B] are the `next_places`, on the device.
         """
@@ -237,55 +331,59 @@ class ForwardBatch:
 
 
 def count_singles(query_lens: Sequence[int]) -> int:
-    """Leading rows that feed one token each."""
+    """Count the leading rows that feed one token each."""
     are_longer = map((1).__lt__, query_lens)
     return next(itertools.compress(itertools.count(), are_longer), len(query_lens))
 
 
 class KVSlots(NamedTuple):
-    """Where one layer's new keys and values belong: slot = page × page_size + offset."""
+    """Destination of one layer's new keys and values: slot = page × page_size + offset."""
 
     keys: Tensor  # [P, page_size, Hkv, D], a view
-    values: Tensor  # the same
+    values: Tensor  # [P, page_size, Hkv, D], a view
     slots: Tensor  # int64 [T]
 
 
 class KVCacheInputs(Protocol):
-    """A model's way to its keys and values: one planned forward."""
+    """Access of a model to its keys and values in one planned forward."""
 
     @property
     def forward_batch(self) -> ForwardBatch: ...
 
     def attend(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
-        """Store [T, 2, Hkv, D] keys and values, answer queries [T, H, D] with [T, H × D]."""
+        """Store [T, 2, Hkv, D] keys and values; attend with queries [T, H, D]; return [T, H ×
+        D].
+        """
 
     def slots(self, layer: int) -> KVSlots | None:
-        """Where a kernel may store what `attend` would; None: only `attend` knows how."""
+        """Return where a kernel may store what `attend` would; None when only `attend` can
+        store.
+        """
 
     def attend_stored(self, layer: int, query: Tensor) -> Tensor:
-        """`attend` for keys and values that are in their `slots` already."""
+        """Like `attend`, for keys and values that are in their `slots` already."""
 
     def advanced(self, next_tokens: Tensor) -> KVCacheInputs:
-        """The same for the decode forward that feeds `next_tokens` [B]."""
+        """Return the inputs of the decode forward that feeds `next_tokens` [B]."""
 
 
 @dataclass(kw_only=True, slots=True)
 class ModelInputs:
-    """What `PipelineModel.execute` is fed.
+    """Arguments of `PipelineModel.execute`.
 
-    Logits are computed for the tokens `logit_rows` (None: for all T); those of batch row b are
-    rows `logit_offsets[b] : logit_offsets[b + 1]`. A row that does not sample may have none.
+    Logits are computed for the tokens `logit_rows` (None: for all T); those of batch row b are rows
+    `logit_offsets[b] : logit_offsets[b + 1]`. A row that does not sample may have none.
     """
 
     forward_batch: ForwardBatch
     kv_cache_inputs: KVCacheInputs | None = None
-    sampling_rows: tuple[int, ...] = ()  # batch rows whose next token is wanted, ascending
+    sampling_rows: tuple[int, ...] = ()  # batch rows that sample, ascending
     logit_rows: Tensor | None = None  # int64 [R]
     logit_offsets: tuple[int, ...] = (0,)  # [B + 1]
-    adapters: tuple[str, ...] = ()  # [B] the name of each row's, '' for the base model
+    adapters: tuple[str, ...] = ()  # [B] adapter names, '' for the base model
 
     def update(self, **values: object) -> None:
-        """Set the fields that exist to the values that are not None."""
+        """Set existing fields to the values that are not None."""
         for item in fields(self):
             if values.get(item.name) is not None:
                 setattr(self, item.name, values[item.name])
@@ -293,10 +391,10 @@ class ModelInputs:
 
 @dataclass(frozen=True, slots=True)
 class ModelOutputs:
-    """One forward's results: raw float32 logits, no temperature and no penalties."""
+    """Results of one forward: raw float32 logits, without temperature and penalties."""
 
     logits: Tensor  # [R, V]
-    next_token_logits: Tensor  # [sampling rows, V], the last of each
+    next_token_logits: Tensor  # [sampling rows, V], the last row of each
     logit_offsets: tuple[int, ...]  # [B + 1] as in `ModelInputs`
     hidden_states: Tensor | None = None
 
@@ -306,4 +404,4 @@ class SampledTokens:
     """One token for each sampling row of a forward."""
 
     token_ids: Tensor  # int32 [sampling rows]
-    logprobs: tuple[TokenLogprob | None, ...] = ()  # as many, or none at all
+    logprobs: tuple[TokenLogprob | None, ...] = ()  # the same number, or empty

@@ -1,14 +1,14 @@
-"""Errors of the token core. Every one derives from `LLMError`; messages say what to change."""
+"""Errors of the token core. All of them derive from `LLMError`; messages say what to change."""
 
 from __future__ import annotations
 
 
 class LLMError(Exception):
-    """Base of everything the core raises on purpose."""
+    """Base class of the errors that the core raises."""
 
 
 class ConfigError(LLMError, ValueError):
-    """A configuration value is wrong, or names something this release does not have."""
+    """A configuration value is wrong, or names a feature that this release does not have."""
 
 
 class CheckpointError(LLMError, ValueError):

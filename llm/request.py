@@ -1,4 +1,4 @@
-"""What a caller gives to the engine and gets back: frozen values, token ids only."""
+"""Values that a caller passes to the engine and receives: frozen, with token ids only."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ IdRange = tuple[int, int]
 
 
 class FinishReason(Enum):
-    """Why a sequence ended."""
+    """Reason why a sequence ended."""
 
     STOP = "stop"  # a stop id was sampled
     LENGTH = "length"  # max_tokens or the context limit
-    CANCELLED = "cancelled"  # the caller cancelled it
-    ERROR = "error"  # it failed; `TokenChunk.error` says why
+    CANCELLED = "cancelled"  # the caller cancelled the request
+    ERROR = "error"  # the request failed; `TokenChunk.error` has the reason
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen. The defaults sample from the model's own distribution.
+    """Parameters for sampling the next token. The defaults sample from the model's own
+    distribution.
 
-    `allowed_ranges` are half-open id ranges outside of which nothing but a stop id can be
-    sampled (empty: everything is allowed). `allowed_cycle` gives them for each position instead:
-    generated token n is held to ranges `n % len(allowed_cycle)`, and stop ids can be sampled
-    only where a cycle begins, so that a sequence which stops is whole cycles. `penalty_window`
-    is how many of the latest *generated* tokens the three penalties look at (0: all of them).
-    With a `json_schema` the output is one JSON document that fits it, ended by a stop id: as soon
-    as nothing else can follow, also before `min_tokens`. (`max_tokens` may cut it off.)
+    `allowed_ranges` are half-open id ranges; outside of them only stop ids can be sampled (empty:
+    no restriction). `allowed_cycle` gives the ranges by position instead: generated token n is
+    restricted to ranges `n % len(allowed_cycle)`, and stop ids can be sampled only at the beginning
+    of a cycle, so that a sequence that stops consists of whole cycles. `penalty_window` is the
+    number of the latest *generated* tokens that the three penalties apply to (0: all). With a
+    `json_schema` the output is one JSON document that matches it, ended by a stop id as soon as no
+    other token is possible, also before `min_tokens`. (`max_tokens` may truncate it.)
     """
 
     temperature: float = 1.0  # 0 = argmax
@@ -47,16 +48,17 @@ class SamplingParams:
     max_tokens: int = 256
     min_tokens: int = 0  # stop ids cannot be sampled before this many tokens
     stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False  # keep going past stop ids (benchmarks)
+    ignore_eos: bool = False  # do not stop at stop ids (for benchmarks)
     allowed_ranges: tuple[IdRange, ...] = ()
     allowed_cycle: tuple[tuple[IdRange, ...], ...] = ()
-    top_logprobs: int | None = None  # None: no log-probabilities; n: the chosen and n best
+    # None: no log-probabilities; n: those of the chosen token and of the n best
+    top_logprobs: int | None = None
     json_schema: str = ""  # a JSON schema as text; empty = free output
-    echo: bool = False  # log-probabilities of the prompt's tokens, too
+    echo: bool = False  # also return log-probabilities of the prompt's tokens
 
     @property
     def all_ranges(self) -> tuple[IdRange, ...]:
-        """Every range that is allowed somewhere; none means that everything is."""
+        """Return all ranges that are allowed at some position; empty means no restriction."""
         return tuple(chain(self.allowed_ranges, *self.allowed_cycle))
 
     def __post_init__(self) -> None:
@@ -75,9 +77,12 @@ class SamplingParams:
             (0 <= self.seed < 2**64, "seed must be an unsigned 64-bit number"),
             (self.max_tokens >= 1, "max_tokens must be ≥ 1"),
             (0 <= self.min_tokens <= self.max_tokens, "min_tokens must be in [0, max_tokens]"),
-            (_are_ranges(self.allowed_ranges), "allowed_ranges must be [start, end)"),
             (
-                all(ranges and _are_ranges(ranges) for ranges in self.allowed_cycle),
+                all(0 <= a < b for a, b in self.allowed_ranges),
+                "allowed_ranges must be [start, end)",
+            ),
+            (
+                all(r and all(0 <= a < b for a, b in r) for r in self.allowed_cycle),
                 "allowed_cycle must hold [start, end) ranges for every position",
             ),
             (
@@ -96,24 +101,20 @@ class SamplingParams:
                 raise RequestError(message)
 
 
-def _are_ranges(ranges: tuple[IdRange, ...]) -> bool:
-    return all(0 <= start < end for start, end in ranges)
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
     """One sequence to continue.
 
-    `request_id` is unique among the engine's live requests. `cache_salt` keeps the prefix cache
-    of one tenant or adapter apart from another's.
+    `request_id` is unique among the engine's live requests. Requests with different values of
+    `cache_salt` (tenants, adapters) do not share cached prefixes.
     """
 
     request_id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    priority: int = 0  # higher runs first
+    priority: int = 0  # higher values run first
     cache_salt: str = ""
-    embeds: bool = False  # the vectors of the prompt are wanted, and no tokens
+    embeds: bool = False  # return vectors of the prompt, and no tokens
     lora: str = ""  # name of the adapter; empty = the base model
 
     def __post_init__(self) -> None:
@@ -124,14 +125,14 @@ class Request:
 
     @property
     def cache_namespace(self) -> str:
-        """Whose prefixes it may share: an adapter's keys and values are nobody else's."""
+        """Namespace of the prefix cache; the keys and values of an adapter are separate."""
         return f"{self.lora}\0{self.cache_salt}" if self.lora else self.cache_salt
 
 
 class TokenLogprob(NamedTuple):
-    """A token's log-probability under the raw logits, and the best alternatives'.
+    """A token's log-probability under the raw logits, and the best alternatives.
 
-    A prompt's first token has neither: nothing predicts it.
+    The first token of a prompt has neither.
     """
 
     token_id: int
@@ -139,23 +140,15 @@ class TokenLogprob(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
-# Named tuples where every row of every step makes one: a frozen dataclass costs four times as much.
-
-
-class RequestTimings(NamedTuple):
-    """Seconds since the request was submitted; None while it has not happened."""
-
-    queue_s: float | None = None  # until it was first scheduled
-    prefill_s: float | None = None  # from first scheduled to first token
-    total_s: float = 0.0
+# Named tuples for values created per row and step: a frozen dataclass takes four times as long.
 
 
 class TokenChunk(NamedTuple):
-    """Tokens of one request that became known in one step; each token is delivered once.
+    """Tokens of one request that one step produced; each token is delivered once.
 
-    The last chunk of a request, and only it, has a `finish_reason`; it may hold no tokens.
-    A stop id is never among `token_ids`. With `echo`, every token of the prompt has its entry in
-    `prompt_logprobs` once, in order, before the first token or together with it.
+    Only the last chunk of a request has a `finish_reason`; it may hold no tokens. A stop id is
+    never among `token_ids`. With `echo`, every token of the prompt has one entry in
+    `prompt_logprobs`, in order, before the first token or together with it.
     """
 
     request_id: str
@@ -164,16 +157,11 @@ class TokenChunk(NamedTuple):
     finish_reason: FinishReason | None = None
     error: str = ""
     prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0  # of them taken from the prefix cache
-    output_tokens: int = 0  # generated so far, this chunk included
-    queue_s: float | None = None  # see `timings`
-    prefill_s: float | None = None
-    total_s: float = 0.0
+    cached_prompt_tokens: int = 0  # prompt tokens taken from the prefix cache
+    output_tokens: int = 0  # generated tokens so far, with those of this chunk
+    queue_s: float | None = None  # from submission until the request was first scheduled
+    prefill_s: float | None = None  # from first scheduled to first token
+    total_s: float = 0.0  # since submission
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     embeddings: tuple[bytes, ...] = ()  # little-endian float32 vectors: one, or one for each token
-    is_refused: bool = False  # it failed by what it asks for: no document can fit its schema
-
-    @property
-    def timings(self) -> RequestTimings:
-        """How long the request has taken so far."""
-        return RequestTimings(self.queue_s, self.prefill_s, self.total_s)
+    is_refused: bool = False  # the request itself is at fault: no document can match its schema

@@ -1,4 +1,4 @@
-"""`Sequence`: one request while it lives: its tokens, lengths, page table and status.
+"""`Sequence`: the state of one request: its tokens, lengths, page table and status.
 
     tokens      p p p p p p p p o o o o      p = prompt, o = generated
     processed ──────────^                    their KV is in the cache
@@ -7,8 +7,8 @@
 
 A step feeds tokens [processed, active_end). The token sampled last has no KV yet.
 
-A step that is planned while the one before it still runs feeds a token nobody on the host knows
-yet. Until its value comes, `FUTURE_TOKEN` stands in its place, always the last one.
+A step that is planned while the previous one still runs feeds a token that is not known on the
+host yet. Until its value arrives, the placeholder `FUTURE_TOKEN` is the last token.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from enum import Enum
 
 from llm.request import FinishReason, Request, TokenChunk, TokenLogprob
 
-FUTURE_TOKEN = -1  # a token that is being sampled: the device knows it, or soon will
-AWAITED = (FUTURE_TOKEN,)  # what most rows of a batch feed that is planned ahead: the same object
+FUTURE_TOKEN = -1  # placeholder for a token that is being sampled on the device
+AWAITED = (FUTURE_TOKEN,)  # tokens of most rows of a batch planned ahead: one shared object
 
 
 class SequenceStatus(Enum):
-    """Where the scheduler keeps a sequence."""
+    """State of a sequence in the scheduler."""
 
     PENDING = "pending"  # has prompt tokens (or tokens to recompute) without KV
-    ENCODING = "encoding"  # feeds some of them in the step that runs
+    PREFILLING = "prefilling"  # has prompt tokens (or tokens to recompute) without KV
     DECODING = "decoding"  # one token per step
-    ENDING = "ending"  # its last token is being sampled: nothing is left to schedule
+    ENDING = "ending"  # its last token is being sampled; there is nothing left to schedule
     PAUSED = "paused"  # not scheduled; keeps its pages unless they are needed
     FINISHED = "finished"
 
 
-_DECODING = SequenceStatus.DECODING  # looked up once, not for every row of every step
-_new = tuple.__new__  # makes a named tuple in half the time that its class takes
+_DECODING = SequenceStatus.DECODING  # looked up once rather than for every row of every step
+_new = tuple.__new__  # creates a named tuple in half the time of its class
 
 
 class Sequence:
-    """The only mutable object of a request. The scheduler owns it."""
+    """The only mutable object of a request, owned by the scheduler."""
 
     __slots__ = (
         "active_end",
@@ -79,7 +79,10 @@ class Sequence:
         self.request_id = request.request_id
         self.sampling = request.sampling
         self.lora = request.lora
-        self.is_plain = _is_plain(request)
+        sampling = request.sampling
+        has_more = request.lora or request.embeds or sampling.json_schema
+        self.is_plain = sampling.top_logprobs is None and not has_more
+        """Whether it only requests tokens of the base model, without restrictions."""
         self.stop_ids = frozenset(request.sampling.stop_token_ids)
         self.tokens = list(request.prompt_ids)
         self.prompt_len = len(self.tokens)  # as submitted: preemption does not change it
@@ -87,15 +90,15 @@ class Sequence:
         self.limit_outputs(request.sampling.max_tokens)
         self.processed = 0
         self.active_end = 0
-        self.extend_end = self.prompt_len  # tokens to be extended before decoding goes on
+        self.extend_end = self.prompt_len  # tokens to be extended before decoding continues
         self.pages: SequenceABC[int] = ()
-        self.next_commit = 0  # tokens with KV from which the next page is full
+        self.next_commit = 0  # number of tokens with KV that completes the next page
         self.status = SequenceStatus.PENDING
-        self.in_flight = 0  # steps it is in that were neither committed nor failed
+        self.in_flight = 0  # steps that contain it and were neither committed nor failed
         self.cancel_requested = False
         self.cancel_asked_s: float | None = None
         self.pause_requested = False
-        self.entry_order: int | None = None  # place among decoding sequences; set once
+        self.entry_order: int | None = None  # position among decoding sequences; set once
         self.num_preemptions = 0
         self.num_echoed = 0  # prompt tokens whose log-probabilities were delivered
         self.cached_prompt_tokens = 0
@@ -103,16 +106,16 @@ class Sequence:
         self.first_scheduled_s: float | None = None
         self.queue_s: float | None = None
         self.prefill_s: float | None = None
-        self.token_s: float | None = None  # when the last token came
+        self.token_s: float | None = None  # time of the last token
 
     @property
     def end(self) -> int:
-        """Tokens known: prompt and generated."""
+        """Number of known tokens: prompt and generated."""
         return len(self.tokens)
 
     @property
     def needs_extend(self) -> bool:
-        """Whether more than the last token lacks KV, or nothing was sampled yet."""
+        """Whether more than the last token lacks KV, or no token was sampled yet."""
         return self.processed < self.extend_end
 
     @property
@@ -128,14 +131,14 @@ class Sequence:
             self.cached_prompt_tokens = num_cached
 
     def activate(self, num_tokens: int) -> None:
-        """Feed the next `num_tokens` in the step to come."""
+        """Mark the next `num_tokens` as fed by the coming step."""
         self.active_end = self.processed + num_tokens
         self.in_flight += 1
         if not self.processed < self.active_end <= len(self.tokens):
             raise ValueError(f"{self!r} cannot feed {num_tokens} tokens")
 
     def launch(self, samples: bool) -> None:
-        """The step has started: the next one may be planned as if it had ended.
+        """Mark the step as started, so that the next one can be planned as if it had ended.
 
         Raises `ValueError` when an earlier step's token is still awaited.
         """
@@ -148,7 +151,7 @@ class Sequence:
 
     @property
     def is_active(self) -> bool:
-        """Whether it feeds tokens in a step that was not launched."""
+        """Whether it feeds tokens in a step that is not launched yet."""
         return self.processed < self.active_end
 
     @property
@@ -158,34 +161,35 @@ class Sequence:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the last token it may have is known or awaited; or its vectors are."""
+        """Whether its last token is known or awaited, or its vectors are."""
         if self.request.embeds:
             return not self.needs_extend
         return len(self.output_ids) >= self.max_outputs
 
-    def land(self) -> None:
-        """A launched step has ended: the place of its token is free for the token itself."""
+    def complete_launch(self) -> None:
+        """Remove the placeholder of a launched step that has ended."""
         self.in_flight -= 1
         self.drop_future()
 
     def drop_future(self) -> None:
-        """Take the placeholder away."""
+        """Remove the placeholder."""
         if self.awaits_token:
             self.tokens.pop()
             self.output_ids.pop()
 
     def advance(self) -> None:
-        """The step ran: what was fed has KV."""
+        """Mark the fed tokens as having KV."""
         self.processed = self.active_end
         self.in_flight -= 1
 
     def accept(self, token: int) -> FinishReason | None:
-        """Add a sampled token; its KV is computed when it is fed. Returns why it is the last.
+        """Add a sampled token; its KV is computed when it is fed. Returns the reason if it is the
+        last.
 
         STOP: the token is a stop id and was not added.
         """
         outputs = self.output_ids
-        if token in self.stop_ids and self._may_stop:
+        if token in self.stop_ids and self._can_stop:
             return FinishReason.STOP
         self.tokens.append(token)
         outputs.append(token)
@@ -197,7 +201,7 @@ class Sequence:
         token_ids: tuple[int, ...] = (),
         logprobs: tuple[TokenLogprob, ...] = (),
     ) -> TokenChunk:
-        """What the caller is told of these tokens, which are among the output already."""
+        """Return the chunk of these tokens, which are part of the output already."""
         return TokenChunk(
             self.request_id,
             token_ids,
@@ -211,19 +215,21 @@ class Sequence:
         )
 
     @property
-    def _may_stop(self) -> bool:
+    def _can_stop(self) -> bool:
         sampling = self.sampling
         if sampling.json_schema:
-            return True  # it is only allowed where the document ends
+            return True  # only allowed where the document ends
         return not sampling.ignore_eos and len(self.output_ids) >= sampling.min_tokens
 
     def rewind(self) -> None:
-        """Forget an unfinished step."""
+        """Undo `activate` for an unfinished step."""
         self.active_end = self.processed
         self.in_flight -= 1
 
     def preempt(self) -> None:
-        """Lose the pages: everything known is to be extended again; output and counts stay."""
+        """Drop the pages: all known tokens have to be extended again; output and counts are
+        kept.
+        """
         self.processed = self.active_end = 0
         self.extend_end = len(self.tokens)
         self.pages = ()
@@ -231,37 +237,37 @@ class Sequence:
         self.num_preemptions += 1
 
     def limit_length(self, max_length: int) -> None:
-        """End the sequence at `max_length` tokens in all, if not before."""
+        """Limit the sequence to `max_length` tokens in all."""
         self.limit_outputs(min(self.sampling.max_tokens, max_length - self.prompt_len))
 
     def limit_outputs(self, max_outputs: int) -> None:
-        """End the sequence when it has so many."""
+        """Limit the sequence to `max_outputs` generated tokens."""
         self.max_outputs = max_outputs
-        # Tokens with KV when the last of them is sampled: the one just fed is before it.
+        # Number of tokens with KV when the last token is sampled, which itself has none.
         self.last_processed = self.prompt_len + max_outputs - 1
 
-    def was_scheduled(self, now: float) -> None:
-        """Note when the first of the prompt was fed."""
+    def mark_scheduled(self, now: float) -> None:
+        """Record when the prompt was first scheduled."""
         if self.first_scheduled_s is None:
             self.first_scheduled_s = now
             self.queue_s = now - self.arrival_s
 
-    def had_first_token(self, now: float) -> None:
-        """Note how long the prompt took."""
+    def mark_first_token(self, now: float) -> None:
+        """Record how long the prompt took."""
         if self.first_scheduled_s is not None:
             self.prefill_s = now - self.first_scheduled_s
 
     def take_echo(self, entries: tuple[TokenLogprob, ...], start: int) -> tuple[TokenLogprob, ...]:
-        """Those of the entries for the tokens from `start` on that nobody has had yet.
+        """Return those entries for the tokens from `start` on that were not delivered yet.
 
-        A preempted sequence computes its prompt again, and what it has generated with it.
+        A preempted sequence computes its prompt again, and its generated tokens with it.
         """
         new = entries[max(0, self.num_echoed - start) : max(0, self.prompt_len - start)]
         self.num_echoed += len(new)
         return new
 
     def check_integrity(self, page_size: int) -> None:
-        """Raise `AssertionError` unless the indices and the page table agree."""
+        """Raise `AssertionError` unless the indices and the page table are consistent."""
         if not 0 <= self.processed <= self.active_end <= self.end:
             raise AssertionError(f"{self!r}: indices out of order")
         if self.active_end > len(self.pages) * page_size:
@@ -271,7 +277,7 @@ class Sequence:
         if self.processed < self.active_end and not self.in_flight:
             raise AssertionError(f"{self!r}: active tokens, but in no step")
         if FUTURE_TOKEN in self.tokens[:-1] or (self.awaits_token and not self.in_flight):
-            raise AssertionError(f"{self!r}: awaits a token that no step will bring")
+            raise AssertionError(f"{self!r}: awaits a token that no step samples")
         if not self.in_flight and not self.needs_extend and self.processed != self.end - 1:
             raise AssertionError(f"{self!r}: a decoding sequence feeds exactly its last token")
 
@@ -290,15 +296,15 @@ def take_tokens(
     *,
     is_launched: bool,
 ) -> tuple[list[TokenChunk | None], list[tuple[float | None, int]]]:
-    """End a step for those in the common case: they decode, got one token and go on.
+    """Commit a step for sequences in the common case: decoding, one token, not ended.
 
-    Returns their chunks, and when they had their last tokens: (time, how many), neighbours in one.
-    None, and no change, for one that may end, fill a page or be moved: `advance`, then `accept` it.
+    Returns their chunks, and the times of their previous tokens as (time, number), merged. A chunk
+    is None, and nothing changes, where `advance` and `accept` are needed: end, full page, move.
     """
     chunks: list[TokenChunk | None] = []
     runs: list[tuple[float | None, int]] = []
     last_s, run = None, 0
-    for sequence in sequences:  # the loop over all rows of all steps
+    for sequence in sequences:  # runs for all rows of all steps
         request_id, outputs, before_s = sequence.request_id, sequence.output_ids, sequence.token_s
         tokens = sampled.get(request_id)
         processed = sequence.processed if is_launched else sequence.active_end
@@ -346,10 +352,9 @@ def take_tokens(
 
 
 def launch_sampling(sequences: SequenceABC[Sequence]) -> list[int]:
-    """Launch those in the common case: they decode, and go on whatever their token is.
+    """Launch sequences in the common case: decoding, and continuing whatever their token is.
 
-    Returns the places of the others, of which nothing changed: `launch` them, and see where they
-    belong.
+    Returns the indices of the others, which are unchanged: `launch` them, and update their places.
     """
     left = []
     for place, sequence in enumerate(sequences):
@@ -368,10 +373,3 @@ def launch_sampling(sequences: SequenceABC[Sequence]) -> list[int]:
         sequence.tokens.append(FUTURE_TOKEN)
         outputs.append(FUTURE_TOKEN)
     return left
-
-
-def _is_plain(request: Request) -> bool:
-    """Whether it wants nothing but tokens of the base model, and any may follow any."""
-    sampling = request.sampling
-    has_more = request.lora or request.embeds or sampling.json_schema
-    return sampling.top_logprobs is None and not has_more

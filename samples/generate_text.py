@@ -1,4 +1,4 @@
-"""Generate text over gRPC and print it as it comes, from the engine that also speaks.
+"""Generate text over gRPC and print it as it arrives, with the engine that also generates speech.
 
 python -m samples.generate_text "Once upon a time" --server localhost:50051
 """

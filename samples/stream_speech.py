@@ -1,4 +1,4 @@
-"""Speak one text over gRPC and write the audio as it arrives.
+"""Synthesize one text over gRPC and write the audio as it arrives.
 
 python -m samples.stream_speech "Good morning." morning.wav --server localhost:50051
 """
@@ -31,7 +31,7 @@ def main() -> None:
     )
     with grpc.insecure_channel(arguments.server) as channel:
         events = speech_pb2_grpc.SpeechServiceStub(channel).SynthesizeStream(request)
-        started = next(events).started  # always first: says what is really sent
+        started = next(events).started  # always first: describes the audio that follows
         with wave.open(arguments.out, "wb") as out:
             out.setnchannels(1)
             out.setsampwidth(2)

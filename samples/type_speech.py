@@ -1,4 +1,4 @@
-"""Send text as it is typed and write the speech; every line is spoken when it is complete.
+"""Send text as it is typed and write the speech; every line is synthesized when it is complete.
 
     python -m samples.type_speech talk.wav --server localhost:50051
 
@@ -18,7 +18,7 @@ from tts.v1 import speech_pb2, speech_pb2_grpc
 
 
 def requests(voice: str) -> Iterator[speech_pb2.StreamingSynthesizeRequest]:
-    """The configuration once, then lines; gRPC asks for the next one when it can send it."""
+    """Send the configuration once, then lines; gRPC reads the next one when it can be sent."""
     synthesis = speech_pb2.SynthesisConfig()
     if voice:
         synthesis.voice.name = voice
@@ -26,7 +26,7 @@ def requests(voice: str) -> Iterator[speech_pb2.StreamingSynthesizeRequest]:
     yield speech_pb2.StreamingSynthesizeRequest(config=config)
     for number, line in enumerate(sys.stdin, start=1):
         yield speech_pb2.StreamingSynthesizeRequest(text=line)
-        # A line may end without a full stop: a flush has it spoken at once all the same.
+        # A line may end without a full stop: a flush synthesizes it at once.
         flush = speech_pb2.Flush(flush_id=str(number))
         yield speech_pb2.StreamingSynthesizeRequest(flush=flush)
 
@@ -41,7 +41,7 @@ def main() -> None:
     with grpc.insecure_channel(arguments.server) as channel:
         stub = speech_pb2_grpc.SpeechServiceStub(channel)
         events = stub.StreamingSynthesize(requests(arguments.voice))
-        started = next(events).started  # always first: says what is really sent
+        started = next(events).started  # always first: describes the audio that follows
         with wave.open(arguments.out, "wb") as out:
             out.setnchannels(1)
             out.setsampwidth(2)

@@ -1,4 +1,4 @@
-"""How far two computations of the same numbers are apart."""
+"""Relative difference of two computations of the same numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ Numbers = Tensor | np.ndarray | Sequence[float]
 
 
 def error(found: Numbers, expected: Numbers) -> float:
-    """The largest difference, in parts of the largest of the expected numbers; 0 of none at all."""
+    """Return the largest difference relative to the largest expected number; 0 for empty
+    tensors.
+    """
     one, other = (torch.as_tensor(numbers).detach().double() for numbers in (found, expected))
     assert one.shape == other.shape
     return float((one - other).abs().max() / other.abs().max()) if other.numel() else 0.0

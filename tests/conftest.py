@@ -25,29 +25,29 @@ from tests.fakes import (
 )
 from tests.interpreted import RUNS, Ended, Interpreter, commands_of
 
-# How long an example takes says how busy the machine is.
+# The duration of an example depends on the load of the machine.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
-# A shell's background job ignores SIGINT, and so would the programs that tests start and interrupt.
+# Background jobs of a shell ignore SIGINT, which programs started by tests would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if TYPE_CHECKING:
-    from benchmarks.serving import Server
+    from tests.speech_server import Server
+    from tts.engine.local_client import LocalEngineClient
     from tts.factory import Service
-    from tts.speech_engine import LocalEngineClient
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Neighbours share fixtures: a process keeps to its half as long as the other has work, too."""
+    """Schedule neighbouring tests on the same process, because they share fixtures."""
     from xdist.scheduler import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start what is to be interpreted, unless other processes run tests meanwhile."""
+    """Start the interpreted programs in the background, unless several processes run the tests."""
     if session.config.option.collectonly:
         return
     is_alone = "PYTEST_XDIST_WORKER" not in os.environ
@@ -56,21 +56,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """End it, if nobody has waited for it."""
+    """End the interpreted programs that were not waited for."""
     if RUNS in session.stash:
         session.stash[RUNS].close()
 
 
 @pytest.fixture
 def interpreted(request: pytest.FixtureRequest) -> Ended:
-    """What the test's own command left, when it has ended."""
+    """Return the output of the test's own command when it has ended."""
     (command,) = commands_of(request.node)
     return request.session.stash[RUNS].result(command)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def few_threads() -> None:
-    """Tests measure behaviour, not speed, and often run beside each other."""
+    """Limit the threads: tests check behaviour, not speed, and often run in parallel."""
     count = int(os.environ.get(processors.THREADS, "1"))
     torch.set_num_threads(count)
     set_product_threads(count)
@@ -78,7 +78,7 @@ def few_threads() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def other_blas() -> Iterator[None]:
-    """Replaces torch's products where `tests.processors` asks for that."""
+    """Replace torch's products if `tests.processors` requests it."""
     with pytest.MonkeyPatch.context() as patch:
         if os.environ.get(processors.BLAS) == processors.ORDER_CHANGING:
             order_changing.install(patch)
@@ -87,7 +87,7 @@ def other_blas() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    """A command that runs in this process sets logging up for all of it."""
+    """Restore logging, which a command in this process configures globally."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -109,7 +109,7 @@ def text_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_service(tiny_checkpoint: Path) -> Iterator[Service]:
-    """The whole service on the tiny checkpoint; tests share it, so leave it running."""
+    """The whole service on the tiny checkpoint; shared by tests, so leave it running."""
     from tts.factory import create_service
 
     service = create_service(tiny_config(tiny_checkpoint))
@@ -119,8 +119,8 @@ def tiny_service(tiny_checkpoint: Path) -> Iterator[Service]:
 
 @pytest.fixture(scope="session")
 def tiny_server(tiny_checkpoint: Path) -> Iterator[Server]:
-    """A `python -m tts.serve` process on the tiny checkpoint, for clients that are programs."""
-    from benchmarks.serving import serving
+    """A `python -m tts.serve` process on the tiny checkpoint, for client programs."""
+    from tests.speech_server import serving
 
     with serving(str(tiny_checkpoint)) as server:
         yield server
@@ -128,7 +128,7 @@ def tiny_server(tiny_checkpoint: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def shared_client(tiny_checkpoint: Path) -> Iterator[LocalEngineClient]:
-    """One engine on the tiny checkpoint, without the parts above it."""
+    """One engine on the tiny checkpoint, without the service."""
     client = create_client(tiny_checkpoint)
     yield client
     asyncio.run(client.close())
@@ -150,7 +150,7 @@ def service(tiny_service: Service) -> Iterator[Service]:
 
 @pytest.fixture
 def own_client(tiny_checkpoint: Path) -> Iterator[Callable[..., LocalEngineClient]]:
-    """Builds clients for tests that need their own; they are closed afterwards."""
+    """Create clients for tests that need their own; they are closed afterwards."""
     built: list[LocalEngineClient] = []
 
     def build(**options: Any) -> LocalEngineClient:

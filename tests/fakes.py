@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from decoder.embedded_modules import CodecConfig, EmbeddedCodec
-from training.vocabulary import (
+from decoder.codecs.embedded.modules import CodecConfig, EmbeddedCodec
+from tests.vocabulary import (
     END_OF_SPEECH,
     END_OF_TEXT,
     FIRST_CODE,
@@ -29,10 +29,10 @@ from training.vocabulary import (
 if TYPE_CHECKING:
     from decoder import AudioDecoder
     from llm.batch import ScheduledBatch, StepOutput
-    from llm.engine_types import Pipeline
-    from tts.config import AudioGenerationConfig
-    from tts.engine_client import EngineClient
-    from tts.speech_engine import LocalEngineClient, StreamLimits
+    from llm.engine.types import Pipeline
+    from tts.config.pipeline import AudioGenerationConfig
+    from tts.engine.client import EngineClient
+    from tts.engine.local_client import LocalEngineClient, StreamLimits
 
 VOICE_NAMES = ("slt", "rms", "awb")
 
@@ -67,13 +67,13 @@ STREAMING = {
     "buffer": 8,
     "block_causal": True,
     "prepend": "never",
-    "prepend_causal": True,
+    "prepend_prompt_speech_tokens_causal": True,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaShape:
-    """Sizes of a random language model; the vocabulary is 320 + the codec's codebook."""
+    """Sizes of a random language model; the vocabulary has 320 + the codec's codebook ids."""
 
     hidden: int = 64
     layers: int = 2
@@ -112,7 +112,7 @@ def build_tiny_checkpoint(
 def build_text_checkpoint(
     folder: Path, *, seed: int = 0, shape: LlamaShape | None = None, codebook_size: int = 0
 ) -> Path:
-    """Write the language-model half only: a checkpoint that cannot speak."""
+    """Write the language model only: a checkpoint without speech."""
     shape = shape or LlamaShape()
     folder.mkdir(parents=True, exist_ok=True)
     vocab_size = FIRST_CODE + codebook_size
@@ -125,8 +125,8 @@ def build_text_checkpoint(
 
 
 def tiny_config(checkpoint: Path, **values: Any) -> AudioGenerationConfig:
-    """A configuration that serves a tiny checkpoint: small pages, few of them."""
-    from tts.config import AudioGenerationConfig
+    """Return a configuration for a tiny checkpoint: small pages, few of them."""
+    from tts.config.pipeline import AudioGenerationConfig
 
     own: dict[str, Any] = {
         "audio_decoder": "embedded",
@@ -140,7 +140,7 @@ def tiny_config(checkpoint: Path, **values: Any) -> AudioGenerationConfig:
 
 
 class OffsetCodes:
-    """A code map: code k is token id `first_code + k`, other ids are not speech."""
+    """A code map: code k is token id `first_code + k`; other ids are not codes."""
 
     def __init__(self, first_code: int = FIRST_CODE) -> None:
         self._first_code = first_code
@@ -151,7 +151,7 @@ class OffsetCodes:
 
 
 class StepLog:
-    """A pipeline that writes down which requests shared each step, and hands the step on."""
+    """A pipeline that records which requests shared each step, and passes the step on."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[str, ...]] = []
@@ -170,7 +170,7 @@ class StepLog:
         return self._inner.execute(batch)
 
     def count(self, request_id: str) -> int:
-        """Steps that a request took part in."""
+        """Return the number of steps that contained a request."""
         return sum(request_id in rows for rows in self.steps)
 
 
@@ -182,12 +182,12 @@ def create_client(
     wrap_decoder: Callable[[AudioDecoder], AudioDecoder] = lambda decoder: decoder,
     **config_values: Any,
 ) -> LocalEngineClient:
-    """A running engine client on a tiny checkpoint, from the real parts."""
+    """Return a running engine client on a tiny checkpoint, with real parts."""
     from decoder import create_decoder
-    from llm.engine import Engine
+    from llm.engine.engine import Engine
     from llm.pipeline.text_generation import TextGenerationPipeline
     from llm.scheduler import Scheduler
-    from tts.speech_engine import LocalEngineClient
+    from tts.engine.local_client import LocalEngineClient
 
     config = tiny_config(checkpoint, **config_values)
     pipeline = TextGenerationPipeline(config)
@@ -205,7 +205,7 @@ def create_client(
 
 
 async def wait_until_idle(client: EngineClient, timeout_s: float = 60.0) -> None:
-    """Until nothing runs, waits or decodes and no request holds a page; fails after a while."""
+    """Wait until no request runs, waits, decodes or holds a page; fails after a timeout."""
     for _ in range(round(timeout_s / 0.005)):
         status = await client.status()
         in_use = (status.running, status.waiting, status.used_pages, status.audio_streams)
@@ -290,7 +290,7 @@ def llama_config(shape: LlamaShape, vocab_size: int) -> dict[str, object]:
 
 
 def random_llama(shape: LlamaShape, vocab_size: int, seed: int) -> dict[str, Tensor]:
-    """Weights whose next-token distribution is neither flat nor an echo of the last token."""
+    """Return weights whose next-token distribution is neither flat nor repeats the last token."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(rows: int, columns: int, gain: float) -> Tensor:

@@ -1,9 +1,9 @@
-"""Triton kernels in Triton's interpreter, in processes of their own beside the other tests.
+"""Triton kernels in Triton's interpreter, in separate processes in parallel with the tests.
 
-Whether kernels are compiled is settled when Triton is imported, so each program is another process.
-They take a minute together and need one core: they begin when the tests have been collected, one
-after the other, and whoever asks for one waits for what is left of it. Where several processes run
-the tests (pytest-xdist), the cores are at work already: there a program runs when it is asked for.
+Triton chooses between compiler and interpreter at import, so that each program needs a process.
+Together they take a minute of one core: they start one after the other when the tests have been
+collected, and a test waits for the rest of its program. When several processes run the tests
+(pytest-xdist), a program starts when its test requests it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parent.parent
-NICE = 5  # the tests in front go first
+NICE = 5  # lower priority than the tests
 
 Command = tuple[str, ...]  # a module and its arguments
 
 
 class Ended(NamedTuple):
-    """What a program left."""
+    """Result of a program."""
 
     output: str
     errors: str
@@ -33,7 +33,7 @@ class Ended(NamedTuple):
 
 
 class Interpreter:
-    """Runs commands in the background, in order; others when they are asked for."""
+    """Runs commands in the background, in order, or on request."""
 
     def __init__(self, commands: Sequence[Command]) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="interpreted")
@@ -44,11 +44,11 @@ class Interpreter:
             self._submit(command)
 
     def result(self, command: Command) -> Ended:
-        """Waits for a command's end."""
+        """Wait for a command's end."""
         return self._submit(command).result()
 
     def close(self) -> None:
-        """End what runs, and leave the rest out."""
+        """Terminate the running command, and drop the others."""
         self._is_closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._running is not None and self._running.poll() is None:
@@ -79,5 +79,5 @@ RUNS = pytest.StashKey[Interpreter]()
 
 
 def commands_of(item: pytest.Item) -> list[Command]:
-    """What a test asks for: `@pytest.mark.interpreted(module, *arguments)`."""
+    """Return the commands of a test: `@pytest.mark.interpreted(module, *arguments)`."""
     return [marker.args for marker in item.iter_markers("interpreted")]

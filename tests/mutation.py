@@ -37,16 +37,17 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 LEAST_CAUGHT = 0.9
-MEMORY_BYTES = 8 * 2**30  # of a test process: a loop without an end must not fill the machine
+# of a test process, so that an endless loop does not fill the machine's memory
+MEMORY_BYTES = 8 * 2**30
 PYTEST_OPTIONS = ("-x", "-p", "no:xdist", "-p", "no:cacheprovider", "--hypothesis-seed=0")
 
-# Between enum members, None and small ints, `is` and `==` give the same answer.
+# Between enum members, None and small ints, `is` and `==` have the same result.
 SAME_ANSWER = ("Eq_Is", "Is_Eq", "NotEq_IsNot", "IsNot_NotEq")
 
 
 @dataclass(frozen=True)
 class Guarded:
-    """Files of a module, and the tests that must notice a change in them, cheapest first."""
+    """Files of a module, and the tests that must detect a change in them, cheapest first."""
 
     module: str
     files: tuple[str, ...]
@@ -54,7 +55,7 @@ class Guarded:
 
 
 TARGETS = (
-    Guarded("chunker", ("tts/chunker.py",), ("tests/tts/test_chunker.py",)),
+    Guarded("chunker", ("tts/engine/chunker.py",), ("tests/tts/engine/test_chunker.py",)),
     Guarded(
         "chunker",
         ("decoder/streaming.py",),
@@ -70,8 +71,8 @@ TARGETS = (
             "llm/scheduler/adapters.py",
             "llm/scheduler/admission.py",
             "llm/scheduler/budget.py",
-            "llm/scheduler/cycle.py",
-            "llm/scheduler/figures.py",
+            "llm/scheduler/prefill_policy.py",
+            "llm/stats.py",
             "llm/scheduler/in_flight.py",
             "llm/scheduler/limits.py",
             "llm/scheduler/planner.py",
@@ -80,58 +81,61 @@ TARGETS = (
             "llm/scheduler/table.py",
         ),
         (
-            "tests/llm/test_request_rules.py",
-            "tests/llm/test_scheduler_limits.py",
-            "tests/llm/test_pending_queue.py",
-            "tests/llm/test_sequence_table.py",
-            "tests/llm/test_scheduler.py",
-            "tests/llm/test_scheduler_control.py",
-            "tests/llm/test_scheduler_ahead.py",
-            "tests/llm/test_adapter_gate.py",
-            "tests/llm/test_figures.py",
-            "tests/llm/test_scheduler_fairness.py",
-            "tests/llm/test_scheduler_cycle.py",
-            "tests/llm/test_scheduler_storm.py",
+            "tests/llm/engine/test_request_rules.py",
+            "tests/llm/scheduler/test_limits.py",
+            "tests/llm/scheduler/test_queue.py",
+            "tests/llm/scheduler/test_table.py",
+            "tests/llm/scheduler/test_scheduler.py",
+            "tests/llm/scheduler/test_control.py",
+            "tests/llm/scheduler/test_ahead.py",
+            "tests/llm/scheduler/test_adapter_gate.py",
+            "tests/llm/engine/test_stats.py",
+            "tests/llm/scheduler/test_fairness.py",
+            "tests/llm/scheduler/test_prefill_policy.py",
+            "tests/llm/scheduler/test_storm.py",
         ),
     ),
     Guarded(
         "page_pool",
         ("llm/kv_cache/page_pool.py", "llm/kv_cache/manager.py"),
         (
-            "tests/llm/test_page_pool.py",
-            "tests/llm/test_kv_manager.py",
-            "tests/llm/test_host_cache.py",
+            "tests/llm/kv_cache/test_page_pool.py",
+            "tests/llm/kv_cache/test_kv_manager.py",
+            "tests/llm/kv_cache/test_host_cache.py",
         ),
     ),
     Guarded(
         "requests",
-        ("tts/proto_checks.py", "tts/proto_events.py", "tts/proto_values.py"),
         (
-            "tests/tts/test_proto_values.py",
-            "tests/tts/test_servicer_refusals.py",
-            "tests/tts/test_servicer.py",
-            "tests/tts/test_servicer_voices.py",
-            "tests/tts/test_servicer_sessions.py",
+            "tts/server/wire/common.py",
+            "tts/server/wire/speech.py",
+        ),
+        (
+            "tests/tts/server/test_proto_values.py",
+            "tests/tts/server/test_refusals.py",
+            "tests/tts/server/test_speech_service.py",
+            "tests/tts/server/test_voices.py",
+            "tests/tts/server/test_sessions.py",
         ),
     ),
     Guarded(
         "requests",
-        ("tts/text_values.py",),
+        ("tts/server/wire/text.py",),
         (
-            "tests/tts/test_text_values.py",
-            "tests/tts/test_text_servicer.py",
-            "tests/tts/test_text_structured.py",
+            "tests/tts/server/test_text_values.py",
+            "tests/tts/server/test_text_service.py",
+            "tests/tts/textgen/test_structured.py",
         ),
     ),
-    Guarded("admission", ("tts/admission.py",), ("tests/tts/test_admission.py",)),
+    Guarded("admission", ("tts/engine/admission.py",), ("tests/tts/engine/test_admission.py",)),
 )
 SAMPLES = {"chunker": 70, "scheduler": 130, "page_pool": 60, "requests": 90, "admission": 40}
-"""How many mutants of each module are tried when `--sample` does not say."""
+"""Default number of mutants of each module."""
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A mutant, and what became of it."""
+    """A mutant and its outcome."""
 
     spec: MutationSpec
     line: str
@@ -140,13 +144,13 @@ class Tried:
 
     @property
     def name(self) -> str:
-        """Where it is and what was changed."""
+        """Location and change of the mutant."""
         place = f"{self.spec.module_path}:{self.spec.start_pos[0]}"
         return f"{place} {self.spec.operator_name.removeprefix('core/')}"
 
 
 def in_order(mutants: Sequence[MutationSpec], seed: int) -> list[MutationSpec]:
-    """Shuffle the mutants: one of every place comes before a second one of any."""
+    """Shuffle the mutants: one of every place comes before a second one of any place."""
     shuffled = random.Random(seed).sample(mutants, len(mutants))
     seen: Counter[tuple[Path, tuple[int, int]]] = Counter()
     turns = []
@@ -158,18 +162,18 @@ def in_order(mutants: Sequence[MutationSpec], seed: int) -> list[MutationSpec]:
 
 
 def pick(mutants: Sequence[MutationSpec], count: int, seed: int) -> list[MutationSpec]:
-    """Draw `count` mutants that compile; those that do not would be caught by any test."""
+    """Draw `count` mutants that compile; any test would catch the others."""
     chosen = itertools.islice(filter(compiles, in_order(mutants, seed)), count)
     return sorted(chosen, key=place_of)
 
 
 def place_of(mutant: MutationSpec) -> tuple[Path, tuple[int, int], str, int]:
-    """Sort by file, place and operator."""
+    """Return a sort key: file, place and operator."""
     return mutant.module_path, mutant.start_pos, mutant.operator_name, mutant.occurrence
 
 
 def mutated(mutant: MutationSpec) -> str:
-    """The source text with the mutation."""
+    """Return the source text with the mutation."""
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator
 
@@ -178,7 +182,7 @@ def mutated(mutant: MutationSpec) -> str:
 
 
 def compiles(mutant: MutationSpec) -> bool:
-    """Whether the mutation is Python."""
+    """Whether the mutation is valid Python."""
     with warnings.catch_warnings(action="ignore"):  # such as `1 is x`
         try:
             compile(mutated(mutant), str(mutant.module_path), "exec")
@@ -188,7 +192,9 @@ def compiles(mutant: MutationSpec) -> bool:
 
 
 def declarations(source: str) -> Iterator[ast.AST]:
-    """What only a type checker reads: annotations, protocols, `if TYPE_CHECKING`."""
+    """Iterate over code that only a type checker reads: annotations, protocols, `if
+    TYPE_CHECKING`.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.AnnAssign | ast.arg) and node.annotation:
             yield node.annotation
@@ -205,7 +211,7 @@ def _is_for_types_only(node: ast.AST) -> bool:
 
 
 def is_inside(position: tuple[int, int], nodes: Iterable[ast.AST]) -> bool:
-    """Whether a place (line, column) is part of one of the nodes."""
+    """Whether a position (line, column) is inside one of the nodes."""
     return any(
         (node.lineno, node.col_offset) <= position < (node.end_lineno, node.end_col_offset)
         for node in nodes
@@ -213,13 +219,13 @@ def is_inside(position: tuple[int, int], nodes: Iterable[ast.AST]) -> bool:
 
 
 def is_marker(position: tuple[int, int], source: str) -> bool:
-    """Whether a place (line, column) is the `*,` before keyword-only parameters."""
+    """Whether a position (line, column) is the `*,` before keyword-only parameters."""
     line, column = position
     return source.splitlines()[line - 1].startswith("*,", column)
 
 
 def mutants_of(files: Sequence[str]) -> list[MutationSpec]:
-    """Every mutation of the files that a test could notice."""
+    """Return every mutation of the files that a test could detect."""
     from cosmic_ray.commands import init
     from cosmic_ray.work_db import WorkDB, use_db
 
@@ -238,25 +244,27 @@ def mutants_of(files: Sequence[str]) -> list[MutationSpec]:
 
 
 def run_pytest(tests: Sequence[str], log: Path) -> None:
-    """Run tests in the current folder and exit with pytest's status; for a process of its own."""
+    """Run tests in the current folder and exit with pytest's status; for a separate process."""
     os.setsid()
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.path[:] = [os.getcwd(), *(entry for entry in sys.path if Path(entry or ".") != ROOT)]
-    sys.modules.pop("tests", None)  # the copy's tests are meant
+    sys.modules.pop("tests", None)  # so that the copy's tests are imported
     os._exit(pytest.main([*PYTEST_OPTIONS, *tests]))
 
 
 class Guard:
     """Runs the tests of a target, in the copy that is the current folder.
 
-    Each run is a fork of this process, which has imported what is slow to import and none of the
-    project's own code.
+    Each run is a fork of this process, which has imported slow packages but none of the project's
+    own code.
     """
 
     def __init__(self, target: Guarded) -> None:
-        """Raise `RuntimeError` when the tests fail as it is, or pass when the code is broken."""
+        """Raise `RuntimeError` when the tests fail on unchanged code, or pass when the code is
+        broken.
+        """
         self._tests = target.tests
         self._log = Path.cwd() / "pytest.log"
         self._timeout_s = 600.0
@@ -264,7 +272,7 @@ class Guard:
         started = time.monotonic()
         if self._run() != "survived":
             raise RuntimeError(f"the tests fail without a change:\n{self._log.read_text()}")
-        # What is compiled of a mutant could be taken for the next one, of the same second and size.
+        # Compiled code of a mutant could be used for the next one, with the same second and size.
         sys.dont_write_bytecode = True
         self._timeout_s = 20 + 5 * (time.monotonic() - started)
         broken = Path(target.files[0])
@@ -288,7 +296,7 @@ class Guard:
         return "caught" if process.exitcode else "survived"
 
     def try_mutant(self, mutant: MutationSpec) -> Tried:
-        """Run the tests on it."""
+        """Run the tests on a mutant."""
         path, source = mutant.module_path, mutant.module_path.read_text("utf-8")
         changed = mutated(mutant)
         path.write_text(changed, "utf-8")
@@ -301,7 +309,7 @@ class Guard:
 
 
 def copy_project(to: Path) -> None:
-    """Copy what git would commit: changes that are not committed are tested, too."""
+    """Copy the files that git would commit, with uncommitted changes."""
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, check=True, capture_output=True, text=True,
@@ -325,7 +333,7 @@ def try_module(module: str, count: int, seed: int) -> Iterator[Tried]:
 
 
 def table(tried: Sequence[Tried]) -> str:
-    """The results by file, as a Markdown table."""
+    """Return the results by file, as a Markdown table."""
     lines = ["| file | mutants | caught | by time-out | survived |", "|---|---|---|---|---|"]
     files = sorted({str(one.spec.module_path) for one in tried})
     for name in (*files, "all"):

@@ -1,8 +1,8 @@
-"""Stand-ins for products of torch that sum in another order for another number of rows.
+"""Replacements for products of torch whose order of sums depends on the number of rows.
 
 A BLAS may choose its kernel by the number of rows, and kernels round differently. Whether one does
-depends on the processor and the library; these do it everywhere, so a test of equal bits that
-passes with them does not pass by luck.
+depends on the processor and the library; these always do, so that a test of equal bits cannot pass
+by chance.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _convolutions = {name: getattr(F, name) for name in ("conv1d", "conv_transpose1d
 
 
 def _cut(size: int, count: int) -> int:
-    """Where `size` summands are cut in two: elsewhere for each count."""
+    """Return where `size` summands are split in two, depending on the number of rows."""
     return count * 7 % size
 
 

@@ -1,11 +1,11 @@
-"""Run the tests of equal bits once for each way in which this machine's libraries can compute.
+"""Run the tests of equal bits once for each configuration of this machine's libraries.
 
     python -m tests.processors           every combination of the variables below, all these tests
     python -m tests.processors --list    the combinations that this processor has
 
-torch, MKL and oneDNN choose their kernels by the processor. Their variables make them choose as on
-another one. MKL also looks at the vendor: on an AMD processor its variable changes little, which is
-why `order_changing` stands in for a BLAS whose sums depend on the number of rows.
+torch, MKL and oneDNN choose their kernels by the processor. Their variables select those of
+another one. MKL also checks the vendor: on an AMD processor its variable changes little, which is
+why `order_changing` replaces the BLAS by one whose sums depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ ORDER_CHANGING = "order-changing"
 Settings = Mapping[str, str]
 
 QUICK = (
-    "tests/llm/test_layers.py::test_a_row_does_not_depend_on_its_neighbours",
-    "tests/llm/test_lora.py::test_rows_of_an_adapted_layer_do_not_see_each_other",
-    "tests/llm/test_invariance.py::test_logits_do_not_change_a_bit",
-    "tests/llm/test_invariance.py::test_log_probabilities_do_not_change_a_bit",
-    "tests/llm/test_invariance.py::test_a_cached_prefix_changes_nothing",
-    "tests/decoder/test_invariants.py::test_4_audio_does_not_depend_on_who_else_is_decoded",
-    "tests/decoder/test_batching.py::test_published_codecs_render_a_window_alone_and_in_company_alike",
-    "tests/tts/test_aligner.py::test_streamed_equals_the_trained_network_on_the_whole",
+    "tests/llm/layers/test_layers.py::test_a_row_does_not_depend_on_its_neighbours",
+    "tests/llm/lora/test_lora.py::test_rows_of_an_adapted_layer_do_not_see_each_other",
+    "tests/llm/pipeline/test_invariance.py::test_logits_do_not_change_a_bit",
+    "tests/llm/pipeline/test_invariance.py::test_log_probabilities_do_not_change_a_bit",
+    "tests/llm/pipeline/test_invariance.py::test_a_cached_prefix_changes_nothing",
+    "tests/decoder/test_invariants.py::test_audio_does_not_depend_on_other_streams_of_a_batch",
+    "tests/decoder/test_batching.py::test_published_codecs_render_a_window_alone_and_in_a_batch_alike",
+    "tests/tts/speech/test_aligner.py::test_streamed_equals_the_whole",
 )
 ALL = (
     *QUICK,
-    "tests/llm/test_invariance.py",
-    "tests/llm/test_products.py",
-    "tests/llm/test_lora.py",
+    "tests/llm/pipeline/test_invariance.py",
+    "tests/llm/kernels/test_products.py",
+    "tests/llm/lora/test_lora.py",
     "tests/decoder/test_invariants.py",
     "tests/decoder/test_batching.py",
-    "tests/tts/test_synthesizer.py",
+    "tests/tts/speech/test_synthesizer.py",
 )
 
 
 def _choices() -> dict[str, tuple[str, ...]]:
-    """Values of each variable on this processor; the empty one leaves it unset."""
+    """Return values of each variable on this processor; the empty one leaves it unset."""
     capability = torch.backends.cpu.get_cpu_capability()
     has_avx512, has_avx2 = capability == "AVX512", capability in ("AVX2", "AVX512")
     avx512, avx2 = has_avx512 * ("AVX512",), has_avx2 * ("AVX2",)
@@ -61,7 +61,9 @@ def _choices() -> dict[str, tuple[str, ...]]:
 
 
 def combinations() -> Iterator[Settings]:
-    """Every combination of the variables, and the stand-in with either number of threads."""
+    """Iterate over combinations of the variables, and the replacement with either number of
+    threads.
+    """
     choices = _choices()
     for values in itertools.product(*choices.values()):
         yield {name: value for name, value in zip(choices, values, strict=True) if value}
@@ -70,7 +72,7 @@ def combinations() -> Iterator[Settings]:
 
 
 def quick_combinations() -> Iterator[Settings]:
-    """One variable at a time, on two threads; and the stand-in."""
+    """Iterate over one variable at a time, on two threads; and the replacement."""
     choices = _choices()
     yield {THREADS: "2"}
     for name, values in choices.items():
@@ -80,12 +82,12 @@ def quick_combinations() -> Iterator[Settings]:
 
 
 def title(settings: Settings) -> str:
-    """One word for each variable."""
+    """Return one word for each variable."""
     return " ".join(f"{name}={value}" for name, value in settings.items())
 
 
 def run(settings: Settings, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run tests in a process of their own; what they print comes back."""
+    """Run tests in a separate process; its output is captured."""
     known = {*_choices(), BLAS}
     environment = {name: value for name, value in os.environ.items() if name not in known}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
@@ -100,7 +102,7 @@ def run(settings: Settings, tests: Sequence[str]) -> subprocess.CompletedProcess
 
 
 def main() -> int:
-    """Print a line for each combination; 1 if a test failed in one of them."""
+    """Print a line for each combination; return 1 if a test failed in one of them."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--list", action="store_true", help="print the combinations and run none")
     only_lists = parser.parse_args().list

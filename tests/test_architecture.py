@@ -1,15 +1,17 @@
-"""The house rules, read from the source: who may import whom, how long things may be."""
+"""Architecture rules, checked on the source: imports, lengths of functions, exceptions."""
 
 from __future__ import annotations
 
 import ast
+import re
 import statistics
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 
@@ -19,28 +21,8 @@ ROOT = Path(__file__).parent.parent
 SERVICE = ("llm", "decoder", "tts")
 FOLDERS = (*SERVICE, "training", "benchmarks", "samples", "tests")
 
-LLM_ORDER = [
-    "errors",
-    "config",
-    "request",
-    "sequence",
-    "batch",
-    "memory",
-    "parallel",
-    "kv_cache",
-    "scheduler",
-    "attention",
-    "lora",
-    "kernels",
-    "layers",
-    "sampling",
-    "models",
-    "structured",
-    "runner",
-    "speculative",
-    "pipeline",
-    "engine",
-]
+ORDERED = ("llm", "decoder", "tts")
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
 
 HOST_ONLY = (
     "llm/errors.py",
@@ -55,20 +37,23 @@ HOST_ONLY = (
     "llm/kv_cache/manager.py",
 )
 
-# Tops of threads and of calls, what nobody above could catch; where code of others is imported;
-# and a library (tokenizers) that raises plain Exception.
+# Entry points of threads and calls; imports of external code; and a library (tokenizers) that
+# raises plain Exception.
 CATCH_ALL = {
-    "llm/config/plugins.py",
-    "llm/engine.py",
-    "llm/engine_steps.py",
-    "tts/audio_worker.py",
+    "llm/config/pipeline.py",
+    "llm/engine/engine.py",
+    "llm/engine/loop.py",
+    "tts/engine/decode_loop.py",
     "tts/ipc/engine_server.py",
-    "tts/rpc.py",
-    "tts/tokenizer.py",
+    "tts/server/call.py",
+    "tts/checkpoint/tokenizer.py",
 }
 
-# Reads recordings of published codecs, at the first one; nobody who only speaks gets there.
+# transformers encodes recordings with published codecs, at first use; synthesis never imports it.
 TRANSFORMERS_USERS = {"decoder/encoders.py", "llm/models/auto.py"}
+
+# Tests of the service, and the helpers of all tests.
+SERVICE_TESTS = re.compile(r"tests/(llm|decoder|tts|fuzz)/.*|tests/(?!test_)\w+\.py|.*_samples\.py")
 
 MAX_FUNCTION_LINES = 60
 MEDIAN_FUNCTION_LINES = 10
@@ -78,7 +63,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One imported module, and the names taken from it (none for `import x`)."""
+    """One imported module, and the names imported from it (none for `import x`)."""
 
     source: str
     line: int
@@ -91,7 +76,7 @@ class Import:
 
 @cache
 def source_files() -> tuple[Path, ...]:
-    """Every Python file of ours, generated stubs aside."""
+    """Return every Python file of the project, without generated stubs."""
     found = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
     return tuple(sorted(p for p in found if not p.name.endswith(("_pb2.py", "_pb2_grpc.py"))))
 
@@ -107,7 +92,7 @@ def tree_of(path: Path) -> ast.Module:
 
 @cache
 def imports_of(path: Path) -> tuple[Import, ...]:
-    """All imports of a file: lazy ones, those for types, and import_module("...") alike."""
+    """Return all imports of a file: lazy ones, those for types, and import_module("...")."""
     return tuple(_imports(path))
 
 
@@ -142,13 +127,18 @@ def lines_of(function: FunctionNode) -> int:
     return (function.end_lineno or function.lineno) - function.lineno + 1
 
 
-def test_there_is_something_to_look_at() -> None:
+def test_source_files_are_found() -> None:
     names = set(map(name_of, source_files()))
-    assert {"llm/engine.py", "decoder/base.py", "tts/say.py", "tests/test_architecture.py"} <= names
+    assert {
+        "llm/engine/engine.py",
+        "decoder/base.py",
+        "tts/say.py",
+        "tests/test_architecture.py",
+    } <= names
 
 
 @pytest.mark.parametrize(
-    ("package", "strangers"),
+    ("package", "forbidden"),
     [
         ("llm", {"decoder", "tts", "training", "benchmarks", "samples", "tests"}),
         ("decoder", {"llm", "tts", "training", "benchmarks", "samples", "tests"}),
@@ -156,8 +146,16 @@ def test_there_is_something_to_look_at() -> None:
         ("samples", {"llm", "decoder", "training", "benchmarks", "tests"}),
     ],
 )
-def test_packages_import_one_way(package: str, strangers: set[str]) -> None:
-    wrong = [i for i in imports_in(package) if i.module.split(".")[0] in strangers]
+def test_packages_import_in_one_direction(package: str, forbidden: set[str]) -> None:
+    wrong = [i for i in imports_in(package) if i.module.split(".")[0] in forbidden]
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_the_services_tests_need_neither_training_nor_benchmarks() -> None:
+    """Only tests of those two, of commands in documents, and on a GPU or in `clients` do."""
+    imports = [i for i in imports_in("tests") if SERVICE_TESTS.fullmatch(i.source)]
+    wrong = [i for i in imports if i.module.split(".")[0] in {"training", "benchmarks"}]
+    assert imports
     assert not wrong, "\n".join(map(str, wrong))
 
 
@@ -166,39 +164,114 @@ def test_the_service_imports_only_the_roots_of_the_core_and_the_decoder() -> Non
     assert not wrong, "\n".join(map(str, wrong))
 
 
-def test_samples_use_only_the_wire_contract() -> None:
+def test_samples_use_only_the_wire_contract_and_the_root() -> None:
     ours = [i for i in imports_in("samples") if i.module.split(".")[0] == "tts"]
-    wrong = [i for i in ours if i.module != "tts.v1" and not i.module.startswith("tts.v1.")]
+    public = ("tts", "tts.v1")
+    wrong = [i for i in ours if i.module not in public and not i.module.startswith("tts.v1.")]
     assert ours
     assert not wrong, "\n".join(map(str, wrong))
 
 
-def _llm_part(module: str) -> str:
-    """`llm.kv_cache.manager` -> kv_cache; helper modules share the place of what they help."""
-    part = module.split(".")[1]
-    return next((name for name in (part, part.split("_")[0]) if name in LLM_ORDER), part)
+def import_order(package: str) -> list[str]:
+    """Return the rooms of a package in the order of docs/architecture.md."""
+    text = ARCHITECTURE.read_text(encoding="utf-8")
+    found = re.search(rf"^{package}: ((?:[\w< ]|\n )+)", text, re.MULTILINE)
+    assert found, f"{ARCHITECTURE} has no order of {package}"
+    return found[1].replace("<", " ").split()
 
 
-def test_inside_the_core_an_import_only_points_left() -> None:
-    rank = {part: index for index, part in enumerate(LLM_ORDER)}
+@pytest.mark.parametrize("package", ORDERED)
+def test_every_room_has_a_place_in_the_order(package: str) -> None:
+    rooms = {p.stem if p.is_file() else p.name for p in (ROOT / package).iterdir() if is_room(p)}
+    order = import_order(package)
+    assert sorted(order) == sorted(rooms)
+
+
+def is_room(path: Path) -> bool:
+    is_module = path.suffix == ".py" and path.stem != "__init__"
+    return is_module or (path.is_dir() and any(path.glob("*.py")))
+
+
+@pytest.mark.parametrize("package", ORDERED)
+def test_rooms_import_those_before_them(package: str) -> None:
+    rank = {room: index for index, room in enumerate(import_order(package))}
     wrong = []
-    for found in imports_in("llm"):
-        if found.source == "llm/__init__.py" or found.module.split(".")[0] != "llm":
+    for found in imports_in(package):
+        parts = found.module.split(".")
+        if found.source == f"{package}/__init__.py" or parts[0] != package:
             continue
-        assert found.module != "llm", f"{found}: name the module, the root imports all of them"
-        importer = _llm_part(found.source.removesuffix(".py").replace("/", "."))
-        if rank[_llm_part(found.module)] > rank[importer]:
+        if len(parts) == 1:  # names of the root
+            assert package == "tts", f"{found}: name the module, the root imports all of them"
+            continue
+        importer = found.source.removesuffix(".py").split("/")[1]
+        if rank[parts[1]] > rank[importer]:
             wrong.append(str(found))
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_part_of_the_core_has_a_place_in_the_order() -> None:
-    modules = {name_of(p).removesuffix(".py").replace("/", ".") for p in source_files()}
-    parts = {_llm_part(m) for m in modules if m.startswith("llm.") and m != "llm.__init__"}
-    assert parts <= set(LLM_ORDER)
+@pytest.mark.parametrize("package", ORDERED)
+def test_there_is_no_import_cycle(package: str) -> None:
+    """A module's imports, lazy ones and those for types included, never lead back to it."""
+    graph = import_graph(package)
+    sorter = TopologicalSorter(graph)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_the_scheduler_and_the_runner_are_strangers() -> None:
+def import_graph(package: str) -> dict[str, set[str]]:
+    """Map each module to the modules of its package that it imports, without the package's root."""
+    paths = {module_of(p): p for p in source_files() if name_of(p).startswith(f"{package}/")}
+    del paths[package]
+    graph = {}
+    for module, path in paths.items():
+        targets = {target for found in imports_of(path) for target in targets_of(found, paths)}
+        graph[module] = targets & paths.keys() - {module}
+    return graph
+
+
+def targets_of(found: Import, modules: Collection[str]) -> Iterator[str]:
+    """Iterate over the modules that an import names: `from a import b` names a.b if that is one."""
+    submodules = [f"{found.module}.{name}" for name in found.names]
+    yield from (name for name in submodules if name in modules)
+    if not found.names or any(name not in modules for name in submodules):
+        yield found.module
+
+
+def module_of(path: Path) -> str:
+    return name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def test_names_are_imported_from_the_module_that_defines_them() -> None:
+    """Modules do not re-export names of others; only a package's `__init__` may."""
+    wrong = []
+    for found in imports_in(*SERVICE, "benchmarks", "training", "tests"):
+        path = ROOT / (found.module.replace(".", "/") + ".py")
+        if not path.is_file():
+            continue
+        foreign = {name for i in imports_of(path) for name in i.names if is_ours(i.module)}
+        wrong += [f"{found}" for name in found.names if name in foreign - definitions_of(path)]
+    assert not wrong, "\n".join(wrong)
+
+
+def is_ours(module: str) -> bool:
+    return module.split(".", maxsplit=1)[0] in FOLDERS
+
+
+@cache
+def definitions_of(path: Path) -> frozenset[str]:
+    """Return names that a module binds at its top, except by imports."""
+    names: set[str] = set()
+    for node in tree_of(path).body:
+        if isinstance(node, FunctionNode | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return frozenset(names)
+
+
+def test_the_scheduler_and_the_runner_do_not_import_each_other() -> None:
     wrong = [
         found
         for found in imports_in("llm")
@@ -207,7 +280,7 @@ def test_the_scheduler_and_the_runner_are_strangers() -> None:
     assert not wrong, "\n".join(map(str, wrong))
 
 
-def test_host_only_modules_know_no_tensor() -> None:
+def test_host_only_modules_do_not_import_torch() -> None:
     paths = [path for pattern in HOST_ONLY for path in sorted(ROOT.glob(pattern))]
     assert len(paths) >= len(HOST_ONLY)
     wrong = [
@@ -220,19 +293,20 @@ def test_host_only_modules_know_no_tensor() -> None:
     ("modules", "absent"),
     [
         ("llm.scheduler.scheduler, llm.kv_cache.manager", "torch"),
-        ("llm, decoder, tts.config", "torch"),
-        ("tts.say, tts.say_options", "numpy grpc pydantic torch"),
-        ("tts.say_run", "torch transformers"),
+        ("llm, decoder, tts.config.pipeline", "torch"),
+        ("tts, tts.say, tts.cli.options", "numpy grpc pydantic torch"),
+        ("tts.cli.run", "torch transformers"),
         (
-            "tts.say_local, llm.engine, llm.pipeline.text_generation",
+            "tts.cli.local, llm.engine.engine, llm.pipeline.text_generation",
             "transformers torchaudio llguidance zmq msgspec",
         ),
         ("tts.processes.supervisor, tts.serve", "torch grpc"),
         ("tts.processes.front_end", "torch"),
+        ("tts.api.load", "torch grpc transformers"),
     ],
 )
-def test_importing_stays_light(modules: str, absent: str) -> None:
-    """In a fresh process: what a module does not need is not loaded for it."""
+def test_imports_do_not_load_heavy_packages(modules: str, absent: str) -> None:
+    """In a new process: modules that are not needed are not imported."""
     code = f"import sys, {modules}; print(*sorted(set('{absent}'.split()) & set(sys.modules)))"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
@@ -240,7 +314,7 @@ def test_importing_stays_light(modules: str, absent: str) -> None:
     assert loaded.stdout.split() == []
 
 
-def test_transformers_is_never_on_the_speaking_path() -> None:
+def test_synthesis_does_not_import_transformers() -> None:
     found = [i for i in imports_in(*SERVICE) if i.module.split(".")[0] == "transformers"]
     wrong = [i for i in found if i.source not in TRANSFORMERS_USERS]
     assert not wrong, "\n".join(map(str, wrong))
@@ -258,7 +332,7 @@ def test_only_the_configuration_reads_the_environment() -> None:
             and {"environ", "getenv"} & {a.name for a in node.names}
         )
     }
-    assert readers <= {"tts/config.py"}
+    assert readers <= {"tts/config/pipeline.py"}
 
 
 def _catches_all(handler: ast.ExceptHandler) -> bool:
@@ -304,7 +378,7 @@ def test_the_median_function_is_small() -> None:
     assert statistics.median(lengths) <= MEDIAN_FUNCTION_LINES
 
 
-def test_every_file_says_what_it_is() -> None:
+def test_every_file_has_a_docstring() -> None:
     silent = [
         name_of(path)
         for path in source_files()
@@ -313,7 +387,7 @@ def test_every_file_says_what_it_is() -> None:
     assert not silent
 
 
-def test_nothing_is_left_for_later() -> None:
+def test_there_are_no_todo_marks() -> None:
     marks = ("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")
     wrong = [
         f"{name_of(path)}:{number}"
@@ -329,7 +403,7 @@ def test_our_own_classes_are_never_mocked() -> None:
     assert not wrong, "\n".join(map(str, wrong))
 
 
-@pytest.mark.parametrize("package", ["llm", "decoder"])
+@pytest.mark.parametrize("package", ["llm", "decoder", "tts"])
 def test_the_public_surface_is_written_down(package: str) -> None:
     root = import_module(package)
     assert len(set(root.__all__)) == len(root.__all__)
@@ -337,7 +411,7 @@ def test_the_public_surface_is_written_down(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", ["llm", "decoder"])
-def test_the_service_and_the_tests_take_from_a_root_only_what_it_promises(package: str) -> None:
+def test_the_service_and_the_tests_import_only_public_names_of_a_root(package: str) -> None:
     promised = set(import_module(package).__all__)
     taken = {
         name

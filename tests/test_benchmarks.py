@@ -1,4 +1,4 @@
-"""The benchmarks at toy size: that they run, and that they would notice."""
+"""The benchmarks at small sizes: they run, and they detect differences."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from benchmarks import (
     cold_start,
     first_audio,
     front_end,
-    hop,
     host,
     idle,
+    ipc_latency,
     memory,
     prompts,
     sampling,
@@ -36,7 +36,6 @@ from benchmarks import (
     streams,
     understood,
 )
-from benchmarks.canned import canned
 from benchmarks.report import (
     Figure,
     Report,
@@ -46,36 +45,38 @@ from benchmarks.report import (
     this_machine,
     until_interrupted,
 )
-from benchmarks.serving import Server, SpeechClient, serving
+from benchmarks.stub_engine import stub_engine_server
 from benchmarks.word_errors import Recogniser, WordErrors, edit_distance, total, word_errors
-from tests.decoder.codecs import to_safetensors, write_snac
+from tests.decoder.small_codecs import to_safetensors, write_snac
+from tests.speech_server import Server, SpeechClient, serving
 
 ROOT = Path(__file__).parent.parent
-NOT_COMMANDS = {"__init__", "canned", "report", "serving", "word_errors"}
+NOT_COMMANDS = {"__init__", "stub_engine", "report", "word_errors"}
 NOT_COMMANDS |= {"engine_load", "peers", "shapes", "trace"}
-NOT_COMMANDS |= {"crowd", "listeners", "playback", "server_metrics", "speech_shapes"}
-NOT_COMMANDS |= {"block_readers", "kernel_shapes", "peak_memory", "process_samples"}
+NOT_COMMANDS |= {"client_pool", "listeners", "playback", "server_metrics", "speech_shapes"}
+NOT_COMMANDS |= {"block_readers", "kernel_shapes", "process_samples"}
 NOT_COMMANDS |= {"soak_calls", "soak_ledger", "soak_report", "soak_vanish"}
 
 
-def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_each_command_has_a_main_and_a_place_in_the_documentation() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     commands = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - NOT_COMMANDS
     assert commands == {
         "attention",
         "batch_invariance",
-        "beside",
+        "decode_interference",
         "codec_calls",
         "cold_start",
         "core",
         "divergence",
         "first_audio",
         "front_end",
-        "hop",
+        "ipc_latency",
         "host",
         "idle",
         "kernels",
         "memory",
+        "path",
         "prompts",
         "results",
         "sampling",
@@ -87,7 +88,7 @@ def test_each_command_has_a_main_and_a_place_in_the_readme() -> None:
         "streams",
         "understood",
     }
-    assert [name for name in commands if f"benchmarks.{name}" not in readme] == []
+    assert [name for name in commands if f"benchmarks.{name}" not in page] == []
 
 
 # --- report
@@ -119,7 +120,7 @@ def test_a_report_is_json_on_one_side_and_a_table_on_the_other() -> None:
     assert publish(Report("toy", ()), io.StringIO(), io.StringIO()) == 0
 
 
-def test_the_command_is_told_as_it_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["--audio-decoder-config", '{"look_ahead": 7}']
     monkeypatch.setattr("sys.argv", [str(ROOT / "benchmarks" / "serve.py"), *arguments])
     command = Report("toy", ()).command
@@ -166,7 +167,7 @@ def test_edit_distance(meant: str, heard: str, wrong: int) -> None:
     assert edit_distance(heard.split(), meant.split()) == wrong
 
 
-def test_words_count_whatever_their_case_and_signs() -> None:
+def test_case_and_punctuation_of_words_are_ignored() -> None:
     assert word_errors("It's nine o'clock, Tom!", "it's nine o'clock tim") == WordErrors(1, 4)
     assert total([WordErrors(1, 4), WordErrors(2, 8)]).rate == 0.25
     assert WordErrors().rate == 0
@@ -179,7 +180,7 @@ def test_held_out_sentences_are_sixty_different_ones() -> None:
     assert all(sentence[0].isupper() and sentence[-1] in ".?" for sentence in sentences)
 
 
-def test_the_recogniser_hears_nothing_in_silence() -> None:
+def test_the_recogniser_finds_no_words_in_silence() -> None:
     pytest.importorskip("pocketsphinx", reason="needs the packages of [train]")
     assert len(Recogniser()(np.zeros(8_000, np.float32), 8_000).split()) <= 1
 
@@ -188,7 +189,7 @@ def test_the_recogniser_hears_nothing_in_silence() -> None:
 
 
 def test_understood_compares_service_and_teacher() -> None:
-    """A speaker whose samples spell the text, and one that loses the first word."""
+    """A speaker whose samples spell the text, and one that drops the first word."""
 
     def clip(text: str) -> understood.Clip:
         return understood.Clip(np.frombuffer(text.encode(), np.uint8).astype(np.float32), 100)
@@ -213,7 +214,7 @@ def test_understood_compares_service_and_teacher() -> None:
     assert bad["service rms"].note == "8 words, 0 s of speech"
 
 
-def test_the_service_is_heard_as_it_sent_itself(tiny_server: Server, tmp_path: Path) -> None:
+def test_clips_of_the_service_are_read_back_unchanged(tiny_server: Server, tmp_path: Path) -> None:
     with SpeechClient(tiny_server.address) as client:
         clip = understood.served(client)("Hello there.", "rms")
     path = tmp_path / "x.wav"
@@ -245,7 +246,7 @@ def test_speed_reports_all_its_figures(tiny_checkpoint: Path) -> None:
 def test_the_scheduler_is_measured_under_its_load() -> None:
     for ahead in (False, True):
         load = scheduler.Load(running=8, waiting=20, ahead=ahead)
-        for _ in range(150):  # long enough for requests to end and others to take their places
+        for _ in range(150):  # enough steps for requests to end and be replaced
             load.step()
             made = load.scheduler
             assert (made.num_running, made.num_waiting) in {(8, 20), (7, 20)}
@@ -284,7 +285,7 @@ def test_streams_cost_the_engines_process_something() -> None:
     assert "/s, " in engine.note
 
 
-def test_on_the_cpu_company_changes_no_token(capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_the_cpu_the_batch_changes_no_token(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--shape", "toy", "--device", "cpu", "--requests", "5", "--tokens", "6"]
     assert batch_invariance.main([*options, "--model.kv-cache.num-pages", "60"]) == 0
     figures = json.loads(capsys.readouterr().out)["figures"]
@@ -300,7 +301,7 @@ def test_on_the_cpu_company_changes_no_token(capsys: pytest.CaptureFixture[str])
     assert min(costs.values()) > 0
 
 
-def test_what_company_changes_is_counted() -> None:
+def test_tokens_that_differ_in_a_batch_are_counted() -> None:
     alone = tuple(batch_invariance.Outcome([tokens], 2.0) for tokens in ((1, 2, 3), (4, 5, 6)))
     together = batch_invariance.Outcome([(1, 7, 8), (4, 5, 6)], 3.0)
     found = batch_invariance.Comparison(alone, together)
@@ -338,7 +339,7 @@ def test_memory_is_that_of_the_server(tiny_server: Server) -> None:
 
 
 def test_a_front_end_passes_every_message_on() -> None:
-    with canned(num_blocks=20, period_s=0.002) as server:
+    with stub_engine_server(num_blocks=20, period_s=0.002) as server:
         started = time.monotonic()
         load = asyncio.run(front_end.load(server.address, num_streams=4, ramp_s=0.01))
         wall_s = time.monotonic() - started
@@ -357,7 +358,7 @@ def test_the_rate_is_that_of_the_time_in_which_all_streams_run() -> None:
 
 def test_the_hop_is_the_difference_of_pairs(tiny_server: Server) -> None:
     with SpeechClient(tiny_server.address) as one, SpeechClient(tiny_server.address) as other:
-        near, far, added = hop.measure(one, other, repeat=3, texts=["Hi."]).figures
+        near, far, added = ipc_latency.measure(one, other, repeat=3, texts=["Hi."]).figures
     pairs = zip(near.values, far.values, strict=True)
     assert added.values == tuple(behind - inside for inside, behind in pairs)
     assert near.value > 0
@@ -378,7 +379,7 @@ def test_a_cold_start_is_a_whole_process(tiny_checkpoint: Path) -> None:
     assert later.value > 0.2
 
 
-def test_seams_are_heard_where_context_is_missing(tmp_path: Path) -> None:
+def test_missing_context_changes_samples(tmp_path: Path) -> None:
     write_snac(tmp_path)
     to_safetensors(tmp_path)
     found = seams.measure(seams.Subject(tmp_path), 0.6, repeat=2)
@@ -394,7 +395,7 @@ def test_identical_audio_has_no_infinite_ratio() -> None:
     assert seams.decibels(np.ones(4), np.ones(4) * 0.9) == pytest.approx(20)
 
 
-def test_a_server_that_cannot_start_is_told(tmp_path: Path) -> None:
+def test_a_server_that_cannot_start_is_reported(tmp_path: Path) -> None:
     with (
         pytest.raises(RuntimeError, match=r"did not start \(exit status 2\)"),
         serving(str(tmp_path)),

@@ -1,4 +1,4 @@
-"""The benchmark of the core at toy size, and the arithmetic beneath its figures."""
+"""The benchmark of the core at small sizes, and the calculation of its figures."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks import beside, core, peers, trace
+from benchmarks import core, decode_interference, peers, trace
 from benchmarks.codec_calls import kinds_of
 from benchmarks.engine_load import Job, Load, decode_jobs, run, running, throughput_jobs
 from benchmarks.shapes import SHAPES, TOY, Shape
-from decoder import ReadyWindow, Renderer, create_decoder
+from decoder import DecodeRequest, Renderer, create_decoder
 from llm import Engine
 from tests.llm.llama_checkpoints import write_llama
 
@@ -86,7 +86,7 @@ def event(cat: str, start: float, end: float, name: str = "k", **args: Any) -> d
 
 
 def step(number: int, start: float, *kernels: tuple[float, float]) -> list[dict[str, Any]]:
-    """A range of 20 us that launches kernels, which run later."""
+    """Return a range of 20 us that launches kernels, which run later."""
     name = f"sonant.{'mixed_batch' if number == 2 else 'token_generation'}"
     events = [event("user_annotation", start, start + 20, name)]
     for place, kernel in enumerate(kernels):
@@ -103,7 +103,7 @@ def test_gaps_are_between_the_kernels_of_two_steps() -> None:
         *step(2, 100, (70, 80), (80, 100)),
         *step(3, 200, (105, 110), (109, 190)),  # two streams at once
         event("gpu_memcpy", 100, 102, correlation=99),
-        event("kernel", 500, 600, correlation=98),  # of nobody
+        event("kernel", 500, 600, correlation=98),  # without a launch
     ]
     found = trace.device_times(events)
     assert found.num_steps == 3
@@ -143,7 +143,7 @@ def test_the_core_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
         "toy, 4 rows: gap between steps",
         "toy, 4 rows: device busy",
         "toy, 4 rows: cancel to pages free",
-        "toy: memory beside weights and KV",
+        "toy: memory besides weights and KV",
         "toy: largest prefill: peak / estimate",
     ]
     for rows, how_many in ((1, "one sequence"), (4, "4 sequences")):
@@ -166,8 +166,8 @@ PEERS = [
 ]
 
 
-def test_the_peers_are_measured_and_ours_beside_them() -> None:
-    """On the CPU: each format, alone and with others, each also as a share of the peers' best."""
+def test_the_peers_and_this_engine_are_measured() -> None:
+    """On the CPU: each format, alone and in a batch, each also relative to the peers' best."""
     figures = {f.name: f for f in core.compare(TOY, torch.device("cpu"), SMALL, VALUES)}
     cases = [
         f"{encoding}, {rows} at once"
@@ -203,24 +203,24 @@ def test_a_checkpoint_is_measured_with_its_weights(
     assert "mine: int8, 8 at once, of transformers" in names
 
 
-def test_a_peer_that_fails_is_told() -> None:
+def test_a_peer_that_fails_is_reported() -> None:
     def fails() -> peers.Rate:
         raise RuntimeError("no room\nat all")
 
     assert peers.attempt(fails) == "RuntimeError: no room"
 
 
-def test_the_decoder_is_called_as_often_as_its_pace_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After each step, or not before it has rested, by a clock that stands still in between."""
+def test_the_decoder_is_called_at_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each step, or after its pause, by a clock that stands still in between."""
     clock = SimpleNamespace(now_s=0.0)
     clock.perf_counter = lambda: clock.now_s
-    monkeypatch.setattr(beside, "time", clock)
+    monkeypatch.setattr(decode_interference, "time", clock)
     decoder = create_decoder("ramp", test_mode=True)
     (window,) = kinds_of(decoder, decoder.spec.recommended)["full"]
-    hook = beside.Beside(Renderer(decoder), [ReadyWindow(window)])
+    hook = decode_interference.DecodeInterferenceHook(Renderer(decoder), [DecodeRequest(window)])
 
     def num_calls(rest: float | None) -> int:
-        """In five steps; the first ends what was called before."""
+        """Return the number of calls in five steps; the first step ends earlier calls."""
         before, hook.rest = hook.num_calls, rest
         for _ in range(5):
             hook.after_step()
@@ -231,12 +231,19 @@ def test_the_decoder_is_called_as_often_as_its_pace_says(monkeypatch: pytest.Mon
     assert [num_calls(13.0), num_calls(None)] == [1, 0]
 
 
-def test_steps_are_measured_beside_the_decoder(
+def test_steps_are_measured_with_concurrent_decoding(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beside, "SPAN_S", 0.1)
-    monkeypatch.setattr(beside, "SETTLE_S", 0.05)  # a fast machine's sequences end soon
-    assert beside.main(["--shape", "toy", "--device", "cpu", "--rows", "2", "--repeat", "1"]) == 0
+    monkeypatch.setattr(decode_interference, "SPAN_S", 0.1)
+    monkeypatch.setattr(
+        decode_interference, "SETTLE_S", 0.05
+    )  # sequences end soon on a fast machine
+    assert (
+        decode_interference.main(
+            ["--shape", "toy", "--device", "cpu", "--rows", "2", "--repeat", "1"]
+        )
+        == 0
+    )
     alone, paced, without = json.loads(capsys.readouterr().out)["figures"]
     assert (alone["name"], alone["unit"]) == ("toy, 2 rows: step, alone", "ms")
     assert alone["value"] > 0
@@ -249,12 +256,14 @@ def test_steps_are_measured_beside_the_decoder(
 def test_a_step_is_not_measured_with_sequences_that_end(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hook = beside.Beside(Renderer(create_decoder("ramp", test_mode=True)), [])
+    hook = decode_interference.DecodeInterferenceHook(
+        Renderer(create_decoder("ramp", test_mode=True)), []
+    )
     jobs = decode_jobs(2, 512, 4, 30)
-    monkeypatch.setattr(beside, "SPAN_S", 2.0)
+    monkeypatch.setattr(decode_interference, "SPAN_S", 2.0)
     with pytest.raises(RuntimeError, match="a sequence ended while it was measured"):
-        beside.Subject(engine, hook, jobs).watch(None)
-    monkeypatch.setattr(beside, "SPAN_S", 0.1)
-    lasting = beside.lasting_jobs(engine, 2)
-    assert beside.Subject(engine, hook, lasting).watch(None).step_ms > 0
+        decode_interference.Subject(engine, hook, jobs).watch(None)
+    monkeypatch.setattr(decode_interference, "SPAN_S", 0.1)
+    lasting = decode_interference.lasting_jobs(engine, 2)
+    assert decode_interference.Subject(engine, hook, lasting).watch(None).step_ms > 0
     assert len(lasting) == 2

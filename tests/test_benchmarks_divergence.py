@@ -1,4 +1,4 @@
-"""The comparison of weight formats, on logits made by hand and on a small random checkpoint."""
+"""The comparison of weight formats, on given logits and on a small random checkpoint."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_model_that_is_fed_its_own_tokens_writes_them_again(prompts: Prompts) 
 def test_int8_is_measured(
     prompts: Prompts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Random weights have flat logits: the bars may be missed, and the exit status says so."""
+    """Random weights have flat logits: the bars may be missed, which sets the exit status."""
     texts = tmp_path / "prompts.txt"
     texts.write_text("hello\n\na longer prompt than a page\n")
     options = ["--prompts", str(texts), "--tokens", "20", "--encoding", "int8"]

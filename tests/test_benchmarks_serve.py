@@ -1,4 +1,4 @@
-"""The benchmark of a server at toy size, and the arithmetic beneath its figures."""
+"""The benchmark of a server at small sizes, and the calculation of its figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks import results, serve
-from benchmarks.listeners import Heard, Plan, arrivals, request
+from benchmarks.listeners import Plan, StreamResult, arrivals, request
 from benchmarks.playback import Playback, first_audible
 from benchmarks.report import Figure, Report, publish
 from benchmarks.server_metrics import Samples
@@ -30,13 +30,13 @@ SETUP = serve.Setup(
 )
 
 
-def heard(first_ms: float = 50.0, stalls: int = 0, error: str = "") -> Heard:
-    return Heard(
+def stream_result(first_ms: float = 50.0, stalls: int = 0, error: str = "") -> StreamResult:
+    return StreamResult(
         1.0, first_ms / 1000, first_ms / 1000, 2.0, stalls, 0.04, 3 if stalls else None, 9, 9, error
     )
 
 
-def step(streams: int, *listeners: Heard) -> serve.Step:
+def step(streams: int, *listeners: StreamResult) -> serve.Step:
     return serve.Step(streams, listeners, seconds=4.0)
 
 
@@ -80,7 +80,7 @@ def test_playback_stalls_when_nothing_is_left() -> None:
     assert playback.audio_s == 3.0
 
 
-def test_the_first_sound_is_heard_where_it_is_played() -> None:
+def test_the_first_sound_counts_when_it_is_played() -> None:
     playback = Playback(1000)
     playback.take(10.0, bytes(2 * 500))
     playback.take(10.1, np.array([0, 0, 900], np.int16).tobytes())
@@ -91,14 +91,16 @@ def test_the_first_sound_is_heard_where_it_is_played() -> None:
 
 
 def test_a_step_holds_when_all_are_served_in_time() -> None:
-    assert step(4, *[heard()] * 100).holds
-    assert step(4, *[heard()] * 99, heard(first_ms=900)).first_ms(99) < 200
-    assert not step(4, *[heard()] * 97, *[heard(first_ms=900)] * 3).holds
-    assert not step(4, *[heard()] * 99, heard(stalls=1)).holds
-    assert not step(4, *[heard()] * 99, heard(error="UNAVAILABLE: gone")).holds
+    assert step(4, *[stream_result()] * 100).holds
+    assert step(4, *[stream_result()] * 99, stream_result(first_ms=900)).first_ms(99) < 200
+    assert not step(4, *[stream_result()] * 97, *[stream_result(first_ms=900)] * 3).holds
+    assert not step(4, *[stream_result()] * 99, stream_result(stalls=1)).holds
+    assert not step(4, *[stream_result()] * 99, stream_result(error="UNAVAILABLE: gone")).holds
     assert not step(4).holds
-    assert "1 stalled (40 ms each, first at message 3; medians)" in str(step(4, heard(stalls=1)))
-    assert "0 stalled, 0 errors: holds" in str(step(4, heard()))
+    assert "1 stalled (40 ms each, first at message 3; medians)" in str(
+        step(4, stream_result(stalls=1))
+    )
+    assert "0 stalled, 0 errors: holds" in str(step(4, stream_result()))
 
 
 def test_percentiles_of_few() -> None:
@@ -110,7 +112,7 @@ def test_percentiles_of_few() -> None:
 @pytest.mark.parametrize("limit", [0, 1, 31, 32, 33, 100, 150, 511, 512, 5000])
 def test_the_search_ends_near_what_holds(limit: int) -> None:
     def tried(streams: int) -> serve.Step:
-        return step(streams, heard(stalls=int(streams > limit)))
+        return step(streams, stream_result(stalls=int(streams > limit)))
 
     setup = serve.Setup(start=32, most=512, closeness=0.1)
     steps = serve.search(tried, setup)
@@ -195,18 +197,18 @@ def test_one_after_the_other(stage: serve.Stage) -> None:
     assert "0 errors" in figure.note
 
 
-def test_listeners_hear_the_length_they_asked_for(stage: serve.Stage) -> None:
+def test_clients_receive_the_requested_length(stage: serve.Stage) -> None:
     done = stage.step(streams=1)
     assert done.errors == 0
-    assert done.heard
-    for one in done.heard:
+    assert done.results
+    for one in done.results:
         assert one.due_s >= SETUP.warm_up_s
         assert one.audio_s == pytest.approx(one.output_tokens / stage.code_rate)
         assert 0.2 - 0.1 <= one.audio_s <= 0.4 + 0.1
         assert 0 < one.first_s <= one.audible_s
     assert done.counted.mean("sonant_batch_execute_seconds") > 0
     assert done.counted.total("sonant_output_tokens_total") >= sum(
-        one.output_tokens for one in done.heard
+        one.output_tokens for one in done.results
     )
 
 
@@ -218,7 +220,7 @@ def test_the_most_streams_are_reported(stage: serve.Stage, monkeypatch: pytest.M
     assert len(rest) == (9 if most.value else 0)
 
 
-def test_listeners_who_leave_are_cancelled(stage: serve.Stage) -> None:
+def test_clients_that_leave_are_cancelled(stage: serve.Stage) -> None:
     long = replace(stage, setup=replace(SETUP, low_s=8.0, high_s=10.0, start=40))
     (figure,) = serve.cancel(long, Speaker("toy"))
     assert figure.value > 0
@@ -248,7 +250,7 @@ def test_results_are_what_was_printed(tmp_path: Path) -> None:
     assert "| y | 43,310 tokens/s |  | >= 30,000 | reached |  |" in text
 
 
-def test_what_no_benchmark_printed_is_refused(
+def test_other_files_than_reports_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert results.main([str(tmp_path)]) == 2

@@ -1,4 +1,4 @@
-"""The mutation tester's own choices: what it mutates, in which order, and what it leaves out."""
+"""The mutation tester: its mutations, their order, and excluded code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.mutation import (
 
 @dataclass(frozen=True)
 class Place:
-    """What `in_order` reads of a mutation, and which of its place it is."""
+    """Attributes of a mutation that `in_order` reads, and its number at its place."""
 
     module_path: Path
     start_pos: tuple[int, int]
@@ -62,7 +62,7 @@ def area(thing: Thing | None, *, factor: int = 1 + 1) -> int | None:
 """
 
 
-def test_what_only_a_type_checker_reads_is_left_out() -> None:
+def test_code_for_type_checkers_is_left_out() -> None:
     silent = list(declarations(SOURCE))
     operators = [
         (node.lineno, node.right.col_offset - 2)

@@ -1,4 +1,4 @@
-"""Equal bits, whatever kernels the libraries choose: in processes of their own."""
+"""Equal bits with any kernels that the libraries choose: in separate processes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.processors import QUICK, Settings, quick_combinations, run, title
 
 
 @pytest.mark.parametrize("settings", list(quick_combinations()), ids=title)
-def test_bits_do_not_depend_on_company(settings: Settings) -> None:
+def test_bits_do_not_depend_on_the_batch(settings: Settings) -> None:
     ended = run(settings, QUICK)
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
     assert " passed" in ended.stdout
 
 
-def test_the_stand_in_changes_bits_with_company(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products, attention and convolutions of some rows are not those of one of them."""
+def test_the_replacement_depends_on_the_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products, attention and convolutions of several rows differ from those of one."""
     generator = torch.Generator().manual_seed(0)
     weight, kernel = (torch.randn(*shape, generator=generator) for shape in ((9, 40), (5, 40, 3)))
     rows, sounds = torch.randn(3, 40, generator=generator), torch.randn(3, 40, 7)

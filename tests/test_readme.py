@@ -1,30 +1,48 @@
-"""What the README says is so: commands parse, links lead somewhere, tables are complete."""
+"""Checks of the documents: commands parse, links have targets, tables are complete."""
 
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
+from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from google.protobuf import json_format
+from google.protobuf.message_factory import GetMessageClass
 
 from benchmarks import core
 from benchmarks.report import arguments
 from training.run import build_parser as training_parser
-from tts.config import AudioGenerationConfig, ServerConfig, config_from_args
+from tts.config.pipeline import AudioGenerationConfig, config_from_args
+from tts.config.server import ServerConfig
 from tts.families.registry import supported_families
 from tts.say import build_parser as say_parser
 from tts.serve import build_parser as serve_parser
+from tts.v1 import speech_pb2, text_pb2
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PATHS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks/RESULTS.md"])
+DOCUMENTS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in PATHS}
+README, CONTRIBUTING = DOCUMENTS["README.md"], DOCUMENTS["CONTRIBUTING.md"]
+ARCHITECTURE = DOCUMENTS["docs/architecture.md"]
+EVERYTHING = "\n".join(DOCUMENTS.values())
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PYTHON = ".venv/bin/python -m "
+OTHER_PROGRAMS = (
+    "benchmarks/decode_interference.py",
+    "tests/fuzz/__main__.py",
+    "tests/mutation.py",
+)
+"""Programs without a parser to ask, whose flags the documents name."""
 
 MODULES = {
     "grpcio": "grpc",
@@ -36,24 +54,31 @@ MODULES = {
     "pyyaml": "yaml",
     "pyzmq": "zmq",
 }
-"""What a distribution is imported as, where that is not its name."""
+"""Import names of distributions, if they differ from the distribution's name."""
 
 
-def section(title: str) -> str:
-    """The text under a heading."""
-    return README.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
+def section(title: str, document: str) -> str:
+    """Return the text under a heading of a document."""
+    return document.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
 
 
 def first_cells(table: str) -> list[str]:
-    """The first column of a table, without its head."""
+    """Return the first column of a table, without its head."""
     rows = [line for line in table.splitlines() if line.startswith("| ")]
     return [row.split("|")[1].strip() for row in rows[1:]]
 
 
-def commands() -> list[str]:
-    """Every line of the code blocks."""
-    blocks = re.findall(r"^```\w*\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
-    return [line for block in blocks for line in block.splitlines()]
+def blocks(document: str, language: str = r"\w*") -> list[str]:
+    """Return the code blocks of a document."""
+    pattern = rf"^```{language}\n(.*?)^```$"
+    return re.findall(pattern, document, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands(start: str) -> list[str]:
+    """Return every line of the documents' code blocks that begins so, without its variables."""
+    lines = [line for block in blocks(EVERYTHING) for line in block.splitlines()]
+    bare = [re.sub(r"^(\w+=\S+ )+", "", line).partition("  #")[0].strip() for line in lines]
+    return sorted({line for line in bare if line.startswith(start)})
 
 
 def dependencies() -> list[str]:
@@ -62,12 +87,13 @@ def dependencies() -> list[str]:
 
 
 def test_the_dependency_table_is_the_projects() -> None:
-    assert first_cells(section("Dependencies")) == dependencies()
+    assert first_cells(section("Dependencies", ARCHITECTURE)) == dependencies()
 
 
 def test_every_extra_is_named() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
-    assert [name for name in extras if f"`{name}`" not in section("Dependencies")] == []
+    named = section("Dependencies", ARCHITECTURE)
+    assert [name for name in extras if f"`{name}`" not in named] == []
 
 
 def test_every_dependency_is_imported_by_what_ships() -> None:
@@ -85,12 +111,12 @@ def test_every_dependency_is_imported_by_what_ships() -> None:
 
 
 def test_every_speech_family_is_described() -> None:
-    part = README[README.index("### Speech families") : README.index("## Codecs")]
+    part = section("Speech families", DOCUMENTS["docs/checkpoints.md"])
     assert tuple(re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE)) == supported_families()
 
 
-def test_the_test_command_is_what_make_runs() -> None:
-    (command,) = re.findall(rf"`({re.escape(PYTHON)}pytest[^`]*)`", section("Tests"))
+def test_the_test_command_equals_that_of_make() -> None:
+    (command,) = re.findall(rf"`({re.escape(PYTHON)}pytest[^`]*)`", CONTRIBUTING)
     test_run = re.search("^PYTEST = (.*)$", MAKEFILE, flags=re.MULTILINE)
     assert test_run is not None
     assert test_run[1].replace("$(BIN)", ".venv/bin") == command
@@ -102,21 +128,21 @@ def test_the_test_command_is_what_make_runs() -> None:
 
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, flags=re.MULTILINE))
-    named = re.findall(r"^make ([a-z-]+)", README + CONTRIBUTING, flags=re.MULTILINE)
-    named += re.findall(r"`make ([a-z-]+)`", README + CONTRIBUTING)
-    assert {"say", "test", "check", "test-gpu"} <= set(named) <= targets
+    named = [command.split()[1] for command in commands("make ")]
+    named += re.findall(r"`make ([a-z-]+)[ `]", EVERYTHING)
+    assert {"say", "serve", "test", "check", "docs", "test-gpu"} <= set(named) <= targets
     phony = re.search(r"^\.PHONY: (.*)$", MAKEFILE, flags=re.MULTILINE)
     assert phony is not None
     assert targets <= set(phony.group(1).split())
 
 
 def test_modules_that_are_run_exist() -> None:
-    modules = set(re.findall(r"python -m ([\w.]+)", README + CONTRIBUTING))
+    modules = set(re.findall(r"python -m ([\w.]+)", EVERYTHING))
     assert {"tts.say", "tts.serve", "pytest"} <= modules
     assert [module for module in modules if find_spec(module) is None] == []
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if c.startswith(PYTHON)])
+@pytest.mark.parametrize("command", commands(PYTHON))
 def test_commands_parse(command: str) -> None:
     module, *words = shlex.split(command.split(" > ", maxsplit=1)[0].removeprefix(PYTHON))
     parsers = {
@@ -124,29 +150,137 @@ def test_commands_parse(command: str) -> None:
     }  # fmt: skip
     if module in parsers:
         parsers[module]().parse_args(words)
-    else:
-        assert module.startswith("samples.")
-        source = (ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8")
-        assert all(f'"{word}"' in source for word in words if word.startswith("--"))
+        return
+    if module == "pytest":
+        assert [word for word in words if not (ROOT / word).exists()] == []
+        return
+    source = (ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8")
+    assert [f for f in words if f.startswith("--") and f'"{f}"' not in source] == []
+
+
+@pytest.mark.parametrize("command", commands(".venv/bin/pip install"))
+def test_installed_extras_exist(command: str) -> None:
+    (extras,) = re.findall(r"-e '\.\[([\w,]+)\]'$", command)
+    assert set(extras.split(",")) <= PROJECT["project"]["optional-dependencies"].keys()
+
+
+@pytest.mark.parametrize("command", commands("grpcurl"))
+def test_calls_by_grpcurl_are_of_the_contract(command: str) -> None:
+    *options, name = shlex.split(command)
+    if name == "list":
+        return
+    service, _, method = name.rpartition("/")
+    file = {"tts.v1.SpeechService": speech_pb2, "tts.v1.TextService": text_pb2}[service]
+    services = file.DESCRIPTOR.services_by_name
+    request = services[service.rpartition(".")[2]].methods_by_name[method].input_type
+    message = GetMessageClass(request)()
+    json_format.Parse(options[options.index("-d") + 1], message)
+    assert message.input.text
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_python_examples_compile_and_import_what_exists(document: str) -> None:
+    for block in blocks(DOCUMENTS[document], "python"):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom):
+                module = import_module(node.module or "")
+                assert [n.name for n in node.names if not hasattr(module, n.name)] == []
+
+
+RUNNABLE = [
+    pytest.param(block, id=f"{name}-{number}")
+    for name, text in DOCUMENTS.items()
+    for number, block in enumerate(blocks(text, "python"))
+    if "with load() as voice" in block
+]
+
+
+@pytest.mark.parametrize("block", RUNNABLE)
+def test_python_examples_run(block: str, tmp_path: Path) -> None:
+    """On the built-in voice, in a process and a folder of their own."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", block],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environ,
+        check=False,
+        timeout=300,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_there_are_python_examples_to_run() -> None:
+    assert len(RUNNABLE) >= 4
 
 
 def test_flags_that_are_named_exist() -> None:
-    known = "".join((say_parser().format_help(), serve_parser().format_help()))
+    known = say_parser(show_all=True).format_help() + serve_parser(show_all=True).format_help()
     known += arguments("", repeat=1).format_help() + core.parser().format_help()
-    known += training_parser().format_help()
-    flags = set(re.findall(r"`[^`\n]*?(--[a-z][a-z.-]+)", README))
+    known = known.replace("[no-]", "") + training_parser().format_help()
+    known += "".join((ROOT / path).read_text(encoding="utf-8") for path in OTHER_PROGRAMS)
+    flags = {
+        f.replace("--no-", "--") for f in re.findall(r"`[^`\n]*?(--[a-z][a-z.-]+)", EVERYTHING)
+    }
     assert {"--host", "--model.model-path"} <= flags
     assert [flag for flag in flags if flag not in known] == []
 
 
-def test_links_lead_somewhere() -> None:
-    targets = set(re.findall(r"\]\(([^)#]+)\)", README + CONTRIBUTING))
-    assert {"CONTRIBUTING.md", "LICENSE", "proto/tts/v1", "tts/embedded"} <= targets
-    assert [target for target in targets if not (ROOT / target).exists()] == []
+def anchors(document: str) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub and MkDocs make them."""
+    text = re.sub(r"^```.*?^```$", "", document, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings
+    }
+
+
+def broken_links(name: str) -> Iterator[str]:
+    """Links and pictures of a document that lead to no file, or to no heading of one."""
+    text = re.sub(r"`[^`\n]*`", "", DOCUMENTS[name])
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        file = (ROOT / name).parent / path if path else ROOT / name
+        if not file.exists() or (
+            anchor and anchor not in anchors(file.read_text(encoding="utf-8"))
+        ):
+            yield target
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_lead_somewhere(name: str) -> None:
+    assert list(broken_links(name)) == []
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_files_that_are_named_exist(name: str) -> None:
+    text = DOCUMENTS[name].partition("### Modules that moved")[0]
+    folders = "|".join(path.name for path in ROOT.glob("[!.]*") if path.is_dir())
+    named = re.findall(rf"`((?:{folders})/[\w/.*-]+)`", text)
+    assert [path for path in named if not any(ROOT.glob(path))] == []
+
+
+def test_the_front_page_leads_to_every_page() -> None:
+    index = DOCUMENTS["docs/index.md"]
+    assert "(docs/index.md)" in README
+    pages = [name.removeprefix("docs/") for name in DOCUMENTS if name.startswith("docs/")]
+    assert [page for page in pages if page != "index.md" and f"({page})" not in index] == []
+
+
+def test_the_front_page_is_short() -> None:
+    assert len(README.splitlines()) <= 130
 
 
 def test_every_streaming_option_is_explained_with_its_default() -> None:
-    rows = [line for line in section("Streaming options").splitlines() if line.startswith("| `")]
+    streaming = DOCUMENTS["docs/streaming.md"]
+    rows = [
+        line
+        for line in section("Streaming options", streaming).splitlines()
+        if line.startswith("| `")
+    ]
     fields = AudioGenerationConfig.model_fields
     options = [
         name for name in fields if name.split("_")[0] in {"chunk", "buffer", "block", "prepend"}
@@ -159,17 +293,14 @@ def test_every_streaming_option_is_explained_with_its_default() -> None:
 
 
 def test_the_picture_names_what_exists() -> None:
-    picture = section("How it works")
+    picture = (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8")
+    assert "(docs/architecture.svg)" in README
     sources = {
         package: "".join(p.read_text(encoding="utf-8") for p in (ROOT / package).rglob("*.py"))
         for package in ("llm", "decoder", "tts")
     }
     for package, name in re.findall(r"(llm|decoder|tts): (\w+)", picture):
         assert f"class {name}" in sources[package]
-    for name in ("Scheduler", "TextGenerationPipeline", "KVCacheManager", "TokenChunk"):
-        assert name in picture
-        assert f"class {name}" in sources["llm"]
-    assert "class DecodeWindow" in sources["decoder"]
 
 
 def test_the_license_is_the_projects() -> None:
@@ -188,13 +319,14 @@ def test_ci_runs_the_whole_check_in_a_fresh_environment() -> None:
     assert any(line.startswith("make check VENV=") for line in lines)
 
 
-def test_the_configuration_file_shown_says_what_the_flag_and_the_variable_say(
+def test_the_configuration_file_shown_equals_the_flag_and_the_variable(
     tmp_path: Path,
 ) -> None:
-    (shown,) = re.findall(r"^```yaml\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+    serving = DOCUMENTS["docs/serving.md"]
+    (shown,) = blocks(serving, "yaml")
     (tmp_path / "sonant.yaml").write_text(shown)
-    (flag,) = re.findall(r"`(--model\.kv-cache\.num-pages \d+)`", README)
-    (variable,) = re.findall(r"`(SONANT_MODEL__\w+=\d+)`", README)
+    (flag,) = re.findall(r"`(--model\.kv-cache\.num-pages \d+)`", serving)
+    (variable,) = re.findall(r"`(SONANT_MODEL__\w+=\d+)`", serving)
     parser, needed = serve_parser(), ["--audio-decoder=embedded"]
 
     def num_pages(line: list[str], environ: dict[str, str]) -> int | None:
@@ -207,3 +339,30 @@ def test_the_configuration_file_shown_says_what_the_flag_and_the_variable_say(
     assert num_pages(file, {}) == num_pages(flag.split(), {}) == num_pages([], {name: text}) == 64
     server = config_from_args(ServerConfig, parser.parse_args(file), environ={})
     assert server.port == 50052
+
+
+def test_modules_and_names_of_the_changelog_exist() -> None:
+    changes = section("Unreleased (0.2.0)", DOCUMENTS["CHANGELOG.md"])
+    rows = [line.split("|") for line in changes.splitlines() if line.startswith("| `")]
+    names = {name for row in rows for name in re.findall(r"`(\w+\.[\w.]+)`", row[2])}
+    assert len(names) > 100
+    assert [name for name in sorted(names) if not is_importable(name)] == []
+
+
+def test_names_of_the_interface_exist() -> None:
+    page = DOCUMENTS["docs/interface.md"]
+    names = set(re.findall(r"`((?:llm|tts|decoder)\.[A-Za-z_]\w*)`", page))
+    assert len(names) > 30
+    roots = {name: import_module(name) for name in ("llm", "tts", "decoder")}
+    missing = [n for n in names if n.partition(".")[2] not in roots[n.partition(".")[0]].__all__]
+    assert missing == []
+
+
+def is_importable(name: str) -> bool:
+    """A module, or a name in one."""
+    home, _, attribute = name.rpartition(".")
+    try:
+        is_module = find_spec(name) is not None
+    except ModuleNotFoundError:  # its parent is a module, no package
+        is_module = False
+    return is_module or hasattr(import_module(home), attribute)

@@ -1,4 +1,4 @@
-"""Every sample is run as the README tells, against a real server."""
+"""Every sample is run as the documentation shows, against a real server."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.serving import Server
+from tests.speech_server import Server
 
 ROOT = Path(__file__).parent.parent
 SAMPLES = sorted(path.stem for path in (ROOT / "samples").glob("[!_]*.py"))
 
 
 def run(sample: str, *arguments: str, text_in: str = "") -> str:
-    """What a sample prints; it must end well and silently otherwise."""
+    """Return a sample's output; it must end with status 0 and an empty standard error."""
     done = ended(sample, *arguments, text_in=text_in)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
 def ended(sample: str, *arguments: str, text_in: str = "") -> subprocess.CompletedProcess[str]:
-    """A sample's exit status and what it wrote."""
+    """Return a sample's exit status and output."""
     return subprocess.run(
         [sys.executable, "-m", f"samples.{sample}", *arguments],
         input=text_in,
@@ -42,7 +42,7 @@ def seconds_of(path: Path) -> float:
 
 
 def test_every_sample_has_a_test_here() -> None:
-    assert SAMPLES == ["generate_text", "stream_speech", "type_speech"]
+    assert SAMPLES == ["embed_voice", "generate_text", "stream_speech", "type_speech"]
 
 
 @pytest.mark.parametrize("sample", SAMPLES)
@@ -63,9 +63,20 @@ def test_speech_is_written_as_it_arrives(tiny_server: Server, tmp_path: Path) ->
     assert printed[-1] == f"{seconds_of(out):.2f} s"
 
 
-def test_what_the_server_refuses_is_what_is_told(tiny_server: Server, tmp_path: Path) -> None:
+def test_a_voice_of_ones_own_speaks_without_a_server(tmp_path: Path) -> None:
     out = tmp_path / "x.wav"
-    where = ("--server", tiny_server.address, "--voice", "nobody")
+    options = ("--voice", "rms", "--seed", "7")
+    printed = run("embed_voice", "Hello there.", str(out), *options).splitlines()
+    assert len(printed) > 1
+    assert printed[-1] == f"{seconds_of(out):.2f} s"
+    again = tmp_path / "again.wav"
+    run("embed_voice", "Hello there.", str(again), *options)
+    assert out.read_bytes() == again.read_bytes()
+
+
+def test_refusals_of_the_server_are_printed(tiny_server: Server, tmp_path: Path) -> None:
+    out = tmp_path / "x.wav"
+    where = ("--server", tiny_server.address, "--voice", "missing")
     done = ended("stream_speech", "Hello.", str(out), *where)
     assert done.returncode == 1
     assert "StatusCode.NOT_FOUND" in done.stderr

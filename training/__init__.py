@@ -1,5 +1,5 @@
-"""The recipe that made tts/embedded: text, teacher speech, codec, language model, export.
+"""Training of tts/embedded: text, teacher speech, codec, language model, export.
 
-`python -m training.run` runs every stage; each stage is a module of its own. Nothing in tts, llm
-or decoder imports this package.
+`python -m training.run` runs every stage; each stage is a separate module. tts, llm and decoder
+never import this package.
 """

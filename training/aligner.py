@@ -1,4 +1,4 @@
-"""Train the aligner: which letter is being spoken, from the codes alone.
+"""Train the aligner, which predicts the spoken letter from the codes alone.
 
     python -m training.aligner --codes runs/codes --out runs --until 1400
 
@@ -18,19 +18,19 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from decoder.embedded_modules import FiniteScalarQuantizer
+from decoder.codecs.embedded.modules import FiniteScalarQuantizer
 from training.aligner_network import AlignerNetwork
 from training.codes import part_files
 from training.distributed import Clock, Deadline, Group
 from training.recipe import parse
-from tts.aligner import AlignerConfig
+from tts.speech.aligner import AlignerConfig
 
 CROP_CODES = 128
 WARM_UP = 200
 
 
 class LevelTable(nn.Module):
-    """A row per code and a row per FSQ level: codes that sound alike share most of theirs."""
+    """A row per code and a row per FSQ level, so that similar codes share most of their values."""
 
     level_index: Tensor
 
@@ -46,12 +46,12 @@ class LevelTable(nn.Module):
         nn.init.normal_(self.own.weight, std=0.02)
 
     def forward(self) -> Tensor:
-        """[codebook, width]."""
+        """Return the table [codebook, width]."""
         return self.own.weight + self.rows(self.level_index).sum(1)
 
 
 class Crops:
-    """Codes and letters of some hours on the device."""
+    """Codes and letters of some hours of speech on the device."""
 
     def __init__(self, prefix: Path, max_hours: float, device: torch.device) -> None:
         most = int(max_hours * 3600 * 25)
@@ -65,7 +65,7 @@ class Crops:
         self.letters = torch.from_numpy(np.concatenate(letters)).to(device)
 
     def batch(self, size: int) -> tuple[Tensor, Tensor]:
-        """Codes [size, T] and labels [size, 4 T]."""
+        """Return codes [size, T] and labels [size, 4 T]."""
         device = self.codes.device
         start = torch.randint(0, len(self.codes) - CROP_CODES, (size, 1), device=device)
         codes = self.codes[start + torch.arange(CROP_CODES, device=device)]

@@ -1,4 +1,4 @@
-"""`AlignerNetwork`: the aligner as it is trained; `tts.aligner` computes the same without torch."""
+"""`AlignerNetwork`: the aligner during training; `tts.speech.aligner` computes it without torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts.aligner import NUM_LABELS, AlignerConfig
+from tts.speech.aligner import NUM_LABELS, AlignerConfig
 
 
 class AlignerNetwork(nn.Module):
-    """Codes to the letters being spoken, see `tts.aligner`."""
+    """Maps codes to the spoken letters, see `tts.speech.aligner`."""
 
     def __init__(self, config: AlignerConfig) -> None:
         super().__init__()
@@ -24,11 +24,11 @@ class AlignerNetwork(nn.Module):
         self.output = nn.Linear(config.width, config.frames_per_code * NUM_LABELS)
 
     def forward(self, codes: Tensor) -> Tensor:
-        """codes [B, T] to logits [B, T * frames_per_code, NUM_LABELS]."""
+        """Map codes [B, T] to logits [B, T * frames_per_code, NUM_LABELS]."""
         return self.letters(self.table(codes))
 
     def letters(self, x: Tensor) -> Tensor:
-        """Table rows [B, T, table_width] to logits."""
+        """Map table rows [B, T, table_width] to logits."""
         x = x.transpose(1, 2)
         for number, layer in enumerate(self.layers):
             y = F.gelu(layer(x), approximate="tanh")

@@ -1,9 +1,9 @@
-"""Which letters of a text make which of its phones: one sound for every letter.
+"""Alignment of a text's letters with its phones: one sound for every letter.
 
-What the rules say is aligned as they say it. All else, from the teacher's lexicon or from its way
-with abbreviations and possessives, is aligned by the cheapest path: a sound costs the negative
-logarithm of how often the rules give it to the letter (Viterbi; for the idea see Black, Lenzo and
-Pagel, "Issues in building general letter to sound rules", 1998).
+Words that the rules pronounce are aligned by the rules. All others, from the teacher's lexicon or
+from its handling of abbreviations and possessives, are aligned by the cheapest path: a sound costs
+the negative logarithm of its frequency for the letter under the rules (Viterbi; for the idea see
+Black, Lenzo and Pagel, "Issues in building general letter to sound rules", 1998).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from training.rules import Rules
 from training.sounds import BREAK, FIRST_BYTE, NUMBER, PAIRS, SILENT, WORD_BREAK, sound_bytes
 from training.strings import Strings
 
-UNSEEN = 9.0  # nats: a sound that the rules never give to the letter
-EXTRA = 14.0  # a sound more than the letter's own
-GAP = 0.5  # a word that ends between two characters that are no letters
-TIE = 1e-6  # of two equal letters the second sounds, as the rules have it
-BETWEEN = re.compile(r"[ -]+")  # words, as the teacher takes them
+UNSEEN = 9.0  # nats: a sound that the rules never assign to the letter
+EXTRA = 14.0  # cost of an additional sound
+GAP = 0.5  # cost of a word end between two characters that are not letters
+TIE = 1e-6  # cost that puts the sound of a double letter on the second one, like the rules
+BETWEEN = re.compile(r"[ -]+")  # separators of words, as for the teacher
 
 
 class Alignment:
-    """Made from the rules, on all words of the lexicon."""
+    """Alignment with costs from the rules, on all words of the lexicon."""
 
     def __init__(self, rules: Rules) -> None:
         words = Strings([w.encode() for w in rules.lexicon() if w.isascii() and w.isalpha()])
@@ -37,8 +37,11 @@ class Alignment:
         self._word = functools.lru_cache(maxsize=100_000)(self._align)
 
     def text(self, text: str, phones: str) -> bytes:
-        """Sounds of a text, as files have them, at least one for every character; `phones` as
-        `training.teacher.phone_text` writes them. "" when there are phones that no sound has."""
+        """Return the sounds of a text in file format, at least one for every character.
+
+        `phones` are in the format of `training.teacher.phone_text`. Returns "" when there are
+        phones without a sound.
+        """
         words, said = BETWEEN.split(text), phones.split(f" {BREAK} ")
         if len(words) != len(said) or not all(words):
             return self._word(text, phones)
@@ -53,13 +56,13 @@ class Alignment:
         return {SILENT: 0.0, WORD_BREAK: GAP}.get(sound, UNSEEN)
 
     def _align(self, text: str, phones: str) -> bytes:
-        """The cheapest path."""
+        """Return the cheapest path."""
         names = phones.split()
         if not text or any((name,) not in NUMBER for name in names):
             return b""
         single = [NUMBER[name,] for name in names]
         pair = [NUMBER[two] if two in PAIRS else None for two in itertools.pairwise(names)]
-        best = [0.0, *[math.inf] * len(names)]  # cost of the letters so far with j phones said
+        best = [0.0, *[math.inf] * len(names)]  # cost of the letters so far with j phones used
         steps = []
         for letter in text.lower():
             best, step = self._next(letter, best, single, pair)
@@ -74,7 +77,9 @@ class Alignment:
     def _next(
         self, letter: str, best: list[float], single: Sequence[int], pair: Sequence[int | None]
     ) -> tuple[list[float], list[tuple[tuple[int, ...], int]]]:
-        """`best` after one more letter; and its sounds, with how many phones were said before."""
+        """Return `best` after one more letter; and its sounds, with the number of phones used
+        before.
+        """
         now = [cost + self._price(letter, SILENT) for cost in best]
         step: list[tuple[tuple[int, ...], int]] = [((SILENT,), j) for j in range(len(best))]
         for count, sounds in ((1, single), (2, pair)):

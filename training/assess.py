@@ -1,10 +1,10 @@
-"""Everything that is evaluated of a voice, one command after the other, kept in one file.
+"""Complete evaluation of a voice: all commands, with their results in one file.
 
     python -m training.assess --model runs/voice --lines runs/corpus_held_out.txt \
         --words runs/words_held_out.tsv --out runs/evaluation.json
 
-Which commands of `training.evaluate`, and how much of each, says `[evaluation]` of the recipe. What
-the file holds becomes the table of a model card with `training.card`.
+The recipe's section `[evaluation]` selects the commands of `training.evaluate` and their sizes.
+`training.card` converts the file to the table of a model card.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from training.recipe import parse
 
 
 def assess(args: argparse.Namespace) -> None:
-    """Run the commands; the file is written anew after each."""
+    """Run the commands; the file is rewritten after each."""
     records = []
     for name in args.commands:
         report = COMMANDS[name](args)

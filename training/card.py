@@ -1,9 +1,9 @@
-"""The figures of a model card, from what `training.assess` found.
+"""The figures of a model card, from the output of `training.assess`.
 
     python -m training.card --evaluation runs/evaluation.json --card tts/embedded/MODEL_CARD.md
 
---evaluation also takes what single commands of `training.evaluate` printed, one file each.
-What stands under the card's heading "Figures" is replaced; without --card it is printed.
+--evaluation also accepts the output of single commands of `training.evaluate`, one file each.
+The section "Figures" of the card is replaced; without --card it is printed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ HEADING = "## Figures"
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The reports in a file: of one command or of several."""
+    """Return the reports in a file: of one command or of several."""
     found = json.loads(path.read_text(encoding="utf-8"))
     return found if isinstance(found, list) else [found]
 
 
 def section(records: Sequence[Mapping[str, Any]]) -> str:
-    """Heading, what was measured on, and a table with a line for every figure."""
+    """Return a heading, the machine, and a table with a line for every figure."""
     machine = records[0]["machine"]
     lines = [
         HEADING,
@@ -44,7 +44,7 @@ def section(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cells(figure: Mapping[str, Any]) -> tuple[str, ...]:
-    """Name, median, range, and the bar with its verdict."""
+    """Return name, median, range, and the bar with its verdict."""
     values, bar = figure["values"], ""
     spread = f"{min(values):.3g} - {max(values):.3g}" if len(values) > 1 else ""
     if figure["bar"] is not None:
@@ -54,7 +54,7 @@ def _cells(figure: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def with_figures(card: str, figures: str) -> str:
-    """The card with its section replaced. ValueError without the heading."""
+    """Return the card with its section replaced. Raises ValueError without the heading."""
     before, heading, after = card.partition(f"{HEADING}\n")
     if not heading:
         raise ValueError(f"the card has no heading '{HEADING}'")

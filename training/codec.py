@@ -1,13 +1,13 @@
-"""Train the codec in two stages, while the teacher is still speaking.
+"""Train the codec in two stages, while the teacher's speech is still being synthesized.
 
     python -m training.codec reconstruct --speech runs/speech --out runs --until 400
     python -m training.codec adversarial --speech runs/speech --out runs --until 1400 \
         --init runs/codec_stage1.safetensors
 
-Stage 1 learns encoder, codebook and decoder by mel distance and by how well the phones are still
-recognised; then encoder and codebook are frozen, so that speech can be tokenised, and stage 2
-sharpens the decoder against discriminators.
-Every step draws a random block length, so that the decoder learns to stream by its masks.
+Stage 1 trains encoder, codebook and decoder with the mel distance and the recognition loss of the
+phones; then encoder and codebook are frozen, so that speech can be tokenised, and stage 2
+trains the decoder against discriminators.
+Every step draws a random block length for the masks, so that the decoder learns to stream.
 Times are seconds since RECIPE_START (or since this process started).
 """
 
@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from decoder.embedded_modules import CodecConfig, EmbeddedCodec
+from decoder.codecs.embedded.modules import CodecConfig, EmbeddedCodec
 from training.distributed import Clock, Deadline, Group
 from training.labels import FRAME, NUM_PHONE_LABELS
 from training.losses import (
@@ -44,7 +44,7 @@ CROP_CODES = 50
 
 
 class SpeechPool:
-    """Synthesised samples and their phones on the device, grown as shards grow; random crops."""
+    """Synthesised samples and their phones on the device, extended as shards grow; random crops."""
 
     def __init__(self, folder: Path, hop: int, max_hours: float, device: torch.device) -> None:
         size = int(max_hours * 3600 * 16_000) // hop * hop
@@ -71,7 +71,9 @@ class SpeechPool:
             self._taken[pcm] = start + count
 
     def batch(self, size: int, codes: int) -> tuple[Tensor, Tensor]:
-        """float32 [size, codes * hop] in [-1, 1), on the code grid; and phones int64 [size, F]."""
+        """Return float32 [size, codes * hop] in [-1, 1), on the code grid; and phones int64 [size,
+        F].
+        """
         device, length = self.samples.device, codes * self.hop
         start = torch.randint(0, (self.used - length) // self.hop, (size, 1), device=device)
         index = start * self.hop + torch.arange(length, device=device)
@@ -80,7 +82,9 @@ class SpeechPool:
 
 
 def block_mask(length: int, device: torch.device) -> Tensor | None:
-    """Random block-causal mask [T, T]: a code sees its own block and earlier ones."""
+    """Return a random block-causal mask [T, T]: a code attends to its own block and earlier
+    ones.
+    """
     block = random.choice(BLOCKS)
     if block == 0:
         return None
@@ -89,7 +93,9 @@ def block_mask(length: int, device: torch.device) -> Tensor | None:
 
 
 def initialise(codec: EmbeddedCodec) -> None:
-    """Residual branches start small, so that a deep stack starts near the identity."""
+    """Initialise residual branches with small values, so that a deep stack starts near the
+    identity.
+    """
     for body in (codec.encoder.body, codec.decoder.body):
         std = 0.02 / (2 * len(body.blocks)) ** 0.5
         for block in body.blocks:
@@ -98,12 +104,12 @@ def initialise(codec: EmbeddedCodec) -> None:
 
 
 def load_codec(codec: EmbeddedCodec, path: str | Path) -> None:
-    """Weights that were saved in half precision."""
+    """Load weights that were saved in half precision."""
     codec.load_state_dict({k: v.float() for k, v in load_file(path).items()})
 
 
-class Ear:
-    """A phone recogniser that learns on the real speech while it judges the decoded."""
+class PhoneScorer:
+    """A phone recogniser that is trained on real speech and scores decoded speech."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, config = trainer, trainer.config
@@ -113,7 +119,7 @@ class Ear:
         self.optimiser = torch.optim.AdamW(self.parameters, lr=1e-3, betas=(0.9, 0.98))
 
     def _score(self, samples: Tensor, phones: Tensor) -> Tensor:
-        """Mean cross-entropy of the phones in samples [B, S]."""
+        """Return the mean cross-entropy of the phones in samples [B, S]."""
         config = self.trainer.config
         mel = self.trainer.codec.encoder.log_mel(samples) / 4 + 2
         with self.trainer.autocast():
@@ -121,7 +127,7 @@ class Ear:
         return F.cross_entropy(logits.float().flatten(0, 1), phones.flatten())
 
     def learn(self, real: Tensor, phones: Tensor) -> Tensor:
-        """One step on real speech; returns its loss."""
+        """Train on real speech for one step; return its loss."""
         loss = self._score(real, phones)
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
@@ -130,7 +136,7 @@ class Ear:
         return loss.detach()
 
     def judge(self, decoded: Tensor, phones: Tensor) -> Tensor:
-        """How badly the decoded samples are recognised; only they get a gradient."""
+        """Return the recognition loss of the decoded samples; only they get a gradient."""
         self.listener.requires_grad_(False)
         loss = self._score(decoded, phones)
         self.listener.requires_grad_(True)
@@ -138,7 +144,7 @@ class Ear:
 
 
 class Trainer:
-    """What both stages share: data, masks, precision, log, saving."""
+    """Common parts of both stages: data, masks, precision, log, saving."""
 
     def __init__(self, args: argparse.Namespace, config: CodecConfig) -> None:
         self.args, self.clock, self.group = args, Clock(), Group()
@@ -150,13 +156,13 @@ class Trainer:
         self.config = config
         self.codec = EmbeddedCodec(config).to(self.device)
         self.mel_loss = MelLoss(self.config.sample_rate).to(self.device)
-        self.ear = Ear(self)
+        self.phone_scorer = PhoneScorer(self)
         self.pool = SpeechPool(args.speech, self.config.hop, args.max_hours, self.device)
         self._await_speech(max(args.min_hours * 3600 * 16_000, 2 * CROP_CODES * self.config.hop))
         self.log("codec", args.stage, f"{self.pool.used / 16_000 / 3600:.1f} h of speech")
 
     def _await_speech(self, needed: float) -> None:
-        """Until the pool has so many samples."""
+        """Wait until the pool has so many samples."""
         self.pool.refresh()
         while self.pool.used < needed:
             there = (
@@ -177,7 +183,7 @@ class Trainer:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.group.is_cuda)
 
     def render(self, samples: Tensor, *, frozen: bool) -> tuple[Tensor, Tensor]:
-        """Encode and decode; returns samples without the first code's fade-in, and codes."""
+        """Encode and decode; return samples without the first code's fade-in, and codes."""
         with self.autocast():
             with torch.set_grad_enabled(not frozen):
                 values, codes = self.codec.encode(samples)
@@ -191,7 +197,7 @@ class Trainer:
 
 
 def reconstruct(args: argparse.Namespace, config: CodecConfig) -> None:
-    """Stage 1."""
+    """Run stage 1."""
     trainer = Trainer(args, config)
     group, codec, clock = trainer.group, trainer.codec, trainer.clock
     if args.start:
@@ -207,10 +213,10 @@ def reconstruct(args: argparse.Namespace, config: CodecConfig) -> None:
         for setting in optimiser.param_groups:
             setting["lr"] = args.lr * min(1.0, (step + 1) / 300) * (1 - 0.95 * share)
         wanted, phones = trainer.pool.batch(args.batch, CROP_CODES)
-        heard = trainer.ear.learn(wanted, phones)
+        heard = trainer.phone_scorer.learn(wanted, phones)
         got, codes = trainer.render(wanted, frozen=False)
         mel, timbre = trainer.mel_loss(got[:, hop:], wanted[:, hop:])
-        phone = trainer.ear.judge(got, phones)
+        phone = trainer.phone_scorer.judge(got, phones)
         loss = mel + args.timbre_weight * timbre
         loss = loss + args.phone_weight * min(1.0, step / 1000) * phone
         optimiser.zero_grad(set_to_none=True)
@@ -237,7 +243,7 @@ def reconstruct(args: argparse.Namespace, config: CodecConfig) -> None:
 
 
 class Adversary:
-    """Stage 2's players: the decoder and its judges, each with an optimiser."""
+    """Decoder and discriminators of stage 2, each with an optimiser."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.codec = trainer, trainer.codec
@@ -264,7 +270,7 @@ class Adversary:
         return loss.detach()
 
     def judge(self, real: Tensor, fake: Tensor) -> tuple[Tensor, Tensor]:
-        """Adversarial and feature-matching loss of the decoder's samples."""
+        """Return adversarial and feature-matching loss of the decoder's samples."""
         self.judges.requires_grad_(False)
         with self.trainer.autocast():
             with torch.no_grad():
@@ -274,10 +280,10 @@ class Adversary:
         return losses
 
     def step(self, step: int) -> tuple[Tensor, ...]:
-        """One step of both; returns mel, critic's, adversarial and matching loss."""
+        """Run one step of both; return mel, discriminator, adversarial and matching loss."""
         trainer, hop = self.trainer, self.trainer.config.hop
         wanted, phones = trainer.pool.batch(trainer.args.batch, CROP_CODES)
-        trainer.ear.learn(wanted, phones)
+        trainer.phone_scorer.learn(wanted, phones)
         got, _ = trainer.render(wanted, frozen=True)
         a = random.randrange(1, CROP_CODES // 2) * hop
         real, fake = wanted[:, a : a + 25 * hop], got[:, a : a + 25 * hop]
@@ -285,7 +291,7 @@ class Adversary:
         fooled, matching = self.judge(real, fake)
         mel, timbre = trainer.mel_loss(got[:, hop:], wanted[:, hop:])
         weight = min(1.0, step / 500)
-        phone = trainer.args.phone_weight * weight * trainer.ear.judge(got, phones)
+        phone = trainer.args.phone_weight * weight * trainer.phone_scorer.judge(got, phones)
         loss = trainer.args.mel_weight * (mel + trainer.args.timbre_weight * timbre + phone)
         loss = loss + weight * (fooled / 3 + 2 * matching / 5)
         self.generator.zero_grad(set_to_none=True)
@@ -304,7 +310,7 @@ class Adversary:
 
 
 def adversarial(args: argparse.Namespace, config: CodecConfig) -> None:
-    """Stage 2: only the decoder learns."""
+    """Run stage 2, which only trains the decoder."""
     trainer = Trainer(args, config)
     clock = trainer.clock
     group = trainer.group

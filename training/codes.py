@@ -1,9 +1,9 @@
-"""Tokenise the synthesised speech: samples to codes, kept for every later training run.
+"""Tokenise the synthesised speech: samples to codes, stored for every later training run.
 
     python -m training.codes --speech runs/speech --codec runs/codec_stage1.safetensors \
         --out runs/codes1.npz
 
-Files runs/codes*.npz are parts of one set: a run takes only the speech that no earlier part holds.
+Files runs/codes*.npz are parts of one set: a run only tokenises speech that no earlier part has.
 A part holds `codes` (uint16, all clips one after another) and `clips` (int64 [N, 4]: first code,
 codes, line, voice), `sounds` (uint8, the sounds of all clips' lines, joined by newlines),
 `letters` (uint8, a label for every 10 ms, see `training.labels`), and `shards`, `ends`: how far
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from decoder.embedded_modules import CodecConfig, EmbeddedCodec
+from decoder.codecs.embedded.modules import CodecConfig, EmbeddedCodec
 from training.distributed import Clock
 from training.labels import FRAME
 from training.recipe import load_recipe
@@ -33,7 +33,9 @@ WINDOW_CODES, BATCH = 400, 64
 
 @torch.no_grad()
 def encode(codec: EmbeddedCodec, samples: np.ndarray, device: torch.device) -> np.ndarray:
-    """Codes of a long recording [T * hop], in windows with as much context as the encoder sees."""
+    """Return codes of a long recording [T * hop], encoded in windows with the encoder's full
+    context.
+    """
     config = codec.config
     margin = config.encoder_layers * config.encoder_window
     hop, total = config.hop, len(samples) // config.hop
@@ -51,7 +53,7 @@ def encode(codec: EmbeddedCodec, samples: np.ndarray, device: torch.device) -> n
 
 @dataclass(frozen=True, slots=True)
 class Tokenised:
-    """Everything that goes into one part."""
+    """Content of one part."""
 
     codes: np.ndarray  # uint16
     clips: np.ndarray  # int64 [N, 4]: first code, codes, line, voice
@@ -81,13 +83,13 @@ class Tokenised:
 
 
 def part_files(prefix: Path) -> list[Path]:
-    """Finished parts prefix*.npz, oldest first."""
+    """Return finished parts prefix*.npz, oldest first."""
     found = (path for path in prefix.parent.glob(f"{prefix.name}*.npz") if ".tmp" not in path.name)
     return sorted(found, key=lambda path: int(re.sub(r"\D", "", path.stem) or 0))
 
 
 def taken(parts: Iterable[Path]) -> dict[str, int]:
-    """Samples of each shard that earlier parts hold."""
+    """Return the number of samples of each shard in earlier parts."""
     ends: dict[str, int] = {}
     for path in parts:
         with np.load(path) as data:

@@ -1,4 +1,4 @@
-"""Text to speak, from Debian packages installed by name (see `PACKAGES`).
+"""The text corpus, from installed Debian packages (see `PACKAGES`).
 
     python -m training.corpus --out runs/corpus.txt
 
@@ -39,14 +39,16 @@ SENTENCE_END = re.compile(r"(?<=[.?!])['\"]?\s+(?=[A-Z'\"])")
 
 
 def ascii_text(text: str) -> str:
-    """Closest printable ASCII: quotes and dashes by hand, accents by decomposition."""
+    """Return the closest printable ASCII: quotes and dashes by a table, accents by
+    decomposition.
+    """
     table = {"’": "'", "‘": "'", "“": '"', "”": '"', "–": " - ", "—": ", ", "…": ".", "\u00a0": " "}
     text = "".join(table.get(c, c) for c in text)
     return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
 
 
 def clean(sentence: str) -> str:
-    """Drop brackets, quotes and doubled punctuation."""
+    """Remove brackets, quotes and doubled punctuation."""
     sentence = re.sub(r"\([^)]*\)|\[[^\]]*\]|[\"`*_]|''", "", ascii_text(sentence))
     sentence = re.sub(r"\s*--+\s*", ", ", sentence)
     sentence = re.sub(r"\s+", " ", sentence).strip(" ,;:-")
@@ -63,7 +65,7 @@ class Vocabulary:
         self.lower = {word.lower() for word in lines}
 
     def share(self, sentence: str) -> float:
-        """Share of a sentence's words that are known; 0 when it has none."""
+        """Return the share of a sentence's words that are known; 0 when it has none."""
         found = re.findall(r"[A-Za-z']+", sentence)
         known = sum(w in self.words or w.lower().strip("'") in self.lower for w in found)
         return known / len(found) if found else 0.0
@@ -88,7 +90,7 @@ def markdown_paragraphs(pattern: str) -> Iterator[str]:
 
 
 def game_paragraphs() -> Iterator[str]:
-    """Endless Sky's conversations and descriptions: back-quoted strings."""
+    """Iterate over Endless Sky's conversations and descriptions: back-quoted strings."""
     for path in sorted((SHARE / "games/endless-sky/data").rglob("*.txt")):
         for paragraph in re.findall(r"`([^`]{20,})`", path.read_text(errors="ignore")):
             if "<" not in paragraph:
@@ -115,7 +117,7 @@ def jargon_paragraphs() -> Iterator[str]:
 
 
 def scripture_paragraphs() -> Iterator[str]:
-    """The King James Bible as the package's own `bible` program prints it."""
+    """Iterate over the King James Bible as printed by the package's `bible` program."""
     import subprocess
 
     printed = subprocess.run(
@@ -135,14 +137,14 @@ def wordnet_paragraphs() -> Iterator[str]:
 
 
 def sentences(paragraphs: Iterable[str]) -> Iterator[list[str]]:
-    """Cleaned sentences, paragraph by paragraph."""
+    """Iterate over cleaned sentences, paragraph by paragraph."""
     for paragraph in paragraphs:
         parts = SENTENCE_END.split(re.sub(r"\s+", " ", ascii_text(paragraph)).strip())
         yield [clean(part) for part in parts]
 
 
 class Corpus:
-    """Collects utterances once each, by source."""
+    """Collects each utterance once, by source."""
 
     def __init__(self, held_out: Iterable[str], seed: int) -> None:
         self.rng = random.Random(seed)
@@ -172,7 +174,7 @@ class Corpus:
             self.lines.setdefault(line, source)
 
     def add_prose(self, paragraphs: Iterable[str], source: str, known: float, most: int) -> None:
-        """Sentences of running text; short neighbours are joined into one utterance sometimes."""
+        """Add sentences of running text; some short neighbours are joined into one utterance."""
         start = len(self.lines)
         for paragraph in sentences(paragraphs):
             waiting = ""
@@ -188,7 +190,7 @@ class Corpus:
                 return
 
     def add_clauses(self, source: str, share: float) -> None:
-        """Clauses of lines already there, as they come when text is split at commas."""
+        """Add clauses of existing lines, as they result from splitting text at commas."""
         for line in list(self.lines):
             if self.rng.random() < share:
                 for clause in re.split(r"(?<=[,;:])\s+", line):
@@ -202,7 +204,7 @@ class Corpus:
             self.add(fill(self.rng, names), "template", 0.5)
 
     def add_word_lists(self, rare_per_line: int, phrases: int, singles: int) -> None:
-        """Rare words for coverage of the lexicon, common words alone and in short runs."""
+        """Add rare words for coverage of the lexicon, common words alone and in short runs."""
         pattern = re.compile(r"[A-Za-z][a-z']{1,13}")
         count = Counter(w.lower() for x in self.lines for w in re.findall(r"[A-Za-z']+", x))
         words = [w for w in sorted(self.vocabulary.words) if pattern.fullmatch(w)]
@@ -218,7 +220,7 @@ class Corpus:
             self.add(word, "word", 0.5)
 
     def finish(self) -> list[str]:
-        """All lines, shuffled; a few in lower or upper case."""
+        """Return all lines, shuffled; a few in lower or upper case."""
         lines = list(self.lines)
         self.rng.shuffle(lines)
         for i, line in enumerate(lines):
@@ -231,7 +233,7 @@ class Corpus:
 
 
 def build(held_out: Iterable[str], seed: int = 7) -> Corpus:
-    """The whole corpus from the installed packages."""
+    """Build the whole corpus from the installed packages."""
     corpus = Corpus(held_out, seed)
     doc = SHARE / "doc"
     prose = (
@@ -257,7 +259,7 @@ def build(held_out: Iterable[str], seed: int = 7) -> Corpus:
 
 
 def reserve(lines: list[str], count: int) -> list[str]:
-    """Take `count` lines of all lengths out of shuffled `lines`: they are for evaluation."""
+    """Remove `count` lines of all lengths from shuffled `lines`, for evaluation."""
     by_length = sorted(range(len(lines)), key=lambda i: (len(lines[i]), i))
     lengths = range(MIN_CHARACTERS, MAX_CHARACTERS + 1)
     taken: list[int] = []

@@ -1,4 +1,4 @@
-"""Data-parallel training by averaging gradients: one process per GPU, or just this one."""
+"""Data-parallel training by averaging gradients: one process per GPU, or a single process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Group:
         return self.rank == 0
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Mean of every gradient over the ranks, in one flat message."""
+        """Average every gradient over the ranks, in one flat message."""
         if self.size == 1:
             return
         grads = [p.grad for p in parameters if p.grad is not None]
@@ -45,13 +45,13 @@ class Group:
             grad.copy_(piece.view_as(grad))
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Rank 0's values everywhere."""
+        """Copy rank 0's values to all ranks."""
         if self.size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
 
     def agree(self, value: float) -> float:
-        """Rank 0's number on every rank (deadlines, stage decisions)."""
+        """Return rank 0's number on every rank (deadlines, stage decisions)."""
         if self.size == 1:
             return value
         box = torch.tensor([value], dtype=torch.float64, device=self.device)
@@ -64,9 +64,9 @@ class Group:
 
 
 class Deadline:
-    """How much of a stage's time has gone, and of its steps; the ranks agree on it.
+    """Elapsed share of a stage's time and steps, equal on all ranks.
 
-    The time is looked at every few steps only, about every second: `begun` to `until` on the clock.
+    The time is checked about every second: `begun` to `until` on the clock.
     """
 
     def __init__(self, clock: Clock, group: Group, until: float, steps: int = 0) -> None:
@@ -80,7 +80,7 @@ class Deadline:
         return self._share >= 1
 
     def share(self, step: int) -> float:
-        """0 … 1 before this step is taken; the same on every rank."""
+        """Return 0 … 1 before the next step; the same on every rank."""
         if step >= self._next:
             now = self._group.agree(self._clock.now())
             pace_s = (now - self._last) / max(1, step - self._step)

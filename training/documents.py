@@ -1,16 +1,17 @@
 """Tokenised speech as training sequences, vectorised: hundreds of thousands of clips a second.
 
-A document is a voice token and one or more turns of that voice, each
-`text <|start_of_speech|> codes <|end_of_speech|>`; or a text and its sounds. A voice without a name
-has no token: its documents begin with `<|voice_any|>` and have several turns. The first of them is
-what a clip is to the service, so now and then it holds two lines.
+A document is a voice token and one or more turns of that voice, each `text <|start_of_speech|>
+codes <|end_of_speech|>`; or a text and its sounds. A voice without a name has no token: its
+documents begin with `<|voice_any|>` and have several turns. The first of them corresponds to a clip
+of a request, so that it sometimes has two lines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -33,11 +34,12 @@ from training.voices import NAMED
 
 NUM_NAMED = len(NAMED)
 NAMED_TURNS, UNNAMED_TURNS = (0.62, 0.2, 0.1, 0.08), (0.0, 0.4, 0.4, 0.2)  # shares of 1 … 4 lines
-FOLLOW_SHARE = 0.05  # of a named voice's documents of several turns: taken from the first, too.
-# More of them, and the model takes every clip for a named voice.
-TEXTLESS_SHARE = 0.15  # of documents that follow: the first turn's text is not there
-JOINED_SHARE = 0.5  # of those of three lines and more: the first turn holds two
-HELD_OUT_LINE, MAX_HELD_OUT = 797, 512  # one line in so many is never trained on
+# share of a named voice's documents of several turns that also begin with the token of any voice
+FOLLOW_SHARE = 0.05
+# A larger share makes the model imitate named voices for every clip.
+TEXTLESS_SHARE = 0.15  # share of such documents whose first turn has no text
+JOINED_SHARE = 0.5  # share of documents with three lines and more whose first turn has two
+HELD_OUT_LINE, MAX_HELD_OUT = 797, 512  # one line in so many is held out
 BUCKETS = (32, 64, 96, 128, 160, 192, 256, 320, 448, MAX_TOKENS)
 
 
@@ -74,15 +76,15 @@ class Speech:
         self.held_out = np.flatnonzero(is_held_out & (self.voice < NUM_NAMED))[:MAX_HELD_OUT]
 
     def turn(self, clip: int) -> np.ndarray:
-        """Text, start, codes and end, int16."""
+        """Return text, start, codes and end, int16."""
         return self.turns[self.start[clip] : self.start[clip] + self.turn_len[clip]]
 
     def halves(self, clip: int) -> tuple[bytes, np.ndarray]:
-        """A clip's text and its codes' tokens."""
+        """Return a clip's text and its codes' tokens."""
         return self.text[self.line[clip]].tobytes(), self.turn(clip)[self.text_len[clip] + 1 : -1]
 
     def first_token(self, clips: np.ndarray) -> np.ndarray:
-        """The voice's token, or that of any voice."""
+        """Return the voice's token, or that of any voice."""
         voice = self.voice[clips]
         return np.where(voice < NUM_NAMED, FIRST_VOICE + voice, ANY_VOICE)
 
@@ -90,7 +92,7 @@ class Speech:
 @dataclass(frozen=True, slots=True)
 class Documents:
     """Documents as arrays: first token, span [at, at + count) of `clips`, whether the first turn
-    holds two of them (`joined`) and goes without its text (`textless`), and the length in tokens.
+    has two of them (`joined`) and no text (`textless`), and the length in tokens.
     """
 
     clips: np.ndarray
@@ -102,7 +104,7 @@ class Documents:
     length: np.ndarray
 
     def tokens(self, speech: Speech, i: int) -> np.ndarray:
-        """Document i, int16."""
+        """Return document i, int16."""
         clips = self.clips[self.at[i] : self.at[i] + self.count[i]]
         first = np.array([self.first[i]], np.int16)
         opening = 2 if self.joined[i] else 1
@@ -111,7 +113,9 @@ class Documents:
 
 
 def first_turn(speech: Speech, clips: np.ndarray, *, textless: bool) -> np.ndarray:
-    """One turn of one or two clips: their texts, a space between, and their codes, int16."""
+    """Return one turn of one or two clips: their texts, joined with a space, and their codes,
+    int16.
+    """
     texts, codes = zip(*map(speech.halves, clips), strict=True)
     said = [texts[0], *(piece for text in texts[1:] for piece in (b" ", text))]
     text = np.frombuffer(b"" if textless else b"".join(said), np.uint8)
@@ -119,7 +123,7 @@ def first_turn(speech: Speech, clips: np.ndarray, *, textless: bool) -> np.ndarr
 
 
 def single_turns(speech: Speech, clips: np.ndarray) -> Documents:
-    """Every clip as a document of its own."""
+    """Return every clip as a document."""
     count = np.ones(len(clips), np.int64)
     length = 1 + speech.turn_len[clips]
     at = np.arange(len(clips))
@@ -128,7 +132,9 @@ def single_turns(speech: Speech, clips: np.ndarray) -> Documents:
 
 
 def multi_turns(speech: Speech, clips: np.ndarray, rng: np.random.Generator) -> Documents:
-    """Clips of one voice as documents of one to four turns; too long ones lose their last turns."""
+    """Return clips of one voice as documents of one to four turns; long ones lose their last
+    turns.
+    """
     is_named = bool(speech.voice[clips[0]] < NUM_NAMED)
     shares = NAMED_TURNS if is_named else UNNAMED_TURNS
     count = rng.choice((1, 2, 3, 4), size=len(clips), p=shares)
@@ -151,12 +157,21 @@ def multi_turns(speech: Speech, clips: np.ndarray, rng: np.random.Generator) -> 
 Part = Documents | Pronunciations
 
 
+class Sized(Protocol):
+    """Documents with known lengths in tokens."""
+
+    @property
+    def length(self) -> np.ndarray: ...
+
+
 def compose(
     speech: Speech, rng: np.random.Generator, phonemes: PhonemeTask | None = None,
     fullness: float = 1.0,
 ) -> list[Part]:  # fmt: skip
-    """One pass over the training clips, and the phoneme task's share of tokens: its own, when
-    speech has its own, too (`fullness` 1)."""
+    """Return one pass over the training clips, with the phoneme task's share of tokens.
+
+    `fullness` 1: the share is complete, as that of speech is.
+    """
     parts: list[Part] = []
     for voice in np.unique(speech.voice):
         mine = speech.train[speech.voice[speech.train] == voice]
@@ -169,7 +184,9 @@ def compose(
 
 
 def target_mask(tokens: np.ndarray) -> np.ndarray:
-    """True where a token is to be predicted: codes and ends, or everything after a phoneme text."""
+    """Return True where a token is predicted: codes and ends, or everything after a phoneme
+    text.
+    """
     if tokens[0] == PHONEMES:
         return np.arange(len(tokens)) > np.argmax(tokens == END_OF_TEXT)
     return (tokens >= FIRST_CODE) | (tokens == END_OF_SPEECH)
@@ -177,25 +194,28 @@ def target_mask(tokens: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """ids [B, T] and what to predict: flat positions and their targets."""
+    """Ids [B, T] and targets: flat positions and their tokens."""
 
     ids: Tensor
     chosen: Tensor
     targets: Tensor
 
     def pinned(self) -> Batch:
-        """In memory from which the device copies while it computes."""
+        """Return the batch in pinned memory, from which the device copies asynchronously."""
         return Batch(*(t.pin_memory() for t in (self.ids, self.chosen, self.targets)))
 
 
-def assemble(rows: list[np.ndarray], length: int, size: int) -> Batch:
-    """Pad documents to one length; missing rows stay padding."""
+def assemble(
+    rows: list[np.ndarray], length: int, size: int,
+    wanted: Callable[[np.ndarray], np.ndarray] = target_mask,
+) -> Batch:  # fmt: skip
+    """Pad documents to one length; missing rows are padding. `wanted`: what is to be predicted."""
     ids = np.full((size, length + 1), PAD, np.int64)
     mask = np.zeros((size, length + 1), bool)
     for row, document in enumerate(rows):
         tokens = document[: length + 1]
         ids[row, : len(tokens)] = tokens
-        mask[row, : len(tokens)] = target_mask(tokens)
+        mask[row, : len(tokens)] = wanted(tokens)
     chosen = np.flatnonzero(mask[:, 1:])
     targets = ids[:, 1:].reshape(-1)[chosen]
     inputs = np.ascontiguousarray(ids[:, :-1])
@@ -205,13 +225,16 @@ def assemble(rows: list[np.ndarray], length: int, size: int) -> Batch:
 Plan = tuple[int, list[tuple[int, int]]]  # bucket length, (part, document) of each row
 
 
-def bucketed(parts: Sequence[Part], tokens: int, rng: np.random.Generator) -> list[Plan]:
-    """Full batches of `tokens` tokens, each of one bucket's length, in random order."""
-    part = np.concatenate([np.full(len(p.first), i) for i, p in enumerate(parts)])
-    index = np.concatenate([np.arange(len(p.first)) for p in parts])
-    bucket = np.searchsorted(BUCKETS, np.concatenate([p.length for p in parts]) - 1)
+def bucketed(
+    parts: Sequence[Sized], tokens: int, rng: np.random.Generator,
+    buckets: Sequence[int] = BUCKETS,
+) -> list[Plan]:  # fmt: skip
+    """Return full batches of `tokens` tokens, each of one bucket's length, in random order."""
+    part = np.concatenate([np.full(len(p.length), i) for i, p in enumerate(parts)])
+    index = np.concatenate([np.arange(len(p.length)) for p in parts])
+    bucket = np.searchsorted(buckets, np.concatenate([p.length for p in parts]) - 1)
     plans: list[Plan] = []
-    for number, length in enumerate(BUCKETS):
+    for number, length in enumerate(buckets):
         members = rng.permutation(np.flatnonzero(bucket == number))
         rows = max(1, tokens // length)
         if 0 < len(members) < rows:

@@ -1,4 +1,4 @@
-"""How good the voice is, beside its teacher; every figure of the model card comes from here.
+"""Evaluation of the voice and its teacher; source of every figure of the model card.
 
     python -m training.evaluate codec --codec runs/codec.safetensors
     python -m training.evaluate words --model tts/embedded --seeds 1 2 3
@@ -9,8 +9,8 @@
         --lines runs/corpus_held_out.txt
     python -m training.evaluate timings
 
-The word errors are pocketsphinx's, which errs on clean speech too: the teacher is judged in the
-same run. Needs `pip install -e '.[train]'` and libflite1. JSON on standard output, a table beside.
+The recogniser, pocketsphinx, also makes errors on clean speech: the teacher is evaluated in the
+same run. Needs `pip install -e '.[train]'` and libflite1. Prints JSON on standard output.
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ import torch
 
 from benchmarks.report import Figure, Report, publish
 from benchmarks.word_errors import WordErrors, total
-from training.judge import Judge
 from training.measures import Timbre, mel_cepstral_distance, quality
+from training.recogniser import RecogniserPool
 from training.studio import CodecAlone, Studio, in_groups, teach
 from training.teacher import SAMPLE_RATE, Teacher
 from training.voices import NAMED, TEACHERS
 from training.voices import Voice as Variant
-from tts.factory import embedded_folder
+from tts.config.defaults import embedded_folder
 
 PROSE = Path(__file__).parent / "prose.txt"
 
 
 def prose(count: int | None) -> list[str]:
-    """Held-out sentences."""
+    """Return held-out sentences."""
     return PROSE.read_text().splitlines()[:count]
 
 
 def figure(name: str, value: float, unit: str, bar: float | None = None, *, least: bool = False):
-    """One number, whatever numpy made of it."""
+    """Return a figure of one number, converted from numpy."""
     return Figure(name, (float(value),), unit, None if bar is None else float(bar), least)
 
 
 def evaluate_codec(args: argparse.Namespace) -> Report:
-    """The codec alone: the teacher's speech through it and back."""
-    codec, teacher, judge = CodecAlone(args.codec), Teacher(), Judge()
+    """Evaluate the codec alone: the teacher's speech, encoded and decoded."""
+    codec, teacher, recogniser = CodecAlone(args.codec), Teacher(), RecogniserPool()
     texts = prose(args.sentences)
     heard: dict[str, list[Future[WordErrors]]] = {"teacher": [], "codec": []}
     scores: list[tuple[float, float]] = []
     for voice in NAMED[: len(TEACHERS)]:
         originals = [teach(teacher, text, voice) for text in texts]
         decoded = [codec.render(original) for original in originals]
-        heard["teacher"].append(judge.hear(texts, originals))
-        heard["codec"].append(judge.hear(texts, decoded))
+        heard["teacher"].append(recogniser.count_errors(texts, originals))
+        heard["codec"].append(recogniser.count_errors(texts, decoded))
         pairs = zip(originals, decoded, strict=True)
         scores += [quality(a.samples, b.samples) for a, b in pairs]
     taught, coded = (total(h.result() for h in found).rate for found in heard.values())
-    judge.close()
+    recogniser.close()
     return Report("codec", (
         figure("clips", len(scores), ""),
         figure("teacher", taught, "WER"),
@@ -82,16 +82,16 @@ class VoiceWords:
 
     @property
     def taught(self) -> float:
-        """The teacher's word error rate; waits."""
+        """Return the teacher's word error rate; waits for it."""
         return self._taught.result().rate
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """The model's, one for every seed; waits."""
+        """Return the model's rates, one for every seed; waits for them."""
         return tuple(hearing.result().rate for hearing in self._found)
 
     def figures(self) -> tuple[Figure, Figure]:
-        """The teacher's and the model's."""
+        """Return the teacher's and the model's figures."""
         bar = self.taught + 0.07 if self.voice.name in TEACHERS else None
         print(f"{self.voice.name}: {self.rates} ({self.taught:.4f})", file=sys.stderr, flush=True)
         return (
@@ -101,18 +101,18 @@ class VoiceWords:
 
 
 def evaluate_words(args: argparse.Namespace) -> Report:
-    """Word error rate of every named voice with every seed, the teacher's beside it."""
-    studio, teacher, judge = Studio(args.model), Teacher(), Judge()
+    """Evaluate the word error rate of every named voice with every seed, and the teacher's."""
+    studio, teacher, recogniser = Studio(args.model), Teacher(), RecogniserPool()
     texts = prose(args.sentences)
     voices, distances = [], []
     for voice in NAMED:
         if args.voices and voice.name not in args.voices:
             continue
         wanted = [teach(teacher, text, voice) for text in texts]
-        taught, found = judge.hear(texts, wanted), []
+        taught, found = recogniser.count_errors(texts, wanted), []
         for seed in args.seeds:
             takes = studio.speak(texts, studio.named(voice.name), seed)
-            found.append(judge.hear(texts, takes))
+            found.append(recogniser.count_errors(texts, takes))
         for got, reference in list(zip(takes, wanted, strict=True))[: args.distances]:
             distances.append(mel_cepstral_distance(Timbre(got.samples), Timbre(reference.samples)))
         voices.append(VoiceWords(voice, taught, found))
@@ -126,14 +126,14 @@ def evaluate_words(args: argparse.Namespace) -> Report:
             mean = np.mean([v.rates for v in members])
             figures.append(figure(f"{title} voices, teacher's mean", taught, "WER"))
             figures.append(figure(f"{title} voices, mean", mean, "WER", taught + margin))
-    judge.close()
+    recogniser.close()
     if distances:
         figures.append(Figure("mel-cepstral distance", tuple(distances), "dB"))
     return Report("words", tuple(figures))
 
 
 def evaluate_durations(args: argparse.Namespace) -> Report:
-    """Lines of all lengths: how long each is against the teacher's, and whether any runs away."""
+    """Evaluate durations of lines of all lengths against the teacher's, and runaway generation."""
     studio, teacher = Studio(args.model), Teacher()
     lines = args.lines.read_text().splitlines()[: args.sentences]
     ratios, runaways = [], 0
@@ -159,25 +159,25 @@ def evaluate_durations(args: argparse.Namespace) -> Report:
 
 
 def evaluate_following(args: argparse.Namespace) -> Report:
-    """Voices that were never heard, each from one clip of 5 to 10 s: is it them who speak?"""
+    """Evaluate similarity to unseen voices, each from one clip of 5 to 10 s."""
     from training.following import evaluate
 
     return evaluate(args.model, CodecAlone(args.codec), prose(None), args.trials)
 
 
 def evaluate_joins(args: argparse.Namespace) -> Report:
-    """Texts of several sentences: level and timbre where segments meet."""
+    """Evaluate texts of several sentences: level and timbre at segment borders."""
     from training.joins import evaluate
 
     return evaluate(args.model, prose(None), args.texts)
 
 
 def evaluate_timings(args: argparse.Namespace) -> Report:
-    """Word times found in the codes of the teacher's speech, against the teacher's own."""
+    """Evaluate word times found in the codes of the teacher's speech, against the teacher's own."""
     from training.labels import word_times
-    from tts.aligner import FOLDER, Aligner
-    from tts.text import SpokenWord
-    from tts.word_times import WordTimer
+    from tts.speech.aligner import FOLDER, Aligner
+    from tts.speech.word_times import WordTimer
+    from tts.text.segmenter import SpokenWord
 
     studio, teacher = Studio(args.model), Teacher()
     aligner = Aligner.load(Path(args.model or embedded_folder()) / FOLDER)
@@ -212,7 +212,7 @@ def evaluate_timings(args: argparse.Namespace) -> Report:
 
 
 def evaluate_phonemes(args: argparse.Namespace) -> Report:
-    """The second task: held-out words, and words of held-out sentences."""
+    """Evaluate the second task: held-out words, and words of held-out sentences."""
     from training.phonemes import evaluate
 
     report, wrong = evaluate(args.model, args.words, args.lines, args.sentences)

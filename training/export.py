@@ -20,7 +20,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from decoder.embedded_modules import CodecConfig
+from decoder.codecs.embedded.modules import CodecConfig
 from training.recipe import load_recipe
 from training.vocabulary import (
     END_OF_SPEECH,
@@ -31,7 +31,7 @@ from training.vocabulary import (
     build_tokenizer,
 )
 from training.voices import NAMED
-from tts.aligner import AlignerConfig
+from tts.speech.aligner import AlignerConfig
 
 MAX_POSITIONS = 2048
 CHAT_TEMPLATE = (
@@ -43,12 +43,12 @@ STREAMING = {
     "chunk_sizes": [5, 10, 20, 40],
     "block_causal": True,
     "prepend": "never",
-    "prepend_causal": True,
+    "prepend_prompt_speech_tokens_causal": True,
 }
 
 
 def llama_config(state: dict[str, Tensor], head_dim: int) -> dict[str, Any]:
-    """Hugging Face's LlamaConfig, read off the weights."""
+    """Return Hugging Face's LlamaConfig, derived from the weights."""
     layer = "model.layers.0."
     vocab_size, hidden = state["model.embed_tokens.weight"].shape
     return {
@@ -92,7 +92,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def export_aligner(weights: Path, codebook: int, out: Path) -> None:
-    """What finds words in codes."""
+    """Write the aligner, which finds words in codes."""
     out.mkdir(exist_ok=True)
     write_json(out / "config.json", asdict(AlignerConfig(codebook)))
     shutil.copy(weights, out / "model.safetensors")
@@ -105,7 +105,9 @@ def export(
     aligner: Path | None = None,
     config: CodecConfig | None = None,
 ) -> None:
-    """Write every file of the checkpoint but the model card; `config` None: the shipped codec's."""
+    """Write every file of the checkpoint except the model card; `config` None: the shipped
+    codec's.
+    """
     (out / "codec").mkdir(parents=True, exist_ok=True)
     config, state = config or CodecConfig(), load_file(model)
     codebook = state["model.embed_tokens.weight"].shape[0] - FIRST_CODE

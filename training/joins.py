@@ -1,8 +1,8 @@
-"""Whether one hears where a text was taken apart: level and timbre across the joins of segments.
+"""Audibility of segment borders: level and timbre across the joins of segments.
 
 A jump is the difference between the last half second of voiced frames before a place and the first
-after it: of the level, and of the mean mel-cepstrum. Jumps at joins stand beside those in the
-middle of sentences, and beside the teacher's, who says the same sentences one by one.
+after it: of the level, and of the mean mel-cepstrum. Jumps at joins are compared with those in the
+middle of sentences, and with those of the teacher with the same sentences one by one.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from training.voices import NAMED, TEACHERS
 
 SIDE = 50  # voiced frames
 FRAME = round(SAMPLE_RATE * FRAME_MS / 1000)
-SENTENCES = 4  # of a text
-MARGIN_DB = 1.0  # over the teacher's jumps: less than anybody hears between two sentences
+SENTENCES = 4  # of one text
+MARGIN_DB = 1.0  # above the teacher's jumps: below the audible difference between two sentences
 
 
 @dataclass(slots=True)
 class Jumps:
-    """Level and timbre, both in dB, at places of one kind."""
+    """Jumps of level and timbre, both in dB, at places of one kind."""
 
     level: list[float] = field(default_factory=list)
     timbre: list[float] = field(default_factory=list)
 
     def add(self, jump: tuple[float, float] | None) -> None:
-        """One more place, unless too little is said on a side of it."""
+        """Add a jump, unless there is too little speech on one side."""
         if jump is not None:
             self.level.append(jump[0])
             self.timbre.append(jump[1])
 
 
 class Track:
-    """The voiced frames of one recording: where they are, level in dB, mel-cepstrum."""
+    """The voiced frames of one recording: positions, level in dB, mel-cepstrum."""
 
     def __init__(self, samples: np.ndarray) -> None:
         timbre = Timbre(samples)
@@ -51,7 +51,7 @@ class Track:
         self.cepstra = timbre.cepstra[self.places, 1:]
 
     def jump(self, start: int, at: int, end: int) -> tuple[float, float] | None:
-        """At a frame, hearing nothing outside `start` … `end`."""
+        """Return the jump at a frame, using only frames in `start` … `end`."""
         first, middle, last = np.searchsorted(self.places, (start, at, end))
         before = slice(max(first, middle - SIDE), middle)
         after = slice(middle, min(last, middle + SIDE))
@@ -62,13 +62,13 @@ class Track:
         return abs(float(level)), CEPSTRA_TO_DB * float(np.linalg.norm(cepstra))
 
     def middle(self, start: int, end: int) -> int:
-        """The frame with as many voiced ones before as after it."""
+        """Return the frame with as many voiced ones before as after it."""
         inside = self.places[(self.places >= start) & (self.places < end)]
         return int(inside[len(inside) // 2]) if len(inside) else start
 
 
 def measure(take: Take, joins: Jumps, inside: Jumps) -> None:
-    """Add a take's jumps."""
+    """Add the jumps of a take."""
     track = Track(take.samples)
     bounds = [0, *(join // FRAME for join in take.joins), len(take.samples) // FRAME]
     for start, at, end in zip(bounds, bounds[1:], bounds[2:], strict=False):
@@ -78,13 +78,13 @@ def measure(take: Take, joins: Jumps, inside: Jumps) -> None:
 
 
 def one_by_one(takes: Sequence[Take]) -> Take:
-    """Takes one after another, joined as a text's segments are."""
+    """Join takes like the segments of a text."""
     ends = np.cumsum([len(take.samples) for take in takes])
     return Take(np.concatenate([take.samples for take in takes]), joins=tuple(ends[:-1].tolist()))
 
 
 def evaluate(model: str, sentences: Sequence[str], count: int) -> Report:
-    """`count` texts of some sentences, said by each of the teacher's voices."""
+    """Evaluate `count` texts of some sentences, said by each of the teacher's voices."""
     studio, teacher = Studio(model), Teacher()
     parts = [[sentences[(SENTENCES * n + k) % len(sentences)] for k in range(SENTENCES)]
              for n in range(count)]  # fmt: skip
@@ -100,7 +100,9 @@ def evaluate(model: str, sentences: Sequence[str], count: int) -> Report:
 
 
 def figures(found: Mapping[tuple[str, str], Jumps]) -> Iterator[Figure]:
-    """Jumps of voice and teacher, at joins and inside; at joins the teacher's set the bar."""
+    """Return jumps of voice and teacher, at joins and inside; at joins the teacher's set the
+    bar.
+    """
     yield Figure("joins", (float(len(found["voice", "joins"].level)),), "")
     for what in ("level", "timbre"):
         taught = getattr(found["teacher", "joins"], what) or [0.0]

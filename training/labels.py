@@ -1,7 +1,7 @@
-"""What is said in every 10 ms of a line: its phone, and the letter of the word being spoken.
+"""Labels for every 10 ms of a line: the phone, and the letter of the spoken word.
 
-A word's letters are spread evenly over its time: inside a word they are a rough guess, but where
-words begin and end they are exact, and that is what the aligner is trained for.
+A word's letters are spread evenly over its time: inside a word they are approximate, but the
+borders of words are exact, which is what the aligner is trained for.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from training.teacher import SAMPLE_RATE, Phone
-from tts.aligner import letter_labels as letters_of
+from tts.speech.aligner import letter_labels as letters_of
 
 FRAME = 160  # samples
 SILENCE = 0
@@ -30,7 +30,7 @@ def _frame(time_s: float) -> int:
 
 
 def phone_labels(phones: Sequence[Phone], num_frames: int) -> np.ndarray:
-    """uint8 [num_frames]; 0 is silence."""
+    """Return uint8 [num_frames]; 0 is silence."""
     labels = np.zeros(num_frames, np.uint8)
     for phone in phones:
         name = phone.name.rstrip("012")
@@ -39,7 +39,7 @@ def phone_labels(phones: Sequence[Phone], num_frames: int) -> np.ndarray:
 
 
 def word_times(words: Sequence[str], phones: Sequence[Phone]) -> list[tuple[str, float, float]]:
-    """Every word that sounds, its start and its end in seconds."""
+    """Return every audible word, its start and its end in seconds."""
     spans: dict[int, tuple[float, float]] = {}
     for phone in phones:
         start, _ = spans.get(phone.word_index, (phone.start_s, 0.0))
@@ -48,7 +48,7 @@ def word_times(words: Sequence[str], phones: Sequence[Phone]) -> list[tuple[str,
 
 
 def letter_labels(words: Sequence[str], phones: Sequence[Phone], num_frames: int) -> np.ndarray:
-    """uint8 [num_frames]; 0 is silence."""
+    """Return uint8 [num_frames]; 0 is silence."""
     labels = np.zeros(num_frames, np.uint8)
     for word, start_s, end_s in word_times(words, phones):
         first, last = _frame(start_s), min(_frame(end_s), num_frames)

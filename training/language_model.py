@@ -1,11 +1,11 @@
-"""Train the language model: text bytes and codes in, codes out; a little letters-to-phonemes too.
+"""Train the language model: text bytes and codes to codes, with a share of letters to phonemes.
 
     python -m training.language_model --corpus runs/corpus.txt --codes runs/codes --out runs \
         --until 1400
 
-With `<|voice_any|>` in front of a document the voice must be taken from its first turn, which
-teaches to follow a clip. The loss is on codes, phones and ends only. New files runs/codes*.npz are
-picked up while training goes on.
+With `<|voice_any|>` in front of a document the voice must be inferred from its first turn, which
+trains voice cloning. The loss is on codes, phones and ends only. New files runs/codes*.npz are
+loaded during training.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from decoder.embedded_modules import CodecConfig
+from decoder.codecs.embedded.modules import CodecConfig
 from training.codes import part_files
 from training.distributed import Clock, Deadline, Group
 from training.documents import (
@@ -51,7 +51,7 @@ from training.vocabulary import FIRST_CODE
 
 
 def phoneme_task(args: argparse.Namespace, lines: list[str]) -> PhonemeTask | None:
-    """With those files of words that are there."""
+    """Return the task with the files of words that exist."""
     if not args.words:
         return None
     sentences, *shares = args.phoneme_parts
@@ -63,11 +63,11 @@ def phoneme_task(args: argparse.Namespace, lines: list[str]) -> PhonemeTask | No
     return PhonemeTask(args.phoneme_share, [sentences, *parts], pairs, lines, held_out)
 
 
-AHEAD = 24  # batches: more than it takes to compose the next pass
+AHEAD = 24  # batches: enough for the time to compose the next pass
 
 
 class Loader:
-    """Assembles this rank's share of every batch, some ahead, on a thread."""
+    """Assembles this rank's share of every batch in advance, on a thread."""
 
     def __init__(
         self, args: argparse.Namespace, group: Group, lines: list[str], codes_per_hour: float
@@ -87,7 +87,7 @@ class Loader:
         return len(part_files(self.args.codes)) > self.num_parts
 
     def load(self) -> Speech:
-        """All parts that the first rank sees now; another may see one more already."""
+        """Load all parts that the first rank sees now; other ranks may see more."""
         parts = part_files(self.args.codes)
         parts = parts[: int(self.group.agree(len(parts)))]
         self.speech, self.num_parts = Speech(parts, self.lines), len(parts)
@@ -96,7 +96,7 @@ class Loader:
         return self.speech
 
     def start(self) -> None:
-        """Pass after pass over what is loaded, until it is stopped."""
+        """Iterate over the loaded speech, pass after pass, until stopped."""
         self._stop = threading.Event()
         self._queue = queue.Queue(AHEAD)
         self.loads += 1
@@ -109,7 +109,7 @@ class Loader:
         self._stop.set()
 
     def _fill(self, speech: Speech, load: int, out: queue.Queue, stop: threading.Event) -> None:
-        with ThreadPoolExecutor(1) as composer:  # of the next pass, while this one is taken
+        with ThreadPoolExecutor(1) as composer:  # composes the next pass while this one is used
             coming = composer.submit(self._compose, speech, (load, 0))
             for number in itertools.count(1):
                 parts, plans = coming.result()
@@ -123,13 +123,13 @@ class Loader:
                     return
 
     def _compose(self, speech: Speech, seed: tuple[int, int]) -> tuple[list[Part], list[Plan]]:
-        """A pass: the same on every rank, however far each is ahead."""
+        """Compose a pass: the same on every rank."""
         rng = np.random.default_rng((self.args.seed, *seed))
         parts = compose(speech, rng, self.phonemes, self.fullness)
         return parts, bucketed(parts, self.args.tokens * self.group.size, rng)
 
     def _batch(self, speech: Speech, length: int, members: Sequence[tuple[Part, int]]) -> Batch:
-        """This rank's rows of a batch of all ranks."""
+        """Return this rank's rows of a batch of all ranks."""
         rows, rank = max(1, self.args.tokens // length), self.group.rank
         mine = members[rank * rows : (rank + 1) * rows]
         batch = assemble([part.tokens(speech, i) for part, i in mine], length, rows)
@@ -141,11 +141,11 @@ class Loader:
             yield ready[0]
 
 
-Ready = tuple[Batch, float]  # and its share of a pass
+Ready = tuple[Batch, float]  # batch, and its share of a pass
 
 
 def put(out: queue.Queue[Ready | None], ready: Ready, stop: threading.Event) -> bool:
-    """As soon as there is room; whether there was before the stop."""
+    """Put an item as soon as there is room; return whether that was before the stop."""
     while not stop.is_set():
         try:
             out.put(ready, timeout=0.2)
@@ -156,7 +156,7 @@ def put(out: queue.Queue[Ready | None], ready: Ready, stop: threading.Event) -> 
 
 
 class Training:
-    """The loop and what it needs."""
+    """The training loop and its state."""
 
     def __init__(self, args: argparse.Namespace, levels: tuple[int, ...]) -> None:
         self.args, self.clock, self.group = args, Clock(), Group()
@@ -191,7 +191,7 @@ class Training:
             self.clock.log(*parts)
 
     def warm_up(self) -> None:
-        """Compile every bucket before there is anything to learn."""
+        """Compile every bucket before the first batch."""
         for length in BUCKETS:
             rows = max(1, self.args.tokens // length)
             ids = torch.randint(0, self.config.vocab_size, (rows, length), device=self.group.device)
@@ -205,7 +205,7 @@ class Training:
             return self.model.loss(ids, chosen, targets, self.args.phoneme_weight)
 
     def corrupt(self, ids: Tensor) -> Tensor:
-        """A few input codes at random, so that the model recovers from its own slips."""
+        """Replace a few input codes at random, so that the model learns to recover from errors."""
         shape, device = ids.shape, ids.device
         hit = torch.rand(shape, device=device, generator=self.noise) < self.args.noise
         other = torch.randint(FIRST_CODE, self.config.vocab_size, shape, device=device,
@@ -227,9 +227,9 @@ class Training:
         return loss.detach()
 
     def validate(self, speech: Speech, documents: Part) -> float:
-        """Mean loss per target of documents that are not trained on.
+        """Return the mean loss per target of held-out documents.
 
-        Computed as in training, dropout included: another mode would be compiled anew.
+        Computed as in training, with dropout: another mode would be compiled again.
         """
         total = count = 0.0
         for bucket, members in bucketed([documents], self.args.tokens, np.random.default_rng(0)):
@@ -248,7 +248,7 @@ class Training:
 
 
 class Course:
-    """Passes until the time is over, new speech taken in as it comes."""
+    """Passes until the end of the time, with new speech as it arrives."""
 
     def __init__(self, training: Training, loader: Loader) -> None:
         self.training, self.loader, self.args = training, loader, training.args
@@ -278,7 +278,7 @@ class Course:
         return bool(self.group.agree(float(self.loader.has_news)))
 
     def _until_news(self) -> None:
-        """Until the end of the time, or new speech."""
+        """Wait until the end of the time, or new speech."""
         for batch in self.loader.batches():
             if (share := self.deadline.share(self.step)) >= 1:
                 return
@@ -292,7 +292,7 @@ class Course:
                     return
 
     def held_out(self) -> str:
-        """Losses of what is not trained on: single turns, and words that only rules can say."""
+        """Format the losses of held-out data: single turns, and words that follow the rules."""
         speech, phonemes = self.loader.speech, self.loader.phonemes
         assert speech is not None
         value = self.training.validate(speech, single_turns(speech, speech.held_out))
@@ -323,7 +323,7 @@ def train(args: argparse.Namespace, codec: CodecConfig) -> None:
     loader = Loader(args, group, args.corpus.read_text().splitlines(), codes_per_hour)
     while group.agree(float(not loader.has_news)):
         if group.agree(training.clock.now()) > args.until:
-            raise SystemExit("no speech came in time")
+            raise SystemExit("no speech arrived in time")
         time.sleep(0.5)
     course = Course(training, loader)
     course.run()
@@ -338,7 +338,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--codes", type=Path, required=True, help="prefix of codes*.npz")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--until", type=float, required=True, help="seconds since RECIPE_START")
-    parser.add_argument("--init", type=Path, help="go on from these weights")
+    parser.add_argument("--init", type=Path, help="continue from these weights")
     parser.add_argument("--words", type=Path, help="words.tsv of training.lexicon")
     args, recipe = parse(parser, "language_model", argv)
     random.seed(args.seed)

@@ -4,13 +4,13 @@
 
 Writes `word <TAB> sounds`, a word a line, one sound a letter (see `training.sounds`):
 
-    words_lexicon.tsv         every word of the teacher's lexicon, and those of the corpus that are
-                              said by it. They are exceptions from the rules: to be learned by heart
+    words_lexicon.tsv         every word of the teacher's lexicon, and those of the corpus that
+                              use it. They are exceptions from the rules: to be memorised
     words.tsv                 all other words of the corpus and of the word lists
     words_held_out.tsv        one in `HELD_OUT_SHARE` of these, by a hash of its letters: no
                               document of the phoneme task shows one, alone or in a sentence
-    words_made.tsv            words that are made up (see `training.made_words`), for the rules
-    words_made_held_out.tsv   some that would have been there, but for their hash
+    words_made.tsv            synthetic words (see `training.made_words`), for the rules
+    words_made_held_out.tsv   synthetic words that are held out by their hash
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from training.rules import Rules
 from training.strings import Strings
 from training.teacher import Teacher
 
-LEXICON, HELD_OUT = "words_lexicon.tsv", "words_held_out.tsv"  # beside the words to train on
+# in addition to the words to train on
+LEXICON, HELD_OUT = "words_lexicon.tsv", "words_held_out.tsv"
 MADE, MADE_HELD_OUT = "words_made.tsv", "words_made_held_out.tsv"
 HELD_OUT_SHARE = 128  # one word in this many
 MIN_LETTERS = 4
@@ -36,27 +37,27 @@ POSSESSIVE = "'s"
 
 
 def is_held_out(word: str) -> bool:
-    """Whether the phoneme task never trains on a (lower-case) word that the rules say."""
+    """Whether a (lower-case) word that follows the rules is held out of the phoneme task."""
     letters = word.strip("'")
     return len(letters) >= MIN_LETTERS and zlib.crc32(letters.encode()) % HELD_OUT_SHARE == 0
 
 
 def words_of(line: str) -> list[str]:
-    """Lower-case words of a line."""
+    """Return the lower-case words of a line."""
     return WORD.findall(line.lower())
 
 
 def known_words(lines: Iterable[str]) -> list[str]:
-    """Every word, sorted."""
+    """Return every word, sorted."""
     words = {word.strip("'") for line in lines for word in words_of(line)}
     return sorted(word for word in words if 0 < len(word) <= MAX_LETTERS)
 
 
 def listed_words(paths: Iterable[str]) -> list[str]:
-    """The words of lists, ASCII only; possessives are those of the corpus.
+    """Return the words of lists, ASCII only; possessives are those of the corpus.
 
-    A list is a word a line, or the index of dictd (headword, tab, ...) or of WordNet (head_word,
-    space, ...; dict(5) and wndb(5WN) have the formats).
+    A list has one word per line, or is the index of dictd (headword, tab, ...) or of WordNet
+    (head_word, space, ...; see dict(5) and wndb(5WN) for the formats).
     """
     lines = (line for p in paths for line in Path(p).read_text(errors="replace").splitlines())
     words = (line.partition("\t" if "\t" in line else " ")[0].replace("_", " ") for line in lines)
@@ -64,7 +65,7 @@ def listed_words(paths: Iterable[str]) -> list[str]:
 
 
 class Pronouncer:
-    """The teacher, with the short way for words that it says by its rules."""
+    """The teacher's pronunciation, with a fast path for words that follow the rules."""
 
     def __init__(self, folder: str = "") -> None:
         self.rules, self.teacher = Rules(folder), Teacher(folder)
@@ -72,11 +73,11 @@ class Pronouncer:
         self.lexicon = frozenset(self.rules.lexicon())
 
     def is_exception(self, word: str) -> bool:
-        """Whether it is, or is the possessive of, a word of the lexicon."""
+        """Whether the word, or the word it is the possessive of, is in the lexicon."""
         return word.removesuffix(POSSESSIVE) in self.lexicon
 
     def say(self, words: Sequence[str]) -> list[bytes]:
-        """Sounds of every word, each a line of a file."""
+        """Return the sounds of every word, each a line of a file."""
         spelled = [word.encode("ascii") for word in words]
         ruled = [
             letters.isalpha() and word not in self.lexicon and self.rules.apply(letters)
@@ -107,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     from training.made_words import write_made_words
-    from training.recipe import parse  # not where only the words are asked for
+    from training.recipe import parse  # not needed when only words are read
 
     args, recipe = parse(parser, "lexicon", argv)
     pronouncer = Pronouncer(recipe.synthesis.libraries)

@@ -1,4 +1,6 @@
-"""The language model as it is trained: Llama on whole sequences, and its weights' names outside."""
+"""The language model for training: Llama on whole sequences, and the exported names of its
+weights.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from decoder.embedded_modules import FiniteScalarQuantizer
+from decoder.codecs.embedded.modules import FiniteScalarQuantizer
 from training.vocabulary import FIRST_CODE, PHONEMES
 
 MAX_TOKENS = 640  # of one training sequence
@@ -28,6 +30,7 @@ class ModelConfig:
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
     dropout: float = 0.0
+    max_tokens: int = MAX_TOKENS
 
     @property
     def head_dim(self) -> int:
@@ -39,7 +42,7 @@ class ModelConfig:
 
 
 class DecoderLayer(nn.Module):
-    """One Llama layer on whole sequences, causal."""
+    """One causal Llama layer on whole sequences."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -53,7 +56,7 @@ class DecoderLayer(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, dim, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, drop: Tensor) -> Tensor:
-        """x [B, T, D]; cos, sin [T, head_dim / 2]; drop [B, 1, 1]: each row's dropout."""
+        """Apply to x [B, T, D]; cos, sin [T, head_dim / 2]; drop [B, 1, 1]: each row's dropout."""
         c = self.config
         batch, length, dim = x.shape
         qkv = self.qkv_proj(self.input_layernorm(x))
@@ -96,7 +99,7 @@ class LanguageModel(nn.Module):
         starts = torch.tensor([sum(levels[:i]) for i in range(len(levels))])
         self.register_buffer("level_index", index + starts, persistent=False)
         steps = torch.arange(0, config.head_dim, 2) / config.head_dim
-        angles = torch.arange(MAX_TOKENS)[:, None] * config.rope_theta**-steps
+        angles = torch.arange(config.max_tokens)[:, None] * config.rope_theta**-steps
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
         self._initialise()
@@ -109,16 +112,16 @@ class LanguageModel(nn.Module):
                 nn.init.normal_(parameter, std=small if branch else 0.02)
 
     def table(self) -> Tensor:
-        """The embedding that is used, and shipped: [V, D]."""
+        """Return the embedding that is used and exported: [V, D]."""
         levels = self.level_embedding(self.level_index).sum(1)
         return self.embedding.weight + F.pad(levels, (0, 0, FIRST_CODE, 0))
 
     def loss(self, ids: Tensor, chosen: Tensor, targets: Tensor, weight: float = 1.0) -> Tensor:
-        """ids [B, T]; mean cross-entropy of `targets` at the flat positions `chosen`.
+        """Return the mean cross-entropy of `targets` at the flat positions `chosen` of ids [B, T].
 
-        In documents of the phoneme task a target counts `weight` times: soon nearly all of them are
-        right, and beside the codes' noise little of their gradient would be left to learn the rest.
-        Nothing is dropped there: answers are to be exact, and words to learn from have no end.
+        In documents of the phoneme task a target counts `weight` times: most of them are soon
+        correct, and next to the codes' noise little of their gradient would remain. There is no
+        dropout for them: answers have to be exact, and the number of words is unlimited.
         """
         is_phonemes = ids[:, 0] == PHONEMES
         drop = torch.where(is_phonemes, 0.0, self.config.dropout)[:, None, None]
@@ -139,7 +142,7 @@ class LanguageModel(nn.Module):
 
 
 def checkpoint(model: LanguageModel) -> dict[str, Tensor]:
-    """Weights under the names of Hugging Face's Llama, float32."""
+    """Return weights under the names of Hugging Face's Llama, float32."""
     c = model.config
     kv = c.num_kv_heads * c.head_dim
     state = {"model.embed_tokens.weight": model.table(), "model.norm.weight": model.norm.weight}
@@ -158,7 +161,7 @@ def checkpoint(model: LanguageModel) -> dict[str, Tensor]:
 
 
 def quantise(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices to int8 with one scale per row (compressed-tensors "int-quantized"); rest as is."""
+    """Quantise matrices to int8 with one scale per row (compressed-tensors "int-quantized")."""
     out: dict[str, Tensor] = {}
     for name, value in state.items():
         if value.dim() == 2:
@@ -171,7 +174,7 @@ def quantise(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def restore(model: LanguageModel, state: dict[str, Tensor]) -> None:
-    """Load what `checkpoint` or `quantise` gave; the level embeddings start again from zero."""
+    """Load the output of `checkpoint` or `quantise`; the level embeddings start again from zero."""
     full = {
         name: value.float() * state[f"{name}_scale"] if f"{name}_scale" in state else value.float()
         for name, value in state.items()

@@ -1,8 +1,8 @@
-"""What a good reconstruction is: multi-scale mel distance, the voice's mean envelope, phones that
-are still recognised, and two families of discriminators.
+"""Reconstruction losses: multi-scale mel distance, mean envelope of the voice, recognition of
+phones, and two families of discriminators.
 
-Sources: multi-scale mel L1, DAC, arXiv 2306.06546; multi-period discriminator, HiFi-GAN,
-arXiv 2010.05646; multi-resolution spectral discriminator, UnivNet, arXiv 2106.07889.
+Sources: multi-scale mel L1, DAC, arXiv 2306.06546; multi-period discriminator, HiFi-GAN, arXiv
+2010.05646; multi-resolution spectral discriminator, UnivNet, arXiv 2106.07889.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TIMBRE_SCALE = 1024
 
 
 class MelLoss(nn.Module):
-    """Mean L1 between log-mel and mel spectra at six resolutions, and of mean envelopes."""
+    """Mean L1 between log-mel and mel spectra at six resolutions, and between mean envelopes."""
 
     def __init__(self, sample_rate: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class MelLoss(nn.Module):
             filters = melscale_fbanks(
                 n_fft // 2 + 1, 0.0, sample_rate / 2, mels, sample_rate, norm="slaney"
             )
-            # scaled so that a filter's weights sum to about the bins that it covers
+            # scaled so that a filter's weights sum to about the number of bins that it covers
             self.register_buffer(f"filters_{n_fft}", filters.T * (sample_rate / n_fft))
             self.register_buffer(f"window_{n_fft}", torch.hann_window(n_fft))
 
@@ -38,7 +38,9 @@ class MelLoss(nn.Module):
         return getattr(self, f"filters_{n_fft}") @ spectrum.abs()
 
     def forward(self, got: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """got, wanted [B, S] float32. The distance, and that of the two mean envelopes."""
+        """Return the distance of got and wanted [B, S] float32, and that of the two mean
+        envelopes.
+        """
         total, timbre = got.new_zeros(()), got.new_zeros(())
         for n_fft, _ in SCALES:
             a, b = self._mel(got, n_fft), self._mel(wanted, n_fft)
@@ -51,8 +53,11 @@ class MelLoss(nn.Module):
 
 
 def timbre_distance(difference: Tensor, log_wanted: Tensor) -> Tensor:
-    """How far the mean envelope of the louder frames is off: mean square, both [B, mels, frames] in
-    log10. Errors of single frames that cancel do not count: what stays is heard as another voice.
+    """Return the mean square difference of the mean envelopes of the louder frames, [B, mels,
+    frames] in log10.
+
+    Errors of single frames that cancel do not count; the remaining ones are perceived as another
+    voice.
     """
     level = log_wanted.mean(1, keepdim=True)
     loud = (level > level.mean(-1, keepdim=True)).float()
@@ -60,10 +65,10 @@ def timbre_distance(difference: Tensor, log_wanted: Tensor) -> Tensor:
 
 
 class PhoneListener(nn.Module):
-    """Log-mel frames to phone logits: what a listener makes of 10 ms and their neighbourhood.
+    """Maps log-mel frames to phone logits, with context.
 
-    It learns on real speech only. What the decoder puts out is scored by it, so that the codec
-    spends its bits on what tells phones apart; mel distance alone does not.
+    It is trained on real speech only. It scores the decoder's output, so that the codec uses its
+    bits for distinguishing phones; the mel distance alone does not ensure that.
     """
 
     def __init__(self, num_mels: int, num_labels: int, width: int) -> None:
@@ -77,7 +82,7 @@ class PhoneListener(nn.Module):
         self.output = nn.Conv1d(width, num_labels, 1)
 
     def forward(self, mel: Tensor) -> Tensor:
-        """mel [B, F, num_mels] to logits [B, F, num_labels]."""
+        """Map mel [B, F, num_mels] to logits [B, F, num_labels]."""
         x = mel.transpose(1, 2)
         for number, layer in enumerate(self.layers):
             y = F.gelu(layer(x))
@@ -86,7 +91,7 @@ class PhoneListener(nn.Module):
 
 
 class PeriodDiscriminator(nn.Module):
-    """Looks at every p-th sample."""
+    """Discriminator on every p-th sample."""
 
     def __init__(self, period: int, width: int) -> None:
         super().__init__()
@@ -109,7 +114,7 @@ class PeriodDiscriminator(nn.Module):
 
 
 class SpectralDiscriminator(nn.Module):
-    """Looks at a complex spectrum of one resolution."""
+    """Discriminator on a complex spectrum of one resolution."""
 
     def __init__(self, n_fft: int, width: int) -> None:
         super().__init__()
@@ -142,7 +147,7 @@ class SpectralDiscriminator(nn.Module):
 
 
 class Discriminators(nn.Module):
-    """All judges; each returns its scores and its features."""
+    """All discriminators; each returns its scores and its features."""
 
     def __init__(self, width: int, resolutions: tuple[int, ...] = (256, 512, 1024)) -> None:
         super().__init__()
@@ -156,13 +161,13 @@ class Discriminators(nn.Module):
 
 
 def discriminator_loss(real: list, fake: list) -> Tensor:
-    """Least squares: real to 1, fake to 0."""
+    """Return the least-squares loss: real to 1, fake to 0."""
     pairs = zip(real, fake, strict=True)
     return sum(((1 - r[0].float()) ** 2).mean() + (f[0].float() ** 2).mean() for r, f in pairs)
 
 
 def generator_losses(real: list, fake: list) -> tuple[Tensor, Tensor]:
-    """Adversarial loss, and feature matching relative to the real features' size."""
+    """Return the adversarial loss, and feature matching relative to the real features' size."""
     adversarial = sum(((1 - f[0].float()) ** 2).mean() for f in fake)
     matching = sum(
         (u.float() - v.float()).abs().mean() / (v.float().abs().mean() + 1e-4)

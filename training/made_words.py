@@ -1,11 +1,12 @@
-"""Words that are put together from pieces of others, so many that only rules can be learned.
+"""Synthetic words, composed from pieces of known words, so many that only rules can be learned.
 
-Every few letters of a made word follow each other in a known one, too: two, three or four letters
-decide which one may come next. The fewer, the stranger the words, the rarer the letters' contexts.
-Most of the rules decide few words: of the words that are drawn, those are kept that need them most.
+Every few letters of a synthetic word also follow each other in a known one: two, three or four
+letters determine the distribution of the next one. Fewer letters give less usual words and rarer
+contexts. Most of the rules apply to few words: of the drawn words, those with the rarest rules are
+kept.
 
-Others are a word of the lexicon with a piece changed. The rules say them, unlike the word beside
-them, which is an exception: what is learned by heart is not to spread.
+Other words are a word of the lexicon with a piece changed. They follow the rules, unlike the
+original word, which is an exception: memorised pronunciations must not spread to similar words.
 """
 
 from __future__ import annotations
@@ -29,17 +30,18 @@ from training.lexicon import (
 )
 from training.strings import Strings, flat_index
 
-BESIDE = 0
-SIZES = (3, 4, BESIDE, 3, 4, 2)  # letters that decide the next one; in turn, chunk by chunk
+SIMILAR = 0
+# number of letters that determine the next one; in turn, chunk by chunk
+SIZES = (3, 4, SIMILAR, 3, 4, 2)
 CHUNK = 200_000  # words drawn by one process at once
-KEPT = 1 / 3  # of these, those with the rarest ways through the rules
-COMMON = 10  # known words: what is decided by as many more is half as much in need
+KEPT = 1 / 3  # share that is kept, with the rarest paths through the rules
+COMMON = 10  # known words: a path with so many more has half the weight
 MAX_HELD_OUT = 4000
-NUM_LETTERS = 27  # and the border
+NUM_LETTERS = 27  # and the border of a word
 
 
 class Pieces:
-    """Which letters follow which in known words."""
+    """Distribution of letters that follow letters in known words."""
 
     def __init__(self, words: Sequence[str], size: int) -> None:
         border = b" " * size
@@ -55,7 +57,9 @@ class Pieces:
         self._next = letters[places][np.argsort(before, kind="stable")]
 
     def draw(self, count: int, rng: np.random.Generator) -> list[bytes]:
-        """New words, sorted, none twice; fewer than `count`, as too long ones are left out."""
+        """Return new words, sorted, without duplicates; fewer than `count`, because long ones are
+        dropped.
+        """
         rows = np.zeros((count, MAX_LETTERS + 1), np.uint8)
         before, active = np.zeros(count, np.int64), np.arange(count)
         for place in range(MAX_LETTERS + 1):
@@ -71,16 +75,17 @@ class Pieces:
         return [word for word in words.tolist() if len(word) >= MIN_LETTERS]
 
 
-class Beside:
-    """Words that are not known, but nearly."""
+class SimilarWords:
+    """Words that differ slightly from known ones."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = [word for word in words if word.isalpha() and len(word) >= MIN_LETTERS]
         self._letters = "".join(self._words)
 
     def draw(self, count: int, rng: np.random.Generator) -> list[bytes]:
-        """New words, sorted, none twice: each a known one with its beginning, its end or a letter
-        changed; fewer than `count`."""
+        """Return new words, sorted, without duplicates: known ones with a changed beginning, end or
+        letter; fewer than `count`.
+        """
         pairs = rng.integers(len(self._words), size=(count, 2)).tolist()
         letters = rng.integers(len(self._letters), size=count).tolist()
         shares, ways = rng.random((count, 2)).tolist(), rng.integers(5, size=count).tolist()
@@ -93,8 +98,9 @@ class Beside:
 
 
 def _changed(word: str, other: str, letter: str, share: Sequence[float], way: int) -> str:
-    """One to four letters of another word at the end (0, 1) or the beginning (2), up to three
-    letters of its own gone; or a letter instead of one (3), or between two (4)."""
+    """Add one to four letters of another word at the end (0, 1) or the beginning (2), dropping up
+    to three letters; or replace (3) or insert (4) a letter.
+    """
     lost, taken = int(4 * share[0]), 1 + int(4 * share[1])
     if way < 2:
         return word[: len(word) - lost] + other[-taken:]
@@ -105,19 +111,19 @@ def _changed(word: str, other: str, letter: str, share: Sequence[float], way: in
 
 
 class Maker:
-    """Draws chunks of made words with their sounds."""
+    """Draws chunks of synthetic words with their sounds."""
 
     def __init__(self, words: Sequence[str], pronouncer: Pronouncer, seed: int) -> None:
         self._known, self._pronouncer, self._seed = frozenset(words), pronouncer, seed
-        self._sources: dict[int, Pieces | Beside] = {
-            size: Pieces(words, size) for size in set(SIZES) - {BESIDE}
+        self._sources: dict[int, Pieces | SimilarWords] = {
+            size: Pieces(words, size) for size in set(SIZES) - {SIMILAR}
         }
-        self._sources[BESIDE] = Beside(sorted(pronouncer.lexicon))
+        self._sources[SIMILAR] = SimilarWords(sorted(pronouncer.lexicon))
         said = Strings([word.encode() for word in words if word.isascii() and word.isalpha()])
         self._paths, self._count = np.unique(pronouncer.rules.paths(said), return_counts=True)
 
     def _need(self, words: Sequence[bytes]) -> np.ndarray:
-        """float64 per word: how much its letters' paths are in need of words."""
+        """Return float64 per word: the weight of its letters' paths."""
         strings = Strings(words)
         paths = self._pronouncer.rules.paths(strings)
         at = np.minimum(np.searchsorted(self._paths, paths), len(self._paths) - 1)
@@ -125,7 +131,7 @@ class Maker:
         return np.add.reduceat(1 / (known + COMMON), np.cumsum(strings.length) - strings.length)
 
     def chunk(self, number: int, count: int) -> tuple[list[bytes], list[bytes]]:
-        """Lines to train on, and those that are held out, of all that are drawn."""
+        """Return training lines and held-out lines of the drawn words."""
         rng = np.random.default_rng((self._seed, number))
         size = SIZES[number % len(SIZES)]
         drawn = self._sources[size].draw(count, rng)
@@ -133,7 +139,7 @@ class Maker:
         said = [letters for letters in drawn if rules.apply(letters)]
         need = self._need(said) if said else np.empty(0)
         words = [letters.decode() for letters in said]
-        share = 1 if size == BESIDE else KEPT
+        share = 1 if size == SIMILAR else KEPT
         rare = {words[i] for i in np.argsort(-need)[: round(share * len(said))]}
         new = [word for word in words if word not in self._known and word not in lexicon]
         held_out = [word for word in new if is_held_out(word)]
@@ -143,17 +149,17 @@ class Maker:
 
 
 def made_words(maker: Maker, count: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    """All chunks, in order, on all cores; `count` words are drawn."""
+    """Iterate over all chunks, in order, using all cores; `count` words are drawn."""
     sizes = [min(CHUNK, count - start) for start in range(0, count, CHUNK)]
     if len(sizes) < 2:
         yield from itertools.starmap(maker.chunk, enumerate(sizes))
         return
-    context = multiprocessing.get_context("fork")  # the tables are not copied
+    context = multiprocessing.get_context("fork")  # so that the tables are not copied
     with context.Pool(min(len(sizes), os.cpu_count() or 1), _adopted.append, (maker,)) as pool:
         yield from pool.imap(_chunk, enumerate(sizes))
 
 
-_adopted: list[Maker] = []  # this process's
+_adopted: list[Maker] = []  # of this process
 
 
 def _chunk(task: tuple[int, int]) -> tuple[list[bytes], list[bytes]]:
@@ -163,7 +169,7 @@ def _chunk(task: tuple[int, int]) -> tuple[list[bytes], list[bytes]]:
 def write_made_words(
     folder: Path, words: Sequence[str], pronouncer: Pronouncer, count: int, seed: int
 ) -> None:
-    """Both files. Chunks are drawn apart: a word may come in several."""
+    """Write both files. Chunks are drawn independently: a word may occur in several."""
     held_out: list[bytes] = []
     total = 0
     with (folder / MADE).open("wb") as file:

@@ -1,4 +1,4 @@
-"""What is measured of speech besides words: quality against a reference, pitch, timbre.
+"""Measures of speech besides words: quality against a reference, pitch, timbre.
 
 Sources: PESQ, ITU-T P.862.2; STOI, Taal et al. 2011; WORLD (F0 and spectral envelope), Morise et
 al. 2016; mel-cepstral distance, Kubichek 1993, here after dynamic time warping.
@@ -14,12 +14,12 @@ from training.teacher import SAMPLE_RATE
 
 NUM_CEPSTRA = 24
 FRAME_MS = 10.0
-FLOOR_HZ = 50.0  # WORLD's own 71 Hz cuts off half of a voice of 80 Hz
+FLOOR_HZ = 50.0  # WORLD's default of 71 Hz cuts off half of a voice of 80 Hz
 CEPSTRA_TO_DB = float(10 / np.log(10) * np.sqrt(2))
 
 
 def quality(reference: np.ndarray, got: np.ndarray) -> tuple[float, float]:
-    """PESQ wide band and STOI of samples on the same time line."""
+    """Return PESQ wide band and STOI of samples on the same time line."""
     from pesq import pesq
     from pystoi import stoi
 
@@ -30,7 +30,7 @@ def quality(reference: np.ndarray, got: np.ndarray) -> tuple[float, float]:
 
 def _world() -> object:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it looks up its own version in a way that is going away
+        warnings.simplefilter("ignore")  # it reads its own version in a deprecated way
         import pyworld
 
     return pyworld
@@ -50,17 +50,19 @@ class Timbre:
         self.cepstra = world.code_spectral_envelope(envelope, SAMPLE_RATE, NUM_CEPSTRA + 1)
 
     def mean_envelope(self) -> np.ndarray:
-        """Mean mel-cepstrum of the voiced frames, loudness left out."""
+        """Return the mean mel-cepstrum of the voiced frames, without loudness."""
         return self.cepstra[self.voiced, 1:].mean(0)
 
 
 def envelope_distance(a: Timbre, b: Timbre) -> float:
-    """Between the mean envelopes of two recordings."""
+    """Return the distance between the mean envelopes of two recordings."""
     return float(np.linalg.norm(a.mean_envelope() - b.mean_envelope()))
 
 
 def mel_cepstral_distance(a: Timbre, b: Timbre) -> float:
-    """dB between two readings of one text, frames paired by dynamic time warping."""
+    """Return the distance in dB of two readings of one text, frames paired by dynamic time
+    warping.
+    """
     x, y = a.cepstra[:, 1:], b.cepstra[:, 1:]
     cost = np.linalg.norm(x[:, None] - y[None], axis=-1)
     total, steps = _warp(cost)
@@ -68,7 +70,7 @@ def mel_cepstral_distance(a: Timbre, b: Timbre) -> float:
 
 
 def _warp(cost: np.ndarray) -> tuple[float, int]:
-    """Cheapest monotonic path through [N, M]: its cost and its length."""
+    """Return the cost and length of the cheapest monotonic path through [N, M]."""
     rows, columns = cost.shape
     best = np.full((rows + 1, columns + 1), np.inf)
     length = np.zeros((rows + 1, columns + 1), np.int64)

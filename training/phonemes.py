@@ -1,9 +1,9 @@
-"""How well the second task is learned: letters to phonemes, against the teacher.
+"""Evaluation of the second task: letters to phonemes, against the teacher.
 
-Every word of sentences that nothing trained on; words that the task never saw and the teacher says
-by rules, which can be learned: of those of the corpus and the word lists and of the made-up ones,
-one in 128, drawn by a hash of its letters (`training.lexicon`); and words of its lexicon, which are
-exceptions from the rules and which the task has all seen. The answers are greedy.
+It covers every word of held-out sentences; held-out words that the teacher pronounces by rules,
+which can be learned: of those of the corpus and the word lists and of the synthetic ones, one in
+128, selected by a hash of its letters (`training.lexicon`); and words of its lexicon, which are
+exceptions from the rules and were all part of the training. Decoding is greedy.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from training.rules import Rules
 from training.studio import Studio
 from training.teacher import Teacher, phone_text
 from training.voices import NAMED
-from tts.chat import ChatMessage, ChatRole
-from tts.text_generator import TextGenerator, TextRequest
+from tts.checkpoint.chat import ChatMessage, ChatRole
+from tts.textgen.generator import TextGenerator, TextRequest
 
 MAX_TOKENS = 1024
-MOST = 4000  # words of a kind, about
+MOST = 4000  # approximate number of words of a kind
 BAR = 0.97
 WORD_BREAK = " / "
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A text, its phones as the teacher says them, and the model's."""
+    """A text, the teacher's phones, and the model's."""
 
     text: str
     wanted: str
@@ -49,14 +49,14 @@ class Reading:
 
     @property
     def num_right(self) -> int:
-        """Words as the teacher says them; one that is left out or added counts once."""
+        """Number of words that equal the teacher's; an omitted or added word is one error."""
         wanted, got = self.wanted.split(WORD_BREAK), self.got.split(WORD_BREAK)
         blocks = SequenceMatcher(None, wanted, got, autojunk=False).get_matching_blocks()
         return sum(block.size for block in blocks) if self.wanted else 0
 
 
 def ask(studio: Studio, texts: Sequence[str]) -> list[str]:
-    """Phones of all texts as the model writes them; the engine takes as many at once as it can."""
+    """Return the phones of all texts as the model writes them; the engine batches the requests."""
     return studio.run(_together(studio, texts))
 
 
@@ -76,36 +76,38 @@ async def _answer(studio: Studio, text: str) -> str:
 
 
 def as_spoken(teacher: Teacher, text: str) -> str:
-    """Phones of a sentence as it is said: "the" before a vowel is another one than alone."""
+    """Return the phones of a sentence as spoken: "the" before a vowel differs from the isolated
+    word.
+    """
     spoken = teacher.speak(text, NAMED[0])
     return phone_text(spoken.phones) if spoken is not None else ""
 
 
 def read(studio: Studio, say: Callable[[str], str], texts: Sequence[str]) -> list[Reading]:
-    """Every text that the teacher can say, by both."""
+    """Return readings of every text that the teacher can pronounce."""
     wanted = {text: phones for text in texts if (phones := say(text))}
     got = ask(studio, list(wanted))
     return [Reading(*each) for each in zip(wanted, wanted.values(), got, strict=True)]
 
 
 def share_exact(readings: Sequence[Reading]) -> float:
-    """Of whole texts."""
+    """Return the share of whole texts without errors."""
     return sum(reading.is_exact for reading in readings) / max(1, len(readings))
 
 
 def some(items: Sequence[str], count: int | None) -> list[str]:
-    """So many of them, evenly spread; None: `MOST`."""
+    """Return so many items, evenly spread; None: `MOST`."""
     return list(items[:: max(1, len(items) // (count or MOST))])[:count]
 
 
 def words_in(path: Path) -> list[str]:
-    """The words of a file of `training.lexicon`; none when it is not there."""
+    """Return the words of a file of `training.lexicon`; empty when there is none."""
     lines = path.read_text().splitlines() if path.exists() else []
     return [line.split("\t")[0] for line in lines]
 
 
 def evaluate(model: str, words: Path, lines: Path, count: int | None) -> tuple[Report, list[str]]:
-    """The report, and a line for everything that is not as the teacher says it."""
+    """Return the report, and a line for every difference from the teacher."""
     studio, teacher = Studio(model), Teacher()
     spoken = partial(as_spoken, teacher)
     sentences = read(studio, spoken, lines.read_text().splitlines()[:count])

@@ -1,8 +1,8 @@
-"""The second task's documents: a text, and its sounds as the teacher says them.
+"""Documents of the second task: a text, and its sounds as pronounced by the teacher.
 
-Words alone and in runs of a few, and sentences as they were spoken. The words are those of
+Words alone and in runs of a few, and sentences as spoken. The words are those of
 `training.lexicon`: the teacher's lexicon, other words, each as often as any other of its kind, and
-made-up ones, of which there are so many that only rules can be learned from them.
+synthetic ones, of which there are so many that only rules can be learned from them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SPACE, BREAK = b" ", sound_bytes([WORD_BREAK])
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Texts and their sounds, as files have them."""
+    """Texts and their sounds in file format."""
 
     texts: Strings
     sounds: Strings
@@ -36,13 +36,13 @@ class Pairs:
 
 
 class Pronunciations:
-    """Documents of one or more pairs: the texts with spaces, the sounds with breaks between."""
+    """Documents of one or more pairs: texts joined with spaces, sounds joined with breaks."""
 
     def __init__(
         self, texts: tuple[np.ndarray, np.ndarray], sounds: tuple[np.ndarray, np.ndarray],
         runs: np.ndarray,
     ):  # fmt: skip
-        """`texts`, `sounds`: as `Strings.joined` gives them; `runs`: pairs in each document."""
+        """`texts`, `sounds`: results of `Strings.joined`; `runs`: pairs in each document."""
         ends = np.cumsum(runs)
         (self._text, text_at), (self._sound, sound_at) = texts, sounds
         self._text_from, self._text_to = text_at[ends - runs], text_at[ends] - len(SPACE)
@@ -51,7 +51,7 @@ class Pronunciations:
         self.first = np.full(len(runs), PHONEMES)
 
     def tokens(self, speech: object, i: int) -> np.ndarray:
-        """Document i, int16; of the speech nothing is needed."""
+        """Return document i, int16; the speech is not used."""
         text = self._text[self._text_from[i] : self._text_to[i]]
         sounds = self._sound[self._sound_from[i] : self._sound_to[i]]
         out = np.empty(len(text) + len(sounds) + 3, np.int16)
@@ -62,7 +62,7 @@ class Pronunciations:
 
 
 def read_pairs(path: Path) -> Pairs:
-    """A file of `training.lexicon`."""
+    """Read a file of `training.lexicon`."""
     data = np.fromfile(path, np.uint8)
     tabs, ends = np.flatnonzero(data == ord("\t")), np.flatnonzero(data == ord("\n"))
     starts = np.concatenate([[0], ends[:-1] + 1])[: len(ends)]
@@ -71,7 +71,7 @@ def read_pairs(path: Path) -> Pairs:
 
 
 def capitalise(text: np.ndarray, bounds: np.ndarray, rng: np.random.Generator) -> None:
-    """Some words with a capital, a few in capitals, in place."""
+    """Capitalise some words, and convert a few to upper case, in place."""
     chance = rng.random(len(bounds) - 1)
     chosen = np.repeat(chance < UPPER, np.diff(bounds))
     chosen[bounds[:-1]] |= chance < UPPER + CAPITALISED
@@ -79,7 +79,7 @@ def capitalise(text: np.ndarray, bounds: np.ndarray, rng: np.random.Generator) -
 
 
 def word_runs(pairs: Pairs, tokens: float, rng: np.random.Generator) -> Pronunciations:
-    """About so many tokens of words, none twice before all are there."""
+    """Return about so many tokens of words, without repetition before all are used."""
     each = pairs.texts.length.mean() + pairs.sounds.length.mean() + len(SPACE + BREAK)
     wanted = max(1, round(tokens / each))
     passes = -(-wanted // len(pairs))
@@ -92,20 +92,20 @@ def word_runs(pairs: Pairs, tokens: float, rng: np.random.Generator) -> Pronunci
 
 
 def alone(pairs: Pairs) -> Pronunciations:
-    """Every word as a document of its own, as it is asked for in an evaluation."""
+    """Return every word as a document, as in an evaluation."""
     order = np.arange(len(pairs))
     texts, sounds = pairs.texts.joined(order, SPACE), pairs.sounds.joined(order, BREAK)
     return Pronunciations(texts, sounds, np.ones_like(order))
 
 
 def pure_lines(lines: Iterable[str], held_out: AbstractSet[str]) -> np.ndarray:
-    """bool: lines without a word that the phoneme task must not see."""
+    """Return bool: lines without held-out words of the phoneme task."""
     pure = [held_out.isdisjoint(word.strip("'") for word in words_of(line)) for line in lines]
     return np.array(pure)
 
 
 class PhonemeTask:
-    """What a pass over the speech takes of the second task."""
+    """The phoneme task's part of a pass over the speech."""
 
     def __init__(
         self, share: float, parts: Sequence[float], pairs: Sequence[Pairs], lines: Sequence[str],
@@ -122,10 +122,10 @@ class PhonemeTask:
         self, spoken: Strings, line: np.ndarray, clips: np.ndarray, tokens: int,
         rng: np.random.Generator, fullness: float = 1.0,
     ) -> list[Pronunciations]:  # fmt: skip
-        """Documents beside `tokens` tokens of speech, which have `fullness` of their share.
+        """Return documents for `tokens` tokens of speech, which have `fullness` of their share.
 
-        `spoken` and `line` are the sounds and the line of every clip; of these, `clips` may be
-        taken. One without sounds is not.
+        `spoken` and `line` are the sounds and the line of every clip; `clips` are the candidates.
+        Clips without sounds are not used.
         """
         share = 1 - fullness * (1 - self.share)
         wanted = tokens * share / (1 - share) * self.parts

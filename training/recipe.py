@@ -1,7 +1,7 @@
-"""The recipe's numbers: `recipe.toml`, over it a file of one's own, over both the flags.
+"""Parameters of training: `recipe.toml`, overridden by a file, overridden by flags.
 
-Every stage takes `--config FILE`, and each value of its section as a flag; there is no number that
-only the code knows.
+Every stage accepts `--config FILE`, and each value of its section as a flag; no parameter is set in
+code only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from decoder.embedded_modules import CodecConfig
+from decoder.codecs.embedded.modules import CodecConfig
 
 SHIPPED = Path(__file__).with_name("recipe.toml")
 
@@ -23,12 +23,12 @@ Section = TypeVar("Section")
 
 
 class RecipeError(Exception):
-    """A wrong recipe; the message names the key."""
+    """An invalid recipe; the message names the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When what happens; shares are of the whole time."""
+    """Times of the stages; shares are of the whole time."""
 
     minutes: float
     stage1_end: float
@@ -43,7 +43,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class CorpusValues:
-    """`training.corpus`."""
+    """Parameters of `training.corpus`."""
 
     held_out: tuple[str, ...]
     reserve: int
@@ -52,7 +52,7 @@ class CorpusValues:
 
 @dataclass(frozen=True, slots=True)
 class LexiconValues:
-    """`training.lexicon`."""
+    """Parameters of `training.lexicon`."""
 
     lists: tuple[str, ...]
     drawn: int
@@ -61,7 +61,7 @@ class LexiconValues:
 
 @dataclass(frozen=True, slots=True)
 class SynthesisValues:
-    """`training.synthesize`."""
+    """Parameters of `training.synthesize`."""
 
     hours: float
     workers: int
@@ -71,7 +71,7 @@ class SynthesisValues:
 
 @dataclass(frozen=True, slots=True)
 class ReconstructValues:
-    """`training.codec reconstruct`."""
+    """Parameters of `training.codec reconstruct`."""
 
     start: str
     batch: int
@@ -87,7 +87,7 @@ class ReconstructValues:
 
 @dataclass(frozen=True, slots=True)
 class AdversarialValues:
-    """`training.codec adversarial`."""
+    """Parameters of `training.codec adversarial`."""
 
     batch: int
     lr: float
@@ -105,7 +105,7 @@ class AdversarialValues:
 
 @dataclass(frozen=True, slots=True)
 class ModelValues:
-    """`training.language_model`."""
+    """Parameters of `training.language_model`."""
 
     start: str
     min_hours: float
@@ -127,7 +127,7 @@ class ModelValues:
 
 @dataclass(frozen=True, slots=True)
 class AlignerValues:
-    """`training.aligner`."""
+    """Parameters of `training.aligner`."""
 
     batch: int
     lr: float
@@ -138,7 +138,7 @@ class AlignerValues:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationValues:
-    """`training.assess`."""
+    """Parameters of `training.assess`."""
 
     commands: tuple[str, ...]
     sentences: int
@@ -165,7 +165,7 @@ class Recipe:
 
 
 def load_recipe(path: Path | None = None, changes: Sequence[str] = ()) -> Recipe:
-    """`recipe.toml`, and what a file of one's own or `section.key=value` says instead.
+    """Load `recipe.toml` with the changes of a file and of `section.key=value`.
 
     Raises RecipeError.
     """
@@ -189,7 +189,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _change(text: str) -> dict[str, Any]:
-    """`section.key=value`, the value as in TOML, or a plain word."""
+    """Parse `section.key=value`, with the value as in TOML, or a plain word."""
     key, _, value = text.partition("=")
     for written in (value, json.dumps(value)):
         try:
@@ -200,7 +200,7 @@ def _change(text: str) -> dict[str, Any]:
 
 
 def write_recipe(recipe: Recipe, path: Path) -> None:
-    """The whole of it, to be kept with a run."""
+    """Write the whole recipe, to be stored with a run."""
     lines = []
     for name, section in asdict(recipe).items():
         lines += ["", f"[{name}]", *(f"{k} = {json.dumps(v)}" for k, v in section.items())]
@@ -225,7 +225,7 @@ def _section(kind: type[Section], name: str, values: Mapping[str, Any]) -> Secti
 
 
 def _value(kind: Any, name: str, value: object) -> object:
-    """A value of the field's type; whole numbers do for fractions."""
+    """Return a value of the field's type; integers are accepted as fractions."""
     if get_origin(kind) is tuple:
         if not isinstance(value, list):
             raise RecipeError(f"{name} must be a list")
@@ -240,11 +240,12 @@ def _value(kind: Any, name: str, value: object) -> object:
 def parse(
     parser: argparse.ArgumentParser, section: str, argv: Sequence[str] | None
 ) -> tuple[argparse.Namespace, Recipe]:
-    """The arguments of a stage: its own, and as attributes the section's values, which are flags
-    of their names. Ends the program for a wrong recipe, as argparse does for wrong flags."""
+    """Parse the arguments of a stage: its own, and the section's values, which are flags of their
+    names. Ends the program for an invalid recipe, as argparse does for invalid flags.
+    """
     kinds = get_type_hints(get_type_hints(Recipe)[section])
     parser.add_argument("--config", type=Path, help="values other than those of recipe.toml")
-    group = parser.add_argument_group(f"instead of what [{section}] of the recipe says")
+    group = parser.add_argument_group(f"override [{section}] of the recipe")
     for name, kind in kinds.items():
         _add_flag(group, name, kind)
     args = parser.parse_args(argv)

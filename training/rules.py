@@ -1,9 +1,9 @@
 """The teacher's lexicon, and its letter-to-sound rules for many words at once.
 
 flite has a decision tree for every letter, over the four letters before it and the four after it; a
-leaf is a phone, two phones, or none. `Rules.sounds` walks the trees of all words together, many
-times as fast as `Teacher.pronounce`, and for words that the teacher says by these rules alone it
-gives the same. The tables are read from flite's own library (sources: flite's public headers).
+leaf is a phone, two phones, or none. `Rules.sounds` walks the trees of all words together, much
+faster than `Teacher.pronounce`, with the same result for words that follow these rules alone. The
+tables are read from flite's own library (sources: flite's public headers).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from training.sounds import NUMBER, sound_bytes
 from training.strings import Strings, flat_index
 
 WINDOW = 4  # letters on either side
-MIN_LETTERS = 5  # of words that are no abbreviation
+MIN_LETTERS = 5  # minimum length of words that are not abbreviations
 LEAF = 255
 NO_PHONE = "epsilon"
 OUTSIDE, BORDER = ord("0"), ord("#")
 NODE = np.dtype([("feature", "u1"), ("value", "u1"), ("same", "<u2"), ("other", "<u2")])
-PRIME, BITS_61 = 1_000_003, 2**61 - 1  # of the paths' numbers
+PRIME, BITS_61 = 1_000_003, 2**61 - 1  # for hashes of paths
 LETTERS = range(ord("a"), ord("z") + 1)
 
 
@@ -54,34 +54,37 @@ class Rules:
         return bytes((ctypes.c_ubyte * size).in_dll(self._library, name))
 
     def lexicon(self) -> list[str]:
-        """Every word of the lexicon, sorted: what the letter-to-sound rules would say otherwise."""
+        """Return every word of the lexicon, sorted: exceptions from the letter-to-sound rules."""
         size = ctypes.c_int.in_dll(self._library, "cmu_lex_num_bytes").value
         pieces = (ctypes.c_char_p * 256).in_dll(self._library, "cmu_lex_entries_huff_table")
         count = ctypes.c_int.in_dll(self._library, "cmu_lex_num_entries").value
-        # An entry is its part of speech and its letters, packed, a zero, its phones, packed, 255.
+        # An entry consists of its part of speech and its letters, packed, a zero, its phones,
+        # packed, 255.
         entries = self._bytes("cmu_lex_data", size).split(b"\xff")[1 : count + 1]
         packed = (entry.partition(b"\0")[0] for entry in entries)
         words = {b"".join(pieces[piece] or b"" for piece in entry)[1:] for entry in packed}
         return sorted(word.decode("ascii") for word in words if word)
 
     def apply(self, word: bytes) -> bool:
-        """Whether a word of lower-case letters that is not in the lexicon is said by these rules;
-        flite spells what it cannot say ("ctenoid"), and knows a few abbreviations."""
+        """Whether a word of lower-case letters that is not in the lexicon follows these rules.
+
+        flite spells words that it cannot pronounce ("ctenoid"), and has a few abbreviations.
+        """
         return len(word) >= MIN_LETTERS and bool(self._is_sayable(word))
 
     def sounds(self, words: Strings) -> Strings:
-        """The sound of every letter of words of lower-case letters, as files have them."""
+        """Return the sound of every letter of words of lower-case letters, in file format."""
         leaves, _ = self._walk(*_padded(words))
         return Strings.of(
             self._sounds[leaves], np.cumsum(words.length) - words.length, words.length
         )
 
     def paths(self, words: Strings) -> np.ndarray:
-        """For every letter of all words the way through its tree, a number of 61 bits."""
+        """Return for every letter of all words the path through its tree, as a hash of 61 bits."""
         return self._walk(*_padded(words))[1]
 
     def _walk(self, text: np.ndarray, letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The leaf's number, and the path, of the letter at every place of `letters`."""
+        """Return the leaf's number, and the path, of the letter at each index of `letters`."""
         node = self._roots[text[letters] - LETTERS[0]].astype(np.int64)
         path, active = node.copy(), np.arange(len(letters))
         features, values = self._nodes["feature"], self._nodes["value"]
@@ -96,7 +99,7 @@ class Rules:
 
 
 def _padded(words: Strings) -> tuple[np.ndarray, np.ndarray]:
-    """All words with their surroundings, as one array, and the places of their letters in it."""
+    """Return all words with their context as one array, and the indices of their letters in it."""
     rows = words.length + 2 * WINDOW
     text = np.full(int(rows.sum()), OUTSIDE, np.uint8)
     start = np.cumsum(rows) - rows + WINDOW
@@ -107,6 +110,6 @@ def _padded(words: Strings) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sound(name: bytes) -> int:
-    """The number of a leaf's sound."""
+    """Return the number of a leaf's sound."""
     phones = name.decode("ascii")
     return NUMBER[() if phones == NO_PHONE else tuple(phones.split("-"))]

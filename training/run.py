@@ -1,11 +1,11 @@
-"""The whole recipe, from text to a folder that speaks.
+"""The whole recipe, from text to a voice checkpoint.
 
     python -m training.run --out runs                     one stage after the other
     python -m training.run --out runs --together          against the clock, on several GPUs
     python -m training.run --out runs --voice FOLDER      a voice's language model alone, again
 
 Numbers are those of `recipe.toml`, of `--config FILE` and of `--set section.key=value`, and are
-kept in OUT/recipe.toml. A stage whose output is there, whole, is not run again, but for --fresh.
+stored in OUT/recipe.toml. A stage with complete output is not run again, except with --fresh.
 
     corpus, words, synthesis, reconstruct, adversarial, codes, language_model, aligner, voice,
     evaluation (with --evaluate)
@@ -32,7 +32,7 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Every stage's command. `until` is in seconds on the clock of that stage."""
+    """Commands of all stages. `until` is in seconds on the clock of that stage."""
 
     out: Path
     recipe: Recipe
@@ -109,14 +109,14 @@ class Plan:
         )  # fmt: skip
 
     def stand_in(self) -> None:
-        """What the codec's stages saved on the way, for what they did not come to."""
+        """Use intermediate results of the codec's stages in place of missing outputs."""
         partial, first = self.out / "codec_stage1_partial.safetensors", self.first_codec
         for source, target in ((partial, first), (first, self.out / "codec.safetensors")):
             if source.exists() and not target.exists():
                 shutil.copy(source, target)
 
     def voice(self) -> Stage:
-        """Without word timings where there is no aligner."""
+        """Return the export stage, without word timings if there is no aligner."""
         out, aligner = self.out / "voice", self.out / "aligner.safetensors"
         timings = ("--aligner", aligner) if aligner.exists() else ()
         return self._stage(
@@ -133,7 +133,7 @@ class Plan:
         )  # fmt: skip
 
     def in_turn(self) -> Iterator[Stage]:
-        """All of them; the trained ones have their shares of the time."""
+        """Iterate over all stages; the training stages have shares of the time."""
         seconds = [60 * self.recipe.schedule.minutes * x for x in self.recipe.schedule.in_turn]
         yield from (self.corpus(), self.words(), self.synthesis())
         yield from (self.reconstruct(seconds[0]), self.adversarial(seconds[1]), self.codes(1))
@@ -144,7 +144,7 @@ class Plan:
 
 
 def run_in_turn(plan: Plan, *, here: bool) -> None:
-    """One stage after the other, what is done left out. Raises StageError."""
+    """Run one stage after the other, without finished ones. Raises StageError."""
     launcher = Launcher(plan.out)
     began = time.time()
     for stage in plan.in_turn():
@@ -159,7 +159,7 @@ def run_in_turn(plan: Plan, *, here: bool) -> None:
 
 
 def prepare(plan: Plan, given: Mapping[str, Path], *, fresh: bool) -> None:
-    """Files that are given become the output of their stages; `fresh`: no other output is left."""
+    """Use given files as outputs of their stages; `fresh`: remove all other outputs."""
     for stage in plan.in_turn():
         source = given.get(stage.name)
         if source is not None and source.resolve() != stage.output.resolve():
@@ -171,14 +171,16 @@ def prepare(plan: Plan, given: Mapping[str, Path], *, fresh: bool) -> None:
 
 
 def kept_parts(voice: Path) -> dict[str, Path]:
-    """What a run of the language model alone takes from a checkpoint, by stage. The codec's second
-    stage leaves the encoder as it was, so its weights are those of both."""
+    """Return the files that a run of the language model alone takes from a checkpoint, by stage.
+
+    The codec's second stage does not change the encoder, so that its weights are used for both.
+    """
     codec, aligner = voice / "codec" / WEIGHTS, voice / "aligner" / WEIGHTS
     return {"reconstruct": codec, "adversarial": codec, "aligner": aligner}
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The flags."""
+    """Return the parser of the flags."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -188,7 +190,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, help="short for --set schedule.minutes=…")
     parser.add_argument("--corpus", type=Path, help="this text, instead of making one")
     parser.add_argument("--words", type=Path, help="these words of training.lexicon")
-    parser.add_argument("--codec", type=Path, help="go on from this first stage of a codec")
+    parser.add_argument("--codec", type=Path, help="continue from this first stage of a codec")
     parser.add_argument("--voice", type=Path, help="this voice's language model alone, again")
     parser.add_argument("--together", action="store_true", help="stages at once, on all GPUs")
     parser.add_argument("--here", action="store_true", help="stages in this process, in turn")
@@ -198,7 +200,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status: 0 done, 1 a stage failed, 2 a wrong recipe."""
+    """Return the exit status: 0 done, 1 a stage failed, 2 an invalid recipe."""
     args = build_parser().parse_args(argv)
     try:
         minutes = [f"schedule.minutes={args.minutes}"] if args.minutes is not None else []

@@ -1,12 +1,12 @@
-"""Speech on disk while it is being synthesised: raw int16 samples and one index line a clip.
+"""Speech on disk while it is being synthesised: raw int16 samples and one index line per clip.
 
     NNN.pcm   int16 little-endian, clips one after another, each a whole number of codes long
     NNN.tsv   offset <TAB> samples <TAB> line number <TAB> voice <TAB> sounds of the text
     NNN.phone, NNN.letter   uint8, a label for every 160 samples (see `training.labels`)
 
-    FAILED               whoever wrote has failed: no more will come
+    FAILED               the writer has failed: no more will come
 
-Writers append and flush; readers take what is complete.
+Writers append and flush; readers read complete clips.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Clip:
     length: int
     line: int
     voice: int
-    sounds: str  # as files have them; "": not known
+    sounds: str  # in file format; "": unknown
 
 
 class ShardWriter:
@@ -54,7 +54,7 @@ class ShardWriter:
         self.offset += len(samples)
         self.count += 1
         if self.count % 20 == 0:
-            for file in self._files.values():  # the index last
+            for file in self._files.values():  # writes the index last
                 file.flush()
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class ShardWriter:
 
 
 def read_clips(folder: Path) -> list[tuple[Path, list[Clip]]]:
-    """Every shard and its clips that are wholly on disk."""
+    """Return every shard and its clips that are completely on disk."""
     shards = []
     for index in sorted(folder.glob("[0-9]*.tsv")):
         pcm = index.with_suffix(".pcm")
@@ -82,5 +82,5 @@ def read_clips(folder: Path) -> list[tuple[Path, list[Clip]]]:
 
 
 def hours(folder: Path) -> float:
-    """Hours of speech on disk."""
+    """Return the hours of speech on disk."""
     return sum(p.stat().st_size for p in folder.glob("[0-9]*.pcm")) / 2 / SAMPLE_RATE / 3600

@@ -1,8 +1,8 @@
-"""What a letter sounds like, one token for each: a phone, two phones, or nothing.
+"""Sounds of letters, one token for each: a phone, two phones, or nothing.
 
-The teacher's rules give every letter one such sound. So the second task's answers have, place by
-place, the sound of the text's letter there: `s h o w` is `sh`, silence, `ow1`, silence; between
-words stands a break. In files a sound is one printable byte.
+The teacher's rules assign one such sound to every letter. The answers of the second task therefore
+have, letter by letter, the sound of the text: `s h o w` is `sh`, silence, `ow1`, silence; a break
+separates words. In files a sound is one printable byte.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CONSONANTS = (
     "b", "ch", "d", "dh", "f", "g", "hh", "jh", "k", "l", "m", "n", "ng", "p", "r", "s", "sh", "t",
     "th", "v", "w", "y", "z", "zh",
 )  # fmt: skip
-PAIRS = (  # those that the rules know of, such as an x's and a u's
+PAIRS = (  # pairs of the rules, such as those of an x and a u
     ("w", "ey1"), ("w", "ax0"), ("y", "ax0"), ("t", "s"), ("y", "uw1"), ("y", "uw0"),
     ("ax0", "l"), ("ax0", "m"), ("m", "ae1"), ("m", "ax0"), ("n", "y"), ("w", "ah1"),
     ("y", "er0"), ("y", "uh1"), ("y", "er1"), ("k", "s"), ("g", "zh"), ("k", "sh"), ("g", "z"),
@@ -29,21 +29,21 @@ SOUNDS: tuple[tuple[str, ...], ...] = ((), (BREAK,), *((phone,) for phone in PHO
 NUMBER = {sound: i for i, sound in enumerate(SOUNDS)}
 SILENT, WORD_BREAK = 0, 1  # their numbers
 FIRST_BYTE = ord("!")  # of sound 0 in files
-MAX_SOUNDS = 128  # tokens, some of them without a sound: a round number of rows in the model
+MAX_SOUNDS = 128  # tokens, some of them unused: a round number of rows in the model
 
 assert FIRST_BYTE + len(SOUNDS) - 1 <= ord("~")
 
 
 def sound_bytes(sounds: Sequence[int]) -> bytes:
-    """Sounds by their numbers as a file has them."""
+    """Return sounds, given by number, in file format."""
     return bytes(FIRST_BYTE + sound for sound in sounds)
 
 
 def sound_numbers(data: np.ndarray) -> np.ndarray:
-    """The reverse, int16 of uint8."""
+    """Return int16 numbers of uint8 sounds."""
     return data.astype(np.int16) - FIRST_BYTE
 
 
 def spelled(sound: int) -> str:
-    """What a sound's token adds to an answer: its phones, a space after each."""
+    """Return the output text of a sound's token: its phones, a space after each."""
     return "".join(f"{phone} " for phone in SOUNDS[sound])

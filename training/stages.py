@@ -1,7 +1,7 @@
-"""Starts stages: each a process of its own with its own log, or in this process.
+"""Runner of stages: each in a process with its own log, or in this process.
 
-A stage that is under way, or was cut off, leaves `NAME.unfinished` beside its output, so that a run
-that goes on knows what is whole.
+A stage that is running, or was interrupted, leaves `NAME.unfinished` next to its output, so that a
+resumed run recognises incomplete output.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class StageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One command, and the file that is there when it is done."""
+    """One command, and the file that it creates."""
 
     name: str
     module: str
@@ -43,19 +43,19 @@ class Running:
         self.stage, self._processes, self._log = stage, processes, log
 
     def wait_until(self, moment: float) -> None:
-        """Until `time.time()` is that, or all processes have ended."""
+        """Wait until `time.time()` reaches a value, or all processes have ended."""
         for process in self._processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, moment - time.time()))
 
     def end(self) -> None:
-        """Whatever it is at."""
+        """Terminate the processes."""
         for process in self._processes:
             process.terminate()
             process.wait()
 
     def wait(self) -> None:
-        """Raises StageError."""
+        """Wait for the processes. Raises StageError."""
         codes = [process.wait() for process in self._processes]
         if any(codes):
             raise StageError(f"{self.stage.name} failed: see {self._log}")
@@ -71,11 +71,11 @@ class Launcher:
         self._environment = os.environ | {"PYTHONUNBUFFERED": "1"} | (environment or {})
 
     def start(self, stage: Stage, gpus: str = "") -> Running:
-        """One process; `gpus` as CUDA_VISIBLE_DEVICES."""
+        """Start one process; `gpus` is CUDA_VISIBLE_DEVICES."""
         return Running(stage, [self._spawn(stage, stage.name, gpus)], self._log(stage.name))
 
     def start_group(self, stage: Stage, gpus: Sequence[int]) -> Running:
-        """One process per GPU (one on the CPU when there is none)."""
+        """Start one process per GPU (one on the CPU when there is none)."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -99,30 +99,30 @@ class Launcher:
     ) -> subprocess.Popen:
         _marker(stage).touch()
         environment = self._environment | {"CUDA_VISIBLE_DEVICES": gpus} | (more or {})
-        with self._log(name).open("w") as log:  # the child has it, too
+        with self._log(name).open("w") as log:  # the child process has it, too
             return subprocess.Popen(
                 [sys.executable, "-m", *stage.command], env=environment, stdout=log, stderr=log
             )
 
 
 def is_done(stage: Stage) -> bool:
-    """Whether its output is there, whole."""
+    """Whether its output is complete."""
     return stage.output.exists() and not is_being_made(stage.output)
 
 
 def is_being_made(output: Path) -> bool:
-    """Whether a stage is at it, or was cut off."""
+    """Whether a stage is running, or was interrupted."""
     return _marker_of(output).exists()
 
 
 def give_up(stage: Stage) -> None:
-    """Leave nothing of what a stage that failed has made; who waits for it goes on without."""
+    """Remove the output of a failed stage; stages that wait for it continue without it."""
     stage.output.unlink(missing_ok=True)
     _marker(stage).unlink(missing_ok=True)
 
 
 def run_here(stage: Stage) -> None:
-    """In this process: its `main`."""
+    """Run the stage's `main` in this process."""
     _marker(stage).touch()
     import_module(stage.module).main(stage.command[1:])
     _marker(stage).unlink()
@@ -138,5 +138,5 @@ def _marker_of(output: Path) -> Path:
 
 
 def sleep_until(moment: float) -> None:
-    """Until `time.time()` is that."""
+    """Sleep until `time.time()` reaches a value."""
     time.sleep(max(0.0, moment - time.time()))

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def flat_index(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Indices of ranges [start, start + length), one range after another."""
+    """Return indices of ranges [start, start + length), one range after another."""
     ends = np.cumsum(lengths)
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
 
@@ -23,7 +23,7 @@ class Strings:
 
     @classmethod
     def of(cls, flat: np.ndarray, start: np.ndarray, length: np.ndarray) -> Strings:
-        """Spans of an array of bytes."""
+        """Return spans of an array of bytes."""
         strings = cls([])
         strings.bytes, strings.start, strings.length = flat, start, length
         return strings
@@ -35,7 +35,9 @@ class Strings:
         return self.bytes[self.start[i] : self.start[i] + self.length[i]]
 
     def joined(self, order: np.ndarray, joint: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Strings one after another, each with `joint` after it; and their starts and the end."""
+        """Return strings one after another, each followed by `joint`; and their starts and the
+        end.
+        """
         length = self.length[order]
         bounds = np.concatenate([[0], np.cumsum(length + len(joint))])
         flat = np.empty(int(bounds[-1]), np.uint8)

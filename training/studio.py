@@ -1,4 +1,4 @@
-"""Both speakers that evaluation compares: the service with a checkpoint, and the teacher."""
+"""The two speakers that evaluation compares: the service with a checkpoint, and the teacher."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ import soundfile
 import torch
 from safetensors.torch import load_file
 
-from decoder.embedded_modules import CodecConfig, EmbeddedCodec
+from decoder.codecs.embedded.modules import CodecConfig, EmbeddedCodec
 from llm import FinishReason
 from training.teacher import SAMPLE_RATE, Teacher, Utterance
 from training.voices import NAMED
 from training.voices import Voice as Variant
-from tts.cloning import VoiceCloner
-from tts.config import AudioGenerationConfig, load_config
-from tts.factory import Service, create_service, default_values
-from tts.speech import SamplingOverrides, SpeechRequest
-from tts.voices import Voice
+from tts.config.defaults import default_values
+from tts.config.pipeline import AudioGenerationConfig, load_config
+from tts.factory import Service, create_service
+from tts.speech.cloning import VoiceCloner
+from tts.speech.types import SamplingOverrides, SpeechRequest
+from tts.voices.types import Voice
 
 T = TypeVar("T")
 
@@ -34,8 +35,9 @@ AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Mono float32 samples at 16 kHz, whether the service ran into its limit, and the samples at
-    which a segment other than the first begins."""
+    """Mono float32 samples at 16 kHz, whether generation reached its limit, and the first samples
+    of all segments but the first.
+    """
 
     samples: np.ndarray
     ran_away: bool = False
@@ -47,7 +49,7 @@ class Take:
 
 
 class Studio:
-    """Speaks with the whole service in process, several texts at once."""
+    """Generates speech with the whole service in process, several texts at once."""
 
     def __init__(self, model: str | Path = "") -> None:
         config = load_config(AudioGenerationConfig, {}, base=default_values(model))
@@ -67,23 +69,23 @@ class Studio:
         self._loop.close()
 
     def named(self, name: str) -> Voice:
-        """A shipped voice."""
+        """Return a shipped voice."""
         index = [voice.name for voice in NAMED].index(name)
         return Voice(name, control_token=f"<|voice_{index}|>")
 
     def following(self, clip: Utterance, text: str) -> Voice:
-        """A voice from a clip and what is said in it."""
+        """Return a voice from a clip and its text."""
         buffer = io.BytesIO()
         soundfile.write(buffer, clip.samples, SAMPLE_RATE, format="WAV", subtype="PCM_16")
         prompt = self.run(self._cloner.from_clip(buffer.getvalue(), None, text))
         return Voice("clip", prompt=prompt)
 
     def speak(self, texts: Sequence[str], voice: Voice, seed: int) -> list[Take]:
-        """All texts in one voice."""
+        """Generate all texts in one voice."""
         return self.speak_each([(text, voice, seed) for text in texts])
 
     def speak_each(self, lines: Sequence[tuple[str, Voice, int]]) -> list[Take]:
-        """Text, voice and seed each; as soon as one ends, the next begins."""
+        """Generate text, voice and seed each, with a constant number of active requests."""
 
         async def together() -> list[Take]:
             return list(await asyncio.gather(*(self._take(*line) for line in lines)))
@@ -104,7 +106,7 @@ class Studio:
 
 
 class CodecAlone:
-    """The codec as the service has it, without streaming: what is encoded is decoded whole."""
+    """The codec as in the service, without streaming."""
 
     def __init__(self, weights: Path) -> None:
         self._codec = EmbeddedCodec(CodecConfig())
@@ -113,7 +115,7 @@ class CodecAlone:
 
     @torch.no_grad()
     def render(self, take: Take) -> Take:
-        """The take through the codec, padded to whole codes."""
+        """Encode and decode a take, padded to whole codes."""
         samples = take.samples.astype(np.float32)
         padded = np.pad(samples, (0, -len(samples) % self._codec.config.hop))
         _, codes = self._codec.encode(torch.from_numpy(padded)[None])
@@ -121,12 +123,12 @@ class CodecAlone:
 
 
 def in_groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """As many as are spoken at once."""
+    """Iterate over groups of the size that is generated at once."""
     return (items[i : i + AT_ONCE] for i in range(0, len(items), AT_ONCE))
 
 
 def teach(teacher: Teacher, text: str, voice: Variant) -> Take:
-    """The teacher's own speech, level and lead as in training."""
+    """Return the teacher's speech, with level and lead as in training."""
     spoken = teacher.speak(text, voice)
     if spoken is None:
         return Take(np.zeros(0, np.float32))

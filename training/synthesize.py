@@ -1,9 +1,9 @@
-"""Speak the corpus with the teacher, in parallel, until enough hours are on disk.
+"""Synthesize the corpus with the teacher, in parallel, until enough hours are on disk.
 
     python -m training.synthesize --corpus runs/corpus.txt --out runs/speech --hours 1 --workers 2
 
-Worker w takes lines w, w + W, w + 2W …; which voice speaks a line turns with every pass, so that
-no voice owns any text (`training.voices.voice_of`). A file named STOP in the folder ends it early.
+Worker w takes lines w, w + W, w + 2W …; the voice of a line changes with every pass, so that
+every voice speaks all texts (`training.voices.voice_of`). A file named STOP ends it early.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MIN_SAMPLES, MAX_SAMPLES = SAMPLE_RATE * 2 // 5, SAMPLE_RATE * 13
 
 
 def work(worker: int, args: argparse.Namespace) -> None:
-    """One process: its share of the lines, pass after pass."""
+    """Run one process: its share of the lines, pass after pass."""
     if multiprocessing.parent_process() is not None:
         os.nice(10)
         torch.set_num_threads(1)
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     args, recipe = parse(parser, "synthesis", argv)
-    args.hop = recipe.codec.hop  # clips are whole codes long
+    args.hop = recipe.codec.hop  # clips are multiples of a code's length
     args.workers = args.workers or max(1, (os.cpu_count() or 1) - 6)
     args.out.mkdir(parents=True, exist_ok=True)
     for name in (STOP, FAILED):
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _together(args: argparse.Namespace) -> None:
-    """All workers, with a line of progress now and then."""
+    """Run all workers and log the progress."""
     processes = [
         multiprocessing.Process(target=work, args=(worker, args)) for worker in range(args.workers)
     ]

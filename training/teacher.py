@@ -1,7 +1,7 @@
 """The teacher: flite's statistical-parametric voices (Debian packages libflite1), through ctypes.
 
-Besides samples it gives what only a synthesiser knows: every phone with its true times. Voices made
-of the teacher's (see `training.voices`) are spoken too. Sources: flite's public headers.
+Besides samples it returns every phone with its exact times. Voices derived from the teacher's (see
+`training.voices`) are supported too. Sources: flite's public headers.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Teacher:
         return register(None)
 
     def speak(self, text: str, voice: Voice) -> Utterance | None:
-        """Synthesise ASCII text; None when nothing audible came out."""
+        """Synthesize ASCII text; None when there is no audible output."""
         flite, teacher = self._flite, self._voices[voice.teacher]
         features = ctypes.cast(teacher, ctypes.POINTER(_Voice)).contents.features
         flite.feat_set_float(features, b"duration_stretch", float(voice.formants))
@@ -126,7 +126,9 @@ class Teacher:
         return _trim(samples, names, phones)
 
     def pronounce(self, text: str) -> str:
-        """Phones of a text as `phone_text` writes them, from lexicon and rules alone: no sound."""
+        """Return phones of a text in the format of `phone_text`, from lexicon and rules alone,
+        without audio.
+        """
         flite = self._flite
         utterance = flite.new_utterance()
         flite.utt_set_input_text(utterance, text.encode("ascii", "ignore"))
@@ -141,8 +143,11 @@ class Teacher:
             flite.delete_utterance(utterance)
 
     def is_exception(self, word: str) -> bool:
-        """Whether the phones of a lower-case word, or of what it is the possessive of, are from the
-        lexicon. It holds words that the letter-to-sound rules would say otherwise."""
+        """Whether the phones of a lower-case word, or of the word it is the possessive of, are from
+        the lexicon.
+
+        The lexicon has the exceptions from the letter-to-sound rules.
+        """
         letters = word.removesuffix("'s").encode("ascii", "ignore")
         return bool(self._flite.in_lex(self._lexicon, letters, None, None))
 
@@ -151,7 +156,7 @@ class Teacher:
         return list(self._items(flite.relation_head(flite.utt_relation(utterance, b"Word"))))
 
     def _segments(self, word: int) -> Iterator[tuple[int, int]]:
-        """Every syllable and segment of a word."""
+        """Iterate over every syllable and segment of a word."""
         for syllable in self._daughters(self._flite.item_as(word, b"SylStructure")):
             for segment in self._daughters(syllable):
                 yield syllable, segment
@@ -186,7 +191,7 @@ class Teacher:
 def _play_faster(
     samples: np.ndarray, phones: list[Phone], voice: Voice
 ) -> tuple[np.ndarray, list[Phone]]:
-    """What moves the formants: samples and times `formants` times as fast."""
+    """Move the formants: play samples `formants` times as fast."""
     ratio = voice.formants
     if ratio == 1:
         return samples, phones
@@ -214,7 +219,9 @@ def _trim(samples: np.ndarray, words: tuple[str, ...], phones: list[Phone]) -> U
 
 
 def phone_text(phones: tuple[Phone, ...]) -> str:
-    """Phones as text: spaces between phones, slashes between words ("hh ax l ow1 / w er1 l d")."""
+    """Format phones as text: spaces between phones, slashes between words ("hh ax l ow1 / w er1 l
+    d").
+    """
     words: dict[int, list[str]] = {}
     for phone in phones:
         words.setdefault(phone.word_index, []).append(phone.name)

@@ -16,7 +16,7 @@ ONES, TENS = WORDS["ones"], WORDS["tens"]
 
 
 def number(n: int, rng: random.Random) -> str:
-    """An integer below a billion in words, with the usual variations."""
+    """Return an integer below a billion in words, with the usual variations."""
     if n < 20:
         return ONES[n]
     if n < 100:
@@ -31,12 +31,12 @@ def number(n: int, rng: random.Random) -> str:
 
 
 def letters(rng: random.Random) -> str:
-    """Two to five capitals as they are spelled out ("F B I")."""
+    """Return two to five capitals, spelled out ("F B I")."""
     return " ".join(rng.choices(string.ascii_uppercase, k=rng.randint(2, 5)))
 
 
 def fill(rng: random.Random, first_names: list[str]) -> str:
-    """One sentence of a random template."""
+    """Return one sentence of a random template."""
     size = rng.choice((20, 100, 1000, 20_000, 3_000_000))
     values = {
         **{key: rng.choice(WORDS["nouns"]) for key in "nmk"},

@@ -1,4 +1,4 @@
-"""The recipe against the clock: stages at once, on as many GPUs as there are.
+"""The recipe within a fixed time: stages in parallel, on all GPUs.
 
     |-- synthesis on all cores, until 84 % of the time --------------|
     |-- codec stage 1, all GPUs --|-- stage 2, the first GPU --------------------|
@@ -6,10 +6,10 @@
                                              |-- aligner, the first GPU --|
                                   |-- language model, the other GPUs ------------|
 
-Weights are saved all along, and a stage that fails takes no other with it: what there is at the end
-is exported. Where the codec's first stage is there already, it goes on from it; where its second
-stage and the aligner are there, too, all GPUs train the language model. Without a codec nothing can
-go on: then it ends at once.
+Weights are saved continuously, and stages fail independently: the results at the end
+are exported. If the output of the codec's first stage exists, the run continues from it; if its
+second stage and the aligner exist, too, all GPUs train the language model. Without a codec the run
+ends at once.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from training.synthesize import STOP
 
 
 def run_together(plan: Plan) -> None:
-    """Everything, then the export. Raises StageError: of all that failed, at the end."""
+    """Run everything, then the export. Raises StageError for all failed stages, at the end."""
     if not is_done(plan.corpus()):
         Launcher(plan.out).start(plan.corpus()).wait()
-    concert = Concert(plan)
-    concert.play(resumed=is_done(plan.reconstruct(0)))
+    parallel_run = ParallelRun(plan)
+    parallel_run.play(resumed=is_done(plan.reconstruct(0)))
     plan.stand_in()
     for stage in (plan.voice(), *((plan.evaluation(),) if plan.evaluates else ())):
-        concert.await_end(Launcher(plan.out).start(stage))
-    if concert.failures:
-        raise StageError("; ".join(concert.failures))
+        parallel_run.await_end(Launcher(plan.out).start(stage))
+    if parallel_run.failures:
+        raise StageError("; ".join(parallel_run.failures))
 
 
-class Concert:
-    """Starts stages and waits for their moments; times are seconds since the start."""
+class ParallelRun:
+    """Starts stages at their times; times are seconds since the start."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.schedule = plan, plan.recipe.schedule
@@ -69,17 +69,17 @@ class Concert:
             self.await_end(stage)
 
     def _watch(self, synthesis: Running) -> None:
-        """Tell those who wait for speech when no more will come."""
+        """Notify the stages that wait for speech when synthesis has ended."""
         if not self.await_end(synthesis):
             (self.plan.speech / FAILED).touch()
 
     def _watch_words(self, stage: Stage, running: Running) -> None:
-        """The language model compiles meanwhile, and waits for them."""
+        """Write the words, which the language model waits for after compilation."""
         if not self.await_end(running):
             give_up(stage)
 
     def await_end(self, stage: Running) -> bool:
-        """Whether the stage went well; noted once when it failed."""
+        """Return whether the stage succeeded; a failure is recorded once."""
         try:
             stage.wait()
             return True
@@ -109,9 +109,9 @@ class Concert:
         return [model, adversarial, self._aligner()]
 
     def _resume(self, synthesis: Running) -> list[Running]:
-        """Go on from the codec's first stage (its encoder is frozen)."""
+        """Continue from the codec's first stage (its encoder is frozen)."""
         for part in part_files(self.plan.out / "codes"):
-            part.unlink()  # of speech that is being written anew
+            part.unlink()  # of speech that will be synthesized again
         rest = [] if is_done(self.plan.adversarial(0)) else [self._adversarial()]
         if not rest:
             self.others = self.gpus
@@ -123,7 +123,9 @@ class Concert:
         return [model, *rest]
 
     def _await_speech(self) -> None:
-        """Until there is as much as the language model needs, or the time for speech is over."""
+        """Wait until there is enough speech for the language model, or the time for speech is
+        over.
+        """
         end, enough = self.schedule.speech_end, self.plan.recipe.language_model.min_hours
         while hours(self.plan.speech) < enough and time.time() < self.start + end * self.total:
             if (self.plan.speech / FAILED).exists():

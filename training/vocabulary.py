@@ -25,9 +25,10 @@ CONTROL_TOKENS = (
 
 
 def build_tokenizer(codebook_size: int) -> Tokenizer:
-    """Byte-level tokens whose id is the byte, then control tokens, sounds, and codes.
+    """Return a tokenizer with byte-level tokens whose id is the byte, then control tokens, sounds,
+    and codes.
 
-    Sounds are read, never written: without merges no text becomes one.
+    Sounds are only decoded: without merges no text is encoded as one.
     """
     alphabet = _byte_alphabet()
     spelling = ["".join(alphabet[b] for b in spelled(i).encode()) for i in range(len(SOUNDS))]
@@ -44,7 +45,7 @@ def build_tokenizer(codebook_size: int) -> Tokenizer:
 
 
 def _byte_alphabet() -> list[str]:
-    """GPT-2's printable stand-in of each byte value, in byte order."""
+    """Return GPT-2's printable character of each byte value, in byte order."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     stand_in = {b: chr(b) for b in printable}
     others = [b for b in range(256) if b not in stand_in]

@@ -1,13 +1,13 @@
-"""Who speaks: the teacher's three voices, five made from them, and many unnamed ones.
+"""Voices: the teacher's three, five derived from them, and many unnamed ones.
 
-A voice is made by moving the teacher's pitch and formants: flite speaks `formants` times as slowly
-at `pitch / formants` times its own pitch, and the samples are then played `formants` times as fast
-(resampled). Formants move by `formants`, pitch by `pitch`, and the duration stays. Nothing is
-analysed and put together again, so a made voice is as clear as its teacher. One of the teacher's
-voices, rms, has a fixed pitch: there the two move together.
+A voice is derived by moving the teacher's pitch and formants: flite speaks `formants` times as
+slowly at `pitch / formants` times its own pitch, and the samples are then played `formants` times
+as fast (resampled). Formants change by `formants`, pitch by `pitch`, and the duration stays. There
+is no analysis and resynthesis, so that a derived voice is as clear as its teacher. One of the
+teacher's voices, rms, has a fixed pitch: there the two change together.
 
-The unnamed voices teach to follow a clip. They lie on a plane of pitch and formants, which leaves
-out the places of `UNSEEN`; those judge how well a voice that was never heard is followed.
+The unnamed voices train voice cloning. They are on a plane of pitch and formants, without the
+surroundings of `UNSEEN`; those are used to evaluate cloning of unseen voices.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from fractions import Fraction
 TEACHERS = ("slt", "rms", "awb")
 PITCH_HZ = (170.0, 99.0, 134.5)  # medians of the teachers
 FIXED_PITCH = (1,)
-FORMANT_STEP = 40  # formant ratios are whole numbers over this, so that resampling is rational
+FORMANT_STEP = 40  # formant ratios are multiples of its inverse, so that resampling is rational
 
 NUM_UNNAMED = 1200
 PITCH_RANGE_HZ = (82.0, 255.0)
 FORMANT_RANGE = (0.86, 1.16)
-UNNAMED_TEACHERS = (0, 2, 0, 2, 0, 2, 1)  # in turn; a fixed pitch leaves less to teach
-UNSEEN_DISTANCE = 0.03  # in ln pitch / 3 and ln formants: this far from every unseen voice
+UNNAMED_TEACHERS = (0, 2, 0, 2, 0, 2, 1)  # in turn; a fixed pitch has less variation
+UNSEEN_DISTANCE = 0.03  # in ln pitch / 3 and ln formants: minimum distance from every unseen voice
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Voice:
 
     @property
     def pitch_hz(self) -> float:
-        """Expected median."""
+        """Return the expected median."""
         return PITCH_HZ[self.teacher] * self.pitch
 
 
@@ -65,7 +65,7 @@ def _fixed(teacher: int, pitch_hz: float, formants: float) -> Voice:
     return Voice(teacher, pitch_hz / PITCH_HZ[teacher], ratio)
 
 
-# Between and beyond: teacher, median pitch in Hz, formant ratio.
+# Between and beyond the others: teacher, median pitch in Hz, formant ratio.
 UNSEEN = tuple(
     _fixed(teacher, pitch_hz, formants)
     for teacher, pitch_hz, formants in (
@@ -100,7 +100,7 @@ def _halton(index: int, base: int) -> float:
 
 
 def unnamed() -> tuple[Voice, ...]:
-    """`NUM_UNNAMED` voices, evenly spread, away from `UNSEEN`."""
+    """Return `NUM_UNNAMED` voices, evenly spread, away from `UNSEEN`."""
     low, high = PITCH_RANGE_HZ
     voices: list[Voice] = []
     index = 0
@@ -118,15 +118,15 @@ def unnamed() -> tuple[Voice, ...]:
 
 
 VOICES = (*NAMED, *unnamed())
-"""By the number that is stored with every clip; the first `len(NAMED)` have names."""
+"""Indexed by the number that is stored with every clip; the first `len(NAMED)` have names."""
 
-# How often each speaks, out of `len(TURNS)`: three teachers twice, five made voices, any unnamed.
+# Frequency of each, out of `len(TURNS)`: three teachers twice, five derived voices, any unnamed.
 UNNAMED_TURN = -1
 TURNS = (*range(len(NAMED)), *range(len(TEACHERS)), *(12 * (UNNAMED_TURN,)))
 
 
 def voice_of(line: int, worker_line: int, first_turn: int) -> int:
-    """Who speaks a line: every voice gets every kind of text; the same call, the same voice."""
+    """Return the voice of a line: every voice gets all kinds of text; deterministic."""
     turn = TURNS[(line + worker_line + first_turn) % len(TURNS)]
     if turn != UNNAMED_TURN:
         return turn

@@ -1,7 +1,7 @@
-"""Errors of the service: what a request can do wrong, and what the service can be too busy for.
+"""Errors of the service: invalid requests, missing features, and lack of capacity.
 
-The tree says *what* is wrong; `tts.status` is the one table from it (and from the errors of `llm`
-and `decoder`) to gRPC codes. Messages say what to change and never hold a user's text.
+`tts.server.status` maps these classes, and the errors of `llm` and `decoder`, to gRPC codes.
+Messages say what to change and never contain a user's text.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from enum import Enum
 
 
 class TTSError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base class of the errors of this package."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
-    """One wrong field of a request, by its path in the proto message."""
+    """Invalid field of a request, by its path in the proto message."""
 
     field: str
     description: str
@@ -27,7 +27,7 @@ class FieldViolation:
 
 
 class InvalidRequestError(TTSError, ValueError):
-    """Fields of a request are wrong: all that were found, at least one."""
+    """Error for one or more invalid fields of a request."""
 
     def __init__(self, *violations: FieldViolation) -> None:
         super().__init__("; ".join(map(str, violations)))
@@ -35,12 +35,12 @@ class InvalidRequestError(TTSError, ValueError):
 
     @classmethod
     def of(cls, field: str, description: str) -> InvalidRequestError:
-        """The error for a single field."""
+        """Return the error for a single field."""
         return cls(FieldViolation(field, description))
 
 
 class NotFoundError(TTSError, LookupError):
-    """A request names something that does not exist here."""
+    """Error for a name in a request that is not known here."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str] = ()) -> None:
         self.kind, self.name = kind, name
@@ -49,32 +49,32 @@ class NotFoundError(TTSError, LookupError):
 
 
 class VoiceNotFoundError(NotFoundError):
-    """The named voice is neither built in nor registered."""
+    """Error for a voice that is neither built in nor registered."""
 
     def __init__(self, name: str, known: Iterable[str] = ()) -> None:
         super().__init__("voice", name, known)
 
 
 class ModelNotFoundError(NotFoundError):
-    """The named model is not served here."""
+    """Error for a model that is not served here."""
 
     def __init__(self, name: str, known: Iterable[str] = ()) -> None:
         super().__init__("model", name, known)
 
 
 class AdapterNotFoundError(NotFoundError):
-    """The named LoRA adapter is not served here."""
+    """Error for a LoRA adapter that is not served here."""
 
     def __init__(self, name: str, known: Iterable[str] = ()) -> None:
         super().__init__("adapter", name, known)
 
 
 class VoiceExistsError(TTSError):
-    """A voice of that name is there already (built-in ones cannot be replaced)."""
+    """Error for a voice whose name is taken; built-in voices cannot be replaced."""
 
 
 class Precondition(Enum):
-    """What the served model lacks for a well-formed request (also the ErrorInfo reason)."""
+    """Feature that the served model lacks for a request; the value is the ErrorInfo reason."""
 
     VOICE_CLONING = "VOICE_CLONING_UNAVAILABLE"
     VOICE_PROMPT = "VOICE_PROMPT_REQUIRED"
@@ -90,7 +90,7 @@ class Precondition(Enum):
 
 
 class PreconditionError(TTSError):
-    """The request is well formed, but this server or model cannot do it."""
+    """Error for a valid request that this server or model cannot serve."""
 
     def __init__(self, reason: Precondition, message: str) -> None:
         super().__init__(message)
@@ -98,11 +98,11 @@ class PreconditionError(TTSError):
 
 
 class NotAvailableError(TTSError, NotImplementedError):
-    """The wire contract has it, this release does not."""
+    """Error for a part of the protocol that this release does not implement."""
 
 
 class BusyError(TTSError):
-    """No room now; `retry_after_s` estimates when there is some."""
+    """Base class for exceeded capacity; `retry_after_s` estimates when there is capacity again."""
 
     def __init__(self, message: str, *, subject: str, retry_after_s: float) -> None:
         super().__init__(message)
@@ -110,54 +110,54 @@ class BusyError(TTSError):
 
 
 class ServerBusyError(BusyError):
-    """Every running slot and every place in the queue is taken."""
+    """Error when all slots for running calls and the queue are full."""
 
 
 class StreamLimitError(BusyError):
-    """One client has as many calls open as a client may have."""
+    """Error for a client that has reached its limit of open calls."""
 
 
 class StorageFullError(TTSError):
-    """The disk has no room for what a request wants kept."""
+    """Error when the disk has no space for a voice that a request creates."""
 
 
 class UnavailableError(TTSError):
-    """The server is up, but takes no calls now."""
+    """Error of a running server that does not accept calls at present."""
 
     retry_after_s = 1.0
 
 
 class LoadingError(UnavailableError):
-    """The model is still being loaded."""
+    """Error while the model is loaded."""
 
 
 class DrainingError(UnavailableError):
-    """The server is shutting down; another one should be asked."""
+    """Error while the server shuts down; clients should use another server."""
 
 
 class EngineLostError(UnavailableError):
-    """The engine's process has gone, or does not answer; it is being restarted."""
+    """Error when the engine's process has exited or hangs; it is being restarted."""
 
 
 class SlowReaderError(TTSError):
-    """The client left a message unread for too long."""
+    """Error for a client that left a message unread for too long."""
 
 
 class IdleTimeoutError(TTSError):
-    """No text arrived on a streaming call for longer than its idle timeout."""
+    """Error for a streaming call without text for longer than its idle timeout."""
 
 
 class PromptTimeoutError(TTSError):
-    """A voice prompt took too long to read."""
+    """Error for a voice prompt that took too long to read."""
 
 
 class UnauthenticatedError(TTSError):
-    """The call has no valid bearer token."""
+    """Error for a call without a valid bearer token."""
 
 
 class ForbiddenError(TTSError):
-    """The token is valid, but not for this method."""
+    """Error for a token that is valid, but not for this method."""
 
 
 class SynthesisError(TTSError, RuntimeError):
-    """The engine or the decoder failed while it worked on a valid request."""
+    """Error for a failure of the engine or the decoder during a valid request."""

@@ -1,4 +1,4 @@
-"""Composition root: the only module that names concrete models, codecs and backends.
+"""Composition root: creates engines, decoders and synthesizers from a configuration.
 
     checkpoint folder ─▶ create_engine ──┐
     codec folder ─────▶ create_decoder ──┴─▶ LocalEngineClient ═▶ Synthesizer
@@ -14,52 +14,53 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from decoder import AudioEncoding
 from llm import CheckpointError, SamplingParams, is_embedding_model
-from tts.checkpoint import load_eos_ids, load_sampling_defaults, read_json
-from tts.engine_client import EngineFacts
+from tts.checkpoint.files import load_eos_ids, load_sampling_defaults, read_json
+from tts.engine.client import EngineInfo
 
 if TYPE_CHECKING:
     from decoder import AudioDecoder, CodecSpec, PromptAudioLimits
-    from tts.config import AudioGenerationConfig, ServerConfig
-    from tts.engine_client import EngineClient
+    from tts.config.pipeline import AudioGenerationConfig
+    from tts.config.server import ServerConfig
+    from tts.engine.client import EngineClient
+    from tts.engine.local_client import LocalEngineClient
     from tts.families.base import Checkpoint, SpeechFamily
-    from tts.prompt import PromptBuilder
-    from tts.speech_engine import LocalEngineClient
-    from tts.synthesizer import SynthesisSettings, Synthesizer
+    from tts.families.prompt import PromptBuilder
+    from tts.speech.run import SynthesisSettings
+    from tts.speech.synthesizer import Synthesizer
 
 logger = logging.getLogger(__name__)
 
 MAX_CPU_THREADS = 4
 READER_PATIENCE = 6
-"""A block goes out as many messages. Each of them is timed where it is written; a whole block may
-take this many times as long before its stream is given up."""
+"""Ratio of the read timeout of a whole block to that of one message: a block is sent as many
+messages, each with a timeout of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """What a text request needs to know about the model. Lengths in tokens."""
+    """Properties of the model for text requests. Lengths are in tokens."""
 
-    sampling: SamplingParams  # how a token is chosen unless the request says otherwise
+    sampling: SamplingParams  # defaults of a request
     stop_token_ids: tuple[int, ...]
     max_seq_len: int
-    takes_schemas: bool = False  # structured output is on
-    echoes: bool = False  # it scores prompts
-    embeds: bool = False  # it embeds texts, and writes none
-    pools_embeddings: bool = True  # one vector for each text
-    adapters: tuple[str, ...] = ()  # that requests can name
+    takes_schemas: bool = False  # structured output is enabled
+    echoes: bool = False  # can return log-probabilities of prompt tokens
+    embeds: bool = False  # embeds texts and does not generate
+    pools_embeddings: bool = True  # one vector per text, else one per token
+    adapters: tuple[str, ...] = ()  # names for requests
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One served model: everything a front end needs. `synthesizer` None: it only writes text."""
+    """Components of a served model for a front end. `synthesizer` is None for a text-only model."""
 
     model: str
-    family: str  # of the speech model; empty for a text model
+    family: str  # of the speech model; empty for a text-only model
     client: EngineClient
     prompts: PromptBuilder
     text: TextModel
@@ -67,33 +68,14 @@ class Service:
 
     @property
     def codec(self) -> CodecSpec | None:
-        """The audio decoder's facts; None for a text-only model."""
+        """Specification of the codec; None for a text-only model."""
         return self.client.codec
-
-
-def embedded_folder() -> Path:
-    """The checkpoint that is shipped with the package."""
-    return Path(str(resources.files("tts"))) / "embedded"
-
-
-def default_values(model_path: str | Path = "") -> dict[str, Any]:
-    """Configuration values for a checkpoint folder (default: the embedded voice).
-
-    The lowest layer of `tts.config.load_config`: flags, files and the environment go before it.
-    The embedded voice was made for a CPU: it is there at once, and a single stream is no slower.
-    """
-    from tts.config import AUTO_DECODER
-
-    if not str(model_path):
-        embedded = {"model_path": str(embedded_folder()), "device_specs": ["cpu"]}
-        return {"audio_decoder": AUTO_DECODER, "model": embedded}
-    return {"audio_decoder": AUTO_DECODER, "model": {"model_path": str(model_path)}}
 
 
 def create_service(
     config: AudioGenerationConfig | None = None, server: ServerConfig | None = None
 ) -> Service:
-    """Load a model and start its engine. Blocks for as long as that takes.
+    """Load a model and start its engine; block until both are done.
 
     `config` None, or one without a model path, means the embedded voice; `server` limits voices,
     prompts, audio and readers. Raises CheckpointError, ConfigError, CapacityError and
@@ -101,12 +83,12 @@ def create_service(
     """
     config = with_model(config)
     checkpoint = open_checkpoint(config)
-    client, facts = create_engine_client(config, server, checkpoint)
-    return connect_service(config, server, client, facts, checkpoint=checkpoint)
+    client, info = create_engine_client(config, server, checkpoint)
+    return connect_service(config, server, client, info, checkpoint=checkpoint)
 
 
 def open_checkpoint(config: AudioGenerationConfig) -> Checkpoint:
-    """The configured folder's files; its parts are read when they are asked for, and once."""
+    """Return the checkpoint in the configured folder; its parts are read once, on first use."""
     from tts.families.base import Checkpoint
 
     return Checkpoint(
@@ -120,13 +102,13 @@ def create_engine_client(
     config: AudioGenerationConfig,
     server: ServerConfig | None = None,
     checkpoint: Checkpoint | None = None,
-) -> tuple[LocalEngineClient, EngineFacts]:
-    """The half that needs the weights: the engine, started, and what requests must know of it.
+) -> tuple[LocalEngineClient, EngineInfo]:
+    """Load the weights and return the started engine, with its properties for requests.
 
-    `config` names a model (`with_model`); `checkpoint` is its, where it is open already. Raises
-    as `create_service` does.
+    `config` must name a model (`with_model`); `checkpoint` is its checkpoint, if already open.
+    Raises the errors of `create_service`.
     """
-    config.load_architectures()  # it may have been resolved in another process
+    config.load_architectures()  # the configuration may have been resolved in another process
     checkpoint = checkpoint or open_checkpoint(config)
     import torch
 
@@ -134,9 +116,9 @@ def create_engine_client(
     torch.set_num_threads(cpu_threads(num_cores))
     from decoder import with_graphs
     from llm import Profiler, create_engine, set_product_threads, with_text_encoding
-    from tts.config import streaming_options
+    from tts.config.pipeline import streaming_options
+    from tts.engine.local_client import LocalEngineClient, StreamLimits
     from tts.families.registry import find_family
-    from tts.speech_engine import LocalEngineClient, StreamLimits
 
     if config.model.on_cpu:
         set_product_threads(min(num_cores, MAX_CPU_THREADS))
@@ -145,7 +127,7 @@ def create_engine_client(
     if decoder:  # before the language model takes the rest of a GPU's memory
         decoder = with_graphs(decoder, streaming_options(config, decoder.spec.recommended))
     vocabulary = family.vocabulary(decoder.spec) if family and decoder else None
-    # Speech is heard as it comes, so its tokens are to come one by one.
+    # Speech is played while it is generated, so its tokens should arrive one by one.
     config = with_text_encoding(config) if family is None else config.planning_ahead()
     engine = create_engine(config, checkpoint.tokenizer)
     limits = StreamLimits()
@@ -162,36 +144,36 @@ def create_engine_client(
         profiler=Profiler(config.profiling.gpu_profiling, config.model.device_specs[0]),
         linear_layers=config.running_plan.linear_layers if config.running_plan else (),
     )
-    facts = EngineFacts(
+    info = EngineInfo(
         codec=client.codec,
         max_seq_len=min(engine.pipeline.max_seq_len, config.max_length or 2**31),
         raw_encoding=_raw_encoding(decoder),
     )
-    return client, facts
+    return client, info
 
 
 def connect_service(
     config: AudioGenerationConfig,
     server: ServerConfig | None,
     client: EngineClient,
-    facts: EngineFacts,
+    info: EngineInfo,
     voice_folder: Path | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Service:
-    """The half that needs no weights: prompts, voices and settings around an engine's client.
+    """Create the components that need no weights: prompts, voices and settings of a client.
 
-    `voice_folder` holds the voices that clients create, for every front end of one server, unless
-    `server` names a folder that is to outlive it.
+    `voice_folder` holds created voices, shared by the front ends of one server, unless `server`
+    names a permanent folder.
     Raises CheckpointError, ConfigError and DecoderConfigError.
     """
+    from tts.families.prompt import PromptBuilder
     from tts.families.registry import find_family
-    from tts.prompt import PromptBuilder
 
     checkpoint = checkpoint or open_checkpoint(config)
     folder = checkpoint.folder
     family = find_family(checkpoint, config.family)
-    parts = _Parts(config, server, folder, facts, voice_folder)
-    prompts = PromptBuilder(checkpoint, family, facts.codec)
+    parts = _Parts(config, server, folder, info, voice_folder)
+    prompts = PromptBuilder(checkpoint, family, info.codec)
     return Service(
         model=parts.model,
         family=family.name if family else "",
@@ -200,7 +182,7 @@ def connect_service(
         text=TextModel(
             load_sampling_defaults(folder),
             load_eos_ids(folder),
-            facts.max_seq_len,
+            info.max_seq_len,
             takes_schemas=config.sampling.enable_structured_output,
             echoes=config.enable_echo,
             embeds=is_embedding_model(folder),
@@ -217,11 +199,12 @@ def _adapter_names(config: AudioGenerationConfig) -> tuple[str, ...]:
 
 
 def cpu_threads(num_cores: int) -> int:
-    """How many threads share one of torch's operations.
+    """Return the number of threads for one torch operation.
 
-    A step is several hundred small ones, and threads meet after each: one that waits for a core the
-    event loop uses holds up all. So one core stays free, and more than a few never pay. Products of
-    a language model wait for no thread (`llm.set_product_threads`): they may use every core.
+    A step consists of several hundred small operations with a barrier after each, so one thread
+    that waits for the event loop's core delays all. One core is therefore left free, and more than
+    a few threads do not help. Matrix products of a language model have no such barrier
+    (`llm.set_product_threads`) and may use every core.
     """
     return max(1, min(num_cores - 1, MAX_CPU_THREADS))
 
@@ -234,23 +217,24 @@ def _usable_cores() -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What building the synthesizer needs of what was there before."""
+    """Inputs of the components that are created around an engine client."""
 
     config: AudioGenerationConfig
     server: ServerConfig | None
     folder: Path
-    facts: EngineFacts
+    info: EngineInfo
     voice_folder: Path | None
 
     @property
     def model(self) -> str:
-        """The name clients use."""
+        """Model name for clients."""
         return self.config.model.served_model_name or self.folder.name
 
 
 def with_model(config: AudioGenerationConfig | None = None) -> AudioGenerationConfig:
-    """The configuration, or the same with the embedded voice when it names no model."""
-    from tts.config import AudioGenerationConfig
+    """Return the configuration, with the embedded voice's model if it names none."""
+    from tts.config.defaults import default_values
+    from tts.config.pipeline import AudioGenerationConfig
 
     if config is None:
         return AudioGenerationConfig(**default_values())
@@ -261,7 +245,7 @@ def with_model(config: AudioGenerationConfig | None = None) -> AudioGenerationCo
 
 
 def _decoder(config: AudioGenerationConfig, family: SpeechFamily) -> AudioDecoder:
-    """The configured decoder, or the family's own."""
+    """Return the configured decoder, else the family's default one."""
     from decoder import create_decoder
 
     return create_decoder(
@@ -275,9 +259,9 @@ def _decoder(config: AudioGenerationConfig, family: SpeechFamily) -> AudioDecode
 
 
 def _codec_source(config: AudioGenerationConfig, family: SpeechFamily) -> str | Path:
-    """A codec's name or folder: the checkpoint's own codec unless another one is asked for."""
+    """Return a codec's name or folder: the configured codec, else the checkpoint's."""
     from decoder import supported_decoders
-    from tts.config import AUTO_DECODER
+    from tts.config.pipeline import AUTO_DECODER
 
     own = family.checkpoint.folder / family.traits.codec
     source = config.audio_decoder
@@ -286,7 +270,7 @@ def _codec_source(config: AudioGenerationConfig, family: SpeechFamily) -> str | 
             return own
         if family.traits.codec in supported_decoders():
             return family.traits.codec
-        raise CheckpointError(_no_codec(family, own))
+        raise CheckpointError(_missing_codec(family, own))
     if source not in supported_decoders():
         return Path(source)
     if not config.audio_decoder_weights and _codec_type(own) == source:
@@ -294,14 +278,14 @@ def _codec_source(config: AudioGenerationConfig, family: SpeechFamily) -> str | 
     return source
 
 
-def _no_codec(family: SpeechFamily, own: Path) -> str:
+def _missing_codec(family: SpeechFamily, own: Path) -> str:
     published = family.traits.codec_repository
     origin = f" ({published})" if published else ""
     return f"{family.name} needs its codec{origin}: put it into {own} or name it, audio_decoder=…"
 
 
 def _raw_encoding(decoder: AudioDecoder | None) -> AudioEncoding:
-    """The decoder option `pcm_format`, as an encoding."""
+    """Return the decoder option `pcm_format` as an encoding."""
     return AudioEncoding(decoder.options.pcm_format) if decoder else AudioEncoding.PCM_S16LE
 
 
@@ -313,8 +297,8 @@ def _codec_type(folder: Path) -> str:
 def _synthesizer(
     parts: _Parts, client: EngineClient, prompts: PromptBuilder, family: SpeechFamily
 ) -> Synthesizer:
-    from tts.synthesizer import Synthesizer
-    from tts.voices import VoiceLimits, VoiceRegistry
+    from tts.speech.synthesizer import Synthesizer
+    from tts.voices.registry import VoiceLimits, VoiceRegistry
 
     settings = _settings(parts, client, family)
     own, server = family.voices(), parts.server
@@ -323,13 +307,13 @@ def _synthesizer(
     voices = VoiceRegistry(own.voices, own.default, limits, folder)
     for voice in own.voices:
         if voice.clip is None:
-            prompts.speech_prompt("", voice)  # what a voice lacks is told now, not when asked
+            prompts.speech_prompt("", voice)  # raises for an unusable voice at start
     return Synthesizer(client, prompts, voices, settings)
 
 
 def _aligner_folder(folder: Path) -> Path | None:
-    """What finds words in speech codes, where the checkpoint has it."""
-    from tts.aligner import FOLDER
+    """Return the folder of the word aligner, if the checkpoint has one."""
+    from tts.speech.aligner import FOLDER
 
     own = folder / FOLDER
     return own if own.is_dir() else None
@@ -337,9 +321,9 @@ def _aligner_folder(folder: Path) -> Path | None:
 
 def _settings(parts: _Parts, client: EngineClient, family: SpeechFamily) -> SynthesisSettings:
     from decoder import validate_streaming
-    from tts.cloning import CloningLimits
-    from tts.config import streaming_options
-    from tts.synthesizer import SynthesisSettings
+    from tts.config.pipeline import streaming_options
+    from tts.speech.cloning import CloningLimits
+    from tts.speech.run import SynthesisSettings
 
     if client.codec is None:
         raise CheckpointError(f"{parts.folder} is of family {family.name} but has no codec")
@@ -351,8 +335,8 @@ def _settings(parts: _Parts, client: EngineClient, family: SpeechFamily) -> Synt
         streaming=streaming,
         sampling=_sampling(parts.config, family),
         traits=family.traits,
-        max_seq_len=min(parts.facts.max_seq_len, family.traits.max_seq_len or 2**31),
-        raw_encoding=parts.facts.raw_encoding,
+        max_seq_len=min(parts.info.max_seq_len, family.traits.max_seq_len or 2**31),
+        raw_encoding=parts.info.raw_encoding,
         adapters=_adapter_names(parts.config),
         aligner=_aligner_folder(parts.folder),
     )
@@ -368,7 +352,7 @@ def _settings(parts: _Parts, client: EngineClient, family: SpeechFamily) -> Synt
 
 
 def _sampling(config: AudioGenerationConfig, family: SpeechFamily) -> SamplingParams:
-    """The family's, without the penalties that this server's engine is not to know."""
+    """Return the family's sampling parameters, without penalties if they are disabled."""
     from dataclasses import replace
 
     if config.sampling.enable_penalties:

@@ -1,10 +1,10 @@
-"""Temporary things with an owner: what a killed process left is swept by a later one.
+"""Temporary files with an owner process: those of a killed process are removed by a later one.
 
-    sonant-NAME-lock    locked by the owner as long as it lives; says what else there is:
+    sonant-NAME-lock    locked while the owner is alive; contains the kind of the other files:
     sonant-NAME         a folder, or
     sonant-NAME-*       sockets
 
-A lock ends with its process, however that ends. Only locks of this user are looked at.
+The operating system releases a lock when its process ends. Only locks of this user are examined.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PREFIX, LOCK = "sonant-", "-lock"
-FOLDER, SOCKETS = b"folder\n", b"sockets\n"  # what a lock can be for
+FOLDER, SOCKETS = b"folder\n", b"sockets\n"  # contents of a lock file
 
 
 def lock(path: Path, owns: bytes) -> int:
-    """Lock a file, which is made if need be; the open file that holds the lock.
+    """Lock a file, which is created if needed; return the descriptor that holds the lock.
 
-    OSError when that is impossible: EWOULDBLOCK while another process holds it.
+    Raises OSError on failure: EWOULDBLOCK while another process holds the lock.
     """
     flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(path, flags, 0o600)
@@ -41,7 +41,9 @@ def lock(path: Path, owns: bytes) -> int:
 
 @contextmanager
 def temporary_folder(kind: str) -> Iterator[Path]:
-    """A folder for this user alone, which ends with the block; else it is swept later on."""
+    """Create a folder for this user only and remove it after the block.
+
+    If the process is killed, a later `sweep` removes the folder."""
     sweep()
     folder = Path(tempfile.gettempdir()) / f"{PREFIX}{kind}-{secrets.token_hex(8)}"
     held = lock(_lock_of(folder), FOLDER)
@@ -55,7 +57,7 @@ def temporary_folder(kind: str) -> Iterator[Path]:
 
 
 def sweep() -> None:
-    """Remove what dead processes of this user left in the temporary folder."""
+    """Remove the temporary files of this user's dead processes."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*{LOCK}"):
         with suppress(OSError):
             found = path.lstat()
@@ -64,7 +66,7 @@ def sweep() -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a `temporary_folder` of another process, if that is dead."""
+    """Remove a `temporary_folder` of another process, if that process is dead."""
     with suppress(OSError):
         _reclaim(_lock_of(folder))
 
@@ -74,7 +76,7 @@ def _lock_of(folder: Path) -> Path:
 
 
 def _reclaim(path: Path) -> None:
-    """Remove a lock and what it is for; OSError while its owner lives."""
+    """Remove a lock and the files of its owner. Raises OSError while the owner is alive."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -86,7 +88,7 @@ def _reclaim(path: Path) -> None:
             for socket in filter(Path.is_socket, name.parent.glob(f"{name.name}-*")):
                 socket.unlink(missing_ok=True)
         else:
-            return  # empty: its process is about to lock it
+            return  # empty: its process is about to lock it and write the kind
         path.unlink()
     finally:
         os.close(descriptor)

@@ -1,6 +1,6 @@
-"""`python -m tts.say`: text in, sound out. Parse, build, call; the rest is in `tts.say_*`.
+"""`python -m tts.say`: the command line of `tts.cli.run`, which turns text into audio.
 
-Exit status: 0 said · 1 something failed · 2 the request is wrong · 130 interrupted.
+Exit status: 0 said, 1 failed, 2 wrong request, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -10,65 +10,75 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from tts import __version__
-from tts.console import prepare_streams, tell
-from tts.say_options import FORMATS, PREPEND, SUFFIXES, UsageError, read_options
+from tts.api.suffixes import SUFFIXES
+from tts.cli.console import prepare_streams, print_error
+from tts.cli.options import FORMATS, PREPEND, UsageError, read_options
+from tts.cli.parser import HelpFormatter, OptionGroup, add_information
 
 PROGRAM = "say"
 INTERRUPTED = 130
-MOST = 2**31 - 1  # the largest number that the service's messages hold
+MAX_INT32 = 2**31 - 1  # largest number in the service's messages
 
 
 class _Parser(argparse.ArgumentParser):
-    """Errors are one line, as all of ours."""
+    """Raises `UsageError`, so that an error is one line like all others of the command."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (--help shows all options)")
+        raise UsageError(f"{message} (--help-all shows all options)")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+def build_parser(*, show_all: bool = False) -> argparse.ArgumentParser:
+    """Create the command line; options of the codec, model and connection show with `show_all`."""
     parser = _Parser(
         prog="python -m tts.say",
+        usage="%(prog)s [options] [TEXT ...]",
         allow_abbrev=False,
+        add_help=False,
+        formatter_class=HelpFormatter,
         description="Say a text: through the loudspeaker, or into a file.",
         epilog="Without -o the first of sounddevice, ffplay, aplay, afplay and paplay plays the "
-        "sound; where there is none, it goes to out.wav. "
+        "sound; without any of them it is written to out.wav. "
         "Exit status: 0 said, 1 failed, 2 wrong request, 130 interrupted.",
     )
-    parser.add_argument("--version", action="version", version=f"sonant {__version__}")
     _add_text(parser.add_argument_group("text"))
     _add_voice(parser.add_argument_group("voice"))
     _add_output(parser.add_argument_group("output"))
-    _add_streaming(parser.add_argument_group("streaming (default: the codec's choice)"))
-    _add_server(parser.add_argument_group("where it runs"))
+    _add_place(parser.add_argument_group("where it runs"))
+    _add_streaming(OptionGroup(parser.add_argument_group("audio blocks"), show_all))
+    _add_model(OptionGroup(parser.add_argument_group("model, with --model"), show_all))
+    _add_connection(OptionGroup(parser.add_argument_group("connection, with --server"), show_all))
+    add_information(parser, lambda: build_parser(show_all=True))
     return parser
 
 
 def _add_text(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("text", nargs="*", metavar="TEXT", help="what to say; - is standard input")
-    group.add_argument("-f", "--file", default="", help="read the text from FILE (- as above)")
+    group.add_argument("text", nargs="*", metavar="TEXT", help="text to say; - is standard input")
     group.add_argument(
-        "--stream-stdin",
-        action="store_true",
-        help="say the lines of standard input as they come",
+        "-f", "--file", default="", metavar="FILE", help="read the text from FILE; - as above"
     )
     group.add_argument(
-        "--phonemes",
-        action="store_true",
-        help="print the text's phonemes (ARPAbet, stress 0 or 1, / between words); say nothing",
+        "--stream-stdin", action="store_true", help="say lines of standard input as they come"
+    )
+    group.add_argument(
+        "--phonemes", action="store_true", help="print the text's ARPAbet phonemes instead"
     )
 
 
 def _add_voice(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("-v", "--voice", default="", help="its name; '?' lists the voices")
-    group.add_argument("--list-voices", action="store_true", help="list the voices and end")
-    group.add_argument("--language", default="", help="language code, such as en-US")
+    group.add_argument(
+        "-v", "--voice", default="", metavar="NAME", help="voice; '?' lists the voices"
+    )
+    group.add_argument("--list-voices", action="store_true", help="list the voices and exit")
+    group.add_argument(
+        "--language", default="", metavar="CODE", help="language code, such as en-US"
+    )
     group.add_argument("--ref-audio", default="", metavar="FILE", help="imitate this recording")
-    group.add_argument("--ref-text", default="", metavar="TEXT", help="what is said in it")
+    group.add_argument("--ref-text", default="", metavar="TEXT", help="transcript of the recording")
     group.add_argument("-r", "--rate", type=float, metavar="FACTOR", help="speed; 1 is normal")
-    group.add_argument("--seed", type=_integer(0, 2**64 - 1), help="same seed, same speech")
-    group.add_argument("--temperature", type=float, help="0 to 2; lower is more even")
+    group.add_argument(
+        "--seed", type=_integer(0, 2**64 - 1), metavar="N", help="same seed, same speech"
+    )
+    group.add_argument("--temperature", type=float, metavar="X", help="0 to 2; lower is more even")
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
@@ -77,81 +87,113 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         "--output",
         default="",
         metavar="FILE",
-        help=f"write FILE, in the format of its suffix ({' '.join(SUFFIXES)}); "
-        "- is standard output",
+        help=f"file to write, by its suffix {' '.join(SUFFIXES)}; - is standard output",
     )
-    group.add_argument("--format", default="", choices=FORMATS, help="format, whatever the suffix")
-    group.add_argument("--sample-rate", type=_integer(0), default=0, metavar="HZ", help="resample")
-    group.add_argument("--trim-silence", action="store_true", help="leave out silence at both ends")
     group.add_argument(
-        "--timestamps", default="", metavar="FILE", help="say when what is said: .srt or .json"
+        "--format",
+        default="",
+        choices=FORMATS,
+        metavar="FORMAT",
+        help=f"format whatever the suffix: {', '.join(FORMATS)}",
+    )
+    group.add_argument(
+        "--sample-rate", type=_integer(0), default=0, metavar="HZ", help="resample the audio"
+    )
+    group.add_argument("--trim-silence", action="store_true", help="remove silence at both ends")
+    group.add_argument(
+        "--timestamps", default="", metavar="FILE", help="write times of the text: .srt or .json"
     )
     group.add_argument(
         "--timestamp-level",
         choices=("segment", "word"),
         default="segment",
-        help="for each segment (default) or each word",
+        metavar="LEVEL",
+        help="times by segment or word (default: segment)",
     )
     group.add_argument("--progress", action="store_true", help="report every chunk")
     group.add_argument("-q", "--quiet", action="store_true", help="report errors only")
 
 
-def _add_streaming(group: argparse._ArgumentGroup) -> None:
+def _add_place(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--model",
+        default="",
+        metavar="NAME",
+        help="folder or hub OWNER/NAME (default: built in)",
+    )
+    group.add_argument("--server", default="", metavar="HOST:PORT", help="use a running server")
+
+
+def _add_streaming(group: OptionGroup) -> None:
     group.add_argument(
         "--chunk-size",
         type=_sizes,
         default=(),
         metavar="N,N,...",
-        help="speech tokens per chunk; the last size repeats",
+        help="speech tokens per block; the last size repeats (default: the codec's choice)",
     )
     group.add_argument(
         "--buffer",
         type=_integer(0),
         metavar="N",
-        help="earlier tokens decoded again for each chunk",
+        help="earlier tokens decoded again with each block (default: the codec's choice)",
     )
     boolean = argparse.BooleanOptionalAction
     group.add_argument(
-        "--block-causal", action=boolean, help="earlier tokens do not see the new chunk"
+        "--block-causal",
+        action=boolean,
+        help="earlier tokens do not attend to the new block (default: the codec's choice)",
     )
     group.add_argument(
         "--prepend-prompt-speech-tokens",
         choices=PREPEND,
-        help="decode the reference's tokens in front: never, of the first chunk or of every chunk",
+        metavar="CHOICE",
+        help="decode the recording's tokens never, with the first block (once) or with every "
+        "block (rolling) (default: the codec's choice)",
     )
     group.add_argument(
         "--prepend-prompt-speech-tokens-causal",
         action=boolean,
-        help="the reference's tokens do not see the new chunk",
+        help="the recording's tokens do not attend to the new block (default: the codec's choice)",
     )
 
 
-def _add_server(group: argparse._ArgumentGroup) -> None:
+def _add_model(group: OptionGroup) -> None:
     group.add_argument(
-        "--model",
+        "--revision",
+        default="",
+        metavar="REVISION",
+        help="branch, tag or commit on the hub (default: main)",
+    )
+    group.add_argument(
+        "--family", default="", metavar="NAME", help="speech family (default: by the files)"
+    )
+    group.add_argument(
+        "--audio-decoder",
         default="",
         metavar="NAME",
-        help="checkpoint: a folder, or OWNER/NAME on the Hugging Face hub (default: built in)",
+        help="codec by name or folder (default: the model's own)",
     )
     group.add_argument(
-        "--revision", default="", help="the model's branch, tag or commit on the hub"
+        "--offline", action="store_true", help="download nothing; use earlier downloads"
     )
     group.add_argument(
-        "--family", default="", help="its speech family (default: what it looks like)"
+        "--allow-pickle",
+        action="store_true",
+        help="read weights from pickles; code in them is not run",
     )
-    group.add_argument(
-        "--audio-decoder", default="", help="another codec for it: a folder or a name"
-    )
-    group.add_argument("--offline", action="store_true", help="download nothing")
-    group.add_argument("--allow-pickle", action="store_true", help="its weights may be pickles")
-    group.add_argument("--server", default="", metavar="HOST:PORT", help="ask this server instead")
+
+
+def _add_connection(group: OptionGroup) -> None:
     group.add_argument("--tls", action="store_true", help="encrypt the connection")
-    group.add_argument("--tls-ca", default="", metavar="FILE", help="trust this CA (PEM)")
+    group.add_argument("--tls-ca", default="", metavar="FILE", help="CA to trust, PEM")
     group.add_argument(
-        "--tls-cert", "--cert", default="", metavar="FILE", help="client certificate (PEM)"
+        "--tls-cert", "--cert", default="", metavar="FILE", help="client certificate, PEM"
     )
-    group.add_argument("--tls-key", "--key", default="", metavar="FILE", help="its private key")
-    group.add_argument("--token", default="", help="bearer token")
+    group.add_argument(
+        "--tls-key", "--key", default="", metavar="FILE", help="private key of it, PEM"
+    )
+    group.add_argument("--token", default="", metavar="TOKEN", help="bearer token")
 
 
 def _integer(low: int, high: int | None = None) -> Callable[[str], int]:
@@ -160,11 +202,11 @@ def _integer(low: int, high: int | None = None) -> Callable[[str], int]:
         if number < low or (high is not None and number > high):
             bounds = f"must be {low} or more" if high is None else f"must be in [{low}, {high}]"
             raise argparse.ArgumentTypeError(f"{text}: {bounds}")
-        if high is None and number > MOST:
-            raise argparse.ArgumentTypeError(f"{text}: must be at most {MOST}")
+        if high is None and number > MAX_INT32:
+            raise argparse.ArgumentTypeError(f"{text}: must be at most {MAX_INT32}")
         return number
 
-    parse.__name__ = "number"  # argparse names the type when int() refuses
+    parse.__name__ = "number"  # argparse shows it when int() fails
     return parse
 
 
@@ -173,19 +215,19 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status."""
+    """Run the command line and return its exit status."""
     prepare_streams()
     try:
         options = read_options(build_parser().parse_args(argv))
-        from tts.config import process_environment
+        from tts.config.pipeline import process_environment
 
-        # gRPC's core would write the cause of a failed handshake beside our line, twice.
+        # gRPC's core would log the cause of a failed handshake as well, twice.
         process_environment().setdefault("GRPC_VERBOSITY", "NONE")
-        from tts.say_run import run  # imports torch and gRPC: only for a request that makes sense
+        from tts.cli.run import run  # slow to import (torch, gRPC): only for a valid request
 
         return run(options)
     except UsageError as error:
-        tell(f"{PROGRAM}: {error}")
+        print_error(f"{PROGRAM}: {error}")
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED

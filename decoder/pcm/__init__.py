@@ -1,8 +1,7 @@
-"""Everything that touches sample formats: float32 samples to and from bytes.
+"""Sample formats: float32 samples to and from bytes.
 
 formats (s16le, f32le, mu-law, A-law, gain) · resampling · time_stretch (speaking rate) · encoders
-(streams in any format or container) · silence · loudness · prompt_audio (a stranger's clip,
-checked)
+(streams in any format or container) · silence · loudness · prompt_audio (checks of untrusted clips)
 """
 
 from decoder.pcm.encoders import (

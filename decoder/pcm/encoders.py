@@ -5,7 +5,7 @@
 
 Concatenated output is a valid stream for players. Containers that state their length up front
 (WAV, FLAC, MP3's Info frame) can only state it afterwards: `patches` holds those corrections for
-whoever still has the whole output; `finalize_header` does the same for a file on disk.
+callers that have the whole output; `finalize_header` does the same for a file on disk.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ class HeaderPatch:
 
 
 class AudioEncoder(ABC):
-    """One stream's encoder. Chunk borders never show in the decoded samples."""
+    """Encoder of one stream. The decoded samples do not depend on the division into chunks."""
 
     @abstractmethod
     def write(self, samples: np.ndarray) -> bytes:
-        """Encode mono float32 [S]; returns what is ready, possibly nothing."""
+        """Encode mono float32 [S]; return the bytes that are ready, possibly none."""
 
     @abstractmethod
     def finish(self) -> bytes:
-        """The last bytes. Nothing can be written afterwards."""
+        """Return the last bytes. Nothing can be written afterwards."""
 
     @property
     def patches(self) -> tuple[HeaderPatch, ...]:
-        """Header corrections, known once finished."""
+        """Header corrections, known after `finish`."""
         return ()
 
 
@@ -95,9 +95,9 @@ class WavEncoder(AudioEncoder):
 
 
 class SoundFileEncoder(AudioEncoder):
-    """FLAC, Ogg Opus or MP3 by libsndfile, which writes into memory that is drained.
+    """FLAC, Ogg Opus or MP3 by libsndfile, which writes into memory.
 
-    These cannot hold nothing: a stream without samples gets a single silent one.
+    These formats require samples: a stream without samples gets a single silent one.
     """
 
     def __init__(self, encoding: AudioEncoding, sample_rate: int) -> None:
@@ -153,7 +153,8 @@ _WRITER_OPTIONS: dict[AudioEncoding, dict[str, float | str]] = {
     # Levels up to 2 of 8 use short blocks (1,152 samples), so the first bytes leave early.
     AudioEncoding.FLAC: {"compression_level": 0.25},
     AudioEncoding.OGG_OPUS: {},
-    # A stream has no Info frame to say its length, so only a constant rate lets players tell it.
+    # A stream has no Info frame with its length; players can only compute it from a constant bit
+    # rate.
     AudioEncoding.MP3: {"compression_level": 0.5, "bitrate_mode": "CONSTANT"},
 }
 
@@ -162,10 +163,10 @@ OPUS_PAGE_MS = 100.0
 
 
 def _set_page_latency(soundfile: object, file: object) -> None:
-    """Ogg pages of 100 ms instead of a second, where this soundfile lets its library be reached.
+    """Set Ogg pages of 100 ms instead of a second, if this soundfile gives access to libsndfile.
 
-    It has no public call for the command (libsndfile's SFC_SET_OGG_PAGE_LATENCY_MS); without it
-    the stream is as valid, its first bytes only leave later.
+    There is no public call for the command (libsndfile's SFC_SET_OGG_PAGE_LATENCY_MS); without it
+    the stream is valid, but its first bytes are available later.
     """
     ffi, library = getattr(soundfile, "_ffi", None), getattr(soundfile, "_snd", None)
     handle = getattr(file, "_file", None)
@@ -176,7 +177,7 @@ def _set_page_latency(soundfile: object, file: object) -> None:
 
 
 class _DrainedSink:
-    """A file object whose bytes are taken away as they come.
+    """A file object whose bytes are removed as they are written.
 
     Seeking back and writing there, as encoders do when they close, becomes a patch.
     """
@@ -187,7 +188,7 @@ class _DrainedSink:
         self._length = self._position = 0
 
     def drain(self) -> bytes:
-        """What was appended since the last call."""
+        """Return the bytes that were appended since the last call."""
         taken = bytes(self._new)
         self._new.clear()
         return taken
@@ -217,7 +218,7 @@ class _DrainedSink:
 
 @cache
 def supported_encodings() -> tuple[AudioEncoding, ...]:
-    """What this build can write: containers depend on how libsndfile was built."""
+    """Return the encodings of this build: containers depend on how libsndfile was built."""
     import soundfile
 
     return tuple(
@@ -228,7 +229,7 @@ def supported_encodings() -> tuple[AudioEncoding, ...]:
 
 
 def check_output_format(audio_format: AudioFormat) -> None:
-    """Raise AudioFormatError, saying what is possible, when the format cannot be written."""
+    """Raise AudioFormatError, with the supported values, when the format cannot be written."""
     encoding, rate = audio_format.encoding, audio_format.sample_rate
     if encoding not in supported_encodings():
         raise AudioFormatError(f"this build cannot write {encoding.value}")
@@ -244,13 +245,15 @@ def check_output_format(audio_format: AudioFormat) -> None:
 
 
 def nearest_rate(encoding: AudioEncoding, rate: int) -> int:
-    """The rate itself where the encoding has it, else the next higher one (or the highest)."""
+    """Return the rate itself if the encoding supports it, else the next higher one (or the
+    highest).
+    """
     rates = RATES.get(encoding, (rate,))
     return min((r for r in rates if r >= rate), default=rates[-1])
 
 
 def create_encoder(audio_format: AudioFormat) -> AudioEncoder:
-    """The encoder of a format; raises AudioFormatError as `check_output_format` does."""
+    """Return the encoder of a format; raises AudioFormatError as `check_output_format` does."""
     check_output_format(audio_format)
     encoding = audio_format.encoding
     if encoding in BYTES_PER_SAMPLE:
@@ -261,7 +264,7 @@ def create_encoder(audio_format: AudioFormat) -> AudioEncoder:
 
 
 def wav_header(sample_rate: int, num_bytes: int = UNKNOWN_SIZE) -> bytes:
-    """The 44 bytes before 16-bit mono samples; sizes of 0xFFFFFFFF mean "until the end"."""
+    """Return the 44 bytes before 16-bit mono samples; sizes of 0xFFFFFFFF mean "until the end"."""
     riff_size = min(num_bytes + WAV_HEADER_BYTES - 8, UNKNOWN_SIZE)
     fmt = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, sample_rate, 2 * sample_rate, 2, 16)
     data = struct.pack("<4sI", b"data", min(num_bytes, UNKNOWN_SIZE))
@@ -269,13 +272,13 @@ def wav_header(sample_rate: int, num_bytes: int = UNKNOWN_SIZE) -> bytes:
 
 
 def wav_size_patches(num_bytes: int) -> tuple[HeaderPatch, ...]:
-    """The two sizes of a WAV file with this many bytes of samples."""
+    """Return the two sizes of a WAV file with this many bytes of samples."""
     header = wav_header(8_000, num_bytes)
     return HeaderPatch(4, header[4:8]), HeaderPatch(40, header[40:44])
 
 
 def apply_patches(output: bytes, patches: Iterable[HeaderPatch]) -> bytes:
-    """The whole output of an encoder with its header corrected."""
+    """Return the whole output of an encoder with its header corrected."""
     patched = bytearray(output)
     for patch in patches:
         patched[patch.offset : patch.offset + len(patch.data)] = patch.data
@@ -290,9 +293,9 @@ def finalize_wav_header(file: BinaryIO) -> None:
 
 
 def finalize_header(file: BinaryIO, num_samples: int) -> None:
-    """Make a streamed audio file on disk state its length, whatever container it is.
+    """Write the length into the header of a streamed audio file on disk, for any container.
 
-    `num_samples` are the samples it holds. Files that state no length are left as they are.
+    `num_samples` is the number of its samples. Files of formats without a length are unchanged.
     """
     file.seek(0)
     magic = file.read(4)

@@ -1,6 +1,6 @@
 """Sample formats: float32 in [-1, 1] to s16le, f32le, mu-law and A-law bytes and back, and gain.
 
-Companding follows ITU-T G.711 through tables over all 16-bit values (G.191's arithmetic), so a
+Companding follows ITU-T G.711 through tables over all 16-bit values (G.191's arithmetic), so that a
 sample costs one look-up.
 """
 
@@ -20,7 +20,7 @@ MULAW_CLIP = 32635
 
 
 class AudioEncoding(Enum):
-    """How samples become bytes. The first four are headerless."""
+    """Encoding of samples as bytes. The first four have no header."""
 
     PCM_S16LE = "s16le"
     PCM_F32LE = "f32le"
@@ -33,7 +33,7 @@ class AudioEncoding(Enum):
 
     @property
     def is_raw(self) -> bool:
-        """Headerless: every byte is a sample's."""
+        """Whether the encoding has no header: every byte belongs to a sample."""
         return self in BYTES_PER_SAMPLE
 
 
@@ -55,14 +55,15 @@ class AudioFormat:
 
 
 def gain_factor(gain_db: float) -> float:
-    """Amplitude factor of a gain in dB; exactly 1.0 for 0 dB."""
+    """Return the amplitude factor of a gain in dB; exactly 1.0 for 0 dB."""
     return float(10.0 ** (gain_db / 20.0))
 
 
 def to_s16(samples: np.ndarray) -> np.ndarray:
-    """float32 [S] to int16 [S]: clamp to [-1, 1], x 32767, round half to even; NaN is silence.
+    """Convert float32 [S] to int16 [S]: clamp to [-1, 1], x 32767, round half to even; NaN is
+    silence.
 
-    What is int16 already stays as it is.
+    int16 samples are unchanged.
     """
     if samples.dtype == np.int16:
         return samples
@@ -71,7 +72,7 @@ def to_s16(samples: np.ndarray) -> np.ndarray:
 
 
 def encode_samples(samples: np.ndarray, encoding: AudioEncoding) -> bytes:
-    """float32 [S], or int16 for a 16-bit encoding, to the bytes of one headerless encoding."""
+    """Encode float32 [S], or int16 for a 16-bit encoding, in one headerless encoding."""
     if encoding is AudioEncoding.PCM_F32LE:
         return np.ascontiguousarray(samples, dtype="<f4").tobytes()
     pcm = to_s16(samples)
@@ -81,7 +82,7 @@ def encode_samples(samples: np.ndarray, encoding: AudioEncoding) -> bytes:
 
 
 def decode_samples(data: bytes, encoding: AudioEncoding) -> np.ndarray:
-    """The bytes of one headerless encoding to float32 [S]; raises on a part of a sample."""
+    """Decode bytes of one headerless encoding to float32 [S]; raises for a part of a sample."""
     if not encoding.is_raw:
         raise AudioFormatError(f"{encoding.value} is a container, not headerless samples")
     if len(data) % BYTES_PER_SAMPLE[encoding]:
@@ -99,7 +100,7 @@ def decode_samples(data: bytes, encoding: AudioEncoding) -> np.ndarray:
 
 @cache
 def _companding_table(encoding: AudioEncoding) -> np.ndarray:
-    """uint8 [65536], indexed by the 16-bit sample's bit pattern."""
+    """Return uint8 [65536], indexed by the 16-bit sample's bit pattern."""
     pcm = np.arange(65536, dtype=np.uint16).view(np.int16).astype(np.int32)
     compand = _mulaw_bytes if encoding is AudioEncoding.MULAW else _alaw_bytes
     return compand(pcm).astype(np.uint8)
@@ -107,7 +108,7 @@ def _companding_table(encoding: AudioEncoding) -> np.ndarray:
 
 @cache
 def _expanding_table(encoding: AudioEncoding) -> np.ndarray:
-    """int16 [256], indexed by the code byte."""
+    """Return int16 [256], indexed by the code byte."""
     codes = np.arange(256, dtype=np.int32)
     expand = _mulaw_values if encoding is AudioEncoding.MULAW else _alaw_values
     return expand(codes).astype(np.int16)

@@ -1,15 +1,15 @@
-"""Loudness kept steady over the segments of one utterance.
+"""Loudness normalisation over the segments of one utterance.
 
-A language model speaks each segment by itself, one a little louder than the next. The first that
+A language model generates each segment independently, with varying loudness. The first that
 is long enough sets the level and passes unchanged. Later ones move towards it, slowly and by
 `MAX_DB` at most:
 
     level of a segment so far   mean power of its frames that are not silent
-    wanted gain                 reference / level, trusted more the longer the segment was heard
-    gain                        follows the wanted one by `MAX_STEP_DB` a frame, straight between
+    target gain                 reference / level, weighted by the length of the segment so far
+    gain                        follows the target by `MAX_STEP_DB` per frame, linear in between
 
-A frame's gain depends on earlier frames only, so nothing is held back, and on the segment's own
-grid, so the output is the same however the input is cut.
+A frame's gain depends on earlier frames only, so that no samples are delayed, and on the segment's
+frame grid, so that the output does not depend on the division of the input.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ FRAME_S = 0.02
 SILENCE_RMS = 10 ** (-45 / 20)
 MAX_DB = 6.0
 MAX_STEP_DB = 0.25
-TRUST_S = 0.4  # heard for so long, a level is believed by half
-ENOUGH_S = 0.3  # of sound, for a segment to set the level
+TRUST_S = 0.4  # length of a segment at which the target gain has half its weight
+ENOUGH_S = 0.3  # minimum length of sound for a segment to set the reference
 LARGEST = 0.98
 
 
 class LoudnessKeeper:
-    """Mono float32, segment by segment."""
+    """Normalises mono float32, segment by segment."""
 
     def __init__(self, sample_rate: int) -> None:
         self._frame = max(1, round(FRAME_S * sample_rate))
@@ -36,20 +36,20 @@ class LoudnessKeeper:
         self._begin()
 
     def _begin(self) -> None:
-        self._partial = np.zeros(0, dtype=np.float32)  # the running frame, as far as it came
+        self._partial = np.zeros(0, dtype=np.float32)  # samples of the current frame so far
         self._power = 0.0  # sum over frames that are not silent
         self._num_loud = 0
         self._peak = 0.0
-        self._from_db = self._to_db = 0.0  # over the running frame
+        self._from_db = self._to_db = 0.0  # gain over the current frame
 
     def begin_segment(self) -> None:
-        """What comes now is another segment."""
+        """Begin another segment."""
         if self._reference is None and self._num_loud * FRAME_S >= ENOUGH_S:
             self._reference = self._power / self._num_loud
         self._begin()
 
     def process(self, samples: np.ndarray) -> np.ndarray:
-        """float32 [S] to as many; the very same ones before there is a level to follow."""
+        """Return as many samples as float32 [S]; unchanged until there is a reference."""
         pieces = []
         done = 0
         while done < len(samples):
@@ -63,7 +63,7 @@ class LoudnessKeeper:
         return samples if self._reference is None else np.concatenate([samples[:0], *pieces])
 
     def _ramp(self, start: int, count: int) -> np.ndarray:
-        """Factors float32 [count] from a place in the running frame."""
+        """Return factors float32 [count] from a position in the current frame."""
         places = (start + np.arange(count)) / self._frame
         db = self._from_db + (self._to_db - self._from_db) * places
         return (10 ** (db / 20)).astype(np.float32)
@@ -75,11 +75,11 @@ class LoudnessKeeper:
         if math.sqrt(power) > SILENCE_RMS:
             self._power += power
             self._num_loud += 1
-        step = self._wanted_db() - self._to_db
+        step = self._target_db() - self._to_db
         self._from_db = self._to_db
         self._to_db += max(-MAX_STEP_DB, min(MAX_STEP_DB, step))
 
-    def _wanted_db(self) -> float:
+    def _target_db(self) -> float:
         if self._reference is None or not self._num_loud:
             return 0.0
         heard_s = self._num_loud * FRAME_S

@@ -1,8 +1,8 @@
-"""Reading a reference clip that a stranger sent: everything is checked before it is decoded.
+"""Reader of untrusted reference clips: everything is checked before it is decoded.
 
-Order: size, container by its first bytes, header (codec, channels, rate, stated length), then
-block by block with a stop at the longest duration, so that neither a forged header nor a clip
-that unpacks to hours costs memory.
+Order: size, container by its first bytes, header (codec, channels, rate, stated length), then block
+by block up to the maximum duration, so that neither a forged header nor a clip that decompresses to
+hours of audio takes much memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SUBTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class PromptAudioLimits:
-    """What a reference clip may be."""
+    """Limits of a reference clip."""
 
     max_bytes: int = 10 * 1024 * 1024
     min_s: float = 1.0
@@ -52,10 +52,10 @@ def read_prompt_audio(
     audio_format: AudioFormat | None = None,
     limits: PromptAudioLimits | None = None,
 ) -> np.ndarray:
-    """A reference clip as mono float32 [S] at the codec's rate.
+    """Return a reference clip as mono float32 [S] at the codec's rate.
 
-    `audio_format` describes headerless samples; None (or a container's encoding) means the bytes
-    say themselves what they are: WAV, FLAC or Ogg. Raises AudioFormatError.
+    `audio_format` describes headerless samples; None (or a container's encoding) means that the
+    container is detected: WAV, FLAC or Ogg. Raises AudioFormatError.
     """
     limits = limits or PromptAudioLimits()
     if not data:
@@ -73,7 +73,7 @@ def read_prompt_audio(
 
 
 def _read_raw(data: bytes, audio_format: AudioFormat, limits: PromptAudioLimits) -> np.ndarray:
-    """float32 [S, channels]."""
+    """Return float32 [S, channels]."""
     channels, rate = audio_format.channels, audio_format.sample_rate
     _check_header(channels, rate, limits)
     frame_bytes = BYTES_PER_SAMPLE[audio_format.encoding] * channels
@@ -87,7 +87,7 @@ def _read_raw(data: bytes, audio_format: AudioFormat, limits: PromptAudioLimits)
 
 
 def _read_container(data: bytes, limits: PromptAudioLimits) -> tuple[np.ndarray, int]:
-    """float32 [S, channels] and the rate."""
+    """Return float32 [S, channels] and the rate."""
     container = _container_of(data)
     with _opened(data, container) as file:
         rate = file.samplerate
@@ -107,7 +107,7 @@ def _read_container(data: bytes, limits: PromptAudioLimits) -> tuple[np.ndarray,
 
 
 def _container_of(data: bytes) -> str:
-    """WAV, FLAC or OGG by the first bytes: nothing else ever reaches libsndfile."""
+    """Return WAV, FLAC or OGG by the first bytes: no other input reaches libsndfile."""
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         return "WAV"
     if data[:4] == b"fLaC":
@@ -119,11 +119,13 @@ def _container_of(data: bytes) -> str:
 
 @contextmanager
 def _opened(data: bytes, container: str) -> Iterator[soundfile.SoundFile]:
-    """The clip, opened; libsndfile's errors become AudioFormatError."""
+    """Open the clip; libsndfile's errors become AudioFormatError."""
     import soundfile
 
     class ForwardOnly(soundfile.SoundFile):
-        """python-soundfile seeks after every block, which FLAC of unknown length cannot."""
+        """File without seeking: python-soundfile seeks after every block, which fails for FLAC of
+        unknown length.
+        """
 
         def seekable(self) -> bool:
             return False
@@ -137,7 +139,7 @@ def _opened(data: bytes, container: str) -> Iterator[soundfile.SoundFile]:
 
 
 def _read_blocks(file: soundfile.SoundFile, limits: PromptAudioLimits) -> np.ndarray:
-    """Decode up to the longest clip and no further; float32 [S, channels]."""
+    """Decode up to the maximum length; float32 [S, channels]."""
     most = round(limits.max_s * file.samplerate)
     blocks: list[np.ndarray] = []
     held = 0

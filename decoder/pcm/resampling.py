@@ -1,4 +1,4 @@
-"""Streaming sample-rate conversion (soxr), seamless over any cut of the input."""
+"""Streaming sample-rate conversion (soxr), independent of the division of the input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ QUALITY = "HQ"
 
 
 class Resampler:
-    """Mono float32 from one rate to another. Equal rates pass through bit for bit.
+    """Converts mono float32 from one rate to another. Equal rates pass through bit for bit.
 
     In total it emits floor(num_in * to_rate / from_rate + 1/2) samples, the last ones in `finish`.
     """
@@ -22,14 +22,14 @@ class Resampler:
             )
 
     def process(self, samples: np.ndarray) -> np.ndarray:
-        """float32 [S] in, what is ready out (possibly nothing)."""
+        """Convert float32 [S]; return the samples that are ready (possibly none)."""
         if self._stream is None:
             return samples
         chunk = np.ascontiguousarray(samples, dtype=np.float32)
         return np.asarray(self._stream.resample_chunk(chunk), dtype=np.float32)
 
     def finish(self) -> np.ndarray:
-        """The held-back tail; afterwards the resampler is as new."""
+        """Return the delayed samples; afterwards the resampler can be used again."""
         nothing = np.zeros(0, dtype=np.float32)
         if self._stream is None:
             return nothing
@@ -39,6 +39,6 @@ class Resampler:
 
 
 def resample(samples: np.ndarray, from_rate: int, to_rate: int) -> np.ndarray:
-    """A whole mono clip, float32 [S], at another rate."""
+    """Convert a whole mono clip, float32 [S], to another rate."""
     resampler = Resampler(from_rate, to_rate)
     return np.concatenate([resampler.process(samples), resampler.finish()])

@@ -1,10 +1,10 @@
-"""Silence at the two ends of an utterance, cut off a stream; pauses inside stay as they are.
+"""Removal of silence at both ends of an utterance in a stream; pauses inside are unchanged.
 
     in    ......speech...speech..........
-    out      ...speech...speech...          what is kept at either end: `KEPT_S`
+    out      ...speech...speech...          `KEPT_S` are kept at either end
 
-Every decision depends on complete frames at absolute positions: the output is the same however
-the input is cut.
+Every decision depends on complete frames at absolute positions: the output does not depend on
+the division of the input.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ KEPT_S = 0.05
 
 
 class SilenceTrimmer:
-    """Mono float32 without the silence at its ends. Holds back what may be an end."""
+    """Removes silence at the ends of mono float32. Holds back samples that may be at the end."""
 
     def __init__(self, sample_rate: int) -> None:
         self._frame = max(1, round(FRAME_S * sample_rate))
         self._kept = round(KEPT_S * sample_rate)
         self._held = np.zeros(0, dtype=np.float32)
-        self._num_judged = 0  # of the held samples: all silent
+        self._num_judged = 0  # number of held samples that were checked: all silent
         self._is_speaking = False
         self.num_dropped = 0
-        """Samples cut off so far, at both ends."""
+        """Number of removed samples so far, at both ends."""
 
     @property
-    def num_doubtful(self) -> int:
-        """Samples held back that `finish` would cut off."""
+    def num_held_silence(self) -> int:
+        """Number of held samples that `finish` would remove."""
         return len(self._held) - self._num_kept
 
     @property
     def _num_kept(self) -> int:
-        """Samples held back that `finish` would keep."""
+        """Number of held samples that `finish` would keep."""
         return min(self._kept, len(self._held)) if self._is_speaking else 0
 
     def process(self, samples: np.ndarray) -> np.ndarray:
-        """float32 [S] in, what is certain out (possibly nothing)."""
+        """Process float32 [S]; return the samples that are certain (possibly none)."""
         self._held = np.concatenate([self._held, samples])
         complete = len(self._held) - (len(self._held) - self._num_judged) % self._frame
         frames = self._held[self._num_judged : complete].reshape(-1, self._frame)
@@ -52,13 +52,13 @@ class SilenceTrimmer:
         return self._release(0 if self._is_speaking else max(0, first - self._kept), end)
 
     def finish(self) -> np.ndarray:
-        """What is kept of the end. The next sample begins a new utterance."""
+        """Return the kept part of the end. The next sample begins a new utterance."""
         ready = self._release(0, self._num_kept)
         self.drop()
         return ready
 
     def drop(self) -> None:
-        """Forget what is held back; the next sample begins a new utterance."""
+        """Discard held samples; the next sample begins a new utterance."""
         self.num_dropped += len(self._held)
         self._held, self._num_judged, self._is_speaking = self._held[:0], 0, False
 
@@ -70,7 +70,7 @@ class SilenceTrimmer:
         return ready
 
     def _shorten(self) -> np.ndarray:
-        """Before the first sound no more than what will be kept is held."""
+        """Before the first sound, hold only the samples that will be kept."""
         surplus = 0 if self._is_speaking else max(0, self._num_judged - self._kept)
         self._held = self._held[surplus:]
         self._num_judged -= surplus

@@ -1,4 +1,4 @@
-"""Speaking rate without a change of pitch, streamed: WSOLA.
+"""Change of the speaking rate without a change of pitch, streaming: WSOLA.
 
     input    ...[----frame k----]......   starts near k * hop * rate, moved by up to +-search
                         |                 to where it best continues frame k - 1
@@ -7,7 +7,7 @@
 Frames are two hops long under a Hann window, so overlapping halves add up to one. The moved
 start is the one whose frame correlates best (normalised) with what followed the previous frame
 in the input. Every decision depends on absolute positions and complete frames only: the output
-is the same however the input is cut.
+does not depend on the division of the input.
 
 Source: Verhelst and Roelands, "An overlap-add technique based on waveform similarity (WSOLA)",
 ICASSP 1993.
@@ -25,7 +25,7 @@ SEARCH_S = 0.0085  # +-: a little over one period of a low voice (60 Hz)
 
 
 class TimeStretcher:
-    """Mono float32 at `rate` times its speed; rate 1 passes through bit for bit.
+    """Plays mono float32 at `rate` times its speed; rate 1 passes through bit for bit.
 
     In total it emits round(num_in / rate) samples, the last ones in `finish`.
     """
@@ -50,11 +50,11 @@ class TimeStretcher:
         self._input_start = 0  # absolute position of self._input[0]
         self._num_in = self._num_out = 0
         self._num_frames = 0
-        self._next_natural = 0  # where the input goes on after the newest frame's first half
+        self._next_natural = 0  # where the input continues after the newest frame's first half
         self._tail = np.zeros(0, dtype=np.float32)  # the newest frame's second half, unwindowed
 
     def process(self, samples: np.ndarray) -> np.ndarray:
-        """float32 [S] in, what is ready out (possibly nothing)."""
+        """Process float32 [S]; return the samples that are ready (possibly none)."""
         if self._rate == 1.0:
             return samples
         self._num_in += len(samples)
@@ -62,7 +62,7 @@ class TimeStretcher:
         return self._run()
 
     def finish(self) -> np.ndarray:
-        """The rest, to the exact length; afterwards the stretcher is as new."""
+        """Return the rest, to the exact length; afterwards the stretcher can be used again."""
         if self._rate == 1.0:
             return np.zeros(0, dtype=np.float32)
         missing = round(self._num_in / self._rate) - self._num_out
@@ -82,7 +82,7 @@ class TimeStretcher:
         return round(self._num_frames * self._hop * self._rate)
 
     def _needed_end(self) -> int:
-        """Where the input must reach before the next frame can be placed."""
+        """Return the input length that the next frame requires."""
         last = max(self._nominal() + self._search, self._next_natural)
         return last + 2 * self._hop
 
@@ -96,7 +96,7 @@ class TimeStretcher:
         return output
 
     def _next_frame(self) -> np.ndarray:
-        """Place one frame; returns the `hop` samples that are complete with it."""
+        """Place one frame; return the `hop` samples that are complete with it."""
         hop = self._hop
         start = self._best_start()
         frame = self._slice(start, start + 2 * hop)
@@ -109,7 +109,7 @@ class TimeStretcher:
         return head
 
     def _best_start(self) -> int:
-        """The start near the nominal one whose frame best goes on where the last one ended."""
+        """Return the start near the nominal one whose frame best continues the last one."""
         nominal, length = self._nominal(), 2 * self._hop
         if self._num_frames == 0:
             return 0
@@ -129,7 +129,7 @@ class TimeStretcher:
         return self._input[start - self._input_start : end - self._input_start]
 
     def _forget(self) -> None:
-        """Drop input that no later frame can use: the buffer stays short."""
+        """Drop input that no later frame uses, to keep the buffer short."""
         keep_from = min(max(0, self._nominal() - self._search), self._next_natural)
         drop = min(keep_from - self._input_start, len(self._input))
         if drop > 0:

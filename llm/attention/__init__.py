@@ -1,1 +1,1 @@
-"""Attention over the paged KV pool: one interface, one file for each implementation."""
+"""Attention over the paged KV pool: one interface, one file per implementation."""

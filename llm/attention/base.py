@@ -8,12 +8,12 @@ A forward is planned in one of two ways:
 
 The second is for CUDA graphs. `capture_plan` and `replan` are called outside of the graph,
 `forward` is captured and replayed, and reads what the last `replan` wrote. A captured forward
-computes as many tokens as its `CapturedShape` has; a batch may have fewer, and the rest pad:
+computes as many tokens as its `CapturedShape` has; a batch may have fewer, the rest is padding:
 
-    token that pads    slot 0, and whatever it sees is in page 0, which belongs to no request
+    padding token      slot 0; it attends to page 0, which belongs to no request
 
-Plans of one backend may share memory: the plan that was made or pointed at rows last is the one
-whose forwards may run.
+Plans of one backend may share memory: only the forwards of the plan that was created or updated
+last may run.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from torch import Tensor
 
 from llm.batch import ForwardBatch, KVSlots
 from llm.kv_cache.kv_pool import KVPool
-from llm.memory_copy import to_device
-from llm.memory_staging import Section
+from llm.memory.staging import Section
+from llm.memory.transfer import to_device
 
 PlanT = TypeVar("PlanT")
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedShape:
-    """What a captured forward has room for: rows of one token each, then rows of any lengths.
+    """Size of a captured forward: rows of one token each, then rows of any lengths.
 
         no prompts    | row 0 | row 1 | … | pad |
         prompts       | pad | … | row 0 | row 1 | prompt … prompt … | pad |
@@ -50,16 +50,16 @@ class CapturedShape:
 
     @property
     def num_tokens(self) -> int:
-        """Of a forward, those that pad included."""
+        """Number of tokens of a forward, with padding."""
         return self.num_singles + self.num_prompt_tokens
 
     @property
     def num_rows(self) -> int:
-        """Of a forward, those that pad included."""
+        """Number of rows of a forward, with padding."""
         return self.num_singles + self.num_prompts
 
     def has_room(self, num_singles: int, num_prompts: int, num_prompt_tokens: int) -> bool:
-        """For so many leading rows of one token, and the rest of a batch."""
+        """Whether a batch with so many leading rows of one token fits."""
         return (
             num_singles <= self.num_singles
             and num_prompts <= self.num_prompts
@@ -67,37 +67,39 @@ class CapturedShape:
         )
 
     def first_token(self, num_singles: int) -> int:
-        """Where a batch with so many leading rows of one token begins."""
+        """Return the first token of a batch with so many leading rows of one token."""
         return self.num_singles - num_singles if self.num_prompts else 0
 
 
 class PlanMemory(NamedTuple):
-    """What a captured plan's forwards read, in memory that somebody else sends to the device."""
+    """Inputs of a captured plan's forwards, in memory that the caller sends to the device."""
 
-    slots: Tensor  # int64 [shape.num_tokens], of every token: of those that pad, too
-    tables: Section  # int32, at least `table_words` of them, for `replan` to write
+    slots: Tensor  # int64 [shape.num_tokens], with padding tokens
+    tables: Section  # int32, at least `table_words` of them, written by `replan`
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """What a model asks of attention, and how it is to be computed."""
+    """A model's attention parameters, and how attention is computed."""
 
     num_heads: int  # of queries
-    dtype: torch.dtype  # of queries, and of what they are answered
-    # By layer: a query sees that many keys, its own included; None: all. (): all layers see all.
+    dtype: torch.dtype  # of queries and of the results
+    # By layer: number of keys that a query attends to, with its own; None: all. (): all layers
+    # attend to all.
     windows: tuple[int | None, ...] = ()
     soft_cap: float | None = None  # scores s become c × tanh(s / c)
-    enable_pdl: bool = False  # kernels may start before the one ahead of them has ended
-    few_rows_level: int | None = None  # launch level of the own kernel for few rows; None: no such
-    batch_invariant: bool = False  # no row's sums are in another order when others are beside it
+    enable_pdl: bool = False  # kernels may start before the previous one has ended
+    # launch level of the built-in kernel for few rows; None: not used
+    few_rows_level: int | None = None
+    batch_invariant: bool = False  # the order of sums of a row does not depend on the other rows
 
 
 class AttentionBackend(ABC, Generic[PlanT]):
     """Causal attention of a ragged batch over pages. Layers share a plan."""
 
-    name: ClassVar[str]  # in the registry
-    can_capture: bool = False  # whether there are `capture_plan` and `replan`
-    can_capture_prompts: bool = False  # whether those know shapes with prompts
+    name: ClassVar[str]  # name in the registry
+    can_capture: bool = False  # whether `capture_plan` and `replan` are implemented
+    can_capture_prompts: bool = False  # whether they support shapes with prompts
 
     def __init__(self, pool: KVPool, options: AttentionOptions) -> None:
         self.pool = pool
@@ -106,52 +108,56 @@ class AttentionBackend(ABC, Generic[PlanT]):
 
     @property
     def description(self) -> str:
-        """Its name, and what else there is to say about how it computes."""
+        """Name of the backend, and details of its computation."""
         return self.name
 
     @abstractmethod
     def plan(self, batch: ForwardBatch) -> PlanT:
-        """What every layer of this forward needs to know. Called once for each forward."""
+        """Plan a forward for all layers. Called once for each forward."""
 
     @abstractmethod
     def forward(self, plan: PlanT, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
-        """Store [T, 2, Hkv, D] keys and values, answer queries [T, H, D] with [T, H × D]."""
+        """Store [T, 2, Hkv, D] keys and values; attend with queries [T, H, D]; return [T, H ×
+        D].
+        """
 
     def slots(self, plan: PlanT) -> Tensor | None:
-        """int64 [T] slots of the pool that `forward` stores in; None: it keeps copies elsewhere."""
+        """Return int64 [T] slots that `forward` stores in; None when it keeps copies elsewhere."""
         return None
 
     def attend(self, plan: PlanT, layer: int, query: Tensor) -> Tensor:
-        """`forward` for keys and values that are in their `slots` already."""
+        """Like `forward`, for keys and values that are in their `slots` already."""
         raise NotImplementedError(f"{type(self).__name__} stores keys and values itself")
 
     def table_words(self, shape: CapturedShape, max_context: int) -> int:
-        """Most int32 numbers that `replan` writes to the tables of `PlanMemory`."""
+        """Return the maximum number of int32 numbers that `replan` writes to the tables of
+        `PlanMemory`.
+        """
         return 0
 
     def capture_plan(
         self, shape: CapturedShape, max_context: int, memory: PlanMemory | None = None
     ) -> PlanT:
-        """A plan for batches that a shape has room for, with contexts up to `max_context`.
+        """Create a plan for batches that fit a shape, with contexts up to `max_context`.
 
-        `memory`: where what its forwards read lies; None: the plan has memory of its own. Until the
-        first `replan` every token pads.
+        `memory`: the inputs of its forwards; None: the plan allocates them. Until the first
+        `replan` every token is padding.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be captured")
 
     def replan(self, plan: PlanT, batch: ForwardBatch) -> None:
-        """Point a plan of `capture_plan` at another batch that its shape has room for.
+        """Update a plan of `capture_plan` for another batch that fits its shape.
 
-        Its work is queued on the current stream, behind the forwards that still read the plan;
-        the host never waits for the device. `batch` may be forgotten afterwards, its tensors too.
-        Tables in the memory of `capture_plan` are only written: whoever owns it sends them.
+        The work is queued on the current stream, behind the forwards that still read the plan; the
+        host never waits for the device. `batch` and its tensors may be freed afterwards. Tables in
+        the memory of `capture_plan` are only written: its owner sends them.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be captured")
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedAttention(Generic[PlanT]):
-    """A backend and its plan for one forward: what a model gets as `kv_cache_inputs`."""
+    """A backend and its plan for one forward, passed to models as `kv_cache_inputs`."""
 
     forward_batch: ForwardBatch
     backend: AttentionBackend[PlanT]
@@ -169,9 +175,9 @@ class PlannedAttention(Generic[PlanT]):
         return self.backend.forward(self.plan, layer, query, key_value)
 
     def slots(self, layer: int) -> KVSlots | None:
-        """Where a kernel may store one layer's keys and values before `attend_stored`.
+        """Return where a kernel may store one layer's keys and values before `attend_stored`.
 
-        Nowhere in pages of bytes: `KVPool.write` knows how numbers get in there.
+        None for float8 pages: `KVPool.write` converts to that format.
         """
         slots, pool = self.backend.slots(self.plan), self.backend.pool
         if slots is None or pool.dtype.itemsize == 1:
@@ -183,7 +189,7 @@ class PlannedAttention(Generic[PlanT]):
         return self.backend.attend(self.plan, layer, query)
 
     def advanced(self, next_tokens: Tensor) -> PlannedAttention[PlanT]:
-        """The plan for the decode forward that feeds `next_tokens` [B]."""
+        """Return the plan for the decode forward that feeds `next_tokens` [B]."""
         batch = self.forward_batch
         places = to_device(torch.tensor(batch.next_places()), batch.positions.device)
         return self.create(batch.advanced(next_tokens, places), self.backend)

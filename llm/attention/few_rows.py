@@ -1,10 +1,10 @@
-"""Decode attention of a few rows, in one kernel: contexts are split, the last program joins them.
+"""Decode attention of a few rows in one kernel: contexts are split, then merged.
 
     program (row, KV head, split)    G query heads that share a KV head × the split's keys
-        └─ maximum, sum, values ─> scratch ─> the last of a KV head's programs adds all of them up
+        └─ maximum, sum, values ─> scratch ─> the last program of a KV head adds them up
 
-Parts are added in the order of the splits, whichever program comes last. Where pages lie is read
-from the device: a captured kernel goes on being right when page lists change. Nothing is planned.
+Parts are added in the order of the splits, whichever program ends last. Page ids are read
+from the device, so that a captured kernel follows changes of page lists. There is no plan.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from llm.attention.base import AttentionOptions
 from llm.attention.page_lists import PageLists
 from llm.kv_cache.kv_pool import KVPool
 
-GROUP = 16  # queries of a program: a tile of a matrix unit
+GROUP = 16  # queries of a program: one tile of a matrix unit
 BLOCK = 64  # keys of a step
-PROGRAMS = 528  # four for each processor of an H200
+PROGRAMS = 528  # four per processor of an H200
 MAX_SPLITS = 32
-MAX_JOINED = 16_384  # numbers that the last program of a KV head holds at once
-FEW_ROWS = 4  # with so many, long contexts are answered no sooner than by FlashInfer
+MAX_JOINED = 16_384  # maximum number of values that the last program of a KV head holds
+FEW_ROWS = 4  # for more rows FlashInfer is as fast with long contexts
 MAX_QUERIES = 16  # heads that share a KV head
 
 
 @triton.jit
 def _capped(scores: tl.tensor, SOFT_CAP: tl.constexpr) -> tl.tensor:
-    """c × tanh(s / c), where tanh x = 1 − 2 / (1 + exp 2x)."""
+    """Return c × tanh(s / c), where tanh x = 1 − 2 / (1 + exp 2x)."""
     if SOFT_CAP > 0:
         scores = SOFT_CAP * (1.0 - 2.0 / (1.0 + tl.exp(scores * (2.0 / SOFT_CAP))))
     return scores
@@ -46,7 +46,7 @@ def _load_tile(
     SIZE: tl.constexpr,
     PAGE: tl.constexpr,
 ) -> tl.tuple:
-    """Keys and values [N, D] at `positions` of a row; 0 where they are masked."""
+    """Load keys and values [N, D] at `positions` of a row; 0 where they are masked."""
     keys, values, by_page, by_offset, by_head = pages
     page = tl.load(ids + positions // PAGE, mask=mask, other=0).to(tl.int64)
     places = page * by_page + (positions % PAGE) * by_offset + head * by_head
@@ -65,7 +65,9 @@ def _attend_tile(
     scale: tl.tensor,
     SOFT_CAP: tl.constexpr,
 ) -> tl.tuple:
-    """The state after another tile: maximum [G], sum [G], values [G, D]; exponents are of two."""
+    """Return the state after another tile: maximum [G], sum [G], values [G, D]; exponents have base
+    two.
+    """
     largest, total, summed = state
     scores = _capped(tl.dot(group, tl.trans(key)) * scale, SOFT_CAP) * 1.4426950408889634
     scores = tl.where(is_seen[None, :], scores, -1.0e30)
@@ -78,7 +80,7 @@ def _attend_tile(
 
 
 @triton.jit
-def _share(
+def _split_keys(
     lists: tl.tensor,
     row: tl.tensor,
     split: tl.tensor,
@@ -87,7 +89,9 @@ def _share(
     WINDOW: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tuple:
-    """A row's page ids, the keys [start, end) of one of its splits, and how many there are."""
+    """Return a row's page ids, the keys [start, end) of one of its splits, and the number of
+    splits.
+    """
     num_rows = tl.num_programs(0)
     first_page = tl.load(lists + row)
     num_pages = tl.load(lists + row + 1) - first_page
@@ -100,7 +104,7 @@ def _share(
 
 
 @triton.jit
-def _attend_share(
+def _attend_split(
     queries: tl.tensor,
     is_query: tl.tensor,
     pages: tl.tuple,
@@ -114,9 +118,9 @@ def _attend_share(
     BLOCK: tl.constexpr,
     LEVEL: tl.constexpr,
 ) -> tl.tuple:
-    """The state after all keys of a share, for the queries [G, D] that lie at `queries`.
+    """Return the state after all keys of a split, for the queries [G, D] at `queries`.
 
-    All keys but the newest were there before this step: a first tile of them is loaded before the
+    All keys but the newest were stored before this step: their first tile is loaded before the
     kernel waits for its predecessor, which stores the newest.
     """
     ids, start, end, context = share
@@ -165,18 +169,21 @@ def _decode_kernel(
     BLOCK: tl.constexpr,
     LEVEL: tl.constexpr,
 ) -> None:
-    """`parts` float32 [rows, KV heads, splits, G, D + 2]; `counts` int32 [rows, KV heads], 0."""
+    """Compute decode attention.
+
+    `parts` float32 [rows, KV heads, splits, G, D + 2]; `counts` int32 [rows, KV heads], 0.
+    """
     if LEVEL == 2:
         gdc_launch_dependents()
     if LEVEL == 1:
         gdc_wait()
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    share = _share(lists, row, split, PAGE, SPLITS, WINDOW, BLOCK)
+    share = _split_keys(lists, row, split, PAGE, SPLITS, WINDOW, BLOCK)
     lines, dims = tl.arange(0, GROUP)[:, None], tl.arange(0, SIZE)[None, :]
     is_query = lines < HEADS // KV_HEADS
     places = (head * (HEADS // KV_HEADS) + lines) * SIZE + dims
     queries = query + row * query_stride + places
-    state = _attend_share(
+    state = _attend_split(
         queries, is_query, pages, share, head, scale, SIZE, PAGE, SOFT_CAP, GROUP, BLOCK, LEVEL
     )
     if LEVEL == 1:
@@ -204,7 +211,7 @@ def _keep(
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
 ) -> None:
-    """Values [G, D], then maxima [G], then sums [G]; of the queries that there are."""
+    """Store values [G, D], then maxima [G], then sums [G], without padding queries."""
     largest, total, summed = state
     lines, dims = tl.arange(0, GROUP), tl.arange(0, SIZE)
     is_query = lines < QUERIES
@@ -223,7 +230,9 @@ def _join(
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
 ) -> None:
-    """[HEADS, D] of all parts. Those of other processors are read past the nearest cache."""
+    """Return the sum [HEADS, D] of all parts. Loads bypass the nearest cache, because other
+    processors wrote them.
+    """
     lines = tl.arange(0, QUERIES)[:, None]
     is_query = lines < HEADS
     places = parts + tl.arange(0, SPLITS)[None, :] * GROUP * (SIZE + 2)
@@ -240,7 +249,9 @@ def _join(
 
 
 class FewRowsDecode:
-    """Attention of `num_rows` rows of one query each; scratch is its own, page lists are not."""
+    """Attention of `num_rows` rows of one query each. It owns its scratch, but not the page
+    lists.
+    """
 
     def __init__(self, pool: KVPool, options: AttentionOptions, lists: PageLists) -> None:
         self._pool = pool
@@ -257,7 +268,7 @@ class FewRowsDecode:
 
     @staticmethod
     def can_compute(pool: KVPool, options: AttentionOptions) -> bool:
-        """Whether there is a kernel for such pages and heads."""
+        """Whether the kernel supports the pool's pages and heads."""
         is_wanted = options.few_rows_level is not None and not options.batch_invariant
         is_known = pool.dtype == options.dtype
         is_power = pool.head_dim & (pool.head_dim - 1) == 0
@@ -265,7 +276,7 @@ class FewRowsDecode:
         return is_wanted and is_known and is_power and fits
 
     def attend(self, layer: int, query: Tensor, window: int | None) -> Tensor:
-        """Queries [B, H, D] of keys and values that are in the pool: [B, H × D]."""
+        """Attend with queries [B, H, D] to keys and values in the pool; return [B, H × D]."""
         pool, options = self._pool, self._options
         level = options.few_rows_level or 0
         keys, values = pool.keys(layer), pool.values(layer)

@@ -1,13 +1,13 @@
-"""`FlashInferBackend`: FlashInfer's paged attention on CUDA, over the pool as it is.
+"""`FlashInferBackend`: FlashInfer's paged attention on CUDA, over the pool without copies.
 
 A batch is computed in two calls, each of which reads keys from their pages:
 
     rows    | decoding, one query each | … | prompts, chunks of prompts | …
     call    | decode                       | extend
 
-A prompt whose only new token follows a cached prefix may be in either one: both read everything
-from pages, so nothing is merged. A captured plan has the same two calls, each of the size of its
-shape. On Hopper the second one is then FA2's, where launch by launch it is FA3's.
+A prompt whose only new token follows a cached prefix may be in either call: both read everything
+from pages, and nothing is merged. A captured plan has the same two calls, with the sizes of its
+shape. On Hopper the second call uses FA2 when captured, and FA3 otherwise.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from llm.attention.page_lists import PageLists, list_words, write_page_lists
 from llm.attention.workspaces import NUM_STAGINGS, Workspaces
 from llm.batch import ForwardBatch
 from llm.kv_cache.kv_pool import KVPool
-from llm.memory_staging import Section, StagedMemory, section_bytes
+from llm.memory.staging import Section, StagedMemory, section_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class PlannedCall:
 
     first: int
     last: int
-    wrappers: dict[int | None, Any]  # FlashInfer's, planned, by the layers' windows
+    wrappers: dict[int | None, Any]  # FlashInfer's wrappers, planned, by the layers' windows
 
     @classmethod
     def of(
@@ -56,28 +56,29 @@ class PlannedCall:
         last: int,
         calls: Mapping[int | None, DecodeCall | ExtendCall | CapturedExtendCall],
     ) -> PlannedCall:
-        """Of calls that have been planned."""
+        """Create from calls that have been planned."""
         return cls(first, last, {window: call.wrapper for window, call in calls.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedCalls:
-    """What a captured plan's calls read, and how they are pointed at other rows."""
+    """Inputs of a captured plan's calls, and how they are updated for other rows."""
 
     shape: CapturedShape
     tables: Section  # int32: `query_offsets`, then `lists`
-    query_offsets: Tensor  # int32 [prompts + 1] on the device: first query of each prompt, then all
-    lists: PageLists  # on the device: of single rows, then of prompts
-    out: Tensor  # [T, H × D], never anything but numbers; where there are prompts
+    # int32 [prompts + 1] on the device: first query of each prompt, then the number of queries
+    query_offsets: Tensor
+    lists: PageLists  # on the device: those of single rows, then those of prompts
+    out: Tensor  # [T, H × D], always finite; None without prompts
     decodes: tuple[DecodeCall, ...] = ()
     extends: tuple[CapturedExtendCall, ...] = ()
-    few_rows: FewRowsDecode | None = None  # which computes everything
-    own: StagedMemory | None = None  # of the tables; None: somebody else sends them
+    few_rows: FewRowsDecode | None = None  # computes all rows, if set
+    own: StagedMemory | None = None  # memory of the tables; None: the caller sends them
 
 
 @dataclass(frozen=True, slots=True)
 class FlashInferPlan:
-    """Which calls compute which tokens."""
+    """The calls of a forward and their tokens."""
 
     slots: Tensor  # int64 [T]
     calls: tuple[PlannedCall, ...]
@@ -85,13 +86,13 @@ class FlashInferPlan:
 
 
 class FlashInferBackend(AttentionBackend[FlashInferPlan]):
-    """Layers with different windows have calls of their own."""
+    """FlashInfer's attention. Layers with different windows have separate calls."""
 
     name = "flashinfer"
     can_capture = True
 
     def __init__(self, pool: KVPool, options: AttentionOptions) -> None:
-        """Raises `ConfigError` when there are no kernels for the pool."""
+        """Raise `ConfigError` when there are no kernels for the pool."""
         super().__init__(pool, options)
         self._parts = (Kernels.of(pool, options), Workspaces(pool.device))
         self._pages = [(pool.keys(n), pool.values(n)) for n in range(pool.num_layers)]
@@ -141,7 +142,7 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
         if captured is not None and captured.few_rows is not None:
             return captured.few_rows.attend(layer, query, self.windows[layer])
         if captured is not None and captured.shape.num_prompts:
-            out = captured.out.view(query.shape)  # tokens that pad keep what is there
+            out = captured.out.view(query.shape)  # padding tokens keep their previous values
         else:
             out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for call in plan.calls:
@@ -194,8 +195,10 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
     def _in_place(
         self, shape: CapturedShape, max_context: int, memory: PlanMemory | None
     ) -> tuple[CapturedCalls, Tensor]:
-        """What its calls read and write, and its slots. All plans write their outputs to the same
-        memory, as far as it is large enough; what is captured keeps it alive.
+        """Return the inputs and outputs of the calls, and the slots.
+
+        All plans write their outputs to the same memory if it is large enough; captured graphs keep
+        it alive.
         """
         device, words = self.pool.device, torch.int32
         own = None
@@ -234,7 +237,7 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
             plan.slots[first : first + len(batch.slot_mapping)].copy_(batch.slot_mapping)
 
     def _point(self, captured: CapturedCalls, batch: ForwardBatch) -> None:
-        """Write the tables, and have the calls plan their work."""
+        """Write the tables and plan the calls."""
         shape, singles, num_rows = captured.shape, batch.num_singles, len(batch.query_lens)
         before = shape.first_token(singles)
         after = shape.num_rows - before - num_rows
@@ -259,5 +262,5 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
 
 
 def _query_words(shape: CapturedShape) -> int:
-    """What the offsets of queries take of the tables; what follows is aligned."""
+    """Return the size of the query offsets in the tables; the data behind them is aligned."""
     return -(-(shape.num_prompts + 1) // 4) * 4 if shape.num_prompts else 0

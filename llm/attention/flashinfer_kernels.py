@@ -1,4 +1,4 @@
-"""FlashInfer's kernels and wrappers: which one computes what, and how their plans reach the device.
+"""FlashInfer's kernels and wrappers: their selection, and the transfer of their plans.
 
     rows of one query    few query heads for each KV head   CUDA cores
                          few rows, captured                 CUDA cores
@@ -8,9 +8,9 @@
                          captured: FA2, whose plans have one form for any lengths; no context is
                          shared by several blocks
 
-Captured work has the form of its plan for ever: a plan that may share contexts always merges
-partial results, which many rows do not need. Read against flashinfer 0.7; `benchmarks.attention`
-measures what is chosen.
+Captured work keeps the form of its plan: a plan that may share contexts always merges
+partial results, which many rows do not need. Written for flashinfer 0.7; `benchmarks.attention`
+measures the selected kernels.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from llm.kv_cache.kv_pool import KVPool
 
 logger = logging.getLogger(__name__)
 
-LAYOUT = "NHD"  # of `KVPool.keys` and `KVPool.values`
+LAYOUT = "NHD"  # layout of `KVPool.keys` and `KVPool.values`
 HEAD_DIMS = (64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16)
-CUDA_CORE_GROUP = 2  # query heads for each KV head that CUDA cores are as fast for, at any size
-MOST_CUDA_CORE_GROUP = 4  # that they are faster for when there are few rows
+CUDA_CORE_GROUP = 2  # query heads per KV head up to which CUDA cores are as fast, at any size
+MAX_CUDA_CORE_GROUP = 4  # query heads per KV head up to which they are faster for few rows
 HOPPER = 9  # the major compute capability that FA3 is written for
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What the kernels of one pool have in common."""
+    """Properties that the kernels of one pool share."""
 
     num_heads: int
     num_kv_heads: int
@@ -52,13 +52,13 @@ class Kernels:
     dtype: torch.dtype  # of queries
     kv_dtype: torch.dtype
     soft_cap: float
-    may_split: bool  # one context among several programs
+    can_split: bool  # whether one context may be split among several programs
     device: torch.device
     num_processors: int
 
     @classmethod
     def of(cls, pool: KVPool, options: AttentionOptions) -> Kernels:
-        """Raises `ConfigError` for what no kernel computes."""
+        """Create for a pool. Raises `ConfigError` when no kernel supports it."""
         wrong = None
         if pool.device.type != "cuda":
             wrong = f"it needs a CUDA device, not {pool.device}"
@@ -78,30 +78,30 @@ class Kernels:
             dtype=options.dtype,
             kv_dtype=pool.dtype,
             soft_cap=options.soft_cap or 0.0,
-            may_split=not options.batch_invariant,
+            can_split=not options.batch_invariant,
             device=pool.device,
             num_processors=torch.cuda.get_device_properties(pool.device).multi_processor_count,
         )
 
     def fills_device(self, num_rows: int) -> bool:
-        """Whether blocks of one row and one KV head each leave no processor without work."""
+        """Whether blocks of one row and one KV head each occupy all processors."""
         return num_rows * self.num_kv_heads >= self.num_processors
 
     def uses_tensor_cores(self, captured_rows: int | None) -> bool:
         """Whether rows of one query, captured or not, are computed by the FA2 kernel."""
         group = self.num_heads // self.num_kv_heads
-        if not self.may_split:
-            return True  # the other kernel splits as the number of rows allows
+        if not self.can_split:
+            return True  # the splits of the other kernel depend on the number of rows
         if group <= CUDA_CORE_GROUP:
             return False
         is_small = captured_rows is not None and not self.fills_device(captured_rows)
-        return group > MOST_CUDA_CORE_GROUP or not is_small
+        return group > MAX_CUDA_CORE_GROUP or not is_small
 
     def load_decode(self, window: int | None, on_tensor_cores: bool) -> None:
         """Load the kernel for rows of one query, in layers with a window.
 
-        What has not been compiled ahead is compiled now, which takes minutes. Raises `ConfigError`
-        where that is not possible.
+        A kernel that was not compiled ahead of time is compiled now, which takes minutes. Raises
+        `ConfigError` where that is not possible.
         """
         try:
             if on_tensor_cores:
@@ -112,7 +112,7 @@ class Kernels:
             raise self._missing(error) from error
 
     def load_extend(self, window: int | None) -> str:
-        """The same for rows of several queries. Returns the kernel's name."""
+        """Load the kernel for rows of several queries; return its name."""
         try:
             if self._is_fa3_possible and self._has_fa3(window):
                 return "fa3"
@@ -123,8 +123,8 @@ class Kernels:
 
     def has_captured_extend(self, windows: Iterable[int | None]) -> bool:
         """Whether rows of several queries can be captured, in layers with these windows."""
-        if not self.may_split:
-            return False  # launch by launch another kernel may compute them
+        if not self.can_split:
+            return False  # eager launches may use another kernel
         try:
             for window in windows:
                 self._load_prefill("fa2", window)
@@ -160,23 +160,23 @@ class Kernels:
         return (*types, dim, dim, no_rotation, window is not None, self.soft_cap > 0)
 
     def plan_options(self, window: int | None) -> dict[str, Any]:
-        """Arguments that every plan takes."""
+        """Return the arguments of every plan."""
         return {
             "window_left": -1 if window is None else window - 1,
             "logits_soft_cap": self.soft_cap,
             "q_data_type": self.dtype,
             "kv_data_type": self.kv_dtype,
-            "disable_split_kv": not self.may_split,
+            "disable_split_kv": not self.can_split,
         }
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """As plans take them."""
+        """Return the sizes in the order of plans."""
         return (self.num_heads, self.num_kv_heads, self.head_dim, self.page_size)
 
 
 class ExtendCall:
-    """Rows of several queries each, in layers with one window."""
+    """Call for rows of several queries each, in layers with one window."""
 
     def __init__(self, kernels: Kernels, workspaces: Workspaces, window: int | None) -> None:
         self._kernels = kernels
@@ -189,7 +189,9 @@ class ExtendCall:
         workspaces.give(self.wrapper, ("extend", window, True))
 
     def plan(self, query_offsets: Tensor, lists: RowLists) -> None:
-        """`query_offsets` [B + 1], pinned like the lists: first query of each row, then all."""
+        """Plan the call. `query_offsets` [B + 1], pinned like the lists: first query of each row,
+        then the total.
+        """
         with self._workspaces.staging(self.wrapper):
             self.wrapper.plan(
                 query_offsets,
@@ -203,7 +205,7 @@ class ExtendCall:
 
 
 class CapturedExtendCall:
-    """The same for captured plans: up to `num_queries` queries of the rows of `buffers`.
+    """Call of a captured plan: up to `num_queries` queries of the rows of `buffers`.
 
     `offsets` [B + 1] are those of the queries, `buffers` the page tables: both are on the device,
     and their owner fills them.
@@ -235,7 +237,7 @@ class CapturedExtendCall:
         workspaces.give(self.wrapper, ("extend", window, False))
 
     def plan(self, lists: RowLists) -> None:
-        """The first plan: the first row has all queries. `lists` are pinned."""
+        """Plan for the first time: the first row has all queries. `lists` are pinned."""
         offsets = torch.full_like(lists.offsets, self._num_queries)
         offsets[0] = 0
         with self._workspaces.staging(self.wrapper):
@@ -251,9 +253,10 @@ class CapturedExtendCall:
         _keep_interpreter(self.wrapper)
 
     def replan(self, query_offsets: Tensor, offsets: Tensor, context_lens: Tensor) -> None:
-        """A later plan; all on the host: first queries [B + 1], first pages [B + 1] as in
-        `RowLists`, contexts [B]. It is made as the wrapper makes it, which would copy page tables,
-        too, and wait for that.
+        """Plan again; all arguments are on the host: first queries [B + 1], first pages [B + 1] as
+        in `RowLists`, contexts [B].
+
+        Does the same as the wrapper, which would also copy page tables and wait for that.
         """
         rows = _Fa2Rows(query_offsets, offsets, context_lens, self._num_queries)
         with self._workspaces.staging(self.wrapper):
@@ -263,7 +266,9 @@ class CapturedExtendCall:
 
 
 class DecodeCall:
-    """Rows of one query each, in layers with one window; for captured plans over `buffers`."""
+    """Call for rows of one query each, in layers with one window; for captured plans over
+    `buffers`.
+    """
 
     def __init__(
         self,
@@ -299,7 +304,7 @@ class DecodeCall:
         self._empty = tuple(torch.empty(0, dtype=dtype, device=kernels.device) for dtype in types)
 
     def plan(self, lists: RowLists) -> None:
-        """The first plan of a captured call, or any plan of another one; `lists` are pinned."""
+        """Plan a captured call for the first time, or any other call; `lists` are pinned."""
         tables = (lists.offsets, lists.ids, lists.last_lens)
         with self._workspaces.staging(self.wrapper):
             self.wrapper.plan(*tables, *self._kernels.sizes, **self._options)
@@ -307,9 +312,11 @@ class DecodeCall:
             _keep_interpreter(self.wrapper)
 
     def replan(self, offsets: Tensor, context_lens: Tensor) -> None:
-        """A later plan of a captured call, whose buffers are somebody else's to fill; on the host:
-        first pages [B + 1] as in `RowLists`, contexts [B]. It is made as `fast_decode_plan` makes
-        it, which would compute the contexts from page lists, and check what does not change.
+        """Plan a captured call again; its buffers are filled by their owner. On the host: first
+        pages [B + 1] as in `RowLists`, contexts [B].
+
+        Does the same as `fast_decode_plan`, which would compute the contexts from page lists and
+        check values that do not change.
         """
         with self._workspaces.staging(self.wrapper):
             memory = _plan_memory(self.wrapper, self._workspaces)
@@ -321,7 +328,7 @@ class DecodeCall:
             self.wrapper._plan_info = self.wrapper._cached_module.plan(*memory, *arguments)
 
     def _on_cuda_cores(self, offsets: Tensor, num_rows: int) -> tuple[Any, ...]:
-        """What the library's plan for them takes behind its memory."""
+        """Return the arguments of the library's plan behind its memory."""
         num_heads, num_kv_heads, head_dim, page_size = self._kernels.sizes
         is_captured = True
         return (
@@ -335,7 +342,7 @@ class DecodeCall:
             self._options["logits_soft_cap"],
             head_dim,
             head_dim,
-            *self._empty,  # for their types
+            *self._empty,  # only for their types
         )
 
 
@@ -345,12 +352,12 @@ class _Fa2Rows(NamedTuple):
     query_offsets: Tensor  # int32 [B + 1]
     page_offsets: Tensor  # int32 [B + 1]
     context_lens: Tensor  # int32 [B]
-    num_queries: int  # that there is room for
+    num_queries: int  # maximum number of queries
 
     def arguments(
         self, kernels: Kernels, options: Mapping[str, Any], *, is_causal: bool
     ) -> tuple[Any, ...]:
-        """What the library's plan takes behind its memory."""
+        """Return the arguments of the library's plan behind its memory."""
         num_heads, num_kv_heads, head_dim, page_size = kernels.sizes
         is_captured = True
         return (
@@ -367,22 +374,22 @@ class _Fa2Rows(NamedTuple):
             head_dim,
             is_causal,
             options["window_left"],
-            -1,  # no size of a share
+            -1,  # no fixed size of a split
             options["disable_split_kv"],
-            0,  # nobody else on the device
+            0,  # no other work on the device
             0,  # rows of any lengths
         )
 
 
 def _plan_memory(wrapper: Any, workspaces: Workspaces) -> tuple[Tensor, Tensor, Tensor]:
-    """What every plan of the library writes to."""
+    """Return the memory that every plan of the library writes to."""
     pinned = wrapper._pin_memory_int_workspace_buffer
     return workspaces.floats, wrapper._int_workspace_buffer, pinned
 
 
 def _keep_interpreter(wrapper: Any) -> None:
-    """Plans are made in microseconds: have them not give the interpreter to other threads, who may
-    keep it for longer than that.
+    """Keep the interpreter lock during plans: they take microseconds, and another thread may hold
+    the lock for longer.
     """
     plan = wrapper._cached_module.plan
     if hasattr(plan, "release_gil"):
@@ -390,5 +397,5 @@ def _keep_interpreter(wrapper: Any) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    """A compiler's errors are many; the first line says which kernel it was."""
+    """Return the first line of a compiler's errors, which names the kernel."""
     return str(error).partition("\n")[0][:300]

@@ -1,14 +1,14 @@
 """`GatheredBackend`: plain torch over keys gathered page by page; it can be captured.
 
-Rows that feed as many tokens are attended together: their pages are copied into one
-[rows, Hkv, L, D] tensor, where L are the pages of the longest row, and what a query does not see
-is masked. Where a forward reads and writes is said by tensors alone (page table, positions,
-slots), so a captured forward goes on being right when their values change. It gathers contexts of
-the greatest length every time, which only a small pool makes bearable.
+Rows that feed the same number of tokens are attended together: their pages are copied into one
+[rows, Hkv, L, D] tensor, where L are the pages of the longest row, and keys outside of a query's
+context are masked. All addresses of a forward are in tensors (page table, positions, slots), so
+that a captured forward follows changes of their values. A captured forward always gathers contexts
+of the greatest length, which is only practical for a small pool.
 
-How many tokens a captured prompt feeds may change, too. So all captured prompts are one row, whose
-keys are those of all of them, one prompt's behind the other's: a query sees those from its own
-prompt's first one to itself.
+The number of tokens of a captured prompt may change, too. Therefore all captured prompts are one
+row, whose keys are those of all prompts in order: a query attends to the keys from its own prompt's
+first one to itself.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from llm.attention.base import (
 from llm.attention.scores import attend
 from llm.batch import ForwardBatch
 from llm.kv_cache.kv_pool import KVPool
-from llm.memory_copy import to_device
+from llm.memory.transfer import to_device
 
-GATHERED_BYTES = 256 * 2**20  # of keys and values at once; a row alone may need more
-MAX_CAPTURED_TOKENS = 2**14  # of the pool
+GATHERED_BYTES = 256 * 2**20  # of keys and values at once; a single row may need more
+MAX_CAPTURED_TOKENS = 2**14  # size of the pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +40,23 @@ class Part:
     """Neighbouring rows of a batch that feed n tokens each."""
 
     page_table: Tensor  # int64 [B, P]
-    positions: Tensor  # int64 [B, n] of the queries: the last keys that they see
-    firsts: Tensor | None = None  # int64 [B, n] the first keys that they may see; None: all 0
+    positions: Tensor  # int64 [B, n] of the queries: the last keys that they attend to
+    firsts: Tensor | None = None  # int64 [B, n] the first keys that they attend to; None: all 0
 
     @property
     def num_queries(self) -> int:
-        """Tokens of all its rows."""
+        """Number of tokens of all rows."""
         return self.positions.numel()
 
 
 @dataclass(frozen=True, slots=True)
 class GatheredPlan:
-    """Where a forward's keys and values go, and which ones its queries see."""
+    """Slots of a forward's keys and values, and the parts of its rows."""
 
     slots: Tensor  # int64 [T]
     parts: tuple[Part, ...]
     shape: CapturedShape | None = None  # of a captured plan
-    copies_slots: bool = False  # for each `replan`
+    copies_slots: bool = False  # at each `replan`
 
 
 class GatheredBackend(AttentionBackend[GatheredPlan]):
@@ -77,7 +77,7 @@ class GatheredBackend(AttentionBackend[GatheredPlan]):
         most = max(1, self._gathered_tokens // max(batch.context_lens, default=1))
         for first, last in _runs(batch.query_lens, most):
             num_tokens, ends = batch.query_lens[first], batch.context_lens[first:last]
-            # Not `batch.positions`, which are rotary's and may be shifted.
+            # Not `batch.positions`, which are those of rotary embeddings and may be shifted.
             positions = np.array(ends)[:, None] - np.arange(num_tokens, 0, -1)
             table = self._page_table(batch, range(first, last))
             numbers = (to_device(torch.from_numpy(n), self.pool.device) for n in (table, positions))
@@ -117,7 +117,7 @@ class GatheredBackend(AttentionBackend[GatheredPlan]):
             plan.slots[first : first + len(batch.slot_mapping)].copy_(batch.slot_mapping)
 
     def _point_singles(self, part: Part, batch: ForwardBatch, first: int) -> None:
-        """The batch's leading rows of one token become those of a part from `first` on."""
+        """Copy the batch's leading rows of one token to a part from `first` on."""
         table, positions = (np.zeros(t.shape, np.int64) for t in (part.page_table, part.positions))
         last = first + batch.num_singles
         if first < last:
@@ -127,7 +127,7 @@ class GatheredBackend(AttentionBackend[GatheredPlan]):
         self._point(part, table, positions)
 
     def _point_prompts(self, part: Part, batch: ForwardBatch, shape: CapturedShape) -> None:
-        """The batch's other rows become the prompts of a captured part."""
+        """Copy the batch's other rows to the prompts of a captured part."""
         assert part.firsts is not None
         num_pages = part.page_table.shape[1] // shape.num_prompts
         table = np.zeros((shape.num_prompts, num_pages), np.int64)
@@ -165,7 +165,7 @@ class GatheredBackend(AttentionBackend[GatheredPlan]):
         return attended[0] if len(attended) == 1 else torch.cat(attended)
 
     def _page_table(self, batch: ForwardBatch, rows: range) -> np.ndarray:
-        """int64 [rows, P] pages of the contexts; page 0 where a row has fewer."""
+        """Return int64 [rows, P] pages of the contexts; page 0 where a row has fewer."""
         counts = [-(-batch.context_lens[row] // batch.page_size) for row in rows]
         table = np.zeros((len(rows), max(counts)), dtype=np.int64)
         for line, row, count in zip(table, rows, counts, strict=True):
@@ -173,7 +173,7 @@ class GatheredBackend(AttentionBackend[GatheredPlan]):
         return table
 
     def _attend(self, part: Part, layer: int, query: Tensor) -> Tensor:
-        """Queries [B × n, H, D] of a part; returns [B × n, H × D]."""
+        """Attend with queries [B × n, H, D] of a part; returns [B × n, H × D]."""
         keys, values = self._gather(layer, part.page_table, query.dtype)
         num_rows, num_kv_heads, num_keys, head_dim = keys.shape
         num_queries = part.positions.shape[1]
@@ -188,7 +188,7 @@ class GatheredBackend(AttentionBackend[GatheredPlan]):
         return by_query.reshape(num_rows * num_queries, -1)
 
     def _gather(self, layer: int, page_table: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, Hkv, P × page_size, D] of the pages [B, P]."""
+        """Return keys and values [B, Hkv, P × page_size, D] of the pages [B, P]."""
         gathered = self.pool.take(layer, page_table.flatten()).to(dtype)
         by_row = gathered.unflatten(1, (len(page_table), -1)).transpose(0, 1)
         keys, values = by_row.chunk(2, dim=1)
@@ -196,7 +196,7 @@ class GatheredBackend(AttentionBackend[GatheredPlan]):
 
 
 def _runs(lengths: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """[first, last) of neighbours that are equal, at most so many at once."""
+    """Iterate over [first, last) of runs of equal lengths, of at most `most` each."""
     first = 0
     for index, length in enumerate(lengths):
         is_last = index + 1 == len(lengths) or lengths[index + 1] != length
@@ -206,7 +206,7 @@ def _runs(lengths: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
 
 
 def _hidden(part: Part, num_keys: int, window: int | None) -> Tensor:
-    """bool [B, n, num_keys]: whether a key is not seen by a query."""
+    """Return bool [B, n, num_keys]: whether a key is masked for a query."""
     keys = torch.arange(num_keys, device=part.positions.device)
     distance = part.positions[:, :, None] - keys
     is_hidden = distance < 0

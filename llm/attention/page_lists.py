@@ -10,16 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llm.batch import ForwardBatch
-from llm.batch_pages import RowPages
+from llm.batch import ForwardBatch, RowPages
 
 
 class RowLists(NamedTuple):
-    """The page tables of some neighbouring rows: what one kernel is given."""
+    """The page tables of neighbouring rows: arguments of one kernel."""
 
-    offsets: Tensor  # [B + 1] where each row's pages start in `ids`, and where the last row's end
+    offsets: Tensor  # [B + 1] start of each row's pages in `ids`, and the end of the last row's
     last_lens: Tensor  # [B] tokens in each row's last page
-    ids: Tensor  # [N] pages, row by row; of all rows
+    ids: Tensor  # [N] pages of all rows, row by row
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +32,9 @@ class PageLists:
     def of(
         cls, batch: ForwardBatch, first: int, last: int, *, before: int = 0, after: int = 0
     ) -> PageLists:
-        """Of the rows [first, last): the pages that hold their contexts.
+        """Create from the rows [first, last): the pages of their contexts.
 
-        So many rows `before` and `after` them pad: each has one token in page 0.
+        `before` and `after` padding rows are added: each has one token in page 0.
         """
         written: list[np.ndarray] = []
 
@@ -48,17 +47,17 @@ class PageLists:
 
     @classmethod
     def padding(cls, num_rows: int) -> PageLists:
-        """Of rows with one token each, in page 0."""
+        """Create padding rows with one token each, in page 0."""
         offsets, ones = np.arange(num_rows + 1), np.ones(num_rows)
         numbers = np.concatenate([offsets, ones, np.zeros(num_rows)]).astype(np.int32)
         return cls(torch.from_numpy(numbers), num_rows)
 
     def pinned(self) -> PageLists:
-        """A copy that a GPU can be sent without waiting for it."""
+        """Return a copy in pinned memory, which can be sent to a GPU without blocking."""
         return PageLists(self.numbers.pin_memory(), self.num_rows)
 
     def rows(self, first: int, last: int) -> RowLists:
-        """Of the rows [first, last): views."""
+        """Return views of the rows [first, last)."""
         count = self.num_rows
         return RowLists(
             self.numbers[first : last + 1],
@@ -68,17 +67,17 @@ class PageLists:
 
     @property
     def all_rows(self) -> RowLists:
-        """Of every row."""
+        """Return views of all rows."""
         return self.rows(0, self.num_rows)
 
 
 def list_words(num_rows: int, pages_each: int) -> int:
-    """Most numbers in the lists of so many rows."""
+    """Return the maximum size of the lists of so many rows."""
     return 2 * num_rows + 1 + num_rows * pages_each
 
 
 class HostLists(NamedTuple):
-    """What plans are made of, int32 on the host."""
+    """Inputs of plans, int32 on the host."""
 
     offsets: np.ndarray  # [B + 1] as in `RowLists`
     context_lens: np.ndarray  # [B]
@@ -92,8 +91,8 @@ def write_page_lists(
     before: int = 0,
     after: int = 0,
 ) -> HostLists:
-    """Write `PageLists.of` a batch's rows [first, last) to int32 numbers: `take` gives as many as
-    it is asked for.
+    """Write `PageLists.of` a batch's rows [first, last) to int32 numbers; `take(n)` returns room
+    for n.
     """
     first, last = rows
     used = batch.row_pages

@@ -22,14 +22,14 @@ _BACKENDS = {
 
 
 def supported_backends() -> tuple[str, ...]:
-    """Names that `create_attention_backend` takes."""
+    """Return the names that `create_attention_backend` accepts."""
     return tuple(_BACKENDS)
 
 
 def create_attention_backend(
     name: str, pool: KVPool, options: AttentionOptions
 ) -> AttentionBackend[Any]:
-    """The backend `name` over `pool`; "auto": what is best for the pool's device.
+    """Create the backend `name` over `pool`; "auto" selects the best for the pool's device.
 
     Raises `ConfigError` naming the supported ones, or for a backend that cannot run here.
     """

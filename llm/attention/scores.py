@@ -1,4 +1,4 @@
-"""`attend`: attention of queries over keys in one piece, by torch."""
+"""`attend`: attention of queries over contiguous keys and values, by torch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 def attend(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, soft_cap: float | None
 ) -> Tensor:
-    """Queries [.., Q, D] over keys and values [.., L, D]: [.., Q, D] in the queries' format.
+    """Return attention of queries [.., Q, D] over keys and values [.., L, D]: [.., Q, D].
 
-    `mask` is added to the scores. With a soft cap c, which bends scores s into c × tanh(s / c),
-    everything is computed in float32.
+    `mask` is added to the scores. With a soft cap c, which maps scores s to c × tanh(s / c),
+    everything is computed in float32. The result has the queries' format.
     """
     if soft_cap is None:
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)

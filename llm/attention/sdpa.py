@@ -1,15 +1,15 @@
-"""`SdpaBackend`: the readable reference, torch's own attention, on the CPU and on a GPU.
+"""`SdpaBackend`: the reference implementation with torch's attention, on the CPU and on a GPU.
 
 Every query is attended by itself: a [G, D] × [D, L] problem for each KV head, where G query heads
-share the KV head and L is the query's context rounded up to a whole tile, the rest masked out.
-On a CPU each has a call of its own, from addresses that are aligned alike, and all calls with one L
-have one shape: the same kernel runs in the same order, with any number of threads. So a token's
-result does not depend on which batch or prompt chunk it was computed in, bit for bit: that is what
-makes a seed reproducible. On a GPU neighbouring queries of one tile share one call.
-In a layer with a sliding window, L starts at the tile of the first key that the tile can see.
+share the KV head and L is the query's context rounded up to a whole tile, with the rest masked. On
+a CPU each has a call of its own, from addresses with equal alignment, and all calls with one L have
+one shape: the same kernel runs in the same order, with any number of threads. Therefore a token's
+result does not depend on its batch or prompt chunk, bit for bit, which makes seeds reproducible. On
+a GPU neighbouring queries of one tile share one call. In a layer with a sliding window, L starts at
+the tile of the first key inside the window.
 
-Keys are read in place where a row's pages follow each other. Otherwise the row gets a
-`ContextCopy`, gathered once and then kept up token by token.
+Keys are read in place where a row's pages are contiguous. Otherwise the row gets a `ContextCopy`,
+which is gathered once and then extended token by token.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from llm.batch import ForwardBatch
 from llm.kv_cache.kv_pool import TAIL_SLOTS, KVPool
 
 TILE = 64  # keys; a multiple of every vector length
-COPY_STEP = 4 * TILE  # capacities of context copies are multiples, so that buffers fit again
+COPY_STEP = 4 * TILE  # capacities of context copies are multiples, so that buffers can be reused
 MAX_CACHED_VIEWS = 1024
 MAX_FREE_BUFFERS = 4
-ALIGNMENT = 64  # bytes: vector kernels may peel off what lies before the first whole vector
+ALIGNMENT = 64  # bytes: vector kernels may treat values before the first whole vector differently
 
 assert TAIL_SLOTS >= TILE
 
@@ -34,16 +34,16 @@ LayerViews = list[tuple[Tensor, Tensor]]  # by layer: keys and values [1, Hkv, L
 
 
 class ContextCopy:
-    """One row's keys and values in one piece: by layer [2 × Hkv, capacity, D].
+    """One row's contiguous keys and values: by layer [2 × Hkv, capacity, D].
 
-    `buffer` [L, 2 × Hkv, capacity, D] may hold another row's old values, but no NaN: what lies
-    past the context is masked.
+    `buffer` [L, 2 × Hkv, capacity, D] may hold another row's old values, but no NaN: values past
+    the context are masked.
     """
 
     __slots__ = ("_views", "buffer", "layers", "length", "pages")
 
     def __init__(self, pool: KVPool, pages: list[int], length: int, buffer: Tensor) -> None:
-        """Gather `length` tokens from `pages`, which also cover the tokens to come."""
+        """Gather `length` tokens from `pages`, which also cover later tokens."""
         self.pages = pages
         self.length = length
         self.buffer = buffer
@@ -56,7 +56,7 @@ class ContextCopy:
                 pool.gather(layer, index, heads[:, : len(filled) * pool.page_size])
 
     def can_extend(self, batch: ForwardBatch, row: int) -> bool:
-        """Whether this holds everything before the row's tokens, and has room for those."""
+        """Whether this holds everything before the row's tokens, and has room for them."""
         context, fed = batch.context_lens[row], batch.query_lens[row]
         pages = batch.pages[row]
         return (
@@ -67,7 +67,7 @@ class ContextCopy:
         )
 
     def views(self, first: int, end: int) -> LayerViews:
-        """Keys and values of the tokens [first, end)."""
+        """Return keys and values of the tokens [first, end)."""
         if (first, end) not in self._views:
             self._views = {key: views for key, views in self._views.items() if key[1] == end}
             self._views[first, end] = _views(self.layers, first, end - first)
@@ -91,7 +91,7 @@ class Span:
 
 
 class SdpaPlan:
-    """What the layers of one forward share."""
+    """Data shared by the layers of one forward."""
 
     __slots__ = ("copies", "slots", "spans")
 
@@ -109,16 +109,17 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
     def __init__(self, pool: KVPool, options: AttentionOptions) -> None:
         super().__init__(pool, options)
         self._pool_views: dict[tuple[int, int], LayerViews] = {}
-        # Of this plan's rows and of the last one's: a row that misses two forwards starts anew.
+        # Copies of this plan's rows and of the last one's: a row that misses two forwards starts
+        # again.
         self._copies: dict[str, ContextCopy] = {}
         self._older_copies: dict[str, ContextCopy] = {}
-        # Fresh memory is slow to touch for the first time; buffers are used again.
+        # The first access to new memory is slow, so buffers are reused.
         self._free_buffers: dict[int, list[Tensor]] = {}
         self._mask_line = torch.zeros(0)
         self._mask_reach = 0
 
     def plan(self, batch: ForwardBatch) -> SdpaPlan:
-        """Cut each row's queries into tiles and find its keys."""
+        """Cut each row's queries into tiles and locate their keys."""
         for request_id in self._older_copies.keys() - self._copies.keys():
             self._keep_buffer(self._older_copies[request_id])
         self._older_copies, self._copies = self._copies, {}
@@ -155,13 +156,13 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
         )
 
     def _attend(self, span: Span, layer: int, query: Tensor) -> Tensor:
-        """Queries [n, Hkv, G, D] of one span; returns [n, Hkv × G × D]."""
+        """Attend with queries [n, Hkv, G, D] of one span; return [n, Hkv × G × D]."""
         keys, values = span.views[layer]
         mask = span.mask
         if keys.dtype != query.dtype:
             keys, values, mask = keys.to(query.dtype), values.to(query.dtype), mask.to(query.dtype)
         num_queries, soft_cap = span.num_queries, self.options.soft_cap
-        if query.device.type == "cpu":  # several in one call may be summed in another order
+        if query.device.type == "cpu":  # one call for several may sum in another order
             each = zip(query.split(1), mask.split(1), strict=True)
             parts = [attend(_aligned(one), keys, values, seen, soft_cap) for one, seen in each]
             return torch.cat(parts).reshape(num_queries, -1)
@@ -171,8 +172,8 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
         return attend(query, keys, values, mask, soft_cap).reshape(num_queries, -1)
 
     def _run_start(self, batch: ForwardBatch, row: int) -> int | None:
-        """First slot of a row whose pages follow each other; None when they do not, or begin
-        between aligned addresses.
+        """Return the first slot of a row with contiguous pages; None when they are not contiguous,
+        or not aligned.
         """
         size = batch.page_size
         if size * self.pool.head_dim * self.pool.dtype.itemsize % ALIGNMENT:
@@ -199,17 +200,17 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
         return copy
 
     def _buffer(self, num_pages: int) -> Tensor:
-        """Room for that many pages, and for the context to grow."""
+        """Return a buffer for so many pages, with room for the context to grow."""
         pool = self.pool
         capacity = _round_up(num_pages * pool.page_size + TILE, COPY_STEP)
         if self._free_buffers.get(capacity):
             return self._free_buffers[capacity].pop()
         shape = (pool.num_layers, 2 * pool.num_kv_heads, capacity, pool.head_dim)
-        with torch.inference_mode(False):  # it outlives the mode it may be made in
+        with torch.inference_mode(False):  # it outlives the mode that is active here
             return torch.zeros(shape, dtype=pool.dtype, device=pool.device)
 
     def _keep_buffer(self, copy: ContextCopy) -> None:
-        """Use a dropped copy's buffer again; a few of each size are enough."""
+        """Keep a dropped copy's buffer for reuse; a few of each size are enough."""
         buffers = self._free_buffers.setdefault(copy.buffer.shape[2], [])
         if len(buffers) < MAX_FREE_BUFFERS:
             buffers.append(copy.buffer)
@@ -222,7 +223,9 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
         start: int | None,
         copy: ContextCopy | None,
     ) -> None:
-        """Queries at `positions` [first, end) see one key more each, at most `window`."""
+        """Add the queries at `positions` [first, end); each has one key more than the last, at most
+        `window`.
+        """
         position, end = positions
         while position < end:
             num_keys = _round_up(position + 1, TILE)
@@ -248,10 +251,12 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
         return views
 
     def _mask(self, context: int, num_queries: int, num_keys: int, window: int | None) -> Tensor:
-        """[n, 1, 1, num_keys]: query i sees the last `window` of its first `context` + i keys."""
+        """Return [n, 1, 1, num_keys]: query i attends to the last `window` of its first `context` +
+        i keys.
+        """
         if num_queries == 1 and (window is None or context <= window):
             line = self._line(context, num_keys).view(1, 1, 1, num_keys)
-            # GPU kernels want masks that start at an aligned address.
+            # GPU kernels require masks that start at an aligned address.
             return line if line.device.type == "cpu" else line.clone()
         lines = torch.stack([self._line(context + i, num_keys) for i in range(num_queries)])
         if window is not None and context + num_queries > window + 1:
@@ -261,19 +266,19 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
         return lines.view(num_queries, 1, 1, num_keys)
 
     def _line(self, context: int, num_keys: int) -> Tensor:
-        """`context` zeros, then −inf: a piece of one long line of both."""
+        """Return `context` zeros, then −inf, as a view of one long line of both."""
         if context > self._mask_reach:
             self._mask_reach = _round_up(2 * context, TILE)
             zeros = torch.zeros(self._mask_reach)
             line = torch.cat([zeros, torch.full((TILE,), float("-inf"))])
             dtype = self.pool.dtype if self.pool.dtype.itemsize > 1 else torch.float32
-            self._mask_line = line.to(self.pool.device, dtype)  # a byte holds no −inf
+            self._mask_line = line.to(self.pool.device, dtype)  # float8 has no −inf
         offset = self._mask_reach - context
         return self._mask_line[offset : offset + num_keys]
 
 
 def _aligned(query: Tensor) -> Tensor:
-    """The same values at an aligned address, where new tensors begin."""
+    """Return the same values at an aligned address, where new tensors begin."""
     return query.clone() if query.data_ptr() % ALIGNMENT else query
 
 
@@ -286,7 +291,7 @@ def _views(storage: list[Tensor], start: int, num_keys: int) -> LayerViews:
 
 
 def _first_key(position: int, window: int) -> int:
-    """Where the keys start that a tile's queries read: the same for all queries of the tile."""
+    """Return the first key that a tile's queries read: the same for all queries of the tile."""
     first_of_tile = position // TILE * TILE
     return max(0, first_of_tile + 1 - window) // TILE * TILE
 

@@ -1,4 +1,4 @@
-"""What attention backends take of a device's memory beside the KV pool, known beforehand."""
+"""Memory of attention backends in addition to the KV pool, known in advance."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llm.memory_copy import wait_for
+from llm.memory.transfer import wait_for
 
 FLOAT_WORKSPACE_BYTES = 128 * 2**20  # partial results of contexts that several blocks share
-INT_WORKSPACE_BYTES = 4 * 2**20  # which block computes what
-USES = 4  # of those: extending and decoding, launch by launch and captured
-NUM_STAGINGS = 8  # plans that may be on their way to the device
+INT_WORKSPACE_BYTES = 4 * 2**20  # assignment of blocks
+USES = 4  # number of uses: extending and decoding, eager and captured
+NUM_STAGINGS = 8  # plans that may be in transfer to the device
 
 
 def workspace_bytes(name: str, device: torch.device, windows: Sequence[int | None]) -> int:
-    """Of the backend that `create_attention_backend` makes for a name; its plans not counted."""
+    """Return the workspace size of the backend that `create_attention_backend` creates, without its
+    plans.
+    """
     if device.type != "cuda" or name not in ("auto", "flashinfer"):
         return 0
     num_windows = len(set(windows)) or 1
@@ -28,8 +30,8 @@ def workspace_bytes(name: str, device: torch.device, windows: Sequence[int | Non
 class Workspaces:
     """Scratch that a backend's FlashInfer wrappers share: their work runs one after the other.
 
-    A plan is written to pinned memory and sent from there. Some of that memory is used in turn, so
-    that the host never changes a plan that has not been sent, and does not wait for that either.
+    A plan is written to pinned memory and sent from there. Several pieces of pinned memory are used
+    in turn, so that the host never overwrites a plan that has not been sent, and does not wait.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -46,7 +48,9 @@ class Workspaces:
         self._turn = 0
 
     def give(self, wrapper: Any, use: object) -> None:
-        """The memory of all wrappers with this use. Those of one forward have different ones."""
+        """Return the memory of all wrappers with this use. Wrappers of one forward have different
+        uses.
+        """
         if use not in self._ints:
             self._ints[use] = torch.empty(
                 INT_WORKSPACE_BYTES, dtype=torch.uint8, device=self._device
@@ -55,7 +59,7 @@ class Workspaces:
 
     @contextmanager
     def staging(self, wrapper: Any) -> Iterator[None]:
-        """While the wrapper plans."""
+        """Provide pinned memory while the wrapper plans."""
         pinned, was_sent = self._stagings[self._turn]
         self._turn = (self._turn + 1) % NUM_STAGINGS
         wait_for(was_sent)

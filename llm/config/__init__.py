@@ -1,9 +1,7 @@
-"""Configuration of the core: `PipelineConfig`, its sections, and what this release lacks."""
+"""Configuration of the core: `PipelineConfig`, its sections, and unsupported fields."""
 
 from llm.config.architectures import Architecture, supported_architectures
-from llm.config.default import default_config, set_default_config
-from llm.config.not_yet import NOT_YET_AVAILABLE, NOT_YET_AVAILABLE_VALUES
-from llm.config.pipeline import PipelineConfig, Session
+from llm.config.pipeline import PipelineConfig, Session, default_config, set_default_config
 from llm.config.report import RunningPlan
 from llm.config.sections import (
     KVCacheConfig,
@@ -17,10 +15,11 @@ from llm.config.sections import (
     SpeculativeConfig,
 )
 from llm.config.strict import StrictModel
+from llm.config.unsupported import UNSUPPORTED_FIELDS, UNSUPPORTED_VALUES
 
 __all__ = [
-    "NOT_YET_AVAILABLE",
-    "NOT_YET_AVAILABLE_VALUES",
+    "UNSUPPORTED_FIELDS",
+    "UNSUPPORTED_VALUES",
     "Architecture",
     "KVCacheConfig",
     "LoRAConfig",

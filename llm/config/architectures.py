@@ -1,4 +1,4 @@
-"""Which language-model architectures there are: facts that need no torch, and where the class is.
+"""Registry of language-model architectures: facts that need no torch, and the class of each.
 
 The names are those in `architectures` of a checkpoint's config.json.
 """
@@ -19,19 +19,21 @@ HELD_AS = tuple(map(QuantizationEncoding, ("float32", "float16", "bfloat16", "in
 class Architecture:
     """One architecture. A plug-in registers its own, see `PipelineConfig.custom_architectures`.
 
-    `model` is "module:Class", a `PipelineModel`, imported when a model is made from it.
-    `required_arguments` are configuration fields (dotted) that it works with only at this value.
+    `model` is "module:Class", a `PipelineModel`, imported when a model is created.
+    `required_arguments` are configuration fields (dotted) and the only values that it supports.
     """
 
     name: str
     model: str
     encodings: tuple[QuantizationEncoding, ...] = HELD_AS
     required_arguments: tuple[tuple[str, Any], ...] = ()
-    length_key: str = "max_position_embeddings"  # of config.json: the longest sequence
-    is_embedding: bool = False  # it has no head: it embeds texts instead of continuing them
+    # key in config.json of the maximum length of a sequence
+    length_key: str = "max_position_embeddings"
+    is_embedding: bool = False  # it has no head: it computes embeddings instead of generating
     supports_lora: bool = False
     supports_empty_batches: bool = False
-    needs_total_tokens_limit: bool = False  # one batch may hold one longest sequence only
+    # the sum of lengths in one batch is limited to one maximum length
+    needs_total_tokens_limit: bool = False
 
     def __post_init__(self) -> None:
         module, found, class_name = self.model.partition(":")
@@ -41,10 +43,10 @@ class Architecture:
             )
 
     def max_length(self, values: Mapping[str, Any]) -> int | None:
-        """The limit in a checkpoint's config.json (or in its text_config).
+        """Return the limit in a checkpoint's config.json (or in its text_config).
 
-        None where there is none, none that is a whole number, or rotary scaling may stretch it:
-        then the model tells, later.
+        None if there is none, it is not an integer, or rotary scaling may extend it: then the model
+        determines it when it is loaded.
         """
         nested = values.get("text_config")
         keys = nested if isinstance(nested, Mapping) else values
@@ -80,7 +82,7 @@ FALLBACK = Architecture(
     encodings=tuple(map(QuantizationEncoding, ("float32", "float16", "bfloat16"))),
     required_arguments=(("enable_chunked_prefill", False), ("enable_overlap_scheduler", False)),
 )
-"""What runs an architecture that has no entry, by way of the transformers package."""
+"""Runs architectures without an entry by way of the transformers package."""
 
 
 def register_architecture(architecture: Architecture) -> None:
@@ -89,15 +91,15 @@ def register_architecture(architecture: Architecture) -> None:
 
 
 def supported_architectures() -> tuple[str, ...]:
-    """Names that `find_architecture` knows."""
+    """Return the names of registered architectures."""
     return tuple(_architectures)
 
 
 def find_architecture(name: str, source: object, *, runs_alone: bool = False) -> Architecture:
-    """By name; `source` is who asks for it.
+    """Return an architecture by name; `source` names the origin of the name for errors.
 
-    A model that `runs_alone` (see `PipelineConfig`) may be any that transformers knows. Raises
-    `CheckpointError` listing those there are, and how others run.
+    A model that `runs_alone` (see `PipelineConfig`) may be any that transformers supports. Raises
+    `CheckpointError` listing the known ones, and how others run.
     """
     found = _architectures.get(name)
     if found is None and runs_alone:

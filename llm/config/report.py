@@ -1,4 +1,4 @@
-"""What a configuration says about itself in the log."""
+"""Log output of a configuration."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from llm.config.sections import KVCacheConfig, ModelConfig
 from llm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from llm.config.pipeline import PipelineConfig
+    from llm.config.fields import PipelineFields
 
 logger = logging.getLogger("llm.config")
 
 
 @dataclass(frozen=True, slots=True)
 class RunningPlan:
-    """What became of a configuration once its model was loaded."""
+    """Values that were determined when the model was loaded."""
 
     pipeline: str  # class
     encoding: str  # of weights and activations
     max_seq_len: int
     max_batch_size: int
-    kv_bytes: int  # of the KV cache
-    draft_kv_bytes: int = 0  # of them for the draft model
-    linear_layers: tuple[tuple[str, int], ...] = ()  # how many compute with what
+    kv_bytes: int  # size of the KV cache
+    draft_kv_bytes: int = 0  # part of it for the draft model
+    linear_layers: tuple[tuple[str, int], ...] = ()  # class and number of layers
     in_flight_batching: bool = True
-    attention: str = "not told"  # what computes it
-    kernels: tuple[str, ...] = ()  # own ones in use
-    launch_level: int = 0  # of programmatic dependent launch, in effect
+    attention: str = "unknown"  # backend that computes it
+    kernels: tuple[str, ...] = ()  # enabled built-in kernels
+    launch_level: int = 0  # level of programmatic dependent launch in effect
 
 
-def log_basics(config: PipelineConfig, plan: RunningPlan | None) -> None:
+def log_basics(config: PipelineFields, plan: RunningPlan | None) -> None:
     """See `PipelineConfig.log_basic_config`."""
     model = config.model
     architecture = ", ".join(model.read_architecture()["architectures"])
@@ -52,17 +52,17 @@ def log_basics(config: PipelineConfig, plan: RunningPlan | None) -> None:
     )
 
 
-def log_pipeline(config: PipelineConfig, plan: RunningPlan | None) -> None:
+def log_pipeline(config: PipelineFields, plan: RunningPlan | None) -> None:
     """See `PipelineConfig.log_pipeline_info`."""
     log_basics(config, plan)
     assert plan is not None
     _log(
         ("encoding", plan.encoding),
-        ("weight-only quantisation", config.graph_quantization_encoding or "none asked for"),
+        ("weight-only quantisation", config.graph_quantization_encoding or "none"),
         ("linear layers", ", ".join(f"{n} {name}" for name, n in plan.linear_layers) or "none"),
         ("modules", "as written" if config.use_legacy_module else "compiled"),
         ("attention", plan.attention),
-        ("own kernels", ", ".join(plan.kernels) or "none"),
+        ("built-in kernels", ", ".join(plan.kernels) or "none"),
         ("dependent launch", plan.launch_level or "off"),
         ("max_batch_input_tokens", config.max_batch_input_tokens),
         ("max_batch_total_tokens", config.max_batch_total_tokens or "no cap"),
@@ -91,7 +91,7 @@ def _log_cache(cache: KVCacheConfig, num_bytes: int) -> None:
     )
 
 
-def _batch_size(config: PipelineConfig, plan: RunningPlan) -> str:
+def _batch_size(config: PipelineFields, plan: RunningPlan) -> str:
     is_inferred = config.max_batch_size is None
     return f"{plan.max_batch_size}{', from KV memory' if is_inferred else ''}"
 
@@ -106,7 +106,7 @@ def _log(*lines: tuple[str, object]) -> None:
 
 
 def _abbreviated(paths: list[str]) -> str:
-    """At most five paths, and how many more there are; the folder's own when there are none."""
+    """Format at most five paths and the number of others; the folder's name when there are none."""
     if not paths:
         return "those in the model's folder"
     more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""

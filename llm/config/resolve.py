@@ -1,20 +1,21 @@
-"""The steps of `PipelineConfig.resolve`, in their order. Each has an error of its own.
+"""The steps of `PipelineConfig.resolve`, in order. Each has an error of its own.
 
-They need no device and no torch, so a front end resolves the same as the engine does. What only
-the device can tell (how many KV pages fit, so whether `max_length` has to be cut) follows when
-the engine plans its memory.
+They need no device and no torch, so that a front end resolves a configuration like the engine.
+Values that depend on the device (the number of KV pages, and so whether `max_length` is reduced)
+are determined when the engine plans its memory.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
+import sys
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm.config import devices
-from llm.config.not_yet import unavailable
 from llm.config.resolve_architecture import resolve_for_architecture
 from llm.config.sections import (
     CPU_ENCODINGS,
@@ -23,17 +24,21 @@ from llm.config.sections import (
     SpeculativeConfig,
     switch,
 )
+from llm.config.unsupported import unavailable
 from llm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from llm.config.pipeline import PipelineConfig
+    from llm.config.fields import PipelineFields
 
 logger = logging.getLogger("llm.config")
 
 DEFAULT_STEPS_ON_GPU = 10
+CPU, FIRST_GPU = "cpu", "cuda:0"
+CUDA_DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+CUDA_SUCCESS = 0
 
 
-def resolve_steps(config: PipelineConfig) -> None:
+def resolve_steps(config: PipelineFields) -> None:
     """Run all steps. Raises `ConfigError` or `CheckpointError` naming the field and its value."""
     for step in _STEPS:
         step(config)
@@ -42,17 +47,38 @@ def resolve_steps(config: PipelineConfig) -> None:
     resolve_batch_limits(config)
 
 
-def resolve_devices(config: PipelineConfig) -> None:
-    """Where nobody says where to run: a GPU if there is one. A draft model goes with its target."""
+def resolve_devices(config: PipelineFields) -> None:
+    """Set the devices if unset: a GPU if there is one. A draft model uses its target's device."""
     if "device_specs" not in config.model.model_fields_set:
-        config.model.device_specs = [devices.default_device()]
+        config.model.device_specs = [default_device()]
     draft = config.draft_model
     if draft is not None and "device_specs" not in draft.model_fields_set:
         draft.device_specs = config.model.device_specs
 
 
-def resolve_models(config: PipelineConfig) -> None:
-    """Files and devices of the model and of the draft model."""
+def default_device() -> str:
+    """Return the first CUDA device that this process may use, or the CPU."""
+    return FIRST_GPU if has_cuda() else CPU
+
+
+def has_cuda() -> bool:
+    """Whether torch is built for CUDA and the driver finds a device. Allocates nothing on it."""
+    try:
+        if version("torch").endswith("+cpu"):
+            return False
+        driver = ctypes.CDLL(CUDA_DRIVER)
+    except (PackageNotFoundError, OSError):
+        return False
+    count = ctypes.c_int(0)
+    is_usable = (
+        driver.cuInit(0) == CUDA_SUCCESS
+        and driver.cuDeviceGetCount(ctypes.byref(count)) == CUDA_SUCCESS
+    )
+    return is_usable and count.value > 0
+
+
+def resolve_models(config: PipelineFields) -> None:
+    """Check files and devices of the model and of the draft model."""
     _check_model("model", config.model)
     if config.draft_model is not None:
         _check_model("draft_model", config.draft_model)
@@ -77,10 +103,10 @@ def _check_model(name: str, model: ModelConfig) -> None:
         )
 
 
-def resolve_num_steps(config: PipelineConfig) -> None:
-    """Unset: one decode forward per turn where each token is read anyway, ten elsewhere.
+def resolve_num_steps(config: PipelineFields) -> None:
+    """Set the number of forwards per step if unset: one where each token is read anyway, else ten.
 
-    With a draft model a turn is one verification, and yields one token more than is drafted.
+    With a draft model a step is one verification, and yields one token more than is drafted.
     """
     if config.draft_model is not None:
         _resolve_drafted_steps(config)
@@ -96,7 +122,7 @@ def resolve_num_steps(config: PipelineConfig) -> None:
         config.max_num_steps = 1 if reads_each else DEFAULT_STEPS_ON_GPU
 
 
-def _resolve_drafted_steps(config: PipelineConfig) -> None:
+def _resolve_drafted_steps(config: PipelineFields) -> None:
     if config.speculative is None:
         config.speculative = SpeculativeConfig()
     num_steps = 1 + config.speculative.num_speculative_tokens
@@ -108,25 +134,23 @@ def _resolve_drafted_steps(config: PipelineConfig) -> None:
     config.max_num_steps = num_steps
 
 
-def resolve_sampling(config: PipelineConfig) -> None:
-    """Penalties and minimum lengths: on, unless turned off by name or by drafting.
+def resolve_sampling(config: PipelineFields) -> None:
+    """Turn on the penalties and minimum lengths that the model's generation_config.json sets.
 
-    A model whose own generation_config.json has them turns them on in any case. Beside a draft
-    model they have to be asked for by name.
+    With a draft model penalties are turned off unless the configuration sets them.
     """
     sampling = config.sampling
     are_asked_for = "enable_penalties" in sampling.model_fields_set and sampling.enable_penalties
-    wanted = _generation_defaults(config.model)
-    for name, is_wanted in wanted.items():
-        if is_wanted or name not in sampling.model_fields_set:
+    for name, is_recommended in _generation_defaults(config.model).items():
+        if is_recommended:
             setattr(sampling, name, True)
     if config.draft_model is not None and sampling.enable_penalties and not are_asked_for:
-        logger.warning("sampling.enable_penalties is turned off beside a draft model")
+        logger.warning("sampling.enable_penalties is turned off with a draft model")
         sampling.enable_penalties = False
 
 
 def _generation_defaults(model: ModelConfig) -> dict[str, bool]:
-    """Which switches the model's generation_config.json asks for."""
+    """Return the switches that the model's generation_config.json requires."""
     values = _read_generation_config(model)
     neutral = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
     has_penalties = any(values.get(key) not in (None, value) for key, value in neutral.items())
@@ -145,8 +169,8 @@ def _read_generation_config(model: ModelConfig) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def resolve_kernels(config: PipelineConfig) -> None:
-    """Switches are on or off, dependent launch is one of its levels, attention can be computed."""
+def resolve_kernels(config: PipelineFields) -> None:
+    """Check switches, the launch level, and the attention backend."""
     switch("use_experimental_kernels", config.use_experimental_kernels)
     switch("use_vendor_blas", config.use_vendor_blas)
     level = launch_level(config.pdl_level)
@@ -161,19 +185,15 @@ def resolve_kernels(config: PipelineConfig) -> None:
 
 
 def launch_level(text: str) -> int:
-    """What `pdl_level` says: 0, 1 or 2. Raises `ConfigError` for any other text."""
+    """Parse `pdl_level`: 0, 1 or 2. Raises `ConfigError` for any other text."""
     if text not in ("0", "1", "2"):
         raise ConfigError(f"pdl_level={text} must be 0, 1 or 2")
     return int(text)
 
 
-def resolve_drafting(config: PipelineConfig) -> None:
-    """A draft model and how it drafts go together; it must speak the model's own language."""
+def resolve_drafting(config: PipelineFields) -> None:
+    """Check that a draft model, its method and its vocabulary match the model."""
     speculative = config.speculative
-    if speculative is not None and speculative.speculative_method != "standalone":
-        method = speculative.speculative_method
-        reason = "drafts come from a model of their own"
-        raise unavailable("speculative.speculative_method", method, reason)
     if config.draft_model is None:
         if speculative is not None:
             raise ConfigError("speculative: the method standalone needs a draft_model")
@@ -197,7 +217,7 @@ def _check_draft(model: ModelConfig, draft: ModelConfig) -> None:
 
 
 def _vocabulary(model: ModelConfig) -> object:
-    """What tokenizer.json spells; None where there is none."""
+    """Return the vocabulary of tokenizer.json; None without one."""
     path = Path(model.model_path) / "tokenizer.json"
     if not path.is_file():
         return None
@@ -208,14 +228,16 @@ def _vocabulary(model: ModelConfig) -> object:
     return values.get("model", {}).get("vocab"), values.get("added_tokens")
 
 
-def resolve_echo(config: PipelineConfig) -> None:
-    """A prompt's own log-probabilities need logits of every token."""
+def resolve_echo(config: PipelineFields) -> None:
+    """Check `enable_echo`: a prompt's log-probabilities need logits of every token."""
     if config.enable_echo:
         config.sampling.enable_variable_logits = True
 
 
-def resolve_overlap(config: PipelineConfig) -> None:
-    """Overlap needs a device that is late; by force it stays on, and every step is waited for."""
+def resolve_overlap(config: PipelineFields) -> None:
+    """Check overlap: it needs an asynchronous device; with `force` it stays on, and every step is
+    waited for.
+    """
     if not (config.enable_overlap_scheduler and config.model.on_cpu):
         return
     if not config.force:
@@ -223,8 +245,8 @@ def resolve_overlap(config: PipelineConfig) -> None:
     logger.warning("enable_overlap_scheduler is kept by force; nothing overlaps on the CPU")
 
 
-def resolve_batch_limits(config: PipelineConfig) -> None:
-    """Sizes of batches and queues. Without a `max_batch_size` they wait for the memory plan."""
+def resolve_batch_limits(config: PipelineFields) -> None:
+    """Set sizes of batches and queues. Without a `max_batch_size` the memory plan sets them."""
     if (config.max_batch_size or 1) > config.max_batch_input_tokens:
         raise ConfigError(
             f"max_batch_input_tokens={config.max_batch_input_tokens} must be at least "
@@ -232,9 +254,6 @@ def resolve_batch_limits(config: PipelineConfig) -> None:
         )
     for name, value in batch_limits(config, config.max_batch_size).items():
         setattr(config, name, value)
-    if "enable_in_flight_batching" not in config.model_fields_set:
-        # Nobody who speaks is to wait for another one's prompt; off has to be asked for.
-        config.enable_in_flight_batching = True
     total, length = config.max_batch_total_tokens, config.max_length
     if total is not None and length is not None and total < length:
         raise ConfigError(
@@ -243,16 +262,16 @@ def resolve_batch_limits(config: PipelineConfig) -> None:
         )
 
 
-def batch_limits(config: PipelineConfig, rows: int | None) -> dict[str, int | None]:
-    """`max_batch_size` and what follows from it, by name; None is still open."""
+def batch_limits(config: PipelineFields, rows: int | None) -> dict[str, int | None]:
+    """Return `max_batch_size` and the sizes derived from it, by name; None is not set yet."""
     most, least = config.max_queue_size_tg, config.min_batch_size_tg
     most = rows if most is None else most
     least = most if least is None else least
     return {"max_batch_size": rows, "max_queue_size_tg": most, "min_batch_size_tg": least}
 
 
-def resolve_kv_cache(config: PipelineConfig) -> None:
-    """What goes to the host are pages of the prefix cache, so there must be one."""
+def resolve_kv_cache(config: PipelineFields) -> None:
+    """Check that swapping to the host has a prefix cache, whose pages it swaps."""
     cache = config.model.kv_cache
     if cache.enable_kvcache_swapping_to_host and not cache.enable_prefix_caching:
         raise ConfigError(
@@ -260,7 +279,7 @@ def resolve_kv_cache(config: PipelineConfig) -> None:
         )
 
 
-_STEPS: tuple[Callable[[PipelineConfig], None], ...] = (
+_STEPS: tuple[Callable[[PipelineFields], None], ...] = (
     resolve_devices,
     resolve_models,
     resolve_num_steps,

@@ -1,4 +1,4 @@
-"""What resolving takes from the model's architecture: lookup, requirements, support, limits."""
+"""Resolution of fields that depend on the architecture: lookup, requirements, support, limits."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from llm.config.strict import StrictModel
 from llm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from llm.config.pipeline import PipelineConfig
+    from llm.config.fields import PipelineFields
 
 logger = logging.getLogger("llm.config")
 
 
-def resolve_for_architecture(config: PipelineConfig) -> None:
-    """The steps for a checkpoint. Raises `ConfigError`, `CheckpointError`."""
+def resolve_for_architecture(config: PipelineFields) -> None:
+    """Run the steps for a checkpoint. Raises `ConfigError`, `CheckpointError`."""
     values = config.model.read_architecture()
     source = Path(config.model.model_path) / "config.json"
     architecture = find_architecture(
@@ -29,7 +29,7 @@ def resolve_for_architecture(config: PipelineConfig) -> None:
     _check_length(config, architecture, values)
 
 
-def _apply_required_arguments(config: PipelineConfig, architecture: Architecture) -> None:
+def _apply_required_arguments(config: PipelineFields, architecture: Architecture) -> None:
     for name, value in architecture.required_arguments:
         section, field = _locate(config, name, architecture)
         given = getattr(section, field)
@@ -53,7 +53,7 @@ def _locate(config: StrictModel, name: str, architecture: Architecture) -> tuple
     return found, field
 
 
-def _check_support(config: PipelineConfig, architecture: Architecture) -> None:
+def _check_support(config: PipelineFields, architecture: Architecture) -> None:
     if config.execute_empty_batches and not architecture.supports_empty_batches:
         raise ConfigError(f"execute_empty_batches: {architecture.name} cannot run empty batches")
     if config.draft_model is not None and architecture is FALLBACK:
@@ -68,7 +68,7 @@ def _check_support(config: PipelineConfig, architecture: Architecture) -> None:
         raise ConfigError("lora: adapters need model.data_parallel_degree=1")
 
 
-def _check_encoding(config: PipelineConfig, architecture: Architecture) -> None:
+def _check_encoding(config: PipelineFields, architecture: Architecture) -> None:
     encoding = config.model.quantization_encoding
     if encoding is not None and encoding not in architecture.encodings:
         known = ", ".join(architecture.encodings)
@@ -78,7 +78,7 @@ def _check_encoding(config: PipelineConfig, architecture: Architecture) -> None:
 
 
 def _check_length(
-    config: PipelineConfig, architecture: Architecture, values: dict[str, Any]
+    config: PipelineFields, architecture: Architecture, values: dict[str, Any]
 ) -> None:
     limit = architecture.max_length(values)
     if limit is not None and config.max_length is not None and config.max_length > limit:

@@ -15,7 +15,7 @@ from llm.errors import ConfigError
 
 
 class PipelineRole(StrEnum):
-    """Which half of a disaggregated pair this process is."""
+    """Role of this process in disaggregated serving."""
 
     PrefillAndDecode = "prefill_and_decode"
     PrefillOnly = "prefill_only"
@@ -23,7 +23,7 @@ class PipelineRole(StrEnum):
 
 
 class QuantizationEncoding(StrEnum):
-    """How weights are held while the model runs."""
+    """Format of the weights in memory."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"  # GPU
@@ -38,7 +38,9 @@ class QuantizationEncoding(StrEnum):
 
     @property
     def is_plain(self) -> bool:
-        """A number format of the hardware's, as opposed to a weight-only quantisation."""
+        """Whether this is a number format of the hardware, rather than a weight-only
+        quantisation.
+        """
         formats = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float4_e2m1fnx2")
         return self in formats
 
@@ -51,7 +53,7 @@ GPU_ENCODINGS = frozenset(
 
 
 def switch(name: str, text: str) -> bool:
-    """An on/off string in any case. Raises `ConfigError` naming the field."""
+    """Parse an on/off string in any case. Raises `ConfigError` naming the field."""
     values = {"true": True, "on": True, "yes": True, "1": True}
     values |= {"false": False, "off": False, "no": False, "0": False}
     if text.lower() not in values:
@@ -60,7 +62,7 @@ def switch(name: str, text: str) -> bool:
 
 
 class RopeType(StrEnum):
-    """Which values of a head a rotation pairs, in the weights of queries and keys."""
+    """Pairing of a head's values by a rotation, in the weights of queries and keys."""
 
     NEOX = "neox"  # i and i + D/2, as transformers stores them
     NORMAL = "normal"  # neighbours, as Meta and Mistral do
@@ -71,14 +73,16 @@ class KVCacheConfig(StrictModel):
 
     kv_cache_page_size: int = Field(default=128, gt=0, description="tokens per page")
     num_pages: int | None = Field(
-        default=None, gt=1, description="pages in the pool (default: from the memory there is)"
+        default=None, gt=1, description="pages in the pool (default: by free memory)"
     )
-    enable_prefix_caching: bool = Field(default=True, description="reuse prompts seen before")
+    enable_prefix_caching: bool = Field(
+        default=True, description="reuse the KV pages of equal prompt prefixes"
+    )
     enable_kvcache_swapping_to_host: bool = Field(
-        default=False, description="move cold pages to host memory"
+        default=False, description="move evicted pages to host memory"
     )
     host_kvcache_swap_space_gb: float = Field(
-        default=50.0, ge=0, description="host memory for it, in GiB"
+        default=50.0, ge=0, description="host memory for evicted pages"
     )
     device_memory_utilization: float = Field(
         default=0.9, gt=0, le=1, description="share of the device's memory that may be used"
@@ -89,7 +93,7 @@ class KVCacheConfig(StrictModel):
 
 
 class SharedLimits(StrictModel):
-    """Values that live on `PipelineConfig` and can be read on its `model` too."""
+    """Values of `PipelineConfig` that can also be read on its `model`."""
 
     max_length: int | None = None
     enable_echo: bool = False
@@ -98,24 +102,26 @@ class SharedLimits(StrictModel):
 
 
 class ModelConfig(StrictModel):
-    """One model: where its files are, how its weights are held, where it runs."""
+    """One model: its files, the format of its weights, its device."""
 
-    model_path: str = Field(default="", description="folder of the checkpoint, or its hub name")
+    model_path: str = Field(
+        default="", description="folder of the checkpoint, or its name on the hub"
+    )
     served_model_name: str | None = Field(
-        default=None, description="name that clients use (default: the folder's name)"
+        default=None, description="model name in answers (default: the folder's or hub name)"
     )
     weight_path: list[Path] = Field(
         default_factory=list, description="weight files (default: those in model_path)"
     )
     quantization_encoding: QuantizationEncoding | None = Field(
         default=None,
-        description="how weights are held: float32, bfloat16, float16 (GPU) or int8; others are "
-        "not available yet (default: best for the device)",
+        description="number format of weights, float16 on a GPU and int8 on a CPU only (default: "
+        "best for the device)",
     )
     device_specs: list[str] = Field(
         default_factory=lambda: ["cpu"],
         min_length=1,
-        description="cpu, or cuda:0 (default: the first GPU, or the CPU where there is none)",
+        description="cpu or cuda:N (default: by machine and model)",
     )
     data_parallel_degree: int = Field(default=1, ge=1, description="replicas of the model")
     trust_remote_code: bool = Field(default=False, description="run code from the checkpoint")
@@ -123,17 +129,17 @@ class ModelConfig(StrictModel):
         default="main", description="branch, tag or commit on the hub"
     )
     rope_type: RopeType | None = Field(
-        default=None, description="neox or normal: rotary layout of the weights (default: by name)"
+        default=None, description="rotary layout of the weights (default: by file names)"
     )
     disable_cuda_graph: bool = Field(
-        default=False, description="decode without CUDA graphs, launch by launch"
+        default=False, description="launch decode kernels one by one, without CUDA graphs"
     )
     attention_backend: Literal["auto", "sdpa", "gathered", "flashinfer"] = Field(
         default="auto",
-        description="what computes attention; auto: flashinfer on a GPU where it is installed",
+        description="attention kernels; auto is flashinfer on a GPU if installed",
     )
     batch_invariant: bool = Field(
-        default=False, description="on a GPU, the same tokens alone and in company, at some cost"
+        default=False, description="on a GPU, choose the same tokens in any batch, more slowly"
     )
     kv_cache: KVCacheConfig = Field(default_factory=KVCacheConfig, description="KV cache")
     _shared: SharedLimits = PrivateAttr(default_factory=SharedLimits)
@@ -148,26 +154,26 @@ class ModelConfig(StrictModel):
 
     @property
     def max_length(self) -> int | None:
-        """`PipelineConfig.max_length`, which is the one to set."""
+        """Value of `PipelineConfig.max_length`, where it is set."""
         return self._shared.max_length
 
     @property
     def enable_echo(self) -> bool:
-        """`PipelineConfig.enable_echo`."""
+        """Value of `PipelineConfig.enable_echo`."""
         return self._shared.enable_echo
 
     @property
     def pool_embeddings(self) -> bool:
-        """`PipelineConfig.pool_embeddings`."""
+        """Value of `PipelineConfig.pool_embeddings`."""
         return self._shared.pool_embeddings
 
     @property
     def chat_template(self) -> Path | None:
-        """`PipelineConfig.chat_template`."""
+        """Value of `PipelineConfig.chat_template`."""
         return self._shared.chat_template
 
     def share(self, limits: SharedLimits) -> None:
-        """Take the values that this section shows but does not own."""
+        """Copy the values that this section shows but does not own."""
         self._shared = limits
 
     @property
@@ -175,7 +181,9 @@ class ModelConfig(StrictModel):
         return self.device_specs[0] == "cpu"
 
     def read_architecture(self) -> dict[str, Any]:
-        """The checkpoint's config.json. Raises `ConfigError` when it names no architecture."""
+        """Return the checkpoint's config.json. Raises `ConfigError` when it names no
+        architecture.
+        """
         path = Path(self.model_path) / "config.json"
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
@@ -188,56 +196,55 @@ class ModelConfig(StrictModel):
 
 
 class SamplingConfig(StrictModel):
-    """What the sampler is built for."""
+    """Features of the sampler."""
 
     in_dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="logits are rounded to this before anything reads them"
+        default="float32", description="round logits to this format before sampling"
     )
     out_dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="log-probabilities are rounded to this"
+        default="float32", description="round log-probabilities to this format"
     )
     enable_structured_output: bool = Field(default=False, description="accept JSON schemas")
     enable_variable_logits: bool = Field(
-        default=False, description="reserve memory for logits of every token (on with enable_echo)"
+        default=False,
+        description="reserve memory for logits of every token; enable_echo turns it on",
     )
     enable_penalties: bool = Field(
-        default=False, description="accept penalties (default: on, with a draft model off)"
+        default=True, description="accept penalties; next to a draft model only if set"
     )
-    enable_min_tokens: bool = Field(
-        default=False, description="accept minimum lengths (default: on)"
-    )
+    enable_min_tokens: bool = Field(default=True, description="accept minimum lengths")
 
 
 class ProfilingConfig(StrictModel):
-    """What a profiler sees."""
+    """Settings of the profiler."""
 
     gpu_profiling: Literal["off", "on", "detailed"] = Field(
         default="off",
-        description="name phases for a profiler: off, on, or detailed with their parts",
+        description="mark phases of a step for a profiler; detailed: their parts, too",
     )
     trace_file: Path | None = Field(
-        default=None, description="file for a trace of some steps (default: none is made)"
+        default=None, description="file for a trace of some steps (default: no trace)"
     )
-    trace_after: int = Field(default=200, ge=0, description="steps before those in the trace")
+    trace_after: int = Field(default=200, ge=0, description="steps before the trace begins")
     trace_steps: int = Field(default=50, gt=0, description="steps in the trace")
 
 
 class LoRAConfig(StrictModel):
-    """Low-rank adapters served beside the base model."""
+    """Low-rank adapters that are served with the base model."""
 
     enable_lora: bool = Field(default=False, description="serve adapters")
     lora_paths: list[str] = Field(
         default_factory=list, description="folders of adapters, each FOLDER or NAME=FOLDER"
     )
-    max_lora_rank: int = Field(default=16, gt=0, description="largest rank accepted")
+    max_lora_rank: int = Field(default=16, gt=0, description="largest accepted rank")
     max_num_loras: int = Field(
-        default=1, gt=0, description="adapters that run at once; requests for others wait"
+        default=1, gt=0, description="adapters in one batch; requests for others wait"
     )
 
     def adapters(self) -> dict[str, Path]:
-        """Folders by name; a folder's own name where none is given.
+        """Return folders by name; without a name, the folder's own.
 
-        Raises `ConfigError` for a name that is odd or given twice, and a folder that is not there.
+        Raises `ConfigError` for an invalid or duplicate name, and for a missing folder.
         """
         found: dict[str, Path] = {}
         for entry in self.lora_paths:
@@ -255,12 +262,12 @@ class LoRAConfig(StrictModel):
 
 
 class SpeculativeConfig(StrictModel):
-    """Draft and verify."""
+    """Speculative decoding."""
 
     speculative_method: Literal["standalone", "eagle", "mtp"] = Field(
-        default="standalone", description="where drafts come from; only standalone is available"
+        default="standalone", description="source of drafted tokens"
     )
     num_speculative_tokens: int = Field(default=5, gt=0, description="drafted tokens per step")
     rejection_strategy: Literal["greedy", "residual", "typical-acceptance", "logit-comparison"] = (
-        Field(default="greedy", description="how drafts are accepted")
+        Field(default="greedy", description="rule that accepts drafted tokens")
     )

@@ -1,4 +1,4 @@
-"""Own kernels for CUDA devices, in Triton. They know tensors; what a layer is they do not know.
+"""Triton kernels for CUDA devices. They operate on tensors and are independent of layers.
 
-Modules with kernels import triton, so they are imported where a CUDA device is used, not before.
+Modules with kernels import triton, so they are imported only where a CUDA device is used.
 """

@@ -1,4 +1,4 @@
-"""`Blocks`: how a product is cut among programs."""
+"""`Blocks`: the division of a product among programs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A program multiplies tiles of `block_out` outputs, all inputs in chunks of `block_in`.
+    """A program multiplies tiles of `block_out` outputs, with all inputs in chunks of `block_in`.
 
-    `programs` share the tiles in turn; 0: there is one program for each tile.
+    `programs` share the tiles in turn; 0: one program per tile.
     """
 
     block_out: int
@@ -18,6 +18,6 @@ class Blocks:
     programs: int = 0
 
     def grid(self, num_out: int) -> int:
-        """How many programs to start."""
+        """Return the number of programs."""
         tiles = -(-num_out // self.block_out)
         return min(tiles, self.programs) if self.programs else tiles

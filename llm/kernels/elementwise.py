@@ -1,4 +1,4 @@
-"""The norm and the gate for any number of rows: one pass each, for what takes torch several."""
+"""The norm and the gate for any number of rows, in one kernel each."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MANY_ROWS = 512
 
 
 def level_for(level: int, num_rows: int) -> int:
-    """The launch level of a kernel whose programs may be more than the device holds at once.
+    """Return the launch level of a kernel that may have more programs than the device runs at once.
 
-    There, a successor's early programs would only take the place of those that still have to run.
+    There, a successor's early programs would only delay those that still have to run.
     """
     return level if num_rows < MANY_ROWS else min(level, 1)
 
@@ -45,7 +45,7 @@ def _norm_kernel(
 
 
 def normalise(x: Tensor, gain: Tensor, epsilon: float, *, level: int = 0) -> Tensor:
-    """[T, K]: x / √(Σx² + epsilon) × gain, each row by itself."""
+    """Return [T, K]: x / √(Σx² + epsilon) × gain, each row by itself."""
     num_rows, size = x.shape
     level = level_for(level, num_rows)
     out = x.new_empty(num_rows, size)
@@ -87,7 +87,7 @@ def _gate_kernel(
 
 
 def gate(gate_up: Tensor, *, level: int = 0) -> Tensor:
-    """[T, 2 × I] gate and up to silu(gate) × up [T, I]."""
+    """Return silu(gate) × up [T, I] for [T, 2 × I] gate and up."""
     num_rows, size = len(gate_up), gate_up.shape[1] // 2
     level = level_for(level, num_rows)
     out = gate_up.new_empty(num_rows, size)

@@ -1,4 +1,4 @@
-"""Queries, keys and values of any number of rows: normalised, rotated and stored in one pass."""
+"""Queries, keys and values of any number of rows: normalised, rotated and stored in one kernel."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from llm.batch import KVSlots
 from llm.kernels.elementwise import level_for
 
-BLOCK_VALUES = 1024  # of one program
+BLOCK_VALUES = 1024  # values per program
 
 
 @triton.jit
 def rotate_pairs(x: tl.tensor, angles: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """[..., 2] neighbours times the complex numbers at `angles`; others stay what they are."""
+    """Rotate [..., 2] neighbours by the complex numbers at `angles`; masked ones are unchanged."""
     real, imaginary = tl.split(x)
     cosine = tl.load(angles, mask=mask, other=1.0)
     sine = tl.load(angles + 1, mask=mask, other=0.0)
@@ -36,9 +36,9 @@ def store_heads(
     KV_HEADS: tl.constexpr,
     PAGE: tl.constexpr,
 ) -> None:
-    """Put values of a token into its slot: keys, from head `KV_HEADS` on values.
+    """Store values of a token in its slot: keys, from head `KV_HEADS` on values.
 
-    `pages` are those of `pages_of`; heads below 0 belong elsewhere.
+    `pages` are those of `pages_of`; heads below 0 are skipped.
     """
     keys, values, slots, by_page, by_offset, by_head = pages
     slot = tl.load(slots + token)
@@ -50,7 +50,7 @@ def store_heads(
 
 
 def pages_of(target: KVSlots) -> tuple[Any, ...]:
-    """What `store_heads` is told."""
+    """Return the arguments of `store_heads`."""
     return (*target, *target.keys.stride()[:3])
 
 
@@ -71,7 +71,7 @@ def _heads_kernel(
     STORES: tl.constexpr,
     LEVEL: tl.constexpr,
 ) -> None:
-    """`BLOCK_HEADS` of one token's queries, keys and values."""
+    """Process `BLOCK_HEADS` of one token's queries, keys and values."""
     if LEVEL == 2:
         gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
@@ -115,8 +115,8 @@ def rotate_heads(
     """Normalise, rotate and store [T, H + 2 × Hkv, D] queries, keys and values.
 
     `rotations` complex64 [T, 1, D/2]; `gain` float32 [H + Hkv, D]. Queries are rotated in place.
-    Keys and values go to their slots in `target` and nowhere else; without one keys are rotated
-    in place, too.
+    Keys and values are stored in their slots in `target` only; without a target keys are rotated in
+    place, too.
     """
     num_tokens, all_heads, size = projected.shape
     level = level_for(level, num_tokens)

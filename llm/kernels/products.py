@@ -1,12 +1,12 @@
-"""Products of a few rows with a matrix: y = x Wᵀ, with what stands before and behind it fused in.
+"""Products of a few rows with a matrix, y = x Wᵀ, fused with the operations before and after.
 
     program    load a tile of W ─ wait ─ load x (normalise) ─ multiply ─ end
                                   └─ for the kernel that this one depends on
 
-A decode step with few rows takes as long as its weights are read. So a program asks for its first
-tile before it does anything else, even before it waits for its predecessor (launch level 2), and
-repeats the small work that all programs need rather than leaving it to a kernel of its own. What
-becomes of the products is said by an `END`: a function of Triton that the kernel is compiled with.
+The time of a decode step with few rows is that of reading its weights. So a program loads its first
+tile before anything else, even before it waits for its predecessor (launch level 2), and
+repeats the small work that all programs need rather than launching another kernel for it. The
+products are passed to `END`, a Triton function that the kernel is compiled with.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _few_rows_kernel(
     HAS_GAIN: tl.constexpr,
     LEVEL: tl.constexpr,
 ) -> None:
-    """`END` gets the products [BLOCK_OUT] of every part of the matrix with row t of x."""
+    """Multiply. `END` gets the products [BLOCK_OUT] of every part of the matrix with row t of x."""
     if LEVEL == 2:
         gdc_launch_dependents()
     tile = tl.program_id(0)
@@ -80,7 +80,7 @@ def launch_few_rows(
     epsilon: float = 0.0,
     level: int = 0,
 ) -> None:
-    """Multiply x [T, K] with `parts` matrices [N, K] that lie one below the other in `weight`.
+    """Multiply x [T, K] with `parts` matrices [N, K] that are stacked in `weight`.
 
     With a gain [K], x is normalised first: x / √(Σx² + epsilon) × gain.
     """
@@ -119,7 +119,9 @@ def _put(
     BLOCK_OUT: tl.constexpr,
     OPTIONS: tl.constexpr,
 ) -> None:
-    """`values`: out, bias. `OPTIONS`: whether there is a bias, whether to add to out."""
+    """Store the products. `values`: out, bias. `OPTIONS`: whether there is a bias, whether to add
+    to out.
+    """
     columns = tile * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     is_column = columns < num_out
     y = products[0]
@@ -144,7 +146,10 @@ def product(
     adds: bool = False,
     level: int = 0,
 ) -> None:
-    """out [T, N] = x [T, K] × weight [N, K]ᵀ (+ bias), or added to `out`; x as in the launch."""
+    """Compute out [T, N] = x [T, K] × weight [N, K]ᵀ (+ bias), or add it to `out`.
+
+    x may be normalised as in `launch_few_rows`.
+    """
     values = (out, weight if bias is None else bias)
     options = (int(bias is not None), int(adds))
     launch_few_rows(
@@ -163,7 +168,7 @@ def _put_gated(
     BLOCK_OUT: tl.constexpr,
     OPTIONS: tl.constexpr,
 ) -> None:
-    """`values`: out."""
+    """Store the gated products. `values`: out."""
     columns = tile * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     gate = products[0]
     y = gate / (1.0 + tl.exp(-gate)) * products[1]
@@ -180,7 +185,10 @@ def gated_product(
     epsilon: float = 0.0,
     level: int = 0,
 ) -> Tensor:
-    """silu(x gateᵀ) × (x upᵀ) [T, N] for a weight [2 × N, K] of gate and up; x as in the launch."""
+    """Return silu(x gateᵀ) × (x upᵀ) [T, N] for a weight [2 × N, K] of gate and up.
+
+    x may be normalised as in `launch_few_rows`.
+    """
     out = x.new_empty(len(x), len(weight) // 2)
     launch_few_rows(
         x,

@@ -4,7 +4,7 @@
                             ├─ keys ────rotated─> their slots of the pool
                             └─ values ──────────> their slots of the pool
 
-Pairs that a rotation mixes are neighbours, so they lie in one tile of the matrix.
+The values of a rotated pair are neighbours, so that they are in one tile of the matrix.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ def _put_heads(
     BLOCK_OUT: tl.constexpr,
     OPTIONS: tl.constexpr,
 ) -> None:
-    """`values`: query, bias, rotations, pages.
+    """Rotate and store the products. `values`: query, bias, rotations, pages.
 
-    `OPTIONS`: whether there is a bias, heads of queries, of keys, their size, tokens of a page.
+    `OPTIONS`: whether there is a bias, number of query heads, of key heads, their size, tokens of a
+    page.
     """
     query, bias, rotations, pages = values
     HEADS: tl.constexpr = OPTIONS[1]
@@ -72,7 +73,7 @@ def project_heads(
     bias: Tensor | None = None,
     level: int = 0,
 ) -> Tensor:
-    """Rotated queries [T, H, D] of x [T, K]; keys and values are in their slots afterwards.
+    """Return rotated queries [T, H, D] of x [T, K]; store keys and values in their slots.
 
     `weight` [(H + 2 × Hkv) × D, K], `rotations` complex64 [T, 1, D/2]; x is normalised.
     """

@@ -1,6 +1,6 @@
-"""Own kernels by name: what each replaces, and which of them a session uses.
+"""Registry of the built-in kernels: the layer that each replaces, and the set that a session uses.
 
-Each computes what its twin in `llm.layers` does, to within rounding, and tests compare the two.
+Each computes the same as its counterpart in `llm.layers`, up to rounding, and tests compare them.
 This module does not import triton.
 """
 
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One entry."""
+    """One kernel."""
 
     name: str
-    twin: str  # what computes the same without it
-    is_product: bool = False  # instead of the vendor's BLAS
+    reference: str  # the layer or function that computes the same
+    is_product: bool = False  # replaces the vendor's BLAS
     is_experimental: bool = False
 
 
@@ -42,16 +42,17 @@ KERNELS = (
 
 @dataclass(frozen=True, slots=True)
 class KernelSet:
-    """The kernels in use, and how they are launched."""
+    """The kernels in use, and their launch level."""
 
     kernels: tuple[Kernel, ...] = ()
     launch_level: int = 0
-    """Programmatic dependent launch. 1: a kernel may start when its predecessor is about to end;
-    2: when it begins, and loads weights until it needs what the predecessor computes."""
+    """Programmatic dependent launch. 1: a kernel may start when its predecessor is about to end; 2:
+    when it begins, and loads weights until it needs the predecessor's results.
+    """
 
     @classmethod
     def choose(cls, *, vendor_blas: bool, experimental: bool, launch_level: int) -> KernelSet:
-        """Those for a CUDA device."""
+        """Return the kernels for a CUDA device."""
         chosen = tuple(
             kernel
             for kernel in KERNELS

@@ -1,8 +1,8 @@
-"""Pieces of matrix-vector kernels: tiles of a weight matrix in registers, and rows of activations.
+"""Parts of matrix-vector kernels: tiles of a weight matrix in registers, and rows of activations.
 
 A tile is `BLOCK_OUT` rows of the matrix with all their inputs, held as a tuple of chunks of
-`BLOCK_IN` inputs: every load is issued before the first one is used, and the sums of all chunks
-are taken in one place. A row's sum is always taken in the same order, whatever its neighbours are.
+`BLOCK_IN` inputs: every load is issued before the first one is used, and the sums of all chunks are
+computed in one place. The order of a row's sum does not depend on other rows.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def load_tile(
     IN: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ) -> tl.tuple:
-    """Chunks [BLOCK_OUT, BLOCK_IN] of the matrix rows `rows`; 0 beyond the matrix.
+    """Load chunks [BLOCK_OUT, BLOCK_IN] of the matrix rows `rows`; 0 beyond the matrix.
 
-    A weight is read once in a step: it should not drive out of the cache what is read again.
+    A weight is read once per step, so it is evicted from the cache first.
     """
     chunks: tl.tuple = ()
     starts = weight + rows.to(tl.int64)[:, None] * IN
@@ -47,7 +47,7 @@ def load_tiles(
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ) -> tl.tuple:
-    """The same tile of each of `PARTS` matrices [num_out, IN] that lie one below the other."""
+    """Load the same tile of each of `PARTS` stacked matrices [num_out, IN]."""
     tiles: tl.tuple = ()
     rows = tile * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     for part in tl.static_range(PARTS):
@@ -58,7 +58,7 @@ def load_tiles(
 
 @triton.jit
 def load_row(x: tl.tensor, is_row: tl.tensor, IN: tl.constexpr, BLOCK_IN: tl.constexpr) -> tl.tuple:
-    """float32 chunks [BLOCK_IN] of the vector at `x`; 0 when it is not a row."""
+    """Load float32 chunks [BLOCK_IN] of the vector at `x`; 0 when it is not a row."""
     chunks: tl.tuple = ()
     for first in tl.static_range(0, IN, BLOCK_IN):
         inputs = first + tl.arange(0, BLOCK_IN)
@@ -78,10 +78,10 @@ def load_rows(
     ROWS: tl.constexpr,
     HAS_GAIN: tl.constexpr,
 ) -> tl.tuple:
-    """ROWS vectors in chunks, and for each a factor that is due to its products.
+    """Load ROWS vectors in chunks, and for each the factor to apply to its products.
 
-    With a gain they are normalised: x / √(Σx² + ε) × gain. The root only scales, so it is
-    taken while products are summed already.
+    With a gain they are normalised: x / √(Σx² + ε) × gain. The root only scales, so it is computed
+    while products are summed.
     """
     rows: tl.tuple = ()
     scales: tl.tuple = ()
@@ -105,7 +105,7 @@ def load_rows(
 
 @triton.jit
 def multiply_tile(tile: tl.tuple, row: tl.tuple) -> tl.tensor:
-    """float32 [BLOCK_OUT]: the products of a tile's rows with a vector."""
+    """Return float32 [BLOCK_OUT] products of a tile's rows with a vector."""
     products = tile[0].to(tl.float32) * row[0][None, :]
     for c in tl.static_range(1, len(tile)):
         products += tile[c].to(tl.float32) * row[c][None, :]
@@ -114,7 +114,7 @@ def multiply_tile(tile: tl.tuple, row: tl.tuple) -> tl.tensor:
 
 @triton.jit
 def multiply(tiles: tl.tuple, row: tl.tuple, scale: tl.tensor) -> tl.tuple:
-    """The scaled products of each tile with a vector."""
+    """Return the scaled products of each tile with a vector."""
     found: tl.tuple = ()
     for part in tl.static_range(len(tiles)):
         found = found + (multiply_tile(tiles[part], row) * scale,)

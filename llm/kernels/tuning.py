@@ -1,8 +1,8 @@
-"""How products are cut, by shape and number of rows: rules that `benchmarks.kernels --tune` found.
+"""Tile sizes of products by shape and number of rows: rules that `benchmarks.kernels --tune` found.
 
-On an H200 every thread should ask for 128 to 256 bytes at once, in few and small programs, so that
-the next kernel's programs fit beside them. Only where a row of the matrix is long is it better that
-programs go on to another tile. From three rows on BLAS is as fast.
+On an H200 every thread should load 128 to 256 bytes at once, in few and small programs, so that the
+next kernel's programs fit on the device at the same time. Only for long rows of the matrix should
+programs process several tiles. From three rows on BLAS is as fast.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ MAX_ROWS = 2
 MAX_BLOCK_IN = 2048
 THREAD_BYTES, LONG_THREAD_BYTES = 192, 256
 LONG_INPUTS = 4096  # from here on: twice the threads and two tiles in flight
-LONG_PROGRAMS = 264  # two for each processor of an H200
+LONG_PROGRAMS = 264  # two per processor of an H200
 MANY_OUTPUTS = 65_536
 WEIGHT_BYTES = 2
 
 
 def blocks_for(num_out: int, num_in: int, num_rows: int, *, parts: int = 1) -> Blocks | None:
-    """The way to cut a product of `parts` matrices [num_out, num_in]; None: BLAS is faster."""
+    """Return the tile sizes for `parts` matrices [num_out, num_in]; None: BLAS is faster."""
     if num_rows > MAX_ROWS:
         return None
     is_long = num_in >= LONG_INPUTS
@@ -34,12 +34,12 @@ def blocks_for(num_out: int, num_in: int, num_rows: int, *, parts: int = 1) -> B
 
 
 def _power_below(number: int) -> int:
-    """The largest power of two that is not above; 1 for what is smaller."""
+    """Return the largest power of two that is not above; 1 for smaller values."""
     return 1 << max(number.bit_length() - 1, 0)
 
 
 def _block_in(num_in: int) -> int:
-    """A power of two that divides the inputs; where that would be small, one that leaves a rest."""
+    """Return a power of two that divides the inputs, or a larger one with a remainder."""
     divisor = num_in & -num_in
     if divisor < 512:
         divisor = min(1024, 1 << (num_in - 1).bit_length())

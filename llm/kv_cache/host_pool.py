@@ -1,7 +1,7 @@
 """`HostPool`: pages of KV pools in host memory, slot by slot.
 
-A slot is [L, 2 × Hkv, page_size, D] of each pool (the model's, and a draft model's), made when it
-is first used, pinned when the pool is on a GPU.
+A slot is [L, 2 × Hkv, page_size, D] of each pool (the model's, and a draft model's). It is
+allocated at its first use, and pinned when the pool is on a GPU.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class HostPool:
 
 
 def _views(pool: KVPool, page: int) -> list[Tensor]:
-    """[2 × Hkv, page_size, D] of every layer."""
+    """Return views [2 × Hkv, page_size, D] of every layer."""
     size = pool.page_size
     return [storage[:, page * size : (page + 1) * size] for storage in pool.storage]
 

@@ -9,7 +9,7 @@ from llm.kv_cache.page_node import PageNode
 
 
 class HostStore(Protocol):
-    """Memory beside the device's pool, in slots of one page. Copies happen in order."""
+    """Host memory in slots of one page. Copies run in order."""
 
     @property
     def num_slots(self) -> int: ...
@@ -22,19 +22,19 @@ class HostStore(Protocol):
 
 
 class HostSlots:
-    """Hands out the slots of a store to nodes; None has none."""
+    """Assigns the slots of a store to nodes; without a store there are none."""
 
     def __init__(self, store: HostStore | None) -> None:
         self._store = store
-        self._free: list[int] = []  # used before; newest last
-        self._num_touched = 0  # slots below this one were used before
+        self._free: list[int] = []  # used before; the newest is last
+        self._num_touched = 0  # slots below this one have been used before
         self.num_slots = 0 if store is None else store.num_slots
         self.num_saved = 0  # pages copied, since the start
         self.num_loaded = 0
 
     @property
     def num_used(self) -> int:
-        """Pages that are here now."""
+        """Number of pages in host memory."""
         return self._num_touched - len(self._free)
 
     @property
@@ -43,7 +43,7 @@ class HostSlots:
         return self.num_used >= self.num_slots
 
     def save(self, node: PageNode) -> None:
-        """Copy a node's page to a free slot, which there must be."""
+        """Copy a node's page to a free slot; a slot must be free."""
         assert self._store is not None
         if self._free:
             slot = self._free.pop()

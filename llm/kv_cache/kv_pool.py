@@ -7,7 +7,7 @@ One layer is one tensor [2 × Hkv, slots, D], heads outermost: slot = page × pa
     head 0 values  | …
 
 so that consecutive pages of one head are one contiguous [tokens, D] matrix, which attention can
-read without gathering; and a page is [page_size, Hkv, D] with the same strides everywhere, which is
+read without gathering, and a page is [page_size, Hkv, D] with the same strides everywhere, which is
 what kernels for paged attention read. Page 0 swallows padding.
 """
 
@@ -24,8 +24,9 @@ ALIGNMENT = 64  # bytes, as torch's own memory: kernels may sum unaligned data i
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros whose memory, on the CPU, the system hands out when it is first written: torch.zeros
-    writes all of it at once, which would make an idle pool as large as a full one.
+    """Return zeros whose CPU memory the system allocates at the first write.
+
+    torch.zeros writes all of it at once, so that an unused pool would take its full size.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -36,7 +37,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 class KVPool:
-    """Keys and values of `num_pages` pages in every layer. The memory is touched page by page."""
+    """Keys and values of `num_pages` pages in every layer. Memory is committed page by page."""
 
     def __init__(
         self,
@@ -55,25 +56,25 @@ class KVPool:
         self.head_dim = head_dim
         self.dtype = dtype
         self.device = torch.device(device)
-        # The tail is whole pages: a layer splits into pages without being copied.
+        # The tail has whole pages, so that a layer splits into pages without a copy.
         self._stored_pages = num_pages + -(-TAIL_SLOTS // page_size)
         shape = (2 * num_kv_heads, self._stored_pages * page_size, head_dim)
         self.storage = [_zeros(shape, dtype, self.device) for _ in range(num_layers)]
-        # torch moves and selects bytes, but few things else of one byte.
+        # torch can move and select float8 values, but supports few other operations on them.
         self._cells = [s.view(torch.uint8) if dtype.itemsize == 1 else s for s in self.storage]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all layers, the tail not counted."""
+        """Bytes of all layers without the tail."""
         values = 2 * self.num_kv_heads * self.num_pages * self.page_size * self.head_dim
         return self.num_layers * values * self.dtype.itemsize
 
     def keys(self, layer: int) -> Tensor:
-        """[P, page_size, Hkv, D], a view."""
+        """Return a view [P, page_size, Hkv, D]."""
         return self._paged(self.storage[layer][: self.num_kv_heads])
 
     def values(self, layer: int) -> Tensor:
-        """[P, page_size, Hkv, D], a view."""
+        """Return a view [P, page_size, Hkv, D]."""
         return self._paged(self.storage[layer][self.num_kv_heads :])
 
     def _paged(self, heads: Tensor) -> Tensor:
@@ -81,7 +82,7 @@ class KVPool:
         return paged[:, : self.num_pages].permute(1, 2, 0, 3)
 
     def as_stored(self, key_value: Tensor) -> Tensor:
-        """Keys and values in the pool's format; what it cannot hold becomes its largest number."""
+        """Convert keys and values to the pool's format; values out of range are clamped."""
         if key_value.dtype == self.dtype:
             return key_value
         if self.dtype.itemsize == 1:
@@ -98,7 +99,7 @@ class KVPool:
         cells.index_copy_(1, slots, source)
 
     def take(self, layer: int, pages: Tensor) -> Tensor:
-        """[2 × Hkv, n × page_size, D]: a copy of whole `pages` [n]."""
+        """Return a copy [2 × Hkv, n × page_size, D] of whole `pages` [n]."""
         paged = self._cells[layer].unflatten(1, (self._stored_pages, self.page_size))
         return paged.index_select(1, pages).flatten(1, 2).view(self.dtype)
 

@@ -1,4 +1,4 @@
-"""`KVCacheManager`: which pages a request holds. Claim first, commit as KV fills, release once.
+"""`KVCacheManager`: which pages a request holds. Claim, commit computed pages, release once.
 
 claim    lock the cached prefix, take pages for the rest of the tokens
 extend   take pages for positions still to come
@@ -22,18 +22,17 @@ from llm.kv_cache.radix_cache import RadixCache
 
 
 class _Claim:
-    """One request's page table, and the cached nodes (a path from the root) it locks.
+    """One request's page table, and the cached nodes (a path from the root) that it locks.
 
-    `path[i].page == pages[i]`: a request keeps nothing alive but its own pages. A page table
-    never changes, it only grows; when somebody else cached the same prefix first, the request
-    goes on with its own copy.
+    `path[i].page == pages[i]`: a request keeps only its own pages alive. A page table only grows.
+    When another request has cached the same prefix first, this request continues with its own copy.
     """
 
     __slots__ = ("pages", "path", "salt")
 
     def __init__(self, salt: str, pages: Iterable[int], path: list[PageNode]) -> None:
         self.salt = salt
-        self.pages = array("i", pages)  # as kernels read it: copied in one piece
+        self.pages = array("i", pages)  # an array that kernels can copy in one piece
         self.path = path
 
 
@@ -51,12 +50,14 @@ class KVCacheManager:
         *,
         host: HostStore | None = None,
     ) -> None:
-        """`host`: where cached pages go whose room is needed, and come back from."""
+        """Create the pages. `host` receives evicted pages of the prefix cache and returns them."""
         self._pool = PagePool(num_pages, page_size)
         self._cache = RadixCache(self._pool, host)
         self._caching = enable_prefix_caching
         self._claims: dict[str, _Claim] = {}
         self.page_size = page_size
+        self.total_pages = self._pool.total_pages
+        """Pages that can hold tokens."""
         self.prefix_hit_tokens = 0
         self.prefix_miss_tokens = 0
 
@@ -66,13 +67,8 @@ class KVCacheManager:
         return self._pool.num_pages
 
     @property
-    def total_pages(self) -> int:
-        """Pages that can hold tokens."""
-        return self._pool.total_pages
-
-    @property
     def used_pages(self) -> int:
-        """Pages that requests hold; cached pages nobody uses do not count."""
+        """Pages held by requests; cached pages that no request uses do not count."""
         return self._pool.total_pages - self.available_pages
 
     @property
@@ -87,17 +83,17 @@ class KVCacheManager:
 
     @property
     def num_pages_to_host(self) -> int:
-        """Pages copied to host memory, since the start."""
+        """Pages copied to host memory since the start."""
         return self._cache.host.num_saved
 
     @property
     def num_pages_from_host(self) -> int:
-        """Pages that came back from there."""
+        """Pages copied back from host memory since the start."""
         return self._cache.host.num_loaded
 
     @property
     def available_pages(self) -> int:
-        """Pages that can be had now: free ones and evictable ones."""
+        """Pages that can be claimed now: free and evictable ones."""
         return self._pool.free_pages + self._cache.evictable_pages
 
     @property
@@ -110,10 +106,10 @@ class KVCacheManager:
         return -(-num_tokens // self.page_size)
 
     def room(self, watermark: float = 1.0) -> int:
-        """Pages that can be had without using more than this share of the pool."""
-        # The nudge keeps 0.95 × 100 from being 94 pages on account of rounding.
+        """Return how many pages can be claimed without using more than this share of the pool."""
+        # The small addend keeps 0.95 × 100 from becoming 94 pages by rounding.
         allowed = min(int(watermark * self.total_pages + 1e-6), self.total_pages)
-        return allowed - self.used_pages
+        return allowed - (self.total_pages - self.available_pages)
 
     def claim(
         self,
@@ -124,10 +120,10 @@ class KVCacheManager:
         watermark: float = 1.0,
         reads_cache: bool = True,
     ) -> int | None:
-        """Bind pages for all of `token_ids`; returns how many of them are cached already.
+        """Claim pages for all of `token_ids`; return how many of the tokens are cached.
 
-        At least one token is left to compute, because its logits are needed. None, and nothing
-        changed, when the pages cannot be had or the used share of the pool would exceed
+        At least one token remains to be computed, because its logits are needed. Returns None, and
+        changes nothing, when the pages are not available or the used share of the pool would exceed
         `watermark`.
         """
         if request_id in self._claims:
@@ -143,7 +139,8 @@ class KVCacheManager:
         self._cache.lock(path)
         taken = self._take(num_new)
         on_host = path[num_on_device:]
-        self._cache.restore(on_host, taken[: len(on_host)])
+        if on_host:
+            self._cache.restore(on_host, taken[: len(on_host)])
         shared = [node.page for node in path]
         self._pool.retain(shared)
         self._claims[request_id] = _Claim(cache_salt, shared + taken[len(on_host) :], path)
@@ -157,7 +154,9 @@ class KVCacheManager:
         return self._claims[request_id].pages
 
     def extend(self, request_id: str, num_positions: int) -> bool:
-        """Grow the page table to cover `num_positions`; False, and no change, without room."""
+        """Extend the page table to cover `num_positions`; return False, and change nothing, without
+        room.
+        """
         pages = self._claims[request_id].pages
         missing = self.pages_for(num_positions) - len(pages)
         if missing > self.available_pages:
@@ -167,9 +166,9 @@ class KVCacheManager:
         return True
 
     def commit(self, request_id: str, token_ids: Sequence[int], num_computed: int) -> None:
-        """Offer the full pages among the first `num_computed` tokens to the prefix cache.
+        """Add the full pages among the first `num_computed` tokens to the prefix cache.
 
-        The KV of those tokens must have been computed; a token just sampled has none yet.
+        The KV of those tokens must have been computed; a token that was just sampled has none yet.
         """
         claim = self._claims[request_id]
         if num_computed > min(len(token_ids), len(claim.pages) * self.page_size):
@@ -188,7 +187,7 @@ class KVCacheManager:
     def release(
         self, request_id: str, token_ids: Sequence[int] = (), num_computed: int = 0
     ) -> None:
-        """Give up the request's claim; exactly once. Commits like `commit` before."""
+        """Release the request's claim, exactly once. Commits like `commit` first."""
         claim = self._claims.pop(request_id, None)
         if claim is None:
             raise ValueError(f"request {request_id} has no claim")
@@ -199,7 +198,7 @@ class KVCacheManager:
         self._pool.free(claim.pages)
 
     def rename(self, request_id: str, new_id: str) -> None:
-        """Keep the claim under another id, because the request's own may be used again."""
+        """Move the claim to another id, because the id of the request may be used again."""
         if new_id in self._claims:
             raise ValueError(f"request {new_id} has a claim already")
         self._claims[new_id] = self._claims.pop(request_id)
@@ -224,7 +223,7 @@ class KVCacheManager:
         return self._pool.alloc(count)
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` unless every reference, lock and count adds up."""
+        """Raise `AssertionError` unless every reference, lock and count is consistent."""
         holders: Counter[int] = Counter()
         locks: Counter[PageNode] = Counter()
         for request_id, claim in self._claims.items():

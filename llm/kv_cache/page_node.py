@@ -1,4 +1,4 @@
-"""`PageNode`: one page of the prefix tree, and the queue of those that can go next."""
+"""`PageNode`: one page of the prefix tree, and `LeafQueue`: the nodes that can be evicted next."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ class PageNode:
     def __init__(self, key: tuple[int, ...], page: int, parent: PageNode | None, serial: int):
         self.key = key
         self.page = page  # PADDING_PAGE while it is not on the device
-        self.slot: int | None = None  # where it is on the host, when it is there
+        self.slot: int | None = None  # slot in host memory, if any
         self.parent = parent
         self.serial = serial
         self.children: dict[tuple[int, ...], PageNode] = {}
-        self.num_on_device = 0  # of the children
+        self.num_on_device = 0  # number of children on the device
         self.locks = 0
         self.last_used = serial
 
     @property
     def is_on_device(self) -> bool:
-        """Whether it has a page of the pool."""
+        """Whether the node has a page of the pool."""
         return self.page != PADDING_PAGE
 
-    def may_leave_device(self) -> bool:
-        """Whether its page can be freed: nobody uses it, nothing on the device builds on it."""
+    def can_leave_device(self) -> bool:
+        """Whether the page can be freed: it is not locked and has no children on the device."""
         return self.is_on_device and not self.locks and not self.num_on_device
 
-    def may_leave_host(self) -> bool:
-        """Whether it can be forgotten."""
+    def can_leave_host(self) -> bool:
+        """Whether the copy in host memory can be dropped."""
         return self.slot is not None and not self.locks and not self.children
 
     def check_integrity(self, expected_locks: int) -> None:
-        """Raise `AssertionError` unless locks, place and family agree."""
+        """Raise `AssertionError` unless locks, place and links are consistent."""
         parent = self.parent
         assert parent is not None
         if self.locks != expected_locks:
@@ -70,9 +70,9 @@ class PageNode:
 
 
 class LeafQueue:
-    """Nodes that may go, least recently used first.
+    """Queue of evictable nodes, least recently used first.
 
-    An entry may be outdated: it is put right when it surfaces, which keeps the queue as small as
+    Entries may be outdated: they are corrected when popped, so that the queue is never larger than
     the tree.
     """
 
@@ -82,13 +82,13 @@ class LeafQueue:
         self._members: set[PageNode] = set()
 
     def push(self, node: PageNode) -> None:
-        """Queue a node, if it may go and is not queued yet."""
+        """Queue a node, if it can be evicted and is not queued yet."""
         if node not in self._members and self._may_go(node):
             self._members.add(node)
             heapq.heappush(self._heap, (node.last_used, node.serial, node))
 
     def pop(self) -> PageNode | None:
-        """The node that was used least recently; None when none may go."""
+        """Return the node that was used least recently; None when no node can be evicted."""
         while self._heap:
             last_used, _, node = heapq.heappop(self._heap)
             if node not in self._members:
@@ -100,7 +100,7 @@ class LeafQueue:
         return None
 
     def discard(self, node: PageNode) -> None:
-        """Forget a node that is no more."""
+        """Remove a node that no longer exists."""
         self._members.discard(node)
 
     def __contains__(self, node: object) -> bool:

@@ -1,4 +1,4 @@
-"""`PagePool`: page ids with reference counts. It knows no tokens and no tensors.
+"""`PagePool`: page ids with reference counts. It is independent of tokens and tensors.
 
 id   0        1 … num_pages-1
      padding  handed out, newest freed first, so that a small load stays in few pages
@@ -15,7 +15,7 @@ PADDING_PAGE = 0  # padded rows write here; never handed out, never freed
 
 
 class PagePool:
-    """Ids of `num_pages` pages (the padding page included) and how many holders each has."""
+    """Ids of `num_pages` pages (the padding page included) and the reference count of each."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         if num_pages < 2:
@@ -23,28 +23,25 @@ class PagePool:
         if page_size < 1:
             raise ConfigError(f"page_size={page_size} must be at least 1")
         self.num_pages = num_pages
+        self.total_pages = num_pages - 1
+        """Pages that can hold tokens."""
         self.page_size = page_size
         self._free = list(range(num_pages - 1, PADDING_PAGE, -1))
         self._holders = [0] * num_pages
 
     @property
-    def total_pages(self) -> int:
-        """Pages that can hold tokens."""
-        return self.num_pages - 1
-
-    @property
     def free_pages(self) -> int:
-        """Pages nobody holds."""
+        """Number of pages without holders."""
         return len(self._free)
 
     def holders(self, page: int) -> int:
-        """How many hold this page."""
+        """Return the reference count of this page."""
         return self._holders[page]
 
     def alloc(self, count: int) -> list[int]:
         """Take `count` pages with one holder each. The caller has checked `free_pages`."""
         if count > len(self._free):
-            raise IndexError(f"{count} pages asked, {len(self._free)} free")
+            raise IndexError(f"{count} pages requested, {len(self._free)} free")
         if count == 0:
             return []
         pages = self._free[-count:][::-1]
@@ -54,14 +51,14 @@ class PagePool:
         return pages
 
     def retain(self, pages: Iterable[int]) -> None:
-        """Add one holder to each page; all must be in use."""
+        """Add one reference to each page; all of them must be in use."""
         for page in pages:
             if self._holders[page] < 1:
                 raise ValueError(f"page {page} is free: it cannot be shared")
             self._holders[page] += 1
 
     def free(self, pages: Iterable[int]) -> None:
-        """Take one holder from each page; a page without holders is free again."""
+        """Drop one reference of each page; a page without references is free again."""
         for page in pages:
             if self._holders[page] < 1:
                 raise ValueError(f"page {page} is freed twice")
@@ -70,7 +67,7 @@ class PagePool:
                 self._free.append(page)
 
     def check_integrity(self, expected: Counter[int]) -> None:
-        """Raise `AssertionError` unless each page has exactly `expected` holders."""
+        """Raise `AssertionError` unless the reference counts equal `expected`."""
         if len(set(self._free)) != len(self._free):
             raise AssertionError("a page is free twice")
         free = set(self._free)

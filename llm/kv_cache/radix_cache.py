@@ -1,4 +1,4 @@
-"""`RadixCache`: a tree of full KV pages, so that a prompt used again is not computed again.
+"""`RadixCache`: a tree of full KV pages, which stores the KV of prompts for reuse.
 
 One node is one page; the edge to it is the tuple of the page's token ids, so a path from the root
 spells a prefix. Each cache salt has a root of its own. After SGLang's RadixAttention
@@ -11,8 +11,8 @@ A claim locks every node on its path, so a locked node's ancestors are locked to
 unlocked nodes are exactly those that eviction, leaf by leaf, can free.
 
 With a `HostStore`, an evicted page goes to host memory, and its node stays: the upper part of the
-tree is on the device, and below it hang the parts that are on the host. What the host has no room
-for is forgotten, again leaf by leaf.
+tree is on the device, and below it hang the parts that are on the host. What does not fit on the
+host is dropped, again leaf by leaf.
 """
 
 from __future__ import annotations
@@ -26,38 +26,37 @@ from llm.kv_cache.page_pool import PADDING_PAGE, PagePool
 
 
 class RadixCache:
-    """Cached pages by the tokens that lead to them. Holds one reference to each in the pool."""
+    """Cached pages by the tokens that lead to them. Holds one reference to each page in the
+    pool.
+    """
 
     def __init__(self, pool: PagePool, host: HostStore | None = None) -> None:
         self._pool = pool
         self._host = HostSlots(host)
         self._roots: dict[str, PageNode] = {}
-        self._salt_of: dict[PageNode, str] = {}  # the other way round
-        self._unlocked = 0
+        self._salt_of: dict[PageNode, str] = {}  # the inverse mapping
+        self.evictable_pages = 0
+        """Number of device pages that no claim uses."""
         self._num_pages = 0
         self._clock = 0
-        self._leaves = LeafQueue(PageNode.may_leave_device)
-        self._host_leaves = LeafQueue(PageNode.may_leave_host)
+        self._leaves = LeafQueue(PageNode.can_leave_device)
+        self._host_leaves = LeafQueue(PageNode.can_leave_host)
 
     @property
     def num_pages(self) -> int:
-        """Pages of the device in the tree."""
+        """Number of device pages in the tree."""
         return self._num_pages
 
     @property
-    def evictable_pages(self) -> int:
-        """Pages of the device that no claim uses."""
-        return self._unlocked
-
-    @property
     def host(self) -> HostSlots:
-        """What of the tree is in host memory."""
+        """The part of the tree in host memory."""
         return self._host
 
     def match(self, salt: str, token_ids: Sequence[int], max_pages: int) -> list[PageNode]:
-        """The longest cached path for these tokens, at most `max_pages` nodes; locks nothing.
+        """Return the longest cached path for these tokens, at most `max_pages` nodes; locks
+        nothing.
 
-        Those on the device come first, then those on the host.
+        Nodes on the device come first, then nodes on the host.
         """
         size = self._pool.page_size
         node = self._roots.get(salt)
@@ -70,11 +69,11 @@ class RadixCache:
         return path
 
     def lock(self, path: Sequence[PageNode]) -> None:
-        """Keep these nodes, a path from the root, from eviction."""
+        """Lock these nodes, a path from the root, against eviction."""
         tick = self._tick()
         for node in path:
             if node.locks == 0 and node.is_on_device:
-                self._unlocked -= 1
+                self.evictable_pages -= 1
             node.locks += 1
             node.last_used = tick
 
@@ -87,15 +86,15 @@ class RadixCache:
             node.locks -= 1
             node.last_used = tick
             if node.locks == 0:
-                self._unlocked += 1
+                self.evictable_pages += 1
                 self._leaves.push(node)
 
     def insert(
         self, salt: str, parent: PageNode | None, key: tuple[int, ...], page: int
     ) -> PageNode:
-        """The child of `parent` (None: the salt's root) for `key`; not locked by this.
+        """Return the child of `parent` (None: the salt's root) for `key`; it is not locked.
 
-        When the device has that prefix already, its own page stays and `page` is not taken.
+        When the device has that prefix already, its page stays and `page` is not taken.
         """
         above = parent if parent is not None else self._roots.get(salt)
         if above is None:
@@ -110,7 +109,7 @@ class RadixCache:
         return node
 
     def restore(self, path: Sequence[PageNode], pages: Sequence[int]) -> None:
-        """Bring locked nodes back from the host, into pages the caller has taken for them."""
+        """Copy locked nodes from the host into pages that the caller has allocated for them."""
         for node, page in zip(path, pages, strict=True):
             self._host.load(node, page)
             self._put_on_device(node, page)
@@ -120,13 +119,15 @@ class RadixCache:
         node.page = page
         self._num_pages += 1
         if node.locks == 0:
-            self._unlocked += 1
+            self.evictable_pages += 1
         assert node.parent is not None
         node.parent.num_on_device += 1
         self._leaves.push(node)
 
     def evict(self, count: int) -> int:
-        """Free up to `count` pages, least recently used leaves first; returns how many."""
+        """Free up to `count` pages, least recently used leaves first; return how many were
+        freed.
+        """
         freed = 0
         while freed < count:
             node = self._leaves.pop()
@@ -145,7 +146,7 @@ class RadixCache:
         self._pool.free((node.page,))
         node.page = PADDING_PAGE
         self._num_pages -= 1
-        self._unlocked -= 1
+        self.evictable_pages -= 1
         parent.num_on_device -= 1
         if goes_to_host:
             self._host_leaves.push(node)
@@ -154,10 +155,11 @@ class RadixCache:
         self._leaves.push(parent)
 
     def _make_room_on_host(self) -> bool:
-        """Whether one more page fits, when what was used least recently there is forgotten."""
+        """Whether one more page fits after the least recently used page on the host was dropped."""
         if not self._host.is_full:
             return True
-        # None: claims hold all that is there (or there is no host), and below this node is nothing.
+        # None: claims hold all host pages (or there is no host), and this node has no descendants
+        # there.
         oldest = self._host_leaves.pop()
         if oldest is None:
             return False
@@ -181,7 +183,7 @@ class RadixCache:
         return self._clock
 
     def __iter__(self) -> Iterator[PageNode]:
-        """Every node, parents first; roots, which hold no page, are left out."""
+        """Iterate over all nodes, parents first, without the roots, which hold no page."""
         stack = list(self._roots.values())
         while stack:
             node = stack.pop()
@@ -190,19 +192,19 @@ class RadixCache:
             stack.extend(node.children.values())
 
     def check_integrity(self, expected_locks: Counter[PageNode]) -> None:
-        """Raise `AssertionError` unless locks are as expected and all counts agree."""
+        """Raise `AssertionError` unless the locks are as expected and all counts are consistent."""
         nodes = list(self)
         if set(expected_locks) - set(nodes):
             raise AssertionError("a claim locks a node that is not in the tree")
         for node in nodes:
             node.check_integrity(expected_locks[node])
-            if node.may_leave_device() and node not in self._leaves:
+            if node.can_leave_device() and node not in self._leaves:
                 raise AssertionError(f"{node} can never be evicted")
-            if node.may_leave_host() and node not in self._host_leaves:
+            if node.can_leave_host() and node not in self._host_leaves:
                 raise AssertionError(f"{node} can never be forgotten")
         on_device = [node for node in nodes if node.is_on_device]
         unlocked = sum(node.locks == 0 for node in on_device)
-        if (self._num_pages, self._unlocked) != (len(on_device), unlocked):
+        if (self._num_pages, self.evictable_pages) != (len(on_device), unlocked):
             raise AssertionError(
                 f"{self!r}, but the tree has {len(on_device)} pages, {unlocked} unlocked"
             )
@@ -214,6 +216,6 @@ class RadixCache:
     def __repr__(self) -> str:
         host = f", {self._host!r}" if self._host.num_slots else ""
         return (
-            f"RadixCache({self._num_pages} pages, {self._unlocked} evictable, "
+            f"RadixCache({self._num_pages} pages, {self.evictable_pages} evictable, "
             f"{len(self._roots)} salts{host})"
         )

@@ -17,7 +17,7 @@ from llm.kv_cache.page_pool import PagePool
 
 
 class ReqToTokenPool:
-    """`table` [requests, tokens] int32: which slot holds a token. It does not know lengths."""
+    """Table [requests, tokens] int32 of the slot of each token. Lengths are not stored."""
 
     def __init__(self, num_requests: int, max_length: int) -> None:
         self.table = torch.zeros(num_requests, max_length, dtype=torch.int32)
@@ -26,11 +26,11 @@ class ReqToTokenPool:
 
     @property
     def available_size(self) -> int:
-        """Rows that can be had."""
+        """Number of free rows."""
         return len(self._free)
 
     def alloc(self) -> int | None:
-        """A row; None when all are taken, and the request has to wait."""
+        """Return a free row; None when all rows are in use."""
         if not self._free:
             return None
         row = self._free.pop()
@@ -38,18 +38,20 @@ class ReqToTokenPool:
         return row
 
     def free(self, row: int) -> None:
-        """Give a row back; it may be handed out again at once. Raises `ValueError` twice."""
+        """Release a row, which may be allocated again at once. Raises `ValueError` for a free
+        row.
+        """
         if row in self._free or not 0 <= row < len(self._uses):
             raise ValueError(f"row {row} is not taken")
         self._free.append(row)
 
     def name(self, row: int) -> str:
-        """Tells requests apart that had the row one after the other."""
+        """Return a name that differs between successive requests of the same row."""
         return f"row {row}, use {self._uses[row]}"
 
 
 class TokenToKVPoolAllocator:
-    """Slots of a pool of `num_pages` pages; those of page 0 swallow padding and are never given.
+    """Slots of a pool of `num_pages` pages; those of page 0 are for padding and never allocated.
 
     A page belongs to one request. Freeing any of its slots frees all of it.
     """
@@ -60,13 +62,13 @@ class TokenToKVPoolAllocator:
 
     @property
     def available_size(self) -> int:
-        """Slots of pages that are free."""
+        """Number of slots in free pages."""
         return self._pages.free_pages * self.page_size
 
     def alloc(self, num_tokens: int, last_slot: int | None = None) -> Tensor | None:
-        """int64 [num_tokens] slots that go on behind `last_slot`, which the same request has.
+        """Allocate int64 [num_tokens] slots that follow `last_slot` of the same request.
 
-        None, and nothing is taken, when there are too few pages.
+        Returns None, and allocates nothing, when there are too few pages.
         """
         slots: list[int] = []
         if last_slot is not None and (last_slot + 1) % self.page_size:
@@ -80,6 +82,6 @@ class TokenToKVPoolAllocator:
         return torch.tensor(slots[:num_tokens], dtype=torch.int64)
 
     def free(self, slots: Tensor | Iterable[int]) -> None:
-        """Give back every page that one of the slots is in."""
+        """Free every page that contains one of the slots."""
         numbers = slots.tolist() if isinstance(slots, Tensor) else slots
         self._pages.free(sorted({slot // self.page_size for slot in numbers}))

@@ -1,1 +1,1 @@
-"""What models are built of: linear, embedding, norm, rotary, activation, attention."""
+"""Layers of models: linear, embedding, norm, rotary, activation, attention."""

@@ -10,16 +10,16 @@ from llm.layers.linear import Linear
 from llm.parallel.group import Group
 
 # Below this many elements torch runs an elementwise kernel in one piece. Above, it may split it
-# over threads anywhere, and what remains of a split is computed by a scalar exponential that
-# rounds differently: a token's result would depend on where it lies in the batch.
+# over threads anywhere, and the rest of a split is computed by a scalar exponential that rounds
+# differently: a token's result would depend on its position in the batch.
 UNSPLIT_ELEMENTS = 32768
 
 
 def row_blocks(x: Tensor, row_size: int) -> tuple[Tensor, ...]:
-    """Views of whole rows, each small enough to be computed in one piece.
+    """Return views of whole rows, each small enough to be computed in one piece.
 
-    One view of everything on a GPU, and where torch.compile traces: it would compile the caller
-    anew for each number of blocks.
+    One view of everything on a GPU, and while torch.compile traces, which would compile the caller
+    again for each number of blocks.
     """
     if x.is_cuda or torch.compiler.is_compiling() or x.shape[0] * row_size <= UNSPLIT_ELEMENTS:
         return (x,)
@@ -27,7 +27,7 @@ def row_blocks(x: Tensor, row_size: int) -> tuple[Tensor, ...]:
 
 
 def silu_and_multiply(gate_up: Tensor) -> Tensor:
-    """[T, 2 × I] gate and up to silu(gate) × up [T, I]; overwrites the gate."""
+    """Return silu(gate) × up [T, I] for [T, 2 × I] gate and up; overwrites the gate."""
     gate, up = gate_up.chunk(2, dim=1)
     for block in row_blocks(gate, gate.shape[1]):
         F.silu(block, inplace=True)
@@ -35,7 +35,7 @@ def silu_and_multiply(gate_up: Tensor) -> Tensor:
 
 
 class GatedMLP:
-    """Gate and up are one product."""
+    """Gated MLP; gate and up are one product."""
 
     def __init__(self, gate_up: Linear, down: Linear, group: Group) -> None:
         self.gate_up = gate_up
@@ -43,5 +43,5 @@ class GatedMLP:
         self.group = group
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, hidden] to the same."""
+        """Return [T, hidden] for x [T, hidden]."""
         return self.group.all_reduce(self.down(silu_and_multiply(self.gate_up(x))))

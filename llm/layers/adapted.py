@@ -1,7 +1,7 @@
 """`AdaptedLinear`: y = x Wᵀ, plus x Aᵀ Bᵀ for the tokens of requests that use an adapter.
 
 A layer may compute several modules of the checkpoint at once (queries, keys and values). Their A
-are stacked, their B stand on the diagonal, so an adapter costs two small products a layer:
+are stacked, their B form a block diagonal, so that an adapter costs two small products per layer:
 
     x ─┬─ A_q ─ B_q ─┐                 ⎡B_q 0   0  ⎤
        ├─ A_k ─ B_k ─┼─ added to y  =  ⎢0   B_k 0  ⎥ [A_q; A_k; A_v] x
@@ -22,7 +22,9 @@ from llm.lora.manager import LoRAManager
 
 
 class AdaptedLinear:
-    """Another layer's product with the manager's adapters added; tokens without one keep it."""
+    """Adds the manager's adapters to another layer's product; tokens without an adapter are
+    unchanged.
+    """
 
     def __init__(
         self,
@@ -31,7 +33,7 @@ class AdaptedLinear:
         manager: LoRAManager,
         create: Callable[[LinearWeight], Linear],
     ) -> None:
-        """`create` makes the layers of an adapter's matrices."""
+        """Wrap `product`. `create` creates the layers of an adapter's matrices."""
         self.in_features, self.out_features = product.in_features, product.out_features
         self._product = product
         self._sources = tuple(sources)
@@ -42,7 +44,9 @@ class AdaptedLinear:
         manager.claim(self, shapes)
 
     def load(self, slot: int, factors: Mapping[str, LoRAFactors]) -> None:
-        """See `AdapterTarget`. What a slot held before is not written to: a step may read it."""
+        """See `AdapterTarget`. Replaces the slot's tensors rather than writing to them: a step may
+        read them.
+        """
         down, up = [], []
         for source in self._sources:
             own = factors.get(source.name)

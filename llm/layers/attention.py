@@ -15,7 +15,7 @@ from llm.parallel.group import Group
 
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
-    """What one layer computes with; `qkv` puts out [queries | keys | values] by head."""
+    """Layers of one attention block; the output of `qkv` is [queries | keys | values] by head."""
 
     qkv: Linear
     output: Linear
@@ -43,11 +43,13 @@ class SelfAttention:
         self.group = group
 
     def __call__(self, x: Tensor, rotations: Tensor, cache: KVCacheInputs) -> Tensor:
-        """[T, hidden] to the same."""
+        """Return [T, hidden] for x [T, hidden]."""
         return self.output(self.attend(self.project(x), rotations, cache))
 
     def project(self, x: Tensor) -> Tensor:
-        """[T, hidden] to queries, keys and values [T, H + 2 × Hkv, D], not rotated yet."""
+        """Return queries, keys and values [T, H + 2 × Hkv, D] for x [T, hidden], before
+        rotation.
+        """
         num_heads, num_kv_heads = self.shape.num_heads, self.shape.num_kv_heads
         projected = self.weights.qkv(x).view(
             x.shape[0], num_heads + 2 * num_kv_heads, self.shape.head_dim
@@ -57,7 +59,7 @@ class SelfAttention:
         return projected
 
     def attend(self, projected: Tensor, rotations: Tensor, cache: KVCacheInputs) -> Tensor:
-        """What `project` gave, rotated, stored and attended: [T, H × D]."""
+        """Rotate and store the result of `project`, and attend: [T, H × D]."""
         num_tokens, _, head_dim = projected.shape
         num_heads, num_kv_heads = self.shape.num_heads, self.shape.num_kv_heads
         rotate_(projected[:, : num_heads + num_kv_heads], rotations)
@@ -65,5 +67,5 @@ class SelfAttention:
         return cache.attend(self.layer, projected[:, :num_heads], key_value)
 
     def output(self, attended: Tensor) -> Tensor:
-        """[T, H × D] to [T, hidden]."""
+        """Return [T, hidden] for attended [T, H × D]."""
         return self.group.all_reduce(self.weights.output(attended))

@@ -1,4 +1,4 @@
-"""Layers through `torch.compile`: all of a layer but the rotation and attention itself.
+"""Layers through `torch.compile`: all of a layer except rotation and attention.
 
 compiled     norm ─ queries, keys, values           output ─ add ─ norm ─ MLP ─ add
 as written                                 └─ rotate, attend ─┘
@@ -33,13 +33,15 @@ def _(inputs: Tensor, weights: Tensor, scales: Tensor | None) -> Tensor:
 
 
 class Compiler:
-    """Compiles the functions of one model. When one fails, all of them run as written."""
+    """Compiles the functions of one model. If one fails, all of them run uncompiled."""
 
     def __init__(self) -> None:
         self.has_failed = False
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, compiled when it is first called: without graph breaks, for any rows."""
+        """Return `function`, compiled at its first call: without graph breaks, for any number of
+        rows.
+        """
         from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
         fast: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=True)
@@ -57,17 +59,17 @@ class Compiler:
     def _give_up(self, error: Exception) -> None:
         self.has_failed = True
         reason = str(error).strip().split("\n", maxsplit=1)[0]
-        text = "torch.compile failed, modules run as written (as with use_legacy_module): %s: %s"
+        text = "torch.compile failed, modules run uncompiled (as with use_legacy_module): %s: %s"
         logger.warning(text, type(error).__name__, reason)
 
 
 class CompiledLayer:
-    """See the module."""
+    """Compiled decoder layer; see the module."""
 
-    def __init__(self, twin: DecoderLayer, compiler: Compiler) -> None:
-        self._attend = twin.attention.attend
-        self._project = compiler.compiled(twin.project)
-        self._finish = compiler.compiled(twin.finish)
+    def __init__(self, reference: DecoderLayer, compiler: Compiler) -> None:
+        self._attend = reference.attention.attend
+        self._project = compiler.compiled(reference.project)
+        self._finish = compiler.compiled(reference.finish)
 
     def __call__(self, x: Tensor, rotations: Tensor, cache: KVCacheInputs) -> None:
         """See `Layer`."""

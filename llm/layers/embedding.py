@@ -10,7 +10,7 @@ from llm.layers.weight import LinearWeight
 
 
 class Embedding:
-    """[T] ids to [T, hidden]."""
+    """Maps [T] ids to [T, hidden]."""
 
     def __init__(
         self, weight: LinearWeight, *, dtype: torch.dtype, device: torch.device, int8: bool
@@ -25,7 +25,7 @@ class Embedding:
         self.num_embeddings, self.hidden_size = self.table.shape
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Rows of the table."""
+        """Return rows of the table."""
         if self._scales is None:
             return F.embedding(ids, self.table)
         return F.embedding(ids, self.table) * F.embedding(ids, self._scales)

@@ -1,13 +1,13 @@
-"""The layers of `llm.layers.decoder` on a CUDA device, by own kernels.
+"""The layers of `llm.layers.decoder` on a CUDA device, with built-in kernels.
 
-    twin                             few rows                    many rows
+    reference                        few rows                    many rows
     attention_norm, qkv, rotate,     project_heads, or product   normalise, BLAS,
       store of keys and values         and rotate_heads            rotate_heads
     output, x.add_                   product (adds)              BLAS (adds)
     mlp_norm, gate_up, silu × up     gated_product               normalise, BLAS, gate
     down, x.add_                     product (adds)              BLAS (adds)
 
-A matrix that is not a plain one (it is int8, or an adapter changes it) is called as it is.
+A matrix that is not plain (int8, or changed by an adapter) is computed by its own layer.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from llm.parallel.group import Group
 
 
 class Matrix(NamedTuple):
-    """A linear layer that is nothing but this."""
+    """A linear layer without adapters or quantisation."""
 
     weight: Tensor  # [N, K]
     bias: Tensor | None = None  # [N]
 
     def blocks(self, num_rows: int, parts: int = 1) -> Blocks | None:
-        """How to cut its product with so many rows; None: BLAS is faster."""
+        """Return the tile sizes of its product with so many rows; None: BLAS is faster."""
         num_out, num_in = self.weight.shape
         return blocks_for(num_out // parts, num_in, num_rows, parts=parts)
 
 
 def matrix_of(linear: Linear) -> Matrix | None:
-    """What a layer multiplies by; None when it does something else."""
+    """Return the matrix of a layer; None when the layer computes something else."""
     if isinstance(linear, FloatLinear):
         return Matrix(linear.weight)
     if isinstance(linear, BiasedLinear) and isinstance(linear.product, FloatLinear):
@@ -52,23 +52,23 @@ def matrix_of(linear: Linear) -> Matrix | None:
     return None
 
 
-def own_matrix(linear: Linear, name: str, kernels: KernelSet) -> Matrix | None:
-    """What a kernel multiplies by for a few rows; None: that is left to the layer."""
+def kernel_matrix(linear: Linear, name: str, kernels: KernelSet) -> Matrix | None:
+    """Return the matrix for a kernel for few rows; None when the layer computes the product."""
     matrix = matrix_of(linear) if name in kernels else None
     return matrix if matrix is not None and matrix.weight.dtype.itemsize == 2 else None
 
 
 class NormedProduct:
-    """linear(norm x)."""
+    """Computes linear(norm x)."""
 
     def __init__(self, norm: RMSNorm, linear: Linear, kernels: KernelSet) -> None:
-        self.matrix = own_matrix(linear, "product", kernels)
+        self.matrix = kernel_matrix(linear, "product", kernels)
         self.norm = norm
         self._linear = linear
         self._level = kernels.launch_level
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """[T, K] to [T, N], in `out` where it is given: it may be of another number format."""
+        """Return [T, N] for x [T, K], in `out` if given, which may have another number format."""
         matrix, norm = self.matrix, self.norm
         blocks = None if matrix is None else matrix.blocks(len(x))
         if matrix is None or blocks is None:
@@ -77,7 +77,7 @@ class NormedProduct:
                 return self._linear(normed)
             if matrix is None or matrix.bias is not None or not x.is_cuda:
                 return out.copy_(self._linear(normed))
-            # Nothing is rounded, written and read again on the way to a wider format.
+            # The product is written in the wider format without rounding in between.
             return torch.mm(normed, matrix.weight.t(), out_dtype=out.dtype, out=out)
         if out is None:
             out = x.new_empty(len(x), len(matrix.weight))
@@ -95,17 +95,17 @@ class NormedProduct:
 
 
 class GatedProduct:
-    """silu(gate (norm x)) × up (norm x)."""
+    """Computes silu(gate (norm x)) × up (norm x)."""
 
     def __init__(self, norm: RMSNorm, gate_up: Linear, kernels: KernelSet) -> None:
-        matrix = own_matrix(gate_up, "gated_product", kernels)
+        matrix = kernel_matrix(gate_up, "gated_product", kernels)
         self.matrix = None if matrix is None or matrix.bias is not None else matrix
         self._norm = norm
         self._gate_up = gate_up
         self._level = kernels.launch_level
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, K] to [T, I]."""
+        """Return [T, I] for x [T, K]."""
         matrix, norm, level = self.matrix, self._norm, self._level
         if matrix is not None:
             blocks = matrix.blocks(len(x), parts=2)
@@ -118,12 +118,12 @@ class GatedProduct:
 
 
 class AddedProduct:
-    """x += linear(y)."""
+    """Computes x += linear(y)."""
 
     def __init__(self, linear: Linear, group: Group, kernels: KernelSet) -> None:
-        # The sum of several ranks' products is not known before they have met.
+        # With several ranks the sum of their products is only known after the all-reduce.
         self._plain = matrix_of(linear) if group.size == 1 else None
-        self.matrix = own_matrix(linear, "product", kernels) if group.size == 1 else None
+        self.matrix = kernel_matrix(linear, "product", kernels) if group.size == 1 else None
         self._linear = linear
         self._group = group
         self._level = kernels.launch_level
@@ -149,23 +149,23 @@ class AddedProduct:
 
 
 class FusedLayer:
-    """See the module."""
+    """Decoder layer with built-in kernels; see the module."""
 
-    def __init__(self, twin: DecoderLayer, kernels: KernelSet) -> None:
-        attention, mlp = twin.attention, twin.mlp
+    def __init__(self, reference: DecoderLayer, kernels: KernelSet) -> None:
+        attention, mlp = reference.attention, reference.mlp
         self._index, self._shape = attention.layer, attention.shape
         self._head_norm = attention.weights.norm
-        self._qkv = NormedProduct(twin.attention_norm, attention.weights.qkv, kernels)
+        self._qkv = NormedProduct(reference.attention_norm, attention.weights.qkv, kernels)
         self._output = AddedProduct(attention.weights.output, attention.group, kernels)
-        self._gate_up = GatedProduct(twin.mlp_norm, mlp.gate_up, kernels)
+        self._gate_up = GatedProduct(reference.mlp_norm, mlp.gate_up, kernels)
         self._down = AddedProduct(mlp.down, mlp.group, kernels)
-        # A head's norm needs all of its dimensions, which are more than one program's share.
+        # A head's norm needs all of its dimensions, which are more than one program computes.
         self._projects = "project_heads" in kernels and self._head_norm is None
         self._level = kernels.launch_level
 
     @property
-    def num_own_products(self) -> int:
-        """How many of its four matrices own kernels multiply with."""
+    def num_kernel_products(self) -> int:
+        """Number of its four matrices that built-in kernels multiply with."""
         parts = (self._qkv, self._output, self._gate_up, self._down)
         return sum(part.matrix is not None for part in parts)
 
@@ -175,7 +175,7 @@ class FusedLayer:
         self._down(x, self._gate_up(x))
 
     def _attend(self, x: Tensor, rotations: Tensor, cache: KVCacheInputs) -> Tensor:
-        """[T, H × D]."""
+        """Return [T, H × D]."""
         target, shape, norm = cache.slots(self._index), self._shape, self._head_norm
         matrix = self._qkv.matrix
         if self._projects and matrix is not None and target is not None:
@@ -214,15 +214,15 @@ class FusedLayer:
 
 
 class FusedHead:
-    """The head of a model: logits come out of the kernel as float32."""
+    """The head of a model: the kernel writes float32 logits."""
 
-    def __init__(self, twin: LogitsHead, kernels: KernelSet) -> None:
-        self._product = NormedProduct(twin.norm, twin.linear, kernels)
-        self._vocab_size = twin.linear.out_features
+    def __init__(self, reference: LogitsHead, kernels: KernelSet) -> None:
+        self._product = NormedProduct(reference.norm, reference.linear, kernels)
+        self._vocab_size = reference.linear.out_features
 
     @property
-    def num_own_products(self) -> int:
-        """1 when an own kernel multiplies."""
+    def num_kernel_products(self) -> int:
+        """1 if a built-in kernel multiplies, else 0."""
         return int(self._product.matrix is not None)
 
     def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:

@@ -1,9 +1,9 @@
-"""`InvariantLinear`: products on a GPU that do not depend on how many rows they are computed with.
+"""`InvariantLinear`: products on a GPU that do not depend on the number of rows.
 
 BLAS libraries choose their kernel by the shape of the product, and kernels differ in the order of
-their sums: in bfloat16 a token gets other logits alone than among 64. Here every sum is taken in
-one order (`invariant_kernels`), whatever is computed beside it. What that costs, and what it is
-worth, `benchmarks.batch_invariance` measures.
+their sums: in bfloat16 a token gets other logits alone than among 64. Here every sum has one order
+(`llm.kernels.invariant`) for any number of rows. `benchmarks.batch_invariance` measures cost and
+benefit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class InvariantLinear:
     """A floating-point matrix; see the module."""
 
     def __init__(self, weight: LinearWeight, dtype: torch.dtype, device: torch.device) -> None:
-        from llm.layers.invariant_kernels import multiply_rows
+        from llm.kernels.invariant import multiply_rows
 
         self.weight = weight.to_float(dtype).to(device).contiguous()
         self.out_features, self.in_features = self.weight.shape

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class RMSNorm:
-    """[T, hidden] to the same. The input is left alone."""
+    """Maps [T, hidden] to [T, hidden]. The input is not changed."""
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         # x / √(Σx²/K + ε) × w = x / √(Σx² + Kε) × √K w
@@ -25,7 +25,7 @@ class RMSNorm:
 
 
 class HeadNorm:
-    """An `RMSNorm` of each head's D values by itself, in place. `weight` is [H, D]."""
+    """`RMSNorm` of each head's D values, in place. `weight` is [H, D]."""
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         size = weight.shape[1]

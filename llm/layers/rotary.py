@@ -1,8 +1,8 @@
 """Rotary position embedding (Su et al. 2021).
 
-Checkpoints pair dimension i of a head with i + D/2. Rows of the query and key weights are
-reordered once (`interleaved_rows`) so that pairs are neighbours and a rotation is one complex
-product; queries and keys change alike, so their products do not.
+Checkpoints pair dimension i of a head with i + D/2. Rows of the query and key weights are reordered
+once (`interleaved_rows`) so that pairs are neighbours and a rotation is one complex product;
+queries and keys are permuted alike, which keeps their products.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from llm.layers.rotary_scaling import RotaryScaling, plain_frequencies
 
 @dataclass(frozen=True, slots=True)
 class RotaryConfig:
-    """Frequencies theta^(−2i/D), as they are or scaled."""
+    """Frequencies theta^(−2i/D), with an optional scaling."""
 
     head_dim: int
     theta: float = 10000.0
     scaling: RotaryScaling | None = None
 
     def rotations(self, num_positions: int) -> Tensor:
-        """complex64 [num_positions, D/2]: what each pair of a head is multiplied by."""
+        """Return complex64 [num_positions, D/2]: the factor of each pair of a head."""
         if self.scaling is None:
             frequencies, magnitude = plain_frequencies(self.head_dim, self.theta), 1.0
         else:
@@ -43,7 +43,7 @@ class Rotary:
         self._rotations = config.rotations(num_positions).unsqueeze(1).to(device)
 
     def at(self, positions: Tensor) -> Tensor:
-        """Rotations [T, 1, D/2] of positions [T]."""
+        """Return rotations [T, 1, D/2] of positions [T]."""
         return self._rotations[positions]
 
 
@@ -64,6 +64,6 @@ def rotate_(x: Tensor, rotations: Tensor) -> None:
 
 
 def interleaved_rows(num_heads: int, head_dim: int) -> Tensor:
-    """Order of weight rows [H × D] in which the halves of each head alternate."""
+    """Return the order of weight rows [H × D] in which the halves of each head alternate."""
     rows = torch.arange(num_heads * head_dim).view(num_heads, 2, head_dim // 2)
     return rows.transpose(1, 2).reshape(-1)

@@ -1,7 +1,7 @@
-"""How checkpoints stretch rotary frequencies beyond the context they were trained with.
+"""Scaling of rotary frequencies beyond the context that a checkpoint was trained with.
 
-A scaling gets the plain frequencies f = theta^(−2i/D) and answers with [D/2] frequencies, or with
-[positions, D/2] where they depend on the position.
+A scaling maps the plain frequencies f = theta^(−2i/D) to [D/2] frequencies, or to [positions, D/2]
+if they depend on the position.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from torch import Tensor
 
 
 def plain_frequencies(head_dim: int, theta: float | Tensor) -> Tensor:
-    """float32 [D/2] radians per position; [n, D/2] for n bases [n, 1]."""
+    """Return float32 [D/2] radians per position; [n, D/2] for n bases [n, 1]."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     return 1.0 / (theta**exponents)
 
 
 class RotaryScaling(ABC):
-    """One way to scale; `head_dim` and `theta` are the model's."""
+    """A scaling method; `head_dim` and `theta` are the model's."""
 
     @abstractmethod
     def frequencies(self, head_dim: int, theta: float, num_positions: int) -> Tensor:
-        """float32 [D/2] or [num_positions, D/2] radians per position."""
+        """Return float32 [D/2] or [num_positions, D/2] radians per position."""
 
     @property
     def magnitude(self) -> float:
-        """What rotated queries and keys are multiplied by."""
+        """Return the factor of rotated queries and keys."""
         return 1.0
 
     def max_positions(self, trained: int) -> int:
-        """How long a sequence may be, given max_position_embeddings."""
+        """Return the maximum length of a sequence, given max_position_embeddings."""
         return trained
 
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling(RotaryScaling):
-    """All frequencies divided by `factor`: positions are interpolated (Chen et al. 2023)."""
+    """Divides all frequencies by `factor`: positions are interpolated (Chen et al. 2023)."""
 
     factor: float
 
@@ -48,13 +48,13 @@ class LinearScaling(RotaryScaling):
         return plain_frequencies(head_dim, theta) / self.factor
 
     def max_positions(self, trained: int) -> int:
-        """See `RotaryScaling`: files keep the number that the model was trained with."""
+        """See `RotaryScaling`: files keep the length that the model was trained with."""
         return int(trained * self.factor)
 
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling(RotaryScaling):
-    """Slow frequencies divided by `factor`, fast ones kept, a blend between."""
+    """Divides slow frequencies by `factor`, keeps fast ones, and blends between."""
 
     factor: float
     low_freq_factor: float
@@ -72,10 +72,10 @@ class Llama3Scaling(RotaryScaling):
 
 @dataclass(frozen=True, slots=True)
 class DynamicScaling(RotaryScaling):
-    """A larger base the further the sequence goes beyond `original_max_positions` ("NTK").
+    """Increases the base with the length beyond `original_max_positions` ("NTK").
 
-    A position is rotated with the base of a sequence that ends there, once and for all: so a
-    token's keys do not depend on how its prompt was cut into steps.
+    A position is always rotated with the base of a sequence that ends there, so that a token's keys
+    do not depend on how its prompt was cut into steps.
     """
 
     factor: float
@@ -96,8 +96,9 @@ class DynamicScaling(RotaryScaling):
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling(RotaryScaling):
-    """YaRN (Peng et al. 2023): dimensions that turn less than `beta_slow` times in the original
-    context are interpolated, those above `beta_fast` kept, a ramp between; `magnitude` for all.
+    """YaRN (Peng et al. 2023): interpolates dimensions that turn less than `beta_slow` times in the
+    original context, keeps those above `beta_fast`, with a ramp between; `magnitude` applies to
+    all.
     """
 
     factor: float
@@ -120,7 +121,9 @@ class YarnScaling(RotaryScaling):
         return frequencies / self.factor * ramp + frequencies * (1 - ramp)
 
     def _dimension(self, turns: float, head_dim: int, theta: float) -> float:
-        """Where along i a pair turns that often in the original context."""
+        """Return the index i, as a fraction, of the pair that turns so often in the original
+        context.
+        """
         ratio = self.original_max_positions / (turns * 2 * math.pi)
         return head_dim * math.log(ratio) / (2 * math.log(theta))
 

@@ -1,4 +1,4 @@
-"""`RowLinear`: products on a CPU in which a row's result is its own."""
+"""`RowLinear`: products on a CPU in which a row's result does not depend on the others."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from llm.layers.weight import LinearWeight
 class RowLinear:
     """A matrix as float32, bfloat16, or int8 with a scale for each output.
 
-    `kernels.cpu.products` says in which order sums are taken. Rows come as float32 or bfloat16 and
-    leave in the same format; sums are float32.
+    `kernels.cpu.products` defines the order of sums. Inputs are float32 or bfloat16 and results
+    have the same format; sums are float32.
     """
 
     def __init__(self, weight: LinearWeight, dtype: torch.dtype) -> None:
@@ -27,7 +27,7 @@ class RowLinear:
         self._missing = -self.in_features % LANES
         if self._missing:
             values = F.pad(values, (0, self._missing))
-        self._values = values.contiguous()  # the same memory, where a head is tied to its embedding
+        self._values = values.contiguous()  # shared with the embedding, if the head is tied
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""

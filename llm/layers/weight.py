@@ -1,4 +1,4 @@
-"""`LinearWeight`: a matrix [out, in] as numbers or as int8 with a scale for each output row."""
+"""`LinearWeight`: a matrix [out, in] in floating point or as int8 with a scale per output row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INT8_MAX = 127
 
 @dataclass(frozen=True, slots=True)
 class WeightSource:
-    """The checkpoint's module that some output rows are from, and their order if it is another."""
+    """The checkpoint's module of some output rows, and their order if it differs."""
 
     name: str
     num_rows: int
@@ -26,7 +26,7 @@ class LinearWeight:
     values: Tensor  # [out, in] floating point, or int8
     scales: Tensor | None = None  # float32 [out]
     bias: Tensor | None = None  # [out] floating point, added to the product
-    sources: tuple[WeightSource, ...] = ()  # of all rows in turn, where it is known
+    sources: tuple[WeightSource, ...] = ()  # of all rows in turn, if known
 
     @property
     def is_quantized(self) -> bool:
@@ -34,7 +34,7 @@ class LinearWeight:
 
     @classmethod
     def stack(cls, weights: list[LinearWeight]) -> LinearWeight:
-        """One matrix with the outputs of all, so that one product computes them."""
+        """Return one matrix with the outputs of all, so that one product computes them."""
         all_sources = [weight.sources for weight in weights] if _are_known(weights) else []
         scales = [weight.scales for weight in weights if weight.scales is not None]
         if len(scales) not in (0, len(weights)):
@@ -52,7 +52,7 @@ class LinearWeight:
         )
 
     def rows(self, index: Tensor) -> LinearWeight:
-        """The output rows `index`, in that order."""
+        """Return the output rows `index`, in that order."""
         scales = None if self.scales is None else self.scales[index]
         bias = None if self.bias is None else self.bias[index]
         sources = tuple(
@@ -63,13 +63,15 @@ class LinearWeight:
         return LinearWeight(self.values[index], scales, bias, sources)
 
     def to_float(self, dtype: torch.dtype) -> Tensor:
-        """[out, in] numbers."""
+        """Return the matrix [out, in] in floating point."""
         if self.scales is None:
             return self.values.to(dtype)
         return (self.values.float() * self.scales[:, None]).to(dtype)
 
     def to_int8(self) -> tuple[Tensor, Tensor]:
-        """int8 [out, in] and float32 scales [out]: symmetric, absolute maximum of each row."""
+        """Quantise to int8 [out, in] and float32 scales [out]: symmetric, absolute maximum of each
+        row.
+        """
         if self.scales is not None:
             return self.values.contiguous(), self.scales.float()
         values = self.values.float()

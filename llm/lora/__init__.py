@@ -1,1 +1,1 @@
-"""Low-rank adapters beside a base model: their files, and which of them a batch uses."""
+"""Low-rank adapters of a base model: their files, and the adapters of a batch."""

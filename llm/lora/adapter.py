@@ -1,7 +1,7 @@
 """`LoRAAdapter`: one adapter in PEFT's format (adapter_config.json, adapter_model.safetensors).
 
 A module with weight W gets W + s·B·A (Hu et al. 2021): A is [r, in], B is [out, r], and s is
-lora_alpha / r, or lora_alpha / √r with use_rslora. What would make it anything else is refused.
+lora_alpha / r, or lora_alpha / √r with use_rslora. Other variants are errors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 TENSOR_NAME = re.compile(rf"{re.escape(PREFIX)}(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 
-# Key of adapter_config.json to the values that leave W + s·B·A as it is.
+# Keys of adapter_config.json and the values with which the module is W + s·B·A.
 PLAIN: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": (None, "none"),
@@ -41,12 +41,12 @@ PLAIN: Mapping[str, tuple[Any, ...]] = {
     "target_parameters": (None, []),
     "trainable_token_indices": (None, [], {}),
 }
-CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq")  # init_lora_weights: W is not W any more
+CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq")  # values of init_lora_weights that change W
 
 
 @dataclass(frozen=True, slots=True)
 class LoRAFactors:
-    """Of one module, on the CPU; the scale is in `up`."""
+    """Factors of one module, on the CPU; the scale is part of `up`."""
 
     down: Tensor  # A [r, in]
     up: Tensor  # s·B [out, r]
@@ -54,14 +54,14 @@ class LoRAFactors:
 
 @dataclass(frozen=True, slots=True)
 class LoRAAdapter:
-    """By the checkpoint's name of each module, such as model.layers.0.self_attn.q_proj."""
+    """Factors by the checkpoint's name of each module, such as model.layers.0.self_attn.q_proj."""
 
     name: str
     factors: Mapping[str, LoRAFactors]
 
     @property
     def rank(self) -> int:
-        """The largest of its modules."""
+        """Largest rank of its modules."""
         return max((len(factors.down) for factors in self.factors.values()), default=0)
 
     @property
@@ -71,8 +71,10 @@ class LoRAAdapter:
 
     @classmethod
     def read(cls, name: str, folder: Path, max_rank: int) -> LoRAAdapter:
-        """Raises `CheckpointError` for files that are no plain adapter, and `ConfigError` for a
-        rank above `max_rank`.
+        """Read an adapter.
+
+        Raises `CheckpointError` for unsupported files, and `ConfigError` for a rank above
+        `max_rank`.
         """
         config = _read_config(folder / CONFIG_NAME)
         pairs = _read_pairs(folder / WEIGHTS_NAME)
@@ -90,7 +92,7 @@ class LoRAAdapter:
 
 
 def adapter_bytes(folder: Path) -> int:
-    """What an adapter takes at most when it is held in float32."""
+    """Return the maximum size of an adapter in float32."""
     path = folder / WEIGHTS_NAME
     return 2 * path.stat().st_size if path.is_file() else 0
 
@@ -108,7 +110,7 @@ def _read_config(path: Path) -> dict[str, Any]:
             raise CheckpointError(f"{path}: {key}={values.get(key)} is not supported")
     start = values.get("init_lora_weights")
     if isinstance(start, str) and start.startswith(CHANGES_THE_BASE):
-        raise CheckpointError(f"{path}: init_lora_weights={start} belongs to a changed base model")
+        raise CheckpointError(f"{path}: init_lora_weights={start} changes the base model")
     return dict(values)
 
 

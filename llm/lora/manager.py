@@ -2,10 +2,10 @@
 
     start      read all of `lora_paths`; the model's layers register as targets
     a forward  begin(adapter of each row, tokens of each row): missing adapters are loaded into
-               free slots, else into that of the one used longest ago; `groups` says which tokens
-               are whose
+               free slots, else into the least recently used one; `groups` has the tokens of
+               each slot
 
-The scheduler lets at most `max_num_loras` adapters run at once, so there is always a slot.
+The scheduler runs at most `max_num_loras` adapters at once, so that there is always a slot.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from llm.config import LoRAConfig
 from llm.errors import CheckpointError, RequestError
 from llm.lora.adapter import LoRAAdapter, LoRAFactors, adapter_bytes
-from llm.memory_copy import to_device
+from llm.memory.transfer import to_device
 from llm.request import Request
 
 
@@ -38,14 +38,14 @@ class AdapterTarget(Protocol):
     """A layer that can be adapted."""
 
     def load(self, slot: int, factors: Mapping[str, LoRAFactors]) -> None:
-        """Put an adapter's factors into a slot, in place of what was there."""
+        """Load an adapter's factors into a slot, in place of the previous ones."""
 
 
 class LoRAManager:
     """Adapters of one model on one device. Used from the engine's thread, except `admit`."""
 
     def __init__(self, config: LoRAConfig, device: torch.device) -> None:
-        """Raises `CheckpointError` and `ConfigError` for adapters that cannot be served."""
+        """Read the adapters. Raises `CheckpointError` and `ConfigError` for unsupported ones."""
         self._device = device
         self._max_num_loras = config.max_num_loras
         self._adapters = {
@@ -54,28 +54,28 @@ class LoRAManager:
         }
         self._targets: list[AdapterTarget] = []
         self._claimed: set[str] = set()
-        self._slots: OrderedDict[str, int] = OrderedDict()  # in use longest ago first
-        self.groups: tuple[RowGroup, ...] = ()  # of the forward that runs
+        self._slots: OrderedDict[str, int] = OrderedDict()  # least recently used first
+        self.groups: tuple[RowGroup, ...] = ()  # of the current forward
         self.num_loads = 0
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Adapters that requests can ask for."""
+        """Names of the adapters."""
         return tuple(self._adapters)
 
     @property
     def resident(self) -> tuple[str, ...]:
-        """Adapters in slots, the one used longest ago first."""
+        """Adapters in slots, least recently used first."""
         return tuple(self._slots)
 
     def admit(self, request: Request) -> None:
-        """Raise `RequestError` for an adapter that there is not. Thread-safe."""
+        """Raise `RequestError` for an unknown adapter. Thread-safe."""
         if request.lora and request.lora not in self._adapters:
             known = ", ".join(self._adapters) or "none"
             raise RequestError(f"no adapter '{request.lora}'; there are: {known}")
 
     def adapts(self, module: str) -> bool:
-        """Whether any adapter changes this module of the checkpoint."""
+        """Whether an adapter changes this module of the checkpoint."""
         return any(module in adapter.factors for adapter in self._adapters.values())
 
     def claim(self, target: AdapterTarget, modules: Mapping[str, tuple[int, int]]) -> None:
@@ -105,11 +105,11 @@ class LoRAManager:
                 more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
                 names = ", ".join(lost[:3])
                 raise CheckpointError(
-                    f"adapter '{adapter.name}' changes what cannot be adapted: {names}{more}"
+                    f"adapter '{adapter.name}' has modules that cannot be adapted: {names}{more}"
                 )
 
     def begin(self, names: Sequence[str], query_lens: Sequence[int]) -> None:
-        """Get ready for a forward: the adapter ('' for none) and the tokens of each row."""
+        """Prepare a forward: the adapter ('' for none) and the number of tokens of each row."""
         wanted = dict.fromkeys(name for name in names if name)
         if not wanted:
             self.groups = ()
@@ -145,7 +145,7 @@ class LoRAManager:
 
 
 def reserved_bytes(config: LoRAConfig | None) -> int:
-    """Bytes that adapters take on the device: as many as there are slots, each as the largest."""
+    """Return the bytes of all slots on the device, each with the size of the largest adapter."""
     if config is None or not config.enable_lora:
         return 0
     sizes = [adapter_bytes(Path(folder)) for folder in config.adapters().values()]

@@ -1,1 +1,1 @@
-"""Architectures: the `PipelineModel` interface, one file for each model, and their weights."""
+"""Architectures: the `PipelineModel` interface, one file per model, and weights."""

@@ -1,7 +1,7 @@
 """`AutoModel`: any causal language model of the transformers package, one request at a time.
 
-The fallback for architectures that have no file here. Such a model keeps keys and values its own
-way, beside the paged pool: nothing is shared between requests, and a prompt is fed in one piece.
+The fallback for architectures that have no file here. Such a model keeps its keys and values
+itself, outside of the paged pool: requests share nothing, and a prompt is fed in one piece.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ MAX_REPORTED = 5
 
 
 class AutoModel(CausalModel):
-    """`transformers.AutoModelForCausalLM`. Needs the extra `hub`."""
+    """Wraps `transformers.AutoModelForCausalLM`. Needs the extra `hub`."""
 
     uses_kv_pool: ClassVar[bool] = False
     can_capture: ClassVar[bool] = False
 
     @classmethod
     def shape(cls, huggingface_config: HuggingFaceConfig) -> ModelShape:
-        """See `PipelineModel`; under the names that transformers gives these sizes."""
+        """See `PipelineModel`; reads the keys that transformers uses for these sizes."""
         config = _read_config(huggingface_config).get_text_config()
         num_heads = config.num_attention_heads
         return ModelShape(
@@ -65,13 +65,17 @@ class AutoModel(CausalModel):
     def estimate_activation_memory(
         cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
     ) -> int:
-        """A guess: a few dozen hidden states for each token of the longest prompt, float32."""
+        """Return an estimate: a few dozen float32 hidden states for each token of the longest
+        prompt.
+        """
         shape = cls.shape(huggingface_config)
         tokens = cls.calculate_max_seq_len(pipeline_config, huggingface_config)
         return 4 * (24 * tokens * shape.hidden_size + 3 * shape.vocab_size)
 
     def load_weights(self) -> None:
-        """See `PipelineModel`. Raises `CheckpointError` also for what transformers only logs."""
+        """See `PipelineModel`. Also raises `CheckpointError` for errors that transformers only
+        logs.
+        """
         if self.return_hidden_states is not ReturnHiddenStates.NONE:
             raise CheckpointError(f"{self.huggingface_config.path}: this model cannot embed")
         if self.adapter is not None or self.pipeline_config.model.weight_path:
@@ -83,7 +87,7 @@ class AutoModel(CausalModel):
         self._takes_kept_rows = (
             "logits_to_keep" in inspect.signature(self._model.forward).parameters
         )
-        self._caches: dict[str, tuple[Any, int]] = {}  # by request: cache, tokens in it
+        self._caches: dict[str, tuple[Any, int]] = {}  # by request: cache, number of tokens in it
 
     def _load(self) -> PreTrainedModel:
         from transformers import AutoModelForCausalLM
@@ -110,7 +114,9 @@ class AutoModel(CausalModel):
         return loaded
 
     def hidden_states(self, batch: ForwardBatch, cache: KVCacheInputs) -> Tensor:
-        """Not to be had: transformers hands them out normalised or not, by architecture."""
+        """Not supported: whether transformers normalises hidden states depends on the
+        architecture.
+        """
         raise NotImplementedError("AutoModel has no hidden states")
 
     def execute(self, model_inputs: ModelInputs) -> ModelOutputs:
@@ -128,7 +134,7 @@ class AutoModel(CausalModel):
         )
 
     def _forward(self, batch: ForwardBatch, num_rows: int) -> Tensor:
-        """float32 logits of the last `num_rows` tokens (at least one), [rows, V]."""
+        """Return float32 logits of the last `num_rows` tokens (at least one), [rows, V]."""
         request_id = batch.request_ids[0]
         kept = {"logits_to_keep": max(num_rows, 1)} if self._takes_kept_rows else {}
         answer = self._model(
@@ -142,13 +148,15 @@ class AutoModel(CausalModel):
         return logits
 
     def _cache(self, batch: ForwardBatch) -> Any:
-        """What the request's earlier forwards left; a request that starts anew has nothing."""
+        """Return the cache of the request's earlier forwards; a new one when it starts again."""
         request_id, start = batch.request_ids[0], batch.context_lens[0] - batch.query_lens[0]
         cache, length = self._caches.pop(request_id, (None, 0))
         if start == 0:
             return None
         if length != start:
-            raise ValueError(f"request {request_id} goes on at {start}, its cache holds {length}")
+            raise ValueError(
+                f"request {request_id} continues at {start}, but its cache holds {length}"
+            )
         return cache
 
     def release(self, request_id: str) -> None:
@@ -161,14 +169,16 @@ def _read_config(huggingface_config: HuggingFaceConfig) -> PreTrainedConfig:
     try:
         from transformers import AutoConfig
 
-        # False, not unset: transformers would ask on the terminal whether to run it.
+        # False, not None: transformers would ask on the terminal whether to run remote code.
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             path.parent, local_files_only=True, trust_remote_code=False
         )
     except ImportError as error:
         raise CheckpointError(
-            f"{path}: only transformers may know this architecture: pip install 'sonant[hub]'"
+            f"{path}: only transformers may support this architecture: pip install 'sonant[hub]'"
         ) from error
     except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path}: transformers does not know it either: {error}") from error
+        raise CheckpointError(
+            f"{path}: transformers does not support it either: {error}"
+        ) from error
     return config

@@ -1,4 +1,4 @@
-"""`PipelineModel`: what an architecture must tell and do. It owns no request, page or graph."""
+"""`PipelineModel`: the interface of an architecture. It owns no requests, pages or graphs."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ NO_LOG_PROBABILITIES = "does not compute log-probabilities"
 class PipelineModel(ABC, Generic[ContextT]):
     """Setup, input preparation and execution of one model on one group of devices.
 
-    `ContextT` is what a request looks like to the model; text and speech requests share it.
+    `ContextT` is the model's view of a request; text and speech requests share it.
 
     A subclass must have the four abstract methods, and its checkpoints' config.json the sizes that
-    `ModelShape.read` asks for. Everything else can be left as it is: then there are no weights to
-    read, no scratch worth planning, no adapters, no log-probabilities and no captured decoding.
+    `ModelShape.read` requires. All other methods have defaults: no weights to read, no scratch in
+    the memory plan, no adapters, no log-probabilities and no captured decoding.
     """
 
-    uses_kv_pool: ClassVar[bool] = True  # else it keeps keys and values itself, if any
-    can_capture: ClassVar[bool] = False  # whether there is `write_logits`
+    uses_kv_pool: ClassVar[bool] = True  # otherwise it keeps keys and values itself, if any
+    can_capture: ClassVar[bool] = False  # whether `write_logits` is implemented
     vocab_size: int
 
-    def __init__(  # noqa: PLR0913, PLR0917 - seed 000
+    def __init__(  # noqa: PLR0913, PLR0917 - the interface of plug-ins
         self,
         pipeline_config: PipelineConfig,
         session: EngineSession,
@@ -60,10 +60,11 @@ class PipelineModel(ABC, Generic[ContextT]):
         return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
         return_hidden_states: ReturnHiddenStates = ReturnHiddenStates.NONE,
     ) -> None:
-        """`devices` are in rank order; logits and sampled tokens live on the first.
+        """Create the model and load its weights. `devices` are in rank order; logits and sampled
+        tokens are on the first.
 
-        Raises `RuntimeError` for an unresolved configuration, `CheckpointError` for weights that
-        do not fit the architecture.
+        Raises `RuntimeError` for an unresolved configuration, `CheckpointError` for weights that do
+        not match the architecture.
         """
         if not pipeline_config.is_resolved:
             raise RuntimeError("resolve the configuration before a model is made from it")
@@ -77,22 +78,24 @@ class PipelineModel(ABC, Generic[ContextT]):
         self.return_hidden_states = return_hidden_states
         self.group: Group = NullGroup()
         self.linear_backends: Mapping[str, int] = {}
-        """How many linear layers compute their products with what."""
-        self.pooling = read_pooling(pipeline_config.model.model_path)  # None: it generates
+        """Number of linear layers by implementation."""
+        # None for models that generate
+        self.pooling = read_pooling(pipeline_config.model.model_path)
         self._huggingface_config = HuggingFaceConfig.read(pipeline_config.model.model_path)
         self.encoding: Encoding = choose_encoding(pipeline_config.model, self._huggingface_config)
         self.max_seq_len = self.calculate_max_seq_len(pipeline_config, self._huggingface_config)
         lora = pipeline_config.lora
-        self._lora_manager: LoRAManager | None = None
+        self.lora_manager: LoRAManager | None = None
+        """The adapters; None unless the configuration enables them."""
         if lora is not None and lora.enable_lora:
-            self._lora_manager = LoRAManager(lora, self.devices[0])
+            self.lora_manager = LoRAManager(lora, self.devices[0])
         self.load_weights()
-        if self._lora_manager is not None:
-            self._lora_manager.check_claimed()
+        if self.lora_manager is not None:
+            self.lora_manager.check_claimed()
         weights.close()
 
     def load_weights(self) -> None:
-        """Read `self.weights`; for models that have any. The last thing construction does."""
+        """Read `self.weights`, for models that have weights. Called at the end of construction."""
         return
 
     @classmethod
@@ -100,19 +103,20 @@ class PipelineModel(ABC, Generic[ContextT]):
     def calculate_max_seq_len(
         cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
     ) -> int:
-        """Most tokens of one sequence. Needs no weights.
+        """Return the maximum number of tokens of one sequence. Needs no weights.
 
         Raises `ValueError` with both numbers when `max_length` is above the model's limit.
         """
 
     @classmethod
     def shape(cls, huggingface_config: HuggingFaceConfig) -> ModelShape:
-        """The sizes that the memory plan and the sampler need. Needs no weights."""
+        """Return the sizes for the memory plan and the sampler. Needs no weights."""
         return ModelShape.read(huggingface_config)
 
     @classmethod
     def attention_windows(cls, huggingface_config: HuggingFaceConfig) -> tuple[int | None, ...]:
-        """By layer how many keys a query sees, None for all of them; () when no layer has a limit.
+        """Return by layer how many keys a query attends to, None for all; () when no layer has a
+        limit.
 
         Needs no weights.
         """
@@ -120,7 +124,7 @@ class PipelineModel(ABC, Generic[ContextT]):
 
     @classmethod
     def attention_soft_cap(cls, huggingface_config: HuggingFaceConfig) -> float | None:
-        """c where attention's scores s become c × tanh(s / c); None where they stay as they are.
+        """Return c if attention's scores s are mapped to c × tanh(s / c), else None.
 
         Needs no weights.
         """
@@ -128,7 +132,7 @@ class PipelineModel(ABC, Generic[ContextT]):
 
     @classmethod
     def estimate_weights_size(cls, pipeline_config: PipelineConfig) -> int:
-        """Bytes of the weights as they will be held, from the files' headers alone."""
+        """Return the bytes of the weights in memory, from the files' headers alone."""
         model = pipeline_config.model
         encoding = choose_encoding(model, HuggingFaceConfig.read(model.model_path))
         total, matrix_width = 0, product_bytes(encoding, pipeline_config)
@@ -142,14 +146,14 @@ class PipelineModel(ABC, Generic[ContextT]):
     def estimate_activation_memory(
         cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
     ) -> int:
-        """Bytes of scratch of one step at its largest; 0 unless the model says otherwise."""
+        """Return the bytes of scratch of the largest step; 0 by default."""
         return 0
 
     @classmethod
     def estimate_token_memory(
         cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
     ) -> int:
-        """Bytes of it that each token takes, logits aside; 0 unless the model says otherwise."""
+        """Return the part of it per token, without logits; 0 by default."""
         return 0
 
     @property
@@ -163,13 +167,10 @@ class PipelineModel(ABC, Generic[ContextT]):
         return self._huggingface_config
 
     @property
-    def lora_manager(self) -> LoRAManager | None:
-        """The adapters; None unless the configuration enables them."""
-        return self._lora_manager
-
-    @property
     def signal_buffers(self) -> list[Tensor]:
-        """Scratch of collectives, one for each of several devices, made when first executed."""
+        """Return scratch of collectives, one tensor per device of several, created at the first
+        forward.
+        """
         return self.group.signal_buffers()
 
     @abstractmethod
@@ -179,7 +180,7 @@ class PipelineModel(ABC, Generic[ContextT]):
         kv_cache_inputs: KVCacheInputs | None = None,
         return_n_logits: int = 1,
     ) -> ModelInputs:
-        """Inputs of a step's first forward, for `execute`.
+        """Return the inputs of a step's first forward, for `execute`.
 
         The outer list is data-parallel replicas. `return_n_logits` counts rows of logits from the
         end of each request, for `ReturnLogits.VARIABLE`.
@@ -189,11 +190,11 @@ class PipelineModel(ABC, Generic[ContextT]):
     def prepare_next_token_inputs(
         self, next_tokens: Tensor, prev_model_inputs: ModelInputs
     ) -> ModelInputs:
-        """Inputs of the forward that feeds the sampled tokens [B]; the host is not waited for."""
+        """Return the inputs of the forward that feeds the sampled tokens [B], without waiting."""
 
     @abstractmethod
     def execute(self, model_inputs: ModelInputs) -> ModelOutputs:
-        """One forward."""
+        """Run one forward."""
 
     def write_logits(
         self,
@@ -202,15 +203,15 @@ class PipelineModel(ABC, Generic[ContextT]):
         target: Tensor,
         tokens: Tensor | None = None,
     ) -> None:
-        """`execute` for a captured forward: float32 logits of the `tokens` (int64 [R]; None: of all
-        T) into target [R, V].
+        """Run a captured forward: write float32 logits of the `tokens` (int64 [R]; None: of all T)
+        into target [R, V].
 
         Host values of `batch` and `cache` are not read: they are those of the capture.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be captured")
 
     def release(self, request_id: str) -> None:
-        """Forget what is kept for a request that has ended; harmless the second time."""
+        """Free what is kept for a request that has ended; no effect the second time."""
         return
 
     def compute_log_probabilities(
@@ -222,12 +223,12 @@ class PipelineModel(ABC, Generic[ContextT]):
         batch_top_n: list[int],
         batch_echo: list[bool],
     ) -> list[LogProbabilities | None]:
-        """One entry for each sampling request, None where its top n is 0. Optional to have."""
+        """Return one entry for each sampling request, None if its top n is 0. Optional."""
         raise NotImplementedError(f"{type(self).__name__} {NO_LOG_PROBABILITIES}")
 
     @property
     def no_log_probabilities(self) -> str:
-        """Why there are none; empty for a model that computes them."""
+        """Return why log-probabilities are not supported; empty if they are."""
         own = type(self).compute_log_probabilities
         if own is not PipelineModel.compute_log_probabilities:
             return ""
@@ -235,13 +236,15 @@ class PipelineModel(ABC, Generic[ContextT]):
 
 
 def product_bytes(encoding: Encoding, pipeline_config: PipelineConfig) -> int:
-    """Bytes of one element of a matrix as it is multiplied."""
+    """Return the bytes of one element of a matrix in products."""
     expands = switch("use_vendor_blas", pipeline_config.use_vendor_blas)
     return encoding.dtype.itemsize if expands else encoding.matrix_bytes
 
 
 def upper_bounded_default(upper_bound: int, default: int | None) -> int:
-    """`default`, or the bound when it is None. Raises `ValueError` when it is above the bound."""
+    """Return `default`, or the bound when it is None. Raises `ValueError` when it is above the
+    bound.
+    """
     if default is None:
         return upper_bound
     if default > upper_bound:

@@ -1,12 +1,13 @@
-"""`CausalModel`: what every decoder-only language model shares; architectures add their layers.
+"""`CausalModel`: base class of decoder-only language models; architectures add their layers.
 
-input ids ─embed+layers─> hidden states [T] ─rows that are wanted─> norm ─> head ─> logits [R, V]
+input ids ─embed+layers─> hidden states [T] ─selected rows────────> norm ─> head ─> logits [R, V]
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import ClassVar
 
 import torch
@@ -23,7 +24,7 @@ from llm.batch import (
 )
 from llm.layers.decoder import Head
 from llm.layers.norm import RMSNorm
-from llm.memory_copy import to_device
+from llm.memory.transfer import to_device
 from llm.models.base import PipelineModel
 from llm.models.session import EngineSession
 from llm.sampling.log_probabilities import (
@@ -34,7 +35,7 @@ from llm.sampling.log_probabilities import (
 
 
 class CausalModel(PipelineModel[ScheduledRow]):
-    """A context is one row of a scheduled batch."""
+    """A decoder-only model whose context is one row of a scheduled batch."""
 
     can_capture: ClassVar[bool] = True
     final_norm: RMSNorm
@@ -42,7 +43,7 @@ class CausalModel(PipelineModel[ScheduledRow]):
 
     @abstractmethod
     def hidden_states(self, batch: ForwardBatch, cache: KVCacheInputs) -> Tensor:
-        """[T, hidden] of the last layer, before the final norm."""
+        """Return [T, hidden] of the last layer, before the final norm."""
 
     def prepare_initial_token_inputs(
         self,
@@ -69,12 +70,12 @@ class CausalModel(PipelineModel[ScheduledRow]):
             kv_cache_inputs=kv_cache_inputs,
             sampling_rows=tuple(index for index, row in enumerate(rows) if row.generates),
             logit_rows=_last_rows(forward_batch, wanted),
-            logit_offsets=_running_sum(wanted),
+            logit_offsets=tuple(accumulate(wanted, initial=0)),
             adapters=tuple(row.lora for row in rows),
         )
 
     def _wanted(self, rows: Sequence[ScheduledRow], return_n_logits: int) -> list[int]:
-        """How many rows of logits each batch row wants, counted from its end."""
+        """Return how many rows of logits each batch row needs, counted from its end."""
         if self.return_logits is ReturnLogits.ALL:
             return [len(row.token_ids) for row in rows]
         count = return_n_logits if self.return_logits is ReturnLogits.VARIABLE else 1
@@ -90,7 +91,7 @@ class CausalModel(PipelineModel[ScheduledRow]):
         cache = prev_model_inputs.kv_cache_inputs
         num_rows = len(prev_model_inputs.forward_batch.query_lens)
         if cache is None or len(prev_model_inputs.sampling_rows) != num_rows:
-            raise ValueError("only a batch in which every row samples can go on")
+            raise ValueError("only a batch in which every row samples can continue")
         if len(next_tokens) != num_rows:
             raise ValueError(f"{len(next_tokens)} next tokens for {num_rows} rows")
         advanced = cache.advanced(next_tokens)
@@ -119,9 +120,10 @@ class CausalModel(PipelineModel[ScheduledRow]):
             last = [offsets[row + 1] - 1 for row in model_inputs.sampling_rows]
             is_all = len(last) == len(logits)
             next_token_logits = logits if is_all else logits[_index(last, logits.device)]
-            return ModelOutputs(
-                logits, next_token_logits, offsets, self._returned_states(hidden, model_inputs)
-            )
+            states = None
+            if self.return_hidden_states is not ReturnHiddenStates.NONE:
+                states = self._returned_states(hidden, model_inputs)
+            return ModelOutputs(logits, next_token_logits, offsets, states)
 
     def write_logits(
         self,
@@ -193,21 +195,18 @@ class CausalModel(PipelineModel[ScheduledRow]):
 def _echoed(
     model_inputs: ModelInputs, model_outputs: ModelOutputs, row: int, sampled: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """All logits of a row, and the tokens they predict: those fed but the first, and `sampled`."""
+    """Return all logits of a row, and the tokens they predict: those fed but the first, and
+    `sampled`.
+    """
     start, end = model_outputs.logit_offsets[row : row + 2]
     fed = model_inputs.forward_batch.input_ids[start + 1 : end]
     return model_outputs.logits[start:end], torch.cat([fed, sampled.long()])
 
 
-def _running_sum(counts: Sequence[int]) -> tuple[int, ...]:
-    sums = [0]
-    for count in counts:
-        sums.append(sums[-1] + count)
-    return tuple(sums)
-
-
 def _last_rows(batch: ForwardBatch, wanted: Sequence[int]) -> Tensor | None:
-    """Tokens that are among the last `wanted` of their row; None when that is all of them."""
+    """Return the tokens that are among the last `wanted` of their row; None if those are all
+    tokens.
+    """
     if tuple(wanted) == batch.query_lens:
         return None
     ends = batch.row_offsets[1:]

@@ -1,4 +1,4 @@
-"""How a model's weights and activations are held: the choice when the configuration makes none."""
+"""Number formats of a model's weights and activations: the default when none is configured."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ConfigT = TypeVar("ConfigT", bound=PipelineConfig)
 
 logger = logging.getLogger("llm.config")
 
-AMPERE = (8, 0)  # the first compute capability that has bfloat16
+AMPERE = (8, 0)  # the first compute capability with bfloat16
 PLAIN = {
     QuantizationEncoding.FLOAT32: torch.float32,
     QuantizationEncoding.FLOAT16: torch.float16,
     QuantizationEncoding.BFLOAT16: torch.bfloat16,
 }
 TEXT_ON_CPU = QuantizationEncoding.FLOAT32
-"""The fastest format whose text keeps within the bounds of docs/cpu.md, as measured there."""
+"""The fastest format whose text stays within the bounds of docs/cpu.md, as measured there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Encoding:
 
 
 def choose_encoding(config: ModelConfig, huggingface_config: HuggingFaceConfig) -> Encoding:
-    """The encoding of a model on its device: see `encoding_of`."""
+    """Return the encoding of a model on its device: see `encoding_of`."""
     setting, capability = config.quantization_encoding, None
     if setting is None and not config.on_cpu:
         capability = torch.cuda.get_device_capability(torch.device(config.device_specs[0]))
@@ -55,12 +55,12 @@ def encoding_of(
     *,
     is_int8: bool = False,
 ) -> Encoding:
-    """What is set; where nothing is, bfloat16 on a GPU (float16 before Ampere), on the CPU int8
-    for a checkpoint that is stored so, and float32 for any other.
+    """Return the configured encoding, or the default.
 
-    `capability` is the GPU's: None on the CPU, and where something is set. An int8 checkpoint
-    (`is_int8`) is expanded wherever another encoding is asked for. Raises `ConfigError` for one
-    that nothing computes with.
+    The default is bfloat16 on a GPU (float16 before Ampere); on the CPU int8 for a checkpoint that
+    is stored so, and float32 for any other. `capability` is the GPU's: None on the CPU, and if an
+    encoding is set. An int8 checkpoint (`is_int8`) is expanded for any other encoding. Raises
+    `ConfigError` for an unsupported one.
     """
     if setting is QuantizationEncoding.INT8:
         return Encoding(torch.float32, int8=True)
@@ -74,10 +74,10 @@ def encoding_of(
 
 
 def with_text_encoding(config: ConfigT) -> ConfigT:
-    """The resolved configuration with the format for models that write text on the CPU, logged.
+    """Return the resolved configuration with the format for models that write text on the CPU.
 
-    A model stays as it is where a format is set, on a GPU, and where it is stored as int8, embeds
-    texts or runs by way of the transformers package.
+    The format is logged. A model is unchanged where a format is set, on a GPU, and if it is stored
+    as int8, computes embeddings or runs by way of the transformers package.
     """
     chosen = {}
     for name, model in (("model", config.model), ("draft_model", config.draft_model)):

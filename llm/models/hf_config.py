@@ -13,26 +13,26 @@ from llm.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceConfig:
-    """The top-level keys of a config.json; models ask for the keys they know."""
+    """The top-level keys of a config.json."""
 
     path: Path
     keys: Mapping[str, Any]
 
     @classmethod
     def read(cls, folder: Path | str) -> HuggingFaceConfig:
-        """Raises `CheckpointError` naming the file when it cannot be read."""
+        """Read a file. Raises `CheckpointError` naming the file when it cannot be read."""
         path = Path(folder) / "config.json"
         return cls(path, _read_object(path))
 
     @property
     def text_config(self) -> HuggingFaceConfig:
-        """The language model's part; the config itself unless it is nested."""
+        """Return the language model's part; the config itself unless it is nested."""
         nested = self.keys.get("text_config")
         return HuggingFaceConfig(self.path, nested) if isinstance(nested, dict) else self
 
     @property
     def architecture(self) -> str:
-        """The first of `architectures`."""
+        """Return the first of `architectures`."""
         names = self.keys.get("architectures")
         if not names:
             raise CheckpointError(f"{self.path} has no 'architectures'")
@@ -40,7 +40,7 @@ class HuggingFaceConfig:
 
     @property
     def is_int8(self) -> bool:
-        """Whether weights are stored as int8 with a scale for each output row.
+        """Return whether weights are stored as int8 with a scale for each output row.
 
         Raises `CheckpointError` for any other quantisation.
         """
@@ -56,26 +56,26 @@ class HuggingFaceConfig:
         return True
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A key's value; the default also where the file says null."""
+        """Return a key's value; the default also for null."""
         value = self.keys.get(key)
         return default if value is None else value
 
     def require(self, key: str) -> Any:
-        """A key's value. Raises `CheckpointError` naming the file and the key."""
+        """Return a key's value. Raises `CheckpointError` naming the file and the key."""
         value = self.keys.get(key)
         if value is None:
             raise CheckpointError(f"{self.path} has no '{key}'")
         return value
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A key's value, which must be a positive whole number."""
+        """Return a key's value, which must be a positive integer."""
         value = self.require(key) if default is None else self.get(key, default)
         if type(value) is not int or value < 1:
             raise CheckpointError(f"{self.path}: {key}={value!r} must be a positive whole number")
         return value
 
     def number(self, key: str, default: float) -> float:
-        """A key's value, which must be a number."""
+        """Return a key's value, which must be a number."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise CheckpointError(f"{self.path}: {key}={value!r} must be a number")
@@ -84,7 +84,7 @@ class HuggingFaceConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes that every decoder-only language model has."""
+    """Sizes of a decoder-only language model."""
 
     vocab_size: int
     hidden_size: int
@@ -96,7 +96,7 @@ class ModelShape:
 
     @classmethod
     def read(cls, config: HuggingFaceConfig) -> ModelShape:
-        """Raises `CheckpointError` naming a key that is missing or does not fit."""
+        """Read the sizes. Raises `CheckpointError` naming a key that is missing or invalid."""
         text = config.text_config
         hidden_size, num_heads = text.size("hidden_size"), text.size("num_attention_heads")
         num_kv_heads = text.size("num_key_value_heads", num_heads)
@@ -117,7 +117,9 @@ class ModelShape:
 
 
 def read_eos_token_ids(folder: Path | str) -> frozenset[int]:
-    """Ids that end a text, of generation_config.json (if there is one) and config.json."""
+    """Return the ids that end a text, of generation_config.json (if there is one) and
+    config.json.
+    """
     path = Path(folder) / "generation_config.json"
     paths = [Path(folder) / "config.json", *([path] if path.is_file() else [])]
     return frozenset(token for path in paths for token in _eos_ids(path))

@@ -1,7 +1,7 @@
 """Llama (Touvron et al. 2023): pre-norm decoder, grouped-query attention, rotary, SwiGLU.
 
-Its relatives (Qwen, Mistral) compute the same with a few parts more or less. They override
-`read_config`, which says which parts, and `names`, which says what checkpoints call them.
+Related architectures (Qwen, Mistral) differ in a few parts. They override `read_config`, which
+selects the parts, and `names`, the names in checkpoints.
 """
 
 from __future__ import annotations
@@ -17,30 +17,32 @@ from llm.batch import ForwardBatch, KVCacheInputs
 from llm.config import PipelineConfig, RopeType
 from llm.layers.activation import GatedMLP
 from llm.layers.attention import AttentionShape, AttentionWeights, SelfAttention
-from llm.layers.decoder import DecoderLayer, LogitsHead, Stack, create_stack
+from llm.layers.decoder import DecoderLayer, LogitsHead
 from llm.layers.embedding import Embedding
-from llm.layers.linear import OWN_KERNELS, TORCH_BLAS, LinearFactory
+from llm.layers.factory import BUILT_IN_KERNELS, TORCH_BLAS, LinearFactory
 from llm.layers.norm import HeadNorm, RMSNorm
 from llm.layers.rotary import Rotary, interleaved_rows
+from llm.layers.stack import Stack, create_stack
 from llm.layers.weight import LinearWeight
 from llm.models.base import product_bytes, upper_bounded_default
 from llm.models.causal import CausalModel
 from llm.models.encoding import choose_encoding
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.llama_config import LlamaConfig
-from llm.models.original_names import original_adapter
-from llm.models.weight_names import WeightNames
+from llm.models.weight_names import WeightNames, original_adapter
 from llm.models.weights import WeightReader
 
 
 class LlamaModel(CausalModel):
-    """`LlamaForCausalLM`: attention and MLP may have biases."""
+    """Implements `LlamaForCausalLM`: attention and MLP may have biases."""
 
     names: ClassVar[WeightNames] = WeightNames()
 
     @classmethod
     def read_config(cls, config: HuggingFaceConfig) -> LlamaConfig:
-        """What the architecture makes of a config.json; overridden by the relatives."""
+        """Return the architecture's configuration from a config.json; overridden by related
+        architectures.
+        """
         has_bias = bool(config.text_config.get("attention_bias", False))
         return replace(
             LlamaConfig.read(config),
@@ -58,7 +60,7 @@ class LlamaModel(CausalModel):
     def calculate_max_seq_len(
         cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
     ) -> int:
-        """`max_length`, at most the checkpoint's max_position_embeddings, stretched or not."""
+        """Return `max_length`, at most the checkpoint's max_position_embeddings, after scaling."""
         limit = cls.read_config(huggingface_config).max_positions
         wanted = pipeline_config.max_length
         try:
@@ -70,9 +72,10 @@ class LlamaModel(CausalModel):
 
     @classmethod
     def estimate_weights_size(cls, pipeline_config: PipelineConfig) -> int:
-        """See `PipelineModel`. An int8 head is packed, so a tied embedding is held beside it.
+        """See `PipelineModel`. An int8 head is packed, so that a tied embedding is stored
+        separately.
 
-        Where there are no files and weights are random, the sizes of the matrices count.
+        Without files the weights are random, and the sizes of the matrices are counted.
         """
         size = super().estimate_weights_size(pipeline_config)
         huggingface_config = HuggingFaceConfig.read(pipeline_config.model.model_path)
@@ -88,7 +91,9 @@ class LlamaModel(CausalModel):
     def estimate_activation_memory(
         cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
     ) -> int:
-        """Peak of the MLP or the attention of one full batch, its rows' logits, all rotations."""
+        """Return the peak of the MLP or the attention of one full batch, its logits, and all
+        rotations.
+        """
         shape = cls.read_config(huggingface_config).shape
         tokens = pipeline_config.max_batch_input_tokens
         rows = pipeline_config.max_batch_size or tokens
@@ -150,9 +155,9 @@ class LlamaModel(CausalModel):
         head = None
         if self.pooling is None:
             weight = self._tied(embedding) if needs_no_head else reader.matrix(names.head, *table)
-            # It is computed for some tokens only, which an adapter's layers do not know.
+            # Computed for some tokens only, while an adapter's layers expect all.
             head = LogitsHead(self.final_norm, self._factory.linear(replace(weight, sources=())))
-        # Old checkpoints store what can be computed, and a copy of the tied head.
+        # Old checkpoints store values that can be computed, and a copy of the tied head.
         reader.skip(*names.ignored, *([f"{names.head}.weight"] if needs_no_head else []))
         reader.finish()
         is_compiled = not self.session.use_legacy_module
@@ -162,12 +167,14 @@ class LlamaModel(CausalModel):
         self._layers = stack.layers
         if stack.head is not None:
             self.logits_of = stack.head
-        own = stack.num_own_products
+        own = stack.num_kernel_products
         counts = self._factory.counts
-        self.linear_backends = counts - Counter({TORCH_BLAS: own}) + Counter({OWN_KERNELS: own})
+        self.linear_backends = (
+            counts - Counter({TORCH_BLAS: own}) + Counter({BUILT_IN_KERNELS: own})
+        )
 
     def _tied(self, embedding: LinearWeight) -> LinearWeight:
-        """The head's matrix: what the embedding holds on the device already, where it can be."""
+        """Return the head's matrix: shared with the embedding on the device, if possible."""
         return embedding if self.encoding.int8 else LinearWeight(self._embedding.table)
 
     def _load_layer(self, reader: WeightReader, index: int) -> DecoderLayer:
@@ -210,14 +217,14 @@ class LlamaModel(CausalModel):
         return SelfAttention(index, heads, weights, self.group)
 
     def _paired_rows(self, num_heads: int) -> Tensor:
-        """The order of these heads' rows in which the pairs of a rotation are neighbours."""
+        """Return the order of these heads' rows in which the pairs of a rotation are neighbours."""
         head_dim = self.config.shape.head_dim
         if self._rope_type is RopeType.NORMAL:
             return torch.arange(num_heads * head_dim)
         return interleaved_rows(num_heads, head_dim)
 
     def _load_head_norm(self, reader: WeightReader, index: int) -> HeadNorm:
-        """One weight for all queries and one for all keys, in the order of the rotated pairs."""
+        """Return the norm of queries and keys, with weights in the order of the rotated pairs."""
         shape, names = self.config.shape, self.names
         order = self._paired_rows(1)
         by_head = [

@@ -1,4 +1,4 @@
-"""`LlamaConfig`: the keys of a config.json that change what Llama and its relatives compute."""
+"""`LlamaConfig`: the keys of a config.json that affect Llama and related architectures."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from llm.models.rotary_config import read_rotary
 
 @dataclass(frozen=True, slots=True)
 class LlamaConfig:
-    """Sizes and constants of one checkpoint. What a relative does differently has a default."""
+    """Sizes and constants of one checkpoint. Features of related architectures have defaults."""
 
     shape: ModelShape
     intermediate_size: int
     norm_epsilon: float
     is_head_tied: bool
     rotary: RotaryConfig
-    max_positions: int  # of one sequence, as far as rotary scaling stretches it
+    max_positions: int  # of one sequence, after rotary scaling
     has_qkv_bias: bool = False
     has_output_bias: bool = False
     has_mlp_bias: bool = False
-    has_head_norm: bool = False  # queries and keys are normalised before they are rotated
+    has_head_norm: bool = False  # normalise queries and keys before rotation
     windows: tuple[int | None, ...] = ()  # by layer, as in `PipelineModel.attention_windows`
 
     @classmethod
     def read(cls, config: HuggingFaceConfig) -> LlamaConfig:
-        """Raises `CheckpointError` naming a key that is missing or asks for something else."""
+        """Read the keys. Raises `CheckpointError` naming a key that is missing or unsupported."""
         text = config.text_config
         _refuse_other_variants(text)
         shape = ModelShape.read(config)
@@ -47,7 +47,9 @@ class LlamaConfig:
 
     @property
     def num_matrix_weights(self) -> int:
-        """Of the layers' matrices, the embedding and, where it is another, the head."""
+        """Return the number of weights in the layers' matrices, the embedding and an untied
+        head.
+        """
         shape = self.shape
         heads = 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
         layer = shape.hidden_size * (heads + 3 * self.intermediate_size)

@@ -10,7 +10,9 @@ from llm.models.llama_config import LlamaConfig
 
 
 class MistralModel(LlamaModel):
-    """`MistralForCausalLM`. Version 0.1 has a window in every layer, later ones say null."""
+    """Implements `MistralForCausalLM`. Version 0.1 has a window in every layer, later ones have
+    none.
+    """
 
     @classmethod
     def read_config(cls, config: HuggingFaceConfig) -> LlamaConfig:

@@ -1,6 +1,6 @@
-"""Checkpoints whose weights are PyTorch pickles: read only where the configuration allows it.
+"""Checkpoints whose weights are PyTorch pickles: read only if the configuration allows it.
 
-Even then only tensors come out: PyTorch's restricted unpickler runs no code from the file.
+PyTorch's restricted unpickler only returns tensors and runs no code from the file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DTYPE_NAMES = {
 def find_weights(
     folder: Path | str, files: Sequence[Path] = (), *, allow_pickle: bool = False
 ) -> Weights:
-    """The weights in `files`; without any, the folder's safetensors, else its pickles.
+    """Return the weights in `files`; without any, the folder's safetensors, else its pickles.
 
     Raises `CheckpointError` when there are none, or pickles only and they are not allowed.
     """
@@ -57,7 +57,7 @@ def find_weights(
 
 
 def pickle_files(folder: Path) -> list[Path]:
-    """The pickles that transformers would read; [] when there are none."""
+    """Return the pickles that transformers would read; [] when there are none."""
     index = folder / PICKLE_INDEX_NAME
     if index.is_file():
         return index_files(index)
@@ -70,7 +70,7 @@ class PickleWeights(Weights):
     format = WeightsFormat.PICKLE
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        """Raises `CheckpointError` naming what is wrong and where."""
+        """Open the files. Raises `CheckpointError` naming the file and the problem."""
         self._tensors: dict[str, Tensor] = {}
         for path in paths:
             self._tensors |= _read(path)

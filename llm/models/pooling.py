@@ -1,7 +1,8 @@
-"""What makes a checkpoint an embedding model, and how it makes one vector of many.
+"""Detection of embedding models, and pooling of their vectors.
 
-Either its architecture has no language-model head (`Qwen3Model` and the like), or it is laid out as
-sentence-transformers does: modules.json lists a Transformer, a Pooling and perhaps a Normalize.
+A checkpoint computes embeddings if its architecture has no language-model head (`Qwen3Model` and
+the like), or if it has the layout of sentence-transformers: modules.json lists a Transformer, a
+Pooling and perhaps a Normalize.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MODULES_FILE = "modules.json"
 
 
 class Pooling(Enum):
-    """Which of a text's vectors stand for it."""
+    """The vector of a text that represents it."""
 
     FIRST = "pooling_mode_cls_token"
     MEAN = "pooling_mode_mean_tokens"
@@ -32,13 +33,13 @@ class Pooling(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PoolingSpec:
-    """How one checkpoint pools. The default is that of a bare decoder."""
+    """Pooling of one checkpoint. The default is that of a decoder without modules.json."""
 
-    pooling: Pooling = Pooling.LAST  # the only one that has seen all others
+    pooling: Pooling = Pooling.LAST  # the only token that attends to all others
     normalizes: bool = True  # to length 1
 
     def pool(self, hidden: Tensor) -> Tensor:
-        """float32 [H] of the vectors [T, H] of a whole text, final norm applied."""
+        """Return float32 [H] of the vectors [T, H] of a whole text, after the final norm."""
         wide = hidden.double()
         match self.pooling:
             case Pooling.FIRST:
@@ -50,7 +51,7 @@ class PoolingSpec:
         return self.finish(pooled)
 
     def finish(self, vectors: Tensor) -> Tensor:
-        """float32 vectors [..., H], of length 1 where the checkpoint has them so."""
+        """Return float32 vectors [..., H], normalised to length 1 if the checkpoint requires it."""
         wide = vectors.double()
         if self.normalizes:
             wide = wide / wide.norm(dim=-1, keepdim=True).clamp_min(1e-12)
@@ -58,17 +59,19 @@ class PoolingSpec:
 
 
 def is_embedding_model(folder: Path | str) -> bool:
-    """Whether a checkpoint embeds texts; if not, it continues them."""
+    """Whether a checkpoint computes embeddings rather than generating."""
     return read_pooling(folder) is not None
 
 
 def read_pooling(folder: Path | str) -> PoolingSpec | None:
-    """None for a model that generates. Raises `CheckpointError` for modules that are unknown."""
+    """Return the pooling; None for a model that generates. Raises `CheckpointError` for unknown
+    modules.
+    """
     path = Path(folder) / MODULES_FILE
     if path.is_file():
         return _read_modules(path)
     config = HuggingFaceConfig.read(folder)
-    # One that has no entry, if it runs at all, is a language model of transformers.
+    # An architecture without an entry, if it runs at all, is a language model of transformers.
     architecture = find_architecture(config.architecture, config.path, runs_alone=True)
     return PoolingSpec() if architecture.is_embedding else None
 

@@ -1,4 +1,4 @@
-"""`Profiler`: names the phases of a step for a profiler that looks on."""
+"""`Profiler`: names the phases of a step for a profiler."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _OFF: AbstractContextManager[object] = nullcontext()
 
 
 class Profiler:
-    """Ranges for torch's own profiler and, on a GPU, NVTX ranges for NVIDIA's.
+    """Ranges for torch's profiler and, on a GPU, NVTX ranges for NVIDIA's.
 
-    `level` is off (no ranges at all), on (the phases of a turn) or detailed (their parts, too).
-    `trace` is told where batches begin.
+    `level` is off (no ranges), on (the phases of a step) or detailed (also their parts). `trace` is
+    called at the beginning of each batch.
     """
 
     def __init__(
@@ -33,13 +33,15 @@ class Profiler:
         self._has_nvtx = device.startswith("cuda")
 
     def range(self, name: str, *, detail: bool = False) -> AbstractContextManager[object]:
-        """A range "sonant.NAME" around the body; `detail`: only at the level detailed."""
+        """Return a context manager for a range "sonant.NAME"; `detail`: only at the level
+        detailed.
+        """
         if self.level == "off" or (detail and self.level != "detailed"):
             return _OFF
         return self._range(f"sonant.{name}")
 
     def step(self, mode: ForwardMode) -> AbstractContextManager[object]:
-        """A range around one batch of this kind."""
+        """Return a context manager for a range around one batch of this kind."""
         if self._trace is not None:
             self._trace.step()
         return self.range(STEP_RANGES[mode])

@@ -13,7 +13,7 @@ SLIDING = "sliding_attention"
 
 
 class Qwen2Model(LlamaModel):
-    """`Qwen2ForCausalLM`."""
+    """Implements `Qwen2ForCausalLM`."""
 
     @classmethod
     def read_config(cls, config: HuggingFaceConfig) -> LlamaConfig:
@@ -24,8 +24,10 @@ class Qwen2Model(LlamaModel):
 
 
 def qwen_windows(config: HuggingFaceConfig, num_layers: int) -> tuple[int | None, ...]:
-    """Windows by layer: off unless `use_sliding_window`, then for the layers that `layer_types`
-    names, or (older files) those from `max_window_layers` on.
+    """Return windows by layer.
+
+    They are off unless `use_sliding_window`, then for the layers that `layer_types` names, or
+    (older files) those from `max_window_layers` on.
     """
     if not config.get("use_sliding_window", False) or config.get("sliding_window") is None:
         return ()

@@ -1,4 +1,4 @@
-"""Qwen3 (Yang et al. 2025): Llama with normalised queries and keys, and biases on request."""
+"""Qwen3 (Yang et al. 2025): Llama with normalised queries and keys, and optional biases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llm.models.qwen2 import qwen_windows
 
 
 class Qwen3Model(LlamaModel):
-    """`Qwen3ForCausalLM`."""
+    """Implements `Qwen3ForCausalLM`."""
 
     @classmethod
     def read_config(cls, config: HuggingFaceConfig) -> LlamaConfig:

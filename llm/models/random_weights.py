@@ -1,4 +1,6 @@
-"""`RandomWeights`: a model without weight files, for tests: every tensor follows from its name."""
+"""`RandomWeights`: weights of a model without files, for tests: every tensor depends on its name
+only.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,14 @@ from llm.models.weights import TensorInfo, Weights, WeightsFormat
 if TYPE_CHECKING:
     from torch import Tensor
 
-GAIN = 2.0  # of matrices: next-token distributions neither flat nor an echo of the last token
+GAIN = 2.0  # of matrices: next-token distributions are neither flat nor repeat the last token
 
 
 class RandomWeights(Weights):
-    """Any tensor that is asked for with a shape; the same name has the same values.
+    """Returns any tensor of a requested shape; the same name gives the same values.
 
-    They are made on `device`, where billions take no time; another kind of device makes others.
+    Values are generated on `device`, which is fast for large models; another kind of device gives
+    other values.
     """
 
     format = WeightsFormat.SAFETENSORS
@@ -30,7 +33,7 @@ class RandomWeights(Weights):
         self._device = device
 
     def info(self) -> Mapping[str, TensorInfo]:
-        """Nothing is there before it is asked for."""
+        """Return no names: tensors do not exist before they are requested."""
         return {}
 
     def tensor(self, name: str) -> Tensor:
@@ -38,7 +41,7 @@ class RandomWeights(Weights):
         raise CheckpointError(f"tensor '{name}' has no shape of its own")
 
     def shaped(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Matrices are normal, what scales is 1 and what is added 0."""
+        """Return random matrices, 1 for scales and 0 for biases."""
         import torch
 
         if len(shape) == 1:
@@ -53,9 +56,9 @@ class RandomWeights(Weights):
 
 
 def open_weights(config: PipelineConfig) -> Weights:
-    """The weights of a configuration's model; random ones where the test mode finds none.
+    """Open the weights of a configuration's model; random ones in the test mode without files.
 
-    Raises what `find_weights` does.
+    Raises the errors of `find_weights`.
     """
     model = config.model
     folder = Path(model.model_path)

@@ -14,7 +14,7 @@ from llm.models.hf_config import HuggingFaceConfig
 def model_class(
     config: HuggingFaceConfig, *, runs_alone: bool = False
 ) -> type[PipelineModel[ScheduledRow]]:
-    """The class for a checkpoint, see `find_architecture`.
+    """Return the class for a checkpoint, see `find_architecture`.
 
     Raises `CheckpointError` naming the supported ones, `ConfigError` for a class that is no model.
     """

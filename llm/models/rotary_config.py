@@ -1,4 +1,4 @@
-"""What a config.json says of rotary positions: the base and, by `rope_type`, the scaling."""
+"""Rotary parameters of a config.json: the base and, by `rope_type`, the scaling."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ ORIGINAL = "original_max_position_embeddings"
 
 
 def read_rotary(config: HuggingFaceConfig, shape: ModelShape) -> RotaryConfig:
-    """From `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before).
+    """Read `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before).
 
-    Raises `CheckpointError` naming a kind that is not known or a key that it lacks.
+    Raises `CheckpointError` naming an unknown type or a missing key.
     """
     keys = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(keys, dict):
@@ -78,7 +78,7 @@ def _yarn(keys: Mapping[str, Any], max_positions: int) -> RotaryScaling:
 
 
 def _yarn_magnitude(keys: Mapping[str, Any], factor: float) -> float:
-    """0.1 ln(factor) + 1, or the ratio of two of these that DeepSeek's files ask for."""
+    """Return 0.1 ln(factor) + 1, or the ratio of two of these that DeepSeek's files specify."""
 
     def magnitude(scale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0

@@ -1,4 +1,4 @@
-"""`EngineSession`: what models on one device share: the device and the kernel switches."""
+"""`EngineSession`: the device and kernel switches that models on one device share."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ PDL_CAPABILITY = (9, 0)  # the first with programmatic dependent launch
 
 @dataclass(slots=True)
 class EngineSession:
-    """Set by `PipelineConfig.configure_session`."""
+    """Device and switches; set by `PipelineConfig.configure_session`."""
 
     device: torch.device
     gpu_profiling: str = "off"
     use_experimental_kernels: bool = False
     use_vendor_blas: bool = False
     pdl_level: int = 0
-    use_legacy_module: bool = True  # else torch.compile makes the kernels
+    use_legacy_module: bool = True  # otherwise torch.compile generates the kernels
     trace: StepTrace | None = None
 
     def trace_steps(self, path: Path, after: int, steps: int) -> None:
-        """Have some steps traced."""
+        """Trace some steps."""
         self.trace = StepTrace(path, after, steps)
 
     def check_device(self) -> None:
-        """Give up what the device cannot do."""
+        """Disable features that the device does not support."""
         if self.pdl_level and torch.cuda.get_device_capability(self.device) < PDL_CAPABILITY:
             text = "pdl_level=%d has no effect on %s, which is older than compute capability %d.%d"
             logger.warning(text, self.pdl_level, self.device, *PDL_CAPABILITY)
             self.pdl_level = 0
 
     def kernels(self) -> KernelSet:
-        """The own kernels that models use: none on the CPU."""
+        """Return the built-in kernels that models use: none on the CPU."""
         if self.device.type != "cuda" or not self.use_legacy_module:
             return KernelSet()
         return KernelSet.choose(
@@ -53,7 +53,7 @@ class EngineSession:
 
     @property
     def profiler(self) -> Profiler:
-        """Names phases at the level that was set."""
+        """Return a profiler with the configured level."""
         return _profiler(self.gpu_profiling, self.device, self.trace)
 
 

@@ -1,4 +1,4 @@
-"""`StepTrace`: some steps of an engine as a trace that torch's profiler writes, for chrome://tracing.
+"""`StepTrace`: a trace of some steps of an engine by torch's profiler, for chrome://tracing.
 
 step 0 ──── after ────┬──── steps ────┬── the file is written ── step …
                       └── recorded ───┘   (the engine waits meanwhile)
@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 
 
 class StepTrace:
-    """Records once. A step ends where the next one begins; all steps are on one thread, which need
-    not be the one that makes this.
+    """Records once. A step ends where the next one begins; all steps run on one thread, which may
+    differ from the one that creates this.
     """
 
     def __init__(self, path: Path, after: int, steps: int) -> None:
@@ -26,7 +26,7 @@ class StepTrace:
         set_up_profiler()
 
     def step(self) -> None:
-        """A step begins: start to record, or write what was recorded, when it is time."""
+        """Begin a step: start to record, or write the recorded trace, at the configured steps."""
         if self._begun == self._after:
             self._profiler = create_profiler()
             self._profiler.start()
@@ -44,13 +44,15 @@ class StepTrace:
 
 
 def set_up_profiler() -> None:
-    """On the main thread, before another one records: the library behind it complains otherwise."""
+    """Initialise the profiler on the main thread, which its library requires before another thread
+    records.
+    """
     with create_profiler():
         pass
 
 
 def export(profiler: torch.profiler.profile, path: Path) -> None:
-    """Write what was recorded; there is no file before it is whole. Folders are made."""
+    """Write the trace atomically. Creates missing folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")
     profiler.export_chrome_trace(str(unfinished))
@@ -58,7 +60,7 @@ def export(profiler: torch.profiler.profile, path: Path) -> None:
 
 
 def create_profiler() -> torch.profiler.profile:
-    """Of the host's operations and ranges and, where there is a GPU, of its kernels."""
+    """Create a profiler of the host's operations and ranges and, with a GPU, of its kernels."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)

@@ -1,8 +1,17 @@
-"""`WeightNames`: what a checkpoint calls each part of a model. One value for each architecture."""
+"""Names of a model's weights in checkpoints: one `WeightNames` for each architecture.
+
+`original_adapter` is for the layout in which Meta and Mistral publish weights
+(consolidated.safetensors): its names differ from those of transformers, and the pairs of a rotation
+are neighbours, not halves of a head.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
+
+from llm.models.weights import WeightsAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,4 +32,36 @@ class WeightNames:
     gate: str = "model.layers.{}.mlp.gate_proj"
     up: str = "model.layers.{}.mlp.up_proj"
     down: str = "model.layers.{}.mlp.down_proj"
-    ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)  # endings: stored, but can be computed
+    # endings of names that are stored, but can be computed
+    ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
+
+
+MARK = "tok_embeddings.weight"
+_TOP = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
+_LAYER = {
+    "attention_norm": "input_layernorm",
+    "attention.wq": "self_attn.q_proj",
+    "attention.wk": "self_attn.k_proj",
+    "attention.wv": "self_attn.v_proj",
+    "attention.wo": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w2": "mlp.down_proj",
+    "feed_forward.w3": "mlp.up_proj",
+}
+_LAYER_NAME = re.compile(r"layers\.(\d+)\.(.+)\.(\w+)")
+
+
+def original_adapter(names: Collection[str]) -> WeightsAdapter | None:
+    """Return a function that renames such weights; None for other layouts."""
+    return to_transformers if MARK in names else None
+
+
+def to_transformers(name: str) -> str:
+    """Convert one name; an unknown name is unchanged, and is reported as surplus later."""
+    match = _LAYER_NAME.fullmatch(name)
+    if match:
+        layer, part, kind = match.groups()
+        return f"model.layers.{layer}.{_LAYER[part]}.{kind}" if part in _LAYER else name
+    part, _, kind = name.rpartition(".")
+    return f"{_TOP[part]}.{kind}" if part in _TOP else name

@@ -1,4 +1,4 @@
-"""Checkpoint tensors by name: safetensors files, one or many, and which names a model has read.
+"""Checkpoint tensors by name: safetensors files, and a check that a model reads all names.
 
 Format of a file: 8 bytes little-endian header length, a JSON header {name: {dtype, shape,
 data_offsets}}, the data (https://github.com/huggingface/safetensors).
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_HEADER_BYTES = 100_000_000  # limit of the format
 
 
 class WeightsFormat(Enum):
-    """How weights are stored."""
+    """File format of weights."""
 
     SAFETENSORS = "safetensors"
     PICKLE = "pickle"  # of torch.save
 
 
 WeightsAdapter = Callable[[str], str]
-"""Name in the checkpoint to the name that the model knows."""
+"""Function from the name in the checkpoint to the name that the model uses."""
 
 _NO_HEADER = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
@@ -46,7 +46,7 @@ _DTYPE_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What a file's header says of one tensor."""
+    """Header entry of one tensor."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -71,28 +71,28 @@ class Weights(ABC):
 
     @abstractmethod
     def info(self) -> Mapping[str, TensorInfo]:
-        """Every tensor there is, without its data."""
+        """Return the entries of all tensors, without their data."""
 
     @abstractmethod
     def tensor(self, name: str) -> Tensor:
-        """One tensor, on the CPU. Raises `CheckpointError` naming it when there is none."""
+        """Return one tensor, on the CPU. Raises `CheckpointError` naming it when there is none."""
 
     def shaped(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """`tensor`, for those who know its shape, which the caller checks."""
+        """Like `tensor`, with the expected shape, which the caller checks."""
         return self.tensor(name)
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files; tensors read before stay valid."""
+        """Close the files; tensors read before stay valid."""
 
 
 class SafetensorsWeights(Weights):
-    """The tensors of safetensors files; each is read when it is asked for."""
+    """The tensors of safetensors files; each is read when it is requested."""
 
     format = WeightsFormat.SAFETENSORS
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        """Read the headers. Raises `CheckpointError` naming what is wrong and where."""
+        """Read the headers. Raises `CheckpointError` naming the file and the problem."""
         self._home: dict[str, Path] = {}
         self._info: dict[str, TensorInfo] = {}
         self._open: dict[Path, Any] = {}
@@ -105,7 +105,7 @@ class SafetensorsWeights(Weights):
 
     @classmethod
     def find(cls, folder: Path | str, files: Sequence[Path] = ()) -> SafetensorsWeights:
-        """Those in `files`; without any, the folder's (see `weight_files`)."""
+        """Open `files`; without any, the folder's (see `weight_files`)."""
         return cls(files or weight_files(Path(folder)))
 
     def info(self) -> Mapping[str, TensorInfo]:
@@ -133,8 +133,10 @@ class SafetensorsWeights(Weights):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint: those of its index, model.safetensors, or the only
-    one there is. Raises `CheckpointError` when there are none.
+    """Return the safetensors files of a checkpoint.
+
+    They are those of its index, model.safetensors, or the only one. Raises `CheckpointError` when
+    there are none.
     """
     index = folder / INDEX_NAME
     if index.is_file():
@@ -151,7 +153,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def index_files(index: Path) -> list[Path]:
-    """The files that an index names. Raises `CheckpointError` for one that is not there."""
+    """Return the files that an index names. Raises `CheckpointError` for a missing file."""
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     except (OSError, ValueError, KeyError, AttributeError, RecursionError) as error:
@@ -164,7 +166,7 @@ def index_files(index: Path) -> list[Path]:
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """Names, types and shapes of one file, without its data."""
+    """Return names, types and shapes of one file, without its data."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -181,7 +183,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
 
 class WeightReader:
-    """Hands tensors to a model under the names it knows, and sees that none is left over."""
+    """Returns tensors to a model by the names it uses, and checks that none is left over."""
 
     def __init__(self, weights: Weights, adapter: WeightsAdapter | None = None) -> None:
         rename = adapter or (lambda name: name)
@@ -194,7 +196,9 @@ class WeightReader:
         return name in self._sources
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        """A tensor of this shape. Raises `CheckpointError` naming it when missing or different."""
+        """Return a tensor of this shape. Raises `CheckpointError` naming it when missing or
+        different.
+        """
         self._unread.discard(name)
         tensor = self._weights.shaped(self._sources.get(name, name), shape)
         if tuple(tensor.shape) != shape:
@@ -202,8 +206,8 @@ class WeightReader:
         return tensor
 
     def matrix(self, name: str, *shape: int, has_bias: bool = False) -> LinearWeight:
-        """`NAME.weight`, with `NAME.weight_scale` [out, 1] where the checkpoint is int8, and
-        `NAME.bias` [out] where the architecture has one.
+        """Return `NAME.weight`, with `NAME.weight_scale` [out, 1] if the checkpoint is int8, and
+        `NAME.bias` [out] if the architecture has one.
         """
         values = self.tensor(f"{name}.weight", *shape)
         scales = None
@@ -213,11 +217,11 @@ class WeightReader:
         return LinearWeight(values, scales, bias, (WeightSource(name, shape[0]),))
 
     def skip(self, *suffixes: str) -> None:
-        """Names that end like this need not be read."""
+        """Mark names with these endings as not needed."""
         self._unread = {name for name in self._unread if not name.endswith(suffixes)}
 
     def finish(self) -> None:
-        """Raise `CheckpointError` naming tensors that nobody has read."""
+        """Raise `CheckpointError` naming tensors that were not read."""
         if self._unread:
             names = ", ".join(sorted(self._unread)[:5])
             more = f" and {len(self._unread) - 5} more" if len(self._unread) > 5 else ""

@@ -1,4 +1,4 @@
-"""`Group`: the ranks a layer is split over. One rank is the null group: nothing to exchange."""
+"""`Group`: the ranks that a layer is split over. A single rank uses the null group."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from torch import Tensor
 
 
 class Group(ABC):
-    """Rank, size, and the two collectives that tensor-parallel layers need."""
+    """Rank, size, and the two collectives of tensor-parallel layers."""
 
     rank: int
     size: int
 
     @abstractmethod
     def all_reduce(self, partial: Tensor) -> Tensor:
-        """Sum of every rank's tensor, on every rank; may work in place."""
+        """Return the sum of all ranks' tensors on every rank; may work in place."""
 
     @abstractmethod
     def all_gather(self, shard: Tensor) -> Tensor:
-        """Every rank's tensor, joined along the last dimension, on every rank."""
+        """Return all ranks' tensors, joined along the last dimension, on every rank."""
 
     def signal_buffers(self) -> list[Tensor]:
-        """Scratch of the collectives, one for each device; created when first asked for."""
+        """Return scratch of the collectives, one tensor per device; created at the first call."""
         return []
 
 
@@ -33,9 +33,9 @@ class NullGroup(Group):
     size = 1
 
     def all_reduce(self, partial: Tensor) -> Tensor:
-        """The tensor itself."""
+        """Return the tensor itself."""
         return partial
 
     def all_gather(self, shard: Tensor) -> Tensor:
-        """The tensor itself."""
+        """Return the tensor itself."""
         return shard

@@ -4,10 +4,10 @@
     device   ═══ n-1 ════╪════════════════ n ═══════════════════╪═════ n+1 ═══════
                          └ copied to the host
 
-`execute` returns the batch before's outputs. A token that batch n samples and n+1 feeds never waits
-for the host: the device puts it in its place (`future_tokens`). Rows whose next token depends on
-what the host must know of earlier ones (grammars; penalties, unless the device counts) are sampled
-when those have arrived; the forward overlaps even then. A batch with log-probabilities is waited
+`execute` returns the outputs of the previous batch. A token that batch n samples and n+1 feeds
+never waits for the host: the device writes it to its place (`future_tokens`). Rows that need
+earlier tokens on the host (grammars; penalties, unless the device counts them) are sampled
+when those have arrived; their forward still overlaps. A batch with log-probabilities is waited
 for when it is launched: they are read from its logits, which the next forward may write over.
 """
 
@@ -26,7 +26,7 @@ from llm.models.base import PipelineModel
 from llm.models.weights import WeightsAdapter, WeightsFormat
 from llm.pipeline.base import TextGenerationPipelineInterface
 from llm.pipeline.text_generation import run_batch, score_tokens, with_rounded_scores
-from llm.runner.device_stream import DeviceStream, HostCopy, Launched, create_stream
+from llm.runner.device_stream import DeviceStream, HostCopy, PendingResult, create_stream
 from llm.runner.future_tokens import (
     FutureTokens,
     awaits_token,
@@ -41,23 +41,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AsyncBatch:
-    """A batch that was started: whose its sampling rows are, and their tokens on both sides.
+    """A batch that was started: the request ids of its sampling rows, and their tokens.
 
-    Without sampling rows there are no tokens, but still the end to wait for.
+    A batch without sampling rows has no tokens; its end can still be waited for.
     """
 
     names: Sequence[str]  # [rows] request ids
-    tokens: Launched[Tensor]  # int32 [rows], on the device
+    tokens: PendingResult[Tensor]  # int32 [rows], on the device
     copy: HostCopy
     failures: Mapping[str, str]
-    scores: Launched[StepOutput] | None = None  # log-probabilities alone; None: nobody wants any
+    scores: PendingResult[StepOutput] | None = None
+    """Log-probabilities without tokens; None when no row requests them."""
 
     def wait(self) -> dict[str, int]:
-        """The tokens by request id, when the device is done with the batch."""
+        """Wait for the batch; return the tokens by request id."""
         return dict(zip(self.names, self.copy.wait().tolist(), strict=True))
 
     def output(self) -> StepOutput:
-        """The same for the scheduler."""
+        """Wait for the batch; return its results for the scheduler."""
         tokens = dict(zip(self.names, zip(self.copy.wait().tolist()), strict=True))
         if self.scores is None:
             return StepOutput(tokens, {}, self.failures)
@@ -66,7 +67,7 @@ class AsyncBatch:
 
 @final
 class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
-    """See the module. One decode forward per batch."""
+    """Pipeline that overlaps host and device; see the module. One decode forward per batch."""
 
     def __init__(
         self,
@@ -79,10 +80,12 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         *,
         stream: DeviceStream | None = None,
     ) -> None:
-        """`disable_overlap`: wait for each batch in the call that starts it.
+        """Load the model.
 
-        Raises `ValueError` for a device that does its work at once, unless overlap is disabled,
-        and for models without pages or tokens; also what the interface raises.
+        `disable_overlap`: wait for each batch in the call that starts it.
+
+        Raises `ValueError` for a device that is not asynchronous, unless overlap is disabled, and
+        for models without pages or tokens; also the errors of the interface.
         """
         device = torch.device(pipeline_config.model.device_specs[0])
         stream = create_stream(device) if stream is None else stream
@@ -108,8 +111,8 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
 
     @property
     def overlap_active(self) -> bool:
-        """See the interface. With a draft model nothing overlaps: how far a step gets, and so
-        where the next one begins, is not known before its drafts are verified.
+        """See the interface. A draft model disables overlap: how far a step advances, and so where
+        the next one begins, is not known before its drafts are verified.
         """
         return not self._is_disabled and self.speculation is None
 
@@ -118,19 +121,18 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         return self._pending is not None
 
     def execute(self, batch: ScheduledBatch) -> StepOutput:
-        """Start a batch, then wait for the one before it; an empty batch only does the latter.
+        """Start a batch, then wait for the previous one; an empty batch only waits.
 
-        What the caller adds to the batch's live views afterwards changes nothing. Raises
-        `ValueError`, and nothing is started, for several steps and for placeholders that no row
-        of the batch before fills. When the batch before cannot be waited for, this one is lost
-        with it.
+        Later additions to the batch's live views have no effect. Raises `ValueError`, and starts
+        nothing, for several steps and for placeholders that no row of the previous batch fills.
+        When waiting for the previous batch fails, this batch is lost with it.
         """
         if self.speculation is not None:
             return run_batch(self, batch)
         if batch.num_steps > 1:
             raise ValueError(
-                f"{batch.num_steps} steps cannot be had from enable_overlap_scheduler: "
-                "the next batch is planned"
+                f"num_steps={batch.num_steps} cannot be combined with enable_overlap_scheduler; "
+                "set max_num_steps=1"
             )
         before = self._pending
         with self.runner.session.profiler.step(batch.mode):
@@ -154,7 +156,7 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         inputs = self._inputs(batch, names, before)
         depending = self._depending(batch, rows)
         failures: Mapping[str, str] = {}
-        scores: Launched[StepOutput] | None = None
+        scores: PendingResult[StepOutput] | None = None
         is_scored = not batch.is_plain and any(map(_is_scored, batch.rows))
         if not (depending or is_scored):
             plan = runner.choice.prepare(rows)
@@ -172,7 +174,9 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         return AsyncBatch(names, tokens, self._stream.download(tokens), failures, scores)
 
     def _depending(self, batch: ScheduledBatch, rows: Sequence[ScheduledRow]) -> list[ScheduledRow]:
-        """Sampling rows whose next token cannot be chosen before the host knows those before."""
+        """Return the sampling rows whose next token depends on host-side results of earlier
+        tokens.
+        """
         choice = self.runner.choice
         if batch.is_plain and not choice.may_need_tokens:
             return []
@@ -184,7 +188,7 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
     def _score(
         self, batch: ScheduledBatch, inputs: ModelInputs, outputs: ModelOutputs, tokens: Tensor
     ) -> StepOutput:
-        """Log-probabilities alone. The host waits for the device here, which computes them."""
+        """Compute log-probabilities. The host waits here for the device."""
         rows = [row for row in batch.rows if row.samples]
         found = score_tokens(self, rows, inputs, outputs, tokens)
         sampled = {
@@ -196,7 +200,7 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         output = StepOutput({}, logprobs=sampled, prompt_logprobs=prompts)
         return with_rounded_scores(self, output)
 
-    def _launch_work(self, work: Callable[[], T]) -> Launched[T]:
+    def _launch_work(self, work: Callable[[], T]) -> PendingResult[T]:
         def run() -> T:
             with torch.inference_mode():
                 return work()
@@ -206,9 +210,9 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
     def _inputs(
         self, batch: ScheduledBatch, names: Sequence[str], before: AsyncBatch | None
     ) -> Callable[[], ModelInputs]:
-        """What makes a batch's inputs on the device, with the tokens of the batch before.
+        """Return a function that creates a batch's inputs on the device from the previous tokens.
 
-        `names` are those of the sampling rows.
+        `names` are the request ids of the sampling rows.
         """
         awaited = FutureTokens.find(batch, names, () if before is None else before.names)
         return lambda: self.runner.prepare(
@@ -217,5 +221,5 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
 
 
 def _is_scored(row: ScheduledRow) -> bool:
-    """Whether log-probabilities are wanted, of what is sampled or of the prompt."""
+    """Whether a row requests log-probabilities of sampled tokens or of its prompt."""
     return row.echoes or (row.samples and row.sampling.top_logprobs is not None)

@@ -1,4 +1,4 @@
-"""Which pipeline a configuration asks for."""
+"""Choice of the pipeline for a configuration."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from llm.structured.grammar import TokenSpelling
 def create_pipeline(
     config: PipelineConfig, tokenizer: TokenSpelling | None = None
 ) -> TextGenerationPipelineInterface:
-    """A loaded pipeline; `enable_overlap_scheduler` chooses. Raises what their constructors do.
+    """Create a loaded pipeline; `enable_overlap_scheduler` selects the class.
 
-    On the CPU overlap was kept by `force`, and waits for every step. An embedding model has no
-    token that the next step could wait for.
+    Raises the errors of the constructors. On the CPU `force` keeps overlap enabled, and every step
+    is waited for. An embedding model samples no token that a next step could feed.
     """
     if config.enable_overlap_scheduler and not is_embedding_model(config.model.model_path):
         return OverlapTextGenerationPipeline(

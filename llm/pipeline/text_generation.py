@@ -1,10 +1,10 @@
 """`TextGenerationPipeline`: forward, bitmask, sample, results for one scheduled batch.
 
     execute(batch):  forward ─> bitmask ─> sample ─┬─> StepOutput
-                        ^── next step ─────────────┘   (num_steps > 1: nobody is asked between)
+                        ^── next step ─────────────┘   (num_steps > 1: no scheduling between)
 
-It decides nothing about who runs. A row whose stop id came may keep computing until the turn ends;
-the scheduler drops what follows.
+It makes no scheduling decisions. A row that sampled a stop id may compute until the turn ends;
+the scheduler discards the later tokens.
 """
 
 from __future__ import annotations
@@ -31,32 +31,46 @@ from llm.structured.bitmask import needs_tokens
 
 
 class TextGenerationPipeline(TextGenerationPipelineInterface):
-    """Answers every batch in the call that runs it."""
+    """Pipeline that returns the results of every batch from the call that runs it."""
 
     def execute(self, batch: ScheduledBatch) -> StepOutput:
-        """Run a batch's forwards and sample for every row that is to."""
+        """Run a batch's forwards and sample for its sampling rows."""
         return run_batch(self, batch)
 
     @property
     def overlap_active(self) -> bool:
-        """Every batch is answered by the call that runs it."""
+        """False: every batch is finished by the call that runs it."""
         return False
 
     def has_pending_outputs(self) -> bool:
-        """Never: see `overlap_active`."""
+        """False: see `overlap_active`."""
         return False
 
 
 def run_batch(pipeline: TextGenerationPipelineInterface, batch: ScheduledBatch) -> StepOutput:
     """Run a batch and wait for its results."""
-    with pipeline.runner.session.profiler.step(batch.mode):
-        return with_rounded_scores(pipeline, _run_batch(pipeline, batch))
+    with pipeline.runner.session.profiler.step(batch.mode), torch.inference_mode():
+        if not batch:
+            pipeline.runner.forward_idle()
+            return StepOutput({})
+        speculation = pipeline.speculation
+        if speculation is not None and batch.num_steps > 1:
+            return with_rounded_scores(pipeline, speculation.execute(batch))
+        if speculation is not None:
+            speculation.ingest(batch)
+        turn = _MultiStepRun(pipeline, batch)
+        while not turn.has_ended:
+            turn.step()
+        output = turn.output()
+    if output.logprobs or output.prompt_logprobs:
+        return with_rounded_scores(pipeline, output)
+    return output
 
 
 def with_rounded_scores(
     pipeline: TextGenerationPipelineInterface, output: StepOutput
 ) -> StepOutput:
-    """The same with log-probabilities rounded to `sampling.out_dtype`."""
+    """Return the output with log-probabilities rounded to `sampling.out_dtype`."""
     name = pipeline.pipeline_config.sampling.out_dtype
     if name == "float32":
         return output
@@ -76,23 +90,7 @@ def with_rounded_scores(
     )
 
 
-def _run_batch(pipeline: TextGenerationPipelineInterface, batch: ScheduledBatch) -> StepOutput:
-    if not batch:
-        pipeline.runner.forward_idle()
-        return StepOutput({})
-    speculation = pipeline.speculation
-    with torch.inference_mode():
-        if speculation is not None:
-            if batch.num_steps > 1:
-                return speculation.execute(batch)
-            speculation.ingest(batch)
-        turn = _Turn(pipeline, batch)
-        while not turn.has_ended:
-            turn.step()
-        return turn.output()
-
-
-class _Turn:
+class _MultiStepRun:
     """The forwards of one batch."""
 
     def __init__(self, pipeline: TextGenerationPipelineInterface, batch: ScheduledBatch) -> None:
@@ -107,9 +105,12 @@ class _Turn:
         self._prompt_logprobs: dict[str, tuple[TokenLogprob, ...]] = {}
         self._num_steps = batch.num_steps
         self._rows = [row for row in batch.rows if row.generates]
+        self._is_scored = any(row.sampling.top_logprobs is not None for row in self._rows)
+        self._has_grammar = any(row.sampling.json_schema for row in self._rows)
         self._inputs = runner.prepare(batch)
         self._steps: list[SampledTokens] = []
-        # Tokens on the host, by row. On a GPU reading them is a wait, so only who must does so.
+        # Tokens on the host, by row. Reading them from a GPU blocks, so they are read only where
+        # needed.
         self._tokens: list[list[int]] = [[] for _ in self._rows]
         self._reads_each_step = runner.device.type == "cpu" or any(
             runner.choice.needs_tokens(row.sampling) or needs_tokens(row) for row in self._rows
@@ -117,7 +118,7 @@ class _Turn:
         self.has_ended = False
 
     def step(self) -> None:
-        """One forward and, where rows sample, their tokens."""
+        """Run one forward and sample for the sampling rows."""
         if not self._rows:
             self._read_prompts(self._runner.forward(self._inputs))
             self.has_ended = True
@@ -125,7 +126,9 @@ class _Turn:
         outputs, token_ids = self._run()
         if not self._steps:
             self._read_prompts(outputs)
-        scores = score_tokens(self._pipeline, self._rows, self._inputs, outputs, token_ids)
+        scores: tuple[TokenLogprob | None, ...] = ()
+        if self._is_scored:
+            scores = score_tokens(self._pipeline, self._rows, self._inputs, outputs, token_ids)
         self._steps.append(SampledTokens(token_ids, scores))
         if self._reads_each_step:
             for tokens, token in zip(self._tokens, token_ids.tolist(), strict=True):
@@ -136,9 +139,9 @@ class _Turn:
             self._inputs = self._runner.prepare_next(token_ids, self._inputs)
 
     def _run(self) -> tuple[ModelOutputs, Tensor]:
-        """A forward and its tokens. What a grammar allows is worked out while the forward runs."""
+        """Run a forward and sample. Grammar masks are computed while the forward runs."""
         runner, rows = self._runner, self._rows
-        if not any(map(needs_tokens, rows)):
+        if not self._has_grammar:
             plan = runner.choice.prepare(rows, len(self._steps), self._tokens)
             return runner.step(self._inputs, plan)
         outputs = runner.forward(self._inputs)
@@ -148,8 +151,10 @@ class _Turn:
         return outputs, runner.choose(outputs, plan)
 
     def _read_prompts(self, outputs: ModelOutputs) -> None:
-        self._prompt_logprobs = self._scores.score(self._prompts, outputs)
-        self._vectors = self._embeddings.take(self._prompts, self._inputs, outputs)
+        if self._scores.is_enabled:
+            self._prompt_logprobs = self._scores.score(self._prompts, outputs)
+        if self._embeddings.spec is not None:
+            self._vectors = self._embeddings.take(self._prompts, self._inputs, outputs)
 
     def _have_all_stopped(self) -> bool:
         """Whether every row is known to have sampled a stop id in this turn."""
@@ -159,7 +164,7 @@ class _Turn:
         )
 
     def output(self) -> StepOutput:
-        """What every row sampled, in order."""
+        """Return all sampled tokens of every row, in order."""
         if not self._steps:
             return StepOutput({}, prompt_logprobs=self._prompt_logprobs, embeddings=self._vectors)
         by_step = torch.stack([step.token_ids for step in self._steps]).tolist()
@@ -182,14 +187,14 @@ def score_tokens(
     outputs: ModelOutputs,
     token_ids: Tensor,
 ) -> tuple[TokenLogprob | None, ...]:
-    """Log-probabilities of the tokens [B] sampled for `rows`, None where none are wanted.
+    """Return log-probabilities of the tokens [B] sampled for `rows`, None where not requested.
 
-    Where some are, the host waits for the device.
+    The host waits for the device when a row requests them.
     """
     wanted = [row.sampling.top_logprobs for row in rows]
     if all(top_n is None for top_n in wanted):
         return (None,) * len(rows)
-    # The model skips rows with 0, which to a request means: the chosen token alone.
+    # The model skips rows with 0, while 0 in a request means: the chosen token only.
     found = pipeline.runner.loaded_model.compute_log_probabilities(
         pipeline.runner.session,
         inputs,

@@ -1,1 +1,1 @@
-"""One device: weights loaded, pool allocated, attention planned, forward, sample."""
+"""Execution of a model on one device: weights, memory pool, attention plan, forward, sampling."""

@@ -1,4 +1,4 @@
-"""How much memory a device has, in GiB (2³⁰ bytes)."""
+"""Memory of a device, in GiB (2³⁰ bytes)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ GIB = 2**30
 
 
 def get_available_gpu_memory(device: str = "cuda", gpu_id: int = 0) -> float:
-    """GiB free on a GPU; 0.0 without CUDA."""
+    """Return the free memory of a GPU in GiB; 0.0 without CUDA."""
     return _gpu_memory(device, gpu_id)[0] / GIB
 
 
 def get_total_gpu_memory(device: str = "cuda", gpu_id: int = 0) -> float:
-    """GiB of a GPU in all; 0.0 without CUDA."""
+    """Return the total memory of a GPU in GiB; 0.0 without CUDA."""
     return _gpu_memory(device, gpu_id)[1] / GIB
 
 
 def available_bytes(device: torch.device) -> int:
-    """Bytes that can be allocated now, on a GPU or in the host's memory."""
+    """Return how many bytes can be allocated now, on a GPU or in the host's memory."""
     if device.type == "cuda":
         return _gpu_memory("cuda", device.index or 0)[0]
     return _host_bytes()
@@ -34,7 +34,7 @@ def _gpu_memory(device: str, gpu_id: int) -> tuple[int, int]:
 
 
 def _host_bytes() -> int:
-    """Linux's own estimate of what can be had without swapping; else the pages nobody uses."""
+    """Return Linux's estimate of available memory without swapping; else the free pages."""
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
         for line in meminfo.read_text(encoding="ascii").splitlines():

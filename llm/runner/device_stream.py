@@ -1,11 +1,11 @@
-"""`DeviceStream`: a device's order of work, and results that the host learns later.
+"""`DeviceStream`: a device's queue of work, and results that reach the host later.
 
     host    launch(forward) launch(sample) download ─ … plans the next batch … ─ wait
     device          └────── forward ─> sample ─> copy to the host ─────────────────^
 
-Work runs in the order it was launched. What a launch returns stands for the value: later work may
-read it, the host may not before it has waited. A CPU runs all work at once, so there the value is
-always known; whoever writes for a stream must not count on that.
+Work runs in launch order. A launch returns a handle of its result: later work may read the value,
+the host must wait for it first. A CPU runs all work immediately, so that the value is available at
+once; code that uses a stream must not rely on that.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from llm.memory_copy import wait_for
+from llm.memory.transfer import wait_for
 
 T = TypeVar("T")
 
 
-class Launched(Generic[T]):
-    """What some work yields. `value` may be read by work that is launched later."""
+class PendingResult(Generic[T]):
+    """Result of launched work. `value` may be read by work that is launched later."""
 
     __slots__ = ("_value",)
 
@@ -31,19 +31,19 @@ class Launched(Generic[T]):
         self._value: list[T] = []
 
     def put(self, value: T) -> None:
-        """The work has run, as far as the host is concerned."""
+        """Set the value after the work has run or has been queued."""
         self._value.append(value)
 
     @property
     def value(self) -> T:
-        """Raises `RuntimeError` before the device got there, and when the work failed."""
+        """Return the value; raises `RuntimeError` before the work has run, and when it failed."""
         if not self._value:
             raise RuntimeError("the work that yields this value has not run")
         return self._value[0]
 
 
 class HostCopy(ABC):
-    """A tensor on its way to the host."""
+    """Copy of a tensor to the host that may be in progress."""
 
     @property
     @abstractmethod
@@ -52,47 +52,47 @@ class HostCopy(ABC):
 
     @abstractmethod
     def wait(self) -> Tensor:
-        """The tensor in host memory. Raises what the work raised. May be called again."""
+        """Return the tensor in host memory. Raises the error of the work. May be called again."""
 
 
 class DeviceStream(ABC):
-    """One queue of one device."""
+    """One queue of work of one device."""
 
     is_asynchronous: bool
 
     @abstractmethod
-    def launch(self, work: Callable[[], T]) -> Launched[T]:
-        """Run `work` behind everything launched before."""
+    def launch(self, work: Callable[[], T]) -> PendingResult[T]:
+        """Run `work` behind everything that was launched before."""
 
     @abstractmethod
-    def download(self, source: Launched[Tensor]) -> HostCopy:
-        """Copy a launched tensor to the host, behind everything launched before.
+    def download(self, source: PendingResult[Tensor]) -> HostCopy:
+        """Copy a launched tensor to the host, behind everything that was launched before.
 
-        Nothing launched later may write to it.
+        No later work may write to it.
         """
 
     def is_alive(self) -> bool:
-        """Whether the device goes on after work that raised."""
+        """Whether the device can run more work after an error."""
         return True
 
 
 class ImmediateStream(DeviceStream):
-    """The CPU: work is done when `launch` returns."""
+    """Stream of the CPU: work is done when `launch` returns."""
 
     is_asynchronous = False
 
-    def launch(self, work: Callable[[], T]) -> Launched[T]:
+    def launch(self, work: Callable[[], T]) -> PendingResult[T]:
         """See `DeviceStream`."""
-        launched: Launched[T] = Launched()
+        launched: PendingResult[T] = PendingResult()
         launched.put(work())
         return launched
 
-    def download(self, source: Launched[Tensor]) -> HostCopy:
+    def download(self, source: PendingResult[Tensor]) -> HostCopy:
         """See `DeviceStream`."""
-        return _OnHost(source.value)
+        return _HostResult(source.value)
 
 
-class _OnHost(HostCopy):
+class _HostResult(HostCopy):
     is_ready = True
 
     def __init__(self, tensor: Tensor) -> None:
@@ -103,12 +103,12 @@ class _OnHost(HostCopy):
 
 
 class CudaStream(DeviceStream):
-    """A GPU's current stream, and one beside it that copies results to pinned memory.
+    """A GPU's current stream, and a second stream that copies results to pinned memory.
 
         current     ═══ n ═══╪════ n + 1 ════╪═══
         copies               └─ tokens of n  └─ tokens of n + 1      an event behind each
 
-    What is launched next need not wait until a copy has been made.
+    Later launches do not wait for a copy.
     """
 
     is_asynchronous = True
@@ -117,26 +117,28 @@ class CudaStream(DeviceStream):
         self._device = torch.device("cuda", 0) if device is None else device
         self._copies = torch.cuda.Stream(self._device)
 
-    def launch(self, work: Callable[[], T]) -> Launched[T]:
-        """See `DeviceStream`: kernels are queued, and their outputs may be read by later ones.
+    def launch(self, work: Callable[[], T]) -> PendingResult[T]:
+        """See `DeviceStream`: kernels are queued, and later work may read their outputs.
 
-        A thread starts out on the first GPU, so each piece of work says where it belongs.
+        Threads start on the first GPU, so each piece of work sets its device.
         """
         torch.cuda.set_device(self._device)
-        launched: Launched[T] = Launched()
+        launched: PendingResult[T] = PendingResult()
         launched.put(work())
         return launched
 
     def is_alive(self) -> bool:
-        """An error in a kernel breaks the context for good: every later call raises it again."""
+        """Whether the context is intact: after an error in a kernel every later call raises it
+        again.
+        """
         try:
             torch.cuda.synchronize(self._device)
         except RuntimeError:
             return False
         return True
 
-    def download(self, source: Launched[Tensor]) -> HostCopy:
-        """See `DeviceStream`. Each copy has memory of its own, as long as it is held."""
+    def download(self, source: PendingResult[Tensor]) -> HostCopy:
+        """See `DeviceStream`. Each copy has its own memory for as long as it is referenced."""
         tensor, computed, copied = source.value, torch.cuda.Event(), torch.cuda.Event()
         target = torch.empty_like(tensor, device="cpu", pin_memory=True)
         computed.record()
@@ -148,7 +150,9 @@ class CudaStream(DeviceStream):
 
 
 class _Pinned(HostCopy):
-    """`source` is held, so that its memory is nobody else's before the copy has been made."""
+    """Copy to pinned memory. `source` is referenced so that its memory is not reused before the
+    copy.
+    """
 
     def __init__(self, tensor: Tensor, event: torch.cuda.Event, source: Tensor) -> None:
         self._tensor = tensor
@@ -165,5 +169,5 @@ class _Pinned(HostCopy):
 
 
 def create_stream(device: torch.device) -> DeviceStream:
-    """The stream that pipelines run their steps on."""
+    """Create the stream that pipelines run their steps on."""
     return CudaStream(device) if device.type == "cuda" else ImmediateStream()

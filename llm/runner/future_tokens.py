@@ -1,10 +1,10 @@
-"""`FutureTokens`: tokens that a batch feeds while the batch before is still sampling them.
+"""`FutureTokens`: tokens that a batch feeds while the previous batch is still sampling them.
 
     batch n      rows  a  b  c     samples   [ 7  4  9 ]   on the device
     batch n + 1  rows  c  d  a     input_ids [ ?  5  ? ]   `FUTURE_TOKEN` on the host
                                              [ 9  5  7 ]   filled in by the device
 
-The host only says which token goes where; it does not need to know them.
+The host only decides the place of each token; it does not need the values.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from llm.batch import ScheduledBatch, ScheduledRow
-from llm.memory_copy import to_device
+from llm.memory.transfer import to_device
 from llm.sequence import AWAITED, FUTURE_TOKEN
 
 
 @dataclass(frozen=True, slots=True)
 class FutureTokens:
-    """Token `places[i]` of the batch's T is sampling row `sources[i]` of the batch before.
+    """Token `places[i]` of the batch's T is sampling row `sources[i]` of the previous batch.
 
-    `places` None: its first tokens, one after the other; `sources` None: every row, in order.
+    `places` None: the first tokens in order; `sources` None: every row, in order.
     """
 
     places: tuple[int, ...] | None = None
@@ -36,9 +36,10 @@ class FutureTokens:
     def find(
         cls, batch: ScheduledBatch, names: Sequence[str], before: Sequence[str]
     ) -> FutureTokens:
-        """For a batch whose sampling rows have the ids `names`, after one where it was `before`.
+        """Find the awaited tokens of a batch with sampling rows `names`, after a batch with rows
+        `before`.
 
-        Raises `ValueError` for a token that no row of the batch before brings.
+        Raises `ValueError` for a token that no row of the previous batch samples.
         """
         rows, fed = batch.rows, batch.columns.token_ids
         num_first = fed.count(AWAITED)
@@ -61,8 +62,8 @@ class FutureTokens:
                 if source < 0 or fed[place] != AWAITED
             )
             raise ValueError(
-                f"request {wrong.request_id} feeds {wrong.token_ids}: the batch before samples for "
-                f"{list(source_of)}"
+                f"request {wrong.request_id} feeds {wrong.token_ids}: the previous batch samples "
+                f"for {list(source_of)}"
             )
         if waiting[-1] == len(waiting) - 1:
             return cls(None, sources)
@@ -70,11 +71,11 @@ class FutureTokens:
         return cls(tuple([first_of[place] for place in waiting]), sources)
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Whether there are any awaited tokens."""
         return self.sources is None or bool(self.sources)
 
     def point(self, ids: np.ndarray) -> None:
-        """Write the sampling rows of the batch before into ids [T] of the host."""
+        """Write the indices of the previous batch's sampling rows into ids [T] of the host."""
         if self.sources is None:
             ids[:] = np.arange(len(ids))
         elif self.places is not None:
@@ -83,7 +84,7 @@ class FutureTokens:
             ids[: len(self.sources)] = self.sources
 
     def fill(self, input_ids: Tensor, sampled: Tensor) -> None:
-        """Put sampled [rows before] into input_ids [T]. Nothing is waited for."""
+        """Copy `sampled` [previous rows] into input_ids [T] without waiting."""
         if self.sources is None:
             input_ids.copy_(sampled)
         elif self.places is not None:
@@ -98,7 +99,7 @@ NOTHING_AWAITED = FutureTokens()
 
 
 def _indices(*rows: Sequence[int]) -> Tensor:
-    """int64 [m, n]."""
+    """Return int64 [m, n]."""
     return torch.from_numpy(np.array(rows, dtype=np.int64))
 
 
@@ -110,9 +111,9 @@ def awaits_token(row: ScheduledRow) -> bool:
 def known_outputs(
     rows: Sequence[ScheduledRow], sampled: Mapping[str, int]
 ) -> tuple[ScheduledRow, ...]:
-    """The rows with real `output_ids` for placeholders; `sampled` is by request id.
+    """Return the rows with `sampled` tokens, by request id, in place of placeholders.
 
-    Where nothing was sampled the placeholder stays: it still counts as a token.
+    A placeholder without a sampled token stays: it still counts as a token.
     """
     return tuple(
         row._replace(output_ids=(*row.output_ids[:-1], sampled[row.request_id]))
@@ -125,7 +126,7 @@ def known_outputs(
 def split_outputs(
     rows: Sequence[ScheduledRow], sampled: Mapping[str, int]
 ) -> tuple[tuple[ScheduledRow, ...], list[tuple[int, ...]]]:
-    """The same in two parts: rows that end before the placeholder, and what it stood for."""
+    """Return the rows with `output_ids` before the placeholder, and the tokens it stood for."""
     settled: list[ScheduledRow] = []
     latest: list[tuple[int, ...]] = []
     for row in rows:

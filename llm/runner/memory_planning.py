@@ -1,7 +1,7 @@
-"""`MemoryPlanning`: how a runner shares out its device's memory before anything is allocated.
+"""`MemoryPlanning`: division of a device's memory before anything is allocated.
 
 pages(rows) = (available × utilization − weights − scratch of a batch of `rows`) / page
-rows        = max_batch_size, or the most, up to MOST_ROWS, for which pages(rows) hold
+rows        = max_batch_size, or the most, up to MAX_ROWS, for which pages(rows) hold
               EXPECTED_TOKENS of each
 """
 
@@ -16,26 +16,30 @@ from llm.attention.workspaces import workspace_bytes
 from llm.batch import ScheduledRow
 from llm.config import ModelConfig, PipelineConfig
 from llm.lora.manager import reserved_bytes
-from llm.memory import MemoryPlan, PageLayout, infer_batch_size
+from llm.memory.plan import MemoryPlan, PageLayout, infer_batch_size
 from llm.models.base import PipelineModel
 from llm.models.hf_config import HuggingFaceConfig
 from llm.runner.device_memory import available_bytes
-from llm.runner.graph_shapes import decode_shapes, estimate_graph_bytes, prompt_shapes
-from llm.sampling.device_sampler import MAX_VOCABULARY, sampler_bytes
+from llm.runner.graphs.shapes import decode_shapes, estimate_graph_bytes, prompt_shapes
+from llm.sampling.device.sampler import MAX_VOCABULARY, sampler_bytes
 
-MAX_CPU_KV_BYTES = 512 * 2**20  # unless the configuration names a number of pages
-MOST_ROWS = 1024
-"""Unless the configuration names another number. With 200,000 tokens to choose from, sampling keeps
-half a megabyte for each row, and logits take more, whether or not so many requests ever come."""
+MAX_CPU_KV_BYTES = 512 * 2**20  # applies unless the configuration sets the number of pages
+MAX_ROWS = 1024
+"""Applies unless the configuration sets another number. With 200,000 tokens in the vocabulary,
+sampling takes half a megabyte per row, and logits take more, whether or not so many requests
+arrive.
+"""
 
 EXPECTED_TOKENS = 1024
-"""Of one request, prompt and generated: half a minute of speech, at 25 tokens a second and more.
+"""Expected length of one request, prompt and generated: half a minute of speech, at 25 tokens a
+second and more.
 
-Where more turn out longer than there are pages for, the youngest wait or start again."""
+When sequences are longer and pages run out, the youngest wait or are preempted.
+"""
 
 
 class MemoryPlanning:
-    """Mixed into `ModelRunner`, which has what is named here."""
+    """Base class of `ModelRunner`, which sets the attributes declared here."""
 
     device: torch.device
     server_config: PipelineConfig
@@ -69,7 +73,7 @@ class MemoryPlanning:
 
     @property
     def page_layout(self) -> PageLayout:
-        """What a page of this model holds."""
+        """Contents of a page of this model."""
         cache = self.model_config.kv_cache
         return PageLayout(
             num_layers=self.num_hidden_layers,
@@ -81,12 +85,12 @@ class MemoryPlanning:
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of the weights as they will be held, and of the slots of adapters."""
+        """Bytes of the weights as they will be stored, and of the adapter slots."""
         own = self._model_class.estimate_weights_size(self.server_config)
         return own + reserved_bytes(self.server_config.lora)
 
     def activation_bytes(self, rows: int) -> int:
-        """Bytes of scratch of the largest step with so many rows."""
+        """Return the bytes of scratch of the largest step with so many rows."""
         own = self._model_class.estimate_activation_memory(
             self.server_config.with_batch_size(rows), self.huggingface_config
         )
@@ -96,7 +100,9 @@ class MemoryPlanning:
         return own + workspace_bytes(self.model_config.attention_backend, self.device, windows)
 
     def graph_bytes(self, rows: int) -> int:
-        """Bytes that captured forwards of up to so many rows take; 0 where nothing is captured."""
+        """Return the bytes of captured forwards of up to so many rows; 0 when nothing is
+        captured.
+        """
         if not self.captures_decoding:
             return 0
         token_bytes = self._model_class.estimate_token_memory(
@@ -111,19 +117,19 @@ class MemoryPlanning:
         )
 
     def sampling_bytes(self, rows: int) -> int:
-        """Bytes of what a sampler on the device remembers of so many penalised requests."""
+        """Return the bytes of a device sampler's state for so many requests with penalties."""
         return sampler_bytes(self.vocab_size, rows) if self.samples_on_device else 0
 
     def plan_memory(self, draft: MemoryPlanning | None = None) -> MemoryPlan:
-        """Share out the device's memory; a draft model's weights and pages are counted, too.
+        """Divide the device's memory; includes a draft model's weights and pages.
 
-        Where `max_batch_size` is not set, it becomes what there is room for. The KV cache gets at
-        most what that many sequences of full length need (`MOST_ROWS` where it was not set), and
-        on the CPU no more than `MAX_CPU_KV_BYTES`. Raises `CapacityError` with the numbers when
-        memory is short.
+        If `max_batch_size` is not set, it becomes the largest that fits. The KV cache gets at most
+        what that many sequences of full length need (`MAX_ROWS` if it was not set), and on the CPU
+        no more than `MAX_CPU_KV_BYTES`. Raises `CapacityError` with the numbers when memory is
+        insufficient.
         """
         rows = self.server_config.max_batch_size
-        most = min(MOST_ROWS, self.server_config.max_batch_input_tokens) if rows is None else rows
+        most = min(MAX_ROWS, self.server_config.max_batch_input_tokens) if rows is None else rows
         plan_for = self._planner([self] if draft is None else [self, draft], most)
         if rows is None:
             rows = infer_batch_size(plan_for, min(EXPECTED_TOKENS, self.context_len), most)
@@ -136,7 +142,9 @@ class MemoryPlanning:
     def _planner(
         self, models: Sequence[MemoryPlanning], most_rows: int
     ) -> Callable[[int], MemoryPlan]:
-        """What plans for batches of so many rows; what does not depend on them is found once."""
+        """Return a function that plans for so many rows; parts that do not depend on it are
+        computed once.
+        """
         cache, layout = self.model_config.kv_cache, self.page_layout
         for draft in models[1:]:
             layout = replace(layout, draft_bytes=draft.page_layout.page_bytes)
@@ -166,19 +174,21 @@ class MemoryPlanning:
 
     @property
     def captures_decoding(self) -> bool:
-        """Whether decode forwards are to be replayed, if the attention backend lets them."""
+        """Whether decode forwards are replayed, if the attention backend supports it."""
         can_capture = self._model_class.can_capture and not self.model_config.disable_cuda_graph
         return can_capture and self._decodes_on_gpu
 
     @property
     def samples_on_device(self) -> bool:
-        """Whether tokens are chosen by one program on the device."""
+        """Whether one program on the device samples the tokens."""
         return self._decodes_on_gpu and self.vocab_size <= MAX_VOCABULARY
 
     @property
     def _decodes_on_gpu(self) -> bool:
-        """One token after the other. Drafting and verifying are another thing: both look at the
-        logits of several forwards at once, which graphs write to one place.
+        """Whether this runner decodes token by token on a GPU.
+
+        Drafting and verifying do not: they use the logits of several forwards at once, and graphs
+        write all logits to one place.
         """
         is_speculative = self.is_draft or self.server_config.draft_model is not None
         return self.device.type == "cuda" and self.is_generation and not is_speculative

@@ -3,7 +3,7 @@
 runner = ModelRunner(config)
 runner.initialize()                          # device, memory plan, weights, pool, attention
 inputs = runner.prepare(batch)               # ScheduledBatch -> ForwardBatch -> ModelInputs
-outputs = runner.forward(inputs)             # the attention backend has planned by now
+outputs = runner.forward(inputs)             # attention was planned by prepare
 token_ids = runner.choose(outputs, runner.choice.prepare(rows))
 
 Without a scheduler it is driven by tensors: see `TensorInterface`.
@@ -35,7 +35,7 @@ from llm.batch import (
 from llm.config import ModelConfig, PipelineConfig, default_config
 from llm.errors import ConfigError
 from llm.kv_cache.kv_pool import KVPool
-from llm.memory import MemoryPlan
+from llm.memory.plan import MemoryPlan
 from llm.models.base import PipelineModel
 from llm.models.encoding import choose_encoding
 from llm.models.hf_config import HuggingFaceConfig
@@ -43,28 +43,27 @@ from llm.models.pooling import read_pooling
 from llm.models.random_weights import open_weights
 from llm.models.registry import model_class
 from llm.models.session import EngineSession
-from llm.models.weights import WeightsAdapter, WeightsFormat
+from llm.models.weights import Weights, WeightsAdapter, WeightsFormat
 from llm.request import SamplingParams
-from llm.runner.cuda_graphs import GraphInputs, GraphRunner
-from llm.runner.forward_batches import batch_of_rows
 from llm.runner.future_tokens import NOTHING_AWAITED, FutureTokens
-from llm.runner.graph_capture import CudaCapture, GraphCapture
-from llm.runner.graph_rows import PADDING_PAGES
-from llm.runner.graph_shapes import GraphLimits
+from llm.runner.graphs.capture import CudaCapture, GraphCapture
+from llm.runner.graphs.cuda_graphs import GraphInputs, GraphRunner
+from llm.runner.graphs.rows import PADDING_PAGES
+from llm.runner.graphs.shapes import GraphLimits
 from llm.runner.memory_planning import MemoryPlanning
-from llm.runner.own_model import with_model, with_root
-from llm.runner.tensor_interface import LogitsProcessorOutput, TensorInterface
+from llm.runner.tensor_api.forward_batches import batch_of_rows
+from llm.runner.tensor_api.interface import LogitsProcessorOutput, TensorInterface
 from llm.runner.token_choice import DeviceChoice, HostChoice, TokenChoice
-from llm.sampling.device_sampler import DeviceSampler
+from llm.sampling.device.sampler import DeviceSampler
 from llm.sampling.sampler import Sampler
 
 logger = logging.getLogger(__name__)
 
-WARM_UP_LENGTHS = (1, 16, 256, 2048)  # tokens of a prompt
+WARM_UP_LENGTHS = (1, 16, 256, 2048)  # lengths of the prompts
 
 
 class ModelRunner(MemoryPlanning, TensorInterface):
-    """See the module for the life cycle."""
+    """Runner of one model; see the module for the life cycle."""
 
     def __init__(
         self,
@@ -76,10 +75,10 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         weight_adapters: Mapping[WeightsFormat, WeightsAdapter] | None = None,
         is_draft: bool = False,
     ) -> None:
-        """Read what the checkpoint says of itself; nothing is allocated yet.
+        """Read the checkpoint's configuration; nothing is allocated yet.
 
-        Left out: the process's default configuration, the configuration's model and its device,
-        the architecture that the checkpoint names. `is_draft`: it guesses for another runner.
+        Defaults: the process's default configuration, the configuration's model and its device, the
+        architecture that the checkpoint names. `is_draft`: the model drafts for another runner.
         """
         config = default_config() if server_config is None else server_config
         if not config.is_resolved:
@@ -107,8 +106,8 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         self.vocab_size = shape.vocab_size
         self._windows = self._model_class.attention_windows(self.huggingface_config)
         self.context_len = self._model_class.calculate_max_seq_len(config, self.huggingface_config)
-        self.max_running_requests = 0  # rows of a batch; known once memory is planned
-        self.max_total_num_tokens = 0  # of the KV cache; known once memory is planned
+        self.max_running_requests = 0  # rows of a batch; set by the memory plan
+        self.max_total_num_tokens = 0  # of the KV cache; set by the memory plan
         self.forward_pass_id = 0  # forwards so far, idle ones included
         self.session = EngineSession(self.device)
         self.memory_plan: MemoryPlan | None = None
@@ -127,19 +126,21 @@ class ModelRunner(MemoryPlanning, TensorInterface):
 
     @property
     def sliding_window_size(self) -> int | None:
-        """Attention span in tokens of the layers that have one; None: all see the full context."""
+        """Attention span in tokens of the layers that have one; None: all layers use the full
+        context.
+        """
         return next((window for window in self._windows if window is not None), None)
 
     @property
     def loaded_model(self) -> PipelineModel[ScheduledRow]:
-        """`model`. Raises `RuntimeError` before `initialize` and after `shutdown`."""
+        """Return `model`. Raises `RuntimeError` before `initialize` and after `shutdown`."""
         if self.model is None:
             raise RuntimeError("initialize the runner before it is used")
         return self.model
 
     @property
     def page_size(self) -> int:
-        """Tokens of a KV page."""
+        """Number of tokens of a KV page."""
         return self.model_config.kv_cache.kv_cache_page_size
 
     @property
@@ -155,9 +156,9 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         return found
 
     def initialize(self, draft: ModelRunner | None = None) -> None:
-        """Do everything that precedes the first forward. Raises `RuntimeError` the second time.
+        """Prepare everything for the first forward. Raises `RuntimeError` the second time.
 
-        `draft` is the runner of a model that will share the device and the page ids.
+        `draft` is the runner of a draft model that shares the device and the page ids.
         """
         if self.model is not None:
             raise RuntimeError("the runner is initialized already")
@@ -188,11 +189,11 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             return
         count = torch.cuda.device_count()
         if self.gpu_id >= count:
-            raise ConfigError(f"device {self.device} asked for, {count} CUDA devices found")
+            raise ConfigError(f"device {self.device} requested, {count} CUDA devices found")
         torch.cuda.set_device(self.device)
 
     def load_model(self) -> None:
-        """Make the model and read its weights."""
+        """Create the model and read its weights."""
         config = self.model_config
         weights = open_weights(self.server_config)
         adapter = self._weight_adapters.get(weights.format)
@@ -211,7 +212,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         )
 
     def init_memory_pool(self) -> None:
-        """Allocate the KV pool that was planned."""
+        """Allocate the planned KV pool."""
         if self.memory_plan is None:
             raise RuntimeError("plan the memory before the pool is allocated")
         self.token_to_kv_pool = KVPool(
@@ -225,7 +226,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         )
 
     def init_attention_backend(self) -> None:
-        """Make the attention backend over the pool."""
+        """Create the attention backend over the pool."""
         if self.token_to_kv_pool is None:
             raise RuntimeError("allocate the pool before the attention backend is made")
         kernels = self.session.kernels()
@@ -243,29 +244,34 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         )
 
     def init_cuda_graphs(self) -> None:
-        """Capture forwards. `graph_runner` stays None where there is nothing to capture: without
-        CUDA, with `disable_cuda_graph`, for a model that generates nothing or that, like the
-        attention backend, cannot be captured.
+        """Capture forwards, where that is possible.
+
+        `graph_runner` stays None without CUDA, with `disable_cuda_graph`, for embedding models, for
+        models that return hidden states, and for models and attention backends that cannot be
+        captured.
         """
         if self.attn_backend is None:
             raise RuntimeError("make the attention backend before forwards are captured")
         if self.samples_on_device:
             self.sample_on_device()
+        if self.loaded_model.return_hidden_states is not ReturnHiddenStates.NONE:
+            return
         if self.captures_decoding and self.attn_backend.can_capture:
             self.use_graphs(CudaCapture(self.device))
-            torch.cuda.empty_cache()  # of what ran before it was captured, on a stream of its own
+            # memory of eager runs before capture, which has its own stream
+            torch.cuda.empty_cache()
         elif self.captures_decoding:
             text = "nothing runs as a CUDA graph: attention by %s cannot be captured here"
             logger.warning(text, self.attn_backend.description)
 
     def sample_on_device(self) -> None:
-        """Choose tokens in one program on the device from now on."""
+        """Sample in one program on the device from now on."""
         sampler = DeviceSampler(self.vocab_size, self.device, self.max_running_requests)
         self.choice = DeviceChoice(sampler)
 
     def use_graphs(self, capture: GraphCapture) -> None:
-        """Replay forwards from now on: batches up to the largest, contexts as long as the pool
-        holds.
+        """Replay forwards from now on: batches up to the largest, contexts up to the size of the
+        pool.
         """
         if self.attn_backend is None:
             raise RuntimeError("make the attention backend before forwards are captured")
@@ -284,15 +290,25 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         self.graph_runner.capture()
 
     def warm_up(self) -> None:
-        """Run prompts into the page that swallows padding, short ones and a long one: kernels are
-        compiled and chosen before somebody waits for them. Not by graphs, which need no warming.
+        """Run short and long prompts in the padding page, so that kernels are compiled and
+        selected.
+
+        Graphs need no warm-up and are not used.
         """
         if not (self.is_generation and self._model_class.uses_kv_pool):
             return
         longest = min(self.server_config.max_batch_input_tokens, self.context_len)
         for length in sorted({min(length, longest) for length in WARM_UP_LENGTHS}):
             pages = PADDING_PAGES * -(-length // self.page_size)
-            row = ScheduledRow("", (0,) * length, 0, pages, True, True, SamplingParams())
+            row = ScheduledRow(
+                request_id="",
+                token_ids=(0,) * length,
+                start=0,
+                pages=pages,
+                is_extend=True,
+                samples=True,
+                sampling=SamplingParams(),
+            )
             with torch.inference_mode():
                 inputs = self._prepare_eagerly(ScheduledBatch((row,), ForwardMode.EXTEND))
                 logits = self.loaded_model.execute(inputs).next_token_logits
@@ -305,9 +321,11 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         awaited: FutureTokens = NOTHING_AWAITED,
         sampled: Tensor | None = None,
     ) -> ModelInputs:
-        """Inputs of a batch's first forward, attention planned; tokens that are `awaited` are among
-        those `sampled` [B] by the forward before. Run it before the next `prepare`: a captured
-        forward reads buffers that are filled here.
+        """Return the inputs of a batch's first forward, with attention planned.
+
+        Tokens that are `awaited` are taken from those `sampled` [B] by the previous forward. Run
+        the forward before the next `prepare`: a captured forward reads buffers that are filled
+        here.
         """
         with self.session.profiler.range("prepare", detail=True):
             graphs = self.graph_runner
@@ -327,7 +345,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         return self.loaded_model.prepare_initial_token_inputs([batch.rows], planned)
 
     def prepare_next(self, next_tokens: Tensor, inputs: ModelInputs) -> ModelInputs:
-        """Inputs of the forward that feeds the tokens [B] sampled from the one of `inputs`."""
+        """Return the inputs of the forward that feeds the tokens [B] sampled after `inputs`."""
         if self.graph_runner is not None and isinstance(inputs, GraphInputs):
             return self.graph_runner.advance(next_tokens, inputs)
         return self.loaded_model.prepare_next_token_inputs(next_tokens, inputs)
@@ -339,7 +357,9 @@ class ModelRunner(MemoryPlanning, TensorInterface):
     def forward(self, batch: ModelInputs) -> ModelOutputs: ...
 
     def forward(self, batch: ForwardBatch | ModelInputs) -> LogitsProcessorOutput | ModelOutputs:
-        """One forward pass: of a batch by its mode, or of inputs that `prepare` has planned."""
+        """Run one forward: of a tensor batch by its mode, or of inputs that `prepare` has
+        planned.
+        """
         if isinstance(batch, ForwardBatch):
             return self._dispatch(batch)
         model = self.loaded_model
@@ -347,34 +367,28 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         with self.session.profiler.range("forward", detail=True):
             if self.graph_runner is not None and isinstance(batch, GraphInputs):
                 return self.graph_runner.replay(batch)
-            return self._as_sampled(model.execute(batch))
+            outputs = model.execute(batch)
+            dtype = self._logits_dtype
+            return outputs if outputs.logits.dtype == dtype else _as_sampled(outputs, dtype)
 
     @property
     def _logits_dtype(self) -> torch.dtype:
         dtype: torch.dtype = getattr(torch, self.server_config.sampling.in_dtype)
         return dtype
 
-    def _as_sampled(self, outputs: ModelOutputs) -> ModelOutputs:
-        """Logits rounded to `sampling.in_dtype`, which is the format they are given in."""
-        dtype = self._logits_dtype
-        if dtype == outputs.logits.dtype:
-            return outputs
-        logits, last = (t.to(dtype).float() for t in (outputs.logits, outputs.next_token_logits))
-        return replace(outputs, logits=logits, next_token_logits=last)
-
     def forward_idle(self) -> ModelOutputs:
-        """A pass without rows: [0, V] logits."""
+        """Run a forward without rows; returns [0, V] logits."""
         self.forward_pass_id += 1
         nothing = torch.empty(0, self.vocab_size, device=self.device)
         return ModelOutputs(nothing, nothing, (0,))
 
     def choose(self, outputs: ModelOutputs, plan: Any) -> Tensor:
-        """int32 [B] token ids for the rows of a plan of `self.choice`."""
+        """Return int32 [B] token ids for the rows of a plan of `self.choice`."""
         with self.session.profiler.range("sample", detail=True):
             return self.choice.choose(outputs.next_token_logits, plan)
 
     def step(self, inputs: ModelInputs, plan: Any) -> tuple[ModelOutputs, Tensor]:
-        """`forward` and `choose`, in one launch where both were captured."""
+        """Run `forward` and `choose`, in one launch if both were captured."""
         graphs = self.graph_runner
         if graphs is None or not (graphs.samples and isinstance(inputs, GraphInputs)):
             return (outputs := self.forward(inputs)), self.choose(outputs, plan)
@@ -384,16 +398,47 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             return outputs, graphs.tokens(inputs)
 
     def release(self, request_id: str) -> None:
-        """Forget a request that has ended; harmless when nothing is known of it."""
+        """Free what is kept for a request that has ended; no effect for unknown ids."""
         self.choice.release(request_id)
         if self.model is not None:
             self.model.release(request_id)
 
     def shutdown(self) -> None:
-        """Let go of model and memory. Calling it again is harmless."""
+        """Free model and memory. Idempotent."""
         self.graph_runner = self.attn_backend = None
         self.token_to_kv_pool = self.model = None
         self.choice = HostChoice(self.sampler)
         self._req_to_token_pool = self._allocator = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+ROOT = "model."
+
+
+def with_model(
+    config: PipelineConfig, model: ModelConfig | None, gpu_id: int | None
+) -> PipelineConfig:
+    """Return the configuration with another model, or the same model on another GPU."""
+    wanted = config.model if model is None else model
+    changes = {}
+    if gpu_id is not None and not wanted.on_cpu and wanted.device_specs != [f"cuda:{gpu_id}"]:
+        changes = {"device_specs": [f"cuda:{gpu_id}"]}
+    if wanted is config.model and not changes:
+        return config
+    changed = wanted.model_dump() | changes
+    kept = config.model_dump(exclude_unset=True, exclude={"config_file", "section_name"})
+    return type(config)(**kept | {"model": changed})
+
+
+def with_root(weights: Weights) -> WeightsAdapter | None:
+    """Add the prefix that checkpoints of models without a head leave out of tensor names."""
+    if any(name.startswith(ROOT) for name in weights.info()):
+        return None
+    return lambda name: name if name.startswith("lm_head") else ROOT + name
+
+
+def _as_sampled(outputs: ModelOutputs, dtype: torch.dtype) -> ModelOutputs:
+    """Return logits rounded to `sampling.in_dtype`, in the format they are given in."""
+    logits, last = (t.to(dtype).float() for t in (outputs.logits, outputs.next_token_logits))
+    return replace(outputs, logits=logits, next_token_logits=last)

@@ -1,8 +1,8 @@
 """`TokenChoice`: from logits to tokens, prepared on the host and made on the device.
 
-HostChoice      a plan for each step (`Sampler`): the CPU's way, and where drafts are verified
-DeviceChoice    one program over fixed memory (`DeviceSampler`): a GPU's way. It counts by itself
-                what it draws, so penalties need no token that the host does not know yet.
+HostChoice      a plan for each step (`Sampler`): on the CPU, and where drafts are verified
+DeviceChoice    one program over fixed memory (`DeviceSampler`): on a GPU. It counts the tokens
+                it draws itself, so that penalties need no tokens on the host.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 from llm.batch import ScheduledRow
 from llm.errors import RequestError
 from llm.request import SamplingParams
-from llm.sampling.device_records import RECORD_WORDS
-from llm.sampling.device_sampler import MAX_WINDOW, DevicePlan, DeviceSampler
+from llm.sampling.device.records import RECORD_WORDS
+from llm.sampling.device.sampler import MAX_WINDOW, DevicePlan, DeviceSampler
 from llm.sampling.logits import TokenMask
 from llm.sampling.sampler import Sampler, SamplingPlan, has_penalties
 
@@ -32,23 +32,24 @@ class CapturedSampling:
     """Sampling as a program that can be captured."""
 
     program: Callable[[Tensor, Tensor], Tensor]
-    """From logits [B, V] and records int32 [B, record_words] to int32 [B] tokens. The record of a
-    row that pads is zeros, and its token is 0."""
+    """Function from logits [B, V] and records int32 [B, record_words] to int32 [B] tokens. The
+    record of a padding row is zeros, and its token is 0.
+    """
 
     record_words: int
 
 
 class TokenChoice(ABC, Generic[PlanT]):
-    """Every plan is used once, in the order they are made."""
+    """Interface of sampling. Every plan is used once, in order of creation."""
 
     captured: CapturedSampling | None = None
-    """Sampling by what `load` was given; None: it cannot be captured."""
+    """Sampling with the loaded parameters; None: it cannot be captured."""
 
     may_need_tokens = True
-    """Whether `needs_tokens` may say yes."""
+    """Whether `needs_tokens` may return True."""
 
     def admit(self, sampling: SamplingParams) -> None:
-        """Raise `RequestError` for parameters that cannot be followed. Thread-safe."""
+        """Raise `RequestError` for unsupported parameters. Thread-safe."""
         return
 
     @abstractmethod
@@ -63,29 +64,33 @@ class TokenChoice(ABC, Generic[PlanT]):
         sampled: Tokens | None = None,
         mask: TokenMask | None = None,
     ) -> PlanT:
-        """How the next token of each row is chosen, `step` tokens after its `output_ids`.
+        """Plan the next token of each row, `step` tokens after its `output_ids`.
 
-        `sampled` are those tokens, by row, where they must be known. `mask` holds rows to a
+        `sampled` are those tokens, by row, where they must be known. `mask` restricts rows to a
         grammar.
         """
 
     def load(self, plan: PlanT, records: np.ndarray) -> None:
-        """Have the captured program follow a plan: write the records of all its rows, those that
-        pad among them, and fill what else it reads behind what the device is doing.
+        """Write a plan's parameters for the captured program, behind the work that the device has
+        queued.
+
+        Includes the records of all rows, with padding rows.
         """
         raise NotImplementedError(f"{type(self).__name__} has no program")
 
     @abstractmethod
     def choose(self, logits: Tensor, plan: PlanT) -> Tensor:
-        """int32 [B] token ids, for the caller to keep, of logits [B, V], which are left alone."""
+        """Return int32 [B] token ids, owned by the caller, for logits [B, V], which are not
+        changed.
+        """
 
     def release(self, request_id: str) -> None:
-        """Forget a request that has ended; harmless when nothing is known of it."""
+        """Free what is kept for a request that has ended; no effect for unknown ids."""
         return
 
 
 class HostChoice(TokenChoice[SamplingPlan]):
-    """See the module."""
+    """Sampling with a plan per step; see the module."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -110,7 +115,7 @@ class HostChoice(TokenChoice[SamplingPlan]):
 
 
 class DeviceChoice(TokenChoice[DevicePlan]):
-    """See the module."""
+    """Sampling with one program on the device; see the module."""
 
     may_need_tokens = False
 
@@ -118,7 +123,7 @@ class DeviceChoice(TokenChoice[DevicePlan]):
         self._sampler = sampler
         self._buffers = buffers = sampler.create_buffers()
         sampler.warm_up(buffers)
-        # Without `self`: a cycle would hold the memory until Python looks for cycles.
+        # Without `self`: a reference cycle would keep the memory until garbage collection.
         self.captured = CapturedSampling(
             lambda logits, records: sampler.sample(logits, buffers, records), RECORD_WORDS
         )
@@ -152,7 +157,7 @@ class DeviceChoice(TokenChoice[DevicePlan]):
     def choose(self, logits: Tensor, plan: DevicePlan) -> Tensor:
         """See `TokenChoice`."""
         self._sampler.load(plan, self._buffers)
-        return self._sampler.sample(logits, self._buffers).clone()  # it is the buffers'
+        return self._sampler.sample(logits, self._buffers).clone()  # the buffers own the original
 
     def release(self, request_id: str) -> None:
         """See `TokenChoice`."""

@@ -1,4 +1,4 @@
-"""`Candidates`: the ids one request may sample next, as slices of the vocabulary."""
+"""`Candidates`: the ids that one request may sample next, as slices of the vocabulary."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class Candidates:
         return sum(end - start for start, end in self.ranges)
 
     def take(self, logits: Tensor) -> Tensor:
-        """Logits [B, width] of the candidates: a view of [B, V] where they are one range."""
+        """Return logits [B, width] of the candidates: a view of [B, V] if they are one range."""
         if len(self.ranges) == 1:
             start, end = self.ranges[0]
             return logits[:, start:end]
         return torch.cat([logits[:, start:end] for start, end in self.ranges], dim=1)
 
     def ids_of(self, columns: Tensor) -> Tensor:
-        """Token ids of columns [B]."""
+        """Return token ids of columns [B]."""
         if len(self.ranges) == 1:
             return columns + self.ranges[0][0]
         return _ids(self.ranges, columns.device)[columns]
 
 
 def candidates(sampling: SamplingParams, num_generated: int, vocab_size: int) -> Candidates:
-    """What may be sampled after `num_generated` tokens.
+    """Return the ids that may be sampled after `num_generated` tokens.
 
-    Stop ids are always among the candidates, wherever `allowed_ranges` are, but not before
-    `min_tokens` and not inside a cycle. Under a JSON schema the bitmask decides about all ids.
+    Stop ids are always candidates, regardless of `allowed_ranges`, but not before `min_tokens` and
+    not inside a cycle. With a JSON schema the bitmask restricts all ids.
     """
     if sampling.json_schema:
         return Candidates(((0, vocab_size),))
@@ -57,7 +57,7 @@ def _candidates(
     ranges = list(allowed or ((0, vocab_size),))
     stops = [(stop, stop + 1) for stop in stop_ids if 0 <= stop < vocab_size]
     merged = _merge(ranges + stops) if may_stop else _without(_merge(ranges), stops)
-    # A request may allow nothing but its stop ids: then they are all there is before min_tokens.
+    # A request may allow only its stop ids: then they are the candidates also before min_tokens.
     return Candidates(tuple(merged or _merge(stops)))
 
 

@@ -1,7 +1,7 @@
-"""`distribution`: the whole distribution that the sampler draws a token from.
+"""`distribution`: the distribution that the sampler draws a token from.
 
-What it says of a plan is what `Sampler.sample` does with it, whatever the uniforms; only
-speculative decoding needs to know all of it.
+It equals the distribution of `Sampler.sample` for the same plan; only speculative decoding needs
+it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from llm.sampling.sampler import Group, Method, SamplingPlan, adjusted
 
 
 def distribution(logits: Tensor, plan: SamplingPlan) -> Tensor:
-    """float64 [B, V] probabilities for logits [B, V]; a greedy row has a single 1."""
+    """Return float64 [B, V] probabilities for logits [B, V]; a greedy row has a single 1."""
     logits = adjusted(logits, plan)
     found = torch.zeros(logits.shape, dtype=torch.float64, device=logits.device)
     for group in plan.groups:
@@ -29,7 +29,7 @@ def distribution(logits: Tensor, plan: SamplingPlan) -> Tensor:
 
 
 def _weights(group: Group, allowed: Tensor) -> Tensor:
-    """float64 [n, W] of the candidates' logits, not normalised."""
+    """Return float64 [n, W] of the candidates' logits, not normalised."""
     weights = torch.zeros(allowed.shape, dtype=torch.float64, device=allowed.device)
     if group.method is Method.GREEDY:
         return weights.scatter_(1, allowed.argmax(dim=1, keepdim=True), 1.0)

@@ -13,9 +13,9 @@ from llm.request import TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class LogProbabilities:
-    """Of one request's tokens in one forward, the sampled one last.
+    """Log-probabilities of one request's tokens in one forward, the sampled one last.
 
-    An entry is None for the very first token of a prompt: nothing predicts it.
+    The entry of the first token of a prompt is None.
     """
 
     token_log_probabilities: tuple[float | None, ...]
@@ -23,7 +23,7 @@ class LogProbabilities:
 
 
 def log_probabilities(logits: Tensor, token_ids: Tensor, top_n: int) -> LogProbabilities:
-    """Of token_ids [R] under logits [R, V], each with its `top_n` alternatives."""
+    """Compute those of token_ids [R] under logits [R, V], each with its `top_n` alternatives."""
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     chosen = logprobs.gather(1, token_ids.long().view(-1, 1)).flatten().tolist()
     best = torch.topk(logprobs, top_n, dim=-1)
@@ -35,14 +35,14 @@ def log_probabilities(logits: Tensor, token_ids: Tensor, top_n: int) -> LogProba
 
 
 def with_unpredicted_first(found: LogProbabilities) -> LogProbabilities:
-    """The same, with an empty entry in front for a prompt's first token."""
+    """Prepend an empty entry for a prompt's first token."""
     return LogProbabilities(
         (None, *found.token_log_probabilities), (None, *found.top_log_probabilities)
     )
 
 
 def round_logprob(entry: TokenLogprob, dtype: torch.dtype) -> TokenLogprob:
-    """An entry whose numbers are what is left of them in another format."""
+    """Return an entry with its numbers rounded to another format."""
 
     def rounded(value: float) -> float:
         return float(torch.tensor(value).to(dtype))

@@ -1,6 +1,6 @@
-"""Pure functions from logits to choices.
+"""Pure functions from logits to tokens.
 
-Every row is computed by itself, so no result depends on the batch around it. Sums that decide are
+Every row is computed independently, so that no result depends on the batch. Sums that decide are
 float64.
 """
 
@@ -11,21 +11,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-HEAD_SIZE = 1024  # most likely tokens looked at before a whole row is sorted
+HEAD_SIZE = 1024  # most likely tokens that are tried before a whole row is sorted
 
 
 @dataclass(frozen=True, slots=True)
 class DrawParameters:
-    """How B rows are drawn: float64 [B, 1] each."""
+    """Parameters for drawing from B rows: float64 [B, 1] each."""
 
     temperature: Tensor  # > 0
-    top_p: Tensor  # above 1: keep all
+    top_p: Tensor  # above 1: keep all tokens
     min_p: Tensor
     uniform: Tensor  # in [0, 1)
-    cuts: bool = True  # whether top_p or min_p can drop anything
+    cuts: bool = True  # whether top_p or min_p can drop tokens
 
     def of(self, rows: Tensor) -> DrawParameters:
-        """Those of some rows."""
+        """Return the parameters of some rows."""
         return DrawParameters(
             self.temperature[rows],
             self.top_p[rows],
@@ -37,7 +37,7 @@ class DrawParameters:
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """For n pairs of a row and an id that was generated: all tensors are [n]."""
+    """Penalties of n pairs of a row and a generated id: all tensors are [n]."""
 
     rows: Tensor
     ids: Tensor
@@ -59,14 +59,14 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class TokenMask:
-    """Which tokens n of the rows may sample: one bit for each, lowest first."""
+    """Allowed tokens of n rows: one bit per token, lowest first."""
 
     rows: Tensor  # int64 [n]
     words: Tensor  # int32 [n, ⌈V / 32⌉]
 
     def apply_(self, logits: Tensor) -> None:
-        """Put what is not allowed at −∞, in logits [B, V], in place."""
-        # Bytes are a quarter of the work that words are; all devices here are little-endian.
+        """Set logits [B, V] of tokens that are not allowed to −∞, in place."""
+        # Bytes take a quarter of the time of words; all supported devices are little-endian.
         octets = self.words.view(torch.uint8).unsqueeze(2)
         bits = 2 ** torch.arange(8, dtype=torch.uint8, device=octets.device)
         banned = (octets & bits).flatten(1)[:, : logits.shape[1]] == 0
@@ -74,14 +74,14 @@ class TokenMask:
 
 
 def sample_top_k(logits: Tensor, top_k: int, draw: DrawParameters) -> Tensor:
-    """Column [B] of each row of logits [B, W], drawn from its `top_k` best."""
+    """Draw a column [B] of each row of logits [B, W] from its `top_k` best."""
     values, columns = torch.topk(logits, min(top_k, logits.shape[1]), dim=1)
     probabilities = torch.softmax(values.double() / draw.temperature, dim=1)
     return columns.gather(1, _pick_sorted(probabilities, draw)).flatten()
 
 
 def sample_top_p(logits: Tensor, draw: DrawParameters) -> Tensor:
-    """Column [B] of each row, drawn from its nucleus (Holtzman et al. 2020).
+    """Draw a column [B] of each row from its nucleus (Holtzman et al. 2020).
 
     A nucleus among the `HEAD_SIZE` best is found without sorting the row.
     """
@@ -100,7 +100,7 @@ def sample_top_p(logits: Tensor, draw: DrawParameters) -> Tensor:
 
 
 def sample_any(logits: Tensor, draw: DrawParameters) -> Tensor:
-    """Column [B] of each row, drawn from all that is not below min_p times the largest."""
+    """Draw a column [B] of each row from all that is not below min_p times the largest."""
     probabilities = probabilities_of(logits, draw)
     if not draw.cuts:
         return pick(probabilities, draw.uniform).flatten()
@@ -113,14 +113,14 @@ def probabilities_of(logits: Tensor, draw: DrawParameters) -> Tensor:
 
 
 def _pick_sorted(probabilities: Tensor, draw: DrawParameters) -> Tensor:
-    """Column [B, 1] of descending probabilities [B, K], after cutting to top_p and min_p."""
+    """Draw a column [B, 1] of descending probabilities [B, K], after cutting to top_p and min_p."""
     return pick(cut_sorted(probabilities, draw), draw.uniform)
 
 
 def cut_sorted(probabilities: Tensor, draw: DrawParameters) -> Tensor:
-    """Descending probabilities [B, K] with those at 0 that top_p and min_p leave out.
+    """Return descending probabilities [B, K] in which those that top_p and min_p drop are 0.
 
-    top_p keeps every token before which less than top_p has accumulated: the first always.
+    top_p keeps every token before which less than top_p has accumulated: always the first.
     """
     if not draw.cuts:
         return probabilities
@@ -130,10 +130,10 @@ def cut_sorted(probabilities: Tensor, draw: DrawParameters) -> Tensor:
 
 
 def pick(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Column [B, 1] by inverse cumulative distribution; weights [B, K] need not sum to 1."""
+    """Draw a column [B, 1] by inverse cumulative distribution; weights [B, K] need not sum to 1."""
     cumulative = weights.cumsum(1, dtype=torch.float64)
     total = cumulative[:, -1:]
-    # uniform < 1, yet their product may round up to the total, which nothing exceeds.
+    # uniform < 1, but the product may round up to the total, which no cumulative sum exceeds.
     target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
     columns = torch.searchsorted(cumulative, target, right=True)
-    return columns.clamp_(max=weights.shape[1] - 1)  # a row of NaN must not stop the others
+    return columns.clamp_(max=weights.shape[1] - 1)  # a row of NaN must not affect the others

@@ -1,7 +1,7 @@
 """Counter-based random numbers: one uniform for each (seed, index of the generated token).
 
 Output number `index` of the SplitMix64 stream (Steele, Lea & Flood 2014) that starts at the mixed
-seed. There is no state, so a number is the same whatever was drawn before, beside or after it.
+seed. The generator is stateless: a number does not depend on other draws.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ FACTOR_1 = 0xBF58476D1CE4E5B9
 FACTOR_2 = 0x94D049BB133111EB
 DROPPED_BITS = 11  # 53 bits fill a float64's mantissa
 MASK = 2**64 - 1
-FEW = 8  # up to here plain integers are faster than arrays
+FEW = 8  # up to this number plain integers are faster than arrays
 
 
 def uniforms(seeds: Sequence[int], indices: Sequence[int]) -> np.ndarray:
-    """float64 [n] in [0, 1): the number of each (seed, index). Seeds are unsigned 64-bit."""
+    """Return float64 [n] in [0, 1): the number of each (seed, index). Seeds are unsigned 64-bit."""
     if len(seeds) <= FEW:
         return np.array([_uniform(s, i) for s, i in zip(seeds, indices, strict=True)])
     seed = np.array(seeds, dtype=np.uint64)
@@ -30,12 +30,12 @@ def uniforms(seeds: Sequence[int], indices: Sequence[int]) -> np.ndarray:
 
 
 def stream_start(seed: int) -> int:
-    """Where a seed's stream starts: number `index` is that sum mixed, `start + (index + 1) g`."""
+    """Return the start of a seed's stream: number `index` is the mixed `start + (index + 1) g`."""
     return mix(seed + GOLDEN)
 
 
 def _uniform(seed: int, index: int) -> float:
-    mixed = mix(stream_start(seed) + (index + 1) * GOLDEN)
+    mixed = mix(mix(seed + GOLDEN) + (index + 1) * GOLDEN)  # `stream_start` and so on
     return (mixed >> DROPPED_BITS) * 2.0**-53
 
 

@@ -1,9 +1,9 @@
-"""`Sampler`: prepare on the host which rows are sampled how; sample on the device.
+"""`Sampler`: prepare a plan on the host; sample on the device.
 
-Rows that are sampled alike (same candidates, same method) are one group and share their calls.
-A row's token depends on its logits, its parameters, its seed and the index of the token, never on
-its place in the batch. Order of operations: penalties, bitmask, candidates, temperature, top-k,
-top-p, min-p (the last two on the distribution that top-k leaves).
+Rows with the same candidates and method form one group and share their calls. A row's token depends
+on its logits, its parameters, its seed and the index of the token, never on its position in the
+batch. Order of operations: penalties, bitmask, candidates, temperature, top-k, top-p, min-p (the
+last two on the distribution that top-k leaves).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from llm.batch import ScheduledRow
-from llm.memory_copy import to_device
+from llm.memory.transfer import to_device
 from llm.request import SamplingParams
 from llm.sampling.candidates import Candidates, candidates
 from llm.sampling.logits import (
@@ -31,11 +31,12 @@ from llm.sampling.logits import (
 from llm.sampling.rng import uniforms
 
 KEEP_ALL = 2.0  # a top_p that no accumulated probability reaches
-SMALLEST_TEMPERATURE = 1e-6  # below, logits over temperature overflow: it is argmax by then
+# below this, logits over temperature overflow, and the result is argmax
+MIN_TEMPERATURE = 1e-6
 
 
 class Method(Enum):
-    """How a row's token is chosen."""
+    """Sampling method of a row."""
 
     GREEDY = "greedy"
     TOP_K = "top_k"
@@ -45,7 +46,7 @@ class Method(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows that are sampled alike, and where they are among the sampling rows."""
+    """Rows with the same method and candidates, and their indices among the sampling rows."""
 
     candidates: Candidates
     method: Method
@@ -56,7 +57,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
-    """How the rows of one forward are sampled."""
+    """Plan for sampling the rows of one forward."""
 
     num_rows: int
     groups: tuple[Group, ...]
@@ -65,7 +66,7 @@ class SamplingPlan:
 
 
 class Sampler:
-    """For logits [B, vocab_size] on `device`."""
+    """Sampler for logits [B, vocab_size] on `device`."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
@@ -80,8 +81,8 @@ class Sampler:
     ) -> SamplingPlan:
         """Plan the next token of each row, `step` tokens after its `output_ids`.
 
-        `sampled` are those tokens, by row; only rows with penalties look at them. `mask` holds
-        rows to a grammar.
+        `sampled` are those tokens, by row; only rows with penalties use them. `mask` restricts rows
+        to a grammar.
         """
         already = [len(row.output_ids) + step for row in rows]
         members: dict[tuple[Candidates, Method, int], list[int]] = {}
@@ -90,7 +91,10 @@ class Sampler:
             members.setdefault((allowed, *_method(row.sampling)), []).append(place)
         uniform = uniforms([row.sampling.seed for row in rows], already)
         groups = tuple(self._group(key, places, rows, uniform) for key, places in members.items())
-        return SamplingPlan(len(rows), groups, self._penalties(rows, sampled), mask)
+        penalties = None
+        if any(has_penalties(row.sampling) for row in rows):
+            penalties = self._penalties(rows, sampled)
+        return SamplingPlan(len(rows), groups, penalties, mask)
 
     def _group(
         self,
@@ -131,7 +135,7 @@ class Sampler:
         )
 
     def sample(self, logits: Tensor, plan: SamplingPlan) -> Tensor:
-        """int32 [B] token ids for logits [B, V], which are left alone."""
+        """Return int32 [B] token ids for logits [B, V], which are not changed."""
         logits = adjusted(logits, plan)
         if len(plan.groups) == 1:
             return _choose(plan.groups[0], logits).int()
@@ -142,7 +146,7 @@ class Sampler:
 
 
 def adjusted(logits: Tensor, plan: SamplingPlan) -> Tensor:
-    """Logits [B, V] after the plan's penalties and bitmask; the given ones are left alone."""
+    """Return logits [B, V] after the plan's penalties and bitmask; the input is not changed."""
     if plan.num_rows != len(logits):
         raise ValueError(f"{plan.num_rows} rows planned, {len(logits)} rows of logits")
     if plan.penalties is not None or plan.mask is not None:
@@ -155,7 +159,7 @@ def adjusted(logits: Tensor, plan: SamplingPlan) -> Tensor:
 
 
 def has_penalties(sampling: SamplingParams) -> bool:
-    """Whether earlier tokens change the next one's distribution beyond the model's own."""
+    """Whether earlier tokens change the distribution of the next one beyond the model."""
     return (
         sampling.repetition_penalty != 1.0
         or sampling.frequency_penalty != 0.0
@@ -165,7 +169,7 @@ def has_penalties(sampling: SamplingParams) -> bool:
 
 def is_greedy(sampling: SamplingParams) -> bool:
     """Whether the most likely token is always chosen."""
-    return sampling.temperature < SMALLEST_TEMPERATURE or sampling.top_k == 1
+    return sampling.temperature < MIN_TEMPERATURE or sampling.top_k == 1
 
 
 def _method(sampling: SamplingParams) -> tuple[Method, int]:
@@ -179,8 +183,8 @@ def _method(sampling: SamplingParams) -> tuple[Method, int]:
 def _penalised(
     place: int, sampling: SamplingParams, generated: list[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """[n, 3] row, id, count and [n, 3] factors of the ids in the penalty window."""
-    window = generated[-sampling.penalty_window :]  # 0 means all, and so does [-0:]
+    """Return [n, 3] row, id, count and [n, 3] factors of the ids in the penalty window."""
+    window = generated[-sampling.penalty_window :]  # [-0:], for window 0, takes all tokens
     ids, counts = np.unique(np.array(window, dtype=np.int64), return_counts=True)
     factors = np.array(
         [sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty],
@@ -191,7 +195,7 @@ def _penalised(
 
 
 def _choose(group: Group, logits: Tensor) -> Tensor:
-    """Token ids [n] of the group's rows."""
+    """Return token ids [n] of the group's rows."""
     allowed = group.candidates.take(logits)
     match group.method:
         case Method.GREEDY:

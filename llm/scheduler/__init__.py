@@ -1,4 +1,4 @@
-"""Who runs: queues, budgets, pages, priorities. No torch in here."""
+"""Scheduling: queues, budgets, pages, priorities. No torch in this package."""
 
 from llm.scheduler.admission import RequestRules, check_switches
 from llm.scheduler.limits import SchedulerConfig, SchedulerLimits

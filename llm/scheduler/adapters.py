@@ -1,8 +1,8 @@
-"""How many adapters run at once. A request for one more waits at the gate; none is thrown out.
+"""Number of adapters that run at once. A request for one more waits; none is evicted.
 
-A request whose adapter runs may join it, also past others that wait. But when the first of those
-has waited for `PATIENCE_S`, no request with an adapter starts before it: what runs comes to an
-end, and a slot is free. Requests without an adapter always pass.
+A request whose adapter is active may start before others that wait. But when the first of those has
+waited for `PATIENCE_S`, no request with an adapter starts before it, so that a slot becomes free.
+Requests without an adapter are not limited.
 """
 
 from __future__ import annotations
@@ -14,27 +14,26 @@ from llm.scheduler.queue import PendingQueue
 from llm.sequence import Sequence
 
 PATIENCE_S = 2.0
-LOOK_AHEAD = 64  # waiting requests that are passed over, at most, to find one that may start
+LOOK_AHEAD = 64  # maximum number of waiting requests that are skipped to find one that can start
 
 
 class ActiveAdapters:
-    """How many sequences with pages use each adapter; '' stands for none."""
+    """Number of sequences with pages per adapter."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
 
     @property
     def names(self) -> Set[str]:
-        """Adapters in use, as they are now."""
+        """Return the adapters in use, a live view."""
         return self._counts.keys()
 
     def take(self, name: str) -> None:
-        """A sequence that uses it got its pages."""
-        if name:
-            self._counts[name] = self._counts.get(name, 0) + 1
+        """Count a sequence that got its pages."""
+        self._counts[name] = self._counts.get(name, 0) + 1
 
     def leave(self, name: str) -> None:
-        """It has no pages any more."""
+        """Count a sequence that lost its pages."""
         if not name:
             return
         self._counts[name] -= 1
@@ -42,7 +41,7 @@ class ActiveAdapters:
             del self._counts[name]
 
     def check_integrity(self, live: Iterable[Sequence]) -> None:
-        """Raise `AssertionError` unless the counts are those of the live sequences."""
+        """Raise `AssertionError` unless the counts equal those of the live sequences."""
         expected = Counter(sequence.lora for sequence in live if sequence.pages and sequence.lora)
         if self._counts != expected:
             raise AssertionError(f"{self!r}, but sequences use {dict(expected)}")
@@ -52,11 +51,11 @@ class ActiveAdapters:
 
 
 class AdapterGate:
-    """One planning: sequences that have pages hold slots for the `active` adapters."""
+    """Admission of adapters during one planning; sequences with pages hold slots for `active`
+    adapters.
+    """
 
-    def __init__(
-        self, limit: int | None, active: Set[str], pending: PendingQueue, now: float
-    ) -> None:
+    def __init__(self, limit: int, active: Set[str], pending: PendingQueue, now: float) -> None:
         self._limit = limit
         self._pending = pending
         self._now = now
@@ -64,7 +63,7 @@ class AdapterGate:
         self._active = set(active)
 
     def skip_waiting(self) -> bool:
-        """Step over requests that have to wait; False when nobody else is near the front."""
+        """Skip requests that have to wait; return False when no other request is within reach."""
         while self._pending and not self._admits(self._pending.peek()):
             if len(self._waiting) == LOOK_AHEAD:
                 return False
@@ -73,7 +72,7 @@ class AdapterGate:
 
     def _admits(self, sequence: Sequence) -> bool:
         name = sequence.lora
-        if self._limit is None or not name or sequence.pages:
+        if not name or sequence.pages:
             return True
         if self._waiting:
             waited_s = self._now - self._waiting[0].arrival_s
@@ -84,6 +83,6 @@ class AdapterGate:
         return True
 
     def close(self) -> None:
-        """Put those who wait back in front."""
+        """Put the skipped requests back to the front."""
         for sequence in self._waiting:
             self._pending.push_front(sequence)

@@ -1,4 +1,4 @@
-"""`RequestRules`: which requests a model can run at all, checked before one is queued."""
+"""`RequestRules`: checks that a model can run a request, before the request is queued."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from llm.errors import RequestError
 from llm.request import Request
 
-MAX_PRIORITY = 1000  # either way from 0
+MAX_PRIORITY = 1000  # largest absolute value
 NO_PENALTIES = (1.0, 0.0, 0.0)  # repetition, frequency, presence
 
 
 def check_switches(request: Request, *, penalties: bool, min_tokens: bool) -> None:
-    """Raise `RequestError` when a request asks for something that is switched off."""
+    """Raise `RequestError` when a request needs a feature that is switched off."""
     sampling = request.sampling
     asked = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
     if asked != NO_PENALTIES and not penalties:
@@ -24,18 +24,18 @@ def check_switches(request: Request, *, penalties: bool, min_tokens: bool) -> No
 
 @dataclass(frozen=True, slots=True)
 class RequestRules:
-    """The model's vocabulary, length and own stop ids."""
+    """The model's vocabulary, maximum length and stop ids."""
 
     vocab_size: int
-    max_length: int  # prompt and generated
+    max_length: int  # prompt and generated tokens
     eos_token_ids: frozenset[int]
 
     def apply(self, request: Request) -> Request:
-        """The request with the model's stop ids added to its own. Raises `RequestError`."""
+        """Return the request with the model's stop ids added to its own. Raises `RequestError`."""
         self._check(request)
         sampling = request.sampling
         stops, ranges = sampling.stop_token_ids, sampling.all_ranges
-        # A stop id may be sampled wherever it is; one the caller has ruled out must stay out.
+        # Stop ids bypass the allowed ranges; one that the caller has excluded must stay excluded.
         added = sorted(
             token
             for token in self.eos_token_ids.difference(stops)

@@ -1,12 +1,4 @@
-"""`TokenBudget`: what one batch may still take.
-
-| budget        | capacity               | cost of a row                | applies to           |
-| active tokens | max_batch_input_tokens | tokens fed (a decode row: 1) | every batch          |
-| total context | max_batch_total_tokens | tokens known, in whole pages | batches with prompts |
-
-A prompt that does not fit the active tokens is cut to what is left (chunked prefill), or else
-admitted whole as the last one: then the capacity is a soft limit. Context cannot be cut.
-"""
+"""`TokenBudget`: the capacity that one batch has left."""
 
 from __future__ import annotations
 
@@ -15,16 +7,16 @@ from enum import Enum
 from llm.scheduler.limits import ResolvedLimits
 
 
-class Verdict(Enum):
-    """What a budget says to one more row."""
+class BudgetDecision(Enum):
+    """Decision on one more row."""
 
-    AVAILABLE = "available"  # admit, go on
+    AVAILABLE = "available"  # admit, continue
     REACHED = "reached"  # admit, then stop
     EXHAUSTED = "exhausted"  # do not admit, stop
 
 
 class TokenBudget:
-    """The two budgets of one batch, tried in order; the first that is not available wins."""
+    """The two budgets of one batch, checked in order; the first that is not available decides."""
 
     def __init__(self, limits: ResolvedLimits, page_size: int) -> None:
         self._capacity = limits.max_input_tokens
@@ -35,41 +27,41 @@ class TokenBudget:
         self.context_tokens = 0
 
     def add_decode_rows(self, num_rows: int, context_tokens: int) -> None:
-        """Count rows that are in the batch whatever they cost."""
+        """Count rows that the batch contains regardless of their cost."""
         self.active_tokens += num_rows
         self.context_tokens += context_tokens
 
     def context_cost(self, num_tokens: int) -> int:
-        """Resident tokens of a sequence of `num_tokens`: whole pages."""
+        """Return the resident tokens of a sequence of `num_tokens`: whole pages."""
         return -(-num_tokens // self._page_size) * self._page_size
 
     def fits_alone(self, num_tokens: int) -> bool:
-        """Whether a sequence of `num_tokens` can ever run, as the only one of its batch."""
+        """Whether a sequence of `num_tokens` can ever run, alone in its batch."""
         return self._context_capacity is None or num_tokens <= self._context_capacity
 
-    def verdict(self, num_tokens: int, context_len: int) -> Verdict:
-        """What is said to a prompt that feeds `num_tokens` and then has `context_len` tokens."""
+    def decide(self, num_tokens: int, context_len: int) -> BudgetDecision:
+        """Decide on a prompt that feeds `num_tokens` and then has `context_len` tokens."""
         left = self._capacity - self.active_tokens
         if left <= 0:
-            return Verdict.EXHAUSTED
-        active = Verdict.REACHED if num_tokens >= left else Verdict.AVAILABLE
-        context = self._context_verdict(context_len)
-        if context is Verdict.EXHAUSTED or active is Verdict.AVAILABLE:
+            return BudgetDecision.EXHAUSTED
+        active = BudgetDecision.REACHED if num_tokens >= left else BudgetDecision.AVAILABLE
+        context = BudgetDecision.AVAILABLE
+        if self._context_capacity is not None:
+            context = self._decide_context(context_len, self._context_capacity)
+        if context is BudgetDecision.EXHAUSTED or active is BudgetDecision.AVAILABLE:
             return context
         return active
 
-    def _context_verdict(self, context_len: int) -> Verdict:
-        if self._context_capacity is None:
-            return Verdict.AVAILABLE
-        left = self._context_capacity - self.context_tokens - self.context_cost(context_len)
+    def _decide_context(self, context_len: int, capacity: int) -> BudgetDecision:
+        left = capacity - self.context_tokens - self.context_cost(context_len)
         if left > 0:
-            return Verdict.AVAILABLE
-        # Rounding up to whole pages must not lock out a sequence that fits by itself.
+            return BudgetDecision.AVAILABLE
+        # Rounding up to whole pages must not exclude a sequence that fits by itself.
         alone = self.active_tokens == 0 and self.fits_alone(context_len)
-        return Verdict.REACHED if left == 0 or alone else Verdict.EXHAUSTED
+        return BudgetDecision.REACHED if left == 0 or alone else BudgetDecision.EXHAUSTED
 
     def take(self, num_tokens: int, context_len: int) -> int:
-        """Admit a prompt; returns how many of `num_tokens` it may feed now."""
+        """Admit a prompt; return how many of `num_tokens` it may feed now."""
         granted = num_tokens
         if self._chunked:
             granted = min(num_tokens, self._capacity - self.active_tokens)

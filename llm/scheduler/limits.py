@@ -1,4 +1,4 @@
-"""`SchedulerLimits`: the numbers that bound a batch, checked and without gaps."""
+"""`SchedulerLimits`: the limits of a batch; `ResolvedLimits`: the same checked and without gaps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEFAULT_MAX_BATCH_SIZE = 32
 
 
 class SchedulerConfig(Protocol):
-    """What the scheduler reads of a configuration; `PipelineConfig` is one."""
+    """Configuration that the scheduler reads; `PipelineConfig` implements it."""
 
     @property
     def max_length(self) -> int | None: ...
@@ -44,26 +44,29 @@ class SchedulerConfig(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """A `SchedulerConfig` of plain values, for use without a whole `PipelineConfig`."""
+    """A `SchedulerConfig` of plain values, for use without a complete `PipelineConfig`."""
 
     max_length: int | None = None  # tokens of one sequence; None: no limit but the pool
-    max_batch_size: int | None = None  # rows of a batch; None: 32
-    max_queue_size_tg: int | None = None  # sequences that decode; None: max_batch_size
-    min_batch_size_tg: int | None = None  # as many decode on without prompts; None: the former
-    ce_delay_ms: float = 0.0  # a prefill waits so long for others to join it
-    enable_prioritize_first_decode: bool = False  # decode those of a prefill right after it
+    max_batch_size: int | None = None  # maximum number of rows of a batch; None: 32
+    # maximum number of decoding sequences; None: max_batch_size
+    max_queue_size_tg: int | None = None
+    # decode without prompts while so many decode; None: max_queue_size_tg
+    min_batch_size_tg: int | None = None
+    ce_delay_ms: float = 0.0  # how long a prefill waits for later requests to join it
+    enable_prioritize_first_decode: bool = False  # decode the sequences of a prefill right after it
     max_batch_input_tokens: int = 8192  # tokens fed in a step
-    max_batch_total_tokens: int | None = None  # resident tokens of a batch with prompts in it
+    max_batch_total_tokens: int | None = None  # resident tokens of a batch with prompts
     enable_chunked_prefill: bool = True
     enable_in_flight_batching: bool = True
     kvcache_ce_watermark: float = 0.95
     max_num_steps: int = 1  # decode forwards per step; -1: one
-    max_active_adapters: int | None = None  # that run at once; None: requests have none
+    # maximum number that run at once; None: requests have none
+    max_active_adapters: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedLimits:
-    """What the scheduler works with."""
+    """Limits that the scheduler applies."""
 
     max_length: int
     max_batch_size: int
@@ -87,7 +90,7 @@ class ResolvedLimits:
         max_seq_len: int | None = None,
         in_flight_batching: bool | None = None,
     ) -> ResolvedLimits:
-        """Fill the gaps of `config`. Raises `ConfigError` for values that contradict."""
+        """Fill the gaps of `config`. Raises `ConfigError` for contradicting values."""
         lengths = [n for n in (config.max_length, max_seq_len) if n is not None]
         max_batch_size = config.max_batch_size
         if max_batch_size is None:

@@ -1,7 +1,7 @@
-"""`BatchPlanner`: which rows run next, and who gives up pages for them.
+"""`BatchPlanner`: which rows run next, and which sequences are preempted for them.
 
 with in-flight batching  decode rows, then prompts with what the budget leaves
-without                  prompts when it is their turn (`Cycle`); decode rows when it is not, or
+without                  prompts when it is their turn (`PrefillPolicy`); else decode rows, also
                          when no prompt could be added
 """
 
@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow
 from llm.kv_cache.manager import KVCacheManager
 from llm.scheduler.adapters import ActiveAdapters, AdapterGate
-from llm.scheduler.budget import TokenBudget, Verdict
-from llm.scheduler.cycle import Cycle
+from llm.scheduler.budget import BudgetDecision, TokenBudget
 from llm.scheduler.limits import ResolvedLimits
+from llm.scheduler.prefill_policy import PrefillPolicy
 from llm.scheduler.table import SequenceTable, entry_order
 from llm.sequence import AWAITED, FUTURE_TOKEN, Sequence, SequenceStatus
 
@@ -29,12 +29,12 @@ _new = tuple.__new__
 
 
 class _Draft:
-    """A batch while it is being filled."""
+    """A batch that is being filled."""
 
     def __init__(self, budget: TokenBudget) -> None:
         self.budget = budget
         self.rows: list[ScheduledRow] = []
-        self.sequences: list[Sequence] = []  # of the rows
+        self.sequences: list[Sequence] = []  # sequences of the rows
         self.num_prompts = 0
         self.num_steps = 1
         self.is_plain = True
@@ -45,15 +45,15 @@ class _Draft:
         page_size: int,
         grow: Callable[[Sequence, _Draft], bool],
     ) -> None:
-        """Add a row for each that has the pages, or can `grow`.
+        """Add a row for each sequence that has the pages, or can `grow`.
 
-        The loop over all rows of all steps: nothing is called in it that need not be.
+        This loop runs for all rows of all steps, so it avoids function calls.
         """
         rows, sequences, decoding = self.rows, self.sequences, SequenceStatus.DECODING
         num_steps, is_plain = self.num_steps, self.is_plain
         for sequence in candidates:
             if sequence.status is not decoding:
-                continue  # it gave its pages to an older one
+                continue  # its pages were taken by an older sequence
             start, pages = sequence.processed, sequence.pages
             if start + num_steps > len(pages) * page_size:
                 if not grow(sequence, self):
@@ -75,7 +75,7 @@ class _Draft:
                 sequence.lora,
                 False,
             )
-            rows.append(_new(ScheduledRow, row))  # half as long as `ScheduledRow(...)`
+            rows.append(_new(ScheduledRow, row))  # takes half the time of `ScheduledRow(...)`
             sequences.append(sequence)
         self.is_plain = is_plain
 
@@ -84,26 +84,21 @@ class _Draft:
         start, end = sequence.processed, sequence.active_end
         self.rows.append(
             ScheduledRow(
-                sequence.request_id,
-                tuple(sequence.tokens[start:end]),
-                start,
-                sequence.pages,
-                True,
-                end == sequence.extend_end,
-                sequence.sampling,
-                sequence.output_ids,
-                sequence.lora,
-                sequence.request.embeds,
+                request_id=sequence.request_id,
+                token_ids=tuple(sequence.tokens[start:end]),
+                start=start,
+                pages=sequence.pages,
+                is_extend=True,
+                samples=end == sequence.extend_end,
+                sampling=sequence.sampling,
+                output_ids=sequence.output_ids,
+                lora=sequence.lora,
+                embeds=sequence.request.embeds,
             )
         )
         self.sequences.append(sequence)
         self.num_prompts += 1
         self.is_plain = self.is_plain and sequence.is_plain
-
-    @property
-    def prompts(self) -> list[Sequence]:
-        """Those with prompt rows, which are the last."""
-        return self.sequences[len(self.sequences) - self.num_prompts :]
 
     def finish(self) -> ScheduledBatch:
         if not self.rows:
@@ -119,7 +114,7 @@ class _Draft:
 
 
 class BatchPlanner:
-    """Fills batches from a table of sequences, claiming and taking away pages as it goes."""
+    """Fills batches from a table of sequences; claims pages and preempts."""
 
     def __init__(
         self,
@@ -134,42 +129,47 @@ class BatchPlanner:
         self._clock = clock
         self._logged_s = float("-inf")
         self._ahead = False
-        self.cycle = Cycle(limits, table, clock)
+        self.policy = PrefillPolicy(limits, table, clock)
         self.adapters = ActiveAdapters()
         self.num_preemptions = 0
         self.sequences: tuple[Sequence, ...] = ()  # of the rows of the last batch
-        self.failed: list[tuple[Sequence, str]] = []  # can never run, and why; the caller's to end
+        # Sequences that can never run, with the reason; the caller ends them.
+        self.failed: list[tuple[Sequence, str]] = []
 
     def plan(self, *, ahead: bool = False) -> ScheduledBatch:
-        """The next batch; empty when nothing can run, or prompts wait for others to join them.
+        """Return the next batch; empty when nothing can run, or while a prefill waits for more
+        requests.
 
-        `ahead`: a batch is running. Nobody in it loses pages, and nobody fails for want of them:
-        where that may be necessary the batch is empty, and is planned again when nothing runs.
+        `ahead`: a batch is running. Then no sequence of it is preempted and none fails for lack of
+        pages: where that could be necessary the batch is empty, and is planned again when nothing
+        runs.
         """
         self._ahead = ahead
         if ahead and not self._pages_suffice():
             return ScheduledBatch((), ForwardMode.IDLE)
-        cycle, draft = self.cycle, _Draft(TokenBudget(self._limits, self._kv.page_size))
-        may_encode = cycle.may_encode()
+        policy, draft = self.policy, _Draft(TokenBudget(self._limits, self._kv.page_size))
+        can_prefill = policy.can_prefill()
         if self._limits.in_flight_batching:
-            self._add_decode_rows(draft, cycle.decode_order())
+            self._add_decode_rows(draft, policy.decode_order())
             decoded_all = True
-            if may_encode:
+            if can_prefill:
                 self._add_prompts(draft)
         else:
-            first = cycle.first_decode()
-            if may_encode and not first:
+            first = policy.first_decode()
+            if can_prefill and not first:
                 self._add_prompts(draft)
             decoded_all = not draft.rows and not first
             if not draft.rows:
-                self._add_decode_rows(draft, first or cycle.decode_order())
-        cycle.planned(draft.prompts, decoded_all)
+                self._add_decode_rows(draft, first or policy.decode_order())
+        prompts = draft.sequences[len(draft.sequences) - draft.num_prompts :]
+        policy.planned(prompts, decoded_all)
         self.sequences = tuple(draft.sequences)
         return draft.finish()
 
     def _add_decode_rows(self, draft: _Draft, in_order: Iterable[Sequence]) -> None:
         candidates = list(itertools.islice(in_order, self._limits.max_batch_size))
-        draft.num_steps = self._num_steps(candidates)
+        if self._limits.max_num_steps > 1 and candidates:
+            draft.num_steps = self._num_steps(candidates)
         draft.add_decode_rows(candidates, self._kv.page_size, self._grow)
         context_tokens = 0
         if self._limits.max_total_tokens is not None:
@@ -177,7 +177,7 @@ class BatchPlanner:
         draft.budget.add_decode_rows(len(draft.rows), context_tokens)
 
     def _pages_suffice(self) -> bool:
-        """Whether every row that decodes can have its next page."""
+        """Whether every decoding row can have its next page."""
         page_size, missing = self._kv.page_size, 0
         if len(self._table.decoding) <= self._kv.available_pages:
             return True
@@ -187,14 +187,12 @@ class BatchPlanner:
 
     def _num_steps(self, candidates: list[Sequence]) -> int:
         most = self._limits.max_num_steps
-        if most == 1 or not candidates:
-            return 1
         room = min(self._limits.max_length - sequence.processed for sequence in candidates)
         useful = max(sequence.remaining_tokens for sequence in candidates)
         return max(1, min(most, room, useful))
 
     def _grow(self, sequence: Sequence, draft: _Draft) -> bool:
-        """Get pages for the row's tokens, from younger sequences if need be."""
+        """Claim pages for the row's tokens, preempting younger sequences if necessary."""
         request_id, num_tokens = sequence.request_id, len(sequence.tokens)
         if self._kv.extend(request_id, num_tokens + draft.num_steps - 1):
             return True
@@ -210,30 +208,34 @@ class BatchPlanner:
         return True
 
     def _add_prompts(self, draft: _Draft) -> None:
-        limit, active = self._limits.max_adapters, self.adapters.names
-        gate = AdapterGate(limit, active, self._table.pending, self._clock())
+        limit = self._limits.max_adapters
+        if limit is None:
+            self._add_admitted(draft, None)
+            return
+        gate = AdapterGate(limit, self.adapters.names, self._table.pending, self._clock())
         self._add_admitted(draft, gate)
         gate.close()
 
-    def _add_admitted(self, draft: _Draft, gate: AdapterGate) -> None:
+    def _add_admitted(self, draft: _Draft, gate: AdapterGate | None) -> None:
+        """Add prompts, from the front of the queue on; `gate` None: any adapters may run."""
         pending, budget = self._table.pending, draft.budget
-        while pending and self._has_row(draft) and gate.skip_waiting():
+        while pending and self._has_row(draft) and (gate is None or gate.skip_waiting()):
             sequence = pending.peek()
             num_tokens = len(sequence.tokens)
             if not self._can_ever_run(sequence, budget):
                 self._fail(sequence)
                 continue
             # At least one token is fed, however much of the prompt is cached.
-            if budget.verdict(1, num_tokens) is Verdict.EXHAUSTED:
+            if budget.decide(1, num_tokens) is BudgetDecision.EXHAUSTED:
                 return
             if not sequence.pages and not self._claim(sequence, draft):
                 return
-            self._table.encode_next()
-            sequence.was_scheduled(self._clock())
+            self._table.prefill_next()
+            sequence.mark_scheduled(self._clock())
             num_left = sequence.extend_end - sequence.processed
-            verdict = budget.verdict(num_left, num_tokens)
+            decision = budget.decide(num_left, num_tokens)
             draft.add_prompt(sequence, budget.take(num_left, num_tokens))
-            if verdict is not Verdict.AVAILABLE:
+            if decision is not BudgetDecision.AVAILABLE:
                 return
 
     def _has_row(self, draft: _Draft) -> bool:
@@ -247,7 +249,9 @@ class BatchPlanner:
         return fits_pool and budget.fits_alone(num_tokens)
 
     def _claim(self, sequence: Sequence, draft: _Draft) -> bool:
-        """Claim pages for all known tokens. When nobody is active there is no watermark."""
+        """Claim pages for all known tokens. The watermark does not apply when no sequence is
+        active.
+        """
         nobody_active = not (draft.rows or self._table.decoding or self._ahead)
         watermark = 1.0 if nobody_active else self._limits.watermark
         num_hits = self._try_claim(sequence, watermark)
@@ -266,7 +270,8 @@ class BatchPlanner:
             return False
         sequence.bind(self._kv.pages(sequence.request_id), num_hits)
         sequence.next_commit = num_hits + self._kv.page_size
-        self.adapters.take(sequence.lora)
+        if sequence.lora:
+            self.adapters.take(sequence.lora)
         return True
 
     def _try_claim(self, sequence: Sequence, watermark: float) -> int | None:
@@ -280,12 +285,14 @@ class BatchPlanner:
         )
 
     def _paused_holders(self) -> Iterator[Sequence]:
-        """Paused sequences with pages, longest paused first: their readers are behind."""
+        """Iterate over paused sequences with pages, longest paused first."""
         paused = self._table.paused.values()
         return (sequence for sequence in paused if sequence.pages and not sequence.in_flight)
 
     def _victims(self, for_decode: Sequence | None = None) -> Iterator[Sequence]:
-        """Who loses pages, in this order: paused, half-encoded, decoding but not in the batch."""
+        """Iterate over the candidates for preemption: paused, in prefill, decoding but not in the
+        batch.
+        """
         yield from self._paused_holders()
         yield from (holder for holder in self._table.pending.holders() if not holder.in_flight)
         if for_decode is not None:
@@ -303,7 +310,7 @@ class BatchPlanner:
         self.adapters.leave(sequence.lora)
         sequence.preempt()
         if sequence.status is SequenceStatus.DECODING:
-            self._table.wait_in_front(sequence)
+            self._table.queue_in_front(sequence)
         self.num_preemptions += 1
         now = self._clock()
         if now - self._logged_s >= PREEMPTION_LOG_INTERVAL_S:
@@ -317,7 +324,7 @@ class BatchPlanner:
             )
 
     def _fail(self, sequence: Sequence) -> None:
-        self._table.take_out(sequence)
+        self._table.remove(sequence)
         num_tokens, kv, limits = len(sequence.tokens), self._kv, self._limits
         message = (
             f"{num_tokens} tokens need {kv.pages_for(num_tokens)} KV pages of {kv.page_size} "

@@ -2,7 +2,7 @@
 
 front ── prompt remainders and preempted sequences, in the order they were put there
 back ─── by arrival time − priority × ageing: a level of priority is worth `ageing_s` seconds
-         of waiting, so whatever waits long enough comes first: nothing starves
+         of waiting, so that no request starves
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from collections.abc import Iterator
 
 from llm.sequence import Sequence
 
-PRIORITY_AGEING_S = 5.0  # how much longer a request waits before one a level higher yields to it
+PRIORITY_AGEING_S = 5.0  # additional waiting time per level of priority
 
 
 class PendingQueue:
-    """A queue with O(log n) push and pop, and removal from anywhere."""
+    """Priority queue with O(log n) push and pop, and removal from any position."""
 
     def __init__(self, ageing_s: float = PRIORITY_AGEING_S) -> None:
         self._ageing_s = ageing_s
         self._front: deque[Sequence] = deque()
         self._heap: list[tuple[float, int, Sequence]] = []
         self._arrivals = itertools.count()
-        self._back: dict[Sequence, int] = {}  # what of the heap is still waiting, and its entry
-        self.num_tokens = 0  # of all that wait
+        self._back: dict[Sequence, int] = {}  # waiting sequences of the heap, and their entries
+        self.num_tokens = 0  # sum over all waiting sequences
 
     def push(self, sequence: Sequence) -> None:
-        """Wait for one's turn."""
+        """Queue a sequence by priority and arrival."""
         key = sequence.arrival_s - sequence.request.priority * self._ageing_s
         entry = next(self._arrivals)
         heapq.heappush(self._heap, (key, entry, sequence))
@@ -38,7 +38,7 @@ class PendingQueue:
         self.num_tokens += len(sequence.tokens)
 
     def push_front(self, sequence: Sequence) -> None:
-        """Go before everybody who has not run yet."""
+        """Queue a sequence in front of all that have not run yet."""
         key = _front_key(sequence)
         index = 0
         while index < len(self._front) and _front_key(self._front[index]) < key:
@@ -47,7 +47,7 @@ class PendingQueue:
         self.num_tokens += len(sequence.tokens)
 
     def peek(self) -> Sequence:
-        """The next sequence; IndexError when there is none."""
+        """Return the next sequence; raises IndexError when the queue is empty."""
         if self._front:
             return self._front[0]
         while not self._is_waiting(self._heap[0]):
@@ -55,7 +55,7 @@ class PendingQueue:
         return self._heap[0][2]
 
     def pop(self) -> Sequence:
-        """Take the next sequence out."""
+        """Remove and return the next sequence."""
         sequence = self.peek()
         self.num_tokens -= len(sequence.tokens)
         if self._front:
@@ -65,7 +65,7 @@ class PendingQueue:
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out, wherever it is; ValueError when it is not here."""
+        """Remove a sequence from any position; raises ValueError when it is not queued."""
         if self._back.pop(sequence, None) is None:
             self._front.remove(sequence)
         elif len(self._heap) > 2 * len(self._back) + 16:
@@ -77,8 +77,8 @@ class PendingQueue:
         return self._back.get(entry[2]) == entry[1]
 
     def holders(self) -> Iterator[Sequence]:
-        """Sequences that wait with pages in hand, last in line first."""
-        # Only those at the front can: pages are claimed when a prompt is first scheduled.
+        """Iterate over waiting sequences that hold pages, last in line first."""
+        # Only sequences at the front can: pages are claimed when a prompt is first scheduled.
         return (sequence for sequence in reversed(self._front) if sequence.pages)
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ class PendingQueue:
         yield from (entry[2] for entry in sorted(self._heap) if self._is_waiting(entry))
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` unless every sequence is here exactly once."""
+        """Raise `AssertionError` unless every sequence is queued exactly once."""
         ids = [sequence.request_id for sequence in self]
         if len(set(ids)) != len(ids) or len(ids) != len(self):
             raise AssertionError(f"{self!r} holds {ids}")

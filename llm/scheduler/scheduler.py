@@ -1,4 +1,4 @@
-"""`Scheduler`: schedule (decide), commit (the results come in), fail (they do not).
+"""`Scheduler`: schedule (decide), commit (results), fail (error).
 
 schedule() ──ScheduledBatch──> pipeline ──StepOutput──> commit() ──> TokenChunks
     one batch at a time; sequences in it can be cancelled and paused, which
@@ -16,18 +16,19 @@ from collections.abc import Callable
 from llm.batch import ScheduledBatch, ScheduledRow, StepOutput
 from llm.kv_cache.manager import KVCacheManager
 from llm.request import FinishReason, TokenChunk, TokenLogprob
-from llm.scheduler.figures import SequenceFigures, SequenceTallies
 from llm.scheduler.in_flight import Step, StepsInFlight
 from llm.scheduler.limits import ResolvedLimits, SchedulerConfig
 from llm.scheduler.planner import BatchPlanner
 from llm.scheduler.table import SequenceTable
 from llm.sequence import Sequence, SequenceStatus, launch_sampling, take_tokens
+from llm.stats import SequenceCounters, SequenceStats
 
 UNPAUSABLE = (SequenceStatus.PAUSED, SequenceStatus.ENDING)
 
 
 class Scheduler:
-    """Decides who runs, and is the only one to change sequences and pages. Not thread-safe.
+    """Decides which requests run, and is the only one to change sequences and pages. Not
+    thread-safe.
 
     `max_seq_len` is the model's limit. `enable_in_flight_batching` (None: as configured) puts
     decode rows and prompts into one batch. `plan_ahead` allows a second batch in flight.
@@ -52,16 +53,16 @@ class Scheduler:
         self._planner = BatchPlanner(self._limits, kv_manager, self._table, clock)
         self._in_flight = StepsInFlight(kv_manager, limit=2 if plan_ahead else 1)
         self._ended: list[TokenChunk] = []
-        self._tallies = SequenceTallies()
+        self._counters = SequenceCounters()
 
     @property
     def max_length(self) -> int:
-        """Tokens at which a sequence ends."""
+        """Maximum number of tokens of a sequence."""
         return self._limits.max_length
 
     @property
     def max_batch_size(self) -> int:
-        """Most rows of a batch."""
+        """Maximum number of rows of a batch."""
         return self._limits.max_batch_size
 
     @property
@@ -76,33 +77,37 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Sequences that decode or are being encoded."""
+        """Sequences that decode or are in prefill."""
         table = self._table
-        return len(table.decoding) + len(table.encoding) + len(table.ending)
+        return len(table.decoding) + len(table.prefilling) + len(table.ending)
 
     @property
     def num_decoding(self) -> int:
-        """Sequences past their prompt, paused ones aside."""
+        """Sequences past their prompt, without paused ones."""
         return len(self._table.decoding) + len(self._table.ending)
 
     @property
     def num_paused(self) -> int:
-        """Sequences set aside."""
+        """Number of paused sequences."""
         return len(self._table.paused)
 
     @property
     def num_preemptions(self) -> int:
-        """How often a sequence lost its pages to another."""
+        """Number of preemptions since the start."""
         return self._planner.num_preemptions
 
     @property
-    def held_s(self) -> float:
-        """When `schedule` gave nothing: seconds until a prefill held back may start; 0 for none."""
-        return max(self._planner.cycle.held_s, 0.0)
+    def delay_s(self) -> float:
+        """Seconds until a delayed prefill may start, after `schedule` returned nothing; 0 without
+        one.
+        """
+        return max(self._planner.policy.delay_s, 0.0)
 
-    def figures(self) -> SequenceFigures:
-        """What became of the sequences so far, and how long they waited for their tokens."""
-        return self._tallies.snapshot()
+    def stats(self) -> SequenceStats:
+        """Return statistics of the sequences so far: their ends and the times between their
+        tokens.
+        """
+        return self._counters.snapshot()
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence by priority and arrival."""
@@ -110,10 +115,11 @@ class Scheduler:
         self._table.add(sequence)
 
     def cancel(self, request_id: str, asked_s: float | None = None) -> list[TokenChunk]:
-        """End a sequence in whatever state; returns its last chunk. `asked_s`: since when.
+        """End a sequence in any state; return its last chunk. `asked_s`: time of the request to
+        cancel.
 
-        Nothing is returned for an unknown id (it may just have ended), nor for a sequence of a
-        batch that was not launched: `commit` or `fail` gives the last chunk of that one.
+        Returns nothing for an unknown id (it may have just ended), or for a sequence of a batch
+        that was not launched: `commit` or `fail` returns its last chunk.
         """
         sequence = self._table.get(request_id)
         if sequence is None:
@@ -130,7 +136,7 @@ class Scheduler:
         return [chunk for request_id in request_ids for chunk in self.cancel(request_id)]
 
     def pause(self, request_id: str) -> None:
-        """Stop scheduling a sequence. It keeps its pages, unless others need them."""
+        """Stop scheduling a sequence. It keeps its pages until other sequences need them."""
         sequence = self._table.get(request_id)
         if sequence is None or sequence.status in UNPAUSABLE:
             return
@@ -149,9 +155,9 @@ class Scheduler:
             self._table.resume(sequence)
 
     def schedule(self) -> ScheduledBatch:
-        """The next batch; empty when nothing can run, or not before the running one has ended.
+        """Return the next batch; empty when nothing can run before the running batch has ended.
 
-        Commit or fail it before the next; when planning ahead, launch it.
+        Commit or fail it before the next call; when planning ahead, launch it.
         """
         self._in_flight.check_room()
         batch = self._planner.plan(ahead=len(self._in_flight) > 0)
@@ -165,9 +171,9 @@ class Scheduler:
         return batch
 
     def launched(self, batch: ScheduledBatch) -> None:
-        """The batch runs, its results come later: go on as if they were there.
+        """Mark a batch as running, so that the next one can be planned before its results arrive.
 
-        Placeholders stand for its tokens. Commit the batch before it first.
+        Placeholders stand for its tokens. Commit the previous batch first.
         """
         step = self._in_flight.newest(batch)
         step.is_launched = True
@@ -184,14 +190,16 @@ class Scheduler:
                 self._place(sequence)
 
     def take_ended(self) -> list[TokenChunk]:
-        """Last chunks of sequences that `schedule` found can never run; each is given once."""
+        """Return the last chunks of sequences that `schedule` found unable to run; each is returned
+        once.
+        """
         ended, self._ended = self._ended, []
         return ended
 
     def commit(
         self, batch: ScheduledBatch, output: StepOutput, now: float | None = None
     ) -> list[TokenChunk]:
-        """Take in a step's results: advance, append, stop. Returns what became known.
+        """Commit a step's results: advance, append, stop. Returns the new chunks.
 
         `now` is the time of the scheduler's clock.
         """
@@ -203,7 +211,7 @@ class Scheduler:
                 step.sequences, output.token_ids, now, is_launched=step.is_launched
             )
             for last_s, times in gaps:
-                self._tallies.count_gaps(last_s, now, times)
+                self._counters.count_gaps(last_s, now, times)
         else:
             found = [None] * len(step.sequences)
         for place, chunk in enumerate(found):
@@ -211,19 +219,22 @@ class Scheduler:
                 row, sequence = batch.rows[place], step.sequences[place]
                 found[place] = self._commit_row(row, sequence, step, output, now)
         chunks = [chunk for chunk in found if chunk is not None]
-        self._note_released(self._in_flight.release_departed(step))
+        if released := self._in_flight.release_ended(step):
+            self._note_released(released)
         return chunks
 
     def _commit_row(
         self, row: ScheduledRow, sequence: Sequence, step: Step, output: StepOutput, now: float
     ) -> TokenChunk | None:
         if step.is_launched:
-            sequence.land()
+            sequence.complete_launch()
         else:
             sequence.advance()
         if sequence.status is SequenceStatus.FINISHED:
-            return None  # it ended when this step had begun: the late result is nobody's
-        echoed = sequence.take_echo(output.prompt_logprobs.get(row.request_id, ()), row.start)
+            return None  # the sequence ended after launch; discard its result
+        echoed: tuple[TokenLogprob, ...] = ()
+        if entries := output.prompt_logprobs.get(row.request_id):
+            echoed = sequence.take_echo(entries, row.start)
         chunk = None
         if sequence.cancel_requested:
             chunk = self._finish(sequence, FinishReason.CANCELLED, now)
@@ -240,9 +251,9 @@ class Scheduler:
     def fail(
         self, batch: ScheduledBatch, message: str, now: float | None = None
     ) -> list[TokenChunk]:
-        """End every sequence of a batch whose step raised; returns their last chunks.
+        """End every sequence of a batch whose step raised; return their last chunks.
 
-        An older batch that is still running goes on.
+        An older batch that is still running continues.
         """
         step = self._in_flight.take_failed(batch)
         if now is None:
@@ -250,8 +261,8 @@ class Scheduler:
         chunks = []
         for row, sequence in step.pairs():
             if step.is_launched:
-                sequence.land()
-                # What it fed has no KV.
+                sequence.complete_launch()
+                # The fed tokens have no KV.
                 sequence.processed = min(sequence.processed, row.start)
             else:
                 sequence.rewind()
@@ -261,13 +272,13 @@ class Scheduler:
                 chunks.append(self._finish(sequence, FinishReason.CANCELLED, now))
             else:
                 chunks.append(self._finish(sequence, FinishReason.ERROR, now, error=message))
-        self._note_released(self._in_flight.release_departed(step))
+        self._note_released(self._in_flight.release_ended(step))
         return chunks
 
     def _accept(
         self, sequence: Sequence, step: Step, output: StepOutput, now: float
     ) -> TokenChunk | None:
-        """Append a row's sampled tokens, up to the one that ends it."""
+        """Append a row's sampled tokens, up to the one that ends the sequence."""
         sampled = output.token_ids.get(sequence.request_id)
         message = output.failures.get(sequence.request_id, "")
         if message or not sampled:
@@ -275,9 +286,9 @@ class Scheduler:
             chunk = self._finish(sequence, FinishReason.ERROR, now, error=error)
             return chunk._replace(is_refused=bool(message))
         if sequence.token_s is None:
-            sequence.had_first_token(now)
-            self._tallies.first_token_s.observe(now - sequence.arrival_s)
-        self._tallies.count_gaps(sequence.token_s, now, 1)
+            sequence.mark_first_token(now)
+            self._counters.first_token_s.observe(now - sequence.arrival_s)
+        self._counters.count_gaps(sequence.token_s, now, 1)
         sequence.token_s = now
         logprobs = output.logprobs.get(sequence.request_id, ()) if output.logprobs else ()
         num_accepted, reason = 0, None
@@ -288,7 +299,7 @@ class Scheduler:
             num_accepted += 1
             if reason is not None:
                 break
-        if len(sampled) > 1:  # every token of such a turn was fed to get the next one
+        if len(sampled) > 1:  # each of these tokens was fed to sample the next one
             num_sampled = num_accepted + (reason is FinishReason.STOP)
             sequence.processed = sequence.active_end = sequence.processed + num_sampled - 1
         token_ids, logprobs = sampled[:num_accepted], logprobs[:num_accepted]
@@ -300,7 +311,7 @@ class Scheduler:
         return sequence.chunk(now, token_ids, logprobs) if token_ids else None
 
     def _settle(self, sequence: Sequence, step: Step) -> None:
-        """A sequence goes on after a step: cache its full pages, find its place."""
+        """Continue a sequence after a step: cache its full pages and update its place."""
         if sequence.processed >= sequence.next_commit:
             page_size = self._kv.page_size
             self._kv.commit(sequence.request_id, sequence.tokens, sequence.processed)
@@ -312,9 +323,9 @@ class Scheduler:
         if sequence.pause_requested:
             sequence.pause_requested = False
             self._table.pause(sequence)
-        elif sequence.status is SequenceStatus.ENCODING:
+        elif sequence.status is SequenceStatus.PREFILLING:
             if sequence.needs_extend:
-                self._table.wait_in_front(sequence)
+                self._table.queue_in_front(sequence)
             else:
                 self._table.decode(sequence)
 
@@ -328,29 +339,29 @@ class Scheduler:
         logprobs: tuple[TokenLogprob, ...] = (),
         error: str = "",
     ) -> TokenChunk:
-        """Free everything a sequence holds, forget it, and make its last chunk."""
+        """Free everything that a sequence holds, remove it and return its last chunk."""
         sequence.drop_future()
         if sequence.pages:
             self._planner.adapters.leave(sequence.lora)
         if sequence.pages and sequence.in_flight:
-            self._in_flight.release_later(sequence)
+            self._in_flight.defer_release(sequence)
         elif sequence.pages:
             self._kv.release(sequence.request_id, sequence.tokens, sequence.processed)
             sequence.pages = ()
             self._note_released([sequence])
         self._table.discard(sequence)
-        self._tallies.finished[reason] += 1
+        self._counters.finished[reason] += 1
         chunk = sequence.chunk(now, token_ids, logprobs)
         return chunk._replace(finish_reason=reason, error=error)
 
     def _note_released(self, ended: list[Sequence]) -> None:
-        """Their pages are free now: count how long those that were cancelled took."""
+        """Record the cancellation times of sequences whose pages have been freed."""
         for sequence in ended:
             if sequence.cancel_asked_s is not None:
-                self._tallies.cancel_s.observe(self._clock() - sequence.cancel_asked_s)
+                self._counters.cancel_s.observe(self._clock() - sequence.cancel_asked_s)
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` unless places, indices, claims, pages and locks all agree."""
+        """Raise `AssertionError` unless places, indices, claims, pages and locks are consistent."""
         self._table.check_integrity()
         self._kv.check_integrity()
         self._planner.adapters.check_integrity(self._table)
@@ -359,11 +370,11 @@ class Scheduler:
             sequence.check_integrity(self._kv.page_size)
             request_id = sequence.request_id
             if sequence.in_flight != counts[sequence]:
-                raise AssertionError(f"{sequence!r}: not what the running batches say")
+                raise AssertionError(f"{sequence!r}: does not match the running batches")
             if self._kv.has_claim(request_id) != bool(sequence.pages):
-                raise AssertionError(f"{sequence!r}: not what the KV manager says")
+                raise AssertionError(f"{sequence!r}: does not match the KV manager")
         num_holders = sum(bool(sequence.pages) for sequence in self._table)
-        if self._kv.num_claims != num_holders + self._in_flight.num_departed:
+        if self._kv.num_claims != num_holders + self._in_flight.num_ended:
             raise AssertionError(f"{self!r}: pages of a request that has ended")
 
     def __repr__(self) -> str:
@@ -376,7 +387,7 @@ class Scheduler:
 def _without(
     stop_ids: frozenset[int], token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]
 ) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
-    """Leave out stop ids that did not stop (`ignore_eos`): they count, but are not delivered."""
+    """Leave out stop ids under `ignore_eos`: they are counted, but not delivered."""
     kept = [index for index, token in enumerate(token_ids) if token not in stop_ids]
     kept_logprobs = tuple(logprobs[index] for index in kept) if logprobs else ()
     return tuple(token_ids[index] for index in kept), kept_logprobs

@@ -1,8 +1,8 @@
 """`SequenceTable`: every live sequence, in exactly one place.
 
-PENDING ──> ENCODING ──> DECODING ──> gone
+PENDING ─> PREFILLING ─> DECODING ──> gone
    ^  ^────────┘ (chunk)     │
-   └──────── preempted ──────┘        PAUSED: beside PENDING and DECODING
+   └──────── preempted ──────┘        PAUSED: next to PENDING and DECODING
                                       ENDING: its last token is being sampled
 """
 
@@ -16,41 +16,41 @@ from llm.sequence import Sequence, SequenceStatus
 
 
 class SequenceTable:
-    """The pending queue, the decode set, what is being encoded, and what is paused."""
+    """The pending queue, the decode set, the sequences in prefill, and the paused ones."""
 
     def __init__(self) -> None:
         self._live: dict[str, Sequence] = {}
         self._entries = itertools.count()
         self.pending = PendingQueue()
-        self.encoding: dict[str, Sequence] = {}
+        self.prefilling: dict[str, Sequence] = {}
         self.decoding: dict[str, Sequence] = {}  # in order of first entry
         self.paused: dict[str, Sequence] = {}
         self.ending: dict[str, Sequence] = {}
 
     def get(self, request_id: str) -> Sequence | None:
-        """The live sequence of that id."""
+        """Return the live sequence of that id, or None."""
         return self._live.get(request_id)
 
     def add(self, sequence: Sequence) -> None:
-        """Take a new sequence; it waits."""
+        """Add a new sequence to the pending queue."""
         if sequence.request_id in self._live:
-            raise ValueError(f"request {sequence.request_id} is alive already")
+            raise ValueError(f"request {sequence.request_id} is in use already")
         self._live[sequence.request_id] = sequence
         self.pending.push(sequence)
 
     def discard(self, sequence: Sequence) -> None:
-        """Forget a sequence that has ended."""
-        self.take_out(sequence)
+        """Remove a sequence that has ended."""
+        self.remove(sequence)
         del self._live[sequence.request_id]
 
-    def take_out(self, sequence: Sequence) -> None:
+    def remove(self, sequence: Sequence) -> None:
         """Remove a sequence from its place; it stays live."""
         status = sequence.status
         sequence.status = SequenceStatus.FINISHED
         if status is SequenceStatus.PENDING:
             self.pending.remove(sequence)
-        elif status is SequenceStatus.ENCODING:
-            del self.encoding[sequence.request_id]
+        elif status is SequenceStatus.PREFILLING:
+            del self.prefilling[sequence.request_id]
         elif status is SequenceStatus.DECODING:
             del self.decoding[sequence.request_id]
         elif status is SequenceStatus.PAUSED:
@@ -58,22 +58,22 @@ class SequenceTable:
         elif status is SequenceStatus.ENDING:
             del self.ending[sequence.request_id]
 
-    def wait_in_front(self, sequence: Sequence) -> None:
+    def queue_in_front(self, sequence: Sequence) -> None:
         """Put a sequence at the head of the pending queue."""
-        self.take_out(sequence)
+        self.remove(sequence)
         sequence.status = SequenceStatus.PENDING
         self.pending.push_front(sequence)
 
-    def encode_next(self) -> Sequence:
-        """Move the head of the pending queue into the batch that is being built."""
+    def prefill_next(self) -> Sequence:
+        """Move the head of the pending queue into the batch that is being planned."""
         sequence = self.pending.pop()
-        sequence.status = SequenceStatus.ENCODING
-        self.encoding[sequence.request_id] = sequence
+        sequence.status = SequenceStatus.PREFILLING
+        self.prefilling[sequence.request_id] = sequence
         return sequence
 
     def decode(self, sequence: Sequence) -> None:
-        """Put a sequence into the decode set; one that comes back gets its old place."""
-        self.take_out(sequence)
+        """Put a sequence into the decode set; one that returns gets its former position."""
+        self.remove(sequence)
         sequence.status = SequenceStatus.DECODING
         if sequence.entry_order is None:
             sequence.entry_order = next(self._entries)
@@ -84,25 +84,25 @@ class SequenceTable:
         self.decoding = {member.request_id: member for member in members}
 
     def end(self, sequence: Sequence) -> None:
-        """Set aside a sequence that only waits for its last token."""
-        self.take_out(sequence)
+        """Set aside a sequence whose last token is being sampled."""
+        self.remove(sequence)
         sequence.status = SequenceStatus.ENDING
         self.ending[sequence.request_id] = sequence
 
     def pause(self, sequence: Sequence) -> None:
-        """Set a sequence aside."""
-        self.take_out(sequence)
+        """Pause a sequence."""
+        self.remove(sequence)
         sequence.status = SequenceStatus.PAUSED
         self.paused[sequence.request_id] = sequence
 
     def resume(self, sequence: Sequence) -> None:
-        """Put a paused sequence back where its tokens say it belongs."""
+        """Put a paused sequence back to the place that its tokens require."""
         if not sequence.needs_extend:
             self.decode(sequence)
         elif sequence.first_scheduled_s is not None:
-            self.wait_in_front(sequence)
+            self.queue_in_front(sequence)
         else:
-            self.take_out(sequence)
+            self.remove(sequence)
             sequence.status = SequenceStatus.PENDING
             self.pending.push(sequence)
 
@@ -116,7 +116,7 @@ class SequenceTable:
         """Raise `AssertionError` unless every live sequence is in the place its status names."""
         places = (
             (SequenceStatus.PENDING, list(self.pending)),
-            (SequenceStatus.ENCODING, list(self.encoding.values())),
+            (SequenceStatus.PREFILLING, list(self.prefilling.values())),
             (SequenceStatus.DECODING, list(self.decoding.values())),
             (SequenceStatus.PAUSED, list(self.paused.values())),
             (SequenceStatus.ENDING, list(self.ending.values())),
@@ -135,11 +135,11 @@ class SequenceTable:
 
     def __repr__(self) -> str:
         return (
-            f"SequenceTable({len(self.pending)} pending, {len(self.encoding)} encoding, "
+            f"SequenceTable({len(self.pending)} pending, {len(self.prefilling)} prefilling, "
             f"{len(self.decoding)} decoding, {len(self.paused)} paused)"
         )
 
 
 def entry_order(sequence: Sequence) -> int:
-    """When the sequence first began to decode; -1 before."""
+    """Return the order in which the sequence first began to decode; -1 before."""
     return -1 if sequence.entry_order is None else sequence.entry_order

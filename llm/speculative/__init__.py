@@ -1,1 +1,3 @@
-"""A draft model guesses tokens, and one forward of the target model verifies them."""
+"""Speculative decoding: a draft model drafts tokens, one forward of the target model verifies
+them.
+"""

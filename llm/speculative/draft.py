@@ -1,4 +1,4 @@
-"""`DraftModel`: a small model that runs ahead of the large one.
+"""`DraftModel`: a small model that drafts tokens for the target model.
 
 Its keys and values lie in a pool of its own under the same page ids, so a page table, a cached
 prefix and a preemption mean the same to both models. For that to hold, both are fed the same
@@ -26,13 +26,14 @@ from llm.request import SamplingParams
 from llm.runner.model_runner import ModelRunner
 from llm.sampling.sampler import SamplingPlan
 
-OWN_CACHE_FIELDS = frozenset({"kv_cache_format"})  # of a draft; its pages are the model's
-DRAFT_STREAM = 0xD1B54A32D192ED03  # makes another stream of random numbers of a seed
+# fields that a draft sets itself; its pages are the target's
+OWN_CACHE_FIELDS = frozenset({"kv_cache_format"})
+DRAFT_STREAM = 0xD1B54A32D192ED03  # selects another stream of random numbers of a seed
 
 
 @dataclass(frozen=True, slots=True)
 class DraftStep:
-    """One drafted token of each of B rows, and what it was drawn from."""
+    """One drafted token of each of B rows, and the distribution it was drawn from."""
 
     token_ids: tuple[int, ...]  # [B]
     logits: Tensor  # [B, V]
@@ -40,29 +41,31 @@ class DraftStep:
 
 
 class DraftModel:
-    """On the target's device. `runner` is initialized, its pool has the target's pages."""
+    """Draft model on the target's device. `runner` is initialized; its pool uses the target's page
+    ids.
+    """
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
 
     @property
     def kv_blocks(self) -> list[KVPool]:
-        """The pool of each replica."""
+        """Return the pool of each replica."""
         pool = self.runner.token_to_kv_pool
         return [] if pool is None else [pool]
 
     def ingest(self, batch: ScheduledBatch) -> None:
-        """Feed what the target is fed, and draft nothing."""
+        """Feed the tokens that the target is fed, without drafting."""
         rows = tuple(row._replace(samples=False) for row in batch.rows)
         self.runner.forward(self.runner.prepare(ScheduledBatch(rows, batch.mode)))
 
     def propose(
         self, rows: Sequence[ScheduledRow], num_tokens: int, *, own_stream: bool
     ) -> list[DraftStep]:
-        """Draft `num_tokens` for each row, by its own sampling parameters.
+        """Draft `num_tokens` for each row with its own sampling parameters.
 
-        With `own_stream` the draws are independent of those that the target makes for the same
-        tokens; without, they are the very same numbers, so that like distributions yield like
+        With `own_stream` the draws are independent of the target's draws for the same tokens;
+        otherwise they use the same random numbers, so that similar distributions yield the same
         tokens.
         """
         if own_stream:
@@ -83,14 +86,14 @@ class DraftModel:
         return steps
 
     def shutdown(self) -> None:
-        """Let go of model and memory."""
+        """Free model and memory."""
         self.runner.shutdown()
 
 
 def create_draft_runner(
     config: PipelineConfig, max_length: int, num_pages: int | None = None
 ) -> ModelRunner:
-    """A runner for `config.draft_model`, not initialized, with pages like the target's.
+    """Create a runner for `config.draft_model`, not initialized, with pages like the target's.
 
     Raises `ConfigError` when the draft model is too short or on another device.
     """

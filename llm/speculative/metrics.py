@@ -1,4 +1,4 @@
-"""`SpeculativeDecodingMetrics`: what became of drafted tokens, by their position in the draft."""
+"""`SpeculativeDecodingMetrics`: statistics of drafted tokens by their position in the draft."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 class SpeculativeDecodingMetrics:
     """A snapshot; counts are from the start. Position 0 is a draft's first token.
 
-    A token counts as accepted when all before it in its draft were, too. Tokens that come after
-    the end of their sequence are nobody's guess and are not counted.
+    A token counts as accepted if all earlier tokens of its draft were accepted, too. Tokens after
+    the end of their sequence are not counted.
     """
 
-    num_verifications: int  # drafts that were verified, one row of one step each
+    num_verifications: int  # verified drafts, one per row and step
     drafted: tuple[int, ...]  # by position
     accepted: tuple[int, ...]
 
@@ -25,12 +25,12 @@ class SpeculativeDecodingMetrics:
 
     @property
     def mean_accepted(self) -> float:
-        """Accepted tokens of a draft; each step yields one token more."""
+        """Mean number of accepted tokens per draft; each step yields one token more."""
         return sum(self.accepted) / self.num_verifications if self.num_verifications else 0.0
 
 
 class AcceptanceCounter:
-    """Counts for drafts of at most `num_positions` tokens."""
+    """Counters for drafts of at most `num_positions` tokens."""
 
     def __init__(self, num_positions: int) -> None:
         self._num_verifications = 0
@@ -38,7 +38,7 @@ class AcceptanceCounter:
         self._accepted = [0] * num_positions
 
     def add(self, num_drafted: int, num_accepted: int) -> None:
-        """One row's draft was verified."""
+        """Count one row's verified draft."""
         if not 0 <= num_accepted <= num_drafted <= len(self._drafted):
             raise ValueError(f"{num_accepted} of {num_drafted} drafted tokens accepted")
         if num_drafted:
@@ -48,7 +48,7 @@ class AcceptanceCounter:
             self._accepted[position] += position < num_accepted
 
     def snapshot(self) -> SpeculativeDecodingMetrics:
-        """The counts so far."""
+        """Return a snapshot of the counts."""
         return SpeculativeDecodingMetrics(
             self._num_verifications, tuple(self._drafted), tuple(self._accepted)
         )

@@ -25,7 +25,10 @@ from llm.structured.bitmask import StructuredOutput, needs_tokens
 
 
 class SpeculativeDecoding:
-    """For the target of `runner`. Rows whose next token must be known first are not drafted."""
+    """Speculative decoding for the target of `runner`.
+
+    Rows whose next token must be known first are not drafted.
+    """
 
     def __init__(
         self,
@@ -42,15 +45,15 @@ class SpeculativeDecoding:
         self.counter = AcceptanceCounter(config.num_speculative_tokens)
 
     def metrics(self) -> SpeculativeDecodingMetrics:
-        """What became of drafts so far."""
+        """Statistics of drafts so far."""
         return self.counter.snapshot()
 
     def ingest(self, batch: ScheduledBatch) -> None:
-        """Tell the draft model of a batch in which nothing is drafted."""
+        """Feed the draft model a batch in which nothing is drafted."""
         self.draft.ingest(batch)
 
     def execute(self, batch: ScheduledBatch) -> StepOutput:
-        """A turn of a decode batch: up to `num_steps` tokens for each row, one forward."""
+        """Run a decode batch: up to `num_steps` tokens for each row, one forward of the target."""
         num_drafted = batch.num_steps - 1
         steps = self.draft.propose(batch.rows, num_drafted, own_stream=self.own_stream)
         turn = _Verification(self, batch.rows, steps)
@@ -60,7 +63,7 @@ class SpeculativeDecoding:
 
 
 class _Verification:
-    """The target's forward, and its logits position by position while drafts are accepted."""
+    """One forward of the target, and its logits position by position while drafts are accepted."""
 
     def __init__(
         self, owner: SpeculativeDecoding, rows: tuple[ScheduledRow, ...], steps: list[DraftStep]
@@ -75,10 +78,10 @@ class _Verification:
         self._tokens: list[list[int]] = [[] for _ in rows]
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in rows]
         self._failures: dict[str, str] = {}
-        self.live = list(range(len(rows)))  # rows whose drafts were accepted up to here
+        self.live = list(range(len(rows)))  # rows whose drafts were accepted so far
 
     def _forward(self) -> tuple[Tensor, tuple[int, ...]]:
-        """Logits of every fed token, and where each row's begin."""
+        """Return logits of every fed token, and the offset of each row."""
         runner = self._owner.runner
         fed = tuple(
             row._replace(token_ids=(*row.token_ids, *draft))
@@ -90,7 +93,7 @@ class _Verification:
         return runner.forward(inputs).logits, inputs.logit_offsets
 
     def step(self) -> None:
-        """Choose the next token of each live row; those whose draft it was live on."""
+        """Choose the next token of each live row; rows whose draft was accepted stay live."""
         live, index = self.live, self._index
         rows = [self._rows[row] for row in live]
         logits = self._logits[[self._offsets[row] + index for row in live]]
@@ -133,7 +136,7 @@ class _Verification:
         return tokens
 
     def _count(self, row: int, is_over: bool) -> None:
-        """A row's draft ended: rejected, used up, or past the end of the sequence."""
+        """Count a row's draft that ended: rejected, used up, or past the end of the sequence."""
         draft, tokens = self._drafts[row], self._tokens[row]
         num_accepted = sum(token == guess for token, guess in zip(tokens, draft, strict=False))
         num_drafted = min(len(draft), len(tokens)) if is_over else len(draft)
@@ -152,7 +155,7 @@ class _Verification:
                 self._logprobs[self.live[place]].append(entry)
 
     def output(self) -> StepOutput:
-        """What the step has yielded."""
+        """Return the output of the step."""
         token_ids, logprobs = {}, {}
         for row, tokens, entries in zip(self._rows, self._tokens, self._logprobs, strict=True):
             token_ids[row.request_id] = tuple(tokens)

@@ -1,1 +1,1 @@
-"""Output that fits a JSON schema: grammars, and the bitmasks they put on the vocabulary."""
+"""Output that matches a JSON schema: grammars, and their bitmasks over the vocabulary."""

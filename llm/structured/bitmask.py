@@ -1,10 +1,10 @@
 """`StructuredOutput`: the grammar matchers of live requests, and the bitmask of a step's rows.
 
     prepare sampling:  mask(rows, tokens sampled in this turn) ──> TokenMask ──> Sampler
-    request over:      release(request_id)
+    end of request:    release(request_id)
 
-Only the mask constrains the model: no token is put in without it. A mask needs every token before
-it on the host, so whoever runs a step ahead of its results must wait for the rows that
+Only the mask constrains the model: no tokens are inserted. A mask needs every token before
+it on the host, so a caller that runs a step ahead of its results must wait for the rows that
 `needs_tokens` names before it samples; the forward may still overlap.
 """
 
@@ -18,7 +18,7 @@ import torch
 
 from llm.batch import ScheduledRow
 from llm.errors import RequestError
-from llm.memory_copy import to_device
+from llm.memory.transfer import to_device
 from llm.request import Request
 from llm.sampling.logits import TokenMask
 from llm.structured.grammar import GrammarCompiler, GrammarMatcher, TokenSpelling
@@ -26,20 +26,20 @@ from llm.structured.grammar import GrammarCompiler, GrammarMatcher, TokenSpellin
 
 @dataclass(frozen=True, slots=True)
 class StepMask:
-    """The constrained rows' mask (None: there are none), and requests whose grammar broke."""
+    """Mask of the constrained rows (None: there are none), and requests whose grammar failed."""
 
     tokens: TokenMask | None = None
-    failures: Mapping[str, str] = field(default_factory=dict)  # request id to what went wrong
+    failures: Mapping[str, str] = field(default_factory=dict)  # error by request id
 
 
 FREE = StepMask()
 
 
 class StructuredOutput:
-    """For a model of `vocab_size` on `device`.
+    """Grammars for a model of `vocab_size` on `device`.
 
-    `tokenizer` None means that the tokens cannot be spelled: then no request can have a schema,
-    nor while it is not `enabled` (`sampling.enable_structured_output`).
+    `tokenizer` None means that the tokens cannot be spelled: then no request can have a schema, nor
+    while it is not `enabled` (`sampling.enable_structured_output`).
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class StructuredOutput:
 
     @property
     def num_matchers(self) -> int:
-        """Requests that are followed."""
+        """Number of requests with a grammar."""
         return len(self._matchers)
 
     def admit(self, request: Request) -> None:
-        """Raise `RequestError` for a request whose schema cannot be followed here. Thread-safe."""
+        """Raise `RequestError` for a request whose schema is not supported. Thread-safe."""
         if request.sampling.json_schema:
             if not request.sampling.stop_token_ids:
                 raise RequestError("json_schema needs a stop id: nothing else ends the document")
@@ -77,15 +77,15 @@ class StructuredOutput:
         return self._compiler.compile(schema)
 
     def release(self, request_id: str) -> None:
-        """Forget a request; harmless when nothing is known of it."""
+        """Free the grammar of a request; no effect for unknown ids."""
         self._matchers.pop(request_id, None)
 
     def mask(
         self, rows: Sequence[ScheduledRow], sampled: Sequence[Sequence[int]] | None = None
     ) -> StepMask:
-        """What the rows may sample next, `sampled` tokens (by row) after their `output_ids`.
+        """Return the mask for `sampled` tokens (by row) after the rows' `output_ids`.
 
-        A row whose grammar breaks is left free, and among the failures.
+        A row whose grammar fails is not constrained, and is listed in the failures.
         """
         places = [place for place, row in enumerate(rows) if needs_tokens(row)]
         if not places:
@@ -105,7 +105,7 @@ class StructuredOutput:
     def _fill(self, words: np.ndarray, row: ScheduledRow, sampled: Sequence[int]) -> None:
         stop_ids = row.sampling.stop_token_ids
         if not set(stop_ids).isdisjoint(sampled):
-            return  # it has ended, and its turn goes on: what it samples is dropped
+            return  # the sequence has ended within its multi-step turn: its samples are discarded
         matcher = self._matchers.get(row.request_id)
         if matcher is None:
             matcher = self._compile(row.sampling.json_schema)
@@ -114,7 +114,7 @@ class StructuredOutput:
         matcher.fill(words, stop_ids, matcher.num_consumed >= row.sampling.min_tokens)
 
     def initialize_bitmask(self, rows: Sequence[ScheduledRow]) -> np.ndarray | None:
-        """int32 [B, V] of ones, one row for each of `rows`; None when none has a schema."""
+        """Return int32 [B, V] of ones, one row for each of `rows`; None when none has a schema."""
         if not any(map(needs_tokens, rows)):
             return None
         return np.ones((len(rows), self.vocab_size), dtype=np.int32)
@@ -122,10 +122,11 @@ class StructuredOutput:
     def update_for_structured_output(
         self, row: ScheduledRow, bitmask: np.ndarray, index: int
     ) -> None:
-        """Set row `index` of an `initialize_bitmask` to what the request may sample next.
+        """Set row `index` of an `initialize_bitmask` to the tokens that the request may sample
+        next.
 
-        The schema is compiled the first time and followed from then on. Raises `ValueError` for a
-        schema that is wrong, or comes while structured output is off.
+        The schema is compiled at the first call. Raises `ValueError` for an invalid schema, or
+        while structured output is off.
         """
         if not needs_tokens(row):
             return

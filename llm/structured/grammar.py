@@ -2,7 +2,7 @@
 
     GrammarCompiler ──compile(schema)──> GrammarMatcher ──advance(tokens), fill(words)──> mask
 
-A matcher follows one request. It sees real tokens only, and each of them once; no tokens are ever
+A matcher follows one request. It is fed real tokens only, each of them once; no tokens are ever
 forced ahead of the model, because their keys and values would have no place in the step.
 """
 
@@ -24,27 +24,28 @@ if TYPE_CHECKING:
 
 
 class TokenSpelling(Protocol):
-    """What a grammar must know of a tokenizer; ids are all that the core knows otherwise."""
+    """Tokenizer functions that grammars need; otherwise the core only uses ids."""
 
     def all_token_bytes(self) -> Sequence[bytes]:
-        """The bytes each token id stands for, from id 0 on; none for control tokens."""
+        """Return the bytes of each token id, from id 0 on; none for control tokens."""
 
     def encode(self, text: str, /) -> list[int]:
-        """Ids of a text. Where a grammar forces one, the model writes it in these."""
+        """Return the ids of a text, which the model writes where a grammar forces that text."""
 
 
 MAX_CACHED_GRAMMARS = 64
 MAX_SCHEMA_CHARACTERS = 65_536
-# What printers of JSON write between its signs: a blank, or a new line and its indentation. With
-# free white space a weak model gets lost in it.
+# White space that printers of JSON write between tokens: a blank, or a new line and its
+# indentation. Unrestricted white space makes weak models repeat it without end.
 JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \t]|\r?\n[ \t]{0,32}"}
-LEAST = -(2.0**63)  # of a value that a schema can ask for, and is none itself
-VALUES = ("const", "enum")
-NOTHING_FITS = "json_schema: no token of this model goes on with the document"
+# Numbers must be greater than this one where they are values of these keywords, or inside of one.
+LOWER_LIMIT = -(2.0**63)
+LIMITED = ("const", "enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+NOTHING_FITS = "json_schema: no token of this model continues the document"
 
 
 def check_json_schema(schema: str) -> None:
-    """Raise `RequestError` unless a document can begin under the schema; no model is needed."""
+    """Raise `RequestError` unless a document can begin under the schema; needs no model."""
     matcher = _create_matcher(_byte_tokenizer(), schema)
     matcher.compute_bitmask()
     if matcher.is_error() or matcher.is_stopped():
@@ -55,7 +56,7 @@ def check_json_schema(schema: str) -> None:
 
 @cache
 def _byte_tokenizer() -> LLTokenizer:
-    """A vocabulary that can write every document."""
+    """Return a vocabulary that can write every document."""
     from llguidance import LLTokenizer
 
     return LLTokenizer("byte")
@@ -75,7 +76,7 @@ def _json_grammar(schema: str) -> str:
 
     if len(schema) > MAX_SCHEMA_CHARACTERS:
         raise RequestError(f"json_schema is longer than {MAX_SCHEMA_CHARACTERS} characters")
-    _refuse_small_values(schema)
+    _refuse_small_numbers(schema)
     try:
         grammar: str = LLMatcher.grammar_from_json_schema(schema, defaults=JSON_OPTIONS)
     except ValueError as error:
@@ -83,37 +84,37 @@ def _json_grammar(schema: str) -> str:
     return grammar
 
 
-def _refuse_small_values(schema: str) -> None:
-    """Raise `RequestError` for a `const` or an `enum` with a number of -2⁶³ or less, as a double.
+def _refuse_small_numbers(schema: str) -> None:
+    """Raise `RequestError` when a value or a bound is -2⁶³ or less, as a double.
 
-    Where it stands for an integer it makes the library (llguidance 1.9) call itself until the stack
-    overflows, which ends the process. What is not JSON is left to the library.
+    An integer that can only be such a number makes the library (llguidance 1.9) call itself until
+    the stack overflows, which ends the process. Text that is not JSON is left to the library.
     """
     try:
-        found = _smallest(json.loads(schema, parse_int=float), is_value=False)
+        found = _smallest(json.loads(schema, parse_int=float), is_limited=False)
     except (ValueError, RecursionError):
         return
-    if found <= LEAST:
+    if found <= LOWER_LIMIT:
         raise RequestError(
-            f"json_schema: const and enum: {found:g} is too small; it must be more than -2^63"
+            f"json_schema: {found:g} is too small; values and bounds must be greater than -2^63"
         )
 
 
-def _smallest(part: object, *, is_value: bool) -> float:
-    """The smallest number in a `const` or an `enum`; 0 where there is none below."""
+def _smallest(part: object, *, is_limited: bool) -> float:
+    """Return the smallest number inside of a keyword of `LIMITED`, or 0 when none is negative."""
     if isinstance(part, float):
-        return min(part, 0.0) if is_value else 0.0
+        return min(part, 0.0) if is_limited else 0.0
     if isinstance(part, dict):
-        found = (_smallest(v, is_value=is_value or k in VALUES) for k, v in part.items())
+        found = (_smallest(v, is_limited=is_limited or k in LIMITED) for k, v in part.items())
     elif isinstance(part, list):
-        found = (_smallest(v, is_value=is_value) for v in part)
+        found = (_smallest(v, is_limited=is_limited) for v in part)
     else:
         return 0.0
     return min(found, default=0.0)
 
 
 class GrammarCompiler:
-    """Makes matchers for one vocabulary and keeps the grammars used last. Thread-safe."""
+    """Creates matchers for one vocabulary and caches the latest grammars. Thread-safe."""
 
     def __init__(self, spelling: TokenSpelling, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -123,7 +124,9 @@ class GrammarCompiler:
         self._lock = Lock()
 
     def compile(self, schema: str) -> GrammarMatcher:
-        """A matcher at the schema's beginning. Raises `RequestError` for a schema without one."""
+        """Return a matcher at the schema's beginning. Raises `RequestError` for an invalid
+        schema.
+        """
         with self._lock:
             found = self._ready.get(schema)
             if found is None:
@@ -140,7 +143,7 @@ class GrammarCompiler:
 
 
 def _create_tokenizer(spelling: TokenSpelling, vocab_size: int) -> LLTokenizer:
-    """The vocabulary and one token more, which no model has: it stands for the end."""
+    """Create the vocabulary with one additional token for the end, which no model has."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     token_bytes = list(spelling.all_token_bytes()[:vocab_size])
@@ -150,7 +153,7 @@ def _create_tokenizer(spelling: TokenSpelling, vocab_size: int) -> LLTokenizer:
 
 
 class _Vocabulary:
-    """What llguidance asks a tokenizer for; the names are its own."""
+    """The interface that llguidance expects of a tokenizer, with its names."""
 
     bos_token_id = None
 
@@ -162,9 +165,10 @@ class _Vocabulary:
         self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: bytes) -> list[int]:
-        """The tokenizer's own ids, if they spell just this text; else the longest that fit.
+        """Return the tokenizer's ids if they spell exactly this text; else the longest matching
+        ones.
 
-        A sentence-piece tokenizer, for one, puts a space in front that is not there.
+        Sentence-piece tokenizers, for example, add a space in front.
         """
         try:
             ids = self._spelling.encode(text.decode())
@@ -180,23 +184,23 @@ class _Vocabulary:
             lengths = range(min(self._longest, len(text) - done), 0, -1)
             length = next((n for n in lengths if text[done : done + n] in self._ids), 0)
             if length == 0:
-                break  # the vocabulary cannot write it; the mask will find nothing to allow
+                break  # the vocabulary cannot write it; the mask will be empty
             ids.append(self._ids[text[done : done + length]])
             done += length
         return ids
 
 
 class GrammarMatcher:
-    """Where one request is in its grammar."""
+    """State of one request in its grammar."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
-        self._words = np.zeros((vocab_size + 32) // 32, dtype=np.int32)  # one bit for the end, too
+        self._words = np.zeros((vocab_size + 32) // 32, dtype=np.int32)  # with one bit for the end
         self.num_consumed = 0
 
     def advance(self, output_ids: Sequence[int], sampled: Sequence[int] = ()) -> None:
-        """Follow a request's outputs and what was sampled after them; those seen are skipped."""
+        """Follow a request's outputs and what was sampled after them; earlier ones are skipped."""
         new = list(output_ids[self.num_consumed :])
         new += sampled[max(0, self.num_consumed - len(output_ids)) :]
         if new and not self._matcher.consume_tokens(new):
@@ -206,8 +210,8 @@ class GrammarMatcher:
     def fill(self, words: np.ndarray, stop_ids: Collection[int], may_stop: bool) -> None:
         """Write the tokens that may come next into int32 [⌈V/32⌉] words, lowest bit first.
 
-        A stop id may come where the document is complete: once `may_stop`, or when nothing else
-        fits any more.
+        A stop id may come where the document is complete: when `may_stop`, or when no other token
+        fits.
         """
         matcher, own = self._matcher, self._words
         own.fill(0)
@@ -228,7 +232,7 @@ class GrammarMatcher:
 
 
 def _broken(matcher: LLMatcher) -> RequestError:
-    """With the first line of what the library says; the rest is its inner state."""
+    """Return an error with the first line of the library's message; the rest is its inner state."""
     if matcher.get_error().startswith("NoExtension"):
         return RequestError(NOTHING_FITS)
     return RequestError(f"json_schema: {matcher.get_error().splitlines()[0]}")

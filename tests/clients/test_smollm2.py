@@ -1,4 +1,6 @@
-"""SmolLM2-135M-Instruct, a published and trained model, through our server beside transformers."""
+"""SmolLM2-135M-Instruct, a published and trained model, on this server, compared with
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,19 @@ from benchmarks.divergence import (
     measure,
 )
 from benchmarks.report import lines_of
-from benchmarks.serving import serving
 from llm.config import QuantizationEncoding
 from tests.clients.smollm2 import gguf_file
-from tests.llm.adapters import merge, write_adapter
 from tests.llm.llama_checkpoints import reference
-from tts.chat import ChatMessage, ChatRole
-from tts.prompt import PromptBuilder
+from tests.llm.lora.adapters import merge, write_adapter
+from tests.speech_server import serving
+from tts.checkpoint.chat import ChatMessage, ChatRole
+from tts.checkpoint.tokenizer import IncrementalDetokenizer
+from tts.families.prompt import PromptBuilder
 from tts.v1 import common_pb2
 from tts.v1 import text_pb2 as pb
 from tts.v1.text_pb2_grpc import TextServiceStub
 
-pytestmark = pytest.mark.timeout(900)  # a busy machine takes minutes for what takes one
+pytestmark = pytest.mark.timeout(900)  # minutes on a busy machine, for one minute of work
 
 ROOT = Path(__file__).parents[2]
 TEXTS = lines_of(PROMPTS)
@@ -41,7 +44,7 @@ NUM_TOKENS = 32
 CALL_S = 600
 LOGIT_ERROR = LOGPROB_ERROR = 1e-3
 INT8, BFLOAT16 = QuantizationEncoding.INT8, QuantizationEncoding.BFLOAT16
-END = 2  # <|im_end|>, which an answer never tells, also where it goes on behind it
+END = 2  # <|im_end|>, which is never part of an answer's text
 QUESTION = "What is the capital of France? Answer in one short sentence."
 PLAIN_TEXTS = [
     "Hello, world!",
@@ -64,7 +67,7 @@ SCHEMA = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint, written by the command."""
+    """Write the checkpoint with the command."""
     out = tmp_path_factory.mktemp("models") / "smollm2"
     command = [sys.executable, "-m", "tests.clients.smollm2", "--out", str(out)]
     subprocess.run(command, cwd=ROOT, check=True)
@@ -73,13 +76,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def adapter(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random, of rank 4, for every matrix of every layer."""
+    """Write a random adapter of rank 4, for every matrix of every layer."""
     return write_adapter(tmp_path_factory.mktemp("adapters") / "random", folder, gain=0.02)
 
 
 @pytest.fixture(scope="module")
-def twin(folder: Path) -> PreTrainedModel:
-    """The same checkpoint in transformers."""
+def transformers_model(folder: Path) -> PreTrainedModel:
+    """Load the same checkpoint in transformers."""
     return reference(folder)
 
 
@@ -92,7 +95,7 @@ def tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="module")
 def text(folder: Path, adapter: Path) -> Iterator[TextServiceStub]:
-    """TextService of a server process that holds the model in float32."""
+    """TextService of a server process with the model in float32."""
     lora = {"enable_lora": True, "lora_paths": [f"random={adapter}"], "max_lora_rank": 4}
     flags = ["--model.quantization-encoding", "float32", "--offline", "--enable-echo"]
     flags += ["--sampling.enable-structured-output", "--lora", json.dumps(lora)]
@@ -101,7 +104,7 @@ def text(folder: Path, adapter: Path) -> Iterator[TextServiceStub]:
 
 
 def generation(source: dict[str, Any], sampling: dict[str, Any], **values: Any) -> dict[str, Any]:
-    """Fields of a request, greedy unless the sampling says otherwise."""
+    """Return fields of a request, greedy unless `sampling` says otherwise."""
     params = common_pb2.SamplingParams(**{"temperature": 0.0, "max_tokens": NUM_TOKENS} | sampling)
     config = pb.GenerationConfig(sampling=params, **values)
     return {"config": config, "input": pb.GenerationInput(**source)}
@@ -110,7 +113,7 @@ def generation(source: dict[str, Any], sampling: dict[str, Any], **values: Any) 
 def answers(
     text: TextServiceStub, prompts: Sequence[str], **values: Any
 ) -> list[pb.GenerateResponse]:
-    """What follows each prompt, to the full length; all of them are asked for at once."""
+    """Return the texts that follow each prompt, to the full length; all are requested at once."""
     sampling = {"ignore_eos": True}
     requests = [
         pb.GenerateRequest(**generation({"prompt": prompt}, sampling, **values))
@@ -126,7 +129,9 @@ def chat(question: str) -> dict[str, Any]:
 
 
 def greedy(model: PreTrainedModel, ids: Sequence[int], num_tokens: int, **values: Any) -> list[int]:
-    """The tokens that transformers generates, past its end tokens unless `values` name some."""
+    """Return the tokens that transformers generates, past its end tokens unless `values` name
+    some.
+    """
     prompt = torch.tensor([list(ids)])
     options = {"eos_token_id": None, "pad_token_id": 0, "do_sample": False} | values
     generate: Any = model.generate
@@ -138,14 +143,18 @@ def greedy(model: PreTrainedModel, ids: Sequence[int], num_tokens: int, **values
 
 
 def told(ids: Sequence[int]) -> list[int]:
-    """What an answer tells of these tokens."""
+    """Return the tokens that are part of an answer's text."""
     return [token for token in ids if token != END]
 
 
 @pytest.fixture(scope="module")
-def expected(twin: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
-    """transformers' greedy tokens behind each prompt."""
-    return [greedy(twin, tokenizer(prompt)["input_ids"], NUM_TOKENS) for prompt in TEXTS]
+def expected(
+    transformers_model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> list[list[int]]:
+    """Return transformers' greedy tokens behind each prompt."""
+    return [
+        greedy(transformers_model, tokenizer(prompt)["input_ids"], NUM_TOKENS) for prompt in TEXTS
+    ]
 
 
 def test_the_converted_tokenizer_is_the_packaged_one(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -168,7 +177,7 @@ def test_our_tokenizer_gives_the_ids_of_transformers(
     for plain in [*TEXTS, *PLAIN_TEXTS[:-1]]:
         ids = tokenizer(plain)["input_ids"]
         assert list(builder.text_prompt(plain)) == ids
-        written = builder.detokenizer()
+        written = IncrementalDetokenizer(builder.tokenizer)
         assert "".join([*(written.push([token]) for token in ids), written.finish()]) == plain
 
 
@@ -185,22 +194,25 @@ def test_greedy_text_is_that_of_transformers(
 
 
 def test_logits_are_those_of_transformers(
-    folder: Path, twin: PreTrainedModel, expected: list[list[int]]
+    folder: Path, transformers_model: PreTrainedModel, expected: list[list[int]]
 ) -> None:
-    """Of each prompt, and of each token that follows it, from our cache of keys and values."""
+    """Logits of each prompt, and of each token that follows it, with cached keys and values."""
     prompts = Prompts.read(folder, TEXTS, NUM_TOKENS)
     (ours,) = prompts.continued(QuantizationEncoding.FLOAT32, None)
     assert ours.ids.tolist() == expected
     for ids, new, logits in zip(prompts.ids, expected, ours.logits, strict=True):
         with torch.inference_mode():
-            theirs = twin(torch.tensor([[*ids, *new[:-1]]])).logits[0, len(ids) - 1 :]
+            theirs = transformers_model(torch.tensor([[*ids, *new[:-1]]])).logits[0, len(ids) - 1 :]
         assert (logits - theirs).abs().max() <= LOGIT_ERROR
 
 
 def test_a_chat_is_rendered_and_answered_as_by_transformers(
-    text: TextServiceStub, folder: Path, twin: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+    text: TextServiceStub,
+    folder: Path,
+    transformers_model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    """The model ends its answer by its end token, which is no part of the text."""
+    """The model ends its answer with its end token, which is not part of the text."""
     turns = [{"role": "user", "content": QUESTION}]
     ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
     message = ChatMessage(ChatRole.USER, QUESTION)
@@ -208,7 +220,7 @@ def test_a_chat_is_rendered_and_answered_as_by_transformers(
     request = pb.GenerateRequest(**generation(chat(QUESTION), {"max_tokens": 200}))
     answer = text.Generate(request, timeout=CALL_S)
     assert answer.usage.prompt_tokens == len(ids)
-    *new, end = greedy(twin, ids, 200, eos_token_id=END)
+    *new, end = greedy(transformers_model, ids, 200, eos_token_id=END)
     assert end == tokenizer.eos_token_id == END
     assert list(answer.token_ids) == new
     assert answer.finish_reason == common_pb2.FINISH_REASON_STOP
@@ -261,17 +273,19 @@ def test_an_adapter_gives_the_text_of_merged_weights(
 
 def test_log_probabilities_are_those_of_transformers(
     text: TextServiceStub,
-    twin: PreTrainedModel,
+    transformers_model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     expected: list[list[int]],
 ) -> None:
-    """Of the tokens written, of their alternatives, and of the prompt's own."""
+    """Log-probabilities of the written tokens, of their alternatives, and of the prompt."""
     prompts = TEXTS[:4]
     found = answers(text, prompts, top_logprobs=5, echo=True)
     for prompt, new, answer in zip(prompts, expected, found, strict=False):
         ids = tokenizer(prompt)["input_ids"]
         with torch.inference_mode():
-            logprobs = twin(torch.tensor([[*ids, *new[:-1]]])).logits[0].log_softmax(-1)
+            logprobs = (
+                transformers_model(torch.tensor([[*ids, *new[:-1]]])).logits[0].log_softmax(-1)
+            )
         assert [entry.token_id for entry in answer.prompt_logprobs] == ids
         assert [entry.token_id for entry in answer.logprobs] == told(new)
         scored = [*answer.prompt_logprobs[1:], *answer.logprobs]
@@ -293,7 +307,7 @@ def test_streamed_text_is_that_of_one_answer(text: TextServiceStub) -> None:
         assert [token for delta in deltas for token in delta.token_ids] == list(whole.token_ids)
 
 
-def test_the_default_format_gives_a_prompt_its_text_alone_and_in_company(
+def test_the_default_format_gives_a_prompt_the_same_text_alone_and_in_a_batch(
     folder: Path, expected: list[list[int]]
 ) -> None:
     """The format is float32: other formats give some of the prompts other texts."""
@@ -308,14 +322,14 @@ def test_the_default_format_gives_a_prompt_its_text_alone_and_in_company(
 
 @pytest.fixture(scope="module")
 def divergences(folder: Path) -> dict[QuantizationEncoding, Divergence]:
-    """int8 and bfloat16 beside float32."""
+    """Compare int8 and bfloat16 with float32."""
     return dict(measure(Prompts.read(folder, TEXTS, NUM_TOKENS), [INT8, BFLOAT16]))
 
 
 def test_narrower_formats_stay_near_float32(
     divergences: dict[QuantizationEncoding, Divergence],
 ) -> None:
-    """docs/cpu.md has the figures; a broken matrix gives far less than this."""
+    """docs/cpu.md has the figures; a broken matrix gives far lower ones."""
     for found in divergences.values():
         assert found.agreement >= 0.94, found
         assert found.logprob_error <= 0.1, found

@@ -1,4 +1,4 @@
-"""Ready windows of many streams: who shares a call, with what bits."""
+"""Batching of windows of many streams: groups, and bit-identical samples."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 
 from decoder import (
     CodecSpec,
+    DecodeRequest,
     DecoderOptions,
     DecodeWindow,
-    ReadyWindow,
+    MaskPolicy,
     StreamingOptions,
     create_decoder,
-    mask_policy,
     render,
 )
 from decoder.batching import group_windows
-from decoder.embedded_modules import CodecConfig
-from decoder.ramp import RampDecoder
-from tests.decoder.codecs import (
+from decoder.codecs.embedded.modules import CodecConfig
+from decoder.codecs.ramp import RampDecoder
+from tests.decoder.small_codecs import (
     random_codes,
     write_dac,
     write_mimi,
@@ -36,7 +36,7 @@ from tests.decoder.codecs import (
 from tests.decoder.toys import SMALL, build_embedded, windows_of
 
 RAMP = RampDecoder(CodecSpec("ramp", 1000, Fraction(10), codebook_size=64, receptive_field=0))
-BLOCK_MASKS = mask_policy(block_causal=True, prompt_causal=True)
+BLOCK_MASKS = MaskPolicy(block_causal=True, prepend_prompt_speech_tokens_causal=True)
 
 
 def windows(num_codes: int, sizes: tuple[int, ...], buffer: int = 2) -> list[DecodeWindow]:
@@ -44,7 +44,7 @@ def windows(num_codes: int, sizes: tuple[int, ...], buffer: int = 2) -> list[Dec
 
 
 class CountingDecoder(RampDecoder):
-    """A ramp that remembers the shapes of its calls."""
+    """A ramp codec that records the shapes of its calls."""
 
     def __init__(self, max_batch: int) -> None:
         super().__init__(RAMP.spec, DecoderOptions(max_batch=max_batch))
@@ -58,7 +58,7 @@ class CountingDecoder(RampDecoder):
 def test_like_shapes_share_a_call_of_bounded_size() -> None:
     decoder = CountingDecoder(max_batch=3)
     four, five = windows(4, (4,))[0], windows(5, (5,))[0]
-    ready = [ReadyWindow(w) for w in [four, five, four, four, five, four]]
+    ready = [DecodeRequest(w) for w in [four, five, four, four, five, four]]
     assert group_windows(decoder, ready) == [[0, 2, 3], [1, 4], [5]]
     assert group_windows(CountingDecoder(max_batch=1), ready) == [[0], [1], [2], [3], [4], [5]]
     assert [len(samples) for samples in render(decoder, ready)] == [40, 50, 40, 40, 50, 40]
@@ -71,10 +71,10 @@ sizes = st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple)
 
 @settings(max_examples=100)
 @given(lengths, sizes, st.integers(0, 6), st.integers(1, 4), st.randoms())
-def test_samples_come_back_in_the_order_of_their_windows(
+def test_samples_are_returned_in_the_order_of_their_windows(
     lengths, sizes, buffer, max_batch, random
 ) -> None:
-    ready = [ReadyWindow(window) for n in lengths for window in windows(n, sizes, buffer)]
+    ready = [DecodeRequest(window) for n in lengths for window in windows(n, sizes, buffer)]
     random.shuffle(ready)
     decoder = CountingDecoder(max_batch)
     for item, samples in zip(ready, render(decoder, ready), strict=True):
@@ -86,8 +86,8 @@ def test_samples_come_back_in_the_order_of_their_windows(
 
 def test_render_cuts_what_is_emitted() -> None:
     first, second = windows(7, (4, 3))
-    assert [len(x) for x in render(RAMP, [ReadyWindow(first)])] == [40]
-    samples = render(RAMP, [ReadyWindow(second)])[0]
+    assert [len(x) for x in render(RAMP, [DecodeRequest(first)])] == [40]
+    samples = render(RAMP, [DecodeRequest(second)])[0]
     whole = RAMP.decode([windows(7, (7,))[0]])[0].numpy()
     assert np.array_equal(samples, whole[40:])
     assert samples.dtype == np.float32
@@ -113,7 +113,7 @@ def test_a_batch_is_its_windows_alone_bit_for_bit(config: CodecConfig, num_strea
 @pytest.mark.parametrize(
     "write", [write_snac, write_dac, write_mimi, write_xcodec2, write_neucodec]
 )
-def test_published_codecs_render_a_window_alone_and_in_company_alike(
+def test_published_codecs_render_a_window_alone_and_in_a_batch_alike(
     write: Callable[[Path], object], tmp_path: Path
 ) -> None:
     write(tmp_path)
@@ -123,13 +123,13 @@ def test_published_codecs_render_a_window_alone_and_in_company_alike(
         for seed in range(3)
     ]
     windows = [window for stream in streams for window in stream]
-    alone = [render(decoder, [ReadyWindow(window)])[0] for window in windows]
-    together = render(decoder, [ReadyWindow(window) for window in windows])
+    alone = [render(decoder, [DecodeRequest(window)])[0] for window in windows]
+    together = render(decoder, [DecodeRequest(window) for window in windows])
     assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
 
 
 def test_windows_of_one_shape_may_have_different_masks() -> None:
-    """Their histories have the same length but other borders."""
+    """Their histories have equal lengths but different borders."""
     decoder = build_embedded(SMALL)
     rng = np.random.default_rng(7)
     codes = [rng.integers(0, 64, 12).tolist() for _ in range(2)]

@@ -1,4 +1,4 @@
-"""The ten worked examples of the streaming specification (part B.7), written out."""
+"""Worked examples of streaming windows."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 from decoder import (
     CodecSpec,
+    DecodeRequest,
     DecoderStream,
     DecodeWindow,
     PrependPromptSpeechTokens,
-    ReadyWindow,
     StreamingOptions,
     render,
 )
-from decoder.ramp import RampDecoder
+from decoder.codecs.ramp import RampDecoder
 from tests.decoder.toys import cut
 
 SPEC = CodecSpec(
@@ -33,7 +33,9 @@ ROLLING = PrependPromptSpeechTokens.ROLLING
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One row: per block "context · current", and how many samples of the window are skipped."""
+    """One example: per block "context · current", and the number of skipped samples of the
+    window.
+    """
 
     mode: PrependPromptSpeechTokens
     buffer: int
@@ -187,7 +189,7 @@ def test_emitted_samples(example: Example) -> None:
 
 
 def test_positions_are_absolute(example: Example) -> None:
-    """Own code t sits at t, carried c[j] at j - C, prompt p[j] before the carry."""
+    """Own code t is at t, carried c[j] at j - C, prompt p[j] before the carry."""
     carry_len = example.carry_len or 0
     origin = {
         "s": 0,
@@ -211,12 +213,12 @@ def test_block_ids(example: Example) -> None:
 
 
 def test_the_audio_is_the_same_in_every_row_with_the_same_positions(example: Example) -> None:
-    """Only the window differs: a codec whose codes do not hear each other says the same."""
+    """Only the window differs: a codec without relations between codes gives the same samples."""
     decoder = RampDecoder(SPEC)
     audio = [
         sample
         for window in windows_of_example(example)
-        for sample in render(decoder, [ReadyWindow(window)])[0]
+        for sample in render(decoder, [DecodeRequest(window)])[0]
     ]
     stream = DecoderStream(SPEC, StreamingOptions())
     whole = stream.window(cut(range(NUM_CODES), None)[0])

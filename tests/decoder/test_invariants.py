@@ -1,8 +1,4 @@
-"""The twelve invariants of streaming (B.8) as property tests, on real small decoders.
-
-Numbers in the test names are the specification's. Invariant 4 is checked here for what the
-decoder side decides (who shares a batch); tests of the chunker and of the service have the rest.
-"""
+"""Invariants of streaming as property tests, on real small decoders."""
 
 from __future__ import annotations
 
@@ -17,15 +13,14 @@ from hypothesis import strategies as st
 from decoder import (
     AudioDecoder,
     CodecSpec,
+    DecodeRequest,
     DecoderStream,
     MaskPolicy,
     PrependPromptSpeechTokens,
-    ReadyWindow,
     StreamingOptions,
-    mask_policy,
     render,
 )
-from decoder.ramp import RampDecoder
+from decoder.codecs.ramp import RampDecoder
 from tests.decoder.toys import (
     CAUSAL,
     SMALL,
@@ -42,7 +37,7 @@ from tests.decoder.toys import (
 NEVER = PrependPromptSpeechTokens.NEVER
 ONCE = PrependPromptSpeechTokens.ONCE
 ROLLING = PrependPromptSpeechTokens.ROLLING
-BLOCK_MASKS = mask_policy(block_causal=True, prompt_causal=True)
+BLOCK_MASKS = MaskPolicy(block_causal=True, prepend_prompt_speech_tokens_causal=True)
 
 CODEBOOK = 64
 RAMP = RampDecoder(
@@ -83,7 +78,7 @@ def same(left: Sequence[float] | np.ndarray, right: Sequence[float] | np.ndarray
 
 @light
 @given(codes, any_sizes, buffers, modes, codes, carries)
-def test_1_blocks_cover_the_codes_exactly(s, k, b, mode, p, c) -> None:
+def test_blocks_cover_the_codes_exactly(s, k, b, mode, p, c) -> None:
     windows = windows_of(
         RAMP.spec, StreamingOptions(k, b, prepend=mode), s, prompt_codes=p, carry=c
     )
@@ -93,7 +88,7 @@ def test_1_blocks_cover_the_codes_exactly(s, k, b, mode, p, c) -> None:
 
 @light
 @given(codes, any_sizes, buffers, modes, codes, carries)
-def test_2_samples_are_contiguous_and_complete(s, k, b, mode, p, c) -> None:
+def test_samples_are_contiguous_and_complete(s, k, b, mode, p, c) -> None:
     options = StreamingOptions(k, b, prepend=mode)
     windows = windows_of(RAMP.spec, options, s, prompt_codes=p, carry=c)
     end = 0
@@ -107,7 +102,7 @@ def test_2_samples_are_contiguous_and_complete(s, k, b, mode, p, c) -> None:
 
 @light
 @given(some_codes, sizes, buffers, codes, carries)
-def test_3_windows_are_bounded(s, k, b, p, c) -> None:
+def test_windows_are_bounded(s, k, b, p, c) -> None:
     for mode in PrependPromptSpeechTokens:
         options = StreamingOptions(k, b, prepend=mode)
         windows = windows_of(RAMP.spec, options, s, prompt_codes=p, carry=c)
@@ -121,10 +116,10 @@ def test_3_windows_are_bounded(s, k, b, p, c) -> None:
 
 @heavy
 @given(st.lists(some_codes, min_size=2, max_size=6), sizes, buffers)
-def test_4_audio_does_not_depend_on_who_else_is_decoded(streams, k, b) -> None:
+def test_audio_does_not_depend_on_other_streams_of_a_batch(streams, k, b) -> None:
     options = StreamingOptions(k, b, BLOCK_MASKS)
     ready = [
-        ReadyWindow(window)
+        DecodeRequest(window)
         for s in streams
         for window in windows_of(BIDIRECTIONAL.spec, options, s)
     ]
@@ -136,14 +131,14 @@ def test_4_audio_does_not_depend_on_who_else_is_decoded(streams, k, b) -> None:
 @TOKEN_CAUSAL
 @heavy
 @given(s=some_codes, k=sizes, extra=st.integers(0, 3))
-def test_5_a_causal_decoder_streams_what_it_says_at_once(decoder, s, k, extra) -> None:
+def test_streamed_audio_of_a_causal_decoder_equals_the_whole(decoder, s, k, extra) -> None:
     options = StreamingOptions(k, reach(decoder) + extra)
     streamed = np.concatenate(stream_audio(decoder, options, s))
     assert same(streamed, one_shot_audio(decoder, s))
 
 
 @TOKEN_CAUSAL
-def test_5_one_code_less_of_buffer_is_heard(decoder) -> None:
+def test_a_buffer_of_one_code_less_changes_samples(decoder) -> None:
     s = tuple(np.random.default_rng(1).integers(0, CODEBOOK, 40).tolist())
     short = stream_audio(decoder, StreamingOptions((3,), reach(decoder) - 1), s)
     assert not same(np.concatenate(short), one_shot_audio(decoder, s))
@@ -152,7 +147,7 @@ def test_5_one_code_less_of_buffer_is_heard(decoder) -> None:
 @TOKEN_CAUSAL
 @heavy
 @given(s=some_codes, k=sizes, p=codes, extra=st.integers(0, 3))
-def test_6_rolling_is_the_one_shot_with_its_prompt(decoder, s, k, p, extra) -> None:
+def test_mode_rolling_equals_the_whole_with_its_prompt(decoder, s, k, p, extra) -> None:
     options = StreamingOptions(k, reach(decoder) + extra, prepend=ROLLING)
     streamed = np.concatenate(stream_audio(decoder, options, s, prompt_codes=p))
     assert same(streamed, one_shot_audio(decoder, s, prompt=p))
@@ -161,7 +156,9 @@ def test_6_rolling_is_the_one_shot_with_its_prompt(decoder, s, k, p, extra) -> N
 @TOKEN_CAUSAL
 @heavy
 @given(s=some_codes, p=codes, extra=st.integers(0, 3), data=st.data())
-def test_7_once_is_it_when_the_first_block_is_long_enough(decoder, s, p, extra, data) -> None:
+def test_mode_once_equals_the_whole_when_the_first_block_is_long_enough(
+    decoder, s, p, extra, data
+) -> None:
     first = data.draw(st.integers(reach(decoder), reach(decoder) + 4))
     options = StreamingOptions((first, 3), reach(decoder) + extra, prepend=ONCE)
     streamed = np.concatenate(stream_audio(decoder, options, s, prompt_codes=p))
@@ -170,9 +167,7 @@ def test_7_once_is_it_when_the_first_block_is_long_enough(decoder, s, p, extra, 
 
 @TOKEN_CAUSAL
 @pytest.mark.parametrize("buffer", [10, 1000])
-def test_7_once_with_a_short_first_block_is_not_it_however_large_the_buffer(
-    decoder, buffer
-) -> None:
+def test_mode_once_with_a_short_first_block_differs_for_any_buffer(decoder, buffer) -> None:
     rng = np.random.default_rng(2)
     s, p = (tuple(rng.integers(0, CODEBOOK, n).tolist()) for n in (20, 12))
     options = StreamingOptions((reach(decoder) - 1, 4), buffer, prepend=ONCE)
@@ -182,7 +177,7 @@ def test_7_once_with_a_short_first_block_is_not_it_however_large_the_buffer(
     assert not same(np.concatenate(streamed), whole)
 
 
-def test_8_a_bidirectional_decoder_cannot_stream_what_it_says_at_once() -> None:
+def test_streamed_audio_of_a_bidirectional_decoder_differs_from_the_whole() -> None:
     s = tuple(np.random.default_rng(3).integers(0, CODEBOOK, 30).tolist())
     streamed = stream_audio(BIDIRECTIONAL, StreamingOptions((4,), len(s)), s)
     assert not same(np.concatenate(streamed), one_shot_audio(BIDIRECTIONAL, s))
@@ -190,7 +185,7 @@ def test_8_a_bidirectional_decoder_cannot_stream_what_it_says_at_once() -> None:
 
 @heavy
 @given(some_codes, sizes, codes, st.integers(0, 3))
-def test_8_but_with_block_masks_it_can(s, k, p, extra) -> None:
+def test_a_bidirectional_decoder_with_block_masks_streams_exactly(s, k, p, extra) -> None:
     decoder = BIDIRECTIONAL
     options = StreamingOptions(k, reach(decoder) + extra, BLOCK_MASKS, ROLLING)
     streamed = np.concatenate(stream_audio(decoder, options, s, prompt_codes=p))
@@ -198,10 +193,10 @@ def test_8_but_with_block_masks_it_can(s, k, p, extra) -> None:
     assert same(streamed, whole)
 
 
-def test_8_a_prompt_without_its_own_mask_leaks_the_current_block() -> None:
+def test_a_prompt_without_its_mask_leaks_the_current_block() -> None:
     rng = np.random.default_rng(4)
     s, p = (tuple(rng.integers(0, CODEBOOK, n).tolist()) for n in (20, 12))
-    leaky = mask_policy(block_causal=True, prompt_causal=False)
+    leaky = MaskPolicy(block_causal=True)
     options = StreamingOptions((1, 3), 40, leaky, ROLLING)
     streamed = np.concatenate(stream_audio(BIDIRECTIONAL, options, s, prompt_codes=p))
     whole = one_shot_audio(BIDIRECTIONAL, s, sizes=(1, 3), prompt=p, masks=leaky)
@@ -210,7 +205,7 @@ def test_8_a_prompt_without_its_own_mask_leaks_the_current_block() -> None:
 
 @light
 @given(sizes, buffers, modes, codes, st.data())
-def test_9_a_split_stream_keeps_its_left_context(k, b, mode, p, data) -> None:
+def test_a_split_stream_keeps_its_left_context(k, b, mode, p, data) -> None:
     options = StreamingOptions(k, b, prepend=mode)
     s = data.draw(at_least(k[0] + 1))
     blocks = cut(s, k)
@@ -236,7 +231,7 @@ def test_9_a_split_stream_keeps_its_left_context(k, b, mode, p, data) -> None:
 
 @heavy
 @given(some_codes, sizes, st.integers(0, 3))
-def test_10_state_kept_by_convolutions_is_the_window_computed_again(s, k, extra) -> None:
+def test_the_state_of_convolutions_equals_recomputing_the_window(s, k, extra) -> None:
     streamed = stream_audio(CONV, StreamingOptions(k, reach(CONV) + extra), s)
     state = CONV.fresh_state()
     for chunk, window_samples in zip(cut(s, k), streamed, strict=True):
@@ -249,7 +244,7 @@ def test_10_state_kept_by_convolutions_is_the_window_computed_again(s, k, extra)
 )
 @heavy
 @given(s=some_codes, k=sizes, extra=st.integers(0, 3))
-def test_10_cached_attention_is_the_window_computed_again(decoder, masks, s, k, extra) -> None:
+def test_cached_attention_equals_recomputing_the_window(decoder, masks, s, k, extra) -> None:
     streamed = stream_audio(decoder, StreamingOptions(k, reach(decoder) + extra, masks), s)
     cached = CachedEmbedded(decoder)
     for chunk, window_samples in zip(cut(s, k), streamed, strict=True):
@@ -258,7 +253,7 @@ def test_10_cached_attention_is_the_window_computed_again(decoder, masks, s, k, 
 
 @light
 @given(codes, any_sizes, buffers, modes, codes, codes)
-def test_11_the_prompt_never_changes_how_much_is_said(s, k, b, mode, p, other) -> None:
+def test_the_prompt_does_not_change_the_number_of_samples(s, k, b, mode, p, other) -> None:
     options = StreamingOptions(k, b, prepend=mode)
     left = windows_of(RAMP.spec, options, s, prompt_codes=p)
     right = windows_of(RAMP.spec, options, s, prompt_codes=other)
@@ -268,8 +263,8 @@ def test_11_the_prompt_never_changes_how_much_is_said(s, k, b, mode, p, other) -
 
 @light
 @given(sizes, buffers, modes, codes, st.data())
-def test_12_first_audio_needs_the_first_block_only(k, b, mode, p, data) -> None:
-    """Its samples are final: nothing that comes later changes or delays them."""
+def test_the_first_audio_only_needs_the_first_block(k, b, mode, p, data) -> None:
+    """Its samples are final: later codes do not change or delay them."""
     s = data.draw(at_least(k[0]))
     options = StreamingOptions(k, b, prepend=mode)
     first = stream_audio(RAMP, options, s[: k[0]], prompt_codes=p)[0]
@@ -279,10 +274,10 @@ def test_12_first_audio_needs_the_first_block_only(k, b, mode, p, data) -> None:
 
 @pytest.mark.parametrize("decoder", [CONV, CAUSAL_ATTENTION, BIDIRECTIONAL])
 def test_the_receptive_field_is_measured(decoder) -> None:
-    """The code R places before a block is heard in it, the one before that is not."""
+    """The code R positions before a block affects it, the one before that does not."""
     field = reach(decoder)
     s = list(np.random.default_rng(5).integers(0, CODEBOOK, 3 * field + 8).tolist())
-    start = 2 * field + 4  # of the last block
+    start = 2 * field + 4  # start of the last block
     masks = BLOCK_MASKS if decoder is BIDIRECTIONAL else MaskPolicy()
 
     def last_block() -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Frames of several codes and right context as property tests, on a codec of whole numbers.
+"""Frames of several codes and right context as property tests, on a codec of integers.
 
-`FrameDecoder` hears two frames to each side and computes with small integers, which are exact in
-float32: streamed and whole audio are equal bit for bit, or they are not.
+`FrameDecoder` depends on two frames to each side and computes with small integers, which are exact
+in float32: streamed and whole audio are either equal bit for bit or different.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder import AttentionKind, AudioDecoder, CodecSpec, DecodeWindow, StreamingOptions
-from tests.decoder.codecs import audio_of
+from tests.decoder.small_codecs import audio_of
 from tests.decoder.toys import cut, windows_of
 
 LAYOUT = (0, 1, 1)
 CODEBOOK = 16
 REACH = 2  # frames
 TAPS = (1, 3, 7, 5, 2)
-WEIGHTS = (1, 16, 5)  # of a code by its place: the same code counts otherwise elsewhere
+WEIGHTS = (1, 16, 5)  # weight of a code by its index, so that the order of codes matters
 
 
 class FrameDecoder(AudioDecoder):
-    """Each frame is a number; a frame's samples are made of five neighbouring ones."""
+    """Each frame is a number; its samples depend on five neighbouring ones."""
 
     def __init__(self, hop: Fraction) -> None:
         self.spec = CodecSpec(
@@ -75,7 +75,7 @@ def test_enough_context_to_both_sides_is_the_whole(decoder, codes, sizes, left, 
 @settings(max_examples=60)
 @given(decoders, frames, sizes, contexts)
 def test_hasty_blocks_are_wrong_at_their_ends_only(decoder, codes, sizes, first) -> None:
-    """Until the look-ahead has grown to what they need."""
+    """Until the look-ahead has grown to the required one."""
     field = decoder.spec.receptive_field
     options = StreamingOptions(
         sizes, buffer=field, look_ahead=field, first_look_ahead=min(first, field)
@@ -121,8 +121,8 @@ def test_a_window_is_a_stretch_of_the_stream(codes, sizes, buffer, look_ahead) -
 
 @settings(max_examples=60)
 @given(decoders, frames, sizes, st.data())
-def test_a_carried_stream_goes_on_with_its_left_context(decoder, codes, sizes, data) -> None:
-    """What is cut in two requests differs only where the first one ended: it knew no future."""
+def test_a_carried_stream_continues_with_its_left_context(decoder, codes, sizes, data) -> None:
+    """A stream in two requests differs only where the first one ended, without right context."""
     field = decoder.spec.receptive_field
     at = 3 * data.draw(st.integers(0, len(codes) // 3 - 1))
     options = StreamingOptions(sizes, buffer=field, look_ahead=field)

@@ -1,4 +1,4 @@
-"""Windows of different lengths in one call: every row sounds like its window alone."""
+"""Windows of different lengths in one call: every row equals its window alone."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from decoder import (
 from decoder.padding import PaddedNetwork, attention_ranks, joined
 from decoder.window_inputs import WindowInputs
 from tests.closeness import error
-from tests.decoder.codecs import PADDING, write_padding
+from tests.decoder.small_codecs import PADDING, write_padding
 from tests.decoder.toys import windows_of
 
-MAX_ERROR = 1e-5  # of the loudest sample: float32 sums in another order differ by 1e-6 of it
+MAX_ERROR = 1e-5  # of the loudest sample; float32 sums in another order differ by 1e-6
 MASKS = [MaskPolicy(*flags) for flags in ((True, True), (True, False), (False, True))]
 
 
@@ -37,7 +37,7 @@ def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @st.composite
 def streams(draw: st.DrawFn) -> tuple[StreamingOptions, int, int, int]:
-    """Options in frames, a stream's frames, frames of its prompt, and which block."""
+    """Draw options in frames, a stream's frames, frames of its prompt, and the index of a block."""
     sizes = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))
     options = StreamingOptions(
         sizes,
@@ -52,7 +52,7 @@ def streams(draw: st.DrawFn) -> tuple[StreamingOptions, int, int, int]:
 def window_of(
     network: PaddedNetwork, stream: tuple[StreamingOptions, int, int, int], seed: int
 ) -> DecodeWindow:
-    """One window of such a stream, as far as the codec can have it."""
+    """Return one window of such a stream, as far as the codec supports it."""
     options, frames, prompt, block = stream
     spec, rng = network.spec, np.random.default_rng(seed)
     n = spec.codes_per_frame
@@ -110,7 +110,7 @@ def test_a_code_outside_the_codebook_is_named(network) -> None:
 
 
 @given(streams(), st.integers(0, 99))
-def test_ranks_say_what_the_mask_says(stream, seed) -> None:
+def test_ranks_are_equivalent_to_the_mask(stream, seed) -> None:
     spec = create_decoder("ramp").spec
     options, frames, prompt, block = stream
     windows = windows_of(spec, options, range(frames), prompt_codes=range(prompt))

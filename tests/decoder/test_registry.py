@@ -1,4 +1,4 @@
-"""Codec names and folders, audio_decoder_config, and the ramp codec behind the test mode."""
+"""Codec names and folders, audio_decoder_config, and the ramp codec of the test mode."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from decoder import (
     AttentionKind,
     DecoderConfigError,
     DecoderOptions,
+    MaskPolicy,
     PcmFormat,
     StreamingOptions,
     create_decoder,
-    mask_policy,
     supported_decoders,
     validate_streaming,
 )
@@ -85,7 +85,7 @@ def test_a_folder_with_a_bad_config(tmp_path: Path, text: str, message: str) -> 
 
 
 def test_a_named_codec_without_a_config_is_as_published(tmp_path: Path) -> None:
-    """Its weights alone: NeuCodec's first publication has no config.json."""
+    """Weights alone: NeuCodec's first publication has no config.json."""
     assert create_decoder("ramp").spec.sample_rate == 16_000
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(DecoderConfigError, match="cannot read codec weights"):
@@ -166,7 +166,7 @@ def test_options_that_are_wrong(options: dict[str, object], message: str) -> Non
         parse_options(options, "toy", ALL_KEYS)
 
 
-def test_an_option_the_codec_does_not_take_says_what_it_takes() -> None:
+def test_an_unsupported_option_lists_the_supported_ones() -> None:
     with pytest.raises(DecoderConfigError, match="'toy' does not support 'stateful'; it takes: a"):
         parse_options({"stateful": True}, "toy", frozenset({"a"}))
     assert parse_options({"stateful": False}, "toy", frozenset()) == DecoderOptions()
@@ -217,7 +217,7 @@ def test_ramp_noise_is_keyed_by_seed_and_absolute_position() -> None:
 def test_the_ramp_takes_every_mask_and_no_weights(tmp_path: Path) -> None:
     ramp = create_decoder("ramp")
     assert ramp.spec.attention is AttentionKind.CAUSAL
-    masks = mask_policy(block_causal=True, prompt_causal=True)
+    masks = MaskPolicy(block_causal=True, prepend_prompt_speech_tokens_causal=True)
     assert validate_streaming(StreamingOptions((2,), 0, masks), ramp.spec) == []
     (tmp_path / "config.json").write_text('{"type": "ramp"}')
     (tmp_path / "model.safetensors").write_bytes(b"")

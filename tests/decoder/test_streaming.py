@@ -1,4 +1,4 @@
-"""Masks (B.4), the sample grid (B.5) and carry (B.6), literally."""
+"""Masks, sample grid and carry, with literal values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from decoder import (
     SpeechChunk,
     StreamingOptions,
     attention_mask,
-    mask_policy,
     sample_index,
 )
 from tests.decoder.toys import cut, windows_of
@@ -40,9 +39,11 @@ def picture(mask: np.ndarray) -> list[str]:
     return ["".join("1" if allowed else "." for allowed in row) for row in mask]
 
 
-def rolling_block_1(*, block_causal: bool, prompt_causal: bool, kind: AttentionKind) -> list[str]:
-    """The mask of [p1 p2 | s0 s1 | s2 s3 s4]."""
-    masks = mask_policy(block_causal=block_causal, prompt_causal=prompt_causal)
+def rolling_block_1(
+    *, block_causal: bool, prepend_prompt_speech_tokens_causal: bool, kind: AttentionKind
+) -> list[str]:
+    """Return the mask of [p1 p2 | s0 s1 | s2 s3 s4]."""
+    masks = MaskPolicy(block_causal, prepend_prompt_speech_tokens_causal)
     options = StreamingOptions(SIZES, 4, masks, ROLLING)
     window = windows_of(SPEC, options, CODES, prompt_codes=(20, 21, 22))[1]
     assert window.codes == (21, 22, 0, 1, 2, 3, 4)
@@ -53,7 +54,7 @@ ALL = ["1111111"] * 3
 
 
 @pytest.mark.parametrize(
-    ("block_causal", "prompt_causal", "earlier_rows"),
+    ("block_causal", "prepend_prompt_speech_tokens_causal", "earlier_rows"),
     [
         (False, False, ["1111111", "1111111", "1111111", "1111111"]),
         (True, True, ["11.....", "11.....", "1111...", "1111..."]),
@@ -62,27 +63,31 @@ ALL = ["1111111"] * 3
     ],
 )
 def test_masks_of_a_bidirectional_decoder(
-    block_causal: bool, prompt_causal: bool, earlier_rows: list[str]
+    block_causal: bool, prepend_prompt_speech_tokens_causal: bool, earlier_rows: list[str]
 ) -> None:
     mask = rolling_block_1(
-        block_causal=block_causal, prompt_causal=prompt_causal, kind=AttentionKind.BIDIRECTIONAL
+        block_causal=block_causal,
+        prepend_prompt_speech_tokens_causal=prepend_prompt_speech_tokens_causal,
+        kind=AttentionKind.BIDIRECTIONAL,
     )
     assert mask == earlier_rows + ALL
 
 
 @pytest.mark.parametrize("block_causal", [False, True])
-@pytest.mark.parametrize("prompt_causal", [False, True])
+@pytest.mark.parametrize("prepend_prompt_speech_tokens_causal", [False, True])
 def test_a_token_causal_decoder_is_already_stricter(
-    block_causal: bool, prompt_causal: bool
+    block_causal: bool, prepend_prompt_speech_tokens_causal: bool
 ) -> None:
     mask = rolling_block_1(
-        block_causal=block_causal, prompt_causal=prompt_causal, kind=AttentionKind.CAUSAL
+        block_causal=block_causal,
+        prepend_prompt_speech_tokens_causal=prepend_prompt_speech_tokens_causal,
+        kind=AttentionKind.CAUSAL,
     )
     assert mask == ["1......", "11.....", "111....", "1111...", "11111..", "111111.", "1111111"]
 
 
 def test_history_that_spans_blocks_is_cut_at_their_borders() -> None:
-    masks = mask_policy(block_causal=True, prompt_causal=False)
+    masks = MaskPolicy(block_causal=True)
     window = windows_of(SPEC, StreamingOptions(SIZES, 5, masks), CODES)[2]
     assert picture(attention_mask(window, AttentionKind.BIDIRECTIONAL)) == (
         ["11......."] * 2 + ["11111...."] * 3 + ["111111111"] * 4
@@ -101,7 +106,7 @@ def test_every_code_has_the_block_it_came_from() -> None:
 
 
 def test_carried_codes_are_one_earlier_block() -> None:
-    masks = mask_policy(block_causal=True, prompt_causal=True)
+    masks = MaskPolicy(block_causal=True, prepend_prompt_speech_tokens_causal=True)
     options = StreamingOptions(SIZES, 3, masks)
     window = windows_of(SPEC, options, CODES, carry=(40, 41))[1]
     assert window.codes == (41, 0, 1, 2, 3, 4)
@@ -111,9 +116,9 @@ def test_carried_codes_are_one_earlier_block() -> None:
 
 
 @pytest.mark.parametrize("buffer", [0, 4])
-def test_masks_have_no_effect_without_the_codes_they_speak_of(buffer: int) -> None:
+def test_masks_have_no_effect_without_the_codes_they_apply_to(buffer: int) -> None:
     """block_causal needs a buffer, prepend_prompt_speech_tokens_causal a prompt."""
-    masks = mask_policy(block_causal=buffer == 0, prompt_causal=True)
+    masks = MaskPolicy(block_causal=buffer == 0, prepend_prompt_speech_tokens_causal=True)
     for window in windows_of(SPEC, StreamingOptions(SIZES, buffer, masks, NEVER), CODES):
         assert attention_mask(window, AttentionKind.BIDIRECTIONAL).all()
 
@@ -122,16 +127,6 @@ def test_a_decoder_without_attention_has_no_mask() -> None:
     window = windows_of(SPEC, StreamingOptions(), CODES)[0]
     with pytest.raises(DecoderConfigError, match="cannot apply masks"):
         attention_mask(window, AttentionKind.NONE)
-
-
-def test_the_flags_follow_their_names() -> None:
-    assert mask_policy(block_causal=True, prompt_causal=False) == MaskPolicy(
-        buffer_sees_current=False, prompt_sees_current=True
-    )
-    assert mask_policy(block_causal=False, prompt_causal=True) == MaskPolicy(
-        buffer_sees_current=True, prompt_sees_current=False
-    )
-    assert mask_policy(block_causal=False, prompt_causal=False) == MaskPolicy()
 
 
 def test_rational_samples_per_code_are_cut_on_the_absolute_grid() -> None:
@@ -170,7 +165,7 @@ def test_a_carry_longer_than_the_buffer_counts_by_its_end() -> None:
 
 
 def test_an_empty_carry_is_a_continuation() -> None:
-    """Its block 0 is not a first block, so 'once' sends no prompt."""
+    """Its block 0 is not a first block, so that 'once' prepends no prompt."""
     options = StreamingOptions(SIZES, 0, prepend=ONCE)
     fresh = windows_of(SPEC, options, CODES, prompt_codes=(20, 21))
     continued = windows_of(SPEC, options, CODES, prompt_codes=(20, 21), carry=())
@@ -226,7 +221,7 @@ def test_a_negative_offset_is_refused() -> None:
         DecoderStream(SPEC, StreamingOptions(), token_offset=-1)
 
 
-def test_a_stream_tells_where_it_is() -> None:
+def test_a_stream_reports_its_position() -> None:
     stream = DecoderStream(SPEC, StreamingOptions(SIZES, 1), prompt_codes=(1, 2))
     stream.window(SpeechChunk((3, 4), 0, 0))
     assert repr(stream) == "DecoderStream(blocks=1, codes=2, history=1, prompt=2)"
@@ -252,7 +247,7 @@ def test_a_look_ahead_is_right_context_and_never_emitted() -> None:
 
 
 def test_a_block_causal_mask_hides_the_look_ahead_too() -> None:
-    masks = mask_policy(block_causal=True, prompt_causal=True)
+    masks = MaskPolicy(block_causal=True, prepend_prompt_speech_tokens_causal=True)
     window = windows_of(SPEC, StreamingOptions((1, 2), 1, masks, look_ahead=3), CODES)[1]
     assert window.codes == (0, 1, 2, 3, 4, 5)
     assert picture(attention_mask(window, AttentionKind.BIDIRECTIONAL)) == (
@@ -263,7 +258,7 @@ def test_a_block_causal_mask_hides_the_look_ahead_too() -> None:
 FRAMES = replace(SPEC, samples_per_code=Fraction(70, 7), layout=(0, 1, 2, 2, 1, 2, 2))
 
 
-def test_a_layout_says_how_many_codes_make_a_frame() -> None:
+def test_the_layout_determines_the_codes_per_frame() -> None:
     assert (FRAMES.codes_per_frame, FRAMES.num_codebooks, FRAMES.samples_per_frame) == (7, 3, 70)
 
 
@@ -279,7 +274,7 @@ def test_a_block_is_whole_frames(chunk: SpeechChunk) -> None:
         DecoderStream(FRAMES, StreamingOptions((7,))).window(chunk)
 
 
-def test_a_mode_that_wants_a_prompt_works_without_one() -> None:
+def test_a_mode_with_a_prompt_works_without_one() -> None:
     for mode in PrependPromptSpeechTokens:
         windows = windows_of(SPEC, StreamingOptions(SIZES, 4, prepend=mode), CODES)
         assert [w.prompt_len for w in windows] == [0, 0, 0, 0]

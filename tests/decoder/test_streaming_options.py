@@ -1,4 +1,4 @@
-"""The validation table of streaming options (B.9): what cannot work, and what is warned of."""
+"""Validation of streaming options: errors and warnings."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from decoder import (
     AttentionKind,
     CodecSpec,
     DecoderConfigError,
+    MaskPolicy,
     PrependPromptSpeechTokens,
     StreamingOptions,
-    mask_policy,
     validate_streaming,
 )
 
@@ -65,7 +65,7 @@ def test_first_look_aheads_that_cannot_work(first: int) -> None:
 
 @pytest.mark.parametrize("flags", [(True, False), (False, True), (True, True)])
 def test_masks_on_a_decoder_that_cannot_apply_them(flags: tuple[bool, bool]) -> None:
-    masks = mask_policy(block_causal=flags[0], prompt_causal=flags[1])
+    masks = MaskPolicy(block_causal=flags[0], prepend_prompt_speech_tokens_causal=flags[1])
     unmasked = replace(SPEC, attention=AttentionKind.NONE)
     with pytest.raises(DecoderConfigError, match="'toy' cannot apply attention masks"):
         validate_streaming(StreamingOptions(SIZES, 9, masks), unmasked)
@@ -112,10 +112,18 @@ def test_a_codec_without_attention_takes_no_voice_prompt() -> None:
         (StreamingOptions((4,), 5, prepend=ROLLING), []),
         (StreamingOptions(None, 5, prepend=ONCE), []),
         (
-            StreamingOptions((6,), 5, mask_policy(block_causal=True, prompt_causal=False), ROLLING),
+            StreamingOptions(
+                (6,),
+                5,
+                MaskPolicy(block_causal=True),
+                ROLLING,
+            ),
             ["block_causal without prepend_prompt_speech_tokens_causal leaks"],
         ),
-        (StreamingOptions((6,), 5, mask_policy(block_causal=True, prompt_causal=False)), []),
+        (
+            StreamingOptions((6,), 5, MaskPolicy(block_causal=True)),
+            [],
+        ),
     ],
 )
 def test_warnings(options: StreamingOptions, warnings: list[str]) -> None:
@@ -125,12 +133,12 @@ def test_warnings(options: StreamingOptions, warnings: list[str]) -> None:
         assert message.startswith(start)
 
 
-def test_a_look_ahead_beyond_what_the_codec_hears_is_a_warning() -> None:
+def test_a_look_ahead_beyond_the_right_field_is_a_warning() -> None:
     options = StreamingOptions((6,), 5, look_ahead=3)
     assert validate_streaming(options, replace(SPEC, right_field=3)) == []
     assert validate_streaming(options, replace(SPEC, right_field=None)) == []
     (warning,) = validate_streaming(options, replace(SPEC, right_field=2))
-    assert warning.startswith("look_ahead of 3 codes is more than this codec hears (2 codes)")
+    assert warning.startswith("look_ahead of 3 codes is more than this codec uses (2 codes)")
 
 
 def test_an_unbounded_receptive_field_is_never_covered() -> None:
@@ -141,5 +149,5 @@ def test_an_unbounded_receptive_field_is_never_covered() -> None:
 
 def test_a_causal_decoder_leaks_nothing() -> None:
     spec = replace(SPEC, attention=AttentionKind.CAUSAL)
-    masks = mask_policy(block_causal=True, prompt_causal=False)
+    masks = MaskPolicy(block_causal=True)
     assert validate_streaming(StreamingOptions((6,), 5, masks, ROLLING), spec) == []

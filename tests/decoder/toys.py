@@ -1,8 +1,8 @@
-"""Small decoders and stateful twins for the streaming tests.
+"""Small decoders and stateful references for the streaming tests.
 
-`ConvDecoder` hears only earlier codes and knows no masks. The stateful twins keep what an
-earlier block computed instead of computing it again; they exist to check that a window rendered
-from nothing gives the same samples.
+`ConvDecoder` depends only on earlier codes and has no masks. The stateful references keep the
+results of earlier blocks instead of computing them again; they check that a window rendered without
+a state gives the same samples.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,17 +21,17 @@ from decoder import (
     AttentionKind,
     AudioDecoder,
     CodecSpec,
+    DecodeRequest,
     DecoderStream,
     DecodeWindow,
     MaskPolicy,
-    ReadyWindow,
     SpeechChunk,
     StreamingOptions,
     grown_look_ahead,
     render,
 )
-from decoder.embedded import EmbeddedDecoder, codec_spec
-from decoder.embedded_modules import CodecConfig, EmbeddedCodec, rotary_table, rotate
+from decoder.codecs.embedded.decoder import EmbeddedDecoder, codec_spec
+from decoder.codecs.embedded.modules import CodecConfig, EmbeddedCodec, rotary_table, rotate
 from decoder.registry import CodecSource
 
 TOLERANCE = 2e-5
@@ -50,7 +51,7 @@ CAUSAL = replace(SMALL, right_window=0)
 
 
 def build_embedded(config: CodecConfig = SMALL, seed: int = 0) -> EmbeddedDecoder:
-    """The real embedded codec, small, with random weights that make every code heard."""
+    """Create the real embedded codec, small, with random weights that make every code audible."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         codec = EmbeddedCodec(config, with_encoder=False).eval()
@@ -84,7 +85,7 @@ class ConvDecoder(AudioDecoder):
         self.head = weight(self.DIM, self.HOP)
 
     def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
-        """As if nothing had been before the window."""
+        """Decode as if there were no codes before the window."""
         rows = [self.step(self.fresh_state(), window.codes)[0] for window in windows]
         return torch.cat([row[:, w.skip_samples :] for row, w in zip(rows, windows, strict=True)])
 
@@ -92,7 +93,9 @@ class ConvDecoder(AudioDecoder):
         return [torch.zeros(1, self.DIM, self.KERNEL - 1) for _ in self.convs]
 
     def step(self, state: list[Tensor], codes: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """Samples [1, T * HOP] of new codes, given each layer's last inputs; and the new state."""
+        """Return samples [1, T * HOP] of new codes, given each layer's last inputs; and the new
+        state.
+        """
         x = self.table[torch.tensor(codes)].T[None]
         following = []
         for kept, weight in zip(state, self.convs, strict=True):
@@ -105,7 +108,7 @@ class ConvDecoder(AudioDecoder):
 class CachedEmbedded:
     """The embedded decoder network with a key/value cache instead of a history of codes.
 
-    Right where no code sees a later block: block-causal masks, or a causal codec.
+    Correct if no code attends to a later block: block-causal masks, or a causal codec.
     """
 
     def __init__(self, decoder: EmbeddedDecoder) -> None:
@@ -117,7 +120,7 @@ class CachedEmbedded:
 
     @torch.inference_mode()
     def step(self, codes: Sequence[int]) -> np.ndarray:
-        """Samples of the next block."""
+        """Return samples of the next block."""
         config, network = self._config, self._codec.decoder
         frames = config.frames_per_code
         new = torch.arange(self._position, self._position + len(codes))
@@ -141,7 +144,7 @@ class CachedEmbedded:
         return near.repeat_interleave(frames, 0).repeat_interleave(frames, 1)
 
     def _block(
-        self, layer: int, block: nn.Module, x: Tensor, mask: Tensor, tables: tuple[Tensor, Tensor]
+        self, layer: int, block: Any, x: Tensor, mask: Tensor, tables: tuple[Tensor, Tensor]
     ) -> Tensor:
         qkv = block.qkv(block.attention_norm(x)).view(1, x.shape[1], 3, block.heads, -1)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
@@ -162,7 +165,7 @@ def cut(
     look_ahead: int = 0,
     first_look_ahead: int | None = None,
 ) -> list[SpeechChunk]:
-    """Blocks of a finished stream."""
+    """Return the blocks of a finished stream."""
     chunks: list[SpeechChunk] = []
     start = 0
     while start < len(codes):
@@ -178,20 +181,20 @@ def cut(
 
 
 def windows_of(
-    spec: CodecSpec, options: StreamingOptions, codes: Sequence[int], **start: object
+    spec: CodecSpec, options: StreamingOptions, codes: Sequence[int], **start: Any
 ) -> list[DecodeWindow]:
-    """Every window of one stream; `start` is prompt_codes, carry, token_offset."""
+    """Return every window of one stream; `start` is prompt_codes, carry, token_offset."""
     stream = DecoderStream(spec, options, **start)
     chunks = cut(codes, options.chunk_sizes, options.look_ahead, options.first_look_ahead)
     return [stream.window(chunk) for chunk in chunks]
 
 
 def stream_audio(
-    decoder: AudioDecoder, options: StreamingOptions, codes: Sequence[int], **start: object
+    decoder: AudioDecoder, options: StreamingOptions, codes: Sequence[int], **start: Any
 ) -> list[np.ndarray]:
-    """Emitted samples, block by block."""
+    """Return emitted samples, block by block."""
     windows = windows_of(decoder.spec, options, codes, **start)
-    return [render(decoder, [ReadyWindow(window)])[0] for window in windows]
+    return [render(decoder, [DecodeRequest(window)])[0] for window in windows]
 
 
 def one_shot_audio(
@@ -202,7 +205,7 @@ def one_shot_audio(
     prompt: Sequence[int] = (),
     masks: MaskPolicy | None = None,
 ) -> np.ndarray:
-    """prompt ++ codes in one pass, with the block ids that a stream of `sizes` would have."""
+    """Render prompt ++ codes in one pass, with the block ids of a stream with `sizes`."""
     blocks = [chunk.block_index for chunk in cut(codes, sizes) for _ in chunk.codes]
     hop = int(decoder.spec.samples_per_code)
     window = DecodeWindow(
@@ -216,4 +219,4 @@ def one_shot_audio(
         first_sample=0,
         num_samples=len(codes) * hop,
     )
-    return render(decoder, [ReadyWindow(window)])[0]
+    return render(decoder, [DecodeRequest(window)])[0]

@@ -1,4 +1,6 @@
-"""`python -m tests.fuzz --minutes 10`: random input to every target; 1 when something was found."""
+"""`python -m tests.fuzz --minutes 10`: random input for every target; status 1 when a bug was
+found.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ TARGETS = {target.name: target for target in (TEXTS, FILES, SCHEMAS, CLIPS, RPCS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status."""
+    """Run the command; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0, help="for all targets together")
     parser.add_argument("--seed", type=int, default=None, help="(default: a random one)")
@@ -30,8 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seed = secrets.randbelow(2**32) if args.seed is None else args.seed
     print(f"seed {seed}", flush=True)
     targets = [TARGETS[name] for name in args.only]
-    tallies = run_all(targets, seed, args.minutes, args.first, args.count)
-    finds = [found for tally in tallies.values() for found in tally.finds.values()]
+    all_counts = run_all(targets, seed, args.minutes, args.first, args.count)
+    finds = [found for counts in all_counts.values() for found in counts.finds.values()]
     for found in finds:
         print(f"{found.place}\n  {found.command}")
     return 1 if finds else 0

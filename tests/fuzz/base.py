@@ -1,4 +1,4 @@
-"""What a fuzz target is: a way to open it, and a function that makes one input and tries it."""
+"""`Target`: a part of the product under random input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Case = Callable[[random.Random], None]
-"""Makes one input from random numbers and tries it; raises where an invariant does not hold."""
+"""Creates one input from random numbers and tries it; raises if an invariant does not hold."""
 
 
 class InvariantError(AssertionError):
@@ -29,5 +29,5 @@ class Target:
 
 
 def random_of(seed: int, target: str, index: int) -> random.Random:
-    """The random numbers of one input: they depend on these three values only."""
+    """Return the random numbers of one input, which depend on these three values only."""
     return random.Random(f"{seed}/{target}/{index}")

@@ -1,4 +1,4 @@
-"""Damaged recordings, to the function that reads them (`rpcs` sends some over the wire)."""
+"""Damaged recordings for the function that reads them (`rpcs` sends some over the wire)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS = (
 
 @cache
 def valid_clips(seconds: float) -> tuple[bytes, ...]:
-    """The same sound in every container, with one channel or two."""
+    """Return the same sound in every container, with one channel or two."""
     mono = hum(seconds, RATE)
     stereo = np.stack([mono, mono], axis=1)
     return tuple(_written(samples, *kind) for kind in KINDS for samples in (mono, stereo))
@@ -41,7 +41,7 @@ def _written(samples: np.ndarray, container: str, subtype: str) -> bytes:
 
 
 def _damaged(chance: Random, clips: tuple[bytes, ...]) -> bytes:
-    """Mostly in the header, where the sizes are."""
+    """Damage a clip, mostly in the header, which has the sizes."""
     clip = chance.choice(clips)
     kind = chance.random()
     if kind < 0.6:
@@ -60,7 +60,7 @@ def _try_one(chance: Random) -> None:
 
 
 def _format(chance: Random) -> AudioFormat | None:
-    """Mostly none: the bytes say what they are."""
+    """Return a format, mostly None: the container is detected."""
     if chance.random() < 0.8:
         return None
     rates = (0, 8_000, 16_000, 191_999, 2**31 - 1, -1)

@@ -1,4 +1,4 @@
-"""Damaged configuration files, voice files and checkpoints, to the functions that read them."""
+"""Damaged configuration files, voice files and checkpoints for the functions that read them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.fakes import build_tiny_checkpoint, tiny_config
 from tests.fuzz.base import Case, InvariantError, Target
 from tests.fuzz.mutation import changed_json, json_text, mutated
 from tests.tts.serving import hum, wav
-from tts.config import AudioGenerationConfig, ServerConfig, load_config
+from tts.config.pipeline import AudioGenerationConfig, ServerConfig, load_config
+from tts.config.serve import WRONG_CONFIGURATION
 from tts.factory import connect_service, create_engine_client, open_checkpoint
-from tts.serve_config import WRONG_CONFIGURATION
-from tts.voice import Voice, VoicePrompt
-from tts.voices import VoiceRegistry
+from tts.voices.registry import VoiceRegistry
+from tts.voices.types import Voice, VoicePrompt
 
 SETTINGS: dict[str, Any] = {
     "server_config": {"port": 0, "log_format": "json", "idle_timeout_s": 5.5, "auth_token": "x"},
@@ -44,8 +44,8 @@ chunk_size = [2, 4]
 model = {model_path = "x", device_specs = ["cpu"]}
 """
 CLASSES: tuple[type[StrictModel], ...] = (ServerConfig, AudioGenerationConfig)
-PARTS = ("codec", "chat template", "tensor", "voice", "family", "memory")  # name a file, too
-HEADER_BYTES = 400  # of weights, which hold their table in front
+PARTS = ("codec", "chat template", "tensor", "voice", "family", "memory")  # these also name a file
+HEADER_BYTES = 400  # of weights, which begin with a table
 
 
 class _Checkpoints:
@@ -72,7 +72,7 @@ class _Checkpoints:
             path.write_bytes(self._whole[path])
 
     def _add_files(self) -> None:
-        """What a checkpoint may have besides: a voice with codes and one with a recording."""
+        """Add optional files of a checkpoint: a voice with codes and one with a recording."""
         (self._folder / "hum.wav").write_bytes(wav(hum(1.2)))
         path = self._folder / "voices.json"
         values = json.loads(path.read_text())
@@ -103,7 +103,7 @@ class _Checkpoints:
 
 
 class _Voices:
-    """A folder of created voices in which files are damaged; what is wrong is told, not raised."""
+    """A folder of created voices in which files are damaged; errors are logged, not raised."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "voices"
@@ -155,7 +155,7 @@ def _settings(suffix: str, chance: Random) -> bytes:
 def _opened(folder: Path) -> Iterator[Case]:
     shutil.rmtree(folder / "tiny", ignore_errors=True)
     parts = (_Checkpoints(folder / "tiny"), _Voices(folder), _Configurations(folder))
-    logging.disable(logging.WARNING)  # each damaged file is told
+    logging.disable(logging.WARNING)  # each damaged file is logged
     try:
         yield lambda chance: chance.choice(parts).try_one(chance)
     finally:

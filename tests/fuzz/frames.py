@@ -1,4 +1,4 @@
-"""HTTP/2 by hand, right and wrong, to a real server; other clients must not notice."""
+"""HTTP/2 frames, valid and invalid, for a real server; other clients must not be affected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fuzz.base import Case, Target
 from tests.fuzz.mutation import mutated
 from tests.fuzz.rpcs import methods
 from tests.fuzz.server import GENEROUS_S, Served, served
-from tests.tts.raw_http2 import (
+from tests.tts.server.raw_http2 import (
     ACK,
     DATA,
     END_HEADERS,
@@ -39,13 +39,15 @@ ODD_PATHS = (b"/\xff", b"", b"/", b"x", b"/" * 100, b"/tts.v1.SpeechService/None
 def frame(
     kind: int, flags: int, stream: int, payload: bytes = b"", size: int | None = None
 ) -> bytes:
-    """One frame; `size` states another length than the payload has."""
+    """Return one frame; `size` states another length than the payload has."""
     stated = struct.pack(">I", len(payload) if size is None else size)[1:]
     return stated + struct.pack(">BBI", kind & 255, flags & 255, stream & 0xFFFFFFFF) + payload
 
 
 def request_headers(chance: Random) -> bytes:
-    """The header block of a gRPC call, in which about one header of eight is odd or absent."""
+    """Return the header block of a gRPC call, in which about one header of eight is invalid or
+    absent.
+    """
     headers = [
         (b":method", b"POST", (b"GET", b"", b"post", b"PUT")),
         (b":scheme", b"http", (b"https", b"", b"\xff")),
@@ -73,7 +75,7 @@ def request_headers(chance: Random) -> bytes:
 
 
 def _call(chance: Random) -> bytes:
-    """A call whose message is whole, cut off, too long, or compressed by its own account."""
+    """Return a call whose message is complete, cut off, too long, or marked as compressed."""
     stream = chance.choice((1, 1, 1, 3, 2, 0, 2**31 - 1))
     body = chance.randbytes(chance.choice((0, 3, 60)))
     size = chance.choice((len(body), len(body), len(body) + 5, 2**32 - 1, 0))
@@ -102,7 +104,7 @@ def _random_frame(chance: Random) -> bytes:
 
 
 def _flood(chance: Random) -> bytes:
-    """Many times the same small thing."""
+    """Return many repetitions of one small frame."""
     count = chance.choice((10, 200, LONGEST_FLOOD))
     setting = struct.pack(
         ">HI", chance.randrange(1, 9), chance.choice((0, 1, 2**14, 2**31, 2**32 - 1))
@@ -125,7 +127,7 @@ def _flood(chance: Random) -> bytes:
 
 
 def _resets(chance: Random) -> bytes:
-    """Calls that are taken back at once, on one stream after the other."""
+    """Return calls that are reset at once, on one stream after the other."""
     block = request_headers(chance)
     streams = range(1, 2 * chance.choice((5, 100, 400)), 2)
     reset = struct.pack(">I", 8)
@@ -137,7 +139,7 @@ def _resets(chance: Random) -> bytes:
 
 
 def _endless_headers(chance: Random) -> bytes:
-    """A header block that goes on and on, in frames that may be empty."""
+    """Return a header block without an end, in frames that may be empty."""
     part = chance.choice((b"", field(b"x-a", b"b" * 100), b"\x82", chance.randbytes(20)))
     first = frame(HEADERS, chance.choice((0, END_STREAM)), 1, request_headers(chance))
     more = frame(CONTINUATION, 0, chance.choice((1, 1, 1, 3)), part)
@@ -161,7 +163,7 @@ PARTS: tuple[Callable[[Random], bytes], ...] = (
 
 
 def connection(chance: Random) -> bytes:
-    """Everything that one client sends."""
+    """Return everything that one client sends."""
     begin = PREFACE + frame(SETTINGS, 0, 0)
     begin = (
         chance.choice((b"", PREFACE, PREFACE[:10], begin * 2, b"GET / HTTP/1.1\r\n\r\n"))
@@ -176,7 +178,9 @@ def connection(chance: Random) -> bytes:
 
 
 def send(address: str, data: bytes, chance: Random) -> None:
-    """Open a connection, send as far as the server takes it, read or not, end well or not."""
+    """Open a connection, send as far as the server accepts it, read or not, end regularly or
+    not.
+    """
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), GENEROUS_S) as client:
         with suppress(OSError):
@@ -198,7 +202,7 @@ class Sender:
         self._server = server
 
     def try_one(self, chance: Random) -> None:
-        """Open one connection, send, close it; then the server must be well."""
+        """Open one connection, send, close it; then check the server."""
         data = connection(chance)
         with suppress(ConnectionRefusedError, ConnectionResetError):  # the listener is replaced
             send(self._server.server.address, data, chance)

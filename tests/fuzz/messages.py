@@ -1,4 +1,4 @@
-"""Random protobuf messages, made from descriptors: valid ones, hostile ones, and raw bytes."""
+"""Random protobuf messages, created from descriptors: valid ones, hostile ones, and raw bytes."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ NOT_UTF8 = (b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"a\x80"
 
 
 class Maker:
-    """Makes messages. `clips` are what a field of bytes usually holds."""
+    """Creates messages. `clips` are the usual values of a field of bytes."""
 
     def __init__(self, clips: tuple[bytes, ...]) -> None:
         self._clips = clips
 
     def body(self, kind: Descriptor, chance: Random, *, first: bool = False) -> bytes:
-        """The bytes of one message of a kind: valid, hostile, mutated, or random.
+        """Return the bytes of one message of a kind: valid, hostile, mutated, or random.
 
-        `first`: usually of the first member of its oneof, as streams begin.
+        `first`: usually the first member of its oneof, as streams begin.
         """
         how = chance.random()
         if how < 0.05:
@@ -51,7 +51,7 @@ class Maker:
         return data
 
     def message(self, kind: Descriptor, chance: Random, hostility: float, depth: int = 0) -> Any:
-        """A message; each value is hostile with the given probability."""
+        """Return a message; each value is hostile with the given probability."""
         made: Message = GetMessageClass(kind)()
         density = chance.choice((0.15, 0.4, 0.9))
         for field in kind.fields:
@@ -101,7 +101,9 @@ class Maker:
         return some_text(chance) * chance.choice((1, 1, 1, 100, 3000))
 
     def _raw_fields(self, kind: Descriptor, chance: Random, depth: int) -> Iterator[bytes]:
-        """Fields in any order, repeated or not, of any wire type, with texts that are none."""
+        """Iterate over fields in any order, repeated or not, of any wire type, with invalid
+        texts.
+        """
         for _ in range(chance.choice((1, 2, 5, 20))):
             known = bool(kind.fields) and chance.random() < 0.85
             field = chance.choice(kind.fields) if known else None
@@ -134,12 +136,12 @@ def _delimited(chance: Random) -> bytes:
 
 
 def tag(number: int, wire_type: int) -> bytes:
-    """The key in front of a field."""
+    """Return the key before a field."""
     return varint(number << 3 | wire_type)
 
 
 def varint(value: int) -> bytes:
-    """A whole number of at least 0 in groups of seven bits, the lowest first."""
+    """Return an integer of at least 0 in groups of seven bits, the lowest first."""
     made = bytearray()
     while value > 127:
         made.append(value & 127 | 128)

@@ -33,7 +33,7 @@ RANGES = (
 
 
 def characters(chance: Random, count: int) -> str:
-    """Characters of any plane, surrogates aside, in runs of one block."""
+    """Return characters of any plane, without surrogates, in runs of one block."""
     made: list[str] = []
     while len(made) < count:
         low, high = chance.choice(RANGES)
@@ -42,7 +42,7 @@ def characters(chance: Random, count: int) -> str:
 
 
 def some_text(chance: Random) -> str:
-    """A text that a field may hold: plain, on the edge, or of random characters."""
+    """Return a text for a field: plain, at a limit, or of random characters."""
     kind = chance.random()
     if kind < 0.4:
         return chance.choice(PLAIN_TEXTS)
@@ -52,7 +52,7 @@ def some_text(chance: Random) -> str:
 
 
 def mutated(data: bytes, chance: Random, others: Sequence[bytes] = ()) -> bytes:
-    """Bytes with one to eight random changes; parts of `others` are put into them."""
+    """Return bytes with one to eight random changes; parts of `others` are inserted."""
     result = bytearray(data)
     for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
         chance.choice(_CHANGES)(result, chance, others)
@@ -103,7 +103,9 @@ _CHANGES: tuple[Change, ...] = (_flip, _overwrite, _insert, _truncate, _remove, 
 
 
 def some_value(chance: Random, depth: int = 2) -> Any:
-    """A JSON value of any kind; it may hold NaN, infinities, and texts with half pairs."""
+    """Return a JSON value of any kind; it may have NaN, infinities, and texts with single
+    surrogates.
+    """
     maker = chance.choice(_VALUES if depth else _LEAVES)
     return maker(chance, depth - 1)
 
@@ -127,7 +129,7 @@ _VALUES = (*_LEAVES, _list, _object)
 
 
 def changed_json(value: Any, chance: Random) -> Any:
-    """A copy of a JSON value in which one to three places have changed."""
+    """Return a copy of a JSON value with one to three changes."""
     result = json.loads(json.dumps(value))
     for _ in range(chance.choice((1, 1, 2, 3))):
         result = _changed(result, chance)
@@ -135,7 +137,7 @@ def changed_json(value: Any, chance: Random) -> Any:
 
 
 def _changed(value: Any, chance: Random) -> Any:
-    """Changes one place at a random depth."""
+    """Change one place at a random depth."""
     if not isinstance(value, dict | list) or not value or chance.random() < 0.1:
         return _changed_leaf(value, chance)
     keys = list(value) if isinstance(value, dict) else list(range(len(value)))
@@ -164,7 +166,7 @@ def _changed_leaf(value: Any, chance: Random) -> Any:
 
 
 def json_text(value: Any, chance: Random) -> str:
-    """A value as JSON; one of fifty is nested deeper than parsers go."""
+    """Return a value as JSON; one of fifty is nested more deeply than parsers support."""
     if chance.random() < 0.02:
         mark = chance.choice(("[", '{"a":'))
         return mark * chance.choice((500, 3_000, 100_000))

@@ -19,7 +19,7 @@ from tests.fuzz.base import Case, InvariantError, Target
 from tests.fuzz.clips import valid_clips
 from tests.fuzz.messages import Maker
 from tests.fuzz.server import Served, served
-from tts.rpc import REQUEST_ID_KEY
+from tts.server.call import REQUEST_ID_KEY
 from tts.v1 import speech_pb2, text_pb2
 
 FILES: tuple[FileDescriptor, ...] = (
@@ -29,7 +29,7 @@ FILES: tuple[FileDescriptor, ...] = (
     reflection_pb2.DESCRIPTOR,
 )
 OWN = "/tts.v1."
-OWN_WEIGHT = 8  # of a method of ours, against one of health and reflection
+OWN_WEIGHT = 8  # weight of a method of this project, against one of health and reflection
 MAX_RESPONSES = 300
 BUGS = frozenset(
     {
@@ -53,7 +53,7 @@ class Method:
 
 
 def methods() -> tuple[Method, ...]:
-    """All methods of all services, as their descriptors list them."""
+    """Return all methods of all services in their descriptors."""
     return tuple(
         Method(
             f"/{service.full_name}/{method.name}",
@@ -67,7 +67,7 @@ def methods() -> tuple[Method, ...]:
 
 
 class Caller:
-    """Makes calls to one server and checks how they end."""
+    """Makes calls to one server and checks their ends."""
 
     def __init__(self, server: Served) -> None:
         self._server, self._methods = server, methods()
@@ -112,7 +112,7 @@ class Caller:
         if request_id is None and code is grpc.StatusCode.OK and method.path.startswith(OWN):
             raise InvariantError(f"{method.path}: OK without {REQUEST_ID_KEY}")
         logged = {ended for name, ended in self._server.ended if name == request_id}
-        is_ours = code is grpc.StatusCode.CANCELLED  # which may come after the server's own end
+        is_ours = code is grpc.StatusCode.CANCELLED  # which may arrive after the server's own end
         if request_id is not None and not (logged if is_ours else code.name in logged):
             raise InvariantError(f"{method.path}: {code.name} of {request_id} was not logged")
 

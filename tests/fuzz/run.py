@@ -1,4 +1,4 @@
-"""Runs targets: each in a process of its own, so that a crash or a hang is a find, too."""
+"""Runner of targets: each in a separate process, so that crashes and hangs are found, too."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from typing import Any
 
 from tests.fuzz.base import Case, Target, random_of
 
-HANG_S = 600.0  # for one input, which a busy machine tries in less than a second
-MOST_BYTES = 24 << 30  # addresses of a process, most of which are never touched
-SPARE_KIB = 3 << 20  # of this process's memory, beyond what it takes to open the target
+HANG_S = 600.0  # for one input, which takes less than a second on a busy machine
+MAX_BYTES = 24 << 30  # address space of a process, most of which is never used
+SPARE_KIB = 3 << 20  # of this process's memory, in addition to opening the target
 MAX_TEXT = 4000
 AT_THE_END = -1
 MESSAGE = re.compile(r"[\w.]+(Error|Exception)\b")
@@ -41,7 +41,7 @@ class Find:
 
     @property
     def place(self) -> str:
-        """Where it was raised, and with which words: what has the same has the same cause."""
+        """Place and message of the error, which are equal for the same cause."""
         lines = [line.strip() for line in self.text.splitlines() if line.strip()]
         raised = [number for number, line in enumerate(lines) if line.startswith("File ")]
         last = raised[-1] if raised else -1
@@ -50,14 +50,14 @@ class Find:
 
     @property
     def command(self) -> str:
-        """What tries the same input again."""
+        """Command that tries the same input again."""
         first = f" --first {self.index} --count 1" if self.index >= 0 else ""
         return f"python -m tests.fuzz --only {self.target} --seed {self.seed}{first}"
 
 
 @dataclass(slots=True)
-class Tally:
-    """What came of a target so far."""
+class TargetCounts:
+    """Counts of a target."""
 
     num_inputs: int = 0
     seconds: float = 0.0
@@ -65,7 +65,7 @@ class Tally:
     """By place: of several with the same cause the first is kept."""
 
     def add(self, found: Find) -> bool:
-        """Whether it is one of its own."""
+        """Add a find; return whether its cause is new."""
         is_new = found.place not in self.finds
         self.finds.setdefault(found.place, found)
         return is_new
@@ -93,10 +93,10 @@ class Slice:
             index += 1
 
 
-def run_slice(part: Slice, tally: Tally, hang_s: float = HANG_S) -> Iterator[Find]:
-    """Try a slice in another process and count it; yields finds with a new cause as they come.
+def run_slice(part: Slice, counts: TargetCounts, hang_s: float = HANG_S) -> Iterator[Find]:
+    """Try a slice in another process and count it; iterate over finds with a new cause.
 
-    After a crash or a hang the inputs behind it are tried in a new process.
+    After a crash or a hang the later inputs are tried in a new process.
     """
     begun = time.monotonic()
     first = part.first
@@ -106,17 +106,17 @@ def run_slice(part: Slice, tally: Tally, hang_s: float = HANG_S) -> Iterator[Fin
         count = None if part.count is None else part.count - done
         now = Slice(part.target, part.seed, first, left, count)
         last, ended, finds = _in_a_process(now, hang_s)
-        tally.num_inputs += last + 1 - first
-        yield from (found for found in finds if tally.add(found))
+        counts.num_inputs += last + 1 - first
+        yield from (found for found in finds if counts.add(found))
         first = last + 1
         is_over = time.monotonic() - begun > part.seconds or count == 1
         if ended or is_over:
             break
-    tally.seconds += time.monotonic() - begun
+    counts.seconds += time.monotonic() - begun
 
 
 def _in_a_process(part: Slice, hang_s: float) -> tuple[int, bool, list[Find]]:
-    """The last index tried, whether the process ended by itself, and the finds."""
+    """Return the last index tried, whether the process ended by itself, and the finds."""
     receiver, sender = _processes.Pipe(duplex=False)
     current: Synchronized[int] = _processes.Value("q", part.first - 1)
     process = _processes.Process(target=_work, args=(part, current, sender), daemon=False)
@@ -144,15 +144,16 @@ def _in_a_process(part: Slice, hang_s: float) -> tuple[int, bool, list[Find]]:
 
 
 def _work(part: Slice, current: Synchronized[int], sender: Connection) -> None:
-    """In the process: open the target, try input after input, tell what was found."""
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))  # not the machine's memory
+    """Open the target in this process, try input after input, and send finds."""
+    # protects the machine's memory
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     with sender, tempfile.TemporaryDirectory() as folder:
         for found in tried(part, Path(folder), current):
             sender.send(found)
 
 
 def tried(part: Slice, folder: Path, current: Any = None) -> Iterator[Find]:
-    """Try a slice in this process; the finds, as they come."""
+    """Try a slice in this process; iterate over the finds."""
     try:
         with part.target.open(folder) as case:
             if "torch" in sys.modules:
@@ -172,7 +173,9 @@ def tried(part: Slice, folder: Path, current: Any = None) -> Iterator[Find]:
 
 
 def _tried_one(part: Slice, index: int, case: Case) -> str:
-    """What is wrong; empty when nothing is. A panic of a Rust library is a BaseException."""
+    """Return the error of one input; empty without one. A panic of a Rust library is a
+    BaseException.
+    """
     try:
         case(random_of(part.seed, part.target.name, index))
     except (KeyboardInterrupt, SystemExit):
@@ -192,23 +195,22 @@ def _peak_kib() -> int:
 
 def run_all(
     targets: Sequence[Target], seed: int, minutes: float, first: int = 0, count: int | None = None
-) -> dict[str, Tally]:
-    """Run the targets in turns for so long all together; prints finds as they come."""
-    tallies = {target.name: Tally() for target in targets}
+) -> dict[str, TargetCounts]:
+    """Run the targets in turns for so long in total; print finds at once."""
+    all_counts = {target.name: TargetCounts() for target in targets}
     rounds = 1 if count is not None else max(1, int(minutes // 10))
     seconds = minutes * 60 / rounds / len(targets)
     for number in range(rounds):
         for target in targets:
-            tally = tallies[target.name]
-            begin = first if not number else first + tally.num_inputs
-            for found in run_slice(Slice(target, seed, begin, seconds, count), tally):
+            counts = all_counts[target.name]
+            begin = first if not number else first + counts.num_inputs
+            for found in run_slice(Slice(target, seed, begin, seconds, count), counts):
                 print(f"FOUND: {found.command}\n{found.text}", flush=True)
-            print(_line(target, tally), flush=True)
-    return tallies
+            print(_line(target, counts), flush=True)
+    return all_counts
 
 
-def _line(target: Target, tally: Tally) -> str:
-    rate = tally.num_inputs / max(tally.seconds, 1e-9)
-    return (
-        f"{target.name}: {tally.num_inputs} inputs, {rate:.1f} per second, {len(tally.finds)} finds"
-    )
+def _line(target: Target, counts: TargetCounts) -> str:
+    rate = counts.num_inputs / max(counts.seconds, 1e-9)
+    num_finds = len(counts.finds)
+    return f"{target.name}: {counts.num_inputs} inputs, {rate:.1f} per second, {num_finds} finds"

@@ -1,4 +1,4 @@
-"""Random JSON schemas, right and wrong, to the functions that compile and follow them."""
+"""Random JSON schemas, valid and invalid, for the functions that compile and follow them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from llm.structured.grammar import GrammarCompiler
 from tests.fakes import build_tiny_checkpoint
 from tests.fuzz.base import Case, InvariantError, Target
 from tests.fuzz.mutation import changed_json, json_text, mutated, some_text, some_value
-from tts.tokenizer import TextTokenizer
+from tts.checkpoint.tokenizer import TextTokenizer
 
-STEPS = 12  # tokens that are followed in a schema that can be compiled
+STEPS = 12  # tokens that are generated for a schema that can be compiled
 TYPES = (
     "object",
     "array",
@@ -47,7 +47,7 @@ REFS = ("#", "#/$defs/a", "#/$defs/b", "#/properties/p", "http://x.y", "#/", "#a
 
 
 def schema(chance: Random, depth: int = 4) -> Any:
-    """A schema with keywords that mostly fit together."""
+    """Return a schema whose keywords mostly match."""
     if depth == 0 or chance.random() < 0.03:
         return chance.choice((True, False, {}, None, 5, [], {"type": "string"}))
     made: dict[str, Any] = {}
@@ -129,7 +129,7 @@ _KEYWORDS = (_object, _object, _array, _text, _number, _enum, _combined, _refere
 
 
 def text_of_schema(chance: Random) -> str:
-    """A schema as it comes in a request."""
+    """Return a schema in the form of a request."""
     kind, made = chance.random(), schema(chance)
     if kind < 0.1:
         deep = chance.choice(('{"items":', '{"anyOf":[', '{"not":', '{"properties":{"a":'))
@@ -142,7 +142,7 @@ def text_of_schema(chance: Random) -> str:
     text = json_text(made, chance)
     if kind > 0.95:
         text = mutated(text.encode("utf-8", "replace"), chance).decode("utf-8", "replace")
-    return text.encode("utf-8", "replace").decode()  # protobuf carries no half pairs
+    return text.encode("utf-8", "replace").decode()  # protobuf does not support single surrogates
 
 
 class _Compiler:
@@ -162,7 +162,7 @@ class _Compiler:
                 raise InvariantError(f"an error of several lines: {error}") from error
 
     def _follow(self, text: str, chance: Random) -> None:
-        """Write a document token by token, each of those that the mask allows."""
+        """Write a document token by token, with tokens that the mask allows."""
         matcher = self._compiler.compile(text)
         words = np.zeros(-(-self._vocab_size // 32), dtype=np.int32)
         written: list[int] = []

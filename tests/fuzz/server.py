@@ -1,9 +1,8 @@
-"""A real server process under random calls, and what must hold of it whatever is sent."""
+"""A real server process under random calls, and its invariants."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,19 +14,20 @@ import grpc
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from benchmarks.serving import READY, Server
 from tests.fakes import build_tiny_checkpoint
 from tests.fuzz.base import InvariantError
+from tests.speech_server import Server, started
 from tts.v1 import speech_pb2 as pb
 from tts.v1.speech_pb2_grpc import SpeechServiceStub
 
 ROOT = Path(__file__).parents[2]
-FRONT_ENDS = "--front-ends=1"  # the engine is another process, so messages cross that border, too
-GENEROUS_S = 240.0  # for what a busy machine does late; only a hang takes so long
+# the engine is another process, so that messages between processes are tested, too
+FRONT_ENDS = "--front-ends=1"
+GENEROUS_S = 240.0  # for a busy machine; only a hang takes so long
 SPARE_DESCRIPTORS = 24  # of thread pools and libraries, opened at the first use
 SPARE_BYTES = 1 << 30  # caches: voices, prefixes, grammars, allocators
 LOST = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
-MOST_LOST = 5
+MAX_LOST = 5
 CHECK_EVERY = 100  # inputs between two syntheses
 OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -37,7 +37,7 @@ OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 200),
 )
-HARMLESS = "listening anew"  # a path that is not UTF-8 ends grpcio's server loop
+HARMLESS = "listening again"  # a path that is not UTF-8 ends grpcio's server loop
 _SAY = pb.SynthesizeRequest(input=pb.SynthesisInput(text="Hello there."))
 _SAY.config.sampling.max_tokens = 8
 
@@ -56,7 +56,7 @@ class Served:
         self._first_bytes, self._first_open = server.resident_bytes(), self._num_open()
 
     def check(self) -> None:
-        """Raise unless the server is SERVING, its log is whole and, at times, it speaks."""
+        """Raise unless the server is SERVING, its log is valid and, at times, synthesis works."""
         self._num_checks += 1
         health = HealthStub(self.channel).Check
         response = self._answer(health, health_pb2.HealthCheckRequest())
@@ -70,24 +70,28 @@ class Served:
         self.read_log()
 
     def still_speaks(self) -> None:
-        """Raise unless a short text becomes sound."""
+        """Raise unless a short text is synthesized."""
         if not self._answer(SpeechServiceStub(self.channel).Synthesize, _SAY).audio:
             raise InvariantError("a short text has no sound")
 
     def _answer(self, method: Any, request: Any) -> Any:
-        """The response to a call. One that reaches grpcio's server loop just after that has ended
-        is lost; it is made again, as a client would.
+        """Return the response to a call.
+
+        A call that reaches grpcio's server loop just after its end is lost; it is repeated, as a
+        client would do.
         """
-        for _ in range(MOST_LOST):
+        for _ in range(MAX_LOST):
             try:
                 return method(request, timeout=GENEROUS_S, wait_for_ready=True)
             except grpc.RpcError as error:
                 if error.code() not in LOST:
                     raise
-        raise InvariantError(f"no answer to {MOST_LOST} calls")
+        raise InvariantError(f"no answer to {MAX_LOST} calls")
 
     def check_at_end(self) -> None:
-        """Raise unless the server speaks, and holds no more than after its start."""
+        """Raise unless synthesis works, and the server holds no more resources than after its
+        start.
+        """
         self.still_speaks()
         self.channel.close()
         give_up = time.monotonic() + GENEROUS_S
@@ -99,7 +103,7 @@ class Served:
         self.read_log()
 
     def read_log(self) -> None:
-        """Read the whole lines that are new. Raise InvariantError for one that tells of a bug."""
+        """Read the complete new lines. Raises InvariantError for one that indicates a bug."""
         with self._log.open("rb") as file:
             file.seek(self._read_bytes)
             data = file.read()
@@ -136,25 +140,11 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 @contextmanager
 def served(folder: Path) -> Iterator[Served]:
-    """A server on a tiny checkpoint in a process of its own, with its log in the folder."""
+    """Start a server on a tiny checkpoint in a separate process, with its log in the folder."""
     checkpoint, log = build_tiny_checkpoint(folder / "tiny"), folder / "log"
     flags = ("--port=0", "--log-format=json", FRONT_ENDS, "--model.device-specs=cpu")
     sizes = ("--max-batch-size=16", "--model.kv-cache.num-pages=512")
     model = ("--model", str(checkpoint), "--sampling.enable-structured-output", *sizes)
     command = (sys.executable, "-m", "tts.serve", *model, *flags)
-    with (
-        log.open("wb") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            ready = READY.match(process.stdout.readline().decode())
-            if ready is None:
-                raise InvariantError(f"the server did not start: {log.read_text()[-2000:]}")
-            yield Served(Server(ready[1], process.pid), log)
-        finally:
-            process.terminate()
-            try:
-                process.wait(GENEROUS_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    with log.open("wb") as errors, started(command, errors) as server:
+        yield Served(server, log)

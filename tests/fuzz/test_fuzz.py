@@ -36,12 +36,14 @@ def test_inputs_of_a_target(name: str, tmp_path: Path) -> None:
 
 
 def test_calls(server: Served) -> None:
+    """`try_one` raises when an invariant does not hold."""
     caller = Caller(server)
     for index in range(CALLS):
         caller.try_one(random_of(SEED, "rpcs", index))
 
 
 def test_connections(server: Served) -> None:
+    """`try_one` raises when an invariant does not hold."""
     sender = Sender(server)
     for index in range(CONNECTIONS):
         sender.try_one(random_of(SEED, "frames", index))

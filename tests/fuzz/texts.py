@@ -12,24 +12,25 @@ from llm import RequestError
 from tests.fakes import CHAT_TEMPLATE, build_tiny_checkpoint
 from tests.fuzz.base import Case, InvariantError, Target
 from tests.fuzz.mutation import characters
-from tts.chat import ChatMessage, ChatRole
+from tts.checkpoint.chat import ChatMessage, ChatRole
+from tts.checkpoint.tokenizer import StopMatcher
 from tts.errors import InvalidRequestError
 from tts.families.base import Checkpoint
+from tts.families.prompt import PromptBuilder
 from tts.families.registry import find_family
-from tts.prompt import PromptBuilder
-from tts.text import (
+from tts.text.segmenter import (
+    WIDE_SIZE,
     SegmentMode,
     SegmentStream,
     TextNormalization,
     TextOptions,
     TextSegment,
     split_text,
+    spoken_size,
     spoken_text,
 )
-from tts.text_pieces import WIDE_SIZE, spoken_size
-from tts.tokenizer import StopMatcher
 
-LONGEST = 10_000  # characters that a request may have
+LONGEST = 10_000  # maximum number of characters of a request
 FAMILY_EMOJI = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
 WORDS = (
     *("Hello", "world.", "Dr.", "e.g.", "U.S.", "no.", "etc.", '"Stop!"', "...", "(a)", "J.", "'s"),
@@ -66,7 +67,7 @@ GAPS = (" ", " ", " ", "", "\n", "\n\n", "\t", "\u3000", "\u2028", "\r\n", "  ",
 
 
 def some_text(chance: Random) -> str:
-    """Words, odd characters, numbers and long runs, up to the longest text of a request."""
+    """Return words, unusual characters, numbers and long runs, up to the maximum length."""
     parts: list[str] = []
     for _ in range(chance.choice((1, 3, 10, 40))):
         parts.append(chance.choice(_PARTS)(chance))
@@ -107,7 +108,7 @@ _PARTS: tuple[Callable[[Random], str], ...] = (
 
 
 def in_pieces(text: str, chance: Random) -> list[str]:
-    """The text, cut anywhere."""
+    """Return the text, cut at random places."""
     cuts = sorted(chance.randint(0, len(text)) for _ in range(chance.choice((1, 5, 60))))
     return [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
 
@@ -145,7 +146,9 @@ class _Reader:
         self._check_prompts(text, pieces, chance)
 
     def _check_prompts(self, text: str, pieces: Sequence[str], chance: Random) -> None:
-        """What a text prompt says comes back from its ids; conversations are taken or refused."""
+        """Check that the text of a prompt can be decoded from its ids; conversations are accepted
+        or refused.
+        """
         tokenizer = self._prompts.tokenizer
         try:
             ids = self._prompts.text_prompt(text)
@@ -163,7 +166,7 @@ class _Reader:
 
 
 def _segments(pieces: Sequence[str], options: TextOptions) -> list[TextSegment] | None:
-    """All segments; None where the text is refused."""
+    """Return all segments; None if the text is refused."""
     stream = SegmentStream(options)
     try:
         return [s for piece in pieces for s in stream.feed(piece)] + stream.flush()

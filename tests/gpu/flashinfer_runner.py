@@ -1,4 +1,4 @@
-"""Runners that need FlashInfer: where it or its kernels are missing, the test is skipped."""
+"""Runners that need FlashInfer: the test is skipped if it or its kernels are missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llm.runner.model_runner import ModelRunner
 
 
 def initialized(runner: ModelRunner) -> ModelRunner:
-    """The runner, ready. Skips where its backend is FlashInfer, and that cannot be used here."""
+    """Initialize the runner. Skips if its backend is FlashInfer, and that is not available here."""
     if runner.model_config.attention_backend != "flashinfer":
         runner.initialize()
         return runner

@@ -1,4 +1,6 @@
-"""Audio decoding beside the language model: recorded calls, a stream of its own, no waiting."""
+"""Audio decoding in parallel with the language model: captured calls, separate stream, no
+waiting.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ import torch
 
 from decoder import (
     AudioDecoder,
-    ReadyWindow,
+    DecodeRequest,
     Renderer,
     StreamState,
     create_decoder,
@@ -24,12 +26,12 @@ from decoder import (
     with_graphs,
 )
 from decoder.base import TailSlot
-from decoder.batching import crossfade_samples
-from decoder.cuda_graphs import CapturedDecoder
+from decoder.crossfade import crossfade_samples
+from decoder.cuda.graphs import CapturedDecoder
+from decoder.cuda.padded_graphs import PaddedGraphs
 from decoder.keyed_noise import keyed_noise
-from decoder.padded_graphs import PaddedGraphs
 from decoder.padding import PaddedNetwork
-from tests.decoder.codecs import (
+from tests.decoder.small_codecs import (
     WRITERS,
     audio_of,
     random_codes,
@@ -71,7 +73,7 @@ def padded(graphs: CapturedDecoder) -> PaddedGraphs:
 @contextmanager
 def nothing_waits() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # it says that it is a prototype
+        warnings.simplefilter("ignore", UserWarning)  # a warning about a prototype
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -79,8 +81,8 @@ def nothing_waits() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def streams_of(decoder: AudioDecoder, count: int) -> list[list[ReadyWindow]]:
-    """Ready windows by block, of streams at different places."""
+def streams_of(decoder: AudioDecoder, count: int) -> list[list[DecodeRequest]]:
+    """Return ready windows by block, of streams at different positions."""
     options, spec = decoder.spec.recommended, decoder.spec
     blocks = []
     for seed in range(count):
@@ -88,7 +90,7 @@ def streams_of(decoder: AudioDecoder, count: int) -> list[list[ReadyWindow]]:
         offset = 7 * seed * spec.codes_per_frame
         state = StreamState()
         windows = windows_of(spec, options, codes, token_offset=offset)
-        blocks.append([ReadyWindow(window, state) for window in windows])
+        blocks.append([DecodeRequest(window, state) for window in windows])
     return [list(block) for block in zip(*blocks, strict=True)]
 
 
@@ -122,8 +124,8 @@ def fading(decoder: AudioDecoder) -> Iterator[AudioDecoder]:
     decoder.fade = crossfade_samples(decoder.spec, plain)
 
 
-def test_what_is_finished_on_the_device_is_what_the_host_makes(fading) -> None:
-    """Fades and 16 bits, bit for bit, of streams that share calls."""
+def test_postprocessing_on_the_device_equals_the_host(fading) -> None:
+    """Crossfade and 16 bits, bit for bit, of streams that share calls."""
     renderer = Renderer(fading)
     on_host, on_device = ([StreamState() for _ in range(3)] for _ in range(2))
     for number, block in enumerate(streams_of(fading, 3)):
@@ -136,32 +138,32 @@ def test_what_is_finished_on_the_device_is_what_the_host_makes(fading) -> None:
 
 
 def test_nothing_is_compiled_or_pinned_for_the_usual_calls(graphs) -> None:
-    """Whatever the widths of rows: most are multiples of 16 samples, and not all."""
+    """For any widths of rows: most are multiples of 16 samples, but not all."""
     renderer = Renderer(graphs)
-    finisher = renderer._finisher
-    assert finisher is not None
-    pool = finisher._pool._free
+    postprocessor = renderer._postprocessor
+    assert postprocessor is not None
+    pool = postprocessor._pool._free
     before = compiled_kernels(), {size: len(free) for size, free in pool.items()}
     for number, block in enumerate(streams_of(graphs, 3)):
         as_s16 = number % 2 == 1
         renderer.launch([item._replace(as_s16=as_s16) for item in block]).samples()
-    from decoder import finish_kernels
+    from decoder.kernels import finish
 
     rows = torch.zeros((2, 1001), device="cuda")
-    finish_kernels.finish(rows, finisher._about[:2], finisher._tails, torch.int16)
+    finish.finish(rows, postprocessor._about[:2], postprocessor._tails, torch.int16)
     assert (compiled_kernels(), {size: len(free) for size, free in pool.items()}) == before
 
 
 def compiled_kernels() -> int:
-    from decoder import finish_kernels
+    from decoder.kernels import finish
 
-    kernels = finish_kernels._keep_kernel, finish_kernels._finish_kernel
+    kernels = finish._keep_kernel, finish._finish_kernel
     device = torch.cuda.current_device()
     return sum(len(kernel.device_caches[device][0]) for kernel in kernels)
 
 
 def test_two_blocks_of_a_stream_in_one_call(fading) -> None:
-    """The second fades in from the first one's tail, which is of the same call."""
+    """The second is blended with the first one's tail, which is of the same call."""
     if not isinstance(fading, PaddedNetwork) or not fading.fade:
         pytest.skip("no fade, or no padding")
     blocks = [block for (block,) in streams_of(fading, 1)][1:4]
@@ -174,8 +176,8 @@ def test_two_blocks_of_a_stream_in_one_call(fading) -> None:
 
 
 def with_states(
-    ready: Sequence[ReadyWindow], states: Sequence[StreamState], *, as_s16: bool = False
-) -> list[ReadyWindow]:
+    ready: Sequence[DecodeRequest], states: Sequence[StreamState], *, as_s16: bool = False
+) -> list[DecodeRequest]:
     return [
         item._replace(state=state, as_s16=as_s16) for item, state in zip(ready, states, strict=True)
     ]
@@ -202,7 +204,7 @@ def test_a_launch_waits_for_nothing(decoder, graphs) -> None:
 
 
 def test_any_mixture_is_one_launch_that_sounds_like_its_windows(decoder, padded) -> None:
-    """First and last blocks, short streams, streams at different places."""
+    """First and last blocks, short streams, streams at different positions."""
     streams = [
         windows_of(decoder.spec, decoder.spec.recommended, random_codes(decoder, frames, frames))
         for frames in (1, 9, 37, 90)

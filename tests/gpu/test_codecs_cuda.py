@@ -1,4 +1,4 @@
-"""Published codecs on a CUDA device: the CPU's sound, batches like single windows, kept states."""
+"""Published codecs on a CUDA device: equality with the CPU, batches like single windows, states."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 
 from decoder import (
     AudioDecoder,
-    ReadyWindow,
+    DecodeRequest,
     StreamState,
     create_decoder,
     render,
     with_graphs,
 )
-from decoder.cuda_graphs import CapturedDecoder
-from tests.decoder.codecs import (
+from decoder.cuda.graphs import CapturedDecoder
+from tests.decoder.small_codecs import (
     WRITERS,
     audio_of,
     random_codes,
@@ -56,7 +56,7 @@ def close(got: np.ndarray, expected: np.ndarray) -> bool:
 
 
 def clip_of(decoder: AudioDecoder, frames: int) -> np.ndarray:
-    """Noise."""
+    """Return noise."""
     count = frames * int(decoder.spec.samples_per_frame)
     return (0.2 * np.random.default_rng(0).normal(size=count)).astype(np.float32)
 
@@ -72,19 +72,20 @@ def test_a_batch_sounds_like_its_windows_alone(pair: Pair) -> None:
     rows = [random_codes(pair.cpu, 20, seed) for seed in range(4)]
     streams = [windows_of(pair.cpu.spec, pair.cpu.spec.recommended, codes) for codes in rows]
     for block in zip(*streams, strict=True):
-        together = render(pair.cuda, [ReadyWindow(window) for window in block])
+        together = render(pair.cuda, [DecodeRequest(window) for window in block])
         for window, got in zip(block, together, strict=True):
-            assert close(got, render(pair.cuda, [ReadyWindow(window)])[0])
+            assert close(got, render(pair.cuda, [DecodeRequest(window)])[0])
 
 
 def test_recordings_become_the_same_codes(pair: Pair) -> None:
     clip = clip_of(pair.cpu, 20)
     cpu, cuda = (np.array(decoder.encode(clip)) for decoder in (pair.cpu, pair.cuda))
-    assert np.mean(cpu == cuda) > 0.9  # a value on the border of two codes may fall either way
+    # a value at the border of two codes may be rounded either way
+    assert np.mean(cpu == cuda) > 0.9
 
 
-def test_a_recording_is_encoded_beside_what_the_device_does(pair: Pair) -> None:
-    """The stream on which language models run sleeps; codes are there before it wakes up."""
+def test_a_recording_is_encoded_in_parallel_with_other_work(pair: Pair) -> None:
+    """The stream of the language model sleeps; codes are available before it wakes up."""
     clip = clip_of(pair.cuda, 20)
     expected = pair.cuda.encode(clip)
     torch.cuda.synchronize()
@@ -97,7 +98,7 @@ def test_a_recording_is_encoded_beside_what_the_device_does(pair: Pair) -> None:
 
 
 def test_only_recorded_calls_change_the_precision_of_the_process(pair: Pair) -> None:
-    """Others compute beside calls that are launched one kernel after the other."""
+    """Work that runs in parallel with eager calls is not affected."""
     seen: list[str] = []
     decoder = pair.cuda
     note = decoder._network.register_forward_pre_hook(
@@ -117,5 +118,5 @@ def test_a_state_is_kept_on_the_device(tmp_path: Path) -> None:
     decoder = create_decoder(tmp_path, device="cuda", options={"stateful": True})
     codes, state = random_codes(decoder, 24), StreamState()
     windows = windows_of(decoder.spec, decoder.spec.recommended, codes)
-    parts = [render(decoder, [ReadyWindow(window, state)])[0] for window in windows]
+    parts = [render(decoder, [DecodeRequest(window, state)])[0] for window in windows]
     assert close(np.concatenate(parts), audio_of(create_decoder(tmp_path), codes))

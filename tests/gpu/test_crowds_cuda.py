@@ -1,4 +1,4 @@
-"""More requests than a GPU has room for: they take turns, and memory never runs out."""
+"""More requests than fit a GPU: they take turns, and memory never runs out."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.engine_load import Job, Load, pipeline_of, release_memory, running
 from benchmarks.shapes import LLAMA_1B, Shape
-from llm.runner.memory_planning import MOST_ROWS
-from tests.llm.flood import Lengths, throw
+from llm.runner.memory_planning import MAX_ROWS
+from tests.llm.engine.flood import Lengths, throw
 from tests.llm.llama_checkpoints import pipeline_config, write_llama
 
 pytestmark = [
@@ -21,8 +21,8 @@ pytestmark = [
 ]
 
 LITTLE_BYTES = 4e9
-PROMPT, OUTPUT = 800, 90  # tokens: in pages nearly what a request is expected to have, and not so
-# many that the last ones are kept waiting for the sake of those that run
+PROMPT, OUTPUT = 800, 90  # tokens: in pages nearly the expected number of a request, and not so
+# so many that the last ones have to wait for running ones
 SLACK = 1.1
 SMALL = Shape(
     "small",
@@ -56,7 +56,7 @@ def test_a_flood_on_a_small_pool(tmp_path: Path) -> None:
 
 @contextmanager
 def no_more_than(num_bytes: float) -> Iterator[None]:
-    """torch may take so much beside what it has now; then it is out of memory."""
+    """Limit torch to its present memory and so much more."""
     release_memory()
     _, total = torch.cuda.mem_get_info()
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + num_bytes) / total)
@@ -67,7 +67,7 @@ def no_more_than(num_bytes: float) -> Iterator[None]:
 
 
 def test_as_many_rows_run_as_were_inferred(tmp_path: Path) -> None:
-    """All at once, with nearly as many tokens as is expected of each, in the memory allowed."""
+    """All at once, with nearly as many tokens as expected of each, in the memory allowed."""
     with no_more_than(SLACK * LITTLE_BYTES):
         free, _ = torch.cuda.mem_get_info()
         cache = {"device_memory_utilization": LITTLE_BYTES / free}
@@ -79,7 +79,7 @@ def test_as_many_rows_run_as_were_inferred(tmp_path: Path) -> None:
         with running(SMALL, tmp_path, values) as engine:
             runner = pipeline_of(engine).runner
             rows = runner.max_running_requests
-            assert 16 < rows < MOST_ROWS
+            assert 16 < rows < MAX_ROWS
             load = Load(engine, [Job((n,) * PROMPT, OUTPUT, 0.8) for n in range(rows)])
             load.wait_until(lambda: engine.stats().decoding == rows)
             done = load.wait(60)

@@ -1,4 +1,4 @@
-"""Captured forwards on a GPU: the eager logits, no memory taken, nobody waits, the same tokens."""
+"""Captured forwards on a GPU: the eager logits, no allocation, no waiting, the same tokens."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 
 from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow
 from llm.config import PipelineConfig
-from llm.engine import Engine, assemble_engine
+from llm.engine.engine import Engine, assemble_engine
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.pipeline.registry import create_pipeline
 from llm.request import Request, SamplingParams
-from llm.runner.graph_capture import CudaCapture
-from llm.runner.input_buffers import InputBuffers, InputSizes
+from llm.runner.graphs.capture import CudaCapture
+from llm.runner.graphs.input_buffers import InputBuffers, InputSizes
 from llm.runner.model_runner import ModelRunner
 from llm.sequence import FUTURE_TOKEN
 from tests.gpu.flashinfer_runner import initialized
@@ -106,13 +106,13 @@ def test_a_replay_is_the_eager_forward(checkpoint: Path, encoding: str, backend:
         limit = TOLERANCE[encoding] * float(expected.abs().max())
         assert float((found - expected).abs().max()) < limit, places
     assert replayed.graph_runner is not None
-    figures = replayed.graph_runner.figures()
-    assert (figures.replays, figures.eager_decodes) == (len(steps) - 1, 1)
+    counts = replayed.graph_runner.stats()
+    assert (counts.replays, counts.eager_decodes) == (len(steps) - 1, 1)
 
 
 @pytest.mark.parametrize("places", [[0, 1], [0, 1, 2, 3, 4, 5]], ids=len)
-def test_rows_that_go_on_for_long(checkpoint: Path, places: list[int]) -> None:
-    """Over the ends of pages, with other batches planned in between."""
+def test_rows_with_long_outputs(checkpoint: Path, places: list[int]) -> None:
+    """Across the ends of pages, with other batches planned in between."""
     eager = create_runner(checkpoint, "bfloat16", replays=False)
     replayed = create_runner(checkpoint, "bfloat16", replays=True)
     for runner in (eager, replayed):
@@ -178,7 +178,7 @@ def test_graphs_take_what_was_planned(checkpoint: Path) -> None:
 
 
 def test_the_host_never_writes_what_a_copy_still_reads() -> None:
-    """Five loads while the device is busy: each is seen by the work behind it."""
+    """Five loads while the device is busy: the work behind each reads its values."""
     device = torch.device("cuda")
     sizes = InputSizes(record_words=52, num_tokens=64, num_sampled=0, table_words=500)
     buffers = InputBuffers(sizes.num_bytes, device)
@@ -198,9 +198,9 @@ def test_the_host_never_writes_what_a_copy_still_reads() -> None:
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """The host must not wait for the device inside, events aside."""
+    """Fail if the host waits for the device inside, except for events."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is a prototype
+        warnings.simplefilter("ignore")  # a warning about a prototype
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -237,10 +237,10 @@ def test_steady_decoding_never_waits(checkpoint: Path, sampling: SamplingParams)
         for name, (token,) in output.token_ids.items():
             tokens[name].append(token)
     pipeline.execute(ScheduledBatch((), ForwardMode.IDLE))
-    figures = pipeline.graph_figures()
-    assert figures is not None
-    assert (figures.replays, figures.eager_decodes) == (12, 0)
-    assert (figures.prompt_replays, figures.eager_prompts) == (1, 0)
+    counts = pipeline.graph_stats()
+    assert counts is not None
+    assert (counts.replays, counts.eager_decodes) == (12, 0)
+    assert (counts.prompt_replays, counts.eager_prompts) == (1, 0)
     assert all(0 <= token < VOCAB for found in tokens.values() for token in found)
 
 
@@ -272,16 +272,16 @@ def generate(engine: Engine, sampling: SamplingParams, count: int = 20) -> dict[
 def test_the_same_tokens_as_launch_by_launch(
     checkpoint: Path, sampling: SamplingParams, values: dict[str, Any]
 ) -> None:
-    """Twenty requests on twelve rows; float32, so that no two kernels disagree about the best."""
+    """Twenty requests on twelve rows; float32, so that all kernels agree on the best token."""
     found = []
     for disable_cuda_graph in (True, False):
         model = {"disable_cuda_graph": disable_cuda_graph}
         settings = config(checkpoint, model=model, **({} if disable_cuda_graph else values))
         engine = assemble_engine(create_pipeline(settings), settings)
         found.append(generate(engine, sampling))
-    figures = engine.stats().graphs
-    assert figures is not None
-    assert figures.replays > 60
-    assert figures.prompt_replays >= 2
-    assert (figures.eager_decodes, figures.eager_prompts) == (0, 0)
+    counts = engine.stats().graphs
+    assert counts is not None
+    assert counts.replays > 60
+    assert counts.prompt_replays >= 2
+    assert (counts.eager_decodes, counts.eager_prompts) == (0, 0)
     assert found[0] == found[1]

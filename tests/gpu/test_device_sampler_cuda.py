@@ -1,4 +1,4 @@
-"""Sampling on a real GPU: the twin's tokens, in graphs, and nobody waits."""
+"""Sampling on a real GPU: the reference's tokens, in graphs, without waiting."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 import triton
 
 from benchmarks import sampling
-from llm.sampling.device_kernels import TILE_COLUMNS
-from llm.sampling.device_sampler import DeviceSampler, SamplingBuffers
-from tests.llm.device_rows import a_row, coarse_logits, random_rows
-from tests.llm.kernel_comparison import compare_bitmasks, compare_kernels, compare_late_cuts
+from llm.sampling.device.kernels import TILE_COLUMNS
+from llm.sampling.device.sampler import DeviceSampler, SamplingBuffers
+from tests.llm.kernels.kernel_comparison import compare_bitmasks, compare_kernels, compare_late_cuts
+from tests.llm.sampling.device_rows import a_row, coarse_logits, random_rows
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,7 +25,7 @@ CUDA = torch.device("cuda")
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_kernels_give_the_twins_tokens(seed: int) -> None:
+def test_the_kernels_give_the_references_tokens(seed: int) -> None:
     compare_kernels(seed, CUDA, tile=(64, 512, 2048)[seed % 3], rows=16)
 
 
@@ -42,7 +42,7 @@ def test_bitmasks() -> None:
     compare_bitmasks(CUDA, TILE_COLUMNS, vocab=20_000)
 
 
-def twin_tokens(seed: int, step: int) -> list[int]:
+def reference_tokens(seed: int, step: int) -> list[int]:
     sampler = DeviceSampler(VOCAB, torch.device("cpu"), 8)
     buffers = sampler.create_buffers()
     for earlier in range(step + 1):
@@ -58,7 +58,7 @@ class Captured:
         self.sampler = DeviceSampler(VOCAB, CUDA, 8)
         self.buffers: SamplingBuffers = self.sampler.create_buffers()
         self.logits = torch.zeros(8, VOCAB, device=CUDA)
-        self.sampler.sample(self.logits, self.buffers)  # compiles
+        self.sampler.sample(self.logits, self.buffers)  # compiles the kernels
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.tokens = self.sampler.sample(self.logits, self.buffers)
@@ -72,18 +72,18 @@ def test_a_captured_graph_samples_what_was_loaded() -> None:
             captured.sampler.load(captured.sampler.prepare(rows, step), captured.buffers)
             captured.logits.copy_(coarse_logits(8, VOCAB, step))
             captured.graph.replay()
-            assert captured.tokens.tolist() == twin_tokens(seed, step)
+            assert captured.tokens.tolist() == reference_tokens(seed, step)
         for row in rows:
             captured.sampler.release(row.request_id)
 
 
 @pytest.fixture
 def waiting_is_an_error() -> Iterator[Callable[[], None]]:
-    """Call it: from then on."""
+    """Make waits an error from the call of the returned function on."""
 
     def forbid() -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that this does not notice every wait
+            warnings.simplefilter("ignore")  # a warning that not every wait is detected
             torch.cuda.set_sync_debug_mode("error")
 
     yield forbid
@@ -108,7 +108,7 @@ def test_nothing_waits_and_nothing_is_allocated(
 
 
 def test_no_request_waits_for_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A vocabulary and a number of rows that no request has had before."""
+    """A vocabulary and a number of rows that no request had before."""
     sampler = DeviceSampler(1234, CUDA, 8)
     buffers = sampler.create_buffers()
     sampler.warm_up(buffers)

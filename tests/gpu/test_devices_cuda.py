@@ -1,4 +1,4 @@
-"""Speech on a GPU that is not the first one, and nothing of it on the first one."""
+"""Speech on a GPU other than the first one, without any memory on the first one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from decoder import AudioDecoder, ReadyWindow, Renderer, StreamState, create_decoder, with_graphs
-from tests.decoder.codecs import WRITERS, audio_of, random_codes
+from decoder import AudioDecoder, DecodeRequest, Renderer, StreamState, create_decoder, with_graphs
+from tests.decoder.small_codecs import WRITERS, audio_of, random_codes
 from tests.decoder.toys import windows_of
 from tests.fakes import tiny_config
 from tests.gpu.test_codecs_cuda import clip_of, close
@@ -26,7 +26,9 @@ FRAMES = 60
 
 @pytest.mark.parametrize("name", sorted(WRITERS))
 def test_a_codec_on_the_second_gpu(name: str, tmp_path: Path) -> None:
-    """Made on this thread and used on another one; both have the first GPU as their own."""
+    """Created on this thread and used on another one; both have the first GPU as the current
+    one.
+    """
     WRITERS[name](tmp_path)
     torch.cuda.set_device(0)
     before = torch.cuda.memory_allocated(0)
@@ -52,7 +54,7 @@ def test_a_codec_on_the_second_gpu(name: str, tmp_path: Path) -> None:
 def launched_audio(decoder: AudioDecoder, codes: list[int]) -> np.ndarray:
     renderer, state = Renderer(decoder), StreamState()
     windows = windows_of(decoder.spec, decoder.spec.recommended, codes)
-    batches = [renderer.launch([ReadyWindow(window, state)]) for window in windows]
+    batches = [renderer.launch([DecodeRequest(window, state)]) for window in windows]
     return np.concatenate([batch.samples()[0] for batch in batches])
 
 
@@ -60,7 +62,7 @@ def rendered_audio(decoder: AudioDecoder, codes: list[int]) -> np.ndarray:
     return audio_of(decoder, codes, decoder.spec.recommended)
 
 
-def test_the_service_speaks_on_the_second_gpu(tiny_checkpoint: Path) -> None:
+def test_the_service_runs_on_the_second_gpu(tiny_checkpoint: Path) -> None:
     first, second = (
         speak(
             tiny_config(

@@ -1,4 +1,4 @@
-"""Number formats on a CUDA device: what narrow ones give is near what float32 gives."""
+"""Number formats on a CUDA device: narrow ones are close to float32."""
 
 from __future__ import annotations
 

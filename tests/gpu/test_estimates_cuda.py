@@ -1,4 +1,4 @@
-"""The memory plan on a CUDA device: as tests/llm/test_estimates.py, measured by its allocator."""
+"""The memory plan on a CUDA device: like test_estimates.py, measured by its allocator."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from benchmarks.engine_load import release_memory
-from benchmarks.peak_memory import largest_prefill
 from benchmarks.shapes import LLAMA_1B
 from llm.attention.workspaces import workspace_bytes
 from llm.runner.model_runner import ModelRunner
 from tests.gpu.flashinfer_runner import initialized
 from tests.llm.llama_checkpoints import batch, random_ids, row
-from tests.llm.peak_memory import MODELS, NUMS_OF_ROWS, SLACK, create_runner
-from tts.config import AUTO_DECODER, AudioGenerationConfig
+from tests.llm.runner.largest_prefill import largest_prefill
+from tests.llm.runner.peak_memory import MODELS, NUMS_OF_ROWS, SLACK, create_runner
+from tts.config.pipeline import AUTO_DECODER, AudioGenerationConfig
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 ON_GPU = {"device": "cuda:0", "encoding": "bfloat16", "attention_backend": "flashinfer"}
-PUBLISHED_TOKENS = 8192  # of one step: what `max_batch_input_tokens` is by default
+PUBLISHED_TOKENS = 8192  # of one step: the default of `max_batch_input_tokens`
 
 
 @pytest.mark.parametrize("num_rows", NUMS_OF_ROWS)
@@ -58,7 +58,7 @@ def test_so_does_that_of_a_published_model(tmp_path: Path, num_rows: int) -> Non
 
 
 def test_the_attention_backend_takes_what_was_planned_for_it(tmp_path: Path) -> None:
-    """Its scratch is there before a step begins, and is planned by itself."""
+    """Its scratch is allocated before a step begins, and is planned separately."""
     runner = initialized(create_runner(tmp_path, "wide", **ON_GPU))
     assert runner.attn_backend is not None
     runner.graph_runner = runner.attn_backend = None

@@ -1,4 +1,4 @@
-"""Decode attention of a few rows: what gathered keys give, at every level, and again in a graph."""
+"""Decode attention of a few rows: equality with gathered keys, at every level, and in a graph."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def test_decoding(heads: tuple[int, int, int], contexts: list[int], window: int 
         storage.normal_()
     query = torch.randn(len(contexts), num_heads, size, device="cuda").bfloat16()
     plain = AttentionOptions(num_heads=num_heads, dtype=torch.bfloat16, windows=(window, window))
-    twin = PlannedAttention.create(batch, GatheredBackend(pool, plain))
-    expected = [twin.attend_stored(layer, query).double() for layer in (0, 1)]
+    counterpart = PlannedAttention.create(batch, GatheredBackend(pool, plain))
+    expected = [counterpart.attend_stored(layer, query).double() for layer in (0, 1)]
     host = PageLists.of(batch, 0, len(contexts))
     lists = PageLists(host.numbers.cuda(), host.num_rows)
     found: dict[int, list[Tensor]] = {}

@@ -1,8 +1,8 @@
-"""FlashInfer's attention against attention written out densely, in float64 on the CPU.
+"""FlashInfer's attention against dense attention in float64 on the CPU.
 
-Inputs are rounded to bfloat16 (keys and values to float8 where pages are), so what is left is the
-kernels' own rounding: at most `ATOL` for outputs of about 1. Tests of kernels that are neither
-compiled ahead nor can be compiled here are skipped.
+Inputs are rounded to bfloat16 (keys and values to float8 where pages are), so that only the
+kernels' rounding differs: at most `ATOL` for outputs of about 1. Tests of kernels that are neither
+compiled ahead of time nor can be compiled here are skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from llm.attention.registry import create_attention_backend
 from llm.batch import ForwardBatch, ForwardMode
 from llm.errors import ConfigError
 from llm.kv_cache.kv_pool import KVPool
-from tests.llm.attention_rows import Row, forward_batch
+from tests.llm.attention.attention_rows import Row, forward_batch
 
 fast_decode_plan = pytest.importorskip("flashinfer.decode").fast_decode_plan
 pytestmark = [
@@ -77,7 +77,7 @@ class Setting:
             pytest.skip(str(error)[:200])
 
     def row(self, length: int, seed: int) -> Row:
-        """Queries, keys and values as the kernels will see them."""
+        """Return queries, keys and values as rounded for the kernels."""
         pages = [self.free.pop() for _ in range(-(-length // self.page_size))]
         row = Row(length, self.heads, pages, seed, self.head_dim)
         row.query = row.query.bfloat16().float()
@@ -85,7 +85,7 @@ class Setting:
         return row
 
     def batch(self, parts: Step) -> ForwardBatch:
-        """On the device."""
+        """Return a batch on the device."""
         found = forward_batch(self.page_size, parts)
         tensors = {
             name: getattr(found, name).cuda() for name in ("input_ids", "positions", "slot_mapping")
@@ -94,7 +94,7 @@ class Setting:
         return replace(found, mode=ForwardMode.DECODE if is_decode else found.mode, **tensors)
 
     def fed(self, parts: Step) -> tuple[Tensor, Tensor]:
-        """Queries that, as in a model, lie beside their keys and values in memory."""
+        """Return queries that, as in a model, are next to their keys and values in memory."""
         num_heads, num_kv_heads = self.heads
         query = torch.cat([row.query[start:end] for row, start, end in parts])
         key_value = torch.cat([row.key_value[start:end] for row, start, end in parts])
@@ -103,12 +103,12 @@ class Setting:
         return both[:, :num_heads], own
 
     def expected(self, parts: Step, layer: int) -> Tensor:
-        """[T, H × D] in float64."""
+        """Return [T, H × D] in float64."""
         window = self.windows[layer]
         return torch.cat([row.expected(a, b, window, self.soft_cap) for row, a, b in parts])
 
     def check(self, *steps: Step) -> None:
-        """Every step, planned afresh, in every layer."""
+        """Check every step with a new plan in every layer."""
         for parts in steps:
             planned = PlannedAttention.create(self.batch(parts), self.backend)
             for layer in range(len(self.windows)):
@@ -175,8 +175,8 @@ def test_pages_of_float8(heads: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("heads", [(16, 8), (24, 8), (32, 8), (14, 2)])
-def test_invariant_decoding_is_the_same_in_any_company(heads: tuple[int, int]) -> None:
-    """Alone, beside others, and in captured plans for few and for many rows: the same bits."""
+def test_invariant_decoding_does_not_depend_on_the_batch(heads: tuple[int, int]) -> None:
+    """Alone, with others, and in captured plans for few and for many rows: the same bits."""
     setting = Setting(heads, batch_invariant=True)
     backend, rows = setting.backend, [setting.row(length, length) for length in (900, 40, 300)]
     setting.check([(row, 0, len(row.query)) for row in rows])
@@ -205,7 +205,7 @@ def padding(setting: Setting, count: int) -> Step:
 
 @pytest.fixture(params=[((24, 8), 128), ((32, 8), 64), ((16, 8), 64), ((14, 2), 64)], ids=str)
 def filled(request: pytest.FixtureRequest) -> tuple[Setting, list[Row]]:
-    """Rows whose keys and values are in the pool already."""
+    """Return rows whose keys and values are in the pool already."""
     setting = Setting(*request.param, 16)
     rows = [setting.row(length, length) for length in (500, 17, 16, 33, 1000, 250)]
     setting.check([(row, 0, len(row.query)) for row in rows])
@@ -214,7 +214,7 @@ def filled(request: pytest.FixtureRequest) -> tuple[Setting, list[Row]]:
 
 @pytest.mark.parametrize("with_graph", [False, True])
 def test_captured_plans(filled: tuple[Setting, list[Row]], with_graph: bool) -> None:
-    """Plans for 20 and 2 rows in turn, pointed at batches and run; by graph: captured, replayed.
+    """Plans for 20 and 2 rows in turn, updated for batches and run; by graph: captured, replayed.
 
     So many that no context is shared by several blocks, and so few that all are.
     """
@@ -258,7 +258,7 @@ def test_captured_plans(filled: tuple[Setting, list[Row]], with_graph: bool) -> 
 def test_replanning_makes_the_plan_of_the_library(
     filled: tuple[Setting, list[Row]], num_rows: int
 ) -> None:
-    """On tensor cores and on CUDA cores: what is sent, and what is known of it, byte for byte."""
+    """On tensor cores and on CUDA cores: the plan's bytes are equal."""
     setting, rows = filled
     backend = setting.backend
     plan = backend.capture_plan(CapturedShape(num_rows), 1000)
@@ -293,7 +293,7 @@ def test_replanning_makes_the_plan_of_the_library(
 
 
 def test_replanning_waits_for_nothing(filled: tuple[Setting, list[Row]]) -> None:
-    """While the device is busy, plans for several steps are made and queued; all come out right."""
+    """While the device is busy, plans for several steps are made and queued; all are correct."""
     setting, rows = filled
     backend = setting.backend
     plan = backend.capture_plan(CapturedShape(1), 1000)
@@ -301,7 +301,7 @@ def test_replanning_waits_for_nothing(filled: tuple[Setting, list[Row]]) -> None
     inputs = [setting.fed([(row, 15, 16)]) for row in rows]
     matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     torch.cuda.synchronize()
-    for _ in range(600):  # the better part of a second: the host may be busy, too
+    for _ in range(600):  # most of a second: the host may be busy, too
         matrix @ matrix
     busy = torch.cuda.Event()
     busy.record()
@@ -333,7 +333,7 @@ def test_the_reference_backends_agree_on_the_gpu() -> None:
         setting.check(*steps_of(setting))
 
 
-def test_what_flashinfer_cannot_compute_is_said() -> None:
+def test_unsupported_parameters_of_flashinfer() -> None:
     for options, pool in (
         (AttentionOptions(2, torch.float32), KVPool(1, 4, 16, 1, 64, torch.float32, "cuda")),
         (AttentionOptions(2, torch.bfloat16), KVPool(1, 4, 16, 1, 80, torch.bfloat16, "cuda")),
@@ -369,7 +369,7 @@ def test_the_benchmark_measures() -> None:
     assert prompts.note.endswith("TFLOP/s")
 
 
-def test_flashinfer_is_what_auto_means() -> None:
+def test_auto_selects_flashinfer() -> None:
     pool = KVPool(1, 40, 16, 8, 64, torch.bfloat16, "cuda")
     backend = create_attention_backend("auto", pool, AttentionOptions(16, torch.bfloat16))
     assert backend.name == "flashinfer"

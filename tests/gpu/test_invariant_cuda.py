@@ -1,4 +1,4 @@
-"""Products on a real GPU that do not depend, bit for bit, on how many rows they are made with."""
+"""Products on a real GPU that do not depend, bit for bit, on the number of rows."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor
 
 from benchmarks.batch_invariance import measure
 from benchmarks.shapes import LLAMA_1B, Shape
+from llm.layers.factory import LinearFactory
 from llm.layers.invariant import InvariantLinear
-from llm.layers.linear import LinearFactory
 from llm.layers.weight import LinearWeight
 
 pytestmark = [
@@ -55,8 +55,8 @@ def test_the_factory_makes_them_on_a_gpu() -> None:
 
 
 @pytest.mark.parametrize("backend", ["auto", "sdpa"])
-def test_company_changes_no_token(backend: str) -> None:
-    """On a model of two layers, with everything else as it is served."""
+def test_other_requests_of_a_batch_change_no_token(backend: str) -> None:
+    """On a model of two layers, with everything else as in a server."""
     shape = Shape("two layers", {**LLAMA_1B.values, "num_hidden_layers": 2})
     values = {
         "max_batch_size": 16,

@@ -1,4 +1,6 @@
-"""Own kernels at real sizes: close to float64, the same bits in graphs and at any launch level."""
+"""Built-in kernels at real sizes: close to float64, the same bits in graphs and at any launch
+level.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def normalised(x: Tensor, gain: Tensor) -> Tensor:
 
 
 def captured(run: Callable[[], Tensor]) -> Tensor:
-    """What a graph of `run` gives when it is replayed."""
+    """Return the result of a replayed graph of `run`."""
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         run()
@@ -111,9 +113,11 @@ def test_heads_on_their_way_to_the_pool(size: int, rows: int, has_gain: bool) ->
     if norm is not None:
         norm(expected[:, : heads + kv_heads])
     rotate_(expected[:, : heads + kv_heads], rotations)
-    pool, twin = (KVPool(1, 40, 16, kv_heads, size, torch.bfloat16, "cuda") for _ in range(2))
+    pool, counterpart = (
+        KVPool(1, 40, 16, kv_heads, size, torch.bfloat16, "cuda") for _ in range(2)
+    )
     slots = torch.randperm(640, device="cuda")[:rows]
-    twin.write(0, slots, expected[:, heads:].view(rows, 2, kv_heads, size))
+    counterpart.write(0, slots, expected[:, heads:].view(rows, 2, kv_heads, size))
     for level in (0, 1, 2):
         found = projected.clone()
         rotate_heads(
@@ -126,7 +130,7 @@ def test_heads_on_their_way_to_the_pool(size: int, rows: int, has_gain: bool) ->
             level=level,
         )
         assert relative_error(found[:, :heads], expected[:, :heads].double()) < TOLERANCE
-        assert relative_error(pool.storage[0], twin.storage[0].double()) < TOLERANCE
+        assert relative_error(pool.storage[0], counterpart.storage[0].double()) < TOLERANCE
         pool.storage[0].zero_()
 
 
@@ -144,9 +148,9 @@ def test_projected_heads(heads: int, kv_heads: int, size: int, hidden: int, rows
     rotations = rotary.at(torch.randint(0, 4096, (rows,), device="cuda"))
     expected = F.linear(norm(x), weight).view(rows, -1, size)
     rotate_(expected[:, : heads + kv_heads], rotations)
-    pool, twin = (KVPool(1, 4, 16, kv_heads, size, torch.bfloat16, "cuda") for _ in range(2))
+    pool, counterpart = (KVPool(1, 4, 16, kv_heads, size, torch.bfloat16, "cuda") for _ in range(2))
     slots = torch.randperm(64, device="cuda")[:rows]
-    twin.write(0, slots, expected[:, heads:].view(rows, 2, kv_heads, size))
+    counterpart.write(0, slots, expected[:, heads:].view(rows, 2, kv_heads, size))
     target = KVSlots(pool.keys(0), pool.values(0), slots)
 
     def run(level: int) -> Tensor:
@@ -164,7 +168,7 @@ def test_projected_heads(heads: int, kv_heads: int, size: int, hidden: int, rows
 
     query = run(0)
     assert relative_error(query, expected[:, :heads].double()) < 2 * TOLERANCE
-    assert relative_error(pool.storage[0], twin.storage[0].double()) < 2 * TOLERANCE
+    assert relative_error(pool.storage[0], counterpart.storage[0].double()) < 2 * TOLERANCE
     stored = pool.storage[0].clone()
     assert all(torch.equal(run(level), query) for level in (1, 2))
     assert torch.equal(pool.storage[0], stored)

@@ -1,4 +1,4 @@
-"""Overlap on a real GPU: the tokens of the plain pipeline, and results that come later."""
+"""Overlap on a real GPU: the tokens of the plain pipeline, and results that arrive later."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from llm.config import PipelineConfig
-from llm.engine import create_engine
-from llm.memory_copy import to_device
+from llm.engine.engine import create_engine
+from llm.memory.transfer import to_device
 from llm.request import Request, SamplingParams, TokenChunk
 from llm.runner.device_stream import CudaStream
 from tests.closeness import error
@@ -42,19 +42,20 @@ def generate(checkpoint: Path, **values: Any) -> dict[str, list[TokenChunk]]:
 
 
 def test_the_same_tokens_as_without(tiny_checkpoint: Path) -> None:
-    """And log-probabilities, beside requests that want none."""
+    """Also log-probabilities, in a batch with requests without them."""
     expected = generate(tiny_checkpoint)
     found = generate(tiny_checkpoint, enable_overlap_scheduler=True)
     for name, chunks in expected.items():
-        tokens, twins = (
+        tokens, expected = (
             [token for chunk in run for token in chunk.token_ids] for run in (found[name], chunks)
         )
-        assert tokens == twins
+        assert tokens == expected
         entries, others = (
             [entry for chunk in run for entry in chunk.logprobs] for run in (found[name], chunks)
         )
         assert [e.token_id for e in entries] == (tokens if name == "r2" else [])
-        # Of the largest: the same kernels, whose sums may be of another order in another graph.
+        # Relative to the largest: the same kernels, whose sums may have another order in another
+        # graph.
         assert error([e.logprob for e in entries], [e.logprob for e in others]) < 1e-3
 
 
@@ -70,12 +71,12 @@ def test_uploading_does_not_wait_for_the_gpu() -> None:
         return to_device(host, product.device)
 
     copy = stream.download(stream.launch(work))
-    host.zero_()  # the copy was taken when it was asked for
+    host.zero_()  # the copy was made when it was requested
     assert not copy.is_ready
     assert copy.wait().tolist() == list(range(10))
 
 
-def test_the_host_goes_on_while_the_gpu_works() -> None:
+def test_the_host_continues_while_the_gpu_works() -> None:
     stream = CudaStream()
     matrix = torch.randn(4096, 4096, device="cuda")
 

@@ -1,4 +1,4 @@
-"""Captured prompts on a GPU, alone and beside rows that decode: the eager logits, nobody waits."""
+"""Captured prompts on a GPU, alone and with decode rows: the eager logits, without waiting."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from benchmarks import prompts
 from benchmarks.shapes import SHAPES, Shape, llama
 from llm.batch import ScheduledRow
-from llm.runner.graph_capture import CudaCapture
+from llm.runner.graphs.capture import CudaCapture
 from llm.runner.model_runner import ModelRunner
 from tests.gpu.flashinfer_runner import initialized
 from tests.gpu.test_cuda_graphs import no_waiting
 from tests.llm.llama_checkpoints import batch, random_ids, row, write_llama
-from tts.config import AUTO_DECODER, AudioGenerationConfig
+from tts.config.pipeline import AUTO_DECODER, AudioGenerationConfig
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,7 +31,7 @@ SIZES = {
     "intermediate_size": 512,
     "head_dim": 64,
     "max_position_embeddings": 1024,
-    "initializer_range": 0.04,  # scores of attention are of the size that trained ones are
+    "initializer_range": 0.04,  # gives attention scores of a trained model's size
 }
 HEADS = [(8, 8), (16, 8), (24, 8), (32, 8), (12, 2), (14, 2), (8, 1)]  # groups 1 to 8
 PAGES = [
@@ -44,9 +44,7 @@ PAGES = [
 def test_prompts_are_replayed_like_eager_forwards(
     tmp_path: Path, heads: tuple[int, int], page_size: int
 ) -> None:
-    """Prompts alone and together, chunks, single tokens behind a prefix, all beside rows that
-    decode.
-    """
+    """Prompts alone and together, chunks, single tokens behind a prefix, all with decode rows."""
     sizes = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
     folder = write_llama(tmp_path, **SIZES | sizes | {"hidden_size": 64 * heads[0]})
     check_mixtures(runner(folder, page_size, "float32"), *runners(folder, page_size))
@@ -54,7 +52,7 @@ def test_prompts_are_replayed_like_eager_forwards(
 
 @pytest.mark.parametrize("name", ["llasa-1b", "orpheus-3b", "qwen3-0.6b"])
 def test_prompts_of_published_sizes(tmp_path: Path, name: str) -> None:
-    """The layers of published models, two of them."""
+    """Layers of published models, two of each."""
     shape = SHAPES[name]
     values = {**shape.values, "num_hidden_layers": 2, "vocab_size": VOCAB}
     folder = Shape(name, values).write(tmp_path)
@@ -65,7 +63,7 @@ def test_prompts_of_published_sizes(tmp_path: Path, name: str) -> None:
 def runner(
     folder: Path, page_size: int, encoding: str = "bfloat16", *, is_random: bool = False
 ) -> ModelRunner:
-    """An eager one, of up to 40 rows. float32 is attended by torch."""
+    """Create an eager runner of up to 40 rows. float32 uses torch's attention."""
     model = {
         "model_path": str(folder),
         "device_specs": ["cuda"],
@@ -88,7 +86,7 @@ def runner(
 def runners(
     folder: Path, page_size: int, *, is_random: bool = False
 ) -> tuple[ModelRunner, ModelRunner]:
-    """An eager one and one that replays."""
+    """Return an eager runner and one that replays."""
     eager, replayed = (runner(folder, page_size, is_random=is_random) for _ in range(2))
     replayed.use_graphs(CudaCapture(replayed.device))
     return eager, replayed
@@ -112,8 +110,9 @@ class Sequences:
 
 
 def check_mixtures(exact: ModelRunner, eager: ModelRunner, replayed: ModelRunner) -> None:
-    """Replays are as near to exact logits as eager forwards are, or nearly that. Without exact ones
-    they are as near to eager ones as two roundings are.
+    """Check that replays are as close to exact logits as eager forwards, or nearly.
+
+    Without exact ones they are as close to eager ones as two roundings.
     """
     sequences = Sequences(eager.page_size, 26)
     take = sequences.row
@@ -139,13 +138,13 @@ def check_mixtures(exact: ModelRunner, eager: ModelRunner, replayed: ModelRunner
                 limit = TOLERANCE if exact is eager else 1.5 * usual + TOLERANCE / 2
                 assert error < limit, (count, number, line, usual)
     assert replayed.graph_runner is not None
-    figures = replayed.graph_runner.figures()
-    assert (figures.eager_decodes, figures.eager_prompts) == (0, 0)
-    assert (figures.replays, figures.prompt_replays) == (4, 20)
+    counts = replayed.graph_runner.stats()
+    assert (counts.eager_decodes, counts.eager_prompts) == (0, 0)
+    assert (counts.replays, counts.prompt_replays) == (4, 20)
 
 
 def test_prompts_replayed_while_the_device_is_busy(tmp_path: Path) -> None:
-    """Two forwards are prepared and queued before the first one runs: each is the eager one."""
+    """Two forwards are prepared and queued before the first one runs: each equals the eager one."""
     eager, replayed = runners(write_llama(tmp_path, **SIZES), 16)
     sequences = Sequences(16, 10)
     first = [sequences.row(n, 60 + n) for n in range(5)]

@@ -1,4 +1,4 @@
-"""Random weights are made where they are used."""
+"""Random weights are created on their device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole service on a GPU: text in, audio out, with and without what makes it fast there."""
+"""The whole service on a GPU: text in, audio out, with and without the GPU optimisations."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import torch
 
 from tests.fakes import LlamaShape, build_tiny_checkpoint, tiny_config
 from tests.tts.family_checkpoints import write_orpheus
-from tts.config import AUTO_DECODER
-from tts.factory import create_service, embedded_folder
-from tts.speech import SamplingOverrides, SpeechRequest, SynthesizedSpeech
+from tts.config.defaults import embedded_folder
+from tts.config.pipeline import AUTO_DECODER
+from tts.factory import create_service
+from tts.speech.types import SamplingOverrides, SpeechRequest, SynthesizedSpeech
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,7 +29,7 @@ TEXTS = ("Hello.", "One two three.", "Did he? Yes.", "By the river.")
 
 
 def speak(config: Any, *texts: str) -> list[SynthesizedSpeech]:
-    """Greedy, all texts at once."""
+    """Synthesize greedily, all texts at once."""
     service = create_service(config)
     synthesizer = service.synthesizer
     assert synthesizer is not None
@@ -49,8 +50,8 @@ def test_it_runs_on_the_gpu_unless_a_device_is_named(tiny_checkpoint: Path) -> N
 
 
 def check_both_ways(checkpoint: Path, model: dict[str, Any], **values: Any) -> None:
-    """Launch by launch, and with captured forwards, overlap and the codec's captured calls: as many
-    tokens, and the same audio up to the codec's rounding.
+    """Compare eager execution with captured forwards, overlap and the codec's captured calls: as
+    many tokens, and the same audio up to the codec's rounding.
     """
     slow = values | {"model": model | {"disable_cuda_graph": True}, "max_num_steps": 1}
     plain = speak(tiny_config(checkpoint, **slow), *TEXTS)
@@ -63,12 +64,12 @@ def check_both_ways(checkpoint: Path, model: dict[str, Any], **values: Any) -> N
 
 
 def test_the_same_speech_however_it_is_decoded(tiny_checkpoint: Path) -> None:
-    """float32, so that the tokens are the same; torch attends."""
+    """float32, so that the tokens are the same; with torch's attention."""
     check_both_ways(tiny_checkpoint, {"quantization_encoding": "float32"})
 
 
 def test_the_same_speech_over_flashinfer(tmp_path: Path) -> None:
-    """bfloat16, in which tokens are the same only where sums are always made in one order."""
+    """bfloat16, in which tokens are only the same if sums always have one order."""
     pytest.importorskip("flashinfer", reason="needs FlashInfer, the extra gpu")
     checkpoint = build_tiny_checkpoint(tmp_path / "model", shape=HEADS_OF_64)
     model = {"quantization_encoding": "bfloat16", "attention_backend": "flashinfer"}
@@ -89,9 +90,9 @@ def test_the_same_speech_with_a_codec_that_pads(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not (EMBEDDED / "model.safetensors").is_file(), reason="it is not there")
-def test_the_embedded_voice_says_hello() -> None:
-    from tts.config import AudioGenerationConfig
-    from tts.factory import default_values
+def test_the_embedded_voice_is_recognised() -> None:
+    from tts.config.defaults import default_values
+    from tts.config.pipeline import AudioGenerationConfig
 
     values = AudioGenerationConfig.merged(default_values(), {"model": {"device_specs": ["cuda:0"]}})
     (said,) = speak(AudioGenerationConfig(**values), "hello")

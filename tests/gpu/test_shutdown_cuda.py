@@ -1,4 +1,4 @@
-"""A runner that was shut down leaves a CUDA device's memory as it found it."""
+"""A runner that was shut down restores a CUDA device's memory."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ pytestmark = [
 ]
 
 ROWS = 512
-LEFT = 2 * 2**20  # bytes; what libraries keep from the first run on is there before the second one
+# bytes; memory that libraries keep from the first run on is allocated before the second one
+LEFT = 2 * 2**20
 
 
 def test_memory_is_back_after_a_shutdown(tmp_path: Path) -> None:
-    """The runners themselves stay, as they do in an engine that was shut down."""
+    """The runners themselves stay, as in an engine that was shut down."""
     model = {
         "model_path": str(write_llama(tmp_path)),
         "device_specs": ["cuda:0"],

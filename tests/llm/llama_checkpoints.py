@@ -1,4 +1,6 @@
-"""Random checkpoints of Llama and its relatives, their transformers twins, rows to feed them."""
+"""Random checkpoints of Llama and related architectures, their references in transformers, and
+rows.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +51,13 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
+MAX_ERROR = 3e-5  # of the largest logit; float32 sums in another order differ by 4e-6
+
+PAGES = [7, 3, 12, 4, 9, 1, 20, 21, 22, 15]  # of 16 tokens
+
 
 def write_llama(folder: Path, *, seed: int = 0, max_shard_size: str = "5GB", **keys: Any) -> Path:
-    """A random checkpoint as transformers writes it: SMALL, with `keys` of its config changed."""
+    """Write a random checkpoint like transformers: SMALL, with `keys` of its config changed."""
     config = LlamaConfig(**(SMALL | keys))
     return write_random(folder, config, seed=seed, max_shard_size=max_shard_size)
 
@@ -64,7 +70,9 @@ def write_random(
     dtype: torch.dtype = torch.float32,
     max_shard_size: str = "5GB",
 ) -> Path:
-    """Random weights for a config of transformers; also where those start as zeros and ones."""
+    """Write random weights for a config of transformers; also those that it initialises with
+    constants.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -79,7 +87,7 @@ def write_random(
 
 
 def reference(folder: Path) -> PreTrainedModel:
-    """The same checkpoint in transformers, float32."""
+    """Load the same checkpoint in transformers, float32."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert isinstance(model, PreTrainedModel)
     return model.eval()
@@ -88,7 +96,7 @@ def reference(folder: Path) -> PreTrainedModel:
 def pipeline_config(
     folder: Path, *, num_pages: int | None = 64, page_size: int = 16, **keys: Any
 ) -> PipelineConfig:
-    """A resolved configuration; `encoding`, `rope_type`, `kv_format`, `device` and
+    """Return a resolved configuration; `encoding`, `rope_type`, `kv_format`, `device` and
     `attention_backend` are the model's.
     """
     model = ModelConfig(
@@ -116,7 +124,7 @@ def row(
     samples: bool = True,
     output_ids: Sequence[int] = (),
 ) -> ScheduledRow:
-    """Tokens fed at positions start, start + 1, …"""
+    """Return a row with tokens at positions start, start + 1, …"""
     return ScheduledRow(
         request_id=request_id,
         token_ids=tuple(token_ids),
@@ -130,7 +138,7 @@ def row(
 
 
 def batch(*rows: ScheduledRow, num_steps: int = 1) -> ScheduledBatch:
-    """A batch with the mode its rows make it."""
+    """Return a batch with the mode of its rows."""
     kinds = {row.is_extend for row in rows}
     mode = ForwardMode.EXTEND if kinds == {True} else ForwardMode.MIXED
     return ScheduledBatch(rows, ForwardMode.DECODE if kinds == {False} else mode, num_steps)
@@ -143,7 +151,7 @@ def random_ids(count: int, vocab_size: int, seed: int = 0) -> list[int]:
 
 
 def quantize_checkpoint(source: Path, target: Path) -> Path:
-    """The checkpoint as compressed-tensors int-quantized: int8 matrices and their scales."""
+    """Convert to compressed-tensors int-quantized: int8 matrices and their scales."""
     target.mkdir()
     config = json.loads((source / "config.json").read_text())
     config["quantization_config"] = {
@@ -168,7 +176,7 @@ def create_runner(
     return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
     return_hidden_states: ReturnHiddenStates = ReturnHiddenStates.NONE,
 ) -> ModelRunner:
-    """An initialized runner whose model returns what is asked for."""
+    """Create an initialized runner whose model returns the requested outputs."""
     runner = ModelRunner(config)
     runner.initialize()
     runner.model = type(runner.loaded_model)(

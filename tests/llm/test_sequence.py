@@ -62,7 +62,7 @@ def test_preemption_keeps_prompt_length_output_and_counts() -> None:
     assert (seq.processed, seq.extend_end, seq.needs_extend) == (0, 8, True)
     assert (seq.prompt_len, seq.output_ids, seq.num_preemptions) == (6, [20, 9], 1)
     seq.bind([1, 2], 0)
-    assert seq.cached_prompt_tokens == 4  # of the first time
+    assert seq.cached_prompt_tokens == 4  # of the first prefill
     assert seq.accept(21) is None
     assert seq.accept(9) is FinishReason.STOP  # min_tokens counts from the first token, not again
     assert seq.accept(22) is None
@@ -78,7 +78,7 @@ def test_preemption_keeps_prompt_length_output_and_counts() -> None:
         ({"max_tokens": 1}, [FinishReason.LENGTH]),
     ],
 )
-def test_what_ends_a_sequence(
+def test_finish_reasons_of_a_sequence(
     sampling: dict[str, object], reasons: list[FinishReason | None]
 ) -> None:
     seq = bound(6, **sampling)
@@ -103,9 +103,9 @@ def test_a_sequence_ends_at_the_length_limit() -> None:
 def test_timings_count_from_the_submission() -> None:
     seq = sequence()
     for now in (12.0, 13.0):
-        seq.was_scheduled(now)
+        seq.mark_scheduled(now)
     assert (seq.queue_s, seq.prefill_s) == (2.0, None)
-    seq.had_first_token(15.0)
+    seq.mark_first_token(15.0)
     assert (seq.queue_s, seq.prefill_s) == (2.0, 3.0)
 
 
@@ -115,7 +115,7 @@ def test_timings_count_from_the_submission() -> None:
 def test_the_short_way_through_a_step_is_the_long_one_or_none(
     token: int, max_tokens: int, wanted: str
 ) -> None:
-    """`take_tokens` against `advance` and `accept`; it leaves alone what is not common."""
+    """`take_tokens` against `advance` and `accept`; it skips uncommon cases."""
 
     def decoding() -> Sequence:
         seq = bound(6, max_tokens=max_tokens, stop_token_ids=(9,))
@@ -147,7 +147,7 @@ def test_the_short_way_through_a_step_is_the_long_one_or_none(
 def test_the_short_way_through_a_launched_step(
     token: int, max_tokens: int, wanted: str, is_fed_again: bool
 ) -> None:
-    """`launch_sampling` and `take_tokens` against `launch`, `land` and `accept`."""
+    """`launch_sampling` and `take_tokens` against `launch`, `complete_launch` and `accept`."""
 
     def decoding() -> Sequence:
         seq = bound(6, max_tokens=max_tokens, stop_token_ids=(9,))
@@ -179,7 +179,7 @@ def test_the_short_way_through_a_launched_step(
     if chunk is None:
         assert repr(short) == repr(long)
         return
-    long.land()
+    long.complete_launch()
     assert long.accept(token) is None
     assert chunk == long.chunk(20.0, (token,))
     assert (repr(short), short.tokens, short.in_flight) == (
@@ -197,7 +197,7 @@ def test_the_short_way_stops_at_a_full_page() -> None:
     assert seq.in_flight
 
 
-def test_repr_tells_indices() -> None:
+def test_repr_has_indices() -> None:
     assert repr(bound(6, cached=4)) == (
         "Sequence(r pending, processed 4 ≤ active 4 ≤ end 6, 0 generated, 19 pages)"
     )

@@ -1,4 +1,4 @@
-"""Something like speech with known phones and times, for where the teacher is not installed."""
+"""Synthetic speech with known phones and times, for machines without the teacher."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def has_teacher() -> bool:
 
 
 def speak(text: str, voice: Voice) -> Utterance:
-    """A buzz of the voice's pitch for every letter, with a formant of its own; pauses between."""
+    """Return a buzz of the voice's pitch for every letter, with its own formant; pauses between."""
     pieces, phones, at = [np.zeros(round(PAUSE_S * SAMPLE_RATE))], [], PAUSE_S
     words = ["".join(filter(str.isalpha, word)).lower() for word in text.split()]
     for index, word in enumerate(words):
@@ -49,7 +49,7 @@ def _buzz(pitch_hz: float, formant_hz: float) -> np.ndarray:
 
 
 def write_speech(folder: Path, lines: list[str]) -> None:
-    """What `training.synthesize` would leave, in one shard."""
+    """Write the output of `training.synthesize` in one shard."""
     folder.mkdir(parents=True)
     writer = ShardWriter(folder, 0, HOP)
     for number, line in enumerate(lines):

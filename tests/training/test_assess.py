@@ -1,4 +1,4 @@
-"""What evaluation finds is kept, and becomes a model card's table."""
+"""Results of evaluation are stored, and converted to a model card's table."""
 
 from __future__ import annotations
 

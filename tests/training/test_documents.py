@@ -1,4 +1,4 @@
-"""Training sequences: what they begin with, and what is to be predicted in them."""
+"""Training sequences: their beginnings, and their targets."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ VOICES = (0, 3, UNNAMED)
 
 @pytest.fixture(scope="module")
 def speech(tmp_path_factory: pytest.TempPathFactory) -> Speech:
-    """Two parts of codes, as `training.codes` writes them; each clip's codes tell its line."""
+    """Write two parts of codes in the format of `training.codes`; each clip's codes identify its
+    line.
+    """
     rng = np.random.default_rng(4)
     paths = []
     for part in range(2):
         lines = np.arange(part * HELD_OUT_LINE, part * HELD_OUT_LINE + 90)
         lengths = rng.integers(4, 60, len(lines))
         voices = rng.choice(VOICES, len(lines))
-        voices[0] = 0  # the held-out line is said by a named voice
+        voices[0] = 0  # a named voice says the held-out line
         starts = np.cumsum(lengths) - lengths
         sounds = "\n".join("L1N" for _ in lines)
         paths.append(tmp_path_factory.mktemp("codes") / f"codes{part}.npz")
@@ -71,7 +73,7 @@ def documents(speech: Speech, parts: list) -> list[np.ndarray]:
 
 
 def turns_of(tokens: np.ndarray) -> list[np.ndarray]:
-    """A speech document's turns, each with its end."""
+    """Return a speech document's turns, each with its end."""
     ends = np.flatnonzero(tokens == END_OF_SPEECH) + 1
     return np.split(tokens[1:], ends[:-1] - 1)
 

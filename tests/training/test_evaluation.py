@@ -1,4 +1,4 @@
-"""The parts of corpus and evaluation that need nothing installed."""
+"""The parts of corpus and evaluation that need no installed packages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_cleaning_takes_brackets_and_doubled_marks_out() -> None:
 
 
 def path_cost(cost: np.ndarray) -> tuple[float, int]:
-    """Of the cheapest path, by looking at all of them."""
+    """Return the cost of the cheapest path, by trying all of them."""
     rows, columns = cost.shape
     best = (np.inf, 0)
     stack = [(0, 0, float(cost[0, 0]), 1)]

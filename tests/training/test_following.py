@@ -1,4 +1,4 @@
-"""Following a clip: what a trial is, and when a voice has been followed."""
+"""Following a clip: trials, and the criterion of a matched voice."""
 
 from __future__ import annotations
 

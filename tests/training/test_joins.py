@@ -1,4 +1,4 @@
-"""Jumps across joins: what is measured where, and where a service joined."""
+"""Jumps across joins: their measurement, and the positions of joins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.teacher import SAMPLE_RATE
 
 
 def buzz(seconds: float, level: float = 0.1, formant_hz: float = 700.0) -> np.ndarray:
-    """A voice of 120 Hz with one formant."""
+    """Return a voice of 120 Hz with one formant."""
     t = np.arange(round(seconds * SAMPLE_RATE)) / SAMPLE_RATE
     partials = np.arange(1, 60) * 120.0
     loudness = np.exp(-(((partials - formant_hz) / 400) ** 2)) + 0.05

@@ -1,4 +1,4 @@
-"""Labels for every 10 ms, shards on disk, and tokens taken from them once."""
+"""Labels for every 10 ms, shards on disk, and tokenisation of each clip once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from decoder.embedded_modules import CodecConfig, EmbeddedCodec
+from decoder.codecs.embedded.modules import CodecConfig, EmbeddedCodec
 from tests.fakes import TINY_CODEC
 from tests.training.speechlike import HOP, has_teacher, speak
 from training.codes import encode, part_files, taken, tokenise
@@ -16,7 +16,7 @@ from training.labels import PHONES, letter_labels, phone_labels, word_times
 from training.shards import ShardWriter, hours, read_clips
 from training.teacher import SAMPLE_RATE, Phone, Teacher, phone_text
 from training.voices import NAMED, UNSEEN
-from tts.aligner import letter_labels as letters_of
+from tts.speech.aligner import letter_labels as letters_of
 
 SAID = (
     Phone("hh", 0, 0.05, 0.10),
@@ -92,7 +92,7 @@ def codec() -> EmbeddedCodec:
 
 
 def test_every_clip_is_tokenised_once(tmp_path: Path, codec: EmbeddedCodec) -> None:
-    """Part after part, while the shard grows; together they are the shard tokenised at once."""
+    """Part after part, while the shard grows; together they equal the shard tokenised at once."""
     cpu, speech = torch.device("cpu"), tmp_path / "speech"
     speech.mkdir()
     writer = write(speech, ["one two", "three"])
@@ -128,7 +128,7 @@ def test_parts_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 def test_windows_encode_a_recording_as_a_whole(
     codec: EmbeddedCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In windows with as much context as the encoder sees; only the ends know silence instead."""
+    """In windows with the encoder's full context; only the ends have silence instead."""
     config: CodecConfig = codec.config
     samples = speak("a recording that is longer than one window", NAMED[0]).samples
     samples = samples[: len(samples) // HOP * HOP]

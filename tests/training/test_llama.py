@@ -1,4 +1,4 @@
-"""The language model as it is trained: what counts in its loss, and what it may drop."""
+"""The language model during training: the terms of its loss, and dropout."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def model(dropout: float = 0.0) -> LanguageModel:
 
 @torch.no_grad()
 def loss(model: LanguageModel, rows: slice, weight: float = 1.0) -> Tensor:
-    """Of some rows' targets."""
+    """Return the loss of some rows' targets."""
     mine = (rows.start * 8 <= CHOSEN) & (rows.stop * 8 > CHOSEN)
     return model.loss(IDS[rows], CHOSEN[mine] - rows.start * 8, TARGETS[mine], weight)
 

@@ -1,4 +1,4 @@
-"""What the codec's losses hear: another voice is told from errors that cancel."""
+"""The codec's losses: another voice is distinguished from errors that cancel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The second task: which words it sees, how often, and how they are written."""
+"""The second task: its words, their frequency, and their spelling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from training.lexicon import (
     listed_words,
     words_of,
 )
-from training.made_words import BESIDE, CHUNK, SIZES, Beside, Maker, Pieces, made_words
+from training.made_words import CHUNK, SIMILAR, SIZES, Maker, Pieces, SimilarWords, made_words
 from training.pronunciations import (
     RUNS,
     Pairs,
@@ -49,7 +49,7 @@ def pairs(tmp_path: Path) -> Pairs:
 
 
 def written(sounds: str) -> bytes:
-    """Sounds as files have them; a point is silence, a hyphen joins two phones."""
+    """Return sounds in file format; a point is silence, a hyphen joins two phones."""
     return sound_bytes([NUMBER[() if s == "." else tuple(s.split("-"))] for s in sounds.split()])
 
 
@@ -59,7 +59,7 @@ def phones_of(sounds: bytes) -> str:
 
 
 def read(tokens: np.ndarray) -> tuple[str, str]:
-    """Text and phones of a document, points where letters are silent."""
+    """Return text and phones of a document, with points for silent letters."""
     (middle,) = np.flatnonzero(tokens[:-1] == END_OF_TEXT)
     assert (tokens[0], tokens[-1]) == (PHONEMES, END_OF_TEXT)
     text, sounds = tokens[1:middle], tokens[middle + 1 : -1] - FIRST_SOUND
@@ -128,7 +128,7 @@ def test_sentences_are_as_they_were_spoken(pairs: Pairs) -> None:
     }  # fmt: skip
 
 
-# --- words that are held out, and words that are made up
+# --- held-out words, and synthetic words
 
 
 def test_a_held_out_word_is_held_out_in_every_writing() -> None:
@@ -188,14 +188,14 @@ def test_drawn_words_are_of_known_pieces(size: int) -> None:
 
 
 def common(a: str, b: str) -> int:
-    """Letters that both begin with."""
+    """Return the number of letters that both begin with."""
     return sum(1 for _ in itertools.takewhile(lambda x: x[0] == x[1], zip(a, b, strict=False)))
 
 
-def test_words_beside_known_ones_differ_in_a_piece() -> None:
-    beside = Beside(KNOWN)
-    drawn = beside.draw(2000, np.random.default_rng(1))
-    assert drawn == sorted(set(beside.draw(2000, np.random.default_rng(1))))
+def test_similar_words_differ_in_a_piece() -> None:
+    similar = SimilarWords(KNOWN)
+    drawn = similar.draw(2000, np.random.default_rng(1))
+    assert drawn == sorted(set(similar.draw(2000, np.random.default_rng(1))))
     assert len(drawn) > 500
     for word in (letters.decode() for letters in drawn):
         assert MIN_LETTERS <= len(word) <= MAX_LETTERS
@@ -268,7 +268,7 @@ def test_words_are_kept_for_the_rules_that_few_words_need(pronouncer: Pronouncer
     paths = pronouncer.rules.paths(spelled)
     assert len(paths) == spelled.length.sum()
     assert 5000 < len(np.unique(paths)) < 25_509 * 2
-    said: dict[int, int] = {}  # a way through the trees ends in one sound
+    said: dict[int, int] = {}  # a path through the trees ends in one sound
     for path, sound in zip(paths.tolist(), pronouncer.rules.sounds(spelled).bytes, strict=True):
         assert said.setdefault(path, int(sound)) == sound
     maker = Maker(known, pronouncer, seed=3)
@@ -280,8 +280,8 @@ def test_words_are_kept_for_the_rules_that_few_words_need(pronouncer: Pronouncer
 
 
 @teacher_only
-def test_words_beside_the_lexicon_are_said_by_the_rules(pronouncer: Pronouncer) -> None:
-    maker, number = Maker(KNOWN, pronouncer, seed=1), SIZES.index(BESIDE)
+def test_words_similar_to_the_lexicon_follow_the_rules(pronouncer: Pronouncer) -> None:
+    maker, number = Maker(KNOWN, pronouncer, seed=1), SIZES.index(SIMILAR)
     kept, held_out = maker.chunk(number, 2000)
     assert len(kept) > 1000 > len(held_out) > 0
     for line in kept[::50]:

@@ -1,4 +1,4 @@
-"""The recipe at toy size, from text to a folder that speaks; and its numbers, read strictly."""
+"""The recipe at a small size, from text to a voice checkpoint; and strict reading of its values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from training.distributed import Clock, Deadline, Group
 from training.recipe import RecipeError, load_recipe, write_recipe
 from training.shards import read_clips
 from training.stages import Launcher, Stage, StageError, is_being_made, is_done
-from training.together import Concert
+from training.together import ParallelRun
 from training.vocabulary import FIRST_CODE
 from training.voices import NAMED
 from tts.say import main as say
@@ -41,12 +41,12 @@ LINES = [
     "Good night.",
     "The lamp is still there.",
 ]
-WORDS = ["boat\tABCD", "letter\tEFGHIJ", "lamp\tKLMN", "snow\tOPQR"]  # sounds of no matter
+WORDS = ["boat\tABCD", "letter\tEFGHIJ", "lamp\tKLMN", "snow\tOPQR"]  # the sounds do not matter
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """OUT of a whole run."""
+    """Return the output folder of a whole run."""
     out = tmp_path_factory.mktemp("recipe")
     (out / "corpus.txt").write_text("\n".join(LINES) + "\n")
     (out / "words.tsv").write_text("\n".join(WORDS) + "\n")
@@ -141,7 +141,7 @@ def test_flags_go_before_files_and_files_before_what_ships(tmp_path: Path) -> No
     assert load_recipe(tmp_path / "kept.toml") == changed
 
 
-def test_the_language_model_goes_on_with_the_shape_it_has() -> None:
+def test_the_language_model_continues_with_its_shape() -> None:
     onward, shipped = load_recipe(ONWARD), load_recipe()
     values, start = onward.language_model, shipped.language_model
     assert (values.layers, values.dim) == (start.layers, start.dim)
@@ -152,10 +152,10 @@ def test_the_language_model_goes_on_with_the_shape_it_has() -> None:
     assert len(packages) == len(re.findall("insane|noun|gcide", lists)) == 5
 
 
-def test_no_number_is_read_by_nobody() -> None:
+def test_every_value_is_read() -> None:
     folder = Path(run.__file__).parent
     sources = [p.read_text() for p in folder.glob("*.py") if p.name != "recipe.py"]
-    sources.append((folder.parent / "decoder" / "embedded_modules.py").read_text())
+    sources.append((folder.parent / "decoder" / "codecs" / "embedded" / "modules.py").read_text())
     code = "\n".join(sources)
     for section, values in asdict(load_recipe()).items():
         unread = [key for key in values if not re.search(rf"\.{key}\b", code)]
@@ -202,7 +202,7 @@ def test_a_stage_that_fails_is_not_done(tmp_path: Path) -> None:
 
 
 class _Steps(Clock):
-    """A clock on which a step takes a while."""
+    """A clock on which a step takes a fixed time."""
 
     def __init__(self) -> None:
         self.time_s = 0.0
@@ -247,32 +247,32 @@ def test_what_was_saved_on_the_way_stands_in(tmp_path: Path) -> None:
 
 
 def test_a_stage_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
-    concert = Concert(run.Plan(tmp_path, load_recipe(TOY)))
+    parallel_run = ParallelRun(run.Plan(tmp_path, load_recipe(TOY)))
     launcher = Launcher(tmp_path)
     stages = [Stage("broken", "no_such_module", (), tmp_path / "x"),
               Stage("sound", "this", (), tmp_path / "y")]  # fmt: skip
     for stage in [launcher.start(stage) for stage in stages]:
-        concert.await_end(stage)
-    (failure,) = concert.failures
+        parallel_run.await_end(stage)
+    (failure,) = parallel_run.failures
     assert failure.startswith("broken failed")
 
 
-def test_nobody_waits_for_words_that_will_not_come(tmp_path: Path) -> None:
-    concert = Concert(run.Plan(tmp_path, load_recipe(TOY)))
+def test_waiting_for_words_ends_when_they_fail(tmp_path: Path) -> None:
+    parallel_run = ParallelRun(run.Plan(tmp_path, load_recipe(TOY)))
     stage = Stage("words", "no_such_module", (), tmp_path / "words.tsv")
     stage.output.write_text("half\n")
     running = Launcher(tmp_path).start(stage)
     assert is_being_made(stage.output)
-    concert._watch_words(stage, running)
+    parallel_run._watch_words(stage, running)
     assert not is_being_made(stage.output)
     assert not stage.output.exists()
-    assert len(concert.failures) == 1
+    assert len(parallel_run.failures) == 1
 
 
-def test_whoever_waits_for_speech_is_told_that_none_will_come(
+def test_waiting_for_speech_ends_when_synthesis_fails(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Before the time is over: the teacher's libraries are not where they are said to be."""
+    """Before the time is over: the teacher's libraries are missing."""
     out = tmp_path / "out"
     out.mkdir()
     (out / "corpus.txt").write_text("\n".join(LINES) + "\n")

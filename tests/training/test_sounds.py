@@ -1,4 +1,4 @@
-"""The second task's alphabet: its tokens, and which letter makes which sound."""
+"""The second task's alphabet: its tokens, and the sounds of letters."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_what_the_rules_say_is_aligned_as_they_say_it(alignment: Alignment) -> N
         assert len(aligned) == len(said[i]) == len(word)
 
 
-def test_phones_that_nobody_knows_are_not_aligned(alignment: Alignment) -> None:
+def test_unknown_phones_are_not_aligned(alignment: Alignment) -> None:
     assert alignment.text("a", "qq1") == b""
     assert shown(alignment.text("'", "")) == "."
     assert shown(sound_bytes([SILENT, WORD_BREAK])) == ". /"

@@ -1,4 +1,4 @@
-"""Who speaks: made voices, and those that training must never hear."""
+"""Voices: derived ones, and those that training must never use."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_teachers_come_first_and_unchanged() -> None:
 
 
 def test_an_unseen_voice_is_never_trained_on() -> None:
-    """None of the same teacher is so near in pitch and formants that it is about the same voice."""
+    """No voice of the same teacher is so near in pitch and formants that it is almost the same."""
     assert set(UNSEEN).isdisjoint(VOICES)
     for unseen in UNSEEN:
         others = [v for v in VOICES[len(NAMED) :] if v.teacher == unseen.teacher]
@@ -71,7 +71,7 @@ def test_a_fixed_pitch_moves_with_the_formants_only() -> None:
 
 
 def test_every_line_meets_every_turn() -> None:
-    """No named voice owns any text, and the shares are those of the turns."""
+    """No named voice has a text of its own, and the shares are those of the turns."""
     for line in (0, 5, 801):
         spoken = [voice_of(line, line // 3, turn) for turn in range(len(TURNS))]
         named = Counter(voice for voice in spoken if voice < len(NAMED))

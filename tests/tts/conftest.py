@@ -1,4 +1,4 @@
-"""Fixtures of the service's tests: a synthesizer that speaks without a language model."""
+"""Fixtures of the service's tests: a synthesizer without a language model."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.serving import Server
-from tests.tts.families import CASES, Case, Running, configured
+from tests.speech_server import Server
+from tests.tts.command_line import Say
 from tests.tts.family_checkpoints import ramp_codec, write_llasa, write_neutts
+from tests.tts.family_services import CASES, Case, Running, configured
 from tests.tts.ramp import RampClient, build
-from tests.tts.saying import Say
 from tts.factory import create_service
 from tts.say import main
-from tts.synthesizer import Synthesizer
+from tts.speech.synthesizer import Synthesizer
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def server(tiny_server: Server) -> str:
 
 @pytest.fixture(params=["local", "remote"])
 def say(request: pytest.FixtureRequest, tiny_checkpoint: Path) -> Say:
-    """The command line in this process, on both ways to a voice."""
+    """The command line in this process, with a local model and with a server."""
     if request.param == "local":
         where = ["--model", str(tiny_checkpoint)]
     else:
@@ -64,5 +64,5 @@ def llasa(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def neutts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """NeuTTS with one."""
+    """NeuTTS with a codec that encodes."""
     return write_neutts(tmp_path_factory.mktemp("models") / "neutts", ramp_codec(24_000))

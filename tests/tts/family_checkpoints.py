@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tests.decoder.small_codecs import SNAC
 from tests.fakes import LlamaShape, random_llama
 
 SHAPE = LlamaShape(hidden=32, layers=1, heads=4, kv_heads=2, intermediate=48)
@@ -119,19 +120,7 @@ NEUTTS_SPECIAL = [
     "<|SPEECH_GENERATION_END|>",
 ]
 
-SNAC_CODEC = {
-    "sampling_rate": 24_000,
-    "encoder_dim": 2,
-    "encoder_rates": [2, 4, 8, 8],
-    "decoder_dim": 32,
-    "decoder_rates": [8, 8, 4, 2],
-    "attn_window_size": None,
-    "codebook_size": 4096,
-    "codebook_dim": 4,
-    "vq_strides": [4, 2, 1],
-    "noise": True,
-    "depthwise": True,
-}
+SNAC_CODEC = SNAC | {"codebook_size": 4096}
 XCODEC2_CODEC = {
     "model_type": "xcodec2",
     "hidden_size": 32,
@@ -187,7 +176,7 @@ def write_vyvo(folder: Path) -> Path:
 
 
 def write_vyvo_on_llama(folder: Path) -> Path:
-    """The same on Llama, whose special tokens and size are Orpheus's."""
+    """Vyvo on Llama, with the special tokens and the size of Orpheus."""
     config = llama_config(ORPHEUS_VOCABULARY, eos=[128_001, 128_008, 128_009])
     return write(folder, config, llama_tokenizer(dict(LLAMA_SPECIAL)), SNAC_CODEC)
 
@@ -311,7 +300,7 @@ def llama_tokenizer(special: Mapping[str, int]) -> tuple[dict[str, Any], dict[st
 
 
 def qwen_tokenizer(special: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Qwen's, which puts nothing in front of a text."""
+    """Qwen's tokenizer, which adds no token in front of a text."""
     data = tokenizer_json({}, special, BYTE_LEVEL)
     return data, {"bos_token": None, "eos_token": "<|im_end|>"}
 
@@ -366,7 +355,7 @@ def write(
     codec: Mapping[str, object],
     likely: Mapping[int, float] | None = None,
 ) -> Path:
-    """All files. `likely` makes tokens come now and then that random weights hardly ever choose."""
+    """Write all files. `likely` raises the probability of tokens that are otherwise rare."""
     (folder / "codec").mkdir(parents=True)
     files = {
         "config.json": config,

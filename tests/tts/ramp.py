@@ -1,4 +1,4 @@
-"""Speaking without a language model: a small real `EngineClient`, and how tests listen to it.
+"""A small real `EngineClient` without a language model, and functions that collect its events.
 
 Codes follow from prompt and seed, audio from the ramp codec; the chunker, the code stream and the
 decoder are the true ones, so what arrives is cut, windowed and offset as by the real engine.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,21 +17,24 @@ import numpy as np
 
 from decoder import (
     CodecSpec,
+    DecodeRequest,
     DecoderStream,
     DecodeWindow,
     MaskPolicy,
-    ReadyWindow,
     SpeechChunk,
     StreamingOptions,
     render,
     sample_index,
 )
-from decoder.ramp import RampDecoder, ramp_spec
-from llm import FinishReason, Request, RequestTimings, TokenChunk
-from tts.chunker import SpeechChunker
-from tts.engine_client import AudioBlock, EngineStatus, SpeechJob
-from tts.prompt import PromptBuilder
-from tts.synthesizer import (
+from decoder.codecs.ramp import RampDecoder, ramp_spec
+from llm import FinishReason, Request, TokenChunk
+from tts.engine.chunker import SpeechChunker
+from tts.engine.client import AudioBlock, SpeechJob
+from tts.families.prompt import PromptBuilder
+from tts.observe.engine_status import EngineStatus
+from tts.speech.run import SynthesisSettings
+from tts.speech.synthesizer import Synthesizer
+from tts.speech.types import (
     AudioChunk,
     Done,
     SamplingOverrides,
@@ -39,10 +42,8 @@ from tts.synthesizer import (
     SpeechRequest,
     Started,
     SynthesisResult,
-    SynthesisSettings,
-    Synthesizer,
 )
-from tts.voices import VoiceRegistry
+from tts.voices.registry import VoiceRegistry
 
 RATE = 16_000
 CODES_PER_PROMPT_TOKEN = 2
@@ -59,8 +60,8 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 @dataclass(frozen=True)
-class Heard:
-    """The events of one request, taken apart."""
+class SpeechEvents:
+    """Events of one request, by kind."""
 
     started: Started
     chunks: tuple[AudioChunk, ...]
@@ -75,11 +76,11 @@ class Heard:
         return sum(chunk.sample_count for chunk in self.chunks)
 
 
-def taken_apart(events: list[SpeechEvent]) -> Heard:
+def grouped(events: list[SpeechEvent]) -> SpeechEvents:
     started, *chunks, done = events
     assert isinstance(started, Started)
     assert isinstance(done, Done)
-    return Heard(started, tuple(c for c in chunks if isinstance(c, AudioChunk)), done.result)
+    return SpeechEvents(started, tuple(c for c in chunks if isinstance(c, AudioChunk)), done.result)
 
 
 def build(client: RampClient, folder: Path, **settings: Any) -> Synthesizer:
@@ -99,13 +100,13 @@ def build(client: RampClient, folder: Path, **settings: Any) -> Synthesizer:
     )
 
 
-def hear(synthesizer: Synthesizer, text: str = TEXT, **values: Any) -> Heard:
+def collect_speech(synthesizer: Synthesizer, text: str = TEXT, **values: Any) -> SpeechEvents:
     request = SpeechRequest(text, **{"sampling": SEEDED, **values})
 
     async def listen() -> list[SpeechEvent]:
         return [event async for event in synthesizer.stream(request)]
 
-    return taken_apart(run(listen()))
+    return grouped(run(listen()))
 
 
 def ramp_of(client: RampClient, codes: list[int]) -> np.ndarray:
@@ -145,14 +146,14 @@ class RampClient:
         return self.decoder.spec
 
     def codes_of(self, request: Request) -> list[int]:
-        """What a request says, and one code more than its cap when it would go on."""
+        """Return a request's codes; one more than its cap if the cap ends it."""
         natural = CODES_PER_PROMPT_TOKEN * len(request.prompt_ids)
         count = 10**9 if self.is_endless else natural
         draw = random.Random(f"{request.prompt_ids} {request.sampling.seed}")
         size = self.decoder.spec.codebook_size
         return [draw.randrange(size) for _ in range(min(count, request.sampling.max_tokens + 1))]
 
-    async def speak(self, job: SpeechJob) -> AsyncIterator[AudioBlock]:
+    async def speak(self, job: SpeechJob) -> AsyncGenerator[AudioBlock, None]:
         self.jobs.append(job)
         self.num_open += 1
         stream = DecoderStream(
@@ -188,7 +189,7 @@ class RampClient:
         reason: FinishReason | None,
     ) -> AudioBlock:
         window = stream.window(chunk)
-        (samples,) = render(self.decoder, [ReadyWindow(window)])
+        (samples,) = render(self.decoder, [DecodeRequest(window)])
         return AudioBlock(
             samples=samples,
             block_index=chunk.block_index,
@@ -202,10 +203,11 @@ class RampClient:
             prompt_tokens=len(job.request.prompt_ids),
             cached_prompt_tokens=1,
             output_tokens=chunk.first_code + len(chunk.codes),
-            timings=RequestTimings(queue_s=0.25, prefill_s=0.5),
+            queue_s=0.25,
+            prefill_s=0.5,
         )
 
-    async def generate(self, request: Request) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
         yield TokenChunk(request.request_id, finish_reason=FinishReason.STOP)
 
     async def encode_prompt(self, samples: np.ndarray) -> tuple[int, ...]:
@@ -215,4 +217,4 @@ class RampClient:
         return EngineStatus(self.num_open, 0, 0, 0, self.num_open, 0, 0)
 
     async def close(self, drain_s: float = 0.0) -> None:
-        """Nothing runs on its own."""
+        """Do nothing: the client has no background task."""

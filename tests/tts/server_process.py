@@ -20,7 +20,7 @@ START_S = 60
 
 
 class Process:
-    """One running command; its standard error is collected as it comes."""
+    """One running command; its standard error is collected while it runs."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -37,12 +37,12 @@ class Process:
         return "".join(self.errors)
 
     async def line(self) -> str:
-        """The next line of standard output; empty at its end."""
+        """Return the next line of standard output; empty at its end."""
         assert self.process.stdout is not None
         return (await asyncio.wait_for(self.process.stdout.readline(), START_S)).decode()
 
     async def ready(self) -> str:
-        """The address, once calls are taken."""
+        """Wait until calls are accepted and return the address."""
         line = await self.line()
         match = READY.fullmatch(line)
         assert match, (line, self.log)
@@ -64,7 +64,7 @@ class Process:
 
 @asynccontextmanager
 async def serving_process(checkpoint: Path, **flags: object) -> AsyncIterator[Process]:
-    """The command on a tiny checkpoint and a free port; killed at the end if it still runs."""
+    """Run the command on a tiny checkpoint and a free port; kill it at the end if it still runs."""
     values = {"model.model-path": checkpoint, "port": 0, **flags}
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
     pipe = asyncio.subprocess.PIPE
@@ -91,14 +91,14 @@ ENGINE, FRONT_END = "tts.processes.engine", "tts.processes.front_end"
 
 
 def processes_of(process: Process, module: str) -> list[int]:
-    """Ids of the processes that a server has started and that run this module."""
+    """Return the ids of a server's child processes that run this module."""
     parent = process.process.pid
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     return [int(pid) for pid in children if module in _command_line(pid)]
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there; one that has ended and was not yet waited for is not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A real server on the loopback interface, and what tests ask it."""
+"""A real server on the loopback interface, and the calls that tests make."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_status.rpc_status import from_call
 
 from tests.fakes import wait_until_idle
-from tts.config import ServerConfig
+from tts.config.server import ServerConfig
 from tts.factory import Service
-from tts.server import SpeechServer
+from tts.server.server import SpeechServer
 from tts.v1 import speech_pb2 as pb
 from tts.v1.speech_pb2_grpc import SpeechServiceStub
 from tts.v1.text_pb2_grpc import TextServiceStub
@@ -44,7 +44,7 @@ class Serving:
 
     server: SpeechServer
     channel: grpc.aio.Channel
-    expected: bytes = b""  # what it says when nothing is wrong
+    expected: bytes = b""  # audio of a request before the fault
 
     @property
     def speech(self) -> SpeechServiceStub:
@@ -81,10 +81,10 @@ def run(work: Coroutine[Any, Any, Result], timeout_s: float = 100) -> Result:
     return asyncio.run(asyncio.wait_for(work, timeout_s))
 
 
-def serve_and(
+def run_with_server(
     service: Service, ask: Callable[[Serving], Coroutine[Any, Any, Result]], **values: Any
 ) -> Result:
-    """Serve, ask, stop."""
+    """Serve, run the calls, stop."""
 
     async def scenario() -> Result:
         async with serving(service, **values) as served:
@@ -94,7 +94,7 @@ def serve_and(
 
 
 def config(seed: int | None = 7, max_tokens: int | None = 40, **values: Any) -> pb.SynthesisConfig:
-    """A request of few speech tokens: random weights hardly ever end by themselves."""
+    """Return a config with few speech tokens: random weights rarely choose the end token."""
     proto = pb.SynthesisConfig(**values)
     if max_tokens is not None and "sampling" not in values:
         proto.sampling.max_tokens = max_tokens
@@ -129,8 +129,8 @@ CANCEL = pb.StreamingSynthesizeRequest(cancel=pb.CancelUtterance())
 
 
 @dataclass(frozen=True)
-class Spoken:
-    """A stream's messages, taken apart; their order is checked."""
+class SpeechResponses:
+    """Responses of a stream, by kind; their order is checked."""
 
     started: pb.SynthesisStarted
     audio: tuple[pb.AudioChunk, ...]
@@ -141,32 +141,32 @@ class Spoken:
         return b"".join(chunk.data for chunk in self.audio)
 
 
-def taken_apart(responses: list[Any]) -> Spoken:
+def grouped(responses: list[Any]) -> SpeechResponses:
     kinds = [response.WhichOneof("event") for response in responses]
     assert kinds == ["started", *["audio"] * (len(kinds) - 2), "done"]
     audio = tuple(response.audio for response in responses[1:-1])
-    return Spoken(responses[0].started, audio, responses[-1].done)
+    return SpeechResponses(responses[0].started, audio, responses[-1].done)
 
 
-async def hear(served: Serving, text: str = TEXT, **values: Any) -> Spoken:
+async def collect_speech(served: Serving, text: str = TEXT, **values: Any) -> SpeechResponses:
     call = served.speech.SynthesizeStream(stream_request(text, **values))
-    return taken_apart([response async for response in call])
+    return grouped([response async for response in call])
 
 
 @asynccontextmanager
-async def unharmed(
+async def checked_server(
     service: Service, *channel_options: tuple[str, int], **values: Any
 ) -> AsyncIterator[Serving]:
-    """A server that must answer as ever after the body, with nothing left behind."""
+    """A server that must still answer after the body, with no resource in use."""
     async with serving(service, *channel_options, **values) as served:
-        expected = (await hear(served)).data
+        expected = (await collect_speech(served)).data
         yield replace(served, expected=expected)
         assert await served.server.host.calls.wait_idle(60)
         await wait_until_idle(service.client)
-        assert (await hear(served)).data == expected
+        assert (await collect_speech(served)).data == expected
 
 
-async def converse(
+async def run_conversation(
     served: Serving, *messages: pb.StreamingSynthesizeRequest
 ) -> list[pb.StreamingSynthesizeResponse]:
     """Send all messages, close, and read to the end."""
@@ -180,7 +180,7 @@ async def health(channel: grpc.aio.Channel, name: str = "") -> int:
 
 
 async def error_of(call: Any) -> grpc.aio.AioRpcError:
-    """The error that a unary or a streamed call ends with."""
+    """Return the error that a unary or a streamed call ends with."""
     try:
         if hasattr(call, "__aiter__"):
             async for _ in call:
@@ -193,7 +193,7 @@ async def error_of(call: Any) -> grpc.aio.AioRpcError:
 
 
 async def error_of_reading(call: Any) -> grpc.aio.AioRpcError:
-    """The error that a call read with `read` ends with."""
+    """Return the error that a call read with `read` ends with."""
     try:
         while await call.read() is not grpc.aio.EOF:
             pass
@@ -203,7 +203,7 @@ async def error_of_reading(call: Any) -> grpc.aio.AioRpcError:
 
 
 def detail(error: grpc.aio.AioRpcError, kind: type[Detail]) -> Detail:
-    """One of the google.rpc details of an error."""
+    """Return one of the google.rpc details of an error."""
     status = from_call(_SyncCall(error))
     assert status is not None, error
     for packed in status.details:
@@ -221,7 +221,7 @@ class _SyncCall:
 
 
 def fields_of(error: grpc.aio.AioRpcError) -> list[str]:
-    """The wrong fields that an INVALID_ARGUMENT names."""
+    """Return the wrong fields that an INVALID_ARGUMENT names."""
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error
     return [violation.field for violation in detail(error, BadRequest).field_violations]
 
@@ -231,7 +231,7 @@ def reason_of(error: grpc.aio.AioRpcError) -> str:
 
 
 def retry_s(error: grpc.aio.AioRpcError) -> float:
-    """What RESOURCE_EXHAUSTED and UNAVAILABLE say about trying again."""
+    """Return the retry delay in seconds of RESOURCE_EXHAUSTED and UNAVAILABLE."""
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
         assert detail(error, QuotaFailure).violations
     return float(detail(error, RetryInfo).retry_delay.ToMilliseconds() / 1000)
@@ -244,7 +244,7 @@ def wav(samples: np.ndarray, rate: int = 16_000) -> bytes:
 
 
 def hum(seconds: float, rate: int = 16_000) -> np.ndarray:
-    """Something like a voice: a few partials of 120 Hz that swell."""
+    """Return a signal like a voice: a few partials of 120 Hz with a varying level."""
     t = np.arange(round(seconds * rate)) / rate
     partials = sum(np.sin(2 * np.pi * 120 * k * t) / k for k in range(1, 8))
     return (0.2 * partials * (1 + np.sin(2 * np.pi * 3 * t))).astype(np.float32)

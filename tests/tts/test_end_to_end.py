@@ -1,4 +1,4 @@
-"""Text in, audio out through every part there is: tiny weights, nothing replaced."""
+"""End-to-end tests with tiny weights: text in, audio out, no component replaced."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ import soundfile
 from decoder import AudioEncoding, sample_index
 from llm import FinishReason, Request, SamplingParams
 from tests.fakes import wait_until_idle
-from tts.chat import ChatMessage, ChatRole
+from tts.checkpoint.chat import ChatMessage, ChatRole
+from tts.checkpoint.tokenizer import IncrementalDetokenizer
 from tts.factory import Service
-from tts.speech import (
+from tts.speech.synthesizer import Synthesizer
+from tts.speech.types import (
     AudioChunk,
     ChunkingOverrides,
     Done,
@@ -26,8 +28,7 @@ from tts.speech import (
     SpeechRequest,
     Started,
 )
-from tts.synthesizer import Synthesizer
-from tts.voices import Voice
+from tts.voices.types import Voice
 
 TEXT = "Dr. Smith paid $5.20 on 3 May. Did he? Yes, and then he went home by the river."
 
@@ -112,7 +113,7 @@ def test_same_seed_alone_and_among_eight_is_the_same_bytes(
     run(scenario)
 
 
-def test_a_container_holds_what_was_said(synthesizer: Synthesizer) -> None:
+def test_a_container_has_all_samples(synthesizer: Synthesizer) -> None:
     async def scenario() -> None:
         plain = await synthesizer.synthesize(request())
         flac = await synthesizer.synthesize(request(encoding=AudioEncoding.FLAC))
@@ -123,7 +124,7 @@ def test_a_container_holds_what_was_said(synthesizer: Synthesizer) -> None:
     run(scenario)
 
 
-def test_a_session_speaks_text_as_it_comes(synthesizer: Synthesizer) -> None:
+def test_a_session_synthesizes_text_as_it_arrives(synthesizer: Synthesizer) -> None:
     async def scenario() -> None:
         session = synthesizer.open_session(request("", max_audio_s=60))
         for fragment in ("He", "llo there. ", "How are", " you?"):
@@ -162,7 +163,7 @@ def test_a_clip_becomes_a_voice_that_speaks(synthesizer: Synthesizer) -> None:
     run(scenario)
 
 
-def test_a_follow_up_request_goes_on_where_the_first_ended(synthesizer: Synthesizer) -> None:
+def test_a_follow_up_request_continues_the_first(synthesizer: Synthesizer) -> None:
     async def scenario() -> None:
         first = await synthesizer.synthesize(request("One."))
         carry = first.chunks[-1].carry
@@ -175,7 +176,7 @@ def test_a_follow_up_request_goes_on_where_the_first_ended(synthesizer: Synthesi
     run(scenario)
 
 
-def test_chunking_of_a_request_changes_no_length(synthesizer: Synthesizer) -> None:
+def test_chunking_of_a_request_does_not_change_the_length(synthesizer: Synthesizer) -> None:
     async def scenario() -> None:
         usual = await synthesizer.synthesize(request())
         for sizes in ((1,), (3, 7), (500,)):
@@ -186,7 +187,9 @@ def test_chunking_of_a_request_changes_no_length(synthesizer: Synthesizer) -> No
     run(scenario)
 
 
-def test_leaving_early_frees_everything(service: Service, synthesizer: Synthesizer) -> None:
+def test_closing_a_stream_early_frees_all_resources(
+    service: Service, synthesizer: Synthesizer
+) -> None:
     async def scenario() -> None:
         stream = synthesizer.stream(request(TEXT * 20))
         async for event in stream:
@@ -198,7 +201,7 @@ def test_leaving_early_frees_everything(service: Service, synthesizer: Synthesiz
     run(scenario)
 
 
-def test_control_tokens_in_the_text_are_only_read_aloud(
+def test_control_tokens_in_the_text_are_synthesized_as_text(
     service: Service, synthesizer: Synthesizer
 ) -> None:
     voice = synthesizer.voices.default
@@ -212,7 +215,7 @@ def test_control_tokens_in_the_text_are_only_read_aloud(
     run(scenario)
 
 
-def test_the_same_engine_writes_text(service: Service) -> None:
+def test_the_same_engine_generates_text(service: Service) -> None:
     async def scenario() -> None:
         messages = [ChatMessage(ChatRole.USER, "Hello?")]
         prompt = service.prompts.chat_prompt(messages)
@@ -225,7 +228,7 @@ def test_the_same_engine_writes_text(service: Service) -> None:
             allowed_ranges=((32, 127),),
         )
         chunks = [c async for c in service.client.generate(Request("chat", prompt, sampling))]
-        detokenizer = service.prompts.detokenizer()
+        detokenizer = IncrementalDetokenizer(service.prompts.tokenizer)
         text = "".join(detokenizer.push(chunk.token_ids) for chunk in chunks)
         assert chunks[-1].finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
         assert len(text + detokenizer.finish()) == sum(len(c.token_ids) for c in chunks)

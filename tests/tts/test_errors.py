@@ -32,15 +32,15 @@ from tts.errors import (
     TTSError,
     VoiceNotFoundError,
 )
-from tts.status import RULES, rule_of, status_of
+from tts.server.status import RULES, rule_of, status_of
 
 ROOTS: dict[type[Exception], str] = {LLMError: "llm", DecoderError: "decoder", TTSError: "tts"}
 COMMAND_LINE_ONLY = {
-    "tts.hub",
-    "tts.player",
+    "tts.checkpoint.hub",
+    "tts.cli.player",
     "tts.processes.supervisor",
-    "tts.say_client",
-    "tts.say_options",
+    "tts.cli.client",
+    "tts.cli.options",
 }
 """Modules whose errors end a command, never a call."""
 
@@ -58,7 +58,7 @@ def _needs_a_gpu(name: str) -> bool:
 
 
 def exception_classes() -> set[type[Exception]]:
-    """Every exception class that our three packages define."""
+    """Return every exception class that the three packages define."""
     return {
         value
         for package in (llm, decoder, tts)
@@ -132,14 +132,14 @@ def test_errors_of_the_core_about_requests_are_the_clients(error: Exception) -> 
         (AdapterNotFoundError("x"), "ADAPTER_NOT_FOUND", "adapter"),
     ],
 )
-def test_what_is_not_found_is_named(error: Exception, reason: str, key: str) -> None:
+def test_not_found_errors_name_the_resource(error: Exception, reason: str, key: str) -> None:
     assert status_of(error).code is grpc.StatusCode.NOT_FOUND
     (info,) = unpack(error)[ErrorInfo]
     assert (info.reason, info.domain, info.metadata[key]) == (reason, "tts.v1", "x")
     assert info.metadata["request_id"] == "id-1"
 
 
-def test_busy_says_when_to_come_back() -> None:
+def test_a_busy_error_has_a_retry_delay() -> None:
     error = ServerBusyError("full", subject="server", retry_after_s=2.5)
     assert status_of(error).code is grpc.StatusCode.RESOURCE_EXHAUSTED
     details = unpack(error)
@@ -156,13 +156,13 @@ def test_preconditions_carry_their_reason(precondition: Precondition) -> None:
 
 
 @pytest.mark.parametrize("error", [errors.LoadingError("x"), errors.DrainingError("x")])
-def test_unavailable_is_worth_a_retry(error: Exception) -> None:
+def test_unavailable_errors_have_a_retry_delay(error: Exception) -> None:
     assert status_of(error).code is grpc.StatusCode.UNAVAILABLE
     assert unpack(error)[RetryInfo]
 
 
 @pytest.mark.parametrize("error", [SynthesisError("/secret/path"), KeyError("/secret/path")])
-def test_failures_inside_do_not_leak(error: Exception) -> None:
+def test_internal_errors_do_not_leak(error: Exception) -> None:
     status = status_of(error, "id-1")
     assert status.code is grpc.StatusCode.INTERNAL
     assert "secret" not in status.to_proto().SerializeToString().decode("utf-8", "replace")
@@ -171,13 +171,13 @@ def test_failures_inside_do_not_leak(error: Exception) -> None:
 
 def test_subclasses_inherit_a_rule() -> None:
     class SpecialError(VoiceNotFoundError):
-        """Not in the table."""
+        """An error class that is not in the table."""
 
     assert rule_of(SpecialError) is RULES[VoiceNotFoundError]
 
 
 def test_long_messages_fit_into_metadata() -> None:
-    """Percent-encoded message and base64 details together, as HTTP/2 carries them."""
+    """The limit is for the percent-encoded message and base64 details together."""
     violations = (FieldViolation(f"field{n}" * 50, "é" * 600) for n in range(200))
     status = status_of(InvalidRequestError(*violations), "i" * 128)
     on_the_wire = quote(status.message) + b64encode(status.to_proto().SerializeToString()).decode()

@@ -16,22 +16,18 @@ from decoder import AudioEncoding, AudioFormat, DecoderConfigError, PrependPromp
 from llm import CheckpointError, Request, SamplingParams
 from llm.models.llama import LlamaModel
 from tests.fakes import build_tiny_checkpoint, tiny_config
-from training.vocabulary import END_OF_SPEECH, END_OF_TEXT
-from tts.chat import ChatMessage, ChatRole
-from tts.config import AudioGenerationConfig, ServerConfig, load_config
-from tts.factory import (
-    Service,
-    cpu_threads,
-    create_service,
-    default_values,
-    embedded_folder,
-)
-from tts.speech import SamplingOverrides, SpeechRequest, Started
+from tests.vocabulary import END_OF_SPEECH, END_OF_TEXT
+from tts.checkpoint.chat import ChatMessage, ChatRole
+from tts.config.defaults import default_values, embedded_folder
+from tts.config.pipeline import AudioGenerationConfig, load_config
+from tts.config.server import ServerConfig
+from tts.factory import Service, cpu_threads, create_service
+from tts.speech.types import SamplingOverrides, SpeechRequest, Started
 
 
 @pytest.fixture
 def folder(tmp_path: Path, tiny_checkpoint: Path) -> Path:
-    """A copy that a test may spoil."""
+    """Return a copy of the checkpoint that a test may change."""
     return Path(shutil.copytree(tiny_checkpoint, tmp_path / "spoiled"))
 
 
@@ -44,7 +40,7 @@ def closed(service: Service) -> Service:
     return service
 
 
-def test_a_speech_checkpoint_has_everything(service: Service) -> None:
+def test_a_speech_checkpoint_creates_all_components(service: Service) -> None:
     assert (service.model, service.family) == ("tiny", "embedded")
     synthesizer = service.synthesizer
     assert synthesizer is not None
@@ -56,12 +52,12 @@ def test_a_speech_checkpoint_has_everything(service: Service) -> None:
     assert settings.max_seq_len == 1024
     assert (settings.sampling.temperature, settings.sampling.top_k) == (0.8, 50)
     assert (settings.streaming.chunk_sizes, settings.streaming.buffer) == ((2, 4, 8), 8)
-    assert not settings.streaming.masks.buffer_sees_current
+    assert settings.streaming.masks.block_causal
     assert service.text.stop_token_ids == (END_OF_SPEECH, END_OF_TEXT)
     assert service.prompts.can_chat
 
 
-def test_configuration_goes_before_the_codecs_recommendation(tiny_checkpoint: Path) -> None:
+def test_configuration_overrides_the_defaults_of_the_codec(tiny_checkpoint: Path) -> None:
     config = tiny_config(
         tiny_checkpoint,
         chunk_size=[5],
@@ -73,12 +69,12 @@ def test_configuration_goes_before_the_codecs_recommendation(tiny_checkpoint: Pa
     assert service.synthesizer is not None
     settings = service.synthesizer.settings
     assert settings.streaming.chunk_sizes == (5,)
-    assert settings.streaming.buffer == 8  # nobody set it
+    assert settings.streaming.buffer == 8  # not set by the configuration
     assert settings.streaming.prepend is PrependPromptSpeechTokens.ROLLING
     assert (service.model, settings.max_seq_len, service.text.max_seq_len) == ("renamed", 300, 300)
 
 
-def test_server_limits_reach_the_parts(tiny_checkpoint: Path) -> None:
+def test_server_limits_reach_the_components(tiny_checkpoint: Path) -> None:
     server = ServerConfig(max_audio_duration_s=5, max_prompt_audio_bytes=1000, max_voices=1)
     service = closed(create_service(tiny_config(tiny_checkpoint), server))
     assert service.synthesizer is not None
@@ -87,7 +83,7 @@ def test_server_limits_reach_the_parts(tiny_checkpoint: Path) -> None:
     assert settings.cloning.audio.max_bytes == 1000
 
 
-def test_the_raw_format_is_the_decoders_option(tiny_checkpoint: Path) -> None:
+def test_the_raw_format_is_that_of_the_decoder(tiny_checkpoint: Path) -> None:
     config = tiny_config(tiny_checkpoint, audio_decoder_config={"pcm_format": "f32le"})
     service = create_service(config)
 
@@ -110,7 +106,7 @@ def test_the_raw_format_is_the_decoders_option(tiny_checkpoint: Path) -> None:
     assert encodings == [AudioEncoding.PCM_F32LE, AudioEncoding.MULAW]
 
 
-def test_a_text_checkpoint_does_not_speak(text_checkpoint: Path) -> None:
+def test_a_text_checkpoint_has_no_synthesizer(text_checkpoint: Path) -> None:
     service = create_service(tiny_config(text_checkpoint))
     assert (service.family, service.codec, service.synthesizer) == ("", None, None)
 
@@ -123,10 +119,10 @@ def test_a_text_checkpoint_does_not_speak(text_checkpoint: Path) -> None:
     assert 1 <= asyncio.run(scenario()) <= 4
 
 
-def test_only_text_has_a_default_format_that_is_told(
+def test_only_text_models_log_their_default_format(
     text_checkpoint: Path, tiny_checkpoint: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A speech family keeps the format that it has always had, and the log is silent about it."""
+    """A speech family has one format and logs no reason for it."""
     for folder in (text_checkpoint, tiny_checkpoint):
         caplog.clear()
         with caplog.at_level("INFO", "llm.config"):
@@ -136,7 +132,7 @@ def test_only_text_has_a_default_format_that_is_told(
         assert len(reasons) == (folder is text_checkpoint)
 
 
-def test_another_decoder_may_speak_the_codes(folder: Path) -> None:
+def test_another_registered_decoder_may_be_selected(folder: Path) -> None:
     """A registered codec by name instead of the checkpoint's own folder."""
     shutil.rmtree(folder / "codec")
     with pytest.raises(DecoderConfigError, match="weights"):
@@ -153,7 +149,7 @@ def test_a_codec_folder_may_be_named(folder: Path, tmp_path: Path) -> None:
 
 
 def test_decoder_weights_may_be_named(folder: Path, tmp_path: Path) -> None:
-    """The same codec's other weights: they are what is loaded."""
+    """The weights at the named path are loaded."""
     other = build_tiny_checkpoint(tmp_path / "other", seed=5) / "codec"
     weights = load_file(other / "model.safetensors")
     without_encoder = {k: v for k, v in weights.items() if not k.startswith("encoder.")}
@@ -169,7 +165,7 @@ def test_decoder_weights_may_be_named(folder: Path, tmp_path: Path) -> None:
     [
         ("speech.json", {"family": "whistle"}, "unknown family 'whistle'"),
         ("speech.json", {"end_of_speech": "<|never|>"}, r"no token <\|never\|>"),
-        ("voices.json", {"default": "nobody"}, "'nobody' is not among"),
+        ("voices.json", {"default": "unknown"}, "'unknown' is not among"),
         (
             "voices.json",
             {"default": "a", "voices": [{"name": "a", "control_token": "<|voice_99|>"}]},
@@ -177,7 +173,7 @@ def test_decoder_weights_may_be_named(folder: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_broken_checkpoints_say_what_is_wrong(
+def test_errors_for_broken_checkpoints_name_the_problem(
     folder: Path, name: str, values: dict[str, object], message: str
 ) -> None:
     edit(folder / name, **values)
@@ -200,7 +196,7 @@ def test_defaults_are_the_lowest_layer(tiny_checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (4, 3), (64, 4)])
-def test_a_core_is_left_to_the_event_loop(cores: int, threads: int) -> None:
+def test_one_cpu_core_is_reserved_for_the_event_loop(cores: int, threads: int) -> None:
     assert cpu_threads(cores) == threads
 
 
@@ -208,11 +204,11 @@ SAY_HELLO = """
 import asyncio, sys
 from pathlib import Path
 from tts.factory import create_service
-from tts.model_values import complete_values
+from tts.config.defaults import complete_values
 assert "torch" not in sys.modules
-from tts.chat import ChatMessage, ChatRole
-from tts.config import AudioGenerationConfig
-from tts.speech import SpeechRequest
+from tts.checkpoint.chat import ChatMessage, ChatRole
+from tts.config.pipeline import AudioGenerationConfig
+from tts.speech.types import SpeechRequest
 values = complete_values({"model": {"model_path": sys.argv[1]}})
 service = create_service(AudioGenerationConfig(**values))
 async def main():
@@ -226,15 +222,15 @@ print(sorted(heavy & set(sys.modules)))
 """
 
 
-def test_speaking_imports_nothing_heavy_but_torch(tiny_checkpoint: Path) -> None:
-    """Import time is most of a cold start."""
+def test_synthesis_imports_no_heavy_package_except_torch(tiny_checkpoint: Path) -> None:
+    """Imports take most of the time of a cold start."""
     command = [sys.executable, "-W", "error", "-c", SAY_HELLO, str(tiny_checkpoint)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (result.stdout.strip(), result.stderr) == ("[]", "")
 
 
 def test_the_test_mode_needs_no_weight_files(folder: Path) -> None:
-    """Random, and the same each time; without the mode the files are missed."""
+    """The weights are random but reproducible; without the mode the missing files are an error."""
     for path in folder.rglob("*.safetensors"):
         path.unlink()
     with pytest.raises((CheckpointError, DecoderConfigError), match="safetensors"):
@@ -252,8 +248,8 @@ def test_the_test_mode_needs_no_weight_files(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
-def test_random_weights_are_planned_for(folder: Path, is_tied: bool) -> None:
-    """As many bytes as the files would have, but for the norms."""
+def test_memory_planning_counts_random_weights(folder: Path, is_tied: bool) -> None:
+    """The planned number of bytes is that of the files, except for the norms."""
     path = folder / "config.json"
     edit(path, tie_word_embeddings=is_tied)
     values = json.loads(path.read_text())
@@ -266,9 +262,7 @@ def test_random_weights_are_planned_for(folder: Path, is_tied: bool) -> None:
     assert planned < stored
 
 
-def test_the_test_mode_prefers_the_weights_there_are(
-    tiny_checkpoint: Path, service: Service
-) -> None:
+def test_the_test_mode_prefers_existing_weights(tiny_checkpoint: Path, service: Service) -> None:
     request = SpeechRequest("Hello.", sampling=SamplingOverrides(seed=1, max_tokens=12))
     assert service.synthesizer is not None
     expected = asyncio.run(service.synthesizer.synthesize(request)).audio
@@ -278,7 +272,7 @@ def test_the_test_mode_prefers_the_weights_there_are(
     closed(tested)
 
 
-def test_the_configured_chat_template_is_the_one_rendered(
+def test_the_configured_chat_template_is_rendered(
     tiny_checkpoint: Path, tmp_path: Path, service: Service
 ) -> None:
     (tmp_path / "chat.jinja").write_text("<{{ messages[0]['content'] }}>")

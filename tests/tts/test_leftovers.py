@@ -1,4 +1,4 @@
-"""Temporary files: what dead processes left is swept, what living ones and others have is not."""
+"""Temporary files: those of dead processes are removed, others are kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.tts.server_process import Process, processes_of, serving_process, stub_of
-from tests.tts.serving import run, stream_request, taken_apart
+from tests.tts.serving import grouped, run, stream_request
 from tts.leftovers import FOLDER, SOCKETS, lock, remove_folder, sweep, temporary_folder
 
 HOLDER = """
@@ -29,7 +29,7 @@ with temporary_folder("test") as folder:
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of this test alone, in this process and its children."""
+    """Temporary folder of this test, for this process and its children."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
@@ -37,7 +37,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def holder() -> Iterator[subprocess.Popen[str]]:
-    """Another process that owns a folder; its name comes on standard output."""
+    """A process that owns a folder and prints its name."""
     pipe = subprocess.PIPE
     command = [sys.executable, "-c", HOLDER]
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
@@ -76,7 +76,9 @@ def test_a_folder_lives_as_long_as_its_process(
     assert names(temporary) == []
 
 
-def test_the_next_folder_sweeps(temporary: Path, holder: subprocess.Popen[str]) -> None:
+def test_creating_a_folder_removes_leftovers(
+    temporary: Path, holder: subprocess.Popen[str]
+) -> None:
     folder = folder_of(holder)
     holder.kill()
     holder.wait()
@@ -85,7 +87,7 @@ def test_the_next_folder_sweeps(temporary: Path, holder: subprocess.Popen[str]) 
     assert not folder.exists()
 
 
-def test_sockets_are_swept_and_nothing_else_of_that_name(temporary: Path) -> None:
+def test_leftover_sockets_are_removed_and_other_files_kept(temporary: Path) -> None:
     os.close(lock(temporary / "sonant-x-lock", SOCKETS))
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(temporary / "sonant-x-request"))
@@ -95,7 +97,7 @@ def test_sockets_are_swept_and_nothing_else_of_that_name(temporary: Path) -> Non
     assert names(temporary) == ["sonant-x", "sonant-x-notes"]
 
 
-def test_a_lock_that_is_about_to_be_taken_is_left(temporary: Path) -> None:
+def test_a_lock_file_that_is_being_locked_is_kept(temporary: Path) -> None:
     (temporary / "sonant-x-lock").touch()
     sweep()
     assert names(temporary) == ["sonant-x-lock"]
@@ -113,7 +115,7 @@ def test_links_are_not_followed(temporary: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_other_users_keep_what_they_left(temporary: Path) -> None:
+def test_files_of_other_users_are_kept(temporary: Path) -> None:
     os.close(lock(temporary / "sonant-x-lock", FOLDER))
     (temporary / "sonant-x").mkdir()
     os.chown(temporary / "sonant-x-lock", 12_345, 12_345)
@@ -121,10 +123,10 @@ def test_other_users_keep_what_they_left(temporary: Path) -> None:
     assert names(temporary) == ["sonant-x", "sonant-x-lock"]
 
 
-def test_a_later_server_sweeps_what_a_killed_one_left(
+def test_a_later_server_removes_leftovers_of_a_killed_one(
     tiny_checkpoint: Path, temporary: Path
 ) -> None:
-    """With all its processes killed at once, and beside one that lives."""
+    """All its processes are killed at once while another server runs."""
     flags = {"front_ends": 2, "prometheus-metrics-mode": "launch_multiproc_server"}
 
     async def scenario() -> None:
@@ -143,7 +145,7 @@ def test_a_later_server_sweeps_what_a_killed_one_left(
                 assert set(kept) < set(names(temporary))
                 async with stub_of(address) as stub:
                     spoken = [r async for r in stub.SynthesizeStream(stream_request())]
-                    assert taken_apart(spoken).data
+                    assert grouped(spoken).data
                 later.process.terminate()
                 assert await later.ended() == 0
             assert names(temporary) == kept
@@ -155,7 +157,7 @@ def test_a_later_server_sweeps_what_a_killed_one_left(
 
 
 def _kill_all(server: Process) -> None:
-    """Stopped first: a child whose parent has gone would put things in order."""
+    """Kill all processes, stopped first: a child whose parent is gone would clean up."""
     children = processes_of(server, "-m")
     assert len(children) == 3
     for number in (signal.SIGSTOP, signal.SIGKILL):

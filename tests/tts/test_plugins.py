@@ -1,4 +1,4 @@
-"""`custom_architectures`: a language model and an audio decoder from outside, both serving."""
+"""`custom_architectures`: a language model and an audio decoder of a plug-in in a server."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from llm import Request, SamplingParams
 from llm.config import architectures, supported_architectures
 from tests.fakes import tiny_config
 from tests.tts.serving import run
-from tts.config import AudioGenerationConfig
+from tts.config.pipeline import AudioGenerationConfig
 from tts.factory import Service, create_service
-from tts.speech import SamplingOverrides, SpeechRequest
+from tts.speech.types import SamplingOverrides, SpeechRequest
 
 PLUGIN = '''
 """Llama read against the grain, and a codec of ramps."""
 
 from decoder import DecoderArchitecture
-from decoder.ramp import RampDecoder
+from decoder.codecs.ramp import RampDecoder
 from llm import Architecture
 from llm.models.llama import LlamaModel
 
@@ -42,7 +42,7 @@ class ContraryModel(LlamaModel):
 
 
 class StairDecoder(RampDecoder):
-    """By another name."""
+    """The ramp decoder under another name."""
 
 
 ARCHITECTURES = [
@@ -54,7 +54,7 @@ ARCHITECTURES = [
 
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The plug-in's name; the registries are as before afterwards."""
+    """Return the plug-in's name; restore the registries after the test."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(architectures, "_architectures", dict(architectures._architectures))
     monkeypatch.setattr(decoder_registry, "_DECODERS", dict(decoder_registry._DECODERS))
@@ -65,7 +65,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path, tiny_checkpoint: Path) -> Path:
-    """The tiny checkpoint, of the plug-in's architecture and speaking through its codec."""
+    """Return the tiny checkpoint with the plug-in's architecture and codec."""
     folder = Path(shutil.copytree(tiny_checkpoint, tmp_path / "contrary"))
     config = json.loads((folder / "config.json").read_text())
     config["architectures"] = ["ContraryForCausalLM"]
@@ -78,7 +78,7 @@ def checkpoint(tmp_path: Path, tiny_checkpoint: Path) -> Path:
 
 
 def tokens_of(service: Service) -> list[int]:
-    """What the language model says greedily after a byte."""
+    """Return the greedy tokens of the language model after one byte."""
 
     async def ask() -> list[int]:
         sampling = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
@@ -88,7 +88,9 @@ def tokens_of(service: Service) -> list[int]:
     return run(ask())
 
 
-def test_both_serve(plugin: str, checkpoint: Path, tiny_service: Service) -> None:
+def test_the_model_and_the_decoder_of_a_plugin_serve(
+    plugin: str, checkpoint: Path, tiny_service: Service
+) -> None:
     config = tiny_config(checkpoint, audio_decoder="stairs", custom_architectures=[plugin])
     service = create_service(config)
     try:
@@ -106,7 +108,7 @@ def test_both_serve(plugin: str, checkpoint: Path, tiny_service: Service) -> Non
         asyncio.run(service.client.close())
 
 
-def test_another_process_registers_them_again(
+def test_plugins_are_registered_in_other_processes(
     plugin: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config(checkpoint, audio_decoder="stairs", custom_architectures=[plugin])
@@ -121,6 +123,6 @@ def test_another_process_registers_them_again(
     assert supported_decoders() == ("stairs",)
 
 
-def test_a_decoder_says_where_its_class_is() -> None:
+def test_a_decoder_path_must_be_module_and_class() -> None:
     with pytest.raises(DecoderConfigError, match="'stairs': decoder='here' is no module:Class"):
         DecoderArchitecture("stairs", "here")

@@ -17,29 +17,29 @@ from typing import Any
 import grpc
 import pytest
 
-from benchmarks.serving import SpeechClient, serving
-from tests.tts.raw_http2 import GOAWAY, raw_client
+from tests.speech_server import SpeechClient, serving
+from tests.tts.server.raw_http2 import GOAWAY, raw_client
 from tests.tts.server_process import START_S, Process, serving_process, stub_of
 from tests.tts.serving import (
+    grouped,
     reason_of,
     run,
     say,
     session_config,
     stream_request,
-    taken_apart,
 )
 from tts import serve
 from tts.v1.speech_pb2_grpc import SpeechServiceStub
 
 
-def test_a_life_ended_by_sigterm_in_mid_stream(tiny_checkpoint: Path) -> None:
+def test_sigterm_drains_streams_and_exits_cleanly(tiny_checkpoint: Path) -> None:
     async def scenario() -> None:
         flags = {"prometheus-metrics-mode": "launch_server", "metrics-port": 0}
         async with serving_process(tiny_checkpoint, **flags) as process:
             address = await process.ready()
             async with stub_of(address) as stub:
                 request = stream_request("A secret to be kept.", request_id="first")
-                first = taken_apart([r async for r in stub.SynthesizeStream(request)])
+                first = grouped([r async for r in stub.SynthesizeStream(request)])
                 assert first.data
                 metrics = await process.logged(r"metrics on (http://127\.0\.0\.1:\d+/metrics)")
                 scraped = await asyncio.to_thread(_get, metrics[1])
@@ -58,7 +58,7 @@ def test_a_life_ended_by_sigterm_in_mid_stream(tiny_checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("closed", ["<&- >&-", "2>&-"])
 def test_standard_streams_may_be_closed(closed: str, tiny_checkpoint: Path) -> None:
-    """What there is to tell is told to those that are open; two signals end it all the same."""
+    """Open streams get their lines, and two signals end the command."""
     arguments = ["--port=0", "--front-ends=0", f"--model.model-path={tiny_checkpoint}"]
     command = [sys.executable, "-m", "tts.serve", *arguments]
     with subprocess.Popen(
@@ -69,8 +69,8 @@ def test_standard_streams_may_be_closed(closed: str, tiny_checkpoint: Path) -> N
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        told = process.stdout if closed == "2>&-" else process.stderr
-        assert told.readline()
+        output = process.stdout if closed == "2>&-" else process.stderr
+        assert output.readline()
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGTERM)
         process.wait(START_S)
@@ -84,7 +84,7 @@ def _get(url: str) -> str:
 
 
 async def _is_drained_by_sigterm(process: Process, stub: SpeechServiceStub) -> None:
-    """What runs goes on to its end, what is new is refused."""
+    """Check that running calls complete and new ones are refused."""
     running = stub.StreamingSynthesize()
     await running.write(session_config(max_tokens=None))
     await running.write(say("Hello there. "))
@@ -104,7 +104,7 @@ async def _is_drained_by_sigterm(process: Process, stub: SpeechServiceStub) -> N
 
 
 async def _refusal(stub: SpeechServiceStub) -> grpc.aio.AioRpcError:
-    """The error of the first call that is not taken any more; there is a moment before that."""
+    """Return the error of the first refused call; a few calls may succeed before it."""
     while True:
         try:
             async for _ in stub.SynthesizeStream(stream_request()):
@@ -127,7 +127,7 @@ def test_streams_that_do_not_end_are_cut_and_the_exit_is_clean(tiny_checkpoint: 
     run(scenario(), 100)
 
 
-def test_the_second_signal_ends_at_once(tiny_checkpoint: Path) -> None:
+def test_the_second_signal_ends_immediately(tiny_checkpoint: Path) -> None:
     async def scenario() -> None:
         async with serving_process(tiny_checkpoint) as process:
             async with stub_of(await process.ready()) as stub:
@@ -143,7 +143,7 @@ def test_the_second_signal_ends_at_once(tiny_checkpoint: Path) -> None:
     run(scenario(), 100)
 
 
-def test_a_signal_while_loading_ends_it(tiny_checkpoint: Path) -> None:
+def test_a_signal_while_loading_ends_the_process(tiny_checkpoint: Path) -> None:
     async def scenario() -> None:
         async with serving_process(tiny_checkpoint) as process:
             await process.logged("listening on 127.0.0.1:")
@@ -166,8 +166,8 @@ def test_an_address_in_use(tiny_checkpoint: Path) -> None:
     run(scenario(), 100)
 
 
-def test_weights_that_cannot_be_read_end_it(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    """Found by the engine's process: told once, in words, and not started again."""
+def test_unreadable_weights_end_the_server(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """The engine's process reports them: one message, and no restart."""
     folder = Path(shutil.copytree(tiny_checkpoint, tmp_path / "broken"))
     (folder / "model.safetensors").write_bytes(b"<html>not found</html>")
 
@@ -197,7 +197,7 @@ def test_weights_that_cannot_be_read_end_it(tiny_checkpoint: Path, tmp_path: Pat
         (["--audio-decoder=nothing"], "audio_decoder=nothing"),
     ],
 )
-def test_wrong_configurations_are_one_line(
+def test_configuration_errors_are_one_line(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert serve.main(flags) == 2
@@ -208,7 +208,9 @@ def test_wrong_configurations_are_one_line(
     assert message in captured.err
 
 
-def test_a_missing_checkpoint_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_checkpoint_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert serve.main(["--port=0", f"--model.model-path={tmp_path / 'none'}"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -223,7 +225,7 @@ def test_unknown_flags_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
-    for flag, word in (("--help", "--max-queued-requests"), ("--version", "sonant")):
+    for flag, word in (("--help-all", "--max-queued-requests"), ("--version", "sonant")):
         with pytest.raises(SystemExit) as caught:
             serve.main([flag])
         assert not caught.value.code
@@ -246,16 +248,14 @@ def test_the_layers_of_configuration(tmp_path: Path, monkeypatch: Any) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--auth-token=", "--auth-token=  ", "--admin-token="])
-def test_a_token_that_is_none_starts_no_server(
-    flag: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As from a shell variable that is not set."""
+def test_an_empty_token_is_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unset shell variable gives an empty token."""
     assert serve.main([flag]) == 2
     name = flag[2:].partition("=")[0].replace("-", "_")
     assert f"serve: {name}: must be printable ASCII" in capsys.readouterr().err
 
 
-def test_nor_does_one_of_the_environment(
+def test_an_empty_token_of_the_environment_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SONANT_AUTH_TOKEN", "")
@@ -267,10 +267,10 @@ GOODBYE = b'x\n{"message": "call ended"}\n\x1b[31m'
 
 
 @pytest.mark.parametrize("front_ends", [0, 1])
-def test_what_clients_send_is_not_in_the_log_as_it_came(
+def test_client_input_is_escaped_or_absent_in_the_log(
     tiny_checkpoint: Path, front_ends: int
 ) -> None:
-    """Neither the text of a GOAWAY frame, nor a token, whatever bytes stand beside it."""
+    """The log has neither the text of a GOAWAY frame nor a token, next to any bytes."""
 
     async def scenario() -> None:
         flags = {"log-format": "json", "front-ends": front_ends, "auth-token": "secret"}
@@ -283,7 +283,7 @@ def test_what_clients_send_is_not_in_the_log_as_it_came(
                     b"/tts.v1.SpeechService/ListVoices",
                     (b"authorization", b"Bearer secret\xff"),
                 )
-                await client.pour(1, 0, 5)
+                await client.send_body(1, 0, 5)
                 await process.logged("UNAUTHENTICATED")
             process.process.send_signal(signal.SIGTERM)
             assert await process.ended() == 0
@@ -294,8 +294,8 @@ def test_what_clients_send_is_not_in_the_log_as_it_came(
     run(scenario(), 100)
 
 
-def test_a_log_that_cannot_be_written_stops_no_call(tiny_checkpoint: Path) -> None:
-    """On a full disk, say; neither the front end nor the engine minds."""
+def test_an_unwritable_log_does_not_stop_calls(tiny_checkpoint: Path) -> None:
+    """On a full disk both the front end and the engine keep running."""
     flags = ["--log-level", "debug"]
     with (
         Path("/dev/full").open("wb") as full,

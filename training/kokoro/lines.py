@@ -55,7 +55,7 @@ def _kind_of_statement(line: str) -> str:
 
 
 def dialogue(rng: random.Random, parts: Sequence[str]) -> str:
-    """Two short sentences as somebody says them."""
+    """Make direct speech of two short sentences."""
     first, second = (part.rstrip(".!?,;:") for part in rng.sample(parts, 2))
     end = rng.choice(",?!")
     name, verb = rng.choice(NAMES), rng.choice(SAID)

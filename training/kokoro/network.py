@@ -93,7 +93,7 @@ class Kokoro(nn.Module):
     def load(
         cls, weights: Mapping[str, Tensor], device: torch.device, pointwise: Pointwise | None = None
     ) -> Kokoro:
-        """With the tensors of `training.kokoro.weights`; every one must be there and fit."""
+        """Load the tensors of `training.kokoro.weights`; all must be present, with their shapes."""
         network = cls(pointwise)
         wanted = network.state_dict()
         fitting = {

@@ -16,6 +16,11 @@ A take (OUT/take_SEED_NUMBER.npz) holds some sessions, one after the other:
     partner       int64 [N]      the session whose timbre `other` has
     style         float16 [N, 256] the voice at a middling length
     lines         int64 [L, 2]   each line's session and first sample
+    row           int32 [L]      each line's number in its accent's table of phonemes
+    symbols       int32 [L]      its symbols, with the one before and the one after it
+    durations     uint8 [D]      of all symbols, in frames of 25 ms
+    voice         int16 [N]      number of a named voice among the English ones, or -1: a mixture
+    accent        uint8 [N]      number of the accent among the tables
 """
 
 from __future__ import annotations
@@ -34,10 +39,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from training.kokoro.blocks import Pointwise
 from training.kokoro.convert import VOICES_FILE, WEIGHTS_FILE
-from training.kokoro.network import FRAME, Curves, Kokoro, Prosody
+from training.kokoro.network import FRAME, Curves, Kokoro
 from training.kokoro.packages import symbols
 from training.kokoro.phonemes import ACCENTS, ids_of, read_table, table
 from training.kokoro.style import StyleBook, Voice
+from training.kokoro.text import Prosody
 from training.kokoro.weights import unpack
 
 SYMBOLS_PER_CALL = 32_768  # padding included
@@ -47,10 +53,11 @@ MIDDLING = 100  # ids
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A voice and its lines, each a list of ids."""
+    """A voice and its lines, each a list of ids; `rows` are their numbers in the table."""
 
     voice: Voice
     lines: tuple[tuple[int, ...], ...]
+    rows: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -97,7 +104,7 @@ class Studio:
 
     @classmethod
     def open(cls, folder: Path, device: torch.device) -> Studio:
-        """With the files of `training.kokoro.convert`; compiled on a GPU."""
+        """Load the files of `training.kokoro.convert`; compile on a GPU."""
         pointwise = Pointwise.compiled() if device.type == "cuda" else Pointwise()
         teacher = Kokoro.load(unpack(folder / WEIGHTS_FILE), device, pointwise)
         return cls(teacher, StyleBook.load(folder / VOICES_FILE, device), device)
@@ -123,6 +130,13 @@ class Studio:
             "partner": np.array(paired),
             "style": torch.stack(middle).cpu().numpy().astype(np.float16),
             "lines": np.array([(line.session, line.start) for line in spoken]),
+            "row": np.array([row for session in sessions for row in session.rows], np.int32),
+            "symbols": np.array([len(line.ids) + 2 for line in spoken], np.int32),
+            "durations": np.concatenate([_durations(line) for line in spoken]).astype(np.uint8),
+            "voice": np.array([self.book.number(session.voice) for session in sessions], np.int16),
+            "accent": np.array(
+                [tuple(ACCENTS).index(session.voice.accent) for session in sessions], np.uint8
+            ),
         }
 
     def _plan(self, sessions: Sequence[Session], paired: Sequence[int]) -> list[Spoken]:
@@ -193,11 +207,14 @@ class Studio:
             pitch[first : first + 2 * line.frames] = row[: 2 * line.frames]
 
 
+def _durations(line: Spoken) -> np.ndarray:
+    return line.prosody.durations.cpu().numpy()
+
+
 def _phones(spoken: Sequence[Spoken], total: int) -> np.ndarray:
     phones = np.zeros(total // FRAME, np.uint8)
     for line in spoken:
-        durations = line.prosody.durations.cpu().numpy()
-        symbols = np.repeat(np.array((0, *line.ids, 0), np.uint8), durations)
+        symbols = np.repeat(np.array((0, *line.ids, 0), np.uint8), _durations(line))
         first = line.start // FRAME
         phones[first : first + len(symbols)] = symbols
     return phones
@@ -210,8 +227,13 @@ def draw_sessions(
     rng: random.Random,
 ) -> list[Session]:
     """`sizes` voices and lines of each, of its accent ('a' or 'b')."""
-    voices = [book.draw(rng) for _ in range(sizes[0])]
-    return [Session(voice, tuple(rng.choices(lines[voice.accent], k=sizes[1]))) for voice in voices]
+    sessions = []
+    for _ in range(sizes[0]):
+        voice = book.draw(rng)
+        table_ = lines[voice.accent]
+        rows = tuple(rng.randrange(len(table_)) for _ in range(sizes[1]))
+        sessions.append(Session(voice, tuple(table_[row] for row in rows), rows))
+    return sessions
 
 
 def record(

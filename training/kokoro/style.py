@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LENGTHS = "lengths"  # beside the voices' rows: the numbers of ids that they are for
+LENGTHS = "lengths"  # with the voices' rows: the numbers of ids that they are for
 HALF = 128
 NAMED_SHARE = 0.35  # of sessions that one of the teacher's own voices speaks
 SAME_HALVES = 0.6  # of mixtures whose timbre is that of the voices that lend the prosody
@@ -65,7 +65,7 @@ class StyleBook:
 
     @classmethod
     def load(cls, path: Path, device: torch.device) -> StyleBook:
-        """Of the file that `training.kokoro.convert` writes."""
+        """Read the file that `training.kokoro.convert` writes."""
         with np.load(path) as stored:
             return cls({name: stored[name] for name in stored.files}, device)
 
@@ -75,6 +75,13 @@ class StyleBook:
         timbre = sum(share * self._row(name, at)[:HALF] for name, share in voice.timbre)
         prosody = sum(share * self._row(name, at)[HALF:] for name, share in voice.prosody)
         return torch.cat((torch.as_tensor(timbre), torch.as_tensor(prosody)))
+
+    def number(self, voice: Voice) -> int:
+        """Place of a named voice among the English ones; -1 of a mixture."""
+        (name, _), *others = voice.timbre
+        if others or voice.timbre != voice.prosody:
+            return -1
+        return self.english.index(name)
 
     def _row(self, name: str, at: float) -> Tensor:
         rows, low = self._rows[name], int(at)

@@ -3,7 +3,7 @@
     python -m training.lent.bundle --teacher runs/teacher --package runs/teacher/package \
         --phonemes runs/phonemes --out bundle [--wheels DIR]
 
-The folder holds code, the teacher's weights, thinned style rows, phonemes without their text, and
+The folder holds code, the teacher's weights, thinned style rows, phonemes with their texts, and
 start.sh and poll.sh.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from training.kokoro.convert import VOICES_FILE, WEIGHTS_FILE
 from training.kokoro.packages import SYMBOLS
-from training.kokoro.phonemes import ACCENTS, read_table, table, write_table
+from training.kokoro.phonemes import ACCENTS, table
 from training.kokoro.style import thin
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ LIMIT_MIB = 60.0
 
 
 def bundle(args: argparse.Namespace) -> float:
-    """Write the folder anew; returns its size in MiB."""
+    """Replace the folder and return its size in MiB."""
     out: Path = args.out
     shutil.rmtree(out, ignore_errors=True)
     (out / "teacher").mkdir(parents=True)
@@ -43,8 +43,7 @@ def bundle(args: argparse.Namespace) -> float:
     shutil.copy(args.package / SYMBOLS, out / "package" / SYMBOLS)
     (out / "phonemes").mkdir()
     for accent in ACCENTS:
-        spoken = [row.split("\t")[0] for row in read_table(table(args.phonemes, accent))]
-        write_table(spoken, table(out / "phonemes", accent))
+        shutil.copy(table(args.phonemes, accent), out / "phonemes")
     if args.wheels:
         shutil.copytree(args.wheels, out / "wheels")
     for script in ("start.sh", "poll.sh"):

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Start a trial on this machine in the background, from a folder that training.lent.bundle made.
 #   bash start.sh [MINUTES [arguments of training.speech_codec.trial]]
+#   bash start.sh 25 --voice --designs source_free --start FILE [-- decoder's [-- language model's]]
 # Copies itself to $VOICE_WORK (/tmp/voice), so that later calls need not carry the folder again.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)

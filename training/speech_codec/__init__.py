@@ -2,7 +2,7 @@
 
 config     sizes
 networks   encoder, voice encoder, decoder
-cost       multiply-adds per second of audio, beside those of the codec that ships
+cost       multiply-adds per second of audio, compared with those of the codec that ships
 crops      training examples from the teacher's takes
 train      one design on one device, for some minutes
 trial      synthesis and several designs at once, on the GPUs that are there

@@ -1,7 +1,7 @@
 """A codec's weights on disk: float16, or 8 bits where a file has to be small.
 
 A matrix or a convolution of float16 NAME becomes int8 NAME and float16 NAME:scale, one scale per
-first index.
+first index. Those of few rows keep their format: they are small, and pitch needs it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from training.speech_codec.config import SpeechCodecConfig
 from training.speech_codec.networks import SpeechCodec
 
 CODEC = "codec."
+FEW_ROWS = 4
 
 
 def write(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -33,10 +34,10 @@ def halved(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def eighth_bits(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """As the module says; vectors stay as they are."""
+    """Round matrices to 8 bits, as the module describes; vectors keep their format."""
     small: dict[str, Tensor] = {}
     for name, value in state.items():
-        if value.dim() < 2:
+        if value.dim() < 2 or len(value) <= FEW_ROWS:
             small[name] = value
             continue
         rows = value.float().flatten(1)

@@ -42,18 +42,18 @@ class Clip:
 
 
 def read_clips(folder: Path) -> list[Clip]:
-    """Of a folder that this module wrote."""
+    """Read the clips of a folder that this module wrote."""
     rows = (folder / TABLE).read_text(encoding="utf-8").splitlines()
     parts = [row.split("\t") for row in rows]
     return [Clip(kind, voice, folder / name, text) for kind, voice, name, text in parts]
 
 
-def voices(studio: Studio, mixtures: int, seed: int) -> Iterator[tuple[str, str, Voice]]:
+def voices(studio: Studio, args: argparse.Namespace) -> Iterator[tuple[str, str, Voice]]:
     """Kind, name and voice."""
-    for name in NAMED:
+    for name in args.named:
         yield "named", name, Voice.named(name)
-    rng = random.Random(seed)
-    for number in range(mixtures):
+    rng = random.Random(args.seed)
+    for number in range(args.mixtures):
         yield "mixture", f"mixture{number}", studio.book.mixture(rng)
 
 
@@ -72,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in ("teacher", "package", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--lines", type=int, default=5, help="per named voice")
+    parser.add_argument("--named", nargs="+", default=NAMED)
     parser.add_argument("--mixtures", type=int, default=6)
     parser.add_argument("--mixture-lines", type=int, default=3)
     parser.add_argument("--seed", type=int, default=20_000)
@@ -84,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines = [line for line in TEXTS.read_text().splitlines() if len(line) >= SHORTEST]
     random.Random(args.seed).shuffle(lines)
     rows = []
-    for kind, name, voice in voices(studio, args.mixtures, args.seed):
+    for kind, name, voice in voices(studio, args):
         for number in range(1 + (args.lines if kind == "named" else args.mixture_lines)):
             text = lines.pop()
             samples = say(studio, ids_of(spellers[voice.accent](text), known), voice)

@@ -37,6 +37,12 @@ class SpeechCodecConfig:
     decoder_blocks: int = 8
     behind: int = 2  # codes before and after a code that its first layer sees
     ahead: int = 2
+    excitation: bool = False  # the decoder filters pulses of its own pitch, and noise
+    free_spectrum: bool = True  # the decoder writes complex spectra
+
+    def __post_init__(self) -> None:
+        if not (self.excitation or self.free_spectrum):
+            raise ValueError("a decoder without excitation and without free_spectrum is silent")
 
     @property
     def hop(self) -> int:
@@ -50,7 +56,7 @@ class SpeechCodecConfig:
 
     @property
     def bins(self) -> int:
-        """Of a spectrum that the decoder writes."""
+        """Number of bins of a spectrum that the decoder writes."""
         return self.n_fft // 2 + 1
 
     @property
@@ -64,18 +70,19 @@ class SpeechCodecConfig:
 
     @property
     def receptive_field(self) -> int:
-        """How many earlier codes can change a code's samples."""
+        """How many earlier codes can change a code's samples, at one phase of the excitation."""
         frames = self.decoder_blocks * (self.kernel - 1)
-        overlap = math.ceil((self.n_fft - self.stft_hop) / self.hop)
+        reach = 2 * self.n_fft if self.excitation else self.n_fft  # pitch is of a window's end
+        overlap = math.ceil((reach - self.stft_hop) / self.hop)
         return self.behind + math.ceil(frames / self.frames_per_code) + overlap
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> SpeechCodecConfig:
-        """As `json` wrote it."""
+        """Read the values of a file that `save` wrote."""
         return cls(**values | {"levels": tuple(values["levels"])})
 
     def save(self, path: Path) -> None:
-        """As JSON."""
+        """Write all fields as JSON."""
         path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
 
@@ -89,4 +96,8 @@ DESIGNS = {
         condition_dim=8, decoder_dim=16, decoder_ff=32, decoder_blocks=2,
     ),
 }  # fmt: skip
+DESIGNS["source"] = replace(BASE, excitation=True, free_spectrum=False)
+DESIGNS["source_free"] = replace(BASE, excitation=True)
+DESIGNS["toy_source"] = replace(DESIGNS["toy"], excitation=True, free_spectrum=False)
+DESIGNS["toy_source_free"] = replace(DESIGNS["toy"], excitation=True)
 DESIGNS["toy_two"] = replace(DESIGNS["toy"], codebooks=2)

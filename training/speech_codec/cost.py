@@ -2,7 +2,7 @@
 
     python -m training.speech_codec.cost
 
-Of linear layers, convolutions and attention; the inverse STFT of both is left out (below 2 %).
+Of linear layers, convolutions and attention; the STFTs are left out (below 2 % each).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from decoder.embedded_modules import CodecConfig
-from decoder.embedded_modules import CodecDecoder as ShippedDecoder
+from decoder.codecs.embedded.modules import CodecConfig
+from decoder.codecs.embedded.modules import CodecDecoder as ShippedDecoder
 from training.speech_codec.config import DESIGNS, SpeechCodecConfig
 from training.speech_codec.networks import SpeechCodec
 
@@ -23,7 +23,7 @@ SHIPPED = Path(__file__).parents[2] / "tts" / "embedded" / "codec" / "config.jso
 
 
 def shipped(config: CodecConfig) -> float:
-    """Of the shipped decoder, per second, without what windows compute again."""
+    """Return the shipped decoder's multiply-adds per second, without what windows compute again."""
     decoder = ShippedDecoder(config)
     frames = config.sample_rate / config.hop * config.frames_per_code
     linear = sum(m.weight.numel() for m in decoder.modules() if isinstance(m, nn.Linear))
@@ -34,19 +34,20 @@ def shipped(config: CodecConfig) -> float:
 
 
 def designed(config: SpeechCodecConfig) -> float:
-    """Of a design's decoder, per second; what depends on the voice alone is computed once."""
+    """Return a decoder's multiply-adds per second, without those that depend on the voice alone."""
     decoder = SpeechCodec(config).decoder
     frames = config.sample_rate / config.frame
     per_frame = sum(
         block.mix.weight.numel() + block.ff_in.weight.numel() + block.ff_out.weight.numel()
         for block in decoder.blocks
     )
-    per_frame += decoder.spectra.weight.numel()
+    heads = [getattr(decoder, name, None) for name in ("spectra", "pitch", "filters")]
+    per_frame += sum(head.weight.numel() for head in heads if head is not None)
     return frames * (per_frame + decoder.input.weight.numel() / config.frames_per_code)
 
 
 def windowed(per_second: float, codes: float, chunk: int) -> float:
-    """With blocks of `chunk` codes, whose lower layers compute `codes` more on average."""
+    """Return the cost with blocks of `chunk` codes that compute `codes` more on average."""
     return per_second * (chunk + codes) / chunk
 
 
@@ -65,11 +66,11 @@ def main() -> None:
     again = 1 + today.left_window * (today.decoder_layers - 1) / 2
     print(f"shipped: {base / 1e6:.0f} M/s; in blocks of 10 codes "
           f"{windowed(base, again, 10) / 1e6:.0f} M/s")  # fmt: skip
-    for name in ("one", "two"):
+    for name in ("one", "two", "source", "source_free"):
         config = DESIGNS[name]
         cost = designed(config)
         per_block = (config.kernel - 1) / config.frames_per_code
-        again = 1 + per_block * (config.decoder_blocks - 1) / 2
+        again = 1 + config.excitation + per_block * (config.decoder_blocks - 1) / 2
         in_blocks = windowed(cost, again, 10)
         print(
             f"{name}: {cost / 1e6:.0f} M/s ({cost / base:.2f} of the shipped); in blocks of 10 "

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from training.kokoro.vocoder import SAMPLE_RATE
 from training.speech_codec.config import SpeechCodecConfig
 
 GRID = 600  # samples of the teacher's frames: crops begin on them
@@ -33,12 +34,14 @@ class Examples(NamedTuple):
     phones: Tensor  # int64 [B, F]
     pitch: Tensor  # float32 [B, F] in Hz, below 10 where there is no voice
     style: Tensor  # float32 [B, 256], of the target's timbre
+    drive: Tensor  # float32 [B, P] in Hz at every spectrum's first sample and on, 0: no voice
+    turns: Tensor  # float64 [B, P]: the phase of the teacher's source there
     crosses: Tensor  # bool [B]: source and target are of two voices
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a batch; the second and third number are codes."""
+    """Sizes of a batch: examples, and codes of a crop and of a reference."""
 
     batch: int
     crop: int
@@ -51,13 +54,24 @@ def load_takes(paths: Sequence[Path], device: torch.device) -> dict[str, Tensor]
     samples = sessions = 0
     for path in paths:
         with np.load(path) as stored:
-            take = {name: stored[name] for name in stored.files if name != "lines"}
+            take = dict(stored)
+        take["turns"] = phases(take["pitch"], take.pop("lines")[:, 1])
         shifts = {"start": samples, "end": samples, "partner": sessions}
         samples, sessions = samples + len(take["own"]), sessions + len(take["start"])
         for name, value in take.items():
             shifted = value + shifts[name] if name in shifts else value
             parts.setdefault(name, []).append(torch.from_numpy(shifted).to(device))
     return {name: torch.cat(values) for name, values in parts.items()}
+
+
+def phases(pitch: np.ndarray, lines: np.ndarray) -> np.ndarray:
+    """The phase of the teacher's source in turns, float32 [S / 300], in the middle of every pitch
+    value's samples; it begins again with every line (their first samples, [L])."""
+    step = pitch.astype(np.float64) * (PITCH_GRID / SAMPLE_RATE)
+    turns = step.cumsum()
+    first = np.sort(lines) // PITCH_GRID
+    line = np.searchsorted(first, np.arange(len(pitch)), side="right") - 1
+    return ((turns - (turns - step)[first][line]) % 1).astype(np.float32)
 
 
 class Crops:
@@ -77,7 +91,7 @@ class Crops:
 
     @property
     def hours(self) -> float:
-        """Of both timbres, held out ones included."""
+        """Hours of speech in both timbres, held-out sessions included."""
         return 2 * len(self.takes["own"]) / self.config.sample_rate / 3600
 
     def style_size(self) -> tuple[Tensor, Tensor]:
@@ -106,8 +120,24 @@ class Crops:
             takes["phones"][frames // GRID].long(),
             takes["pitch"][frames // PITCH_GRID].float(),
             takes["style"][owner].float(),
+            *self._drive(session, start),
             sides[0] != sides[1],
         )
+
+    def _drive(self, session: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+        """Pitch and phase from `start` on, as the teacher's source had them: its frequency is a
+        pitch value's from half of it before its samples to half of it before their end."""
+        config, pitch = self.config, self.takes["pitch"]
+        points = self.sizes.crop * config.hop // config.stft_hop + config.n_fft // config.stft_hop
+        samples = start[:, None] + torch.arange(points, device=start.device) * config.stft_hop
+        samples = samples.minimum(self.takes["end"][session, None] - 2 * PITCH_GRID)
+        place, share = samples // PITCH_GRID, (samples % PITCH_GRID) / PITCH_GRID
+        here, following = pitch[place].float(), pitch[place + 1].float()
+        hz = torch.where(following > VOICED_HZ, here.lerp(following, share), here)
+        middle = (samples - PITCH_GRID // 2).clamp_min(0)
+        place, share = middle // PITCH_GRID, (middle % PITCH_GRID) / SAMPLE_RATE
+        turns = self.takes["turns"][place].double() + pitch[place + 1].double() * share
+        return torch.where(here > VOICED_HZ, hz, 0.0), turns % 1
 
     def _place(self, session: Tensor, size: int, generator: torch.Generator | None) -> Tensor:
         """A first sample in each session, with `size` samples after it."""

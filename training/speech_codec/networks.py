@@ -4,9 +4,11 @@
     reference --log mel, 20 ms--> ConvNeXt --attention pooling--> FSQ --> voice tokens, a fixed row
     codes, voice tokens --20 ms--> causal ConvNeXt, norms conditioned on the voice
               --2 spectra each--> inverse STFT --> samples
+              --pitch, 2 filters each--> of pulses and noise, added to or instead of the spectra
 
 The decoder sees `ahead` codes after a code in its first layer and none later. A spectrum's window
-begins at the spectrum's own first sample, so a sample depends on no later spectrum. Voice tokens
+begins at the spectrum's own first sample, so a sample depends on no later spectrum. A spectrum's
+pitch is that of its window's end, so pulses depend on no later one either. Voice tokens
 have the codes' levels: a language model can read and write both with one vocabulary.
 Sources: ConvNeXt, arXiv 2201.03545; inverse STFT from it, Vocos, arXiv 2306.00814; FSQ,
 arXiv 2309.15505; fixed rows of tokens for the speaker, Spark-TTS, arXiv 2503.01710.
@@ -14,16 +16,23 @@ arXiv 2309.15505; fixed rows of tokens for the speaker, Spark-TTS, arXiv 2503.01
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchaudio.functional import melscale_fbanks
 
-from decoder.embedded_modules import FiniteScalarQuantizer, overlap_add
+from decoder.codecs.embedded.modules import FiniteScalarQuantizer, overlap_add
 from training.speech_codec.config import SpeechCodecConfig
+from training.speech_codec.excitation import Curve, Drive, pulses, repeating_noise
 
 HEAD_DIM = 64
 LOUDEST = 6.0  # log magnitude
+VOICED_LEVEL, NOISE_LEVEL = math.log(0.1), math.log(0.005)  # of untrained filters, at 0 Hz
+TILT_HZ = 500.0  # above, untrained filters of pulses fall like 1 / frequency
+FREE_LEVEL = -3.0  # log magnitude next to an excitation, which carries the speech
 
 
 class LogMel(nn.Module):
@@ -175,10 +184,19 @@ class VoiceEncoder(nn.Module):
         return self.even(latent.flatten(1)).view(latent.shape)
 
 
+class Place(NamedTuple):
+    """Where a window begins, and the phase that is carried to it."""
+
+    sample: int  # of the utterance
+    spectrum: int  # of the window, whose first sample has the phase
+    turns: Tensor  # float64 [B]
+
+
 class Decoder(nn.Module):
     """Values of codes and of voice tokens to samples."""
 
     window: Tensor
+    noise: Tensor
 
     def __init__(self, config: SpeechCodecConfig) -> None:
         super().__init__()
@@ -197,32 +215,113 @@ class Decoder(nn.Module):
         )
         self.norm = nn.LayerNorm(dim, elementwise_affine=False)
         self.style = nn.Linear(condition, 2 * dim)
-        self.spectra = nn.Linear(dim, config.spectra_per_frame * 2 * config.bins)
+        if config.free_spectrum:
+            self.spectra = nn.Linear(dim, config.spectra_per_frame * 2 * config.bins)
+        if config.excitation:
+            self.pitch = nn.Linear(dim, config.spectra_per_frame * 2)
+            self.filters = nn.Linear(dim, config.spectra_per_frame * 3 * config.bins)
+            self._even_filters()
+            self.register_buffer("noise", repeating_noise(config.sample_rate), persistent=False)
         self.register_buffer("window", torch.hann_window(config.n_fft), persistent=False)
         # a periodic Hann window's squares sum to 3/8 * n_fft / hop at full overlap
         self.gain = 1 / (0.375 * config.n_fft / config.stft_hop)
 
+    @torch.no_grad()
+    def _even_filters(self) -> None:
+        """About the level and tilt of speech, with small phases."""
+        config = self.config
+        hz = torch.linspace(0, config.sample_rate / 2, config.bins)
+        levels = (VOICED_LEVEL - (1 + hz / TILT_HZ).log(), 0 * hz, NOISE_LEVEL + 0 * hz)
+        self.filters.bias.copy_(torch.stack(levels).repeat(config.spectra_per_frame, 1).flatten())
+        parts = self.filters.weight.view(config.spectra_per_frame, 3, config.bins, -1)
+        parts[:, 1] *= 0.1
+
+    @property
+    def hearing(self) -> int:
+        """How many points of an excitation there are more than spectra."""
+        return self.config.n_fft // self.config.stft_hop
+
     def forward(self, values: Tensor, voice: Tensor) -> Tensor:
         """values [B, T, values], voice [B, K, levels] to samples float32 [B, T * hop]."""
+        if not self.config.excitation:
+            return self.synthesise(self.features(values, voice))
+        turns = torch.zeros(len(values), dtype=torch.float64, device=values.device)
+        return self.part(values, voice, Place(0, 0, turns))[0]
+
+    def part(self, values: Tensor, voice: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+        """A window of an utterance with its excitation, as `forward`, and the phase float64
+        [B, T * spectra] at the first sample of each of its spectra: the next window's."""
+        x = self.features(values, voice)
+        drive = self.drive(self.curve(x), place)
+        return self.synthesise(x, drive, place.sample), drive.turns[:, : -self.hearing]
+
+    def features(self, values: Tensor, voice: Tensor) -> Tensor:
+        """values [B, T, values], voice [B, K, levels] to [B, T * frames, dim]."""
         config = self.config
         condition = self.voice(voice.flatten(1))
         x = self.input(F.pad(values.transpose(1, 2), (config.behind, config.ahead)))
         x = x.transpose(1, 2).reshape(len(values), -1, config.decoder_dim)
         for block in self.blocks:
             x = block(x, condition)
-        x = styled(self.norm(x), self.style(condition))
-        with torch.autocast(x.device.type, enabled=False):
-            spectra = F.linear(x.float(), self.spectra.weight, self.spectra.bias)
-            return self.synthesise(spectra)
+        return styled(self.norm(x), self.style(condition))
 
-    def synthesise(self, spectra: Tensor) -> Tensor:
-        """Log magnitude and phase [B, F, spectra_per_frame * 2 * bins] to samples [B, S]."""
+    def curve(self, x: Tensor) -> Curve:
+        """Features [B, N, dim] to the pitch at the end of every spectrum's window."""
+        return Curve.of(self._read(self.pitch, x, 2)[..., 0])
+
+    def drive(self, curve: Curve, place: Place) -> Drive:
+        """The excitation's curves at every point of a window."""
+        hop_s = self.config.stft_hop / self.config.sample_rate
+        return curve.drive(self.hearing, hop_s, place.spectrum, place.turns)
+
+    def synthesise(self, x: Tensor, drive: Drive | None = None, sample: int = 0) -> Tensor:
+        """Features [B, N, dim] to samples float32 [B, N * frame], from `sample` of the utterance on
+        (which selects the noise; noise is drawn in training)."""
         config = self.config
-        parts = spectra.reshape(len(spectra), -1, 2, config.bins)
-        magnitude, phase = parts[:, :, 0].clamp(max=LOUDEST).exp(), parts[:, :, 1]
-        spectrum = torch.complex(magnitude * phase.cos(), magnitude * phase.sin())
-        pieces = torch.fft.irfft(spectrum, n=config.n_fft) * (self.window * self.gain)
-        return overlap_add(pieces, config.stft_hop)
+        with torch.autocast(x.device.type, enabled=False):
+            spectrum: Tensor | None = None
+            if drive is not None:
+                spectrum = self._filtered(x, drive, sample)
+            if config.free_spectrum:
+                magnitude, phase = self._read(self.spectra, x, 2).unbind(2)
+                level = FREE_LEVEL if config.excitation else 0.0
+                free = polar((magnitude + level).clamp(max=LOUDEST), phase)
+                spectrum = free if spectrum is None else spectrum + free
+            pieces = torch.fft.irfft(spectrum, n=config.n_fft) * (self.window * self.gain)
+            return overlap_add(pieces, config.stft_hop)
+
+    def _read(self, layer: nn.Linear, x: Tensor, parts: int) -> Tensor:
+        """Float32 [B, spectra, parts, bins] of features [B, N, dim]."""
+        with torch.autocast(x.device.type, enabled=False):
+            read = F.linear(x.float(), layer.weight, layer.bias)
+        count = x.shape[1] * self.config.spectra_per_frame
+        return read.view(len(x), count, parts, -1)
+
+    def _filtered(self, x: Tensor, drive: Drive, sample: int) -> Tensor:
+        """Spectra of pulses and of noise, each through its filter, complex [B, spectra, bins]."""
+        magnitude, phase, breath = self._read(self.filters, x, 3).unbind(2)
+        with torch.no_grad():
+            source = pulses(drive, self.config.stft_hop, self.config.sample_rate)
+            if self.training:
+                noise = torch.randn_like(source)
+            else:
+                place = torch.arange(sample, sample + source.shape[1], device=x.device)
+                noise = self.noise[place % len(self.noise)].expand_as(source)
+            pulse_spectra, noise_spectra = self.analyse(source), self.analyse(noise)
+        filters = polar(magnitude.clamp(max=LOUDEST), phase)
+        return filters * pulse_spectra + breath.clamp(max=LOUDEST).exp() * noise_spectra
+
+    def analyse(self, samples: Tensor) -> Tensor:
+        """Samples [B, S] to the spectra [B, N, bins] of all windows in them."""
+        return torch.fft.rfft(
+            samples.unfold(1, self.config.n_fft, self.config.stft_hop) * self.window
+        )
+
+
+def polar(log_magnitude: Tensor, phase: Tensor) -> Tensor:
+    """Complex numbers of the arguments' shape."""
+    magnitude = log_magnitude.exp()
+    return torch.complex(magnitude * phase.cos(), magnitude * phase.sin())
 
 
 class SpeechCodec(nn.Module):

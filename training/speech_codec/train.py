@@ -7,6 +7,9 @@ First by mel distance and by what must be heard in codes and voice tokens, soon 
 discriminators as well; all parts learn to the end. OUT/NAME.safetensors holds the running mean of
 the weights (float16), OUT/NAME.8bit.safetensors the same in 8 bits, OUT/NAME.judges.safetensors
 the discriminators; they are written every `--save` seconds. Optimisers' state is not kept.
+
+With --frozen-encoders only the decoder learns: codes and voice tokens stay those of --start, so
+that a language model of them can learn at the same time.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,27 +28,68 @@ from training.losses import Discriminators, MelLoss, discriminator_loss, generat
 from training.speech_codec.checkpoint import CODEC, eighth_bits, halved, read, write
 from training.speech_codec.config import DESIGNS
 from training.speech_codec.crops import Crops, Examples, Sizes, load_takes
+from training.speech_codec.excitation import Drive, true_drive
 from training.speech_codec.listener import Heard, Listener
-from training.speech_codec.networks import SpeechCodec
+from training.speech_codec.networks import Place, SpeechCodec
 
 RESOLUTIONS = (512, 1024, 2048)  # of the spectral discriminators
 MEAN_EVERY, MEAN_SHARE = 10, 0.01  # steps; of the newest weights in those that are kept
 WARM_STEPS = 300  # the learning rate rises
 
 
+class Said(NamedTuple):
+    """What a model makes of a batch."""
+
+    samples: Tensor  # float32 [B, S]
+    heard: Heard | None  # None where the encoders are not to learn
+    codes: Tensor  # int64 [B, T, codebooks]
+    source: Tensor  # loss of the decoder's pitch; 0 without an excitation
+
+
 class Model(nn.Module):
-    """What learns to fool the judges: the codec and who listens to its codes."""
+    """What learns to fool the judges: the codec and who listens to its codes.
 
-    def __init__(self, codec: SpeechCodec, listener: Listener) -> None:
+    With `frozen` the decoder alone learns, and what it hears is encoded as in use.
+    """
+
+    def __init__(self, codec: SpeechCodec, listener: Listener, *, frozen: bool = False) -> None:
         super().__init__()
-        self.codec, self.listener = codec, listener
+        self.codec, self.listener, self.frozen = codec, listener, frozen
+        if frozen:
+            self.requires_grad_(requires_grad=False)
+            codec.decoder.requires_grad_()
+        self.train()
 
-    def forward(self, examples: Examples) -> tuple[Tensor, Heard, Tensor]:
-        """Samples [B, S], what was heard, codes [B, T, codebooks]."""
-        values, codes = self.codec.encode(examples.source)
-        voice, _ = self.codec.voice(examples.reference)
-        heard = self.listener(values, voice, examples)
-        return self.codec.decoder(values, voice), heard, codes
+    def train(self, mode: bool = True) -> Model:
+        """Frozen encoders keep their running statistics."""
+        super().train(mode)
+        if self.frozen:
+            self.codec.encoder.eval()
+            self.codec.voice_encoder.eval()
+        return self
+
+    def forward(self, examples: Examples) -> Said:
+        """In training every other row is driven by the true pitch, the others by the decoder's."""
+        with torch.set_grad_enabled(self.training and not self.frozen):
+            values, codes = self.codec.encode(examples.source)
+            voice, _ = self.codec.voice(examples.reference)
+        heard: Heard | None = None
+        if not (self.frozen and self.training):
+            heard = self.listener(values, voice, examples)
+        decoder = self.codec.decoder
+        x = decoder.features(values, voice)
+        if not self.codec.config.excitation:
+            return Said(decoder.synthesise(x), heard, codes, x.new_zeros(()))
+        curve = decoder.curve(x)
+        turns = torch.rand(len(x), device=x.device, dtype=torch.float64)
+        drive = decoder.drive(curve, Place(0, 0, turns))
+        if self.training:
+            true = true_drive(examples.drive, examples.turns)
+            even = torch.arange(len(x), device=x.device)[:, None] % 2 == 0
+            pairs = zip(true, drive, strict=True)
+            drive = Drive(*(torch.where(even, told, own) for told, own in pairs))
+        source = curve.distance(examples.drive[:, decoder.hearing :])
+        return Said(decoder.synthesise(x, drive), heard, codes, source)
 
 
 class Trainer:
@@ -61,28 +106,40 @@ class Trainer:
         self.judges = Discriminators(args.judge_width, RESOLUTIONS).to(self.device)
         if self.device.type == "cuda":  # the layout of a GPU's matrix units
             self.judges.to(memory_format=torch.channels_last)
-        if args.start:
-            self._resume(args.start)
         self.mel = MelLoss(self.config.sample_rate).to(self.device)
         settings = {"betas": (0.8, 0.99), "weight_decay": 0.01}
-        self.player = torch.optim.AdamW(self.model.parameters(), lr=args.lr, **settings)
+        settings["fused"] = self.device.type == "cuda"
+        learning = [part for part in self.model.parameters() if part.requires_grad]
+        self.player = torch.optim.AdamW(learning, lr=args.lr, **settings)
         self.critic = torch.optim.AdamW(self.judges.parameters(), lr=args.lr, **settings)
-        self.mean = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
         self.step, self.began, self.judging = 0, time.monotonic(), False
+        if args.start:
+            self._resume(args.start)
+        self.mean = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
 
     def _model(self) -> Model:
-        return Model(SpeechCodec(self.config), Listener(self.config, *self.crops.style_size()))
+        listener = Listener(self.config, *self.crops.style_size())
+        return Model(SpeechCodec(self.config), listener, frozen=self.args.frozen_encoders)
 
     def _resume(self, start: Path) -> None:
-        """From a file of an earlier run, and the judges beside it."""
-        self.model.load_state_dict(read(start))
-        judges = start.with_name(f"{start.name.split('.')[0]}.judges.safetensors")
+        """Load a file of an earlier run, and the judges next to it. Of another design those tensors
+        are taken that fit; the file's name is the design's."""
+        found, name = read(start), start.name.split(".")[0]
+        if name == self.args.design:
+            self.model.load_state_dict(found)
+        else:
+            own = self.model.state_dict()
+            fits = {k: v for k, v in found.items() if k in own and own[k].shape == v.shape}
+            self.model.load_state_dict(fits, strict=False)
+            new, unused = sorted(own.keys() - fits), sorted(found.keys() - fits)
+            self.log(f"{len(fits)} tensors from {start}; new: {new}; left out: {unused}")
+        judges = start.with_name(f"{name}.judges.safetensors")
         if judges.exists():
             self.judges.load_state_dict(read(judges))
 
     @property
     def share(self) -> float:
-        """Of the time or the steps, whichever is further."""
+        """Share of the run that is over: of the time or of the steps, whichever is larger."""
         passed = (time.monotonic() - self.began) / (60 * self.args.minutes)
         return min(1.0, max(passed, self.step / self.args.steps if self.args.steps else 0.0))
 
@@ -101,14 +158,16 @@ class Trainer:
         self._set_rates(share)
         examples = self.crops.draw(self.crops.training)
         with self.autocast():
-            got, heard, codes = self.model(examples)
+            got, heard, codes, source = self.model(examples)
         got, wanted = self.window(got), self.window(examples.target)
         mel, timbre = self.mel(got, wanted)
         loss = args.mel_weight * (mel + args.timbre_weight * timbre)
-        loss = loss + args.phone_weight * heard.phone + args.pitch_weight * heard.pitch
-        loss = loss + args.style_weight * heard.style
-        seen = {"mel": mel, "timbre": timbre, "phone": heard.phone, "right": heard.right,
-                "pitch": heard.pitch, "style": heard.style}  # fmt: skip
+        loss = loss + args.source_weight * source
+        seen = {"mel": mel, "timbre": timbre, "source": source}
+        if heard is not None:
+            loss = loss + args.phone_weight * heard.phone + args.pitch_weight * heard.pitch
+            loss = loss + args.style_weight * heard.style
+            seen |= heard._asdict()
         if self.judging:
             judged = self._judge(wanted, got)
             loss = loss + args.fool_weight * judged["fooled"] + args.match_weight * judged["match"]
@@ -128,16 +187,18 @@ class Trainer:
         first = random.randrange(real.shape[1] - size + 1)
         real, fake = real[:, first : first + size], fake[:, first : first + size]
         with self.autocast():
-            critic = discriminator_loss(self.judges(real), self.judges(fake.detach()))
+            both = self.judges(torch.cat((real, fake.detach())))
+            scores, fakes = halves(both)
+            critic = discriminator_loss(scores, fakes)
         self.critic.zero_grad(set_to_none=True)
         critic.backward()
         nn.utils.clip_grad_norm_(self.judges.parameters(), 5.0)
         self.critic.step()
         self.judges.requires_grad_(requires_grad=False)
         with self.autocast():
-            with torch.no_grad():
-                scores = self.judges(real)
-            fooled, match = generator_losses(scores, self.judges(fake))
+            # what real speech gave the critic a moment ago saves hearing it again
+            told = [(score.detach(), [part.detach() for part in parts]) for score, parts in scores]
+            fooled, match = generator_losses(told, self.judges(fake))
         self.judges.requires_grad_(requires_grad=True)
         return {"critic": critic, "fooled": fooled, "match": match}
 
@@ -162,14 +223,16 @@ class Trainer:
         generator = torch.Generator(self.device).manual_seed(0)
         examples = self.crops.draw(sessions, generator)
         with self.autocast():
-            got, heard, _ = model(examples)
+            got, heard, _, source = model(examples)
         parts = []
         for name, rows in (("same", ~examples.crosses), ("crossed", examples.crosses)):
             if rows.any():
                 mel, _ = self.mel(self.window(got)[rows], self.window(examples.target)[rows])
                 parts.append(f"{name} mel {mel.item():.3f}")
+        assert heard is not None  # not in training
         return (f"held out: {', '.join(parts)}, phones right {heard.right.item():.3f}, "
-                f"pitch {heard.pitch.item():.3f}, style {heard.style.item():.3f}")  # fmt: skip
+                f"pitch {heard.pitch.item():.3f}, style {heard.style.item():.3f}, "
+                f"source {source.item():.3f}")  # fmt: skip
 
     def save(self) -> None:
         """Everything that is kept, whole."""
@@ -183,6 +246,16 @@ class Trainer:
 
     def log(self, *parts: object) -> None:
         print(f"[{time.monotonic() - self.began:6.0f}] {self.args.design}", *parts, flush=True)
+
+
+def halves(both: list[tuple[Tensor, list[Tensor]]]) -> tuple[list, list]:
+    """What judges said of the first half of a batch, and of the second."""
+    first, second = [], []
+    for score, features in both:
+        middle = len(score) // 2
+        first.append((score[:middle], [part[:middle] for part in features]))
+        second.append((score[middle:], [part[middle:] for part in features]))
+    return first, second
 
 
 def describe(step: int, seen: dict[str, Tensor], pace_ms: float) -> str:
@@ -232,7 +305,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--takes", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, required=True)
-    parser.add_argument("--start", type=Path, help="weights of an earlier run to go on from")
+    parser.add_argument("--start", type=Path, help="weights of an earlier run to continue")
+    parser.add_argument("--frozen-encoders", action="store_true", help="only the decoder learns")
     parser.add_argument("--steps", type=int, default=0, help="at most; 0: as time allows")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--crop", type=int, default=40, help="codes")
@@ -247,6 +321,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--phone-weight", type=float, default=4.0)
     parser.add_argument("--pitch-weight", type=float, default=4.0)
     parser.add_argument("--style-weight", type=float, default=1.0)
+    parser.add_argument("--source-weight", type=float, default=4.0, help="of the decoder's pitch")
     parser.add_argument("--fool-weight", type=float, default=0.5)
     parser.add_argument("--match-weight", type=float, default=1.0)
     parser.add_argument("--log", type=float, default=10.0, help="seconds")
@@ -256,7 +331,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    train(build_parser().parse_args(argv))
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.frozen_encoders and not args.start:
+        parser.error("--frozen-encoders: encoders that never learned are of no use, name --start")
+    train(args)
 
 
 if __name__ == "__main__":

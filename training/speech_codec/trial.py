@@ -6,6 +6,10 @@
 Every process has its log in OUT/logs; OUT/status holds one word: synthesis, training, done or
 failed. A design beyond the number of GPUs is left out. What comes after `--` goes to every
 `training.speech_codec.train`.
+
+With --voice the encoders of --start stay as they are, takes are tokenised while they are made
+(OUT/tokens), and then the first GPU trains the one design's decoder on and the last one the
+language model (OUT/lm); what comes after a second `--` goes to `training.speech_lm.train`.
 """
 
 from __future__ import annotations
@@ -20,6 +24,10 @@ from pathlib import Path
 
 import torch
 
+from training.kokoro.convert import VOICES_FILE
+from training.speech_codec.config import DESIGNS
+
+FINISHED = "finished"  # next to takes or tokens: no more will come
 MARGIN_S = 30.0  # of loading before and saving after training
 LOOK_EVERY_S = 1.0
 
@@ -44,12 +52,14 @@ class Processes:
                 command, env=environment, stdout=log, stderr=subprocess.STDOUT
             )
 
-    def wait(self) -> None:
-        """Until all have ended, even when one fails. Raises TrialError."""
+    def wait(self, kind: str = "") -> None:
+        """Until all whose names begin with `kind` have ended, even when one fails. Raises
+        TrialError."""
         failed = []
-        while self._running:
+        while waited := [name for name in self._running if name.startswith(kind)]:
             time.sleep(LOOK_EVERY_S)
-            for name, process in list(self._running.items()):
+            for name in waited:
+                process = self._running[name]
                 if process.poll() is not None:
                     del self._running[name]
                     failed += [name] if process.returncode else []
@@ -73,30 +83,73 @@ def synthesis(args: argparse.Namespace, gpus: int) -> Iterator[tuple[str, int, l
         ]  # fmt: skip
 
 
+def tokenising(args: argparse.Namespace, gpus: int) -> Iterator[tuple[str, int, list[object]]]:
+    """Name, GPU and arguments of a tokeniser on every GPU."""
+    design = args.designs[0]
+    weights, config = start_of(args.start, design), args.out / f"{design}.json"
+    DESIGNS[design].save(config)
+    for number in range(gpus):
+        yield f"tokenise{number}", number, [
+            "--takes", args.out / "takes", "--weights", weights, "--config", config,
+            "--out", args.out / "tokens", "--until", args.out / "takes" / FINISHED,
+            "--share", number, gpus,
+        ]  # fmt: skip
+
+
+def language_model(args: argparse.Namespace) -> list[object]:
+    """Its arguments: it starts in parallel with the synthesis, and ends with the trial."""
+    return [
+        "--tokens", args.out / "tokens", "--phonemes", args.phonemes, "--package", args.package,
+        "--voices", args.teacher / VOICES_FILE, "--config", args.out / f"{args.designs[0]}.json",
+        "--out", args.out / "lm", "--after", args.out / "tokens" / FINISHED,
+        "--minutes", f"{args.minutes - MARGIN_S / 60:.2f}", *args.rest_lm,
+    ]  # fmt: skip
+
+
+def record(args: argparse.Namespace, processes: Processes, gpus: int) -> None:
+    """Synthesis, and with --voice tokens of it. Raises TrialError where there are no takes."""
+    (args.out / "takes").mkdir(exist_ok=True)
+    for name, gpu, arguments in synthesis(args, gpus):
+        processes.start(name, gpu, "training.kokoro.studio", arguments)
+    if args.voice:
+        for name, gpu, arguments in tokenising(args, gpus):
+            processes.start(name, gpu, "training.speech_codec.tokenise", arguments)
+        processes.start("lm", gpus - 1, "training.speech_lm.train", language_model(args))
+    for kind, folder in (("studio", "takes"), ("tokenise", "tokens"))[: 2 if args.voice else 1]:
+        try:
+            processes.wait(kind)
+        except TrialError as error:
+            print(f"going on with the {folder} that are there\n{error}", flush=True)
+        (args.out / folder).mkdir(exist_ok=True)
+        (args.out / folder / FINISHED).touch()
+    if not list((args.out / "takes").glob("take_*[0-9].npz")):
+        processes.wait()
+        raise TrialError("there are no takes")
+
+
 def run(args: argparse.Namespace) -> None:
     """Both parts. Raises TrialError."""
     began, gpus = time.monotonic(), max(1, torch.cuda.device_count())
     print(f"{gpus} GPUs ({torch.cuda.device_count()} seen), designs {args.designs}", flush=True)
     processes = Processes(args.out)
     say(args.out, "synthesis")
-    for name, gpu, arguments in synthesis(args, gpus):
-        processes.start(name, gpu, "training.kokoro.studio", arguments)
-    try:
-        processes.wait()
-    except TrialError as error:
-        if not list((args.out / "takes").glob("take_*[0-9].npz")):
-            raise
-        print(f"going on with the takes that are there\n{error}", flush=True)
+    record(args, processes, gpus)
     minutes = args.minutes - (time.monotonic() - began + MARGIN_S) / 60
     say(args.out, "training")
     for gpu, design in enumerate(args.designs[:gpus]):
         arguments: list[object] = ["--design", design, "--takes", args.out / "takes"]
         arguments += ["--out", args.out / "codec", "--minutes", f"{max(minutes, 0.2):.2f}"]
         if args.start:
-            arguments += ["--start", args.start / f"{design}.safetensors"]
+            arguments += ["--start", start_of(args.start, design)]
+        arguments += ["--frozen-encoders"] if args.voice else []
         arguments += args.rest
         processes.start(f"train_{design}", gpu, "training.speech_codec.train", arguments)
     processes.wait()
+
+
+def start_of(given: Path, design: str) -> Path:
+    """The weights that a design continues: of a folder its own, otherwise the file."""
+    return given / f"{design}.safetensors" if given.is_dir() else given
 
 
 def say(out: Path, word: str) -> None:
@@ -105,12 +158,29 @@ def say(out: Path, word: str) -> None:
     print(time.strftime("%H:%M:%S"), word, flush=True)
 
 
+def parts_of(given: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """What stands before the first `--`, before the second, and after it."""
+    parts: list[list[str]] = [[]]
+    for word in given:
+        if word == "--" and len(parts) < 3:
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    own, rest, rest_lm = (*parts, [], [])[:3]
+    return own, rest, rest_lm
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("teacher", "package", "phonemes", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--start", type=Path, help="folder of weights to go on from")
-    parser.add_argument("--designs", nargs="+", default=["one", "two"])
+    parser.add_argument(
+        "--start",
+        type=Path,
+        help="weights to continue: a folder of DESIGN.safetensors, or one file for all designs",
+    )
+    parser.add_argument("--designs", nargs="+", choices=sorted(DESIGNS), default=["one", "two"])
+    parser.add_argument("--voice", action="store_true", help="a language model, and one decoder")
     parser.add_argument("--minutes", type=float, default=20.0, help="of the whole")
     parser.add_argument("--synthesis", type=float, default=180.0, help="seconds")
     parser.add_argument("--studios", type=int, default=2, help="processes per GPU")
@@ -122,9 +192,15 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 0 done, 1 failed."""
     given = list(sys.argv[1:] if argv is None else argv)
-    at = given.index("--") if "--" in given else len(given)
-    args = build_parser().parse_args(given[:at])
-    args.rest = given[at + 1 :]
+    parser = build_parser()
+    own, rest, rest_lm = parts_of(given)
+    args = parser.parse_args(own)
+    args.rest, args.rest_lm = rest, rest_lm
+    if args.voice and (args.start is None or len(args.designs) != 1):
+        parser.error("--voice needs --start and one design")
+    for design in args.designs if args.start else ():
+        if not start_of(args.start, design).is_file():
+            parser.error(f"--start: {start_of(args.start, design)} is not there")
     args.out.mkdir(parents=True, exist_ok=True)
     try:
         run(args)

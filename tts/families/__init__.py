@@ -1,1 +1,1 @@
-"""Speech families: how each kind of checkpoint is asked to speak, one file each."""
+"""Speech families: prompts, vocabularies and voices of each kind of checkpoint, one file each."""

@@ -1,8 +1,8 @@
-"""`SpeechFamily`: how one kind of checkpoint speaks. A family is data and small overrides.
+"""`SpeechFamily`: interface of a kind of speech checkpoint.
 
-Checkpoint (files, as data) ─▶ SpeechFamily ─▶ vocabulary   which tokens are codes
-                                             ▶ prompt       text + voice as token ids
-                                             ▶ voices       what can be asked for
+Checkpoint (files, as data) ─▶ SpeechFamily ─▶ vocabulary   tokens of speech codes
+                                             ▶ prompt       text and voice as token ids
+                                             ▶ voices       built-in voices
                                              ▶ traits       limits, sampling, codec
 """
 
@@ -17,19 +17,20 @@ from typing import Any, ClassVar
 
 from decoder import CodecSpec
 from llm import CheckpointError, SamplingParams
-from tts.chat import ChatTemplate, load_chat_template
-from tts.checkpoint import load_sampling_defaults, load_speech_file, read_json
-from tts.text import TextNormalization, TextOptions
-from tts.tokenizer import TextTokenizer
-from tts.vocabulary import SpeechVocabulary
-from tts.voices import Voice, VoiceSet, load_voices, sample_voices
+from tts.checkpoint.chat import ChatTemplate, load_chat_template
+from tts.checkpoint.files import load_sampling_defaults, load_speech_file, read_json
+from tts.checkpoint.tokenizer import TextTokenizer
+from tts.families.vocabulary import SpeechVocabulary
+from tts.text.segmenter import SegmentMode, TextNormalization, TextOptions
+from tts.voices.files import load_voices, sample_voices
+from tts.voices.types import Voice, VoiceSet
 
 VOICES_FILE = "voices.json"
 SAMPLES = "samples"
 
 
 class Checkpoint:
-    """One checkpoint folder, read as data when asked for. No code in it is run.
+    """Checkpoint folder whose files are read on first use. Its code is never run.
 
     Pickles (codes of voice samples) are read only with `allow_pickle`, and only as tensors.
     """
@@ -50,12 +51,12 @@ class Checkpoint:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """config.json."""
+        """Content of config.json."""
         return read_json(self.folder / "config.json")
 
     @cached_property
     def speech(self) -> Mapping[str, Any]:
-        """speech.json, which names the family and overrides its traits; {} when there is none."""
+        """Content of speech.json, which names the family and overrides its traits, or {}."""
         return load_speech_file(self.folder)
 
     @cached_property
@@ -64,18 +65,18 @@ class Checkpoint:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the language model's embedding; 0 when config.json does not say."""
+        """Rows of the language model's embedding; 0 if config.json does not specify them."""
         size = self.config.get("vocab_size", 0)
         return size if isinstance(size, int) else 0
 
 
 @dataclass(frozen=True, slots=True)
 class FamilyTraits:
-    """The data of a family. A call is one run of the language model: one segment of the text.
+    """Properties of a family. A call is one run of the language model for one text segment.
 
-    `codec` is a folder beside the language model or a registered codec's name, and
-    `codec_repository` where the codec is published on its own. `sampling` None: what the
-    checkpoint's generation_config.json recommends.
+    `codec` is a subfolder of the checkpoint or a registered codec's name, and
+    `codec_repository` the repository of a codec that is published separately. `sampling` None
+    means the checkpoint's generation_config.json.
     """
 
     codec: str = "codec"
@@ -83,22 +84,30 @@ class FamilyTraits:
     voices_file: str = VOICES_FILE
     voices: tuple[Voice, ...] = ()
     max_characters: int = 200  # of one call
-    tokens_per_character: int = 1  # at most, by and large: what room a text needs
+    tokens_per_character: int = 1  # approximate maximum, to reserve context
     max_codes: int = 500  # of one call
     min_codes: int = 1  # of one call
-    max_seq_len: int | None = None  # shorter than what the language model could hold
+    max_seq_len: int | None = None  # if shorter than the language model's context
     sampling: SamplingParams | None = None
-    ascii_only: bool = False  # the model knows no other letters
-    english_figures: bool = True  # figures and abbreviations become English words unless told
-    tags: tuple[str, ...] = ()  # words of the text that are sounds, such as <laugh>
-    invents_voices: bool = False  # a call without a prompt makes up a speaker
-    steady_loudness: bool = False  # segments vary in loudness: later ones follow the first
+    ascii_only: bool = False  # the model reads no other letters
+    english_figures: bool = True  # by default, read figures and abbreviations as English words
+    tags: tuple[str, ...] = ()  # words of the text that stand for sounds, such as <laugh>
+    invents_voices: bool = False  # a call without a prompt has a random speaker
+    steady_loudness: bool = False  # adjust the loudness of later segments to the first
 
     def text_options(
-        self, normalization: TextNormalization | None = None, voice: Voice | None = None
+        self,
+        normalization: TextNormalization | None = None,
+        voice: Voice | None = None,
+        *,
+        mode: SegmentMode = SegmentMode.SENTENCE,
+        pronunciations: tuple[tuple[str, str], ...] = (),
+        field: str = "text",
     ) -> TextOptions:
-        """How text is read for the model; `normalization` None: as it was trained, but nothing
-        is put into English words for a voice of another language.
+        """Return the text options of a request.
+
+        `normalization` None selects the model's default, but no English words for a voice of
+        another language. The other arguments are those of `TextOptions`.
         """
         languages = voice.language_codes if voice is not None and not self.ascii_only else ()
         is_foreign = voice is not None and bool(languages) and not voice.speaks("en")
@@ -106,20 +115,23 @@ class FamilyTraits:
         own = TextNormalization.ON if reads_english else TextNormalization.OFF
         return TextOptions(
             max_characters=self.max_characters,
+            mode=mode,
             normalization=normalization or own,
+            pronunciations=pronunciations,
             ascii_only=self.ascii_only,
             tags=self.tags,
+            field=field,
         )
 
 
 class SpeechFamily(ABC):
-    """One checkpoint of a family. Subclasses are named in `tts.families.registry`."""
+    """Base class of families; an instance serves one checkpoint. See `tts.families.registry`."""
 
     name: ClassVar[str]
     overrides: ClassVar[frozenset[str]] = frozenset(
         {"family", "codec", "voices", "max_characters", "max_codes"}
     )
-    """Keys that this family reads from speech.json."""
+    """Keys of speech.json that this family reads."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -132,26 +144,26 @@ class SpeechFamily(ABC):
     @classmethod
     @abstractmethod
     def matches(cls, checkpoint: Checkpoint) -> bool:
-        """Whether a checkpoint that names no family is of this one."""
+        """Return whether a checkpoint without speech.json belongs to this family."""
 
     @abstractmethod
     def own_traits(self) -> FamilyTraits:
-        """The family's data, before speech.json."""
+        """Return the family's properties, before overrides by speech.json."""
 
     @abstractmethod
     def vocabulary(self, spec: CodecSpec) -> SpeechVocabulary:
-        """The code tokens. Raises CheckpointError when the codec has other codes than these."""
+        """Return the speech vocabulary. Raises CheckpointError for a codec with other codes."""
 
     @abstractmethod
     def prompt(self, vocabulary: SpeechVocabulary, text: str, voice: Voice) -> tuple[int, ...]:
-        """Prompt ids after which the model speaks `text` in `voice`.
+        """Return the prompt's token ids for `text` in `voice`.
 
-        Raises CheckpointError for a voice that this family cannot use, RequestError for codes
+        Raises CheckpointError for a voice that this family cannot use, and RequestError for codes
         outside the codebook.
         """
 
     def voices(self) -> VoiceSet:
-        """Those that voices.json lists, else those that the family is known for and samples."""
+        """Return the voices of voices.json, else the family's default voices and the samples."""
         path = self.checkpoint.folder / self.traits.voices_file
         if path.is_file():
             return load_voices(path)
@@ -164,11 +176,11 @@ class SpeechFamily(ABC):
         return sample_voices(checkpoint.folder / SAMPLES, allow_pickle=checkpoint.allow_pickle)
 
     def sampling(self) -> SamplingParams:
-        """How a speech token is chosen unless a request says otherwise."""
+        """Return the default sampling parameters of speech tokens."""
         return self.traits.sampling or load_sampling_defaults(self.checkpoint.folder)
 
     def check_codec(self, spec: CodecSpec, codebook_size: int, codes_per_frame: int = 1) -> None:
-        """Raise CheckpointError unless the codec's codes are those of this language model."""
+        """Raise CheckpointError unless the codec's codes match the language model's."""
         wanted, found = (codebook_size, codes_per_frame), (spec.codebook_size, spec.codes_per_frame)
         if wanted != found:
             raise CheckpointError(

@@ -1,4 +1,4 @@
-"""The embedded voice's own family, described by speech.json.
+"""Family of the embedded voice, described by speech.json.
 
 built-in voice   [voice] text [start of speech]                            → codes [end]
 cloned voice     [any voice] transcript [start] prompt codes [end] text [start]
@@ -10,14 +10,15 @@ from dataclasses import fields
 
 from decoder import CodecSpec
 from llm import CheckpointError
-from tts.checkpoint import SPEECH_FILE, SpeechDescription
+from tts.checkpoint.files import SPEECH_FILE, SpeechDescription
 from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily
-from tts.vocabulary import SpeechTokens, SpeechVocabulary
-from tts.voices import Voice, VoiceSet, load_voices
+from tts.families.vocabulary import SpeechTokens, SpeechVocabulary
+from tts.voices.files import load_voices
+from tts.voices.types import Voice, VoiceSet
 
 
 class EmbeddedFamily(SpeechFamily):
-    """One control token for each voice, one for each code; the token names are data."""
+    """Family with one control token per voice and one per code, named in speech.json."""
 
     name = "embedded"
     overrides = frozenset(field.name for field in fields(SpeechDescription))
@@ -33,7 +34,7 @@ class EmbeddedFamily(SpeechFamily):
 
     @classmethod
     def matches(cls, checkpoint: Checkpoint) -> bool:
-        return False  # speech.json, which it cannot do without, names it
+        return False  # its speech.json, which is required, names the family
 
     def voices(self) -> VoiceSet:
         return load_voices(self.checkpoint.folder / self.traits.voices_file)
@@ -54,7 +55,7 @@ class EmbeddedFamily(SpeechFamily):
         return (*opening, *self.tokenizer.encode(text), vocabulary.start_id)
 
     def _opening(self, vocabulary: SpeechVocabulary, voice: Voice) -> tuple[int, ...]:
-        """What makes the model speak in this voice: its token, or a first turn of it."""
+        """Return the prompt ids that select a voice: its token, or a first turn with its clip."""
         prompt = voice.prompt
         if prompt is None:
             if not voice.control_token:

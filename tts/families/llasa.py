@@ -3,17 +3,17 @@
     user         Convert the text to speech:<|TEXT_UNDERSTANDING_START|>text<|…_END|>
     assistant    <|SPEECH_GENERATION_START|><|s_…|> of the voice prompt  → <|s_…|> [end]
 
-To imitate a clip its transcript goes in front of the text, and its codes begin the answer.
+To imitate a clip, its transcript precedes the text, and its codes begin the assistant's turn.
 """
 
 from __future__ import annotations
 
 from decoder import CodecSpec
 from llm import CheckpointError, SamplingParams
-from tts.chat import ChatRole, ControlToken, encode_chat
+from tts.checkpoint.chat import ChatRole, ControlToken, encode_chat
 from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily
-from tts.vocabulary import SpeechTokens, SpeechVocabulary
-from tts.voices import Voice, VoicePrompt
+from tts.families.vocabulary import SpeechTokens, SpeechVocabulary
+from tts.voices.types import Voice, VoicePrompt
 
 CODEBOOK_SIZE = 65_536
 INSTRUCTION = "Convert the text to speech:"
@@ -21,8 +21,8 @@ TEXT_START = ControlToken("<|TEXT_UNDERSTANDING_START|>")
 TEXT_END = ControlToken("<|TEXT_UNDERSTANDING_END|>")
 TOKENS = SpeechTokens("<|s_{}|>", "<|SPEECH_GENERATION_START|>", "<|SPEECH_GENERATION_END|>")
 DATE = "26 Jul 2024"
-"""Llama's template writes the day into the prompt; a fixed one, its own fallback, so that the
-same request says the same tomorrow."""
+"""Date in the prompt: Llama's template inserts the current day; its fallback value keeps results
+reproducible."""
 
 TRAITS = FamilyTraits(
     codec_repository="HKUSTAudio/xcodec2-hf",
@@ -37,7 +37,7 @@ TRAITS = FamilyTraits(
 
 
 class LlasaFamily(SpeechFamily):
-    """Without a voice prompt the model makes a speaker up, whom later segments then imitate."""
+    """Llasa family. Without a voice prompt the speaker is random, and later segments imitate it."""
 
     name = "llasa"
 

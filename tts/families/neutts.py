@@ -3,8 +3,8 @@
     user: Convert the text to speech:<|TEXT_PROMPT_START|>phonemes<|TEXT_PROMPT_END|>
     assistant:<|SPEECH_GENERATION_START|><|speech_…|> of the voice prompt  → <|speech_…|> [end]
 
-The phonemes are those of the voice prompt's transcript, then those of the text. There is no
-speaking without a voice prompt.
+The phonemes are those of the voice prompt's transcript, then those of the text. A voice prompt is
+required.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from functools import lru_cache
 from decoder import CodecSpec
 from llm import SamplingParams
 from tts.errors import Precondition, PreconditionError
-from tts.espeak import EspeakPhonemes
 from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily
-from tts.vocabulary import SpeechTokens, SpeechVocabulary
-from tts.voices import Voice
+from tts.families.espeak import EspeakPhonemes
+from tts.families.vocabulary import SpeechTokens, SpeechVocabulary
+from tts.voices.types import Voice
 
 ENGLISH = "en-us"
 CODEBOOK_SIZE = 65_536
@@ -39,9 +39,9 @@ TRAITS = FamilyTraits(
 
 
 class NeuTTSFamily(SpeechFamily):
-    """Every voice is a reference clip: those of the checkpoint's `samples`, and created ones.
+    """NeuTTS family: voices are reference clips, from the checkpoint's `samples` or created.
 
-    `language` in speech.json is espeak-ng's name of another one than US English.
+    `language` in speech.json is espeak-ng's name of a language other than US English.
     """
 
     name = "neutts"
@@ -51,7 +51,7 @@ class NeuTTSFamily(SpeechFamily):
         self._language = str(checkpoint.speech.get("language", ENGLISH))
         super().__init__(checkpoint)
         espeak = EspeakPhonemes(self._language)
-        self._phonemes = lru_cache(maxsize=256)(espeak.of_text)  # transcripts come again
+        self._phonemes = lru_cache(maxsize=256)(espeak.of_text)  # transcripts repeat
         self._text_start, self._text_end = map(self.tokenizer.control_id, (TEXT_START, TEXT_END))
 
     @classmethod
@@ -69,7 +69,7 @@ class NeuTTSFamily(SpeechFamily):
     def prompt(self, vocabulary: SpeechVocabulary, text: str, voice: Voice) -> tuple[int, ...]:
         if voice.prompt is None:
             raise PreconditionError(
-                Precondition.VOICE_PROMPT, "this model only imitates: send a voice prompt"
+                Precondition.VOICE_PROMPT, "this model requires a voice prompt: send one"
             )
         texts = filter(None, (voice.prompt.transcript, text))
         return (

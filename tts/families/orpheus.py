@@ -1,13 +1,13 @@
-"""Orpheus and Vyvo: SNAC's three codebooks, seven tokens a frame, all counted from one base id.
+"""Orpheus and Vyvo: SNAC's three codebooks, seven tokens per frame, with ids relative to a base.
 
     base + 1 start, + 2 end of speech; + 3 start, + 4 end of human; + 5 start, + 6 end of AI
-    base + 10 + 4096 * (place in the frame) + code
+    base + 10 + 4096 * (position in the frame) + code
 
     prompt           [SOH] "tara: hello" [end of text, EOH, SOA, SOS]  → codes [EOS]
     cloned voice     [SOH] transcript [… SOS] codes [EOS, EOA] [SOH] "hello" [… SOS]
 
-The base is the id of <custom_token_0>, or where the tokenizer ends when it does not name these
-tokens. Every place of a frame has tokens of its own, so a mask by place keeps frames whole.
+The base is the id of <custom_token_0>, or the end of a tokenizer that does not name these tokens.
+Each position of a frame has tokens of its own, so a mask by position keeps frames whole.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from dataclasses import replace
 from decoder import CodecSpec
 from llm import CheckpointError, SamplingParams
 from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily
-from tts.vocabulary import SpeechVocabulary
-from tts.voices import Voice
+from tts.families.vocabulary import SpeechVocabulary
+from tts.voices.types import Voice
 
 CODES_PER_FRAME = 7
 CODEBOOK_SIZE = 4096
-FIRST_CODE = 10  # counted from the base, as are the next
+FIRST_CODE = 10  # relative to the base, like the next ones
 START_OF_SPEECH, END_OF_SPEECH = 1, 2
 START_OF_HUMAN, END_OF_HUMAN, START_OF_AI, END_OF_AI = 3, 4, 5, 6
 NUM_TOKENS = FIRST_CODE + CODES_PER_FRAME * CODEBOOK_SIZE
-MAX_PADDING = 1024  # spare rows of an embedding behind the last code
+MAX_PADDING = 1024  # unused rows of an embedding after the last code
 FIRST_TOKEN = "<custom_token_0>"
 END_OF_TEXT = {"orpheus": ("<|eot_id|>",), "vyvo": ("<|im_end|>", "<|eot_id|>")}
 
@@ -48,10 +48,10 @@ TRAITS = FamilyTraits(
 
 
 class OrpheusFamily(SpeechFamily):
-    """Orpheus 3B and its finetunes: speakers are names in front of the text."""
+    """Orpheus 3B and its finetunes, which select speakers by a name before the text."""
 
     name = "orpheus"
-    names_its_tokens = True  # in the tokenizer: what tells it from Vyvo on the same base
+    names_its_tokens = True  # in the tokenizer; distinguishes it from Vyvo with the same base
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
@@ -76,8 +76,8 @@ class OrpheusFamily(SpeechFamily):
         self.check_codec(spec, CODEBOOK_SIZE, CODES_PER_FRAME)
         first = self._base + FIRST_CODE
         starts = range(first, first + CODES_PER_FRAME * CODEBOOK_SIZE, CODEBOOK_SIZE)
-        places = [range(start, start + CODEBOOK_SIZE) for start in starts]
-        return SpeechVocabulary(places, *self._ids(START_OF_SPEECH, END_OF_SPEECH))
+        positions = [range(start, start + CODEBOOK_SIZE) for start in starts]
+        return SpeechVocabulary(positions, *self._ids(START_OF_SPEECH, END_OF_SPEECH))
 
     def prompt(self, vocabulary: SpeechVocabulary, text: str, voice: Voice) -> tuple[int, ...]:
         if voice.prompt is None:
@@ -90,7 +90,7 @@ class OrpheusFamily(SpeechFamily):
         )
 
     def _turn(self, text: str) -> tuple[int, ...]:
-        """What is to be said, up to where its codes begin."""
+        """Return the prompt ids of a text, up to the start of its codes."""
         return (
             *self._ids(START_OF_HUMAN),
             *self.tokenizer.encode(text, with_template=True),
@@ -103,7 +103,7 @@ class OrpheusFamily(SpeechFamily):
 
 
 class VyvoFamily(OrpheusFamily):
-    """VyvoTTS on Qwen3 or Llama: the same tokens from another base, one speaker."""
+    """VyvoTTS on Qwen3 or Llama: the same tokens with another base, and one speaker."""
 
     name = "vyvo"
     names_its_tokens = False
@@ -114,7 +114,7 @@ class VyvoFamily(OrpheusFamily):
 
 
 def find_base(checkpoint: Checkpoint) -> int | None:
-    """The id that the family's tokens are counted from; None when the checkpoint has not them."""
+    """Return the base id of the family's tokens; None if the checkpoint does not have them."""
     named = checkpoint.tokenizer.find(FIRST_TOKEN)
     base = checkpoint.tokenizer.num_tokens if named is None else named
     spare = checkpoint.vocab_size - (base + NUM_TOKENS)
@@ -123,6 +123,6 @@ def find_base(checkpoint: Checkpoint) -> int | None:
 
 
 def find_end_of_text(checkpoint: Checkpoint, family: str) -> int | None:
-    """The token that ends a text in the model beneath."""
+    """Return the end-of-text token of the base language model."""
     found = map(checkpoint.tokenizer.find, END_OF_TEXT[family])
     return next((token_id for token_id in found if token_id is not None), None)

@@ -1,4 +1,4 @@
-"""Family name → class, imported on demand, and which family a checkpoint is of."""
+"""Registry of families: classes by name, imported on demand, and detection for a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _FAMILIES = {
 
 
 def supported_families() -> tuple[str, ...]:
-    """Registered names, in the order in which they are looked for."""
+    """Return the registered names, in the order of detection."""
     return tuple(_FAMILIES)
 
 
 def find_family(checkpoint: Checkpoint, name: str = "") -> SpeechFamily | None:
-    """The checkpoint's family: the named one, the one speech.json names, else the one it looks
-    like. None: it only writes text.
+    """Return the family of a checkpoint; None for a text-only model.
+
+    The family is `name`, else the one in speech.json, else the first one that matches.
 
     Raises CheckpointError for an unknown name and for a checkpoint that its family cannot read.
     """

@@ -1,1 +1,1 @@
-"""The hop between front ends and the engine: frozen messages over ZeroMQ, both ways bounded."""
+"""Interprocess communication of front ends and the engine: bounded queues of frozen messages."""

@@ -1,7 +1,7 @@
-"""Messages to bytes and back: MessagePack, checked against the messages' types when it is read.
+"""Codec of messages: MessagePack, validated against the messages' types when decoded.
 
-The values of `llm`, `decoder` and `tts` inside are dataclasses that the codec reads from their
-annotations, so a field that is added there crosses without a change here.
+The values of `llm`, `decoder` and `tts` in messages are dataclasses that the codec encodes by their
+annotations, so a new field needs no change here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tts.ipc.messages import EngineMessage, ErrorValue, FrontEndMessage, Message
 ErrorT = TypeVar("ErrorT", bound=Exception)
 
 SAMPLES: dict[int, np.dtype[Any]] = {4: np.dtype("<f4"), 2: np.dtype("<i2")}
-"""What crosses of arrays, by the bytes of a number: float32 or int16 [S]."""
+"""Types of arrays in messages, by item size in bytes: float32 or int16 [S]."""
 
 
 def _to_plain(value: Any) -> Any:
@@ -37,9 +37,9 @@ def _to_plain(value: Any) -> Any:
 def _from_plain(kind: type, value: Any) -> Any:
     if kind is np.ndarray:
         size, data = value
-        if size not in SAMPLES or not isinstance(data, bytes):  # a bytearray of an int is so long
-            raise ValueError("these are no samples")
-        return np.frombuffer(bytearray(data), SAMPLES[size])  # writable, as arrays are
+        if size not in SAMPLES or not isinstance(data, bytes):  # bytearray(int) would allocate
+            raise ValueError("invalid samples")
+        return np.frombuffer(bytearray(data), SAMPLES[size])  # a writable copy
     if kind is Fraction:
         return Fraction(*value)
     raise NotImplementedError(f"{kind.__name__} does not cross processes")
@@ -51,25 +51,25 @@ _from_engine = msgspec.msgpack.Decoder(list[EngineMessage], dec_hook=_from_plain
 
 
 def encode(message: Message) -> bytes:
-    """The message's bytes."""
+    """Return the message's bytes."""
     return _encoder.encode(message)
 
 
 def decode_from_front_end(data: bytes) -> FrontEndMessage:
-    """What a front end sent; msgspec.ValidationError or DecodeError for anything else."""
+    """Decode a front end's message. Raises msgspec.ValidationError or DecodeError."""
     try:
         return _from_front_end.decode(data)
-    except (UnicodeDecodeError, RecursionError) as error:  # which msgspec lets through
+    except (UnicodeDecodeError, RecursionError) as error:  # not caught by msgspec
         raise msgspec.DecodeError(str(error)) from error
 
 
 def bundle(messages: Sequence[bytes]) -> bytes:
-    """Encoded messages of the engine as one value: what `decode_from_engine` takes."""
+    """Return encoded messages of the engine as one list, for `decode_from_engine`."""
     return _encoder.encode([msgspec.Raw(message) for message in messages])
 
 
 def decode_from_engine(data: bytes) -> list[EngineMessage]:
-    """What the engine sent; msgspec.ValidationError or DecodeError for anything else."""
+    """Decode the engine's messages. Raises msgspec.ValidationError or DecodeError."""
     return _from_engine.decode(data)
 
 
@@ -81,14 +81,14 @@ _PLAIN: dict[str, type[Exception]] = {
     kind.__name__: kind
     for root in (LLMError, DecoderError, errors.TTSError)
     for kind in _tree(root)
-    if isinstance(kind.__init__, WrapperDescriptorType)  # Python's own constructor
+    if isinstance(kind.__init__, WrapperDescriptorType)  # no constructor of its own
 }
-"""Errors that are made of their message alone."""
+"""Errors whose only argument is the message."""
 _BUSY = {kind.__name__: kind for kind in _tree(errors.BusyError)}
 
 
 def to_error_value(error: Exception) -> ErrorValue:
-    """An error as a value; one that is none of ours is told as a failure of the engine."""
+    """Return an error as a value; an error of another library becomes a SynthesisError."""
     match error:
         case errors.PreconditionError():
             return ErrorValue(type(error).__name__, str(error), reason=error.reason.value)
@@ -99,14 +99,14 @@ def to_error_value(error: Exception) -> ErrorValue:
                 subject=error.subject,
                 retry_after_s=error.retry_after_s,
             )
-    for kind in type(error).__mro__:  # one that is not known here crosses as what it is a kind of
+    for kind in type(error).__mro__:  # an unknown class is sent as its nearest known base class
         if kind.__name__ in _PLAIN:
             return ErrorValue(kind.__name__, str(error))
     return ErrorValue(errors.SynthesisError.__name__, f"the engine failed: {error!r}")
 
 
 def from_error_value(value: ErrorValue) -> Exception:
-    """The error again, of the same class and with the same words."""
+    """Return the error of a value, with the same class and message."""
     if value.kind == errors.PreconditionError.__name__:
         return errors.PreconditionError(errors.Precondition(value.reason), value.message)
     if value.kind in _BUSY:

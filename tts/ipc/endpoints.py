@@ -1,13 +1,13 @@
-"""Where one server's processes meet: four addresses made from `zmq_endpoint_base`, and its id.
+"""Endpoints of one server's processes: four addresses derived from `zmq_endpoint_base`, and an id.
 
-    base-request    front ends ──▶ engine   work to do; bounded, a full one refuses
-    base-cancel     front ends ──▶ engine   streams nobody reads any more; never behind a request
-    base-control    front ends ──▶ engine   who is there, and what readers took
-    base-response   engine ──▶ front end    everything that comes back
+    base-request    front ends ──▶ engine   requests; bounded, a full queue refuses
+    base-cancel     front ends ──▶ engine   cancellations, which do not queue behind requests
+    base-control    front ends ──▶ engine   connections and credit
+    base-response   engine ──▶ front end    all responses
 
-TCP has no suffixes: there the four are the base's port and the three after it, and the one after
-those is the lock. Who meets the engine or a front end of another server all the same knows it by
-the id, and refuses it.
+TCP addresses have no suffixes: they are the base's port and the three after it, and the next port
+serves as the lock. Processes of different servers that connect nevertheless detect it by the id and
+refuse each other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMES = ("request", "cancel", "control", "response")
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Four addresses, which the engine binds; front ends connect. `server_id`: whose they are."""
+    """Addresses that the engine binds and front ends connect to, and the id of their server."""
 
     request: str
     cancel: str
@@ -41,7 +41,7 @@ class Endpoints:
 
     @classmethod
     def of(cls, base: str, server_id: str = "") -> Endpoints:
-        """The addresses of a base such as ipc:///tmp/x, tcp://127.0.0.1:5555 or inproc://x.
+        """Return the endpoints of a base such as ipc:///tmp/x, tcp://127.0.0.1:5555 or inproc://x.
 
         Raises ConfigError when a TCP base leaves no room for four ports and the lock's.
         """
@@ -57,17 +57,17 @@ class Endpoints:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The socket files of ipc addresses."""
+        """Socket files of ipc addresses."""
         return tuple(Path(a.removeprefix("ipc://")) for a in self if a.startswith("ipc://"))
 
 
 @contextmanager
 def reserved(base: str) -> Iterator[Endpoints]:
-    """The endpoints of a base, for one new server alone; socket files are removed at the end.
+    """Reserve the endpoints of a base for one new server; remove their socket files at the end.
 
-    ZeroMQ takes a socket file over from whoever has it, and ports are free while an engine is
-    restarted: so servers with the same base exclude each other by a lock, which ends with its
-    process. Raises ConfigError when the base is in use.
+    ZeroMQ takes a socket file over from another process, and ports are free while an engine
+    restarts. Servers with the same base therefore exclude each other by a lock, which is released
+    when its process ends. Raises ConfigError when the base is in use.
     """
     endpoints = Endpoints.of(base, secrets.token_hex(8))
     release = _lock_of(base)
@@ -78,7 +78,7 @@ def reserved(base: str) -> Iterator[Endpoints]:
 
 
 def _lock_of(base: str) -> Callable[[], None]:
-    """Take a base; the call that lets it go. `inproc` is this process's own."""
+    """Lock a base; return the function that unlocks it. `inproc` needs no lock."""
     try:
         if base.startswith("tcp://"):
             return _listening(base).close
@@ -92,7 +92,7 @@ def _lock_of(base: str) -> Callable[[], None]:
 
 
 def _listening(base: str) -> socket.socket:
-    """The lock of a TCP base: a port that nobody connects to."""
+    """Return the lock of a TCP base: a listening port without clients."""
     host, port = _host_and_port(base)
     address = host.strip("[]"), port + len(NAMES)
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
@@ -111,7 +111,7 @@ def _host_and_port(base: str) -> tuple[str, int]:
 
 
 def remove_leftovers(base: str) -> None:
-    """Remove the socket files of a server that was killed, unless another has its base by now."""
+    """Remove the socket files of a killed server, unless another server uses its base."""
     if base.startswith("ipc://"):
         with suppress(OSError):
             descriptor = lock(_lock_path(base), SOCKETS)

@@ -1,39 +1,41 @@
-"""The engine's end of the hop: serves an `EngineClient` of this process to front ends of others.
+"""`EngineServer`: serves an `EngineClient` of this process to front ends in other processes.
 
     Speak ─▶ task: async for block in client.speak(job): wait for credit ─▶ Audio
     Cancel ─▶ the task is cancelled, which closes the iterator, which cancels the job
 
-A stream may be WINDOW items ahead of its reader; then its task reads no more from the client,
-whose own queue fills, which pauses the sequence. What streams have for one front end in the same
-turn of the event loop is sent together: most of what a message costs is that it is one. A front end
-whose connection is gone is found out at the next message to it, a beat at the latest; all it asked
-for is cancelled.
+A stream may be WINDOW items ahead of its reader; then its task stops reading from the client,
+whose queue fills, which pauses the sequence. Messages for one front end in the same turn of the
+event loop are bundled, because most of the cost is per message. A lost connection is detected by
+the next message to its front end, at the latest by a heartbeat; its streams are cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 import msgspec
 import zmq
 
 from llm import Request
-from tts.admission import Admission
-from tts.engine_client import EngineClient, EngineFacts, EngineStatus
+from tts.engine.admission import Admission
+from tts.engine.client import EngineClient, EngineInfo
 from tts.errors import NotAvailableError
 from tts.ipc.codec import bundle, decode_from_front_end, encode, to_error_value
 from tts.ipc.endpoints import Endpoints
 from tts.ipc.messages import (
+    Accepted,
+    Admit,
+    Admitted,
     Audio,
     Beat,
     Cancel,
     Codes,
+    Credit,
     Encode,
-    Enter,
-    Entered,
     Failed,
     Farewell,
     FrontEndMessage,
@@ -43,28 +45,26 @@ from tts.ipc.messages import (
     Message,
     Refused,
     Speak,
-    Taken,
     Tokens,
-    Took,
     Welcome,
     Work,
 )
 from tts.ipc.sockets import Inlet, bound_socket
-from tts.logs import request_id
-from tts.utterance import closing
+from tts.observe.engine_status import EngineStatus
+from tts.observe.logs import request_id
 
 logger = logging.getLogger("tts.engine")
 
-AUDIO_WINDOW, TEXT_WINDOW = 4, 32  # items of one stream that were sent and not yet read
+AUDIO_WINDOW, TEXT_WINDOW = 4, 32  # items of one stream that were sent and are unread
 BEAT_S = 0.5
-REQUEST_BOUND = 1024  # of one front end, waiting to be taken
-REPLY_BOUND = 16_384  # to one front end, waiting to be taken
-NOTICE_BOUND = 65_536  # cancellations and reading; a few for each stream
-BUNDLE_BYTES = 2**18  # that are sent together at most; a larger message goes alone
+REQUEST_BOUND = 1024  # queued messages from one front end
+REPLY_BOUND = 16_384  # queued messages to one front end
+NOTICE_BOUND = 65_536  # queued cancellations and credit; a few per stream
+BUNDLE_BYTES = 2**18  # maximum size of a bundle; a larger message is sent alone
 
 
 class _Stream:
-    """One stream's task, and how many more items it may send."""
+    """Task of one stream, with its credit."""
 
     def __init__(self, credit: int) -> None:
         self.task: asyncio.Task[None] | None = None
@@ -72,13 +72,13 @@ class _Stream:
         self._may_send = asyncio.Event()
 
     def give(self, num_items: int) -> None:
-        """The reader took items."""
+        """Add credit for items that the reader has read."""
         self._credit += num_items
         if self._credit > 0:
             self._may_send.set()
 
     async def take(self) -> None:
-        """Use up one item of credit; waits for it."""
+        """Wait for one item of credit and consume it."""
         if self._credit <= 0:
             self._may_send.clear()
             await self._may_send.wait()
@@ -87,31 +87,32 @@ class _Stream:
 
 @dataclass(slots=True)
 class _Peer:
-    """One front end's connection: its streams, and cancellations that overtook their request."""
+    """Connection of one front end: its streams, and cancellations that overtook their request."""
 
     name: str
     streams: dict[int, _Stream] = field(default_factory=dict)
-    newest: int = -1  # of the streams it asked for
+    newest: int = -1  # number of its newest stream
     cancelled: set[int] = field(default_factory=set)
-    outbox: list[bytes] = field(default_factory=list)  # what is sent at the end of this turn
-    num_bytes: int = 0  # of that
+    outbox: list[bytes] = field(default_factory=list)  # sent at the end of this turn
+    num_bytes: int = 0  # size of the outbox
 
 
 class EngineServer:
-    """Serves from `start` to `close`. One event loop; the client is the caller's to close.
+    """Server of one engine client, from `start` to `close`. One event loop; the caller closes the
+    client.
 
-    `admission` holds the places of calls when several front ends share them.
+    `admission` holds the slots of calls when several front ends share them.
     """
 
     def __init__(
         self,
         client: EngineClient,
-        facts: EngineFacts,
+        info: EngineInfo,
         endpoints: Endpoints,
         admission: Admission | None = None,
         context: zmq.Context | None = None,
     ) -> None:
-        self._client, self._facts, self._admission = client, facts, admission
+        self._client, self._info, self._admission = client, info, admission
         self._endpoints = endpoints
         self._context = context or zmq.Context.instance()
         self._peers: dict[str, _Peer] = {}
@@ -120,24 +121,24 @@ class EngineServer:
         self._beating: asyncio.Task[None] | None = None
         self._status: EngineStatus | None = None
         self.broken = asyncio.Event()
-        """Set when the client's engine has stopped by itself, or hangs."""
+        """Set when the client's engine has stopped unexpectedly, or hangs."""
 
     def __repr__(self) -> str:
         return f"EngineServer(peers={len(self._peers)}, streams={self.num_streams})"
 
     @property
     def num_streams(self) -> int:
-        """Streams and places that front ends hold now."""
+        """Number of streams and admission slots that front ends hold."""
         return sum(len(peer.streams) for peer in self._peers.values())
 
     async def start(self) -> None:
-        """Bind the endpoints and take work. Raises zmq.ZMQError when one cannot be bound.
+        """Bind the endpoints and accept work. Raises zmq.ZMQError when one cannot be bound.
 
-        `close` is due in any case.
+        Call `close` afterwards in any case.
         """
         self._status = await self._client.status()
         self._reply = bound_socket(self._context, zmq.ROUTER, self._endpoints.response, REPLY_BOUND)
-        self._reply.set(zmq.ROUTER_MANDATORY, 1)  # a message to nobody is an error, not lost
+        self._reply.set(zmq.ROUTER_MANDATORY, 1)  # an unroutable message is an error, not lost
         for address, bound in (
             (self._endpoints.request, REQUEST_BOUND),
             (self._endpoints.cancel, NOTICE_BOUND),
@@ -148,7 +149,7 @@ class EngineServer:
         self._beating = asyncio.create_task(self._beat())
 
     async def close(self) -> None:
-        """Cancel every stream, tell the front ends, unbind."""
+        """Cancel all streams, notify the front ends, and unbind."""
         if self._beating is not None:
             self._beating.cancel()
         for peer in list(self._peers.values()):
@@ -161,7 +162,7 @@ class EngineServer:
             self._reply.close(linger=100)
 
     async def _beat(self) -> None:
-        """Tell every front end how the engine is; find those that are gone."""
+        """Send heartbeats with the engine's status; drop front ends that are disconnected."""
         while True:
             status = self._status = await self._client.status()
             beat = encode(Beat(status))
@@ -175,29 +176,29 @@ class EngineServer:
         try:
             message = decode_from_front_end(b"".join(frames))
         except msgspec.DecodeError as error:
-            logger.warning("no message of ours: %s", error)
+            logger.warning("invalid message: %s", error)
             return
         if isinstance(message, Hello):
             self._greet(message)
             return
         peer = self._peers.get(message.front_end)
-        if peer is not None:  # else it was forgotten, and will find out
+        if peer is not None:  # else it was dropped, and will detect that
             self._handle(message, peer)
 
     def _greet(self, hello: Hello) -> None:
-        """Take a front end in once it can be reached; until then it repeats its greeting."""
+        """Accept a front end once it is reachable; until then it repeats its Hello."""
         assert self._status is not None
         name, server_id = hello.front_end, self._endpoints.server_id
         if hello.server_id != server_id:
             if self._reached(name, encode(Refused(server_id))):
-                logger.error("%s of server %s is refused: it is another", name, hello.server_id)
-        elif self._reached(name, encode(Welcome(server_id, self._facts, self._status))):
+                logger.error("%s of server %s is refused: not this server", name, hello.server_id)
+        elif self._reached(name, encode(Welcome(server_id, self._info, self._status))):
             self._peers.setdefault(name, _Peer(name))
 
     def _handle(self, message: FrontEndMessage, peer: _Peer) -> None:
-        """Act on what a known front end sent."""
+        """Process a message of a known front end."""
         match message:
-            case Took(num_items=taken):
+            case Credit(num_items=taken):
                 for number, num_items in taken.items():
                     if number in peer.streams:
                         peer.streams[number].give(num_items)
@@ -210,14 +211,14 @@ class EngineServer:
 
     def _begin(self, work: Work, peer: _Peer) -> None:
         number = peer.newest = work.stream
-        self._send(peer, Taken(number))
+        self._send(peer, Accepted(number))
         if number in peer.cancelled:
             peer.cancelled.remove(number)
             return
         stream = _Stream(AUDIO_WINDOW if isinstance(work, Speak) else TEXT_WINDOW)
         peer.streams[number] = stream
         stream.task = asyncio.create_task(self._work(peer, work, stream))
-        # Not left to the task: one that is cancelled before its first step never runs at all.
+        # Done here because a task that is cancelled before its first step does not run.
         stream.task.add_done_callback(lambda _: peer.streams.pop(number, None))
 
     @staticmethod
@@ -229,9 +230,9 @@ class EngineServer:
             peer.cancelled.add(number)
 
     async def _work(self, peer: _Peer, work: Work, stream: _Stream) -> None:
-        """The top of one stream: what it raises is its answer."""
+        """Run one stream; send its error as the last answer."""
         try:
-            async with closing(self._answers(peer, work)) as answers:
+            async with aclosing(self._answers(peer, work)) as answers:
                 async for answer in answers:
                     await stream.take()
                     self._send(peer, answer)
@@ -241,42 +242,42 @@ class EngineServer:
                 logger.error("%s of %s failed", type(work).__name__, peer.name, exc_info=error)
             self._send(peer, Failed(work.stream, value))
 
-    async def _answers(self, peer: _Peer, work: Work) -> AsyncIterator[Message]:
+    async def _answers(self, peer: _Peer, work: Work) -> AsyncGenerator[Message, None]:
         number = work.stream
         match work:
             case Speak(job=job):
                 request = job.request
-                request_id.set(request.request_id)  # for the log, of this stream's task alone
+                request_id.set(request.request_id)  # for log lines of this stream's task
                 job = replace(job, request=_renamed(request, peer, number))
-                async with closing(self._client.speak(job)) as blocks:
+                async with aclosing(self._client.speak(job)) as blocks:
                     async for block in blocks:
                         yield Audio(number, block)
             case Generate(request=request):
                 request_id.set(request.request_id)
-                async with closing(
+                async with aclosing(
                     self._client.generate(_renamed(request, peer, number))
                 ) as chunks:
                     async for chunk in chunks:
                         yield Tokens(number, chunk._replace(request_id=request.request_id))
             case Encode(samples=samples):
                 yield Codes(number, await self._client.encode_prompt(samples))
-            case Enter(client=client):
-                async for answer in self._place(number, client):
+            case Admit(client=client):
+                async for answer in self._admit(number, client):
                     yield answer
 
-    async def _place(self, number: int, client: str) -> AsyncIterator[Message]:
-        """A place among the running calls, held until the stream is cancelled."""
+    async def _admit(self, number: int, client: str) -> AsyncGenerator[Message, None]:
+        """Hold a slot among the running calls until the stream is cancelled."""
         if self._admission is None:
-            raise NotAvailableError("this engine keeps no places; its front end does")
+            raise NotAvailableError("this engine has no admission; its front end has")
         async with self._admission.enter(client):
-            yield Entered(number)
+            yield Admitted(number)
             await asyncio.Event().wait()
 
     def _send(self, peer: _Peer, message: Message) -> None:
         self._send_bytes(peer, encode(message))
 
     def _send_bytes(self, peer: _Peer, data: bytes) -> None:
-        """Soon, and with what else this turn of the event loop has for the front end."""
+        """Queue a message in the front end's bundle of this turn of the event loop."""
         if peer.num_bytes + len(data) > BUNDLE_BYTES:
             self._flush(peer)
         if not peer.outbox:
@@ -285,7 +286,7 @@ class EngineServer:
         peer.num_bytes += len(data)
 
     def _flush(self, peer: _Peer) -> None:
-        """Send what there is for a front end."""
+        """Send a front end's bundle."""
         outbox, peer.outbox, peer.num_bytes = peer.outbox, [], 0
         if not outbox or self._peers.get(peer.name) is not peer:
             return
@@ -299,7 +300,7 @@ class EngineServer:
             self._drop(peer)
 
     def _reached(self, name: str, *messages: bytes) -> bool:
-        """Send; False when nobody of that name is connected, or takes anything any more."""
+        """Send; return False if the front end is disconnected or its queue is full."""
         assert self._reply is not None
         try:
             self._reply.send_multipart((name.encode(), bundle(messages)), zmq.NOBLOCK)
@@ -310,7 +311,7 @@ class EngineServer:
         return True
 
     def _drop(self, peer: _Peer) -> list[asyncio.Task[None]]:
-        """Forget a front end and cancel what it asked for."""
+        """Drop a front end and cancel its streams."""
         self._peers.pop(peer.name, None)
         tasks = [stream.task for stream in peer.streams.values() if stream.task is not None]
         for task in tasks:
@@ -322,5 +323,5 @@ class EngineServer:
 
 
 def _renamed(request: Request, peer: _Peer, stream: int) -> Request:
-    """With an id that no other stream's request has, of whichever front end."""
+    """Return the request with an id that is unique among all front ends."""
     return replace(request, request_id=f"{peer.name}/{stream}/{request.request_id}")

@@ -1,9 +1,9 @@
-"""One connection of a front end to the engine, from Hello until one of them has gone.
+"""`Link`: one connection of a front end to the engine, from Hello to its loss.
 
     open ─▶ Hello, Hello … ─▶ Welcome ─▶ streams ─▶ lost: every stream fails at once
 
-A link is used once: after a loss a new one is made, under a new name, so that nothing of the old
-one can reach the new engine, nor the other way round.
+A link is used once: after a loss a new one is created with a new name, so that messages of the old
+one cannot reach the new engine, or the reverse.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from collections import deque
 import zmq
 
 from llm import ConfigError, QueueFullError
-from tts.engine_client import EngineFacts, EngineStatus
+from tts.engine.client import EngineInfo
 from tts.errors import EngineLostError
 from tts.ipc.codec import decode_from_engine, encode, from_error_value
 from tts.ipc.endpoints import Endpoints
 from tts.ipc.engine_server import NOTICE_BOUND, REPLY_BOUND, REQUEST_BOUND
+from tts.ipc.heartbeat import Heartbeat
 from tts.ipc.messages import (
+    Accepted,
     Answer,
     Beat,
     Cancel,
+    Credit,
     EngineMessage,
     Failed,
     Farewell,
@@ -32,33 +35,31 @@ from tts.ipc.messages import (
     Hello,
     Message,
     Refused,
-    Taken,
-    Took,
     Welcome,
     Work,
 )
-from tts.ipc.pulse import Pulse
 from tts.ipc.sockets import ConnectionWatch, Inlet, new_socket
+from tts.observe.engine_status import EngineStatus
 
 HELLO_S = 0.05
-STALL_S = 15.0  # without a sign of life for so long, the engine counts as lost
-QUIET_S = 4.0  # and after so long as not to be counted on; what runs on it goes on
+STALL_S = 15.0  # without a heartbeat for so long, the engine counts as lost
+QUIET_S = 4.0  # after so long as unresponsive; its streams continue
 RECONNECT_MS, LONGEST_RECONNECT_MS = 20, 500
 LAST_WORDS_MS = 200
 
 
 class Stream:
-    """The answers to one piece of work, in order. A single reader."""
+    """Answers to one request, in order, for a single reader."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.has_ended = False  # the engine knows that nothing more comes
+        self.has_ended = False  # the engine has sent the last answer
         self._items: deque[Answer] = deque()
         self._error: Exception | None = None
         self._arrived = asyncio.Event()
 
     def put(self, answer: Answer) -> None:
-        """Append what came."""
+        """Append an answer."""
         if isinstance(answer, Failed):
             self.has_ended = True
             self.fail(from_error_value(answer.error))
@@ -67,12 +68,12 @@ class Stream:
         self._arrived.set()
 
     def fail(self, error: Exception) -> None:
-        """The reader gets this error, at once."""
+        """Raise this error in the reader, at once."""
         self._error = self._error or error
         self._arrived.set()
 
     async def get(self) -> Answer:
-        """The next answer. Raises what the engine raised, or EngineLostError."""
+        """Wait for the next answer and return it. Raises the engine's error, or EngineLostError."""
         while self._error is None and not self._items:
             self._arrived.clear()
             await self._arrived.wait()
@@ -82,19 +83,19 @@ class Stream:
 
 
 class Link:
-    """Sockets of one connection and the streams on it. One event loop."""
+    """Sockets of one connection, with its streams. One event loop."""
 
     def __init__(self, endpoints: Endpoints, name: str, context: zmq.Context) -> None:
         self.name = f"{name}-{secrets.token_hex(4)}"
         self.status: EngineStatus | None = None
         self.lost = asyncio.Event()
         self._endpoints = endpoints
-        self._welcomed: asyncio.Future[EngineFacts] = asyncio.get_running_loop().create_future()
+        self._welcomed: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._streams: dict[int, Stream] = {}
         self._numbers = itertools.count()
-        self._waiting: set[int] = set()  # streams whose work the engine has not taken yet
-        self._taken: dict[int, int] = {}  # items by stream, of which the engine is told soon
-        self._pulse = Pulse(STALL_S)
+        self._waiting: set[int] = set()  # streams whose request the engine has not accepted yet
+        self._taken: dict[int, int] = {}  # unsent credit, items by stream
+        self._heartbeat = Heartbeat(STALL_S)
         self._work = self._connected(context, endpoints.request, REQUEST_BOUND)
         self._cancel = self._connected(context, endpoints.cancel, NOTICE_BOUND)
         self._control = self._connected(context, endpoints.control, NOTICE_BOUND)
@@ -110,30 +111,31 @@ class Link:
 
     @property
     def is_up(self) -> bool:
-        """Whether work can be sent."""
+        """Whether requests can be sent."""
         welcomed = self._welcomed
         return welcomed.done() and welcomed.exception() is None and not self.lost.is_set()
 
     @property
     def is_answering(self) -> bool:
-        """Whether the engine is there and shows signs of life."""
-        return self.is_up and self._pulse.silence_s < QUIET_S
+        """Whether the engine is connected and sends heartbeats."""
+        return self.is_up and self._heartbeat.silence_s < QUIET_S
 
-    async def welcome(self) -> EngineFacts:
-        """Greet the engine until it answers, for as long as that takes.
+    async def welcome(self) -> EngineInfo:
+        """Send Hello until the engine answers, without a time limit.
 
-        Raises EngineLostError when it goes away meanwhile, ConfigError when it is another server's.
+        Raises EngineLostError when the connection is lost meanwhile, and ConfigError for the
+        engine of another server.
         """
         while not self._welcomed.done():
             if self.lost.is_set():
-                raise EngineLostError("the engine went away before it had answered")
+                raise EngineLostError("the engine exited before it answered")
             self._post(self._control, Hello(self.name, self._endpoints.server_id))
             await asyncio.wait((self._welcomed,), timeout=HELLO_S)
         return self._welcomed.result()
 
     async def wait_lost(self) -> None:
-        """Until the engine is gone, or has been silent for too long."""
-        waits = [asyncio.ensure_future(w) for w in (self.lost.wait(), self._pulse.stopped())]
+        """Wait until the engine has disconnected, or its heartbeats have stopped."""
+        waits = [asyncio.ensure_future(w) for w in (self.lost.wait(), self._heartbeat.stopped())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -142,15 +144,15 @@ class Link:
         self._break()
 
     def new_number(self) -> int:
-        """A number for a stream; used in the order they are given out."""
+        """Return the number of a new stream; numbers are used in order."""
         return next(self._numbers)
 
     def open(self, work: Work) -> Stream:
-        """Send work. Raises EngineLostError, or QueueFullError when the engine takes too little."""
+        """Send a request. Raises EngineLostError, or QueueFullError when too many are queued."""
         if not self.is_up:
-            raise EngineLostError("the engine is not there; it is being restarted, try again")
+            raise EngineLostError("the engine is not connected; it is being restarted, try again")
         if len(self._waiting) >= REQUEST_BOUND:
-            raise QueueFullError(f"{REQUEST_BOUND} requests wait already; try again later")
+            raise QueueFullError(f"{REQUEST_BOUND} requests are queued already; try again later")
         if not self._post(self._work, work):
             raise EngineLostError("the engine cannot be reached; try again")
         stream = Stream(work.stream)
@@ -159,8 +161,9 @@ class Link:
         return stream
 
     def took(self, stream: Stream, num_items: int) -> None:
-        """The reader took items of a stream: more may come. Told together for all readers that
-        take some in this turn of the event loop.
+        """Grant credit for items that a reader has read.
+
+        The credit of all readers in one turn of the event loop is sent in one message.
         """
         if not self._taken:
             asyncio.get_running_loop().call_soon(self._tell_taken)
@@ -168,16 +171,16 @@ class Link:
 
     def _tell_taken(self) -> None:
         taken, self._taken = self._taken, {}
-        self._notify(self._control, Took(self.name, taken))
+        self._notify(self._control, Credit(self.name, taken))
 
     def close_stream(self, stream: Stream) -> None:
-        """The reader is done; a stream that has not ended is cancelled."""
+        """Close a stream at its reader's end; cancel it if it has not ended."""
         self._streams.pop(stream.number, None)
         if not stream.has_ended:
             self._notify(self._cancel, Cancel(self.name, stream.number))
 
     def close(self) -> None:
-        """Say good-bye, where there is somebody, and close the sockets."""
+        """Send Goodbye, if connected, and close the sockets."""
         self._notify(self._control, Goodbye(self.name))
         self._break()
         self._watch.close()
@@ -193,7 +196,7 @@ class Link:
 
     @staticmethod
     def _post(socket: zmq.Socket, message: Message) -> bool:
-        """Send; False when there is no connection or no room."""
+        """Send; return False if there is no connection or the queue is full."""
         try:
             socket.send(encode(message), zmq.NOBLOCK)
         except zmq.Again:
@@ -202,16 +205,16 @@ class Link:
 
     def _notify(self, socket: zmq.Socket, message: Message) -> None:
         if self.is_up and not self._post(socket, message):
-            self._break()  # an engine that does not even read this is no engine
+            self._break()  # an engine that does not read control messages counts as lost
 
     def _received(self, frames: list[bytes]) -> None:
-        self._pulse.felt()
+        self._heartbeat.beat()
         for message in decode_from_engine(frames[-1]):
             self._take(message)
 
     def _take(self, message: EngineMessage) -> None:
         match message:
-            case Taken(stream=number):
+            case Accepted(stream=number):
                 self._waiting.discard(number)
             case Answer() as answer:
                 stream = self._streams.get(answer.stream)
@@ -225,12 +228,12 @@ class Link:
                 self._break()
 
     def _greeted(self, greeting: Welcome | Refused) -> None:
-        """The first answer to Hello counts; one from another server's engine is an error."""
+        """Process the first answer to Hello; a refusal is an error."""
         if self._welcomed.done():
             return
         if isinstance(greeting, Welcome) and greeting.server_id == self._endpoints.server_id:
             self.status = greeting.status
-            self._welcomed.set_result(greeting.facts)
+            self._welcomed.set_result(greeting.info)
             return
         self._welcomed.set_exception(
             ConfigError(
@@ -241,16 +244,16 @@ class Link:
         )
 
     def _break(self) -> None:
-        """The engine is gone: every reader is told at once."""
+        """Mark the link as lost and fail all streams."""
         self.lost.set()
-        error = EngineLostError("the engine has gone; it is being restarted, try again")
+        error = EngineLostError("the engine has exited; it is being restarted, try again")
         for stream in self._streams.values():
             stream.fail(error)
         self._streams.clear()
 
 
 def _connect(socket: zmq.Socket, address: str) -> None:
-    socket.set(zmq.IMMEDIATE, 1)  # nothing is queued for an engine that is not there
+    socket.set(zmq.IMMEDIATE, 1)  # do not queue messages without a connection
     socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.set(zmq.RECONNECT_IVL_MAX, LONGEST_RECONNECT_MS)
     socket.connect(address)

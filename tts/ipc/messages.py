@@ -1,14 +1,14 @@
-"""Every value that crosses between a front end and the engine. Frozen; nothing else does.
+"""Messages between front ends and the engine, all frozen.
 
-    Hello ─▶                               ◀─ Welcome: facts about the model; or Refused
-    Speak, Generate, Encode, Enter ─▶      ◀─ Taken, then Audio…, Tokens…, Codes or Entered
-    Took: so many items were read ─▶       ◀─ Failed: the error instead
-    Cancel ─▶                              ◀─ Beat: the engine lives, and how it is
-    Goodbye ─▶                             ◀─ Farewell: it ends
+    Hello ─▶                               ◀─ Welcome: properties of the model; or Refused
+    Speak, Generate, Encode, Admit ─▶      ◀─ Accepted, then Audio…, Tokens…, Codes or Admitted
+    Credit: number of read items ─▶        ◀─ Failed: the error instead
+    Cancel ─▶                              ◀─ Beat: heartbeat with the engine's status
+    Goodbye ─▶                             ◀─ Farewell: the engine stops
 
-A front end numbers its streams upwards and asks for them in that order. `front_end` is the name
-under which one connection of one process is known; a new connection has a new one. The engine's
-messages come as lists, in order.
+A front end numbers its streams in increasing order and requests them in that order. `front_end` is
+the name of one connection of one process; a new connection has a new name. The engine's messages
+are sent as lists, in order.
 """
 
 from __future__ import annotations
@@ -17,70 +17,71 @@ import msgspec
 import numpy as np
 
 from llm import Request, TokenChunk
-from tts.engine_client import AudioBlock, EngineFacts, EngineStatus, SpeechJob
+from tts.engine.client import AudioBlock, EngineInfo, SpeechJob
+from tts.observe.engine_status import EngineStatus
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A value on the wire: its fields in order, behind the name of its class."""
+    """Base class of messages, encoded as an array of the class name and the fields."""
 
 
 # --- from a front end
 
 
 class Hello(Message, frozen=True):
-    """I am here, a part of this server; repeated until the Welcome arrives."""
+    """Announcement of a front end of a server; repeated until the Welcome arrives."""
 
     front_end: str
     server_id: str
 
 
 class Goodbye(Message, frozen=True):
-    """I end: forget me and what I asked for."""
+    """Announcement that a front end stops; the engine cancels its streams."""
 
     front_end: str
 
 
-class Took(Message, frozen=True):
-    """Readers took items: of each stream, by its number, as many more may be sent."""
+class Credit(Message, frozen=True):
+    """Numbers of items that readers have read, by stream; the engine may send as many more."""
 
     front_end: str
     num_items: dict[int, int]
 
 
 class Cancel(Message, frozen=True):
-    """The reader of a stream has gone."""
+    """Cancellation of a stream by its reader."""
 
     front_end: str
     stream: int
 
 
 class Work(Message, frozen=True):
-    """Something to do whose answers carry the stream's number."""
+    """Base class of requests; their answers carry the stream's number."""
 
     front_end: str
     stream: int
 
 
 class Speak(Work, frozen=True):
-    """`EngineClient.speak`."""
+    """Request of `EngineClient.speak`."""
 
     job: SpeechJob
 
 
 class Generate(Work, frozen=True):
-    """`EngineClient.generate`."""
+    """Request of `EngineClient.generate`."""
 
     request: Request
 
 
 class Encode(Work, frozen=True):
-    """`EngineClient.encode_prompt`: mono float32 at the codec's rate."""
+    """Request of `EngineClient.encode_prompt`: float32 [S], mono at the codec's rate."""
 
     samples: np.ndarray
 
 
-class Enter(Work, frozen=True):
-    """A place among the calls that run, for this client's call, until it is cancelled."""
+class Admit(Work, frozen=True):
+    """Request for a slot among the running calls, for a client's call, until it is cancelled."""
 
     client: str
 
@@ -89,65 +90,64 @@ class Enter(Work, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The answer to Hello: from now on this server's engine takes work."""
+    """Positive answer to Hello: the engine accepts requests from now on."""
 
     server_id: str
-    facts: EngineFacts
+    info: EngineInfo
     status: EngineStatus
 
 
 class Refused(Message, frozen=True):
-    """The other answer to Hello: this is the engine of another server."""
+    """Negative answer to Hello: the engine belongs to another server."""
 
     server_id: str
 
 
 class Beat(Message, frozen=True):
-    """Sent regularly: the engine's newest snapshot."""
+    """Heartbeat with the engine's newest status."""
 
     status: EngineStatus
 
 
 class Farewell(Message, frozen=True):
-    """The engine ends; nothing more will come."""
+    """Last message of the engine before it stops."""
 
 
 class Answer(Message, frozen=True):
-    """Something about one stream."""
+    """Base class of messages about one stream."""
 
     stream: int
 
 
-class Taken(Answer, frozen=True):
-    """The work has left the queue."""
+class Accepted(Answer, frozen=True):
+    """Confirmation that a request has left the queue."""
 
 
 class Audio(Answer, frozen=True):
-    """A block of a speech job."""
+    """Block of a speech job."""
 
     block: AudioBlock
 
 
 class Tokens(Answer, frozen=True):
-    """A chunk of a text request."""
+    """Chunk of a text request."""
 
     chunk: TokenChunk
 
 
 class Codes(Answer, frozen=True):
-    """A reference clip's codes."""
+    """Codes of a reference clip."""
 
     codes: tuple[int, ...]
 
 
-class Entered(Answer, frozen=True):
-    """The place is taken."""
+class Admitted(Answer, frozen=True):
+    """Confirmation that a slot is held."""
 
 
 class ErrorValue(msgspec.Struct, frozen=True, array_like=True):
-    """An error by its class's name; `reason`, `subject`, `retry_after_s` where the class has them.
-
-    Never a traceback: the engine's log has that.
+    """Error by its class's name, with `reason`, `subject` and `retry_after_s` of classes that have
+    them. Tracebacks are in the engine's log only.
     """
 
     kind: str
@@ -158,12 +158,12 @@ class ErrorValue(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Failed(Answer, frozen=True):
-    """The stream ended with an error."""
+    """End of a stream with an error."""
 
     error: ErrorValue
 
 
-FrontEndMessage = Hello | Goodbye | Took | Cancel | Speak | Generate | Encode | Enter
+FrontEndMessage = Hello | Goodbye | Credit | Cancel | Speak | Generate | Encode | Admit
 EngineMessage = (
-    Welcome | Refused | Beat | Farewell | Taken | Audio | Tokens | Codes | Entered | Failed
+    Welcome | Refused | Beat | Farewell | Accepted | Audio | Tokens | Codes | Admitted | Failed
 )

@@ -1,16 +1,16 @@
-"""`RemoteEngineClient`: the engine of another process, as the front end sees it.
+"""`RemoteEngineClient`: client of an engine in another process.
 
     keeper:  new link ─▶ welcomed ─▶ up … lost ─▶ new link ─▶ …
-    speak:   Speak ─▶ Audio, Audio … (Took, Took …) ─▶ the last block, or Cancel when it is left
+    speak:   Speak ─▶ Audio, Audio … (Credit, Credit …) ─▶ the last block, or Cancel
 
-While there is no engine, everything asked of it raises EngineLostError at once.
+While no engine is connected, requests raise EngineLostError at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 
@@ -19,54 +19,56 @@ import zmq
 
 from decoder import CodecSpec
 from llm import ConfigError, Request, TokenChunk
-from tts.engine_client import AudioBlock, EngineFacts, EngineStatus, SpeechJob
+from tts.engine.client import AudioBlock, EngineInfo, SpeechJob
 from tts.errors import EngineLostError
 from tts.ipc.endpoints import Endpoints
 from tts.ipc.engine_server import AUDIO_WINDOW, TEXT_WINDOW
+from tts.ipc.heartbeat import LATE_S
 from tts.ipc.link import Link, Stream
 from tts.ipc.messages import (
+    Admit,
+    Admitted,
     Answer,
     Audio,
     Codes,
     Encode,
-    Enter,
-    Entered,
     Generate,
     Speak,
     Tokens,
     Work,
 )
-from tts.ipc.pulse import LATE_S
+from tts.observe.engine_status import EngineStatus
 
 logger = logging.getLogger("tts.ipc")
 
+RECONNECTED = "reconnected to the engine"  # log message
 UNKNOWN = EngineStatus(0, 0, 0, 0, 0, 0, 0, is_alive=False)
 
 
 class RemoteEngineClient:
-    """`EngineClient` over endpoints that an `EngineServer` has bound. One event loop.
+    """`EngineClient` for the endpoints of an `EngineServer`. One event loop.
 
-    `connect` makes one that has met its engine.
+    `connect` returns a connected client.
     """
 
     def __init__(self, endpoints: Endpoints, name: str, context: zmq.Context | None = None) -> None:
         self._endpoints, self._name = endpoints, name
         self._context = context or zmq.Context.instance()
         self._link = Link(endpoints, name, self._context)
-        self._facts: EngineFacts | None = None
+        self._info: EngineInfo | None = None
         self._keeper: asyncio.Task[None] | None = None
 
     @classmethod
     async def connect(
         cls, endpoints: Endpoints, name: str, context: zmq.Context | None = None
     ) -> RemoteEngineClient:
-        """Wait for the engine, for as long as it loads.
+        """Connect to the engine; wait while it loads.
 
-        Raises ConfigError when another server's engine is there instead.
+        Raises ConfigError for the engine of another server.
         """
         client = cls(endpoints, name, context)
         try:
-            client._facts = await client._meet()
+            client._info = await client._handshake()
         except BaseException:
             client._link.close()
             raise
@@ -77,17 +79,17 @@ class RemoteEngineClient:
         return f"RemoteEngineClient({self._link!r})"
 
     @property
-    def facts(self) -> EngineFacts:
-        """What the engine told about its model."""
-        assert self._facts is not None, "connect first"
-        return self._facts
+    def info(self) -> EngineInfo:
+        """Properties of the engine's model."""
+        assert self._info is not None, "connect first"
+        return self._info
 
     @property
     def codec(self) -> CodecSpec | None:
-        """The audio decoder's facts; None for a text-only model."""
-        return self.facts.codec
+        """Specification of the codec; None for a text-only model."""
+        return self.info.codec
 
-    async def generate(self, request: Request) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
         """Stream a text request. Closing the iterator cancels it.
 
         Raises what the engine's own client raises, and EngineLostError.
@@ -101,7 +103,7 @@ class RemoteEngineClient:
                 reader.stream.has_ended = chunk.finish_reason is not None
                 yield chunk
 
-    async def speak(self, job: SpeechJob) -> AsyncIterator[AudioBlock]:
+    async def speak(self, job: SpeechJob) -> AsyncGenerator[AudioBlock, None]:
         """Stream a speech job. Closing the iterator cancels it.
 
         Raises what the engine's own client raises, and EngineLostError.
@@ -116,7 +118,7 @@ class RemoteEngineClient:
                 yield block
 
     async def encode_prompt(self, samples: np.ndarray) -> tuple[int, ...]:
-        """Codes of a reference clip: mono float32 at the codec's rate."""
+        """Return the codes of a reference clip: float32 [S], mono at the codec's rate."""
         with self._reading(Encode, samples, 1) as reader:
             answer = await reader.next()
             assert isinstance(answer, Codes)
@@ -124,63 +126,63 @@ class RemoteEngineClient:
             return answer.codes
 
     @asynccontextmanager
-    async def place(self, client: str) -> AsyncIterator[None]:
-        """A place among the calls of all front ends, for this client's call; waits for one.
+    async def admit(self, client: str) -> AsyncIterator[None]:
+        """Hold a slot among the calls of all front ends, for a client's call; wait for a free one.
 
-        Raises ServerBusyError or StreamLimitError when there is no room, and EngineLostError.
+        Raises ServerBusyError or StreamLimitError when a limit is reached, and EngineLostError.
         """
-        with self._reading(Enter, client, 1) as reader:
+        with self._reading(Admit, client, 1) as reader:
             answer = await reader.next()
-            assert isinstance(answer, Entered)
+            assert isinstance(answer, Admitted)
             yield
 
     async def status(self) -> EngineStatus:
-        """The engine's newest snapshot, half a second old at most; not alive when it is silent."""
+        """Return the engine's newest snapshot; `is_alive` is False without heartbeats."""
         if not self._link.is_answering:
-            await asyncio.sleep(LATE_S)  # when this process stood still, the engine's signs wait
+            await asyncio.sleep(LATE_S)  # if this process was suspended, heartbeats wait to be read
         status = self._link.status or UNKNOWN
         return status if self._link.is_answering else replace(status, is_alive=False)
 
     async def close(self, drain_s: float = 0.0) -> None:
-        """Cancel what runs and leave; the engine goes on. Calls are drained by who serves them."""
+        """Cancel all streams and disconnect; the engine continues. The server drains the calls."""
         if self._keeper is not None:
             self._keeper.cancel()
             with suppress(asyncio.CancelledError):
                 await self._keeper
         self._link.close()
 
-    async def _meet(self) -> EngineFacts:
+    async def _handshake(self) -> EngineInfo:
         while True:
             try:
                 return await self._link.welcome()
             except EngineLostError:
-                self._renew()
+                self._replace_link()
 
-    def _renew(self) -> None:
+    def _replace_link(self) -> None:
         self._link.close()
         self._link = Link(self._endpoints, self._name, self._context)
 
     async def _keep(self) -> None:
-        """After a loss, meet the engine that comes next."""
+        """Connect to the next engine after each loss."""
         while True:
             await self._link.wait_lost()
-            logger.warning("the engine has gone; what ran on it has failed")
-            self._renew()
+            logger.warning("the engine has exited; its requests have failed")
+            self._replace_link()
             try:
-                await self._meet_again()
+                await self._reconnect()
             except ConfigError as error:
                 logger.error("%s; restart the server", error)
                 self._link.close()
                 return
-            logger.info("the engine is there again")
+            logger.info(RECONNECTED)
 
-    async def _meet_again(self) -> None:
-        if await self._meet() != self._facts:
-            raise ConfigError("the engine came back with another model")
+    async def _reconnect(self) -> None:
+        if await self._handshake() != self._info:
+            raise ConfigError("the engine restarted with another model")
 
     @contextmanager
     def _reading(self, kind: Callable[..., Work], value: object, window: int) -> Iterator[_Reader]:
-        """Ask for work; whatever is left of it when the block ends is cancelled."""
+        """Send a request; cancel it at the end of the block if it has not ended."""
         link = self._link
         stream = link.open(kind(link.name, link.new_number(), value))
         try:
@@ -190,13 +192,13 @@ class RemoteEngineClient:
 
 
 class _Reader:
-    """Reads a stream, and tells the engine in time that it may send more."""
+    """Reader of a stream that grants credit to the engine."""
 
     def __init__(self, link: Link, stream: Stream, window: int) -> None:
         self.stream = stream
         self._link = link
         self._batch = max(1, window // 2)
-        self._num_taken = -1  # the first item is not done with before the second is asked for
+        self._num_taken = -1  # an item counts as read when the next one is requested
 
     async def next(self) -> Answer:
         self._num_taken += 1

@@ -1,7 +1,7 @@
-"""ZeroMQ sockets on an asyncio event loop: they wake it when something has come, and never wait.
+"""Non-blocking ZeroMQ sockets on an asyncio event loop.
 
-A socket's descriptor only says that its state has changed, so whoever is woken reads until there
-is nothing more. Sockets that send are not watched: a send that has no room fails.
+A socket's descriptor only signals a change of state, so a reader reads until the socket is empty.
+Sending sockets are not watched: a send to a full queue fails.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from zmq.utils.monitor import parse_monitor_message
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 TURN = 256  # messages read in one turn of the event loop
-KEEPALIVE_S = 10  # TCP only: how long the other machine may be silent before it is asked
+KEEPALIVE_S = 10  # TCP only: idle time before keep-alive probes
 
 
 def new_socket(context: zmq.Context, kind: int, bound: int) -> zmq.Socket:
-    """A socket that holds at most `bound` messages for each peer, and loses them when closed."""
+    """Create a socket that queues at most `bound` messages per peer, and drops them when closed."""
     socket = context.socket(kind)
     socket.set(zmq.LINGER, 0)
     socket.set(zmq.SNDHWM, bound)
@@ -30,7 +30,7 @@ def new_socket(context: zmq.Context, kind: int, bound: int) -> zmq.Socket:
 
 
 def bound_socket(context: zmq.Context, kind: int, address: str, bound: int) -> zmq.Socket:
-    """A socket at an address. Raises zmq.ZMQError when that is in use, or no address."""
+    """Bind a new socket. Raises zmq.ZMQError for an address that is in use or invalid."""
     socket = new_socket(context, kind, bound)
     try:
         socket.bind(address)
@@ -41,7 +41,7 @@ def bound_socket(context: zmq.Context, kind: int, address: str, bound: int) -> z
 
 
 class Inlet:
-    """Gives every message of a socket to `take`, on the event loop, in order."""
+    """Reader that passes each message of a socket to `take`, on the event loop, in order."""
 
     def __init__(self, socket: zmq.Socket, take: Callable[[list[bytes]], None]) -> None:
         self._socket, self._take = socket, take
@@ -49,10 +49,10 @@ class Inlet:
         self._descriptor = int(socket.get(zmq.FD))
         self._is_open = True
         self._loop.add_reader(self._descriptor, self._read)
-        self._loop.call_soon(self._read)  # what came before anybody watched
+        self._loop.call_soon(self._read)  # messages that arrived before the reader was added
 
     def close(self) -> None:
-        """Read no more, and close the socket."""
+        """Stop reading and close the socket."""
         if self._is_open:
             self._is_open = False
             self._loop.remove_reader(self._descriptor)
@@ -68,16 +68,16 @@ class Inlet:
                 return
             try:
                 self._take(frames)
-            except BaseException:  # those behind it would wait for the next one to come
+            except BaseException:  # the remaining messages would wait for the next arrival
                 self._loop.call_soon(self._read)
                 raise
         self._loop.call_soon(self._read)
 
 
 class ConnectionWatch:
-    """Calls `on_lost` when a socket's connection breaks, as the death of the other process does.
+    """Monitor that calls `on_lost` when a socket's connection breaks, such as by a peer's death.
 
-    To be closed before the socket.
+    Close it before the socket.
     """
 
     def __init__(self, socket: zmq.Socket, on_lost: Callable[[], None]) -> None:
@@ -85,7 +85,7 @@ class ConnectionWatch:
         self._events = Inlet(socket.get_monitor_socket(zmq.EVENT_DISCONNECTED), self._take)
 
     def close(self) -> None:
-        """Watch no more. ZeroMQ stops telling first: it would wait for ever for a listener."""
+        """Stop monitoring. ZeroMQ's monitor is disabled first: it would block without a reader."""
         if not self._socket.closed:
             self._socket.disable_monitor()
         self._events.close()

@@ -1,8 +1,8 @@
-"""The processes of one server.
+"""Processes of one server.
 
     tts.serve: supervisor ──starts, restarts──▶ engine        the model; EngineServer
                           └─starts, restarts──▶ front end …   gRPC on one port; RemoteEngineClient
 
-A child gets its launch order on standard input and tells on standard output when it is ready. Its
-input stays open as long as the supervisor lives: the end of it ends the child.
+A child reads its launch parameters from standard input and reports on standard output when it is
+ready. Its input stays open while the supervisor is alive: at the end of the input the child exits.
 """

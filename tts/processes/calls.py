@@ -1,6 +1,6 @@
-"""A gRPC server's life in one process: listen, load, warm up, serve, drain.
+"""Life cycle of a gRPC server in one process: listen, load, warm up, serve, drain.
 
-The engine may be in the same process or behind the hop: that is what `load` decides.
+`load` determines whether the engine runs in the same process or in another one.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
-from tts.collector import calm_collector
-from tts.config import PrometheusMetricsMode
+from tts.config.pipeline import PrometheusMetricsMode
+from tts.config.serve import ServeConfig
 from tts.factory import Service, create_service
-from tts.metrics import Metrics
-from tts.metrics_export import register, serve_metrics
+from tts.observe.exporter import register, serve_metrics
+from tts.observe.metrics import Metrics
 from tts.processes.child import Ready, Signals, end_process
-from tts.serve_config import ServeConfig
-from tts.server import SpeechServer
-from tts.speech import SamplingOverrides, SpeechRequest
+from tts.processes.collector import tune_gc
+from tts.server.server import SpeechServer
+from tts.speech.types import SamplingOverrides, SpeechRequest
 
 logger = logging.getLogger("tts.serve")
 
@@ -35,9 +35,9 @@ async def serve_calls(
     ready: Callable[[Ready], None],
     folder: Path | None = None,
 ) -> int:
-    """Serve until a signal; the exit status.
+    """Serve until a signal; return the exit status.
 
-    With a `folder` this process shows the metrics of all that count in it.
+    With a `folder` this process exports the metrics of all processes that write to it.
     """
     server = SpeechServer(config.server)
     async with AsyncExitStack() as ending:
@@ -46,14 +46,14 @@ async def serve_calls(
         logger.info("listening on %s, loading %s", server.address, config.model.model.model_path)
         service = await _loaded(load(server), signals)
         if service is None:
-            end_process(0)  # a loading thread cannot be interrupted, and nobody waits for it
+            end_process(0)  # a loading thread cannot be interrupted
         ending.push_async_callback(service.client.close)
         await warm_up(service)
-        calm_collector()
+        tune_gc()
         ending.enter_context(expose_metrics(config, server.host.metrics, folder))
-        ending.push_async_callback(server.stop)  # calls end before the engine that answers them
+        ending.push_async_callback(server.stop)  # calls end before their engine
         await server.serve(service)
-        ready(_what_is_ready(server, service))
+        ready(_ready_report(server, service))
         await signals.asked.wait()
         if not await server.drain():
             logger.warning("%d calls did not finish in time", server.host.calls.num_open)
@@ -62,7 +62,7 @@ async def serve_calls(
 
 
 async def serve_in_process(config: ServeConfig, folder: Path | None = None) -> int:
-    """Serve with the engine in this process; the exit status."""
+    """Serve with the engine in this process; return the exit status."""
 
     async def load(_: SpeechServer) -> Service:
         return await asyncio.to_thread(create_service, config.model, config.server)
@@ -73,9 +73,9 @@ async def serve_in_process(config: ServeConfig, folder: Path | None = None) -> i
 
 
 async def warm_up(service: Service) -> None:
-    """Speak a word to nobody: the first call pays for no lazy import and no first allocation.
+    """Synthesize a word, so that the first call does not pay for lazy imports and allocations.
 
-    Raises CheckpointError for what only a first call would show.
+    Raises CheckpointError for defects that only a first call finds.
     """
     service.prompts.check_chat()
     if service.synthesizer is not None:
@@ -84,7 +84,7 @@ async def warm_up(service: Service) -> None:
 
 
 def expose_metrics(config: ServeConfig, metrics: Metrics, folder: Path | None) -> ExitStack:
-    """Put the metrics where the configuration says; closing the result undoes it.
+    """Export the metrics as configured; closing the result stops that.
 
     Raises ConfigError when the address cannot be used.
     """
@@ -98,7 +98,7 @@ def expose_metrics(config: ServeConfig, metrics: Metrics, folder: Path | None) -
 
 
 async def _loaded(loading: Awaitable[Service], signals: Signals) -> Service | None:
-    """The model's parts; None when told to stop meanwhile."""
+    """Return the model's components; None when a signal arrives first."""
     loaded = asyncio.ensure_future(loading)
     asked = asyncio.ensure_future(signals.asked.wait())
     await asyncio.wait((loaded, asked), return_when=asyncio.FIRST_COMPLETED)
@@ -106,6 +106,6 @@ async def _loaded(loading: Awaitable[Service], signals: Signals) -> Service | No
     return loaded.result() if loaded.done() else None
 
 
-def _what_is_ready(server: SpeechServer, service: Service) -> Ready:
+def _ready_report(server: SpeechServer, service: Service) -> Ready:
     voices = service.synthesizer.voices.voices() if service.synthesizer else ()
     return Ready(server.address, service.model, tuple(voice.name for voice in voices))

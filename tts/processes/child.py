@@ -1,10 +1,11 @@
-"""What a child process is told when it starts, what it tells, and how it notices its end.
+"""Protocol between the supervisor and a child process, and the child's main loop.
 
     supervisor ── Launch (pickled) ──▶ stdin        stays open; its end means: the supervisor died
-    supervisor ◀── Ready (JSON, a line) ── stdout   everything else goes to stderr
-    supervisor ◀── an empty line ───────── stdout   now and then from then on: it lives
+    supervisor ◀── Ready (JSON, a line) ── stdout   all other output goes to stderr
+    supervisor ◀── an empty line ───────── stdout   heartbeat, from then on
 
-Both ends are this program in the same version, and nobody else can write to the pipe.
+Both ends are this program in the same version, and no other process can write to the pipe, so
+unpickling is safe.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from typing import NoReturn
 
 import msgspec
 
+from tts.config.serve import WRONG_CONFIGURATION, ServeConfig, refuse
 from tts.ipc.endpoints import Endpoints, remove_leftovers
 from tts.leftovers import remove_folder
-from tts.logs import configure_logging
-from tts.serve_config import WRONG_CONFIGURATION, ServeConfig, refuse
+from tts.observe.logs import configure_logging
 
 logger = logging.getLogger("tts.process")
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 BEAT_S = 1.0
-ORPHANED = 70  # exit status of a child whose supervisor has gone
+ORPHANED = 70  # exit status of a child whose supervisor has exited
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a child needs to know. Port and voices are what front ends share."""
+    """Launch parameters of a child. Front ends share the port and the voices."""
 
     config: ServeConfig
     name: str
@@ -47,12 +48,12 @@ class Launch:
     voice_folder: Path | None = None
 
     def to_bytes(self) -> bytes:
-        """As it is written to the child's standard input."""
+        """Return the bytes for the child's standard input."""
         return pickle.dumps(self)
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """A child does its work from now on. What a front end serves; empty for the engine."""
+    """Report of a child that is ready: what a front end serves; empty for the engine."""
 
     address: str = ""
     model: str = ""
@@ -64,7 +65,7 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Reporter:
-    """The child's way to its supervisor; from now on `print` writes to standard error."""
+    """Channel of a child to its supervisor; redirects `print` to standard error."""
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(STDOUT), "wb", buffering=0)
@@ -72,14 +73,14 @@ class Reporter:
         os.dup2(STDERR, STDOUT)
 
     def __call__(self, ready: Ready) -> None:
-        """Tell it, once everything is loaded; from then on, that the event loop turns."""
+        """Report readiness; from then on send heartbeats from the event loop."""
         freeze_garbage()
         self._out.write(msgspec.json.encode(ready) + b"\n")
         os.set_blocking(self._out.fileno(), False)
         self._beating = asyncio.get_running_loop().create_task(self._beat())
 
     async def _beat(self) -> None:
-        """Until the supervisor has gone; one that does not read is not waited for."""
+        """Send heartbeats until the supervisor has exited; never wait for a full pipe."""
         with suppress(BrokenPipeError):
             while True:
                 self._out.write(b"\n")
@@ -87,7 +88,7 @@ class Reporter:
 
 
 class Signals:
-    """SIGTERM and SIGINT: the first asks to drain, the second ends the process at once."""
+    """Handler of SIGTERM and SIGINT: the first drains, the second ends the process at once."""
 
     def __init__(self, on_second: Callable[[], None] = lambda: None) -> None:
         self.asked = asyncio.Event()
@@ -106,21 +107,21 @@ class Signals:
 
 
 def end_process(status: int) -> NoReturn:
-    """End without waiting for any thread."""
+    """End the process without waiting for threads."""
     logging.shutdown()
-    if sys.stdout is not None:  # closed from the beginning
+    if sys.stdout is not None:  # None if it was closed at the start
         sys.stdout.flush()
     os._exit(status)
 
 
 def freeze_garbage() -> None:
-    """What is there now stays: the garbage collector need not look through it while calls run."""
+    """Exclude all present objects from garbage collection; see `tune_gc`."""
     gc.collect()
     gc.freeze()
 
 
 def run_child(work: Callable[[Launch, Reporter], Awaitable[int]]) -> int:
-    """Read the launch order, work; the exit status. The top of a child process."""
+    """Read the launch parameters and run the child's work; return its exit status."""
     launch: Launch = pickle.load(sys.stdin.buffer)
     report = Reporter()
     configure_logging(launch.config.server.log_level, launch.config.server.log_format)
@@ -133,10 +134,10 @@ def run_child(work: Callable[[Launch, Reporter], Awaitable[int]]) -> int:
 async def _watched(
     work: Callable[[Launch, Reporter], Awaitable[int]], launch: Launch, report: Reporter
 ) -> int:
-    """The work, which ends with the supervisor, however that ended."""
+    """Run the work; stop it when the supervisor exits."""
 
     def orphaned() -> None:
-        logger.error("the supervisor has gone: %s ends", launch.name)
+        logger.error("the supervisor has exited: %s ends", launch.name)
         remove_leftovers(launch.config.model.zmq_endpoint_base)
         if launch.voice_folder is not None:
             remove_folder(launch.voice_folder)

@@ -1,6 +1,6 @@
-"""`python -m tts.processes.engine`: the model behind the hop. Started by the supervisor.
+"""`python -m tts.processes.engine`: the engine's process, started by the supervisor.
 
-It ends by itself, with status 1, when its engine breaks down or hangs: a new process is better.
+It exits with status 1 when its engine fails or hangs, so that the supervisor restarts it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from contextlib import contextmanager
 import zmq
 
 from llm import ConfigError
-from tts.admission import Admission
-from tts.collector import calm_collector
+from tts.config.serve import ServeConfig
+from tts.engine.admission import Admission
 from tts.factory import connect_service, create_engine_client
-from tts.host import admission_limits
 from tts.ipc.engine_server import EngineServer
 from tts.processes.calls import warm_up
 from tts.processes.child import Launch, Ready, Reporter, Signals, end_process, run_child
-from tts.serve_config import ServeConfig
+from tts.processes.collector import tune_gc
+from tts.server.context import admission_limits
 
 logger = logging.getLogger("tts.engine")
 
@@ -30,14 +30,14 @@ OWNER_ONLY = 0o077
 
 
 async def run(launch: Launch, report: Reporter) -> int:
-    """Load, bind, serve until told to stop."""
+    """Load, bind, and serve until a signal; return the exit status."""
     config = launch.config
-    client, facts = await asyncio.to_thread(create_engine_client, config.model, config.server)
-    signals = Signals()  # until here a signal ends the process, which nothing would be lost by
+    client, info = await asyncio.to_thread(create_engine_client, config.model, config.server)
+    signals = Signals()  # before this a signal ends the process, with nothing to clean up
     try:
-        await warm_up(connect_service(config.model, config.server, client, facts))
-        calm_collector()
-        server = EngineServer(client, facts, launch.endpoints, _admission(config))
+        await warm_up(connect_service(config.model, config.server, client, info))
+        tune_gc()
+        server = EngineServer(client, info, launch.endpoints, _admission(config))
         try:
             with owner_only():
                 await _start(server, _base(config))
@@ -46,7 +46,7 @@ async def run(launch: Launch, report: Reporter) -> int:
         finally:
             await server.close()
         if is_broken:
-            end_process(1)  # a thread that hangs is not waited for
+            end_process(1)  # without waiting for a thread that hangs
     finally:
         await client.close()
     return 0
@@ -64,7 +64,7 @@ def _base(config: ServeConfig) -> str:
 
 
 def _admission(config: ServeConfig) -> Admission | None:
-    """The places of calls, where front ends share them."""
+    """Return the admission of calls, if several front ends share it."""
     if config.server.front_ends < 2:
         return None
     return Admission(admission_limits(config.server))
@@ -72,7 +72,7 @@ def _admission(config: ServeConfig) -> Admission | None:
 
 @contextmanager
 def owner_only() -> Iterator[None]:
-    """Files that are made meanwhile are for this user only: sockets can be reached by no other."""
+    """Create files for this user only inside the block; sockets are then not open to others."""
     former = os.umask(OWNER_ONLY)
     try:
         yield
@@ -81,7 +81,7 @@ def owner_only() -> Iterator[None]:
 
 
 async def _first(asked: asyncio.Event, broken: asyncio.Event) -> bool:
-    """Wait for either; whether it was the second."""
+    """Wait for either event; return whether it was the second."""
     waits = [asyncio.ensure_future(event.wait()) for event in (asked, broken)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:

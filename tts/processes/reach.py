@@ -1,12 +1,12 @@
-"""Whether clients can connect: the supervisor does what they do first, now and then."""
+"""Connectivity check: the supervisor periodically connects as a client does."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
 
-from tts.ipc.pulse import Pulse
-from tts.server_config import ServerConfig
+from tts.config.server import ServerConfig
+from tts.ipc.heartbeat import Heartbeat
 
 PERIOD_S = 2.0
 ANSWER_S = 5.0
@@ -16,19 +16,20 @@ FRAME_HEAD_BYTES, TYPE_AT = 9, 3
 
 
 async def unreachable(config: ServerConfig, port: int, limit_s: float) -> None:
-    """Until no connection could be made for so long, counted from the first that could."""
-    pulse = Pulse(limit_s)
-    feeling = asyncio.create_task(_feel(config, port, pulse))
+    """Wait until connections have failed for `limit_s`, counted from the first success."""
+    heartbeat = Heartbeat(limit_s)
+    probing = asyncio.create_task(_probe(config, port, heartbeat))
     try:
-        await pulse.stopped()
+        await heartbeat.stopped()
     finally:
-        feeling.cancel()
+        probing.cancel()
 
 
 async def is_reachable(config: ServerConfig, port: int) -> bool:
-    """Whether the server answers a new connection with HTTP/2's first frame.
+    """Return whether the server answers a new connection with HTTP/2's first frame.
 
-    A server that wants client certificates says nothing to one without: there TLS is enough.
+    A server that requires client certificates sends none without one: there a TLS handshake
+    is enough.
     """
     try:
         async with asyncio.timeout(ANSWER_S):
@@ -37,15 +38,15 @@ async def is_reachable(config: ServerConfig, port: int) -> bool:
         return False
 
 
-async def _feel(config: ServerConfig, port: int, pulse: Pulse) -> None:
+async def _probe(config: ServerConfig, port: int, heartbeat: Heartbeat) -> None:
     while True:
         if await is_reachable(config, port):
-            pulse.felt()
+            heartbeat.beat()
         await asyncio.sleep(PERIOD_S)
 
 
 async def _greeted(config: ServerConfig, port: int) -> bool:
-    tls = _any_certificate() if config.tls_cert is not None else None
+    tls = _unverified_context() if config.tls_cert is not None else None
     reader, writer = await asyncio.open_connection(config.host, port, ssl=tls)
     try:
         if config.tls_client_ca is not None:
@@ -53,11 +54,11 @@ async def _greeted(config: ServerConfig, port: int) -> bool:
         writer.write(PREFACE)
         return (await reader.readexactly(FRAME_HEAD_BYTES))[TYPE_AT] == SETTINGS_TYPE
     finally:
-        writer.transport.abort()  # a polite end of TLS is waited for, sometimes for long
+        writer.transport.abort()  # closing TLS gracefully may wait for long
 
 
-def _any_certificate() -> ssl.SSLContext:
-    """Whose server it is, is known: its certificate may name any host and be expired."""
+def _unverified_context() -> ssl.SSLContext:
+    """Return a TLS context that accepts any certificate: the probed server is our own."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -1,4 +1,4 @@
-"""The metrics of all processes of a server, on one HTTP port of the supervisor's."""
+"""Metrics of all processes of a server, on one HTTP port of the supervisor."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+from tts.config.serve import ServeConfig
 from tts.ipc.endpoints import Endpoints
 from tts.ipc.remote_client import RemoteEngineClient
-from tts.metrics import Metrics
-from tts.metrics_export import forget_process, serve_metrics
-from tts.serve_config import ServeConfig
+from tts.observe.exporter import forget_process, serve_metrics
+from tts.observe.metrics import Metrics
 
 PERIOD_S = 0.5
 
 
 @asynccontextmanager
-async def shown_metrics(
+async def exported_metrics(
     config: ServeConfig, endpoints: Endpoints, folder: Path
 ) -> AsyncIterator[Callable[[int], None]]:
-    """Serve them while the block lasts; gives what is to be called with the id of a dead process.
+    """Serve the metrics inside the block; yield the function to call with a dead process's id.
 
-    The engine's own numbers come over the hop, as to a front end. Raises ConfigError when the
-    address cannot be used.
+    The engine's status arrives over IPC, as for a front end. Raises ConfigError when the address
+    cannot be used.
     """
     metrics = Metrics()
     server = config.server
@@ -39,7 +39,7 @@ async def shown_metrics(
 
 
 async def _follow(metrics: Metrics, endpoints: Endpoints) -> None:
-    """Keep the snapshot of the engine fresh."""
+    """Update the snapshot of the engine."""
     client = await RemoteEngineClient.connect(endpoints, "metrics")
     try:
         while True:

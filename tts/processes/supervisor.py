@@ -1,12 +1,12 @@
-"""Starts a server's processes, restarts those that die, and ends them in order.
+"""Supervisor: starts a server's processes, restarts those that die, and stops them in order.
 
-    start     engine and front ends at once: the port answers NOT_SERVING while the model loads
-    death     of any: start it again, later each time; too often: give up, status 1
-    silence   of any, once it worked: kill it, which is a death
-    no entry  where connections could be made and cannot any more: kill all front ends
-    SIGTERM   front ends drain and end, then the engine
+    start        engine and front ends at once: the port answers NOT_SERVING while the model loads
+    exit         of a process: restart with back-off; after too many: give up, status 1
+    heartbeats   stop: kill the process, then restart
+    connections  fail after they have worked: kill and restart all front ends
+    SIGTERM      front ends drain and exit, then the engine
 
-A process that ends before it ever worked is not started again: its status is the server's.
+A process that exits before it was ever ready is not restarted: the server exits with its status.
 """
 
 from __future__ import annotations
@@ -14,32 +14,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AsyncExitStack, ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from llm import ConfigError
-from tts.config import PrometheusMetricsMode
+from tts.config.pipeline import PrometheusMetricsMode
+from tts.config.serve import ServeConfig
 from tts.ipc.endpoints import Endpoints, reserved
-from tts.ipc.pulse import Pulse
+from tts.ipc.heartbeat import Heartbeat
 from tts.leftovers import temporary_folder
 from tts.processes.child import Launch, Ready, Signals
-from tts.processes.ports import reserved_port
 from tts.processes.reach import unreachable
-from tts.processes.restarts import Restarts
-from tts.serve_config import ServeConfig
 
 logger = logging.getLogger("tts.supervisor")
 
 ENGINE, FRONT_END = "tts.processes.engine", "tts.processes.front_end"
-STALL_S = 15.0  # without a sign of life for so long, a process hangs
-STOP_S = 15.0  # for a process that has nothing left to drain
+STALL_S = 15.0  # without a heartbeat for so long, a process hangs
+STOP_S = 15.0  # grace period of a process without calls
 
-OnEnd = Callable[[int], None]  # told the id of a process that has ended
+OnEnd = Callable[[int], None]  # called with the id of a process that has ended
 
 
 def _ignore(_: int) -> None:
@@ -47,7 +46,7 @@ def _ignore(_: int) -> None:
 
 
 class WorkerError(Exception):
-    """A process cannot be kept alive; `status` is what the server ends with."""
+    """Error for a process that cannot be kept alive; `status` is the server's exit status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -55,7 +54,7 @@ class WorkerError(Exception):
 
 
 class Worker:
-    """One process that is kept alive from `run` until `stop`."""
+    """Process that is kept alive from `run` until `stop`."""
 
     def __init__(
         self,
@@ -70,15 +69,15 @@ class Worker:
         self._stopping = asyncio.Event()
         self._worked_at: float | None = None
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        """What it told the first time it was ready."""
+        """Its first report of readiness."""
 
     def __repr__(self) -> str:
         return f"Worker({self._launch.name}, {self._restarts!r})"
 
     async def run(self) -> None:
-        """Start it, and again when it dies, until `stop` or `kill`.
+        """Start the process, and restart it when it dies, until `stop` or `kill`.
 
-        Raises WorkerError when that is hopeless.
+        Raises WorkerError after too many restarts.
         """
         while not self._stopping.is_set():
             status = await self._live()
@@ -88,7 +87,7 @@ class Worker:
                     await asyncio.wait_for(self._stopping.wait(), delay_s)
 
     async def stop(self, grace_s: float) -> None:
-        """Ask it to end; after the grace time it is killed."""
+        """Send SIGTERM; kill the process after the grace period."""
         self._stopping.set()
         process = self._process
         if process is None or process.returncode is not None:
@@ -102,14 +101,14 @@ class Worker:
             self.kill()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         self._stopping.set()
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.kill()
 
     def restart(self, reason: str) -> None:
-        """End the process at once, for `run` to start it again as after any death."""
+        """Kill the process; `run` restarts it."""
         process = self._process
         if process is not None and process.returncode is None:
             logger.error("%s %s: killing it", self._launch.name, reason)
@@ -117,10 +116,10 @@ class Worker:
                 process.kill()
 
     async def _live(self) -> int:
-        """One life of the process, from its start to its exit status."""
+        """Run the process once; return its exit status."""
         self._worked_at = None
         pipe = asyncio.subprocess.PIPE
-        # In a session of its own: Ctrl-C on the terminal is the supervisor's to handle.
+        # A separate session: only the supervisor receives Ctrl-C of the terminal.
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", self._module, stdin=pipe, stdout=pipe, start_new_session=True
         )
@@ -128,9 +127,9 @@ class Worker:
         process.stdin.write(self._launch.to_bytes())
         if self._stopping.is_set():
             self.kill()
-        pulse = Pulse(STALL_S)
-        reading = asyncio.create_task(self._read(process, pulse))
-        watching = asyncio.create_task(self._watch(pulse))
+        heartbeat = Heartbeat(STALL_S)
+        reading = asyncio.create_task(self._read(process, heartbeat))
+        watching = asyncio.create_task(self._watch(heartbeat))
         status = await process.wait()
         watching.cancel()
         await reading
@@ -138,14 +137,14 @@ class Worker:
         self._on_end(process.pid)
         return status
 
-    async def _watch(self, pulse: Pulse) -> None:
-        await pulse.stopped()
-        self.restart("gives no sign of life")
+    async def _watch(self, heartbeat: Heartbeat) -> None:
+        await heartbeat.stopped()
+        self.restart("sends no heartbeats")
 
-    async def _read(self, process: asyncio.subprocess.Process, pulse: Pulse) -> None:
+    async def _read(self, process: asyncio.subprocess.Process, heartbeat: Heartbeat) -> None:
         assert process.stdout is not None
         async for line in process.stdout:
-            pulse.felt()
+            heartbeat.beat()
             if not line.strip():
                 continue
             ready = msgspec.json.decode(line, type=Ready)
@@ -156,8 +155,8 @@ class Worker:
                 logger.info("%s is back, process %d", self._launch.name, process.pid)
 
     def _delay_s(self, status: int) -> float:
-        """How long to wait before the next start."""
-        name, ended = self._launch.name, _how(status)
+        """Return the seconds to wait before the next start. Raises WorkerError to give up."""
+        name, ended = self._launch.name, _exit_text(status)
         if not self.ready.done():
             raise WorkerError(f"{name} {ended} before it was ready", status if status > 0 else 1)
         up_s = 0.0 if self._worked_at is None else time.monotonic() - self._worked_at
@@ -169,7 +168,7 @@ class Worker:
 
 
 class Workers:
-    """The engine and the front ends of one server. `on_end` is told the id of each that ends."""
+    """Engine and front ends of one server. `on_end` is called with the id of each ended process."""
 
     def __init__(
         self,
@@ -189,7 +188,7 @@ class Workers:
             self.front_ends.append(Worker(FRONT_END, launch, most, on_end))
 
     async def run(self) -> None:
-        """Keep all alive until they are stopped. Raises WorkerError, when all have ended."""
+        """Keep all processes alive until `stop`. Raises WorkerError once all have ended."""
         running = [asyncio.ensure_future(worker.run()) for worker in self._all]
         done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
         if any(task.exception() for task in done):
@@ -199,24 +198,24 @@ class Workers:
             task.result()
 
     async def ready(self) -> Ready:
-        """What is served, once all front ends serve it."""
+        """Wait until all front ends serve; return what they serve."""
         answers = await asyncio.gather(*(asyncio.shield(w.ready) for w in self.front_ends))
         return answers[0]
 
     async def watch_port(self) -> None:
-        """Start the front ends again whenever clients cannot connect any more. Never returns."""
+        """Restart the front ends whenever clients can no longer connect. Never returns."""
         while True:
             await unreachable(self._config, self._port, STALL_S)
             for worker in self.front_ends:
                 worker.restart("takes no connections")
 
     async def stop(self) -> None:
-        """Front ends drain and end, then the engine."""
+        """Drain and stop the front ends, then stop the engine."""
         await asyncio.gather(*(worker.stop(self._drain_s) for worker in self.front_ends))
         await self.engine.stop(STOP_S)
 
     def kill(self) -> None:
-        """End all at once."""
+        """Kill all processes."""
         for worker in self._all:
             worker.kill()
 
@@ -226,10 +225,10 @@ class Workers:
 
 
 async def supervise(config: ServeConfig, folder: Path | None = None) -> int:
-    """Serve with processes until a signal; the exit status.
+    """Serve with several processes until a signal; return the exit status.
 
-    `folder` is where they count together; then their metrics are shown here, as this process
-    outlives the others. Raises ConfigError for what cannot be bound.
+    With a `folder`, in which they write their metrics, this process exports the sums, as it
+    outlives the others. Raises ConfigError for an address that cannot be bound.
     """
     check_processes(config)
     server = config.server
@@ -241,14 +240,14 @@ async def supervise(config: ServeConfig, folder: Path | None = None) -> int:
         voices = files.enter_context(temporary_folder("voices"))
         on_end: OnEnd = _ignore
         if folder is not None:
-            from tts.processes.shared_metrics import shown_metrics
+            from tts.processes.shared_metrics import exported_metrics
 
-            on_end = await held.enter_async_context(shown_metrics(config, endpoints, folder))
-        return await _kept(Workers(config, endpoints, port, voices, on_end), files)
+            on_end = await held.enter_async_context(exported_metrics(config, endpoints, folder))
+        return await _keep_alive(Workers(config, endpoints, port, voices, on_end), files)
 
 
 def check_processes(config: ServeConfig) -> None:
-    """Raise ConfigError for what does not go with several processes."""
+    """Raise ConfigError for options that do not work with several processes."""
     if config.model.zmq_endpoint_base.startswith("inproc:"):
         raise ConfigError(
             f"zmq_endpoint_base={config.model.zmq_endpoint_base} reaches no other process; "
@@ -262,8 +261,10 @@ def check_processes(config: ServeConfig) -> None:
         )
 
 
-async def _kept(workers: Workers, files: ExitStack) -> int:
-    """`files` are let go of even when the second signal ends everything at once."""
+async def _keep_alive(workers: Workers, files: ExitStack) -> int:
+    """Keep the workers alive until they stop; return the exit status.
+
+    A second signal kills them; `files` are closed in any case."""
 
     def end() -> None:
         workers.kill()
@@ -278,7 +279,7 @@ async def _kept(workers: Workers, files: ExitStack) -> int:
     watching = asyncio.ensure_future(workers.watch_port())
     try:
         await asyncio.wait((running, others[0]), return_when=asyncio.FIRST_COMPLETED)
-        watching.cancel()  # a front end that drains closes its door by itself
+        watching.cancel()  # a draining front end closes its port itself
         if not running.done():
             await workers.stop()
         await running
@@ -295,7 +296,70 @@ async def _announce(workers: Workers) -> None:
     print(await workers.ready(), flush=True)
 
 
-def _how(status: int) -> str:
+def _exit_text(status: int) -> str:
     if status < 0:
         return f"was ended by {signal.Signals(-status).name}"
     return f"ended with status {status}"
+
+
+@contextmanager
+def reserved_port(host: str, port: int, *, is_shared: bool) -> Iterator[int]:
+    """Reserve a port (0: any free one) for the front ends inside the block.
+
+    Several front ends share it through SO_REUSEPORT. That option would also admit other servers of
+    the same user, so a socket without it is bound first, which fails when the port is in use.
+    Raises ConfigError then.
+    """
+    with _bound(host, port, is_shared=False) as probe:
+        number: int = probe.getsockname()[1]
+    if not is_shared:
+        yield number
+        return
+    with _bound(host, number, is_shared=True):  # holds the port while no front end runs
+        yield number
+
+
+def _bound(host: str, port: int, *, is_shared: bool) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
+    try:
+        option = socket.SO_REUSEPORT if is_shared else socket.SO_REUSEADDR
+        bound.setsockopt(socket.SOL_SOCKET, option, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return bound
+
+
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 10.0
+STEADY_S = 60.0
+
+
+class Restarts:
+    """Counter of successive restarts; a process that was up for STEADY_S resets it."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.count = 0
+
+    def __repr__(self) -> str:
+        return f"Restarts({self.count} of {self._limit})"
+
+    def next_delay_s(self, up_s: float) -> float | None:
+        """Return the seconds before the next start, doubled each time; None to give up.
+
+        `up_s` is the time for which the process was ready.
+        """
+        if up_s >= STEADY_S:
+            self.count = 0
+        if self.count >= self._limit:
+            return None
+        delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0**self.count)
+        self.count += 1
+        return delay_s

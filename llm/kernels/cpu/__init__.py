@@ -1,1 +1,1 @@
-"""Matrix products on a CPU whose sums have one order, compiled for the processor by LLVM."""
+"""Matrix products on a CPU with a fixed order of sums, compiled for the processor by LLVM."""

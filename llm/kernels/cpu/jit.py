@@ -1,7 +1,7 @@
-"""What kernels written in LLVM's intermediate representation share: types, loops, compilation.
+"""Tools for kernels in LLVM's intermediate representation: types, loops, compilation.
 
-llvmlite builds the code and compiles it when the first kernel is asked for, in about a tenth of a
-second. No fast-math flag is set anywhere, so LLVM keeps the order of every sum as it is written.
+llvmlite builds the code and compiles it at the first use of a kernel, in about a tenth of a second.
+No fast-math flag is set, so that LLVM keeps the order of every sum as it is written.
 """
 
 from __future__ import annotations
@@ -54,17 +54,19 @@ class Compiled:
         self._engine.finalize_object()
 
     def address(self, name: str) -> int:
-        """Address of an exported function."""
+        """Return the address of an exported function."""
         return int(self._engine.get_function_address(name))
 
 
-class Body(ir.IRBuilder):
+class FunctionBuilder(ir.IRBuilder):
     """An instruction builder with loops."""
 
     def steps(
         self, start: ir.Value, end: ir.Value, step: int, body: Callable[[ir.Value], None]
     ) -> ir.Value:
-        """Emit `body(i)` for i = start, start + step, … while i + step <= end; the next i."""
+        """Emit `body(i)` for i = start, start + step, … while i + step <= end; return the next
+        i.
+        """
         head, inside, after = (self.append_basic_block(name) for name in ("head", "body", "after"))
         before = self.block
         self.branch(head)
@@ -81,7 +83,7 @@ class Body(ir.IRBuilder):
         return index
 
     def repeat_while(self, condition: Callable[[], ir.Value]) -> None:
-        """Emit a loop around `condition`, which ends when that is false."""
+        """Emit a loop that ends when `condition` is false."""
         head, after = self.append_basic_block("again"), self.append_basic_block("after")
         self.branch(head)
         self.position_at_end(head)
@@ -89,11 +91,11 @@ class Body(ir.IRBuilder):
         self.position_at_end(after)
 
     def smaller(self, left: ir.Value, right: ir.Value) -> ir.Value:
-        """The smaller of two signed integers."""
+        """Return the smaller of two signed integers."""
         return self.select(self.icmp_signed("<", left, right), left, right)
 
     def pause(self) -> None:
-        """Emit the processor's hint that this is a waiting loop."""
+        """Emit the processor's hint for spin-wait loops."""
         if platform.machine() in ("x86_64", "AMD64"):
             self.call(external(self.module, "llvm.x86.sse2.pause", VOID), [])
 
@@ -106,7 +108,7 @@ def external(module: ir.Module, name: str, result: ir.Type, *arguments: ir.Type)
 
 def function(
     module: ir.Module, name: str, result: ir.Type, *arguments: ir.Type
-) -> tuple[Body, tuple[ir.Argument, ...]]:
-    """Define a function: its builder, at the first instruction, and its arguments."""
+) -> tuple[FunctionBuilder, tuple[ir.Argument, ...]]:
+    """Define a function; return a builder at its first instruction, and its arguments."""
     defined = ir.Function(module, ir.FunctionType(result, arguments), name)
-    return Body(defined.append_basic_block("entry")), defined.args
+    return FunctionBuilder(defined.append_basic_block("entry")), defined.args

@@ -1,16 +1,16 @@
-"""`multiply`: y = x Wᵀ on a CPU, every sum in one order.
+"""`multiply`: y = x Wᵀ on a CPU, with a fixed order of every sum.
 
-The sum of one output of one row is, whatever else is computed:
+The sum of one output of one row is always:
 
     lane l of 16:  s[l] = fma(w[l + 16 i], x[l + 16 i], s[l])   for i = 0, 1, … (s[l] starts at 0)
     result:        s[0..7] + s[8..15], of these 8 the first 4 + the last 4, then 2, then 1
     int8 weights:  times the scale of the output
 
-Weights are read as float32, bfloat16 or int8 and widened to float32, which is exact. So a result
-does not depend on how many rows a call has, where the row lies among them, how many threads
-compute it, or on the processor. A fused multiply-add rounds once, by IEEE 754, also where a
+Weights are read as float32, bfloat16 or int8 and widened to float32, which is exact. A result
+does not depend on the number of rows of a call, the position of the row, the number of threads
+or the processor. A fused multiply-add rounds once, by IEEE 754, also where a
 processor has none and a function computes it; and neither LLVM (without fast-math flags) nor a
-processor may take the sums in another order. Only which sums are computed side by side is free:
+processor may reorder the sums. Only the sums that are computed at the same time may vary:
 
     tile     `outs` outputs of `rows` rows: their sums stay in registers
     block    some outputs of all rows: what one thread takes at a time
@@ -54,13 +54,14 @@ from llm.kernels.cpu.team import (
 )
 
 LANES = 16
-"""Sums of one output that are taken side by side. Inputs are padded to a multiple."""
+"""Number of partial sums per output. Inputs are padded to a multiple."""
 
 VECTOR = ir.VectorType(FLOAT, LANES)
 BLOCK_BYTES = 128 * 1024  # of weights that a thread takes at a time
-ROWS_BYTES = 256 * 1024  # of inputs that are computed with one tile of weights: half a small L2
+# of inputs that are computed with one tile of weights: half of a small L2 cache
+ROWS_BYTES = 256 * 1024
 ALONE_BYTES = 512 * 1024
-"""Products of fewer bytes of weights are computed by the caller alone: sharing costs more."""
+"""Products with fewer bytes of weights are computed by the caller alone: sharing costs more."""
 
 WEIGHTS, INPUTS, OUTPUTS, SCALES, NUM_IN, NUM_OUT, NUM_ROWS, BLOCK_OUTS, ROWS_AT_ONCE, JOB_SIZE = (
     range(JOB_HEADER, JOB_HEADER + 10)
@@ -68,11 +69,11 @@ WEIGHTS, INPUTS, OUTPUTS, SCALES, NUM_IN, NUM_OUT, NUM_ROWS, BLOCK_OUTS, ROWS_AT
 
 
 FORMATS = {torch.float32: FLOAT, torch.bfloat16: I16, torch.int8: I8}
-"""How a format's weights are read."""
+"""Element type by format of the weights."""
 
 
 class Tiles(NamedTuple):
-    """Sizes that fit the processor's registers; results do not depend on them."""
+    """Tile sizes that fit the processor's registers; results do not depend on them."""
 
     outs: int
     rows: tuple[int, ...]
@@ -142,7 +143,7 @@ class _Tile:
         body.call(fetch, [body.bitcast(ahead, POINTER), I32(0), I32(3), I32(1)])
 
     def _floats(self, address: ir.Value, element: ir.Type) -> ir.Value:
-        """The 16 numbers there, as float32."""
+        """Load 16 numbers as float32."""
         body = self.body
         size = 4 if element is FLOAT else element.width // 8
         stored = ir.VectorType(element, LANES)
@@ -215,7 +216,9 @@ class _Block:
     def _rows(
         self, first: ir.Value, last: ir.Value, rows: tuple[ir.Value, ir.Value], outs: int
     ) -> None:
-        """Outputs [first, last) of some rows: tiles of `outs`, then what remains one by one."""
+        """Emit the outputs [first, last) of some rows: tiles of `outs`, then the rest one by
+        one.
+        """
 
         def of(outs: int) -> Callable[[ir.Value], None]:
             return lambda out: self._row_tiles(outs, out, *rows)
@@ -262,7 +265,7 @@ def _define_multiply(module: ir.Module, block: ir.Function) -> None:
 
 
 class Kernel:
-    """The product of one format of weights, compiled for a processor."""
+    """The product for one format of weights, compiled for a processor."""
 
     def __init__(self, dtype: torch.dtype, machine: Machine) -> None:
         module = ir.Module("products")
@@ -300,7 +303,7 @@ def _kernel(dtype: torch.dtype) -> Kernel:
 
 @cache
 def _cuts(num_in: int, num_bytes: int) -> tuple[int, int]:
-    """Outputs of a block, and rows that are computed at once."""
+    """Return the number of outputs of a block, and of rows that are computed at once."""
     widest = max(WIDE.outs_of_one_row, WIDE.rows[0])
 
     def fitting(size: int, unit: int) -> int:

@@ -3,7 +3,7 @@
     leader (the caller)   post job ─ compute blocks ──────────────── close ─ wait ─ return
     helper                          └ wake ─ enter ─ compute blocks ─ leave ┘
 
-Each thread takes the next block when it is free, so a helper that the operating system runs late,
+Each free thread takes the next block, so that a helper that the operating system runs late,
 or not at all, delays no job: the leader computes what is left and waits only for blocks that were
 begun. What a block contains does not depend on the thread that computes it.
 
@@ -27,8 +27,8 @@ from llm.kernels.cpu.jit import (
     I64,
     POINTER,
     VOID,
-    Body,
     Compiled,
+    FunctionBuilder,
     external,
     function,
     this_machine,
@@ -39,45 +39,45 @@ JOB_TYPE = ir.FunctionType(VOID, [WORD, I64])
 """A job's function: computes one block, given the job and the block's number."""
 
 SPINS = 2000
-"""Looks at the next job before a helper sleeps: about 20 microseconds."""
+"""Number of checks for the next job before a helper sleeps: about 20 microseconds."""
 
-# Words of the state that all threads share, each on a cache line of its own.
+# Words of the state that all threads share, each on its own cache line.
 EPOCH, NEXT, IS_OPEN, ACTIVE, SLEEPING, IS_ENDING, JOB, MUTEX, CONDITION, SIZE = range(0, 160, 16)
 
-# Words of a job in front of what its function reads.
+# Words of a job in front of the data that its function reads.
 JOB_FUNCTION, JOB_BLOCKS, JOB_HEADER = range(3)
 
 
-def _word(body: Body, state: ir.Value, index: int) -> ir.Value:
+def _word(body: FunctionBuilder, state: ir.Value, index: int) -> ir.Value:
     return body.gep(state, [I64(index)])
 
 
-def _get(body: Body, state: ir.Value, index: int) -> ir.Value:
+def _get(body: FunctionBuilder, state: ir.Value, index: int) -> ir.Value:
     return body.load_atomic(_word(body, state, index), "seq_cst", 8)
 
 
-def _set(body: Body, state: ir.Value, index: int, value: ir.Value) -> None:
+def _set(body: FunctionBuilder, state: ir.Value, index: int, value: ir.Value) -> None:
     body.store_atomic(value, _word(body, state, index), "seq_cst", 8)
 
 
-def _add(body: Body, state: ir.Value, index: int, amount: int) -> ir.Value:
-    """Add to a word; its former value."""
+def _add(body: FunctionBuilder, state: ir.Value, index: int, amount: int) -> ir.Value:
+    """Emit an atomic addition to a word; return its previous value."""
     return body.atomic_rmw("add", _word(body, state, index), I64(amount), "seq_cst")
 
 
-def _call(body: Body, name: str, *arguments: ir.Value) -> None:
+def _call(body: FunctionBuilder, name: str, *arguments: ir.Value) -> None:
     types = [argument.type for argument in arguments]
     body.call(external(body.module, name, I32, *types), arguments)
 
 
-def _lock(body: Body, state: ir.Value) -> ir.Value:
+def _lock(body: FunctionBuilder, state: ir.Value) -> ir.Value:
     mutex = body.bitcast(_word(body, state, MUTEX), POINTER)
     _call(body, "pthread_mutex_lock", mutex)
     return mutex
 
 
-def _compute_blocks(body: Body, state: ir.Value) -> None:
-    """Compute blocks of the posted job as long as there are any."""
+def _compute_blocks(body: FunctionBuilder, state: ir.Value) -> None:
+    """Emit a loop that computes blocks of the posted job until none is left."""
     job = body.inttoptr(_get(body, state, JOB), WORD)
     compute = body.inttoptr(body.load(_word(body, job, JOB_FUNCTION)), JOB_TYPE.as_pointer())
     num_blocks = body.load(_word(body, job, JOB_BLOCKS))
@@ -113,12 +113,12 @@ def define_lead(module: ir.Module) -> ir.Function:
 
 
 def _define_help(module: ir.Module) -> None:
-    """Add `help(state)`: what a helper's thread runs until the team ends."""
+    """Add `help(state)`: the main function of a helper's thread, which runs until the team ends."""
     body, (state,) = function(module, "help", VOID, WORD)
     seen, spins = body.alloca(I64), body.alloca(I64)
-    body.store(I64(0), seen)  # a helper that starts late must not miss that the team ends
+    body.store(I64(0), seen)  # a helper that starts late must not miss the end of the team
 
-    def is_nothing_new() -> ir.Value:
+    def has_no_new_job() -> ir.Value:
         return body.icmp_signed("==", _get(body, state, EPOCH), body.load(seen))
 
     def next_job() -> ir.Value:
@@ -128,11 +128,11 @@ def _define_help(module: ir.Module) -> None:
             body.pause()
             body.store(body.add(body.load(spins), I64(1)), spins)
             is_early = body.icmp_signed("<", body.load(spins), I64(SPINS))
-            return body.and_(is_nothing_new(), is_early)
+            return body.and_(has_no_new_job(), is_early)
 
         body.repeat_while(spin)
-        with body.if_then(is_nothing_new()):
-            _sleep(body, state, is_nothing_new)
+        with body.if_then(has_no_new_job()):
+            _sleep(body, state, has_no_new_job)
         body.store(_get(body, state, EPOCH), seen)
         _add(body, state, ACTIVE, 1)
         is_open = body.icmp_signed("!=", _get(body, state, IS_OPEN), I64(0))
@@ -146,7 +146,7 @@ def _define_help(module: ir.Module) -> None:
 
 
 def _define_end(module: ir.Module) -> None:
-    """Add `end(state)`: lets all helpers return."""
+    """Add `end(state)`: ends all helpers."""
     body, (state,) = function(module, "end", VOID, WORD)
     _set(body, state, IS_ENDING, I64(1))
     _add(body, state, EPOCH, 1)
@@ -154,22 +154,22 @@ def _define_end(module: ir.Module) -> None:
     body.ret_void()
 
 
-def _wake(body: Body, state: ir.Value) -> None:
-    """Wake the helpers that sleep, after the epoch has changed."""
+def _wake(body: FunctionBuilder, state: ir.Value) -> None:
+    """Emit code that wakes sleeping helpers, after the epoch has changed."""
     with body.if_then(body.icmp_signed(">", _get(body, state, SLEEPING), I64(0))):
         mutex = _lock(body, state)
         _call(body, "pthread_cond_broadcast", body.bitcast(_word(body, state, CONDITION), POINTER))
         _call(body, "pthread_mutex_unlock", mutex)
 
 
-def _sleep(body: Body, state: ir.Value, is_nothing_new: Callable[[], ir.Value]) -> None:
+def _sleep(body: FunctionBuilder, state: ir.Value, has_no_new_job: Callable[[], ir.Value]) -> None:
     mutex = _lock(body, state)
     _add(body, state, SLEEPING, 1)
     condition = body.bitcast(_word(body, state, CONDITION), POINTER)
     again, wait, after = (body.append_basic_block(name) for name in ("look", "wait", "awake"))
     body.branch(again)
     body.position_at_end(again)
-    body.cbranch(is_nothing_new(), wait, after)
+    body.cbranch(has_no_new_job(), wait, after)
     body.position_at_end(wait)
     _call(body, "pthread_cond_wait", condition, mutex)
     body.branch(again)
@@ -179,12 +179,12 @@ def _sleep(body: Body, state: ir.Value, is_nothing_new: Callable[[], ir.Value]) 
 
 
 class Team:
-    """Helpers of one process, and the memory through which the leader reaches them."""
+    """Helpers of one process, and the state that they share with the leader."""
 
     def __init__(self, num_helpers: int) -> None:
         self.num_helpers = num_helpers
         self.lock = threading.Lock()
-        """Held by whoever leads: a team computes one job at a time."""
+        """Held by the leader: a team computes one job at a time."""
         self._memory = (ctypes.c_int64 * (SIZE + 16))()
         self.state = -(-ctypes.addressof(self._memory) // 128) * 128
         libc = ctypes.CDLL(None)
@@ -206,7 +206,7 @@ class Team:
             thread.start()
 
     def end(self) -> None:
-        """End the helpers' threads; the team computes nothing afterwards."""
+        """End the helpers' threads; the team cannot be used afterwards."""
         with self.lock:
             self._end(self.state)
         for thread in self._threads:
@@ -214,23 +214,23 @@ class Team:
 
 
 class Teams:
-    """The team of this process, made when it is first needed."""
+    """The team of this process, created at the first use."""
 
     def __init__(self) -> None:
         self._num_threads = 1
         self._team: Team | None = None
         self._changing = threading.Lock()
         atexit.register(self.set_num_threads, 1)
-        if hasattr(os, "register_at_fork"):  # a child has the memory, but not the threads
+        if hasattr(os, "register_at_fork"):  # a child process has the memory, but not the threads
             os.register_at_fork(after_in_child=self._forget)
 
     @property
     def num_threads(self) -> int:
-        """Most threads that compute a product, the caller's included."""
+        """Maximum number of threads for a product, with the caller's."""
         return self._num_threads
 
     def set_num_threads(self, count: int) -> None:
-        """Let products use so many threads. Results do not depend on it."""
+        """Set the number of threads for products. Results do not depend on it."""
         if count < 1:
             raise ValueError(f"the number of threads must be at least 1, not {count}")
         with self._changing:
@@ -240,7 +240,7 @@ class Teams:
             team.end()
 
     def find(self) -> Team | None:
-        """The team, or None where the caller is to compute alone."""
+        """Return the team, or None when the caller is to compute alone."""
         if self._num_threads > 1 and self._team is None:
             with self._changing:
                 if self._num_threads > 1 and self._team is None:
@@ -255,8 +255,8 @@ teams = Teams()
 
 
 def set_product_threads(count: int) -> None:
-    """Let large products of language models on a CPU use `count` threads, the caller's included.
+    """Set the number of threads for large products of language models on a CPU, with the caller's.
 
-    Results do not depend on it. The default is 1. ValueError for a count below 1.
+    Results do not depend on it. The default is 1. Raises ValueError for a count below 1.
     """
     teams.set_num_threads(count)

@@ -69,6 +69,8 @@ def test_halves_of_a_voice_are_weighted_means(book: StyleBook) -> None:
     assert style[:HALF].tolist() == [2.0] * HALF
     assert style[HALF:].tolist() == [2.75] * HALF
     assert (voice.accent, voice.sex) == ("a", "f")
+    assert book.number(voice) == -1
+    assert book.english[book.number(Voice.named("bm_2"))] == "bm_2"
 
 
 def test_drawn_voices_are_english_and_of_one_sex(book: StyleBook) -> None:

@@ -67,7 +67,7 @@ def test_weights_that_do_not_fit_are_refused(teacher: Kokoro) -> None:
 
 def test_a_take_holds_aligned_timbres(studio: Studio) -> None:
     voices = [Voice.named(name) for name in ("af_one", "am_one", "bf_one")]
-    sessions = [Session(voice, ((50, 43), (61, 62, 83))) for voice in voices]
+    sessions = [Session(voice, ((50, 43), (61, 62, 83)), (7, 9)) for voice in voices]
     take = studio.take(sessions)
     total = len(take["own"])
     assert total == len(take["other"]) == FRAME * len(take["phones"]) == 300 * len(take["pitch"])
@@ -77,6 +77,14 @@ def test_a_take_holds_aligned_timbres(studio: Studio) -> None:
     assert {0, 43, 50, 61, 62, 83} == set(take["phones"].tolist())
     assert [row[0] for row in take["lines"].tolist()] == [0, 0, 1, 1, 2, 2]
     assert not np.array_equal(take["own"], take["other"])
+    assert take["row"].tolist() == [7, 9] * 3
+    assert take["symbols"].tolist() == [4, 5] * 3
+    ends = take["symbols"].cumsum()
+    frames = [int(part.sum()) for part in np.split(take["durations"], ends[:-1])]
+    starts = [*take["lines"][:, 1].tolist(), total]
+    assert [count * FRAME for count in frames] == np.diff(starts).tolist()
+    assert take["voice"].tolist() == [0, 2, 4]  # of af_one, af_two, am_one, am_two, bf_one, bm_one
+    assert take["accent"].tolist() == [0, 0, 1]
 
 
 def test_recording_goes_on_until_the_time_is_over(studio: Studio, tmp_path) -> None:
@@ -93,7 +101,7 @@ def test_recording_goes_on_until_the_time_is_over(studio: Studio, tmp_path) -> N
 
 def test_partners_are_of_one_sex() -> None:
     sexes = "fmffm"
-    sessions = [Session(Voice.named(f"a{sex}_{n}"), ()) for n, sex in enumerate(sexes)]
+    sessions = [Session(Voice.named(f"a{sex}_{n}"), (), ()) for n, sex in enumerate(sexes)]
     found = partners(sessions)
     assert sorted(found) == list(range(5))
     assert all(sexes[a] == sexes[b] and a != b for a, b in enumerate(found))

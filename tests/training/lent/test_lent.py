@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import subprocess
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from training.lent import bundle
 SCRIPTS = Path(bundle.__file__).parent
 
 
-def test_the_folder_holds_code_teacher_and_phonemes_without_text(tmp_path: Path) -> None:
+def test_the_folder_holds_code_teacher_phonemes_and_texts(tmp_path: Path) -> None:
     teacher, package, phonemes = (tmp_path / name for name in ("teacher", "package", "phonemes"))
     for folder in (teacher, (package / SYMBOLS).parent, phonemes):
         folder.mkdir(parents=True)
@@ -31,9 +32,9 @@ def test_the_folder_holds_code_teacher_and_phonemes_without_text(tmp_path: Path)
         teacher=teacher, package=package, phonemes=phonemes, out=out, wheels=None
     )
     assert 0 < bundle.bundle(given) < 5
-    assert read_table(table(out / "phonemes", "a")) == ["hˈI"]
+    assert read_table(table(out / "phonemes", "a")) == ["hˈI\tHi"]
     assert (out / "training" / "speech_codec" / "train.py").exists()
-    assert (out / "decoder" / "embedded_modules.py").exists()
+    assert (out / "decoder" / "codecs" / "embedded" / "modules.py").exists()
     assert {"start.sh", "poll.sh"} <= {path.name for path in out.iterdir()}
     with np.load(out / "teacher" / bundle.VOICES_FILE) as voices:
         assert len(voices["af_one"]) == 33
@@ -80,6 +81,31 @@ def test_a_poll_of_a_design_brings_its_weights_in_pieces(work: Path) -> None:
     joined = b"".join(piece.read_bytes() for piece in pieces)
     assert joined == (work / "out" / "codec" / "one.safetensors").read_bytes()
     assert (work / "home" / "one.judges.safetensors").read_bytes() == b"judges"
+
+
+@pytest.mark.parametrize("name", ["tokens", "lm"])
+def test_a_poll_of_a_folder_brings_pieces_of_one_archive(work: Path, name: str) -> None:
+    folder = work / "out" / name
+    folder.mkdir()
+    content = bytes(range(256)) * 70_000
+    (folder / "a.npz").write_bytes(content)
+    (folder / "b.npz").write_bytes(b"small")
+    (folder / "c.tmp.npz").write_bytes(b"not finished")
+    ended = poll(work, name, "0", "0")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"{name}: 2 pieces" in ended.stdout
+    (folder / "a.npz").write_bytes(b"written again while the pieces are fetched")
+    ended = poll(work, name, "1", "3")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "is not there" not in ended.stdout
+    home = work / "home"
+    archive = b"".join(path.read_bytes() for path in sorted(home.glob(f"{name}.tar.*")))
+    (work / "whole.tar").write_bytes(archive)
+    with tarfile.open(work / "whole.tar") as found:
+        found.extractall(work / "found", filter="data")
+    assert (work / "found" / "a.npz").read_bytes() == content
+    assert sorted(path.name for path in (work / "found").iterdir()) == ["a.npz", "b.npz"]
+    assert not list(home.glob("*.safetensors*"))
 
 
 def test_a_trial_that_has_failed_makes_the_poll_fail(work: Path) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
+from tests.training.takes import write_take
 from training.speech_codec import trial
 from training.speech_codec.checkpoint import load, read
 from training.speech_codec.config import DESIGNS
@@ -20,29 +20,6 @@ TOY = DESIGNS["toy"]
 SIZES = Sizes(batch=16, crop=6, reference=8)
 SMALL = ["--design", "toy", "--minutes", "20", "--batch", "2", "--crop", "8", "--reference", "8"]
 SMALL += ["--judged", "3", "--judge-width", "2", "--log", "0"]
-
-
-def write_take(path: Path, sessions: int = HELD_OUT + 3, seconds: float = 1.5) -> None:
-    """Sessions whose samples say whose timbre they are: session number, negative in `other`; a
-    sample's place modulo 600 is added, so that alignment shows."""
-    length = int(seconds * 24_000) // GRID * GRID
-    order = np.arange(sessions)
-    partner = (order + 1) % sessions
-    place = np.arange(length) % GRID
-    own = (order[:, None] * 600 + place).astype(np.int16)
-    other = -own
-    np.savez(
-        path,
-        own=own.ravel(),
-        other=other.ravel(),
-        phones=np.tile(np.arange(length // GRID) % 5, sessions).astype(np.uint8),
-        pitch=np.tile(np.arange(length // 300) * 1.0, sessions).astype(np.float16),
-        start=order * length,
-        end=(order + 1) * length,
-        partner=partner,
-        style=np.repeat(order[:, None], 256, 1).astype(np.float16),
-        lines=np.stack((order, order * length), 1),
-    )
 
 
 @pytest.fixture
@@ -83,6 +60,26 @@ def test_labels_are_those_of_the_frames_middles(takes: Path) -> None:
         assert torch.equal(found.phones[:, frame], (first + middle // GRID) % 5)
 
 
+def test_drives_begin_at_the_crops_first_sample(takes: Path) -> None:
+    crops = Crops(load_takes(sorted(takes.glob("*.npz")), torch.device("cpu")), TOY, SIZES)
+    found = crops.draw(crops.training, torch.Generator().manual_seed(1))
+    points = 6 * TOY.hop // TOY.stft_hop + TOY.n_fft // TOY.stft_hop
+    assert found.drive.shape == found.turns.shape == (16, points)
+    # pitch is a ramp of 1 Hz in 300 samples; the first frame's middle is in the crop's first 300
+    ramp = torch.where(found.drive > 0, found.drive, torch.nan)
+    start = 300 * found.pitch[:, :1]
+    at = start + TOY.stft_hop * torch.arange(points)
+    inside = (ramp > 11) & (at < 36_000 - 600)
+    assert inside.any(1).sum() > 8
+    assert torch.allclose(ramp[inside], at[inside] / 300, atol=0.01)
+    # the source's frequency is a pitch value's for 300 samples around its first
+    cells = torch.arange(120, dtype=torch.float64)
+    middle = (cells.cumsum(0) * 300 / 24_000)[((at - 150) // 300).clamp(0, 118).long()]
+    turns = middle + ((at - 150) % 300) / 24_000 * (((at - 150) // 300).clamp(0, 118) + 1)
+    off = (found.turns - turns + 0.5) % 1 - 0.5
+    assert float(off[inside].abs().max()) < 1e-4
+
+
 def test_sessions_that_are_too_short_are_an_error(takes: Path) -> None:
     held = load_takes(sorted(takes.glob("*.npz")), torch.device("cpu"))
     with pytest.raises(ValueError, match="no session"):
@@ -120,6 +117,87 @@ def test_a_run_leaves_weights_that_another_goes_on_from(takes: Path, capsys) -> 
     assert all(torch.allclose(before[name], after[name], atol=1e-3) for name in before)
 
 
+@pytest.mark.parametrize("design", ["toy_source", "toy_source_free"])
+def test_a_design_with_an_excitation_goes_on_from_one_without(
+    takes: Path, capsys, design: str
+) -> None:
+    out = takes.parent / "codec"
+    arguments = [*SMALL, "--takes", str(takes), "--out", str(out)]
+    train([*arguments, "--steps", "1", "--alone", "0"])
+    start = out / "toy.safetensors"
+    before = read(start)
+    arguments[arguments.index("toy")] = design
+    train([*arguments, "--steps", "1", "--lr", "0", "--start", str(start)])
+    assert "new: ['codec.decoder.filters.bias'," in capsys.readouterr().out
+    after = read(out / f"{design}.safetensors")
+    kept = before.keys() & after.keys()
+    assert ("codec.decoder.spectra.weight" in kept) == (design == "toy_source_free")
+    assert all(torch.allclose(before[name], after[name], atol=1e-3) for name in kept)
+    train([*arguments, "--steps", "12", "--alone", "0.2", "--start", str(start)])
+    own = out / f"{design}.safetensors"
+    train([*arguments, "--steps", "1", "--start", str(own)])
+    printed = capsys.readouterr().out
+    assert printed.count("new: [") == 1  # its own weights are all there
+    assert "fooled" in printed
+    assert not any(value.isnan().any() for value in read(own).values())
+    codec = load(out / f"{design}.8bit.safetensors", out / f"{design}.json")
+    codes = torch.zeros(1, 4, 1, dtype=torch.long)
+    samples = codec.decode(codes, torch.zeros(1, TOY.voice_tokens, dtype=torch.long))
+    assert float(samples.detach().std()) > 0
+
+
+def test_frozen_encoders_keep_their_codes_to_the_bit(takes: Path, capsys) -> None:
+    out = takes.parent / "codec"
+    arguments = [*SMALL, "--takes", str(takes), "--out", str(out)]
+    arguments[arguments.index("toy")] = "toy_source_free"
+    start = out / "toy_source_free.safetensors"
+    train([*arguments, "--steps", "3"])
+    crops = Crops(load_takes(sorted(takes.glob("*.npz")), torch.device("cpu")), TOY, SIZES)
+    heard = crops.draw(crops.held_out, torch.Generator().manual_seed(3))
+    before, codec = read(start), load(start, start.with_suffix(".json"))
+    capsys.readouterr()
+    train([*arguments, "--steps", "12", "--frozen-encoders", "--start", str(start)])
+    assert "phone" not in capsys.readouterr().out.split("held out")[0]
+    after, frozen = read(start), load(start, start.with_suffix(".json"))
+    for name in ("encode", "voice"):
+        samples = heard.source if name == "encode" else heard.reference
+        pairs = zip(getattr(codec, name)(samples), getattr(frozen, name)(samples), strict=True)
+        assert all(torch.equal(old, new) for old, new in pairs)
+    changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
+    assert changed
+    assert all(name.startswith("codec.decoder.") for name in changed)
+
+
+def test_frozen_encoders_need_weights_to_go_on_from(takes: Path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        train([*SMALL, "--takes", str(takes), "--out", ".", "--frozen-encoders"])
+    assert "name --start" in capsys.readouterr().err
+
+
+def test_a_trial_takes_a_file_or_a_folder_to_go_on_from(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "one.safetensors"
+    file.write_bytes(b"")
+    assert trial.start_of(file, "source") == file
+    assert trial.start_of(tmp_path, "source") == tmp_path / "source.safetensors"
+    folders = [
+        part for name in ("teacher", "package", "phonemes", "out") for part in (f"--{name}", ".")
+    ]
+    with pytest.raises(SystemExit):
+        trial.main([*folders, "--designs", "one", "source", "--start", str(tmp_path)])
+    assert "source.safetensors is not there" in capsys.readouterr().err
+
+
+def test_a_voices_trial_needs_encoders(tmp_path: Path, capsys) -> None:
+    folders = [
+        part for name in ("teacher", "package", "phonemes", "out") for part in (f"--{name}", ".")
+    ]
+    with pytest.raises(SystemExit):
+        trial.main([*folders, "--voice", "--designs", "toy"])
+    assert "--voice needs --start and one design" in capsys.readouterr().err
+    assert trial.parts_of(["a", "--", "b", "--", "c", "--"]) == (["a"], ["b"], ["c", "--"])
+    assert trial.parts_of(["a"]) == (["a"], [], [])
+
+
 def test_a_trial_that_fails_says_why(tmp_path: Path, capsys) -> None:
     folders = [tmp_path / name for name in ("teacher", "package", "phonemes", "out")]
     flags = ["--teacher", "--package", "--phonemes", "--out"]
@@ -133,6 +211,7 @@ def test_a_trial_that_fails_says_why(tmp_path: Path, capsys) -> None:
 def test_processes_run_beside_each_other_and_all_are_waited_for(tmp_path: Path) -> None:
     processes = trial.Processes(tmp_path)
     processes.start("fine", 0, "this", [])
+    processes.wait("fi")
     processes.start("wrong", 1, "no_such_module", [])
     with pytest.raises(trial.TrialError, match="no_such_module"):
         processes.wait()

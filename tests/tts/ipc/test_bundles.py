@@ -7,33 +7,33 @@ import asyncio
 import pytest
 
 from decoder import StreamingOptions
-from tests.tts.ipc.hop import hop, new_base
-from tests.tts.jobs import listen, run, speech
+from tests.tts.engine.jobs import listen, run, speech
+from tests.tts.ipc.remote_engine import new_base, remote_engine
 from tests.tts.ramp import RampClient
 from tts.ipc import engine_server
 from tts.ipc.codec import decode_from_engine
-from tts.ipc.messages import FrontEndMessage, Took
+from tts.ipc.messages import Credit, FrontEndMessage
 
 
-def test_what_many_streams_have_is_sent_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what readers took is told together; large messages go alone."""
+def test_chunks_of_many_streams_are_sent_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credits are sent together as well; large messages are sent separately."""
     monkeypatch.setattr(engine_server, "BUNDLE_BYTES", 30_000)
     job = speech("x", max_tokens=64, streaming=StreamingOptions((2, 8)))
     engine = RampClient()
     engine.is_endless = True
 
     async def scenario() -> None:
-        async with hop(engine, new_base()) as served:
+        async with remote_engine(engine, new_base()) as served:
             link, server = served.client._link, served.server
             sizes: list[tuple[int, int]] = []
-            received, handled = link._received, list[Took]()
+            received, handled = link._received, list[Credit]()
 
             def watched(frames: list[bytes]) -> None:
                 sizes.append((len(decode_from_engine(frames[-1])), len(frames[-1])))
                 received(frames)
 
             def handle(message: FrontEndMessage, peer: object) -> None:
-                handled.extend([message] if isinstance(message, Took) else [])
+                handled.extend([message] if isinstance(message, Credit) else [])
                 act(message, peer)
 
             act = server._handle

@@ -1,4 +1,4 @@
-"""Messages are the same after the wire, and only messages are read."""
+"""Encoding and decoding: messages round-trip, and other data is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from decoder import (
     StreamingOptions,
     to_s16,
 )
-from decoder.ramp import ramp_spec
+from decoder.codecs.ramp import ramp_spec
 from llm import (
     FinishReason,
     LLMError,
@@ -29,7 +29,7 @@ from llm import (
     TokenLogprob,
 )
 from tts import errors
-from tts.engine_client import AudioBlock, EngineFacts, EngineStatus, SpeechJob
+from tts.engine.client import AudioBlock, EngineInfo, SpeechJob
 from tts.ipc import messages
 from tts.ipc.codec import (
     bundle,
@@ -40,6 +40,7 @@ from tts.ipc.codec import (
     to_error_value,
 )
 from tts.ipc.messages import (
+    Accepted,
     Audio,
     Beat,
     Encode,
@@ -47,11 +48,11 @@ from tts.ipc.messages import (
     Generate,
     Refused,
     Speak,
-    Taken,
     Tokens,
     Welcome,
 )
-from tts.status import status_of
+from tts.observe.engine_status import EngineStatus
+from tts.server.status import status_of
 
 ids = st.lists(st.integers(0, 2**31), min_size=1, max_size=40).map(tuple)
 sampling = st.builds(
@@ -78,13 +79,13 @@ samples = st.lists(st.floats(-1, 1, width=32), max_size=50).map(
 
 
 @given(requests, jobs)
-def test_requests_arrive_as_they_were(request: Request, job: SpeechJob) -> None:
+def test_requests_round_trip(request: Request, job: SpeechJob) -> None:
     for message in (Generate("f", 1, request), Speak("f", 2, job)):
         assert decode_from_front_end(encode(message)) == message
 
 
 @given(samples)
-def test_samples_arrive_as_they_were(values: np.ndarray) -> None:
+def test_samples_round_trip(values: np.ndarray) -> None:
     clip = decode_from_front_end(encode(Encode("f", 1, values)))
     assert isinstance(clip, Encode)
     np.testing.assert_array_equal(clip.samples, values)
@@ -97,7 +98,7 @@ def test_samples_arrive_as_they_were(values: np.ndarray) -> None:
 
 
 @given(samples)
-def test_sixteen_bits_arrive_as_sixteen_bits(values: np.ndarray) -> None:
+def test_16_bit_samples_round_trip(values: np.ndarray) -> None:
     block = AudioBlock(to_s16(values), 0, 0, 0, 1)
     (audio,) = decode_from_engine(bundle([encode(Audio(9, block))]))
     assert isinstance(audio, Audio)
@@ -105,25 +106,25 @@ def test_sixteen_bits_arrive_as_sixteen_bits(values: np.ndarray) -> None:
     assert audio.block.samples.tobytes() == to_s16(values).tobytes()
 
 
-def test_every_second_sample_is_every_second_sample() -> None:
+def test_strided_samples_round_trip() -> None:
     values = np.arange(10, dtype=np.float32)[::2]
     clip = decode_from_front_end(encode(Encode("f", 1, values)))
     assert isinstance(clip, Encode)
     assert clip.samples.tolist() == values.tolist()
 
 
-def test_answers_arrive_as_they_were() -> None:
+def test_replies_round_trip() -> None:
     codec = ramp_spec({"codebook_size": 7})
     odd = CodecSpec("odd", 24_000, Fraction(24_000, 49), 7)
     status = EngineStatus(1, 2, 3, 4, 5, 6, 7, is_alive=False)
     chunk = TokenChunk("r", (1,), (TokenLogprob(1, -0.5, ((1, -0.5),)),), queue_s=1.0)
     for answer in (
-        Welcome("abc", EngineFacts(codec, 9, AudioEncoding.MULAW), status),
-        Welcome("abc", EngineFacts(odd, 9, AudioEncoding.PCM_F32LE), status),
-        Welcome("abc", EngineFacts(None, 9, AudioEncoding.PCM_S16LE), status),
+        Welcome("abc", EngineInfo(codec, 9, AudioEncoding.MULAW), status),
+        Welcome("abc", EngineInfo(odd, 9, AudioEncoding.PCM_F32LE), status),
+        Welcome("abc", EngineInfo(None, 9, AudioEncoding.PCM_S16LE), status),
         Beat(status),
         Refused("abc"),
-        Taken(3),
+        Accepted(3),
         Tokens(3, chunk),
     ):
         assert decode_from_engine(bundle([encode(answer), encode(answer)])) == [answer, answer]
@@ -149,13 +150,13 @@ def test_messages_are_frozen() -> None:
         msgspec.msgpack.encode(["Encode", "f", 0, [8, bytes(8)]]),
     ],
 )
-def test_what_is_no_message_is_refused(data: bytes) -> None:
+def test_data_that_is_not_a_message_is_refused(data: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         decode_from_front_end(data)
 
 
 def test_a_wrong_type_is_refused() -> None:
-    data = msgspec.msgpack.encode(["Took", "f", {"one": 1}])
+    data = msgspec.msgpack.encode(["Credit", "f", {"one": 1}])
     with pytest.raises(msgspec.ValidationError):
         decode_from_front_end(data)
 
@@ -167,20 +168,20 @@ def tree(root: type[Exception]) -> list[type[Exception]]:
     return [root, *(found for child in root.__subclasses__() for found in tree(child))]
 
 
-def crossed(error: Exception) -> Exception:
+def round_trip(error: Exception) -> Exception:
     (failed,) = decode_from_engine(bundle([encode(Failed(1, to_error_value(error)))]))
     assert isinstance(failed, Failed)
     return from_error_value(failed.error)
 
 
 @pytest.mark.parametrize("kind", [*tree(LLMError), *tree(DecoderError)])
-def test_every_error_of_the_core_and_the_decoder_crosses(kind: type[Exception]) -> None:
-    again = crossed(kind("say less"))
+def test_every_error_of_the_core_and_the_decoder_round_trips(kind: type[Exception]) -> None:
+    again = round_trip(kind("say less"))
     assert type(again) is kind
     assert str(again) == "say less"
 
 
-def test_errors_with_more_to_say_give_the_same_status() -> None:
+def test_errors_with_details_give_the_same_status() -> None:
     for error in (
         errors.PreconditionError(errors.Precondition.VOICE_CLONING, "it cannot"),
         errors.ServerBusyError("full", subject="server", retry_after_s=1.5),
@@ -190,26 +191,26 @@ def test_errors_with_more_to_say_give_the_same_status() -> None:
         QueueFullError("full"),
         CodeRangeError("70 of 64"),
     ):
-        again = crossed(error)
+        again = round_trip(error)
         assert type(again) is type(error)
         assert status_of(again, "id") == status_of(error, "id")
 
 
-def test_a_kind_of_error_that_the_wire_does_not_know_is_its_kind() -> None:
+def test_an_unregistered_error_class_becomes_its_base_class() -> None:
     class FinerError(QueueFullError):
         pass
 
-    assert type(crossed(FinerError("full"))) is QueueFullError
+    assert type(round_trip(FinerError("full"))) is QueueFullError
 
 
-def test_an_error_without_a_name_is_a_failure_without_words_for_the_client() -> None:
-    again = crossed(ZeroDivisionError("secret"))
+def test_an_unknown_error_becomes_an_internal_error_without_its_text() -> None:
+    again = round_trip(ZeroDivisionError("secret"))
     assert isinstance(again, errors.SynthesisError)
     assert "secret" not in status_of(again, "id").message
 
 
-def test_what_text_requests_ask_and_get_arrives_as_it_was() -> None:
-    """Schemas, echo, adapters and embeddings; absent and empty values stay what they are."""
+def test_text_requests_and_results_round_trip() -> None:
+    """Schemas, echo, adapters and embeddings; absent and empty values stay distinct."""
     sampling = SamplingParams(json_schema='{"const": "é"}', echo=True, top_logprobs=0)
     for request in (
         Request("r", (1, 2), sampling, lora="pirate", cache_salt="tenant"),

@@ -1,4 +1,4 @@
-"""Addresses made from a base, and who may have them."""
+"""Addresses derived from a base, and which server may reserve them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llm import ConfigError
-from tests.tts.ipc.hop import new_tcp_base
+from tests.tts.ipc.remote_engine import new_tcp_base
 from tts.ipc.endpoints import Endpoints, remove_leftovers, reserved
 
 
@@ -62,12 +62,12 @@ def test_a_tcp_base_belongs_to_one_server_also_while_no_engine_listens() -> None
         assert again.server_id != endpoints.server_id
 
 
-def test_a_tcp_host_that_does_not_exist_is_told() -> None:
+def test_a_tcp_host_that_does_not_exist_is_reported() -> None:
     with pytest.raises(ConfigError, match="cannot be used"), reserved("tcp://no-such.invalid:5000"):
         pass
 
 
-def test_what_a_dead_server_left_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_files_of_a_dead_server_do_not_block_a_new_one(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path / "x-lock", os.O_CREAT | os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     os.close(descriptor)
@@ -88,6 +88,6 @@ def test_leftovers_are_removed_but_not_from_under_another_server(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be used"), reserved(f"ipc://{tmp_path}/none/x"):
         pass

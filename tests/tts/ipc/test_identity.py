@@ -1,4 +1,4 @@
-"""Two servers that reach each other by mistake: neither works for the other."""
+"""Two servers that connect to each other by mistake: neither serves the other."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ import pytest
 import zmq
 
 from llm import ConfigError
-from tests.tts.ipc.hop import facts_of, hop, new_base, new_tcp_base, wait_until
-from tests.tts.jobs import listen, run, speech
+from tests.tts.engine.jobs import listen, run, speech
+from tests.tts.ipc.remote_engine import (
+    engine_info_of,
+    new_base,
+    new_tcp_base,
+    remote_engine,
+    wait_until,
+)
 from tests.tts.ramp import RampClient
 from tts.errors import EngineLostError
 from tts.ipc.codec import bundle, decode_from_front_end, encode
@@ -29,30 +35,30 @@ def test_an_engine_refuses_another_servers_front_end(
 ) -> None:
     async def scenario() -> None:
         engine = RampClient()
-        async with hop(engine, new()) as served:
-            wrong = replace(served.endpoints, server_id="stranger")
+        async with remote_engine(engine, new()) as served:
+            wrong = replace(served.endpoints, server_id="other")
             with pytest.raises(ConfigError, match="belongs to another server"):
                 await RemoteEngineClient.connect(wrong, "lost", served.context)
-            assert "of server stranger is refused" in caplog.text
-            assert len(served.server._peers) == 1
+            assert "of server other is refused" in caplog.text
+            assert "peers=1," in repr(served.server)
             assert await listen(served.client, speech("x"))
 
     run(scenario)
 
 
-def test_work_of_a_front_end_that_was_refused_is_not_done() -> None:
-    """One that does not care about the answer."""
+def test_requests_of_a_refused_front_end_are_not_run() -> None:
+    """The front end ignores the refusal and sends a request."""
 
     async def scenario() -> None:
         engine = RampClient()
-        async with hop(engine, new_base()) as served:
+        async with remote_engine(engine, new_base()) as served:
             with (
                 served.context.socket(zmq.PUSH) as control,
                 served.context.socket(zmq.PUSH) as work,
             ):
                 control.connect(served.endpoints.control)
                 work.connect(served.endpoints.request)
-                control.send(encode(Hello("rude", "stranger")))
+                control.send(encode(Hello("rude", "other")))
                 work.send(encode(Speak("rude", 0, speech("theirs"))))
                 assert await listen(served.client, speech("ours"))
                 await asyncio.sleep(0.1)
@@ -62,7 +68,7 @@ def test_work_of_a_front_end_that_was_refused_is_not_done() -> None:
 
 
 def test_a_front_end_refuses_another_servers_engine() -> None:
-    """One that greets everybody."""
+    """The engine accepts front ends of any server."""
 
     async def scenario() -> None:
         engine = RampClient()
@@ -80,9 +86,9 @@ def test_a_front_end_refuses_another_servers_engine() -> None:
             hello = decode_from_front_end(control.recv())
             assert isinstance(hello, Hello)
             assert hello.server_id == "ours"
-            welcome = Welcome("stranger", facts_of(engine), await engine.status())
+            welcome = Welcome("other", engine_info_of(engine), await engine.status())
             replies.send_multipart((hello.front_end.encode(), bundle([encode(welcome)])))
-            with pytest.raises(ConfigError, match=r"belongs to another server \(stranger, this is"):
+            with pytest.raises(ConfigError, match=r"belongs to another server \(other, this is"):
                 await connecting
             control.close()
             replies.close()
@@ -90,16 +96,18 @@ def test_a_front_end_refuses_another_servers_engine() -> None:
     run(scenario)
 
 
-def test_another_servers_engine_in_our_engines_place(caplog: pytest.LogCaptureFixture) -> None:
-    """It came while ours was restarted."""
+def test_another_servers_engine_on_our_endpoints_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The other engine binds the endpoints while ours restarts."""
 
     async def scenario() -> None:
         engine = RampClient()
-        async with hop(engine, new_tcp_base()) as served:
+        async with remote_engine(engine, new_tcp_base()) as served:
             await served.server.close()
             await wait_until(lambda: all(map(_is_free, served.endpoints)))
             theirs = replace(served.endpoints, server_id="theirs")
-            other = EngineServer(engine, facts_of(engine), theirs, None, served.context)
+            other = EngineServer(engine, engine_info_of(engine), theirs, None, served.context)
             await other.start()
             await wait_until(lambda: "restart the server" in caplog.text)
             assert "belongs to another server (theirs, this is" in caplog.text
@@ -113,7 +121,7 @@ def test_another_servers_engine_in_our_engines_place(caplog: pytest.LogCaptureFi
 
 
 def _is_free(address: str) -> bool:
-    """ZeroMQ closes its sockets on a thread of its own, a moment later."""
+    """Return whether a port is free; ZeroMQ closes its sockets later, on another thread."""
     with suppress(OSError), socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))):
         return True
     return False

@@ -1,4 +1,4 @@
-"""What comes over a socket is read to its end, whatever becomes of a message."""
+"""All messages of a socket are read, also after one whose handler fails."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import zmq
 
-from tests.tts.ipc.hop import wait_until
-from tests.tts.jobs import run
+from tests.tts.engine.jobs import run
+from tests.tts.ipc.remote_engine import wait_until
 from tts.ipc.sockets import Inlet, bound_socket
 
 ADDRESS = "inproc://inlet"
 
 
-def test_a_message_that_fails_does_not_hold_up_those_behind_it() -> None:
+def test_a_failing_message_does_not_block_later_ones() -> None:
     async def scenario() -> None:
         failures: list[Any] = []
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Real processes that stand still: they are killed, and come back."""
+"""Real processes that hang: they are killed and restarted."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import grpc
 
-from tests.tts.ipc.hop import new_tcp_base
-from tests.tts.processes.test_kills import Status, channel_to, endless, heard, until
+from tests.tts.ipc.remote_engine import new_tcp_base
+from tests.tts.processes.test_kills import Status, channel_to, long_request, synthesize_on, until
 from tests.tts.server_process import ENGINE, Process, processes_of, serving_process
 from tests.tts.serving import error_of_reading, health, run
 from tts.processes.child import BEAT_S
@@ -22,7 +22,7 @@ from tts.processes.supervisor import STALL_S
 from tts.v1.speech_pb2_grpc import SpeechServiceStub
 
 
-def test_an_engine_that_hangs_is_killed_and_nobody_takes_its_place(tiny_checkpoint: Path) -> None:
+def test_a_hanging_engine_is_killed_and_its_endpoints_stay_reserved(tiny_checkpoint: Path) -> None:
     base = new_tcp_base()
 
     async def scenario() -> None:
@@ -30,25 +30,25 @@ def test_an_engine_that_hangs_is_killed_and_nobody_takes_its_place(tiny_checkpoi
             serving_process(tiny_checkpoint, **{"zmq-endpoint-base": base}) as process,
             channel_to(await process.ready()) as channel,
         ):
-            before = await heard(channel)
+            before = await synthesize_on(channel)
             (engine,) = processes_of(process, ENGINE)
-            await _hang(process, channel, engine)
+            await _stop_engine(process, channel, engine)
             # The engine's ports are free for a moment; the base is not.
             async with serving_process(tiny_checkpoint, **{"zmq-endpoint-base": base}) as second:
                 assert await second.ended(60) == 2
                 assert re.search(r"serve: zmq_endpoint_base=\S+ is another server's", second.log)
             await process.logged("engine is back")
             await until(lambda: _is_served(channel))
-            assert (await heard(channel)).data == before.data
+            assert (await synthesize_on(channel)).data == before.data
             assert processes_of(process, ENGINE) != [engine]
 
     run(scenario(), 150)
 
 
-def test_an_engine_that_stands_still_is_not_serving_before_it_is_given_up(
+def test_a_stopped_engine_is_not_serving_before_it_is_killed(
     tiny_checkpoint: Path,
 ) -> None:
-    """Balancers are told in time; when it goes on, so does the server, and what ran on it."""
+    """Load balancers see it in time; after SIGCONT the server and its requests continue."""
 
     async def scenario() -> None:
         async with (
@@ -56,7 +56,7 @@ def test_an_engine_that_stands_still_is_not_serving_before_it_is_given_up(
             channel_to(await process.ready()) as channel,
         ):
             (engine,) = processes_of(process, ENGINE)
-            call = SpeechServiceStub(channel).SynthesizeStream(endless(), wait_for_ready=True)
+            call = SpeechServiceStub(channel).SynthesizeStream(long_request(), wait_for_ready=True)
             await call.read()
             os.kill(engine, signal.SIGSTOP)
             try:
@@ -75,7 +75,7 @@ def test_an_engine_that_stands_still_is_not_serving_before_it_is_given_up(
 
 
 STICKING = '''
-"""Llama that does not go on while there is a file called stuck beside this one."""
+"""Llama whose steps wait while there is a file called stuck next to this one."""
 
 import time
 from pathlib import Path
@@ -97,8 +97,8 @@ ARCHITECTURES = [Architecture("StickingForCausalLM", "sticking:StickingModel")]
 '''
 
 
-def sticking(checkpoint: Path, folder: Path) -> Path:
-    """The checkpoint, of that architecture."""
+def hanging_checkpoint(checkpoint: Path, folder: Path) -> Path:
+    """Copy the checkpoint and change its architecture to the one above."""
     (folder / "sticking.py").write_text(STICKING)
     copy = Path(shutil.copytree(checkpoint, folder / "model"))
     values = json.loads((copy / "config.json").read_text())
@@ -107,21 +107,21 @@ def sticking(checkpoint: Path, folder: Path) -> Path:
     return copy
 
 
-def test_an_engine_whose_step_never_returns_is_started_again(
+def test_an_engine_whose_step_never_returns_is_restarted(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """Its process lives, and its event loop turns; only the step hangs."""
+    """The process and its event loop run; only the step hangs."""
     flags = {"custom-architectures": f"{tmp_path}:sticking", "step-timeout-s": 10}
     stuck = tmp_path / "stuck"
 
     async def scenario() -> None:
         async with (
-            serving_process(sticking(tiny_checkpoint, tmp_path), **flags) as process,
+            serving_process(hanging_checkpoint(tiny_checkpoint, tmp_path), **flags) as process,
             channel_to(await process.ready()) as channel,
         ):
-            before = await heard(channel)
+            before = await synthesize_on(channel)
             (engine,) = processes_of(process, ENGINE)
-            call = SpeechServiceStub(channel).SynthesizeStream(endless(), wait_for_ready=True)
+            call = SpeechServiceStub(channel).SynthesizeStream(long_request(), wait_for_ready=True)
             await call.read()
             stuck.touch()
             error = await error_of_reading(call)
@@ -132,22 +132,22 @@ def test_an_engine_whose_step_never_returns_is_started_again(
             await process.logged("engine ended with status 1; starting it again")
             await process.logged("engine is back")
             await until(lambda: _is_served(channel))
-            assert (await heard(channel)).data == before.data
+            assert (await synthesize_on(channel)).data == before.data
             assert processes_of(process, ENGINE) != [engine]
 
     run(scenario(), 150)
 
 
-async def _hang(process: Process, channel: grpc.aio.Channel, engine: int) -> None:
-    """It is killed when it was silent for too long, no earlier; its stream is told."""
-    call = SpeechServiceStub(channel).SynthesizeStream(endless(), wait_for_ready=True)
+async def _stop_engine(process: Process, channel: grpc.aio.Channel, engine: int) -> None:
+    """Stop the engine; it is killed after the heartbeat timeout, and its stream fails."""
+    call = SpeechServiceStub(channel).SynthesizeStream(long_request(), wait_for_ready=True)
     while (await call.read()).WhichOneof("event") != "audio":
         pass
     stopped_s = time.monotonic()
     os.kill(engine, signal.SIGSTOP)
     try:
         error = await error_of_reading(call)
-        await process.logged("engine gives no sign of life: killing it")
+        await process.logged("engine sends no heartbeats: killing it")
     finally:
         with suppress(ProcessLookupError):
             os.kill(engine, signal.SIGCONT)
@@ -165,7 +165,7 @@ async def _is_serving(channel: grpc.aio.Channel) -> bool:
 
 async def _is_served(channel: grpc.aio.Channel) -> bool:
     try:
-        await heard(channel)
+        await synthesize_on(channel)
     except grpc.aio.AioRpcError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""Real processes, killed: what clients see, what is freed, what comes back."""
+"""Real processes that are killed: errors of clients, freed resources, restarts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2
 
-from tests.tts.ipc.hop import new_base
+from tests.tts.ipc.remote_engine import new_base
 from tests.tts.server_process import (
     ENGINE,
     FRONT_END,
@@ -26,16 +26,16 @@ from tests.tts.server_process import (
 )
 from tests.tts.serving import (
     CHANNEL_OPTIONS,
-    Spoken,
+    SpeechResponses,
     error_of,
     error_of_reading,
+    grouped,
     health,
     hum,
     reason_of,
     retry_s,
     run,
     stream_request,
-    taken_apart,
     wav,
 )
 from tts.ipc.endpoints import Endpoints
@@ -55,8 +55,8 @@ async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 60) -> 
     raise AssertionError("it never came true")
 
 
-def endless() -> pb.SynthesizeStreamRequest:
-    """A segment that goes on until somebody ends it: about 18 s of audio."""
+def long_request() -> pb.SynthesizeStreamRequest:
+    """Request a segment of about 18 s of audio."""
     sampling = common_pb2.SamplingParams(seed=7, min_tokens=450)
     return stream_request("and on it went " * 12, sampling=sampling, seed=None)
 
@@ -67,9 +67,9 @@ async def channel_to(address: str) -> AsyncIterator[grpc.aio.Channel]:
         yield channel
 
 
-async def heard(channel: grpc.aio.Channel) -> Spoken:
+async def synthesize_on(channel: grpc.aio.Channel) -> SpeechResponses:
     call = SpeechServiceStub(channel).SynthesizeStream(stream_request(), wait_for_ready=True)
-    return taken_apart([response async for response in call])
+    return grouped([response async for response in call])
 
 
 async def create_voice(channel: grpc.aio.Channel, name: str) -> None:
@@ -83,8 +83,8 @@ async def voice_names(channel: grpc.aio.Channel) -> set[str]:
     return {voice.name for voice in response.voices}
 
 
-def test_each_process_is_killed_and_comes_back(tiny_checkpoint: Path) -> None:
-    """First a front end, then the engine, then the engine once too often."""
+def test_each_killed_process_is_restarted(tiny_checkpoint: Path) -> None:
+    """First a front end, then the engine, then the engine beyond the restart limit."""
     base = new_base()
     endpoints = Endpoints.of(base)
     flags = {
@@ -107,15 +107,15 @@ def test_each_process_is_killed_and_comes_back(tiny_checkpoint: Path) -> None:
             channels = [
                 await opened.enter_async_context(channel_to(address)) for _ in range(CHANNELS)
             ]
-            before = await heard(channels[0])
+            before = await synthesize_on(channels[0])
             await create_voice(channels[0], "mine")
             for channel in channels:
                 assert "mine" in await voice_names(channel)
-            await _lose_a_front_end(process, channels)
+            await _kill_a_front_end(process, channels)
             await _is_refused(tiny_checkpoint, base)
-            await _lose_the_engine(process, channels)
+            await _kill_the_engine(process, channels)
             for channel in channels:
-                assert (await heard(channel)).data == before.data
+                assert (await synthesize_on(channel)).data == before.data
                 assert "mine" in await voice_names(channel)
             os.kill(processes_of(process, ENGINE)[0], signal.SIGKILL)
             assert await process.ended() == 1
@@ -127,7 +127,7 @@ def test_each_process_is_killed_and_comes_back(tiny_checkpoint: Path) -> None:
     run(scenario(), 110)
 
 
-def test_nothing_outlives_the_supervisor(tiny_checkpoint: Path) -> None:
+def test_no_process_outlives_the_supervisor(tiny_checkpoint: Path) -> None:
     base = new_base()
 
     async def scenario() -> None:
@@ -136,43 +136,43 @@ def test_nothing_outlives_the_supervisor(tiny_checkpoint: Path) -> None:
             pids = processes_of(process, ENGINE) + processes_of(process, FRONT_END)
             assert len(pids) == 2
             process.process.kill()
-            await until(lambda: _are_gone(pids))
+            await until(lambda: _have_ended(pids))
         assert not Path(base.removeprefix("ipc://") + "-lock").exists()
 
     run(scenario(), 100)
 
 
 def _check_sizes_and_sockets(process: Process, endpoints: Endpoints) -> None:
-    """Front ends are small; the given endpoints are bound, and nobody else can connect."""
+    """Front ends do not load torch; the sockets exist and only their owner can connect."""
     (engine,) = processes_of(process, ENGINE)
-    assert "torch" in _mapped(engine)
+    assert "torch" in _mapped_files(engine)
     for front_end in processes_of(process, FRONT_END):
-        assert "torch" not in _mapped(front_end)
+        assert "torch" not in _mapped_files(front_end)
     for path in endpoints.paths:
         mode = path.stat().st_mode
         assert stat.S_ISSOCK(mode)
         assert stat.S_IMODE(mode) & 0o077 == 0
 
 
-def _mapped(pid: int) -> str:
-    """The files that a process has in its memory."""
+def _mapped_files(pid: int) -> str:
+    """Return the list of files that a process has mapped."""
     return Path(f"/proc/{pid}/maps").read_text()
 
 
 async def _is_refused(checkpoint: Path, base: str) -> None:
-    """Another server with the same endpoints does not start."""
+    """Check that another server with the same endpoints does not start."""
     async with serving_process(checkpoint, **{"zmq-endpoint-base": base}) as second:
         assert await second.ended(60) == 2
         assert re.search(r"serve: zmq_endpoint_base=\S+ is another server's", second.log)
 
 
-async def _is(status: int, channel: grpc.aio.Channel) -> bool:
+async def _has_status(status: int, channel: grpc.aio.Channel) -> bool:
     return await health(channel, "tts.v1.SpeechService") == status
 
 
-async def _lose_a_front_end(process: Process, channels: list[grpc.aio.Channel]) -> None:
-    """Its streams' pages are freed, what the other one does goes on."""
-    calls = [SpeechServiceStub(channel).SynthesizeStream(endless()) for channel in channels]
+async def _kill_a_front_end(process: Process, channels: list[grpc.aio.Channel]) -> None:
+    """Kill a front end: its streams' pages are freed, the other front end's stream continues."""
+    calls = [SpeechServiceStub(channel).SynthesizeStream(long_request()) for channel in channels]
     for call in calls:
         while (await call.read()).WhichOneof("event") != "audio":
             pass
@@ -186,10 +186,10 @@ async def _lose_a_front_end(process: Process, channels: list[grpc.aio.Channel]) 
     await process.logged("front-end-[01] is back")
 
 
-async def _lose_the_engine(process: Process, channels: list[grpc.aio.Channel]) -> None:
-    """Calls fail at once, and new ones until it is back; health says so all the while."""
+async def _kill_the_engine(process: Process, channels: list[grpc.aio.Channel]) -> None:
+    """Kill the engine: calls fail at once and until it is back, and health reports it."""
     stubs = [SpeechServiceStub(channel) for channel in channels]
-    running = [stub.SynthesizeStream(endless(), wait_for_ready=True) for stub in stubs]
+    running = [stub.SynthesizeStream(long_request(), wait_for_ready=True) for stub in stubs]
     for call in running:
         while (await call.read()).WhichOneof("event") != "audio":
             pass
@@ -204,11 +204,11 @@ async def _lose_the_engine(process: Process, channels: list[grpc.aio.Channel]) -
         assert retry_s(error) > 0
     for status in (Status.NOT_SERVING, Status.SERVING):
         for channel in channels:
-            await until(lambda channel=channel, status=status: _is(status, channel))
+            await until(lambda channel=channel, status=status: _has_status(status, channel))
 
 
 async def _code_of(call: grpc.aio.UnaryStreamCall) -> grpc.StatusCode:
-    """What a call ends with."""
+    """Read a call to its end and return its status code."""
     with suppress(grpc.aio.AioRpcError):
         while await call.read() is not grpc.aio.EOF:
             pass
@@ -216,12 +216,12 @@ async def _code_of(call: grpc.aio.UnaryStreamCall) -> grpc.StatusCode:
     return code
 
 
-async def _are_gone(pids: list[int]) -> bool:
+async def _have_ended(pids: list[int]) -> bool:
     return not any(map(is_running, pids))
 
 
 async def _is_free(url: str) -> bool:
-    """By the engine's own account no page is used and no audio stream is alive."""
+    """Return whether the metrics show no page in use and no audio stream."""
     scraped = await asyncio.to_thread(_get, url)
     assert 'sonant_kv_pages{state="total"}' in scraped
     in_use = re.findall(

@@ -1,4 +1,4 @@
-"""A call that ends gRPC's server loop ends no server, however many processes it has."""
+"""A call that ends gRPC's server loop does not end a server with several processes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.tts.processes.test_kills import channel_to, heard
+from tests.tts.processes.test_kills import channel_to, synthesize_on
+from tests.tts.server.test_listener import Status, break_loop
 from tests.tts.server_process import FRONT_END, processes_of, serving_process
 from tests.tts.serving import health, run
-from tests.tts.test_server_listener import Status, break_loop
 
 
 @pytest.mark.parametrize("front_ends", [0, 1, 2])
-def test_paths_that_are_no_text_close_no_server(tiny_checkpoint: Path, front_ends: int) -> None:
-    """Many of them: each front end gets some, and none is started again for it."""
+def test_invalid_paths_end_no_server_process(tiny_checkpoint: Path, front_ends: int) -> None:
+    """Each front end gets several such calls, and none is restarted."""
 
     async def scenario() -> None:
         async with serving_process(tiny_checkpoint, front_ends=front_ends) as process:
@@ -28,7 +28,7 @@ def test_paths_that_are_no_text_close_no_server(tiny_checkpoint: Path, front_end
                     continue  # refused in the moment after the one before
             for _ in range(8):  # the kernel spreads them over the front ends
                 async with channel_to(address) as channel:
-                    assert (await heard(channel)).data
+                    assert (await synthesize_on(channel)).data
                     assert await health(channel) == Status.SERVING
             assert processes_of(process, FRONT_END) == before
             process.process.send_signal(signal.SIGTERM)

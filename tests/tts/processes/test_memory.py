@@ -1,4 +1,4 @@
-"""Messages that never end do not fill a front end's memory."""
+"""Endless messages do not fill a front end's memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tts.processes.test_kills import channel_to, heard
-from tests.tts.raw_http2 import raw_client
+from tests.tts.processes.test_kills import channel_to, synthesize_on
+from tests.tts.server.raw_http2 import raw_client
 from tests.tts.server_process import FRONT_END, processes_of, serving_process
 from tests.tts.serving import run
 
@@ -26,7 +26,7 @@ def resident_bytes(pid: int) -> int:
 
 
 async def pour_all(address: str, path: bytes, held: AsyncExitStack) -> None:
-    """Open all streams, and send of each message what the server takes, but not its end.
+    """Open all streams and send of each message all bytes that the server accepts, but not its end.
 
     Each connection comes from an address of its own.
     """
@@ -38,12 +38,12 @@ async def pour_all(address: str, path: bytes, held: AsyncExitStack) -> None:
     for client in clients:
         for stream in range(1, 2 * STREAMS, 2):
             client.open(stream, path)
-            pouring.append(client.pour(stream, 16 * MIB - 5, 15 * MIB))
+            pouring.append(client.send_body(stream, 16 * MIB - 5, 15 * MIB))
     await asyncio.gather(*pouring)
 
 
 class Peak:
-    """The most memory that a process has while the block lasts, above what it had before."""
+    """Peak memory growth of a process while the block runs."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -67,16 +67,16 @@ class Peak:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_unfinished_messages_fill_no_memory(tiny_checkpoint: Path, method: str) -> None:
+def test_unfinished_messages_do_not_fill_memory(tiny_checkpoint: Path, method: str) -> None:
     async def scenario() -> None:
         async with serving_process(tiny_checkpoint) as process:
             address = await process.ready()
             (front_end,) = processes_of(process, FRONT_END)
             async with channel_to(address) as channel, AsyncExitStack() as held:
-                before = await heard(channel)
+                before = await synthesize_on(channel)
                 async with Peak(front_end) as peak:
                     await pour_all(address, f"/tts.v1.SpeechService/{method}".encode(), held)
-                    assert (await heard(channel)).data == before.data
+                    assert (await synthesize_on(channel)).data == before.data
                 assert peak.growth <= MOST_BYTES, f"{peak.growth / MIB:.0f} MiB"
 
     run(scenario(), 110)

@@ -1,4 +1,4 @@
-"""What the supervisor is made of: restarts, ports, and what does not go together."""
+"""Parts of the supervisor: restarts, ports, and options that conflict."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ import pytest
 
 from llm import ConfigError
 from tests.fakes import tiny_config
-from tts.config import ServerConfig
+from tts.config.serve import ServeConfig
+from tts.config.server import ServerConfig
 from tts.ipc.endpoints import Endpoints
 from tts.processes.child import Launch, Ready
-from tts.processes.ports import reserved_port
-from tts.processes.restarts import LONGEST_DELAY_S, STEADY_S, Restarts
-from tts.processes.supervisor import check_processes
-from tts.serve_config import ServeConfig
+from tts.processes.supervisor import (
+    LONGEST_DELAY_S,
+    STEADY_S,
+    Restarts,
+    check_processes,
+    reserved_port,
+)
 
 
-def test_each_restart_waits_longer_until_there_are_no_more() -> None:
+def test_restart_delays_grow_up_to_the_restart_limit() -> None:
     restarts = Restarts(10)
     delays = [restarts.next_delay_s(up_s=1) for _ in range(10)]
     assert delays[:4] == [0.1, 0.2, 0.4, 0.8]
@@ -30,7 +34,7 @@ def test_each_restart_waits_longer_until_there_are_no_more() -> None:
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_a_port_is_one_servers(is_shared: bool) -> None:
+def test_a_port_belongs_to_one_server(is_shared: bool) -> None:
     with reserved_port("127.0.0.1", 0, is_shared=is_shared) as port:
         assert port > 0
         with socket.socket() as listening:
@@ -46,7 +50,7 @@ def test_a_port_is_one_servers(is_shared: bool) -> None:
                     pass
 
 
-def test_a_host_that_does_not_exist_is_told() -> None:
+def test_a_host_that_does_not_exist_is_reported() -> None:
     with (
         pytest.raises(ConfigError, match="cannot listen on no-such-host"),
         reserved_port("no-such-host.invalid", 0, is_shared=False),
@@ -58,7 +62,7 @@ def config(checkpoint: Path, front_ends: int = 1, **model: object) -> ServeConfi
     return ServeConfig(tiny_config(checkpoint, **model), ServerConfig(front_ends=front_ends))
 
 
-def test_what_does_not_go_with_processes_is_refused(tiny_checkpoint: Path) -> None:
+def test_options_that_conflict_with_processes_are_refused(tiny_checkpoint: Path) -> None:
     check_processes(config(tiny_checkpoint))
     with pytest.raises(ConfigError, match="reaches no other process"):
         check_processes(config(tiny_checkpoint, zmq_endpoint_base="inproc://here"))
@@ -68,7 +72,7 @@ def test_what_does_not_go_with_processes_is_refused(tiny_checkpoint: Path) -> No
         check_processes(config(tiny_checkpoint, front_ends=2, **metrics))
 
 
-def test_a_launch_order_arrives_as_it_was(tiny_checkpoint: Path) -> None:
+def test_launch_parameters_round_trip(tiny_checkpoint: Path) -> None:
     endpoints = Endpoints.of("tcp://127.0.0.1:5555", "abc")
     serve = config(tiny_checkpoint, max_num_steps=3)
     launch = Launch(serve, "engine", endpoints, 7, tiny_checkpoint)

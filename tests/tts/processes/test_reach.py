@@ -1,4 +1,4 @@
-"""The supervisor connects itself: what clients cannot reach is started again."""
+"""The supervisor connects as a client: unreachable front ends are restarted."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.tts.processes.test_kills import channel_to, heard
+from tests.tts.processes.test_kills import channel_to, synthesize_on
 from tests.tts.server_process import FRONT_END, processes_of, serving_process
 from tests.tts.serving import run
-from tts.config import ServerConfig
+from tts.config.server import ServerConfig
 from tts.processes.reach import is_reachable, unreachable
-from tts.server import SpeechServer
+from tts.server.server import SpeechServer
 
 TLS = Path(__file__).parents[1] / "tls"
 FILES = {"tls_cert": TLS / "server.pem", "tls_key": TLS / "server.key"}
@@ -39,15 +39,15 @@ def test_a_server_that_listens_is_reached(values: dict[str, Any]) -> None:
     run(scenario())
 
 
-def test_a_port_where_nothing_answers_is_not_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_without_answers_is_not_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tts.processes.reach.ANSWER_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         assert not run(is_reachable(ServerConfig(), port))
 
 
-def test_time_counts_from_the_first_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that still starts is not given up."""
+def test_the_timeout_starts_with_the_first_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is still starting is not killed."""
     monkeypatch.setattr("tts.processes.reach.PERIOD_S", 0.02)
 
     async def scenario() -> None:
@@ -70,7 +70,7 @@ def test_time_counts_from_the_first_connection(monkeypatch: pytest.MonkeyPatch) 
 
 
 DEAF = '''
-"""Llama, in a process that stops listening when there is a file called deaf beside this one."""
+"""Llama, in a process that stops listening when there is a file called deaf next to this one."""
 
 import os
 import socket
@@ -104,10 +104,10 @@ if b"tts.processes.front_end" in Path("/proc/self/cmdline").read_bytes():
 '''
 
 
-def test_a_front_end_that_takes_no_connections_is_started_again(
+def test_a_front_end_that_accepts_no_connections_is_restarted(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """Its process lives and its event loop turns; only no connection can be made."""
+    """The process and its event loop run; only new connections fail."""
     (tmp_path / "deaf.py").write_text(DEAF)
     model = Path(shutil.copytree(tiny_checkpoint, tmp_path / "model"))
     values = json.loads((model / "config.json").read_text())
@@ -119,13 +119,13 @@ def test_a_front_end_that_takes_no_connections_is_started_again(
         async with serving_process(model, **flags) as process:
             address = await process.ready()
             async with channel_to(address) as channel:
-                before = await heard(channel)
+                before = await synthesize_on(channel)
             (front_end,) = processes_of(process, FRONT_END)
             (tmp_path / "deaf").touch()
             await process.logged("front-end-0 takes no connections: killing it")
             await process.logged("front-end-0 is back")
             async with channel_to(address) as channel:
-                assert (await heard(channel)).data == before.data
+                assert (await synthesize_on(channel)).data == before.data
             assert processes_of(process, FRONT_END) != [front_end]
 
     run(scenario(), 110)

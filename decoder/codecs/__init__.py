@@ -1,0 +1,1 @@
+"""Audio decoders and encoders, one file or folder per codec."""

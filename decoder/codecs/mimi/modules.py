@@ -1,0 +1,304 @@
+"""Mimi's decoder network: residual codebooks, a causal transformer, causal convolutions.
+
+    K codes of 12.5 Hz ──▶ sum of projected vectors ──▶ twice the rate (25 Hz)
+        ──▶ transformer, each position attends to the last `sliding_window`
+        ──▶ convolution (7), then per ratio: ELU, transposed convolution, residual block
+        ──▶ ELU, convolution (3) ──▶ samples
+
+All layers are causal, so that each can continue where it stopped: `Memory` has the end of each
+layer's earlier input, and a window without a past is the same call with an empty memory.
+
+Source: Moshi, arXiv 2410.00037; its convolutions, SEANet and EnCodec, arXiv 2210.13438.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from decoder.codecs.embedded.modules import rotary_table, rotate
+
+MIN_USAGE = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class MimiConfig:
+    """Sizes of one decoder; `upsampling` is positions per frame."""
+
+    hidden_size: int
+    num_filters: int
+    ratios: tuple[int, ...]
+    num_residual_layers: int
+    kernel_size: int
+    last_kernel_size: int
+    residual_kernel_size: int
+    dilation_growth: int
+    compress: int
+    codebook_size: int
+    codebook_dim: int
+    num_semantic: int
+    num_codebooks: int
+    upsampling: int
+    num_layers: int
+    intermediate_size: int
+    num_heads: int
+    head_dim: int
+    sliding_window: int
+    norm_eps: float
+
+    @property
+    def hop(self) -> int:
+        """Samples per frame."""
+        return self.upsampling * math.prod(self.ratios)
+
+    def convolution_reach(self, first: int) -> int:
+        """Return the first position that affects the sample `first`, counted from position 0."""
+        first -= self.last_kernel_size - 1
+        for ratio in reversed(self.ratios):
+            dilations = (self.dilation_growth**j for j in range(self.num_residual_layers))
+            first -= sum(dilations) * (self.residual_kernel_size - 1)
+            first = first // ratio - 1
+        return first - (self.kernel_size - 1)
+
+    def receptive_frames(self) -> int:
+        """Number of frames before a frame that can change its samples."""
+        first = self.convolution_reach(0) - self.num_layers * (self.sliding_window - 1)
+        return 1 - first // self.upsampling
+
+
+@dataclass(frozen=True, slots=True)
+class MimiState:
+    """State of a stream's layers, in order, after `num_positions`."""
+
+    num_positions: int
+    kept: tuple[Tensor, ...]
+
+
+class Memory:
+    """One pass through the layers: each reads its earlier state and stores the new one."""
+
+    def __init__(self, state: MimiState | None) -> None:
+        self.num_positions = state.num_positions if state else 0
+        self._former = iter(state.kept) if state else None
+        self._kept: list[Tensor] = []
+
+    def join(self, x: Tensor, size: int) -> Tensor:
+        """Prepend to x [B, C, T] the last `size` earlier columns: zeros at the start."""
+        former = x.new_zeros(*x.shape[:-1], size) if self._former is None else next(self._former)
+        joined = torch.cat((former, x), dim=-1)
+        self._kept.append(joined[..., joined.shape[-1] - size :])
+        return joined
+
+    def grow(self, x: Tensor, most: int) -> Tensor:
+        """Prepend to x [B, H, T, D] at most `most` earlier positions: none at the start."""
+        joined = x if self._former is None else torch.cat((next(self._former), x), dim=2)
+        self._kept.append(joined[:, :, max(joined.shape[2] - most, 0) :])
+        return joined
+
+    def state(self, num_new: int) -> MimiState:
+        """Return the state for the next pass; copies, so that the pass's buffers can be freed."""
+        kept = tuple(part.clone() for part in self._kept)
+        return MimiState(self.num_positions + num_new, kept)
+
+
+class CausalConv(nn.Module):
+    """A convolution over a column and earlier ones."""
+
+    def __init__(self, into: int, out: int, kernel: int, dilation: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(into, out, kernel, dilation=dilation)
+        self.past = (kernel - 1) * dilation
+
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+        return self.conv(memory.join(x, self.past))
+
+
+class CausalUpsampling(nn.Module):
+    """A transposed convolution of twice its stride: each column overlaps the next one's."""
+
+    def __init__(self, into: int, out: int, stride: int, *, depthwise: bool = False) -> None:
+        super().__init__()
+        groups = into if depthwise else 1
+        self.conv = nn.ConvTranspose1d(
+            into, out, 2 * stride, stride, groups=groups, bias=not depthwise
+        )
+        self.stride = stride
+
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+        """Map x [B, C, T] to [B, C', T * stride]."""
+        return self.conv(memory.join(x, 1))[..., self.stride : -self.stride]
+
+
+class ResidualBlock(nn.Module):
+    """Twice ELU and convolution through fewer channels, added to the input."""
+
+    def __init__(self, config: MimiConfig, channels: int, dilation: int) -> None:
+        super().__init__()
+        inner = channels // config.compress
+        self.first = CausalConv(channels, inner, config.residual_kernel_size, dilation)
+        self.second = CausalConv(inner, channels, 1)
+
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+        return x + self.second(F.elu(self.first(F.elu(x), memory)), memory)
+
+
+class Stage(nn.Module):
+    """Raises the rate by `ratio` and halves the channels."""
+
+    def __init__(self, config: MimiConfig, channels: int, ratio: int) -> None:
+        super().__init__()
+        self.up = CausalUpsampling(channels, channels // 2, ratio)
+        self.blocks = nn.ModuleList(
+            ResidualBlock(config, channels // 2, config.dilation_growth**j)
+            for j in range(config.num_residual_layers)
+        )
+
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+        x = self.up(F.elu(x), memory)
+        for block in self.blocks:
+            x = block(x, memory)
+        return x
+
+
+class Layer(nn.Module):
+    """Pre-norm transformer layer, with both branches scaled per channel."""
+
+    def __init__(self, config: MimiConfig) -> None:
+        super().__init__()
+        dim, inner = config.hidden_size, config.num_heads * config.head_dim
+        self.num_heads, self.window = config.num_heads, config.sliding_window
+        self.attention_norm = nn.LayerNorm(dim, eps=config.norm_eps)
+        self.query, self.key, self.value = (nn.Linear(dim, inner, bias=False) for _ in range(3))
+        self.attention_out = nn.Linear(inner, dim, bias=False)
+        self.attention_scale = Scale(dim)
+        self.ff_norm = nn.LayerNorm(dim, eps=config.norm_eps)
+        self.ff_in = nn.Linear(dim, config.intermediate_size, bias=False)
+        self.ff_out = nn.Linear(config.intermediate_size, dim, bias=False)
+        self.ff_scale = Scale(dim)
+
+    def forward(
+        self, x: Tensor, mask: Tensor, table: tuple[Tensor, Tensor], memory: Memory
+    ) -> Tensor:
+        """Apply to x [B, T, D]; mask bool [T, past + T]; cos and sin [T, head_dim / 2]."""
+        normed = self.attention_norm(x)
+        q, k, v = (
+            part(normed).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        keys = memory.grow(rotate(k, *table), self.window - 1)
+        values = memory.grow(v, self.window - 1)
+        mixed = F.scaled_dot_product_attention(rotate(q, *table), keys, values, attn_mask=mask)
+        x = x + self.attention_scale(self.attention_out(mixed.transpose(1, 2).flatten(2)))
+        return x + self.ff_scale(self.ff_out(F.gelu(self.ff_in(self.ff_norm(x)))))
+
+
+class Scale(nn.Module):
+    """Scales by one factor per channel."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((dim,), 0.01))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class Codebook(nn.Module):
+    """Codebook vectors, stored as running sums and counts of the training."""
+
+    embed_sum: Tensor
+    cluster_usage: Tensor
+
+    def __init__(self, config: MimiConfig) -> None:
+        super().__init__()
+        self.register_buffer("embed_sum", torch.randn(config.codebook_size, config.codebook_dim))
+        self.register_buffer("cluster_usage", torch.ones(config.codebook_size))
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Map codes [B, T] to [B, T, codebook_dim]."""
+        return self.embed_sum[codes] / self.cluster_usage[codes].clamp(min=MIN_USAGE)[..., None]
+
+
+class Codebooks(nn.Module):
+    """Several residual codebooks and their common projection."""
+
+    def __init__(self, config: MimiConfig, count: int) -> None:
+        super().__init__()
+        self.books = nn.ModuleList(Codebook(config) for _ in range(count))
+        has_projection = config.codebook_dim != config.hidden_size
+        self.projection = (
+            nn.Conv1d(config.codebook_dim, config.hidden_size, 1, bias=False)
+            if has_projection
+            else None
+        )
+
+    def forward(self, codes: Sequence[Tensor]) -> Tensor:
+        """Map one [B, T] of codes per codebook to [B, hidden_size, T]."""
+        total = torch.stack([book(part) for book, part in zip(self.books, codes, strict=True)])
+        x = total.sum(0).transpose(1, 2)
+        return x if self.projection is None else self.projection(x)
+
+
+class MimiNetwork(nn.Module):
+    """Decodes codes to samples, from the start or from a stream's state."""
+
+    def __init__(self, config: MimiConfig) -> None:
+        super().__init__()
+        self.config = config
+        dim = config.num_filters * 2 ** len(config.ratios)
+        self.semantic = Codebooks(config, config.num_semantic)
+        num_acoustic = config.num_codebooks - config.num_semantic
+        self.acoustic = Codebooks(config, num_acoustic) if num_acoustic else None
+        self.upsample = CausalUpsampling(
+            config.hidden_size, config.hidden_size, config.upsampling, depthwise=True
+        )
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.entry = CausalConv(config.hidden_size, dim, config.kernel_size)
+        self.stages = nn.ModuleList()
+        for ratio in config.ratios:
+            self.stages.append(Stage(config, dim, ratio))
+            dim //= 2
+        self.exit = CausalConv(dim, 1, config.last_kernel_size)
+
+    def forward(
+        self, codes: Tensor, state: MimiState | None = None, skipped: int = 0
+    ) -> tuple[Tensor, MimiState]:
+        """Return samples [B, F * hop] of codes [B, F, K], and the new state.
+
+        The first `skipped` samples are undefined. The state is exact only if none are skipped.
+        """
+        memory = Memory(state)
+        x = self.upsample(self._vectors(codes), memory)
+        num_new = x.shape[-1]
+        x = self._transform(x.transpose(1, 2), memory).transpose(1, 2)
+        left_out = max(self.config.convolution_reach(skipped), 0)
+        x = self.entry(x[..., left_out:], memory)
+        for stage in self.stages:
+            x = stage(x, memory)
+        samples = self.exit(F.elu(x), memory).squeeze(1)
+        missing = codes.shape[1] * self.config.hop - samples.shape[-1]
+        return F.pad(samples, (missing, 0)), memory.state(num_new)
+
+    def _vectors(self, codes: Tensor) -> Tensor:
+        """Map codes [B, F, K] to [B, hidden_size, F]."""
+        parts = codes.unbind(-1)
+        x = self.semantic(parts[: self.config.num_semantic])
+        return x if self.acoustic is None else x + self.acoustic(parts[self.config.num_semantic :])
+
+    def _transform(self, x: Tensor, memory: Memory) -> Tensor:
+        """Apply the transformer to x [B, T, D], behind the earlier positions in `memory`."""
+        config, count = self.config, x.shape[1]
+        first, past = memory.num_positions, min(memory.num_positions, config.sliding_window - 1)
+        row = partial(torch.arange, device=x.device)
+        table = rotary_table(row(first, first + count), config.head_dim)
+        distance = row(past, past + count)[:, None] - row(past + count)
+        mask = (distance >= 0) & (distance < config.sliding_window)
+        for layer in self.layers:
+            x = layer(x, mask, table, memory)
+        return x

@@ -1,0 +1,1 @@
+"""Networks with Snake activations, which SNAC and DAC share."""

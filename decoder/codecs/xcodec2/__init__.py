@@ -1,0 +1,1 @@
+"""The X-Codec 2 codec."""

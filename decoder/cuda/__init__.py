@@ -1,0 +1,1 @@
+"""Audio decoders on a GPU: graphs, padding, postprocessing and host memory."""

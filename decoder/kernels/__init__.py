@@ -1,0 +1,1 @@
+"""Kernels of audio decoders on a GPU."""

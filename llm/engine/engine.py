@@ -1,0 +1,399 @@
+"""`Engine`: the loop on one thread that owns the scheduler and the pipeline.
+
+    inbox ──> schedule ──> execute ──> commit ──> deliver ──> hook.after_step ──┐
+      ^──────────────────── sleep when there was nothing to do <────────────────┘
+
+Other threads only put commands into the inbox and read streams.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from llm.config.report import RunningPlan
+from llm.engine.intake import IntakeQueue
+from llm.engine.loop import EngineSteps
+from llm.engine.types import EngineStats, Pipeline, Sink, StepHook, TokenStream
+from llm.errors import EngineStoppedError, QueueFullError, RequestError
+from llm.request import FinishReason, Request, TokenChunk
+from llm.scheduler import RequestRules, Scheduler
+from llm.sequence import Sequence
+
+if TYPE_CHECKING:
+    from llm.config import PipelineConfig
+    from llm.pipeline.base import TextGenerationPipelineInterface
+    from llm.structured.grammar import TokenSpelling
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Engine:
+    """Runs requests until they end. All public methods are thread-safe.
+
+    `max_waiting` bounds the number of requests that have not started yet (None: no bound). `admit`
+    is called for each request before it is queued, on the caller's thread; it raises `RequestError`
+    to refuse the request. With `execute_empty_batches` the model also runs while there are no
+    requests, because other ranks wait for it in a collective operation.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        scheduler: Scheduler,
+        hook: StepHook | None = None,
+        *,
+        max_waiting: int | None = None,
+        admit: Callable[[Request], None] | None = None,
+        execute_empty_batches: bool = False,
+    ) -> None:
+        self._pipeline = pipeline
+        self._scheduler = scheduler
+        self._hook = hook
+        self._max_waiting = max_waiting
+        self._admit = admit
+        self._rules = RequestRules(
+            vocab_size=pipeline.vocab_size,
+            max_length=min(pipeline.max_seq_len, scheduler.max_length),
+            eos_token_ids=frozenset(pipeline.eos_token_ids),
+        )
+        # Guards those of the fields below that other threads access.
+        self._condition = threading.Condition()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._intake = IntakeQueue(scheduler)
+        self._sinks: dict[str, Sink] = {}
+        self._is_accepting = True
+        self._is_stopping = False
+        self._is_idle = True
+        self._is_awake = False  # `wake` was called since the last cycle
+        # start time of the current turn; None while the engine sleeps
+        self._turn_s: float | None = None
+        self._thread: threading.Thread | None = None
+        self._steps = EngineSteps(
+            pipeline, scheduler, self._deliver, runs_empty=execute_empty_batches
+        )
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Return the model that runs the steps. Use it on the engine thread only."""
+        return self._pipeline
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the loop is running."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def set_hook(self, hook: StepHook | None) -> None:
+        """Set the hook, before `start`."""
+        if self._thread is not None:
+            raise RuntimeError("set the hook before the engine starts")
+        self._hook = hook
+
+    def start(self) -> None:
+        """Start the loop. Requests that were submitted earlier run now."""
+        with self._condition:
+            if self._thread is not None:
+                raise RuntimeError("the engine was started already")
+            if self._is_stopping:
+                raise EngineStoppedError("the engine was shut down; create a new one")
+            self._is_idle = False
+            self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, sink: Sink | None = None) -> TokenStream:
+        """Queue a request; its chunks go to `sink` (on the engine thread) or into the stream.
+
+        Raises `RequestError` for a request that can never run here, `QueueFullError` when too
+        many wait, `EngineStoppedError` when draining or stopped.
+        """
+        request = self._rules.apply(request)
+        if self._admit is not None:
+            self._admit(request)
+        sequence = Sequence(request, time.monotonic())
+        stream = TokenStream(request.request_id, self.cancel, buffered=sink is None)
+        with self._condition:
+            if not self._is_accepting:
+                raise EngineStoppedError("the engine is draining or has stopped")
+            if request.request_id in self._sinks:
+                raise RequestError(f"request_id {request.request_id} is in use already")
+            if self._max_waiting is not None and self._num_waiting() >= self._max_waiting:
+                raise QueueFullError(f"{self._max_waiting} requests wait already; try again later")
+            self._sinks[request.request_id] = sink or stream.put
+            self._post(lambda: self._intake.add(sequence))
+        return stream
+
+    def cancel(self, request_id: str) -> None:
+        """End a request within one step; unknown ids are ignored (the request may have just
+        ended).
+        """
+        asked_s = time.monotonic()
+
+        def end() -> None:
+            self._deliver(self._scheduler.cancel(request_id, asked_s))
+
+        self._command_for(request_id, end)
+
+    def pause(self, request_id: str) -> None:
+        """Stop generating for a request; it keeps its pages until other requests need them."""
+        self._command_for(request_id, lambda: self._scheduler.pause(request_id))
+
+    def resume(self, request_id: str) -> None:
+        """Resume a paused request."""
+        self._command_for(request_id, lambda: self._scheduler.resume(request_id))
+
+    def wake(self) -> None:
+        """Call the hook soon, even when no request is running."""
+        with self._condition:
+            self._is_awake = True
+            self._condition.notify_all()
+
+    def run_on_engine(self, function: Callable[[], T]) -> Future[T]:
+        """Run `function` between two steps, on the engine thread."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+
+        with self._condition:
+            if self._is_stopping:
+                raise EngineStoppedError("the engine has stopped")
+            self._post(run)
+        return future
+
+    def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait until the others have ended; the hook is not awaited.
+
+        Returns False when the timeout has passed.
+        """
+        with self._condition:
+            self._is_accepting = False
+            return self._condition.wait_for(self._is_drained, timeout_s)
+
+    def shutdown(self) -> None:
+        """Cancel all requests, deliver their last chunks and end the loop. Idempotent."""
+        with self._condition:
+            self._is_accepting, self._is_stopping = False, True
+            self._condition.notify_all()
+            thread = self._thread
+        if thread is None:
+            self._stop()
+        elif thread is not threading.current_thread():
+            thread.join()
+
+    def stats(self) -> EngineStats:
+        """Return a snapshot of the statistics; can be called while a step runs."""
+        scheduler, kv, counters = self._scheduler, self._pipeline.kv_manager, self._steps.counters
+        turn_s = self._turn_s
+        return EngineStats(
+            turn_s=0.0 if turn_s is None else time.monotonic() - turn_s,
+            running=scheduler.num_running,
+            decoding=scheduler.num_decoding,
+            waiting=self._num_waiting(),
+            paused=scheduler.num_paused,
+            used_pages=kv.used_pages,
+            cached_pages=kv.cached_pages,
+            total_pages=kv.total_pages,
+            host_pages=kv.host_pages,
+            pages_to_host=kv.num_pages_to_host,
+            pages_from_host=kv.num_pages_from_host,
+            preemptions=scheduler.num_preemptions,
+            prefix_hit_tokens=kv.prefix_hit_tokens,
+            prefix_miss_tokens=kv.prefix_miss_tokens,
+            steps=counters.steps,
+            failed_steps=counters.failed_steps,
+            input_tokens=counters.input_tokens,
+            empty_steps=counters.empty_steps,
+            batches=counters.snapshot(),
+            sequences=scheduler.stats(),
+            speculative=self._pipeline.spec_decode_metrics(),
+            graphs=self._pipeline.graph_stats(),
+        )
+
+    def __repr__(self) -> str:
+        state = "running" if self.is_running else "stopped" if self._is_stopping else "not started"
+        return f"Engine({state}, {self._scheduler!r})"
+
+    def _command_for(self, request_id: str, command: Callable[[], None]) -> None:
+        def run() -> None:
+            self._intake.admit(request_id)
+            command()
+
+        with self._condition:
+            if not self._is_stopping:
+                self._post(run)
+
+    def _post(self, command: Callable[[], None]) -> None:
+        """Put a command into the inbox; the caller holds the condition."""
+        self._inbox.append(command)
+        self._condition.notify_all()
+
+    def _num_waiting(self) -> int:
+        """Number of requests that wait for prefill, in the scheduler and in the inbox."""
+        return self._scheduler.num_waiting + len(self._sinks) - self._scheduler.num_live
+
+    def _run(self) -> None:
+        error = ""
+        try:
+            while self._run_commands():
+                did_step = self._steps.step()
+                hook = self._hook
+                hook_works = hook is not None and self._guard(hook.after_step) is True
+                if did_step:
+                    continue
+                sleep_s = hook.poll_s if hook is not None and hook_works else self._steps.idle_s
+                if sleep_s != 0:
+                    self._sleep(sleep_s)
+        except Exception as failure:
+            logger.exception("the engine failed and has stopped: %r", self._scheduler)
+            error = f"the engine failed: {failure!r}"
+        self._stop(error)
+
+    def _run_commands(self) -> bool:
+        """Run the commands of other threads; return False when one of them requested shutdown."""
+        with self._condition:
+            if self._is_stopping:
+                return False
+            self._is_awake = False
+            self._turn_s = time.monotonic()
+        self._intake.begin_turn()
+        for _ in range(len(self._inbox)):
+            self._inbox.popleft()()
+        return True
+
+    def _deliver(self, chunks: list[TokenChunk]) -> None:
+        sinks = self._sinks
+        for chunk in chunks:
+            if chunk.finish_reason is not None:
+                self._deliver_last(chunk)
+                continue
+            try:
+                sinks[chunk.request_id](chunk)
+            except Exception:
+                logger.exception("%r raised on the engine thread", sinks[chunk.request_id])
+                sinks[chunk.request_id] = lambda _: None
+                self.cancel(chunk.request_id)
+
+    def _deliver_last(self, chunk: TokenChunk) -> None:
+        """Remove the stream, then deliver its last chunk: the reader of that chunk may use the id
+        again.
+        """
+        self._guard(self._pipeline.release, chunk.request_id)
+        with self._condition:
+            sink = self._sinks.pop(chunk.request_id)
+        self._guard(sink, chunk)
+
+    def _guard(self, function: Callable[..., object], *args: object) -> object:
+        """Call external code on this thread: an exception is logged and the loop continues."""
+        try:
+            return function(*args)
+        except Exception:
+            logger.exception("%r raised on the engine thread", function)
+            return None
+
+    def _sleep(self, seconds: float | None) -> None:
+        """Sleep until a command arrives, for at most `seconds` (None: no limit)."""
+        with self._condition:
+            self._is_idle, self._turn_s = True, None
+            self._condition.notify_all()
+            self._condition.wait_for(
+                lambda: self._inbox or self._intake or self._is_awake or self._is_stopping,
+                seconds,
+            )
+            self._is_idle = False
+
+    def _is_drained(self) -> bool:
+        return self._is_idle and not (self._sinks or self._inbox or self._is_awake)
+
+    def _stop(self, error: str = "") -> None:
+        """End every request and the hook. A non-empty `error` means that the loop and the scheduler
+        failed.
+        """
+        with self._condition:
+            self._is_accepting, self._is_stopping = False, True
+        while self._inbox:
+            self._guard(self._inbox.popleft())
+        if error:
+            reason = FinishReason.ERROR
+            self._deliver([TokenChunk(i, (), (), reason, error) for i in list(self._sinks)])
+        else:
+            self._intake.admit_all()
+            self._steps.flush()
+            self._deliver(self._scheduler.cancel_all())
+        hook, self._hook = self._hook, None
+        if hook is not None:
+            self._guard(hook.on_stop)
+        with self._condition:
+            self._is_idle, self._is_awake, self._turn_s = True, False, None
+            self._condition.notify_all()
+
+
+def create_engine(config: PipelineConfig, tokenizer: TokenSpelling | None = None) -> Engine:
+    """Create an engine for the model of `config`; the model is loaded, the engine is not started.
+
+    `tokenizer` spells the tokens for structured output; it is not used before the first request
+    with a schema. In-flight batching is on unless the configuration disables it explicitly, so that
+    a long prompt never delays running streams. Raises the errors of `create_pipeline`.
+    """
+    if not config.is_resolved:
+        raise RuntimeError("resolve the configuration before an engine is made from it")
+    config.load_architectures()  # the configuration may have been resolved in another process
+    from llm.pipeline.registry import create_pipeline
+
+    return assemble_engine(create_pipeline(config, tokenizer), config)
+
+
+def assemble_engine(pipeline: TextGenerationPipelineInterface, config: PipelineConfig) -> Engine:
+    """Create an engine from a pipeline; see `create_engine`."""
+    max_seq_len, kv = pipeline.max_seq_len, pipeline.kv_manager
+    most = min(kv.total_pages * kv.page_size, config.max_batch_total_tokens or max_seq_len)
+    if max_seq_len > most:
+        text = "max_length is cut from %d to %d tokens: no more fit %r or max_batch_total_tokens"
+        logger.warning(text, max_seq_len, most, kv)
+        max_seq_len = most
+    in_flight_batching = config.enable_in_flight_batching
+    config.note_plan(replace(_plan(pipeline, max_seq_len), in_flight_batching=in_flight_batching))
+    config.log_pipeline_info()
+    scheduler = Scheduler(
+        pipeline.runner.server_config,
+        kv,
+        max_seq_len=max_seq_len,
+        plan_ahead=pipeline.overlap_active,
+    )
+    return Engine(
+        pipeline,
+        scheduler,
+        admit=pipeline.admit,
+        execute_empty_batches=config.execute_empty_batches,
+    )
+
+
+def _plan(pipeline: TextGenerationPipelineInterface, max_seq_len: int) -> RunningPlan:
+    model = pipeline.runner.loaded_model
+    encoding = model.encoding
+    matrices = ", matrices int8" if encoding.int8 else ""
+    backend = pipeline.runner.attn_backend
+    return RunningPlan(
+        pipeline=type(pipeline).__name__,
+        encoding=str(encoding.dtype).removeprefix("torch.") + matrices,
+        max_seq_len=max_seq_len,
+        max_batch_size=pipeline.runner.max_running_requests,
+        kv_bytes=pipeline.memory_plan.kv_bytes,
+        draft_kv_bytes=sum(pool.nbytes for pool in pipeline.draft_kv_blocks or ()),
+        linear_layers=tuple(sorted(model.linear_backends.items())),
+        attention=backend.description if backend is not None else "the model's own",
+        kernels=tuple(kernel.name for kernel in model.session.kernels()),
+        launch_level=model.session.pdl_level,
+    )

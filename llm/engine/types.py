@@ -1,0 +1,141 @@
+"""Interfaces and values of the engine: its pipeline, hook, streams and statistics."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from llm.batch import ScheduledBatch, StepOutput
+from llm.engine.stats import BatchStats
+from llm.kv_cache.manager import KVCacheManager
+from llm.request import TokenChunk
+from llm.runner.graphs.stats import GraphStats
+from llm.speculative.metrics import SpeculativeDecodingMetrics
+from llm.stats import SequenceStats
+
+Sink = Callable[[TokenChunk], None]
+
+
+class Pipeline(Protocol):
+    """Interface that the engine requires of a model: one step at a time, and facts about its
+    tokens.
+
+    A pipeline may return the results of a batch at once or one call later (`has_pending_outputs`).
+    With `overlap_active` it always does the latter, and the duration of a call is that of the last
+    batch.
+    """
+
+    @property
+    def kv_manager(self) -> KVCacheManager: ...
+    @property
+    def eos_token_ids(self) -> Collection[int]: ...
+    @property
+    def max_seq_len(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def overlap_active(self) -> bool: ...
+
+    def execute(self, batch: ScheduledBatch, /) -> StepOutput:
+        """Start a batch and return finished results; an empty batch only waits for pending results.
+
+        When this raises, the requests of this batch fail; those of the previous batch fail too
+        unless its results are still pending.
+        """
+
+    def has_pending_outputs(self) -> bool:
+        """Whether the next call returns the results of the last batch."""
+
+    def spec_decode_metrics(self) -> SpeculativeDecodingMetrics | None:
+        """Return statistics of drafted tokens; None without a draft model."""
+
+    def graph_stats(self) -> GraphStats | None:
+        """Return the number of graph replays; None where decoding is not captured."""
+
+    def is_alive(self) -> bool:
+        """Whether further steps can run after a step that raised."""
+
+    def release(self, request_id: str, /) -> None:
+        """Free what is kept for a request that has ended; no effect for unknown ids."""
+
+
+class StepHook(Protocol):
+    """Work that shares the engine thread with the model (the audio decoder)."""
+
+    poll_s: float
+    """Seconds to sleep after a turn with pending work while the model is idle, for hooks whose work
+    runs on another device. 0: do not sleep.
+    """
+
+    def after_step(self) -> bool:
+        """Called after each step and after `wake`.
+
+        Returns True when more work may be pending: the loop continues after `poll_s`.
+        """
+
+    def on_stop(self) -> None:
+        """Called once, after the loop has ended and every request has received its last chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot. Counters count since the start of the engine."""
+
+    running: int  # sequences that decode or are in prefill
+    decoding: int  # the part of them that is past its prompt
+    waiting: int  # sequences that wait for prefill, new ones in the inbox included
+    paused: int
+    used_pages: int  # held by requests
+    cached_pages: int  # kept for their prefix only
+    total_pages: int
+    host_pages: int  # of the prefix cache, in host memory
+    pages_to_host: int  # copied
+    pages_from_host: int
+    preemptions: int
+    prefix_hit_tokens: int  # prompt tokens that were not computed again
+    prefix_miss_tokens: int
+    steps: int
+    failed_steps: int
+    input_tokens: int  # tokens fed in all steps
+    empty_steps: int  # steps without rows, for `execute_empty_batches`
+    batches: tuple[BatchStats, ...]  # by kind of batch
+    sequences: SequenceStats
+    turn_s: float = 0.0  # duration of the current turn; 0 while the engine sleeps
+    speculative: SpeculativeDecodingMetrics | None = None  # None without a draft model
+    graphs: GraphStats | None = None  # None where decoding is not captured
+
+
+class TokenStream:
+    """Handle of a submitted request; without a sink also a blocking iterator over its chunks."""
+
+    def __init__(self, request_id: str, cancel: Callable[[str], None], buffered: bool) -> None:
+        self.request_id = request_id
+        self._cancel = cancel
+        self._chunks: queue.SimpleQueue[TokenChunk] | None = None
+        if buffered:
+            self._chunks = queue.SimpleQueue()
+        self._has_ended = False
+
+    def put(self, chunk: TokenChunk) -> None:
+        """Add a chunk; called by the engine."""
+        if self._chunks is not None:
+            self._chunks.put(chunk)
+
+    def cancel(self) -> None:
+        """Cancel the request; its last chunk is still delivered."""
+        self._cancel(self.request_id)
+
+    def __iter__(self) -> Iterator[TokenChunk]:
+        return self
+
+    def __next__(self) -> TokenChunk:
+        if self._chunks is None:
+            raise RuntimeError("this request's chunks go to its sink")
+        if self._has_ended:
+            raise StopIteration
+        chunk = self._chunks.get()
+        self._has_ended = chunk.finish_reason is not None
+        return chunk

@@ -1,0 +1,86 @@
+"""`LinearFactory`: choice of the implementation of a model's products."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from llm.layers.adapted import AdaptedLinear
+from llm.layers.invariant import InvariantLinear
+from llm.layers.linear import BiasedLinear, FloatLinear, Linear
+from llm.layers.weight import LinearWeight
+from llm.lora.manager import LoRAManager
+
+if TYPE_CHECKING:
+    from llm.layers.rows import RowLinear
+
+TORCH_BLAS = "torch BLAS"
+BUILT_IN_KERNELS = "built-in kernels for few rows"  # and torch's BLAS for many rows
+ONE_ORDER = "one order of sums"
+
+
+class LinearFactory:
+    """Creates the layers of one model: int8 (quantised here unless it is int8 already) or
+    `dtype`.
+    """
+
+    def __init__(
+        self,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        int8: bool,
+        vendor_blas: bool = False,
+        batch_invariant: bool = False,
+        lora: LoRAManager | None = None,
+    ) -> None:
+        """Create a factory. With `lora`, layers that an adapter changes are adapted; others are
+        unchanged.
+
+        `vendor_blas` expands int8 matrices, so that torch's BLAS computes every product.
+        `batch_invariant` makes a row's result independent of the other rows on a GPU, too; on a CPU
+        it always is, unless `vendor_blas` is on.
+        """
+        self._is_invariant = batch_invariant and device.type == "cuda"
+        self._sums_rows = device.type == "cpu" and not vendor_blas
+        self._lora = lora
+        self.counts: Counter[str] = Counter()  # number of layers by implementation
+        self.dtype = dtype
+        self.device = device
+        self.int8 = int8
+
+    def linear(self, weight: LinearWeight) -> Linear:
+        """Create the layer for a weight."""
+        layer = self._product(weight)
+        self.counts[TORCH_BLAS if isinstance(layer, FloatLinear) else ONE_ORDER] += 1
+        if weight.bias is not None:
+            layer = BiasedLinear(layer, self.vector(weight.bias))
+        lora = self._lora
+        if lora is None or not any(lora.adapts(source.name) for source in weight.sources):
+            return layer
+        return AdaptedLinear(layer, weight.sources, lora, self.plain)
+
+    def plain(self, weight: LinearWeight) -> Linear:
+        """Create the layer for an adapter's matrix, in floating point."""
+        if self._sums_rows:
+            return self._row_linear(weight, self.dtype)
+        return FloatLinear(weight, self.dtype, self.device)
+
+    def _product(self, weight: LinearWeight) -> Linear:
+        if self._is_invariant:
+            return InvariantLinear(weight, self.dtype, self.device)
+        if self.int8 and self._sums_rows:
+            return self._row_linear(weight, torch.int8)
+        return self.plain(weight)
+
+    def _row_linear(self, weight: LinearWeight, dtype: torch.dtype) -> RowLinear:
+        from llm.layers.rows import RowLinear  # imports LLVM, which is not needed on a GPU
+
+        return RowLinear(weight, dtype)
+
+    def vector(self, values: Tensor) -> Tensor:
+        """Return a weight that is not a matrix."""
+        return values.to(self.device, self.dtype)

@@ -1,0 +1,1 @@
+"""Memory: planning, transfers and staging."""

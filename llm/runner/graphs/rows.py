@@ -1,0 +1,129 @@
+"""`GraphRows`: the rows of a replayed forward on the host, and the numbers to load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from operator import add
+
+import numpy as np
+
+from llm.attention.base import CapturedShape
+from llm.batch import ForwardBatch, ForwardMode, RowPages, ScheduledBatch, count_singles
+from llm.runner.future_tokens import NOTHING_AWAITED, FutureTokens
+from llm.runner.graphs.input_buffers import Inputs, TokenViews
+
+PADDING_PAGES = (0,)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRows:
+    """B rows with T tokens."""
+
+    mode: ForwardMode
+    request_ids: tuple[str, ...]
+    token_ids: Sequence[int]  # [T]
+    query_lens: tuple[int, ...]
+    context_lens: tuple[int, ...]  # with the fed tokens
+    pages: tuple[Sequence[int], ...]
+    num_singles: int  # leading rows of one token
+    sampling_rows: tuple[int, ...]
+    logit_offsets: tuple[int, ...]  # [B + 1] as in `ModelInputs`: only rows that sample have logits
+
+    @classmethod
+    def of(cls, batch: ScheduledBatch) -> GraphRows:
+        """Create from a scheduled batch."""
+        rows, mode, columns = batch.rows, batch.mode, batch.columns
+        fed = columns.token_ids
+        lengths, num_singles = (1,) * len(rows), len(rows)
+        if not mode.is_decode:
+            lengths = tuple(map(len, fed))
+            num_singles = count_singles(lengths)
+        sampling: Sequence[int] = range(len(rows))
+        if not (batch.is_plain and mode.is_decode):
+            sampling = [place for place, samples in enumerate(columns.samples) if samples]
+        return cls(
+            mode,
+            columns.request_id,
+            list(chain.from_iterable(fed)),
+            lengths,
+            tuple(map(add, columns.start, lengths)),
+            columns.pages,
+            num_singles,
+            tuple(sampling),
+            tuple(accumulate(columns.samples, initial=0)),
+        )
+
+    @classmethod
+    def decoding(
+        cls,
+        request_ids: tuple[str, ...],
+        context_lens: tuple[int, ...],
+        pages: tuple[Sequence[int], ...],
+    ) -> GraphRows:
+        """Create rows that feed one token each, whose values are only on the device."""
+        count = len(request_ids)
+        lengths, every = (1,) * count, tuple(range(count))
+        ids = [0] * count
+        decode = ForwardMode.DECODE
+        offsets = tuple(range(count + 1))
+        return cls(decode, request_ids, ids, lengths, context_lens, pages, count, every, offsets)
+
+    @classmethod
+    def padding(cls, num_rows: int) -> GraphRows:
+        """Create padding rows, of one token each."""
+        return cls.decoding(("",) * num_rows, (1,) * num_rows, (PADDING_PAGES,) * num_rows)
+
+    def used_pages(self, page_size: int) -> RowPages:
+        """Return the pages that hold the rows' contexts."""
+        return RowPages.of(page_size, self.pages, self.context_lens)
+
+    def batch(self, tokens: TokenViews, first: int, pages: RowPages) -> ForwardBatch:
+        """Return the forward of the tokens from `first` on."""
+        input_ids, positions, slots = tokens.of(first, first + len(self.token_ids))
+        return ForwardBatch(
+            mode=self.mode,
+            request_ids=self.request_ids,
+            query_lens=self.query_lens,
+            context_lens=self.context_lens,
+            pages=self.pages,
+            page_size=pages.page_size,
+            input_ids=input_ids,
+            positions=positions,
+            slot_mapping=slots,
+            row_pages=pages,
+        )
+
+    def fill(
+        self,
+        inputs: Inputs,
+        shape: CapturedShape,
+        pages: RowPages,
+        *,
+        first_id: int,
+        awaited: FutureTokens = NOTHING_AWAITED,
+    ) -> None:
+        """Write the inputs of all tokens of a shape, with padding tokens.
+
+        The id of token t is position `first_id` + t of the table; awaited tokens are at its head.
+        """
+        first = shape.first_token(self.num_singles)
+        last = first + len(self.token_ids)
+        ids, positions, slots = (part.take() for part in inputs[1:4])
+        for numbers, padding in ((ids, first_id), (positions, 0), (slots, 0)):
+            numbers[:first] = padding
+            numbers[last:] = padding
+        fed = ids[first:last]
+        fed[:] = self.token_ids
+        fed += first_id
+        awaited.point(fed)
+        are_single = self.num_singles == len(self.query_lens)
+        positions[first:last], slots[first:last] = pages.places(
+            self.query_lens, are_single=are_single
+        )
+        if shape.num_prompts:
+            ends = np.cumsum(np.array(self.query_lens))[list(self.sampling_rows)]
+            sampled = inputs.sampled.take()
+            sampled[: len(ends)] = first + ends - 1
+            sampled[len(ends) :] = 0

@@ -1,0 +1,94 @@
+"""Run the codecs' kernels in Triton's interpreter and compare them with their references.
+
+    TRITON_INTERPRET=1 python -m tests.decoder.kernels.interpreted_kernels
+
+A separate process, because Triton chooses between compiler and interpreter at import.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import nn
+
+from decoder import to_s16
+from decoder.codecs.snake.decoder import ResidualUnit, Snake
+from decoder.codecs.xcodec2.modules import normed_silu, normed_silu_plain
+from decoder.crossfade import blend
+from decoder.kernels.finish import finish, keep_tails
+from decoder.kernels.norm import group_norm_silu
+from decoder.kernels.snake import depthwise_unit, pack_unit, snake
+from decoder.padding import Span
+from tests.llm.kernels.triton_interpreter import repair_interpreter
+
+
+def compare_snakes(rows: int, channels: int, length: int, dilation: int, own: Span | None) -> None:
+    """Compare a cropped view, as the decoder uses it."""
+    generator = torch.Generator().manual_seed(length)
+    x = torch.randn(rows, channels, length + 9, generator=generator)[..., 4 : 4 + length]
+    plain = Snake(channels)
+    plain.alpha.data = 0.2 + torch.rand(1, channels, 1, generator=generator)
+    torch.testing.assert_close(snake(x, plain.alpha.data, own), plain.plain(x, own))
+    unit = ResidualUnit(channels, dilation, groups=channels).requires_grad_(False)
+    unit.snake_in.alpha.data = plain.alpha.data
+    packed = pack_unit(unit.snake_in.alpha, unit.snake_out.alpha, unit.dilated)
+    got = depthwise_unit(x, packed, dilation, own)
+    torch.testing.assert_close(got, unit.snake_out(unit.dilated(unit.snake_in(x, own))))
+
+
+def compare_norms(rows: int, channels: int, length: int, own: Span | None) -> None:
+    """Compare frames before channels, as the transformer leaves them, and contiguous ones."""
+    generator = torch.Generator().manual_seed(length)
+    norm = nn.GroupNorm(4, channels, eps=1e-6)
+    for parameter in (norm.weight, norm.bias):
+        parameter.data = torch.randn(channels, generator=generator)
+    x = 3 + torch.randn(rows, length, channels, generator=generator).transpose(1, 2)
+    for form in (x, x.contiguous()):
+        expected = normed_silu(norm, x, None) if own is None else normed_silu_plain(norm, x, own)
+        torch.testing.assert_close(group_norm_silu(norm, form, own), expected)
+
+
+def compare_finishing(size: int, fade: int) -> None:
+    """Compare rows of one stream and of several with the blend and conversion on the host, bit for
+    bit.
+    """
+    generator = torch.Generator().manual_seed(size)
+    rows = torch.randn(4, size + fade, generator=generator)
+    rows[0, :4] = torch.tensor([math.nan, math.inf, -math.inf, 1.0])
+    tails = torch.randn(3, fade, generator=generator)
+    # the second row continues the first one; the third is shorter than its tail
+    about = torch.tensor(
+        [
+            [size, 0, 0, 0, fade],
+            [size, 0, fade, 1, fade // 2],
+            [3, 2, fade, 0, 0],
+            [size - 1, 1, fade // 2, 2, 0],
+        ]
+    )
+    former = [None, rows[0, size:].numpy(), tails[2].numpy(), rows[1, size:].numpy()[: fade // 2]]
+    keep_tails(rows, about, tails)
+    for dtype in (torch.float32, torch.int16):
+        got = finish(rows, about, tails, dtype).numpy()
+        for row, numbers, tail, found in zip(rows.numpy(), about, former, got, strict=True):
+            expected = row[: numbers[0]].copy()
+            blend(expected, tail)
+            if dtype is torch.int16:
+                expected = to_s16(expected)
+            np.testing.assert_array_equal(found[: len(expected)], expected)
+
+
+if __name__ == "__main__":
+    repair_interpreter()
+    with torch.inference_mode():
+        bounds = torch.tensor([[1, 3], [-2, 100]])
+        for length, dilation in ((5, 1), (1024, 3), (1500, 9)):
+            compare_snakes(2, 3, length, dilation, None)
+            compare_snakes(2, 3, length, dilation, Span(bounds, length // 5, 2, 1))
+        for length in (5, 128, 300):
+            compare_norms(2, 12, length, None)
+            compare_norms(2, 12, length, Span(bounds, length // 5))
+        for size, fade in ((5, 4), (1500, 480), (3000, 1200)):
+            compare_finishing(size, fade)
+    print("equal")

@@ -1,0 +1,228 @@
+"""Small random checkpoints of published codecs, created with the packages that published them.
+
+Each function writes a folder in the published layout and returns the reference model.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from decoder import (
+    AudioDecoder,
+    DecodeRequest,
+    StreamingOptions,
+    StreamState,
+    create_decoder,
+    render,
+)
+from decoder.padding import PaddedNetwork
+from tests.decoder.toys import windows_of
+
+WHOLE = StreamingOptions()
+
+SNAC: dict[str, Any] = {
+    "sampling_rate": 24_000,
+    "encoder_dim": 2,
+    "encoder_rates": [2, 4, 8, 8],
+    "decoder_dim": 32,
+    "decoder_rates": [8, 8, 4, 2],
+    "attn_window_size": None,
+    "codebook_size": 64,
+    "codebook_dim": 4,
+    "vq_strides": [4, 2, 1],
+    "noise": True,
+    "depthwise": True,
+}
+
+
+SMALL_EMBEDDED: dict[str, Any] = {
+    "type": "embedded",
+    "sample_rate": 16_000,
+    "levels": [4, 4, 4],
+    "stft_hop": 160,
+    "n_fft": 640,
+    "decoder_dim": 16,
+    "decoder_layers": 2,
+    "decoder_heads": 2,
+    "decoder_ff": 32,
+    "left_window": 2,
+    "right_window": 2,
+    "streaming": {"chunk_sizes": [5, 10, 20], "buffer": 14, "block_causal": True},
+}
+
+
+def write_snac(folder: Path, **changes: Any) -> Any:
+    """Write SNAC as published: config.json without a type, pytorch_model.bin."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # it uses torch.jit.script
+        import snac
+
+    config = SNAC | changes
+    torch.manual_seed(0)
+    reference = snac.SNAC(**config).eval()
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.save(reference.state_dict(), folder / "pytorch_model.bin")
+    return reference
+
+
+def write_dac(folder: Path, **changes: Any) -> Any:
+    """Write DAC in Hugging Face's layout; strides as in the 24 kHz checkpoint, one of them odd."""
+    from transformers import DacConfig, DacModel
+
+    sizes: dict[str, Any] = {
+        "encoder_hidden_size": 2,
+        "downsampling_ratios": [2, 4, 5, 8],
+        "decoder_hidden_size": 32,
+        "n_codebooks": 4,
+        "codebook_size": 64,
+        "codebook_dim": 4,
+        "sampling_rate": 24_000,
+    }
+    return _save(DacModel, DacConfig(**(sizes | changes)), folder)
+
+
+def write_mimi(folder: Path, **changes: Any) -> Any:
+    """Write Mimi in Hugging Face's layout, with a short attention window."""
+    from transformers import MimiConfig, MimiModel
+
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_filters": 4,
+        "upsampling_ratios": [5, 4, 2],
+        "codebook_size": 16,
+        "codebook_dim": 8,
+        "vector_quantization_hidden_dimension": 8,
+        "num_quantizers": 4,
+        "upsample_groups": 32,
+        "num_hidden_layers": 2,
+        "intermediate_size": 48,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "sliding_window": 6,
+    }
+    return _save(MimiModel, MimiConfig(**(sizes | changes)), folder, spread=0.3)
+
+
+SMALL_XCODEC2: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "encoder_hidden_size": 2,
+    "quantization_dim": 80,
+    "quantization_levels": [4, 4, 4],
+    "semantic_model_config": {
+        "model_type": "wav2vec2-bert",
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "feature_projection_input_dim": 160,
+        "position_embeddings_type": "relative_key",
+        "conv_depthwise_kernel_size": 3,
+    },
+}
+
+
+def write_xcodec2(folder: Path, **changes: Any) -> Any:
+    """Write XCodec2 in Hugging Face's layout, with its feature extractor."""
+    from transformers import Xcodec2Config, Xcodec2FeatureExtractor, Xcodec2Model
+
+    Xcodec2FeatureExtractor().save_pretrained(folder)
+    return _save(Xcodec2Model, Xcodec2Config(**(SMALL_XCODEC2 | changes)), folder, spread=0.3)
+
+
+def write_neucodec(folder: Path, **changes: Any) -> Any:
+    """Write NeuCodec in Hugging Face's layout, with its feature extractor."""
+    from transformers import NeuCodecConfig, NeuCodecFeatureExtractor, NeuCodecModel
+
+    NeuCodecFeatureExtractor().save_pretrained(folder)
+    return _save(NeuCodecModel, NeuCodecConfig(**(SMALL_XCODEC2 | changes)), folder, spread=0.3)
+
+
+def _save(model_class: Any, config: Any, folder: Path, spread: float | None = None) -> Any:
+    """Save with weights of a `spread` that makes every part audible, or with the package's own."""
+    torch.manual_seed(0)
+    reference = model_class(config).eval()
+    if spread is not None:
+        for parameter in reference.parameters():
+            torch.nn.init.normal_(parameter, std=spread)
+        for name, buffer in reference.named_buffers():
+            if name.endswith("embed_sum"):
+                torch.nn.init.normal_(buffer)
+    reference.save_pretrained(folder)
+    return reference
+
+
+def to_safetensors(folder: Path) -> None:
+    """Convert as described in the error message about pickles."""
+    file = folder / "pytorch_model.bin"
+    save_file(torch.load(file, weights_only=True), folder / "model.safetensors")
+    file.unlink()
+
+
+def random_codes(decoder: AudioDecoder, frames: int, seed: int = 0) -> list[int]:
+    """Return codes of so many frames."""
+    count = frames * decoder.spec.codes_per_frame
+    size = decoder.spec.codebook_size
+    return np.random.default_rng(seed).integers(0, size, count).tolist()
+
+
+def audio_of(
+    decoder: AudioDecoder, codes: Sequence[int], options: StreamingOptions = WHOLE, **start: object
+) -> np.ndarray:
+    """Return a stream's samples, rendered block by block; by default in one block."""
+    windows, state = windows_of(decoder.spec, options, codes, **start), StreamState()
+    ready = [DecodeRequest(window, state) for window in windows]
+    return np.concatenate([render(decoder, [window])[0] for window in ready])
+
+
+def changed_frames(decoder: AudioDecoder, frames: int, at: int) -> tuple[int, int]:
+    """Return how many frames before and after frame `at` change when only its codes change.
+
+    Every difference counts, so that weights must be large enough to have an effect.
+    """
+    codes = random_codes(decoder, frames)
+    size, per_frame = decoder.spec.codebook_size, decoder.spec.codes_per_frame
+    other = list(codes)
+    for t in range(at * per_frame, (at + 1) * per_frame):
+        other[t] = (codes[t] + size // 2) % size
+    differs = np.flatnonzero(audio_of(decoder, codes) != audio_of(decoder, other))
+    first, last = (int(t // decoder.spec.samples_per_frame) for t in (differs[0], differs[-1]))
+    return at - first, last - at
+
+
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "dac": write_dac,
+    "mimi": write_mimi,
+    "neucodec": write_neucodec,
+    "snac": write_snac,
+    "xcodec2": write_xcodec2,
+}
+"""Every published codec, small and with random weights."""
+
+PADDING = ("dac", "embedded", "neucodec", "snac", "xcodec2")
+"""Codecs that render windows of different lengths in one call."""
+
+
+def write_padding(name: str, folder: Path, device: str = "cpu", **options: object) -> PaddedNetwork:
+    """Create one of them, small, from its folder."""
+    if name == "embedded":
+        (folder / "config.json").write_text(json.dumps(SMALL_EMBEDDED))
+        source = create_decoder(folder, test_mode=True, options=options, device=device)
+    else:
+        WRITERS[name](folder)
+        source = create_decoder(folder, options=options, device=device, allow_pickle=True)
+    assert isinstance(source, PaddedNetwork)
+    return source

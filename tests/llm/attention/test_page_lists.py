@@ -1,0 +1,50 @@
+"""Arguments of paged kernels: contiguous page tables, and scratch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from llm.attention.page_lists import PageLists, RowLists
+from llm.attention.workspaces import FLOAT_WORKSPACE_BYTES, workspace_bytes
+from tests.llm.attention.attention_rows import Row, forward_batch
+
+
+def test_pages_follow_each_other_row_by_row() -> None:
+    """Pages allocated for later tokens are left out."""
+    rows = [Row(40, (1, 1), pages, 0) for pages in ([7, 3, 9], [2], [5, 4, 8], [1, 6, 10, 11])]
+    ends = (40, 1, 32, 33)
+    batch = forward_batch(16, [(row, 0, end) for row, end in zip(rows, ends, strict=True)])
+    lists = PageLists.of(batch, 0, 4)
+    assert lists.numbers.dtype == torch.int32
+    assert listed(lists.all_rows) == ([0, 3, 4, 6, 9], [8, 1, 16, 1], [7, 3, 9, 2, 5, 4, 1, 6, 10])
+    some = PageLists.of(batch, 1, 3)
+    assert listed(some.all_rows) == ([0, 1, 3], [1, 16], [2, 5, 4])
+    padded = PageLists.of(batch, 1, 3, before=2, after=1)
+    assert padded.num_rows == 5
+    assert listed(padded.all_rows) == ([0, 1, 2, 3, 5, 6], [1, 1, 1, 16, 1], [0, 0, 2, 5, 4, 0])
+    last = padded.rows(3, 5)  # of a part, the pages are those of all rows
+    assert listed(last) == ([3, 5, 6], [16, 1], [0, 0, 2, 5, 4, 0])
+    assert last.ids.data_ptr() == padded.all_rows.ids.data_ptr()
+
+
+def listed(lists: RowLists) -> tuple[list[int], ...]:
+    return tuple(tensor.tolist() for tensor in lists)
+
+
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_rows_that_pad_have_one_token_in_page_0(num_rows: int) -> None:
+    expected = (list(range(num_rows + 1)), [1] * num_rows, [0] * num_rows)
+    assert listed(PageLists.padding(num_rows).all_rows) == expected
+    padding = PageLists.of(forward_batch(16, []), 0, 0, after=num_rows)
+    assert listed(padding.all_rows) == expected
+
+
+def test_scratch_of_kernels_is_known_beforehand() -> None:
+    """On a GPU, for each window of the layers; torch allocates by itself."""
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert workspace_bytes("auto", cpu, ()) == workspace_bytes("gathered", cuda, ()) == 0
+    one = workspace_bytes("auto", cuda, ())
+    assert one == workspace_bytes("flashinfer", cuda, (None, None)) > FLOAT_WORKSPACE_BYTES
+    two = workspace_bytes("auto", cuda, (None, 7, None, 7))
+    assert two - FLOAT_WORKSPACE_BYTES == 2 * (one - FLOAT_WORKSPACE_BYTES)

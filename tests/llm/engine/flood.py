@@ -1,0 +1,61 @@
+"""4,096 requests at once on an engine of any device: they take turns, and all of them end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from random import Random
+
+from llm.config import PipelineConfig
+from llm.engine.engine import create_engine
+from llm.engine.types import EngineStats
+from llm.request import FinishReason, Request, SamplingParams, TokenChunk
+
+NUM_REQUESTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Maximum lengths; each request has its own."""
+
+    prompt: int
+    output: int
+
+
+def throw(config: PipelineConfig, lengths: Lengths) -> EngineStats:
+    """Run the requests; return the statistics once all have ended and nothing is held."""
+    engine = create_engine(config)
+    ends: Counter[FinishReason] = Counter()
+    num_tokens: dict[str, int] = {}
+
+    def sink(chunk: TokenChunk) -> None:
+        if chunk.finish_reason is not None:
+            ends[chunk.finish_reason] += 1
+            num_tokens[chunk.request_id] = chunk.output_tokens
+
+    requests = requests_of(lengths)
+    for request in requests:
+        engine.submit(request, sink)
+    engine.start()
+    try:
+        assert engine.drain(100)
+        stats = engine.stats()
+        assert ends == {FinishReason.LENGTH: NUM_REQUESTS}
+        assert num_tokens == {r.request_id: r.sampling.max_tokens for r in requests}
+        assert stats.preemptions > 0
+        assert (stats.failed_steps, stats.used_pages) == (0, 0)
+        engine.run_on_engine(engine.pipeline.kv_manager.check_integrity).result(60)
+        return stats
+    finally:
+        engine.shutdown()
+
+
+def requests_of(lengths: Lengths) -> list[Request]:
+    """Return the same requests each time, of tokens 4 to 95."""
+    draw, made = Random(4), []
+    for number in range(NUM_REQUESTS):
+        prompt = tuple(draw.randrange(4, 96) for _ in range(draw.randint(1, lengths.prompt)))
+        count = draw.randint(1, lengths.output)
+        sampling = SamplingParams(seed=number, max_tokens=count, ignore_eos=True)
+        made.append(Request(f"r{number}", prompt, sampling))
+    return made

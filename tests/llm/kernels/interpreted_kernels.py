@@ -1,0 +1,41 @@
+"""Run kernels in Triton's interpreter and compare them with their references.
+
+    TRITON_INTERPRET=1 python -m tests.llm.kernels.interpreted_kernels sampling SEED SEED …
+    TRITON_INTERPRET=1 python -m tests.llm.kernels.interpreted_kernels cuts
+    TRITON_INTERPRET=1 python -m tests.llm.kernels.interpreted_kernels products
+
+A separate process, because Triton chooses between compiler and interpreter at import.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from llm.kernels.invariant import multiply_rows
+from tests.llm.kernels.kernel_comparison import compare_bitmasks, compare_kernels, compare_late_cuts
+from tests.llm.kernels.triton_interpreter import repair_interpreter
+from tests.llm.sampling.device_rows import CPU
+
+
+def compare_products() -> None:
+    """Compare whole tiles and parts of them, in every direction."""
+    made = torch.Generator().manual_seed(0)
+    for rows, num_in, num_out in ((1, 128, 64), (17, 200, 70), (130, 72, 130), (3, 8, 1)):
+        x, weight = (torch.randn(count, num_in, generator=made) for count in (rows, num_out))
+        out = torch.full((rows, num_out), torch.nan)
+        multiply_rows(x, weight, out)
+        torch.testing.assert_close(out, x @ weight.t(), rtol=1e-5, atol=1e-4)
+
+
+if __name__ == "__main__":
+    repair_interpreter()
+    if sys.argv[1] == "products":
+        compare_products()
+    if sys.argv[1] == "cuts":
+        compare_late_cuts(CPU, tile=512)
+        compare_bitmasks(CPU, tile=128)
+    for seed in map(int, sys.argv[2:]):
+        compare_kernels(seed, CPU, tile=(128, 512, 256)[seed % 3])
+    print("equal")

@@ -1,0 +1,274 @@
+"""Built-in kernels against their references on the CPU; run by `test_kernels.py` with Triton's
+interpreter.
+
+The interpreter executes a kernel block by block, without compilation.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llm.attention.base import AttentionOptions, PlannedAttention
+from llm.attention.few_rows import FewRowsDecode
+from llm.attention.gathered import GatheredBackend
+from llm.attention.page_lists import PageLists
+from llm.attention.sdpa import SdpaBackend
+from llm.batch import ForwardBatch, ForwardMode
+from llm.kernels.blocks import Blocks
+from llm.kernels.elementwise import gate, normalise
+from llm.kernels.products import gated_product, product
+from llm.kernels.registry import KernelSet
+from llm.kernels.tuning import MAX_ROWS
+from llm.kv_cache.kv_pool import KVPool
+from llm.layers.activation import GatedMLP, silu_and_multiply
+from llm.layers.attention import AttentionShape, AttentionWeights, SelfAttention
+from llm.layers.decoder import DecoderLayer, LogitsHead
+from llm.layers.factory import LinearFactory
+from llm.layers.fused import FusedHead, FusedLayer
+from llm.layers.norm import HeadNorm, RMSNorm
+from llm.layers.rotary import Rotary, RotaryConfig
+from llm.layers.weight import LinearWeight
+from llm.parallel.group import NullGroup
+from tests.llm.kernels.triton_interpreter import repair_interpreter
+
+repair_interpreter()
+
+EPSILON = 1e-4
+HALF = torch.bfloat16
+ALL = KernelSet.choose(vendor_blas=False, experimental=True, launch_level=0)
+STABLE = KernelSet.choose(vendor_blas=False, experimental=False, launch_level=0)
+VENDOR = KernelSet.choose(vendor_blas=True, experimental=False, launch_level=0)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape).to(dtype)
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+def normalised(x: Tensor, gain: Tensor) -> Tensor:
+    wide = x.double()
+    return wide * torch.rsqrt((wide * wide).sum(1, keepdim=True) + EPSILON) * gain.double()
+
+
+BLOCKS = [Blocks(4, 64, 4), Blocks(2, 32, 4, 3)]
+
+
+@pytest.mark.parametrize("blocks", BLOCKS, ids=str)
+@pytest.mark.parametrize(("rows", "num_out", "num_in"), [(1, 16, 64), (3, 13, 100), (5, 7, 33)])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_a_product(
+    blocks: Blocks, rows: int, num_out: int, num_in: int, dtype: torch.dtype
+) -> None:
+    x, weight = normal(rows, num_in, dtype=dtype), normal(num_out, num_in, dtype=dtype)
+    gain, bias = normal(num_in, dtype=dtype), normal(num_out, dtype=dtype)
+    expected = x.double() @ weight.double().t()
+    out = torch.full((rows, num_out), float("nan"))
+    product(x, weight, out, blocks)
+    assert relative_error(out, expected) < 1e-6
+    product(x, weight, out, blocks, bias=bias, adds=True)
+    assert relative_error(out, 2 * expected + bias.double()) < 1e-6
+    product(x, weight, out, blocks, gain=gain, epsilon=EPSILON)
+    assert relative_error(out, normalised(x, gain) @ weight.double().t()) < 1e-6
+
+
+@pytest.mark.parametrize("blocks", BLOCKS, ids=str)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_gated_product(blocks: Blocks, rows: int) -> None:
+    x, weight, gain = normal(rows, 100), normal(2 * 13, 100), normal(100)
+    left, right = (normalised(x, gain) @ weight.double().t()).chunk(2, dim=1)
+    found = gated_product(x, weight, blocks, gain=gain, epsilon=EPSILON)
+    assert relative_error(found, F.silu(left) * right) < 1e-6
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    x, weight = normal(4, 100, dtype=HALF), normal(13, 100, dtype=HALF)
+    together, alone = torch.empty(4, 13), torch.empty(4, 13)
+    product(x, weight, together, BLOCKS[0])
+    for row in range(4):
+        product(x[row, None], weight, alone[row, None], BLOCKS[0])
+    assert torch.equal(together, alone)
+
+
+@pytest.mark.parametrize("size", [64, 96])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_norm_and_gate(size: int, rows: int) -> None:
+    x, norm = normal(rows, size), RMSNorm(normal(size), 1e-5)
+    assert torch.allclose(normalise(x, norm.gain, norm.epsilon), norm(x), atol=1e-6)
+    assert torch.allclose(gate(x), silu_and_multiply(x.clone()), atol=1e-6)
+
+
+class Parts:
+    """A layer with random weights, and a step of rows over a pool that holds some tokens."""
+
+    hidden, inner, page_size = 96, 80, 8
+
+    def __init__(self, *, head_dim: int = 16, bias: bool = False, head_norm: bool = False) -> None:
+        self.head_dim = head_dim
+        factory = LinearFactory(
+            dtype=HALF, device=torch.device("cpu"), int8=False, vendor_blas=True
+        )
+
+        def linear(num_out: int, num_in: int) -> LinearWeight:
+            weight = normal(num_out, num_in) * num_in**-0.5
+            return LinearWeight(weight, bias=normal(num_out) if bias else None)
+
+        heads, kv_heads, group = 4, 2, NullGroup()
+        self.kv_heads = kv_heads
+        weights = AttentionWeights(
+            factory.linear(linear((heads + 2 * kv_heads) * head_dim, self.hidden)),
+            factory.linear(linear(self.hidden, heads * head_dim)),
+            HeadNorm(normal(heads + kv_heads, head_dim), 1e-5) if head_norm else None,
+        )
+        shape = AttentionShape(heads, kv_heads, head_dim)
+        self.counterpart = DecoderLayer(
+            self.norm(),
+            SelfAttention(0, shape, weights, group),
+            self.norm(),
+            GatedMLP(
+                factory.linear(linear(2 * self.inner, self.hidden)),
+                factory.linear(linear(self.hidden, self.inner)),
+                group,
+            ),
+        )
+        self.head = LogitsHead(self.norm(), factory.linear(linear(50, self.hidden)))
+        self.rotary = Rotary(RotaryConfig(head_dim), 64, torch.device("cpu"))
+
+    def norm(self) -> RMSNorm:
+        return RMSNorm(normal(self.hidden, dtype=HALF), 1e-5)
+
+    def batch(self, rows: int) -> ForwardBatch:
+        """Return one token of each row, the n-th at position 5 + n."""
+        positions = torch.arange(rows) + 5
+        pages = tuple((1 + 2 * row, 2 + 2 * row) for row in range(rows))
+        slots = [
+            pages[row][position // self.page_size] * self.page_size + position % self.page_size
+            for row, position in enumerate(positions.tolist())
+        ]
+        return ForwardBatch(
+            mode=ForwardMode.DECODE,
+            request_ids=tuple(map(str, range(rows))),
+            query_lens=(1,) * rows,
+            context_lens=tuple((positions + 1).tolist()),
+            pages=pages,
+            page_size=self.page_size,
+            input_ids=torch.zeros(rows, dtype=torch.int64),
+            positions=positions,
+            slot_mapping=torch.tensor(slots),
+        )
+
+    def run(
+        self, kernels: KernelSet | None, x: Tensor, backend: type = GatheredBackend
+    ) -> tuple[Tensor, Tensor]:
+        """Return the layer's result for x, and the pool afterwards."""
+        layer = self.counterpart if kernels is None else FusedLayer(self.counterpart, kernels)
+        pool = KVPool(1, 40, self.page_size, self.kv_heads, self.head_dim, HALF)
+        generator = torch.Generator().manual_seed(1)
+        pool.storage[0].copy_(torch.randn(pool.storage[0].shape, generator=generator))
+        batch = self.batch(len(x))
+        options = AttentionOptions(num_heads=4, dtype=HALF)
+        cache = PlannedAttention.create(batch, backend(pool, options))
+        found = x.clone()
+        layer(found, self.rotary.at(batch.positions), cache)
+        return found, pool.storage[0]
+
+
+@pytest.mark.parametrize("kernels", [ALL, STABLE, VENDOR], ids=["all", "stable", "vendor"])
+@pytest.mark.parametrize("rows", [1, MAX_ROWS, MAX_ROWS + 1])
+def test_a_layer(kernels: KernelSet, rows: int) -> None:
+    parts = Parts()
+    x = normal(rows, parts.hidden, dtype=HALF)
+    expected, pool = parts.run(None, x)
+    found, stored = parts.run(kernels, x)
+    assert relative_error(found - x, expected - x) < 0.02
+    assert relative_error(stored, pool) < 0.01
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [Parts(head_dim=24), Parts(bias=True), Parts(head_norm=True)],
+    ids=["odd heads", "biases", "normalised heads"],
+)
+def test_layers_of_other_architectures(parts: Parts) -> None:
+    x = normal(2, parts.hidden, dtype=HALF)
+    expected, pool = parts.run(None, x)
+    found, stored = parts.run(ALL, x)
+    assert relative_error(found - x, expected - x) < 0.02
+    assert relative_error(stored, pool) < 0.01
+
+
+def test_a_layer_over_a_backend_that_stores_for_itself() -> None:
+    parts = Parts()
+    x = normal(2, parts.hidden, dtype=HALF)
+    expected, pool = parts.run(None, x, SdpaBackend)
+    found, stored = parts.run(ALL, x, SdpaBackend)
+    assert relative_error(found - x, expected - x) < 0.02
+    assert relative_error(stored, pool) < 0.01
+
+
+@pytest.mark.parametrize("rows", [1, MAX_ROWS + 1])
+def test_a_head(rows: int) -> None:
+    parts = Parts()
+    hidden, out = normal(rows, parts.hidden, dtype=HALF), torch.empty(rows, 50)
+    head = FusedHead(parts.head, ALL)
+    expected = parts.head(hidden)
+    assert head(hidden).dtype is torch.float32
+    assert relative_error(head(hidden), expected) < 0.01
+    assert torch.equal(head(hidden, out), out)
+    assert torch.equal(out, head(hidden))
+
+
+def test_the_selection_of_products() -> None:
+    """Int8 matrices and those of another number format are computed by the layer."""
+    parts = Parts()
+    assert FusedLayer(parts.counterpart, ALL).num_kernel_products == 4
+    assert FusedHead(parts.head, STABLE).num_kernel_products == 1
+    assert FusedLayer(parts.counterpart, VENDOR).num_kernel_products == 0
+    wide = LinearFactory(
+        dtype=torch.float32, device=torch.device("cpu"), int8=False, vendor_blas=True
+    )
+    head = LogitsHead(parts.norm(), wide.linear(LinearWeight(normal(50, 96))))
+    assert FusedHead(head, ALL).num_kernel_products == 0
+
+
+@pytest.mark.parametrize(
+    ("contexts", "window", "soft_cap"),
+    [([50], None, None), ([130, 7, 1], None, None), ([100, 90], 20, None), ([70], None, 5.0)],
+)
+def test_decoding_a_few_rows(
+    contexts: list[int], window: int | None, soft_cap: float | None
+) -> None:
+    page_size, heads, kv_heads, size = 8, 6, 2, 16
+    counts = [-(-context // page_size) for context in contexts]
+    ids = (torch.randperm(sum(counts)) + 1).tolist()
+    positions = torch.tensor(contexts) - 1
+    batch = ForwardBatch(
+        mode=ForwardMode.DECODE,
+        request_ids=tuple(map(str, contexts)),
+        query_lens=(1,) * len(contexts),
+        context_lens=tuple(contexts),
+        pages=tuple(tuple(ids.pop() for _ in range(count)) for count in counts),
+        page_size=page_size,
+        input_ids=torch.zeros_like(positions),
+        positions=positions,
+        slot_mapping=torch.zeros_like(positions),
+    )
+    pool = KVPool(1, sum(counts) + 1, page_size, kv_heads, size)
+    pool.storage[0].normal_()
+    options = AttentionOptions(heads, torch.float32, (window,), soft_cap, few_rows_level=0)
+    query = normal(len(contexts), heads + 3, size)[:, :heads]
+    expected = PlannedAttention.create(batch, GatheredBackend(pool, options))
+    own = FewRowsDecode(pool, options, PageLists.of(batch, 0, len(contexts)))
+    for _ in range(2):
+        found = own.attend(0, query, window)
+        assert torch.allclose(found, expected.attend_stored(0, query), atol=1e-5)

@@ -1,0 +1,117 @@
+"""Sampling behind captured forwards, and with the program for a GPU, on the CPU."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llm.batch import ForwardMode, ScheduledBatch, StepOutput
+from llm.pipeline.overlap import OverlapTextGenerationPipeline
+from llm.pipeline.text_generation import TextGenerationPipeline
+from llm.request import SamplingParams
+from llm.runner.model_runner import ModelRunner
+from llm.sequence import FUTURE_TOKEN
+from tests.closeness import error
+from tests.llm.llama_checkpoints import batch, pipeline_config, row, write_llama
+from tests.llm.runner.host_graphs import use_graphs
+from tests.llm.runner.late_stream import LateStream
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("llama"))
+
+
+def test_penalties_among_replayed_rows(checkpoint: Path) -> None:
+    """Logits of a replay are read by samplers that change their own copy."""
+    sampling = SamplingParams(temperature=0, presence_penalty=50.0)
+    pipeline = TextGenerationPipeline(pipeline_config(checkpoint, max_batch_size=2))
+    use_graphs(pipeline.runner)
+    pipeline.execute(batch(row([3, 4, 5], [1])))
+    output = pipeline.execute(batch(row([6], [1], 3, sampling=sampling), num_steps=8))
+    tokens = output.token_ids["a"]
+    assert len(set(tokens)) == len(tokens) == 8
+
+
+def counted(checkpoint: Path, sampling: SamplingParams) -> tuple[list[StepOutput], LateStream]:
+    """Run nine steps of one row with overlap, captured, and sampled by the program for a GPU."""
+    stream = LateStream()
+    config = pipeline_config(checkpoint, max_batch_size=2)
+    pipeline = OverlapTextGenerationPipeline(config, stream=stream)
+    pipeline.runner.sample_on_device()
+    use_graphs(pipeline.runner)
+    found = [pipeline.execute(batch(row([3, 4, 5], [1], sampling=sampling)))]
+    for step in range(8):
+        outputs = (FUTURE_TOKEN,) * (step + 1)
+        follow = row([FUTURE_TOKEN], [1], 3 + step, sampling=sampling, output_ids=outputs)
+        found.append(pipeline.execute(batch(follow)))
+    found.append(pipeline.execute(ScheduledBatch((), ForwardMode.IDLE)))
+    pipeline.release("a")
+    return found[1:], stream
+
+
+def test_shutdown_frees_the_sampler(checkpoint: Path) -> None:
+    """Its histories and scratch are the largest part of a GPU's memory besides weights and KV."""
+    pipeline = TextGenerationPipeline(pipeline_config(checkpoint, max_batch_size=2))
+    runner = pipeline.runner
+    runner.sample_on_device()
+    pipeline.execute(batch(row([3, 4, 5], [1]), num_steps=3))
+    chosen = weakref.ref(runner.choice), weakref.ref(runner.choice._sampler._history)
+    pipeline.shutdown()
+    assert [ref() for ref in chosen] == [None, None]
+    pipeline.shutdown()
+    runner.release("a")
+
+
+PENALISED = SamplingParams(temperature=0, presence_penalty=50.0)
+
+
+def test_a_device_that_counts_needs_no_token_from_the_host(checkpoint: Path) -> None:
+    """Penalties overlap, too: the previous batch is only waited for to deliver it."""
+    found, stream = counted(checkpoint, PENALISED)
+    tokens = [output.token_ids["a"][0] for output in found]
+    assert len(set(tokens)) == len(tokens) == 9
+    assert stream.log == ["launch"] + ["launch", "wait"] * 8 + ["wait"]
+
+
+def test_log_probabilities_are_read_before_a_replay_writes_over_the_logits(
+    checkpoint: Path,
+) -> None:
+    found, _ = counted(checkpoint, replace(PENALISED, top_logprobs=1))
+    plain, _ = counted(checkpoint, PENALISED)
+    assert [output.token_ids for output in found] == [output.token_ids for output in plain]
+    eager = TextGenerationPipeline(pipeline_config(checkpoint))
+    tokens, pairs = [3, 4, 5], []
+    for output in found:
+        (entry,) = output.logprobs["a"]
+        asked = row(tokens, [1], sampling=replace(PENALISED, top_logprobs=90))
+        (expected,) = eager.execute(batch(asked)).logprobs["a"]
+        assert entry.token_id == output.token_ids["a"][0]
+        pairs.append((entry.logprob, dict(expected.top)[entry.token_id]))
+        assert entry.top[0][0] == expected.top[0][0]
+        tokens.append(entry.token_id)
+    # Relative to the largest: float32 sums in another order differ by 1e-6.
+    assert error(*zip(*pairs, strict=True)) < 1e-5
+
+
+def test_a_forward_alone_counts_nothing_that_was_loaded_before(checkpoint: Path) -> None:
+    """Sampling is captured behind the forward: without rows it draws nothing."""
+    runner = ModelRunner(pipeline_config(checkpoint, max_batch_size=2))
+    runner.initialize()
+    runner.sample_on_device()
+    use_graphs(runner)
+    runner.forward(runner.prepare(batch(row([3, 4, 5], [1]))))
+    sampling = SamplingParams(temperature=0, presence_penalty=50.0)
+    first = row([6], [1], 3, sampling=sampling)
+    _, tokens = runner.step(runner.prepare(batch(first)), runner.choice.prepare([first]))
+    for _ in range(3):
+        runner.forward(runner.prepare(batch(row([7], [1], 4))))
+    follow = row([int(tokens)], [1], 4, sampling=sampling, output_ids=tokens.tolist())
+    inputs = runner.prepare(batch(follow))
+    outputs, drawn = runner.step(inputs, runner.choice.prepare([follow]))
+    expected = outputs.logits.clone()
+    expected[0, int(tokens)] -= 50.0
+    assert drawn.tolist() == expected.argmax(1).tolist()

@@ -1,0 +1,119 @@
+"""The language model of the natural voice, trained at toy size on a CPU."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.training.speech_lm.tokens import (
+    CODEBOOK,
+    KNOWN,
+    VOICE_TOKENS,
+    write_tables,
+    write_tokens,
+)
+from training.llama import LanguageModel, ModelConfig, restore
+from training.speech_codec.config import DESIGNS
+from training.speech_lm.speech import Speech, token_files
+from training.speech_lm.texts import Texts
+from training.speech_lm.train import Loader
+from training.speech_lm.train import main as train
+from training.speech_lm.vocabulary import FIRST_CODE, Symbols
+
+
+@pytest.fixture
+def flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr("training.speech_lm.texts.HELD_OUT_LINE", 9)
+    write_tables(tmp_path)
+    (tmp_path / "tokens").mkdir()
+    for number in range(2):
+        write_tokens(tmp_path / "tokens" / f"tokens_{number}_0000.npz", seed=number)
+    DESIGNS["toy"].save(tmp_path / "toy.json")
+    places = {
+        "tokens": "tokens", "phonemes": "phonemes", "package": "", "voices": "voices.npz",
+        "config": "toy.json", "out": "lm",
+    }  # fmt: skip
+    given = [part for name, place in places.items() for part in (f"--{name}", tmp_path / place)]
+    sizes = ["--layers", "1", "--dim", "128", "--tokens-per-step", "2048", "--minutes", "20"]
+    return [*map(str, given), *sizes, "--no-compile", "--log", "0", "--dropout", "0"]
+
+
+def losses(printed: str) -> list[float]:
+    """Of every step that was logged."""
+    lines = (line for line in printed.splitlines() if " loss " in line)
+    return [float(line.split("loss ")[1].split()[0]) for line in lines]
+
+
+def test_it_learns_and_another_run_goes_on(flags: list[str], tmp_path: Path, capsys) -> None:
+    train([*flags, "--steps", "40", "--lr", "1e-2"])
+    printed = capsys.readouterr().out
+    first, last = np.mean(losses(printed)[:10]), np.mean(losses(printed)[-10:])
+    assert last < first - 0.5
+    assert "held out: text" in printed
+    state = load_file(tmp_path / "lm" / "lm.safetensors")
+    assert {value.dtype for value in state.values()} == {torch.float16}
+    sizes = json.loads((tmp_path / "lm" / "lm.json").read_text())
+    assert sizes["voice_tokens"] == VOICE_TOKENS
+    assert state["model.embed_tokens.weight"].shape == (FIRST_CODE + CODEBOOK, 128)
+    rows = json.loads((tmp_path / "lm" / "voices.json").read_text())
+    assert rows == {"af_one": [0, 1, 2, 3], "am_two": [2, 3, 4, 5], "bf_one": [4, 5, 6, 7]}
+    (tmp_path / "lm" / "voices.json").write_text(json.dumps(rows | {"af_one": [9] * VOICE_TOKENS}))
+    start = ["--start", str(tmp_path / "lm" / "lm.safetensors")]
+    train([*flags, *start, "--steps", "10", "--lr", "0"])
+    assert np.mean(losses(capsys.readouterr().out)) < first - 0.3
+    after = load_file(tmp_path / "lm" / "lm.safetensors")
+    assert all(torch.allclose(state[k].float(), after[k].float(), atol=1e-3) for k in state)
+    kept = json.loads((tmp_path / "lm" / "voices.json").read_text())
+    assert kept["af_one"] == [9] * VOICE_TOKENS
+
+
+def test_it_waits_for_the_tokens(flags: list[str], tmp_path: Path) -> None:
+    done = tmp_path / "tokens" / "finished"
+    late = tmp_path / "tokens" / "tokens_7_0000.npz"
+    (tmp_path / "tokens" / "tokens_0_0000.npz").rename(tmp_path / "aside.npz")
+    (tmp_path / "tokens" / "tokens_1_0000.npz").unlink()
+
+    def arrive() -> None:
+        (tmp_path / "aside.npz").rename(late)
+        done.touch()
+
+    timer = threading.Timer(1.0, arrive)
+    timer.start()
+    train([*flags, "--after", str(done), "--steps", "1"])
+    timer.join()
+    assert (tmp_path / "lm" / "lm.safetensors").exists()
+
+
+def test_without_tokens_a_run_ends(flags: list[str], tmp_path: Path) -> None:
+    flags[flags.index("--minutes") + 1] = "0"
+    with pytest.raises(SystemExit, match="did not come in time"):
+        train([*flags, "--after", str(tmp_path / "never")])
+
+
+def test_an_error_in_the_loader_reaches_the_loop(tmp_path: Path) -> None:
+    write_tables(tmp_path)
+    write_tokens(tmp_path / "tokens_0_0000.npz")
+    texts = Texts.load(tmp_path / "phonemes", Symbols(KNOWN))
+    speech = Speech(token_files(tmp_path), texts)
+    speech.fixed.clear()
+    with pytest.raises(KeyError):
+        for _ in Loader(speech, texts, 2048, 0):
+            pass
+
+
+def test_the_kept_weights_are_those_of_the_model(flags: list[str], tmp_path: Path) -> None:
+    train([*flags, "--steps", "12"])
+    values = json.loads((tmp_path / "lm" / "lm.json").read_text())
+    values.pop("voice_tokens")
+    levels = tuple(values.pop("levels"))
+    model = LanguageModel(ModelConfig(**values), levels)
+    restore(model, load_file(tmp_path / "lm" / "lm.safetensors"))
+    ids = torch.arange(40)[None] + FIRST_CODE
+    loss = model.eval().loss(ids, torch.arange(39), ids[0, 1:])
+    assert torch.isfinite(loss)

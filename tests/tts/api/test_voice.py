@@ -1,0 +1,334 @@
+"""The Python API on the built-in voice: the audio of gRPC, from any thread or event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+import tts
+from llm import CheckpointError, ConfigError, EngineStoppedError, FinishReason
+from tests.fakes import wait_until_idle
+from tests.tts.serving import run, serving
+from tts.api.load import LIMITS, load, load_service
+from tts.api.running import RunningService
+from tts.api.suffixes import SUFFIXES
+from tts.api.voice import LoadedVoice
+from tts.errors import InvalidRequestError, PreconditionError, VoiceNotFoundError
+from tts.factory import Service
+from tts.v1 import speech_pb2 as pb
+
+TEXT = "Good morning. This is a test."
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Service:
+    return load_service({})
+
+
+@pytest.fixture(scope="module")
+def voice(embedded: Service) -> Iterator[LoadedVoice]:
+    with LoadedVoice(RunningService(embedded)) as loaded:
+        yield loaded
+        run(wait_until_idle(embedded.client))
+
+
+def test_the_same_seed_gives_the_same_bytes_as_a_unary_call(
+    voice: LoadedVoice, embedded: Service
+) -> None:
+    config = pb.SynthesisConfig(
+        audio_format=pb.AudioFormat(encoding=pb.AUDIO_ENCODING_PCM_F32LE),
+        voice=pb.VoiceSelection(name="rms"),
+    )
+    config.sampling.seed = 7
+    request = pb.SynthesizeRequest(config=config, input=pb.SynthesisInput(text=TEXT))
+
+    async def ask() -> pb.SynthesizeResponse:
+        async with serving(embedded) as served:
+            return await served.speech.Synthesize(request)
+
+    answer = run(ask())
+    speech = voice.say(TEXT, voice="rms", seed=7)
+    assert speech.samples.tobytes() == answer.audio
+    assert speech.samples.dtype == np.float32
+    assert speech.samples.flags.writeable
+    assert speech.sample_rate == answer.started.audio_format.sample_rate_hertz == voice.sample_rate
+    assert speech.seed == answer.started.seed == 7
+    assert speech.finish_reason is FinishReason.STOP
+    assert speech.duration_s == len(speech.samples) / 16_000 > 1
+
+
+def test_streamed_parts_join_to_the_whole_audio(voice: LoadedVoice) -> None:
+    whole = voice.say(TEXT, seed=7, timestamps="word")
+    parts = list(voice.stream(TEXT, seed=7, timestamps="word"))
+    assert np.array_equal(np.concatenate([part.samples for part in parts]), whole.samples)
+    assert len([part for part in parts if len(part.samples)]) > 2
+    ends = np.cumsum([len(part.samples) for part in parts])
+    assert [part.sample_offset for part in parts] == [0, *ends[:-1]]
+    assert tuple(word for part in parts for word in part.words) == whole.words
+    assert [word.word for word in whole.words] == TEXT.split()
+    assert whole.words[-1].end_s <= whole.duration_s
+
+
+def test_segments_have_times(voice: LoadedVoice) -> None:
+    whole = voice.say(TEXT, seed=7, timestamps="segment")
+    parts = list(voice.stream(TEXT, seed=7, timestamps="segment"))
+    assert [TEXT[s.text_start : s.text_end].strip() for s in whole.segments] == [
+        "Good morning.",
+        "This is a test.",
+    ]
+    assert tuple(segment for part in parts for segment in part.segments) == whole.segments
+
+
+def test_truncation_is_reported(voice: LoadedVoice) -> None:
+    whole = voice.say(TEXT, seed=7, max_audio_s=0.5)
+    *_, last = voice.stream(TEXT, seed=7, max_audio_s=0.5)
+    assert whole.finish_reason is FinishReason.LENGTH
+    assert whole.duration_s <= 0.5
+    assert whole.warnings
+    assert last.warnings == whole.warnings
+
+
+def test_each_option_has_its_effect(voice: LoadedVoice) -> None:
+    plain = voice.say(TEXT, seed=7)
+    slow = voice.say(TEXT, seed=7, speaking_rate=0.5)
+    assert slow.duration_s > 1.5 * plain.duration_s
+    quiet = voice.say(TEXT, seed=7, gain_db=-6.0)
+    assert np.abs(quiet.samples).max() < 0.6 * np.abs(plain.samples).max()
+    assert voice.say(TEXT, seed=7, sample_rate=8_000).sample_rate == 8_000
+    assert voice.say(TEXT, seed=8).samples.tobytes() != plain.samples.tobytes()
+    assert voice.say(TEXT, seed=7, language="en-US").samples.tobytes() == plain.samples.tobytes()
+    other = {"prepend_prompt_speech_tokens": "rolling", "chunk_size": [5], "buffer": 20}
+    assert voice.say(TEXT, seed=7, **other).samples.tobytes() != plain.samples.tobytes()
+    respelled = voice.say(TEXT, seed=7, pronunciations={"test": "long example"})
+    assert respelled.duration_s != plain.duration_s
+
+
+def test_a_cloned_voice_follows_its_clip(voice: LoadedVoice, tmp_path: Path) -> None:
+    clip = voice.say("The quick brown fox jumps over the dog.", voice="slt", seed=1)
+    path = clip.save(tmp_path / "clip.wav")
+    transcript = "The quick brown fox jumps over the dog."
+    by_path = voice.clone(path, transcript).say(TEXT, seed=7)
+    by_bytes = asyncio.run(voice.aclone(path.read_bytes(), transcript)).say(TEXT, seed=7)
+    assert np.array_equal(by_path.samples, by_bytes.samples)
+    assert by_path.samples.tobytes() != voice.say(TEXT, seed=7).samples.tobytes()
+    named = voice.clone(path, transcript).say(TEXT, seed=7, voice="rms")
+    assert np.array_equal(named.samples, voice.say(TEXT, seed=7, voice="rms").samples)
+    with pytest.raises(InvalidRequestError, match="transcript"):
+        voice.clone(path, "")
+    with pytest.raises(FileNotFoundError):
+        voice.clone(tmp_path / "none.wav", transcript)
+
+
+@pytest.mark.parametrize("suffix", [*SUFFIXES])
+def test_saved_files_can_be_read(voice: LoadedVoice, tmp_path: Path, suffix: str) -> None:
+    speech = voice.say(TEXT, seed=7)
+    path = speech.save(tmp_path / f"x{suffix}")
+    headerless = {"s16le": 2, "f32le": 4, "mulaw": 1, "alaw": 1}
+    if (width := headerless.get(SUFFIXES[suffix])) is not None:
+        assert path.stat().st_size == width * len(speech.samples)
+    else:
+        samples, rate = soundfile.read(path)
+        assert len(samples) / rate == pytest.approx(speech.duration_s, abs=0.1)
+
+
+def test_a_wav_file_equals_that_of_the_command_line(voice: LoadedVoice, tmp_path: Path) -> None:
+    path = voice.say(TEXT, seed=7).save(tmp_path / "api.wav")
+    command = [sys.executable, "-m", "tts.say", "-q", "--seed", "7", TEXT]
+    subprocess.run([*command, "-o", str(tmp_path / "say.wav")], cwd=ROOT, check=True, timeout=300)
+    assert path.read_bytes() == (tmp_path / "say.wav").read_bytes()
+
+
+def test_unknown_formats_are_refused(voice: LoadedVoice, tmp_path: Path) -> None:
+    speech = voice.say("Hi.", seed=7)
+    with pytest.raises(InvalidRequestError, match=r"x\.doc.*\.wav"):
+        speech.save(tmp_path / "x.doc")
+    with pytest.raises(InvalidRequestError, match=r"vorbis.*flac"):
+        speech.save(tmp_path / "x.wav", encoding="vorbis")
+    assert speech.save(tmp_path / "x.doc", encoding="flac").read_bytes()[:4] == b"fLaC"
+
+
+def test_several_event_loops_and_threads_can_share_a_voice(voice: LoadedVoice) -> None:
+    expected = voice.say(TEXT, seed=7).samples
+    found: list[np.ndarray] = []
+
+    async def several() -> None:
+        speeches = await asyncio.gather(*(voice.asay(TEXT, seed=7) for _ in range(3)))
+        found.extend(speech.samples for speech in speeches)
+        parts = [part.samples async for part in voice.astream(TEXT, seed=7)]
+        found.append(np.concatenate(parts))
+
+    threads = [threading.Thread(target=asyncio.run, args=(several(),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert all(np.array_equal(samples, expected) for samples in found)
+
+
+def test_closing_a_stream_frees_its_resources(voice: LoadedVoice, embedded: Service) -> None:
+    text = "One two three four five six seven eight nine ten. " * 20
+
+    async def leave() -> None:
+        parts = voice.astream(text)
+        await anext(parts)
+        task = asyncio.ensure_future(anext(parts))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    for _ in voice.stream(text):
+        break
+    asyncio.run(leave())
+    run(wait_until_idle(embedded.client))
+
+
+def test_a_cancelled_call_stops(voice: LoadedVoice, embedded: Service) -> None:
+    async def give_up() -> None:
+        task = asyncio.ensure_future(voice.asay("One two three. " * 2000))
+        while not (await embedded.client.status()).running:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    run(give_up())
+    run(wait_until_idle(embedded.client))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"seed": -1}, InvalidRequestError, "seed"),
+        ({"speaking_rate": 9.0}, InvalidRequestError, "speaking_rate"),
+        ({"timestamps": "phone"}, InvalidRequestError, "timestamps.*'segment', 'word'"),
+        ({"prepend_prompt_speech_tokens": "x"}, InvalidRequestError, "'rolling'"),
+        ({"voice": "x"}, VoiceNotFoundError, "no voice 'x'; there are: awb"),
+        ({"language": "de"}, VoiceNotFoundError, "language de"),
+        ({"loudness": 1}, TypeError, "unknown options: loudness"),
+    ],
+)
+def test_wrong_options_are_refused(
+    voice: LoadedVoice, options: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        voice.say(TEXT, **options)  # type: ignore[arg-type]
+    with pytest.raises(error, match=message):
+        next(voice.stream(TEXT, **options))  # type: ignore[arg-type]
+
+
+def test_a_text_without_words_is_refused(voice: LoadedVoice) -> None:
+    with pytest.raises(InvalidRequestError, match="is empty"):
+        voice.say("  ")
+
+
+def test_voices_are_listed(voice: LoadedVoice) -> None:
+    assert {"slt", "rms", "awb"} <= set(voice.voices)
+
+
+def test_closing_ends_running_requests(tiny_checkpoint: Path) -> None:
+    ends: list[object] = []
+    voice = load(tiny_checkpoint)
+    parts = voice.stream("One. " * 2000, seed=1)
+    next(parts)
+
+    def read_on() -> None:
+        try:
+            ends.append([part.sample_offset for part in parts])
+        except EngineStoppedError as error:
+            ends.append(error)
+
+    reader = threading.Thread(target=read_on)
+    reader.start()
+    voice.close()
+    reader.join()
+    assert len(ends) == 1
+
+
+def test_closing(tiny_checkpoint: Path) -> None:
+    async def scenario() -> LoadedVoice:
+        async with load(tiny_checkpoint, max_batch_size=2) as loaded:
+            await loaded.asay("Hi.", max_tokens=8)
+            return loaded
+
+    voice = asyncio.run(scenario())
+    left_open = voice.stream("Hi.")
+    voice.close()
+    with pytest.raises(RuntimeError, match="the voice is closed"):
+        voice.say("Hi.")
+    with pytest.raises(RuntimeError, match="the voice is closed"):
+        next(left_open)
+
+
+def test_options_of_load_are_configuration_fields(tiny_checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match="max_batch_size"):
+        load(tiny_checkpoint, max_batch_size=0)
+    with pytest.raises(ConfigError, match="max_batch_sise"):
+        load(tiny_checkpoint, max_batch_sise=2)
+    with pytest.raises((CheckpointError, ConfigError), match="nowhere"):
+        load("nowhere/at/all")
+    with load(tiny_checkpoint, model={"served_model_name": "mine"}, chunk_size=[4]) as voice:
+        assert repr(voice) == "<LoadedVoice of mine>"
+        *_, last = voice.stream("Hi.", max_tokens=12, seed=1)
+        assert last.sample_offset > 0
+
+
+def test_a_text_only_model_is_refused(text_checkpoint: Path) -> None:
+    with pytest.raises(PreconditionError, match="writes text only"):
+        load(text_checkpoint)
+
+
+PROGRAMS = {
+    "a voice that is not closed": "voice.say('Hi.', seed=1)",
+    "a stream that is held": "parts = voice.stream('One. ' * 500); next(parts)",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_a_program_ends_without_closing(program: str) -> None:
+    code = f"import tts\nvoice = tts.load()\n{program}\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+        timeout=300,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_interrupted_program_has_the_exit_status_of_an_interrupt() -> None:
+    code = "import tts\nfor part in tts.load().stream('One two. ' * 5000): print(flush=True)\n"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        program.send_signal(signal.SIGINT)
+        _, errors = program.communicate(timeout=300)
+    assert program.returncode == -signal.SIGINT
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"
+
+
+def test_the_package_root_exports_its_documented_names() -> None:
+    assert len(set(tts.__all__)) == len(tts.__all__)
+    assert [name for name in tts.__all__ if not hasattr(tts, name)] == []
+    assert set(tts.__all__) <= set(dir(tts))
+    with pytest.raises(AttributeError, match="no attribute 'lode'"):
+        _ = tts.lode  # type: ignore[attr-defined]
+
+
+def test_the_text_length_of_a_local_call_is_not_limited() -> None:
+    assert LIMITS.max_text_characters == LIMITS.max_stream_characters == 2**31 - 1

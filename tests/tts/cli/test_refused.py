@@ -1,0 +1,199 @@
+"""Usage errors of the command line: one line that says what to change, and the exit status."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.speech_server import serving
+from tests.tts.command_line import LONG_TEXT, Say, command, error_line, frames_of, pipe_in
+from tts import __version__
+from tts.say import main
+
+TLS = Path(__file__).parents[1] / "tls"
+
+# --- refused before anything is loaded
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["", "-o", "x.wav"], "the text is empty"),
+        (["hi", "-o", "x.doc"], "no format has the suffix '.doc'"),
+        (["hi", "-o", "nowhere/x.wav"], "there is no folder nowhere"),
+        (["hi", "-o", "."], "it is a folder"),
+        (["hi", "--format", "flac"], "--format needs -o"),
+        (["hi", "--format", "mp4", "-o", "x"], "invalid choice: 'mp4'"),
+        (["hi", "-f", "missing.txt"], "give the text once"),
+        (["-f", "missing.txt"], "cannot read missing.txt: No such file"),
+        (["hi", "--stream-stdin"], "give the text once"),
+        (["hi", "--phonemes", "-o", "x.wav"], "--phonemes prints text"),
+        (["--phonemes", "--stream-stdin"], "no --stream-stdin"),
+        (["hi", "--ref-audio", "a.wav"], "--ref-audio and --ref-text go together"),
+        (["hi", "--ref-audio", "a.wav", "--ref-text", "a"], "cannot read a.wav"),
+        (["hi", "-v", "slt", "--ref-audio", "a.wav", "--ref-text", "a"], "not both"),
+        (["hi", "--token", "secret"], "need --server"),
+        (["hi", "--server", "x:1", "--model", "y"], "--model is for speaking without"),
+        (["hi", "--server", "x:1", "--tls-cert", "a"], "--tls-cert and --tls-key"),
+        (["hi", "--chunk-size", "4,0"], "--chunk-size: 0: must be 1 or more"),
+        (["hi", "--chunk-size", "a"], "--chunk-size"),
+        (["hi", "--seed", "-1"], "--seed: -1: must be in [0, 18446744073709551615]"),
+        (["hi", "--buffer", "x"], "--buffer: invalid number value: 'x'"),
+        (["hi", "--sample-rate", "9" * 20], "must be at most 2147483647"),
+        (["hi", "--chunk-size", "4," + "9" * 20], "must be at most 2147483647"),
+        (["hi", "-o", "x.srt", "--format", "wav", "--timestamps", "x.srt"], "the same file"),
+        (["hi", "--timestamps", "x.txt"], "timestamps are written as .json or .srt"),
+        (["hi", "--loud"], "unrecognized arguments: --loud"),
+        (["hi", "--model", "nowhere"], "nowhere"),
+        (["hi", "--family", "orpheus"], "need --model"),
+        (["hi", "--audio-decoder", "snac"], "need --model"),
+    ],
+)
+def test_a_wrong_request_is_reported_in_one_line(
+    arguments: list[str],
+    words: str,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert words in error_line(capfd)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_text_that_is_not_utf8_is_refused(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pipe_in(monkeypatch, b"caf\xe9")
+    assert main(["-o", str(tmp_path / "x.wav")]) == 2
+    assert error_line(capfd) == "say: standard input is not UTF-8 text (byte 3)"
+
+
+def test_the_version_is_that_of_the_package(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capfd.readouterr().out == f"sonant {__version__}\n"
+
+
+def test_a_terminal_gets_no_audio_and_is_not_read() -> None:
+    master, terminal = pty.openpty()
+    try:
+        for arguments, words in (
+            (["hi", "-o", "-"], b"standard output is a terminal"),
+            ([], b"there is no text"),
+        ):
+            done = subprocess.run(
+                command(*arguments),
+                stdin=terminal,
+                stdout=terminal,
+                stderr=subprocess.PIPE,
+                check=False,
+            )
+            assert done.returncode == 2
+            assert words in done.stderr
+    finally:
+        os.close(master)
+        os.close(terminal)
+
+
+# --- refused by the voice
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-v", "unknown"], "no voice 'unknown'; there are: awb, rms, slt"),
+        (["-v", "../x"], "--voice: is no voice name"),
+        (["-r", "9"], "--rate: must be in [0.25, 4]"),
+        (["--temperature", "3"], "--temperature: must be in [0, 2]"),
+        (["--sample-rate", "1"], "--sample-rate: must be 0"),
+        (["--buffer", "9999"], "--buffer: must be in"),
+        (["--language", "??"], "--language: must be a BCP-47 tag"),
+        (["--timestamps", "t.json", "--timestamp-level", "word"], "no word timings"),
+    ],
+)
+def test_a_refusal_names_the_users_option(
+    server: str,
+    arguments: list[str],
+    words: str,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.wav").write_bytes(b"kept")
+    assert main(["hi", "-o", "x.wav", "--server", server, *arguments]) == 2
+    assert words in error_line(capfd)
+    assert (tmp_path / "x.wav").read_bytes() == b"kept"
+    assert not (tmp_path / "t.json").exists()
+
+
+def test_a_long_text_is_refused_in_the_same_words(
+    say: Say, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert say(LONG_TEXT, "-r", "9", "-o", tmp_path / "x.wav") == 2
+    assert error_line(capfd) == "say: --rate: must be in [0.25, 4]"
+
+
+def test_a_reference_that_is_not_audio_is_refused(
+    say: Say, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "ref.wav").write_bytes(b"no sound at all")
+    reference = ["--ref-audio", tmp_path / "ref.wav", "--ref-text", "hello"]
+    assert say("hi", "-o", tmp_path / "x.wav", *reference) == 2
+    assert "--ref-audio: not a WAV, FLAC or Ogg file" in error_line(capfd)
+
+
+def test_an_unreachable_server_is_a_failure(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["hi", "-o", str(tmp_path / "x.wav"), "--server", "127.0.0.1:1"]) == 1
+    assert error_line(capfd).startswith("say: 127.0.0.1:1: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_guarded_server_requires_the_token_and_the_certificate(
+    tiny_checkpoint: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    flags = [
+        *("--host", "localhost", "--auth-token", "open sesame"),
+        *("--tls-cert", TLS / "server.pem", "--tls-key", TLS / "server.key"),
+        *("--tls-client-ca", TLS / "ca.pem"),
+    ]
+    with serving(str(tiny_checkpoint), [str(flag) for flag in flags]) as running:
+        out = tmp_path / "x.wav"
+        base = ["Hi.", "-o", out, "-q", "--server", running.address, "--tls-ca", TLS / "ca.pem"]
+        ours = ["--cert", TLS / "client.pem", "--key", TLS / "client.key"]
+
+        def status(*more: object) -> int:
+            return main([str(argument) for argument in (*base, *more)])
+
+        assert status(*ours, "--token", "open sesame") == 0
+        assert frames_of(out)
+        assert status(*ours, "--token", "wrong") == 1
+        assert "token" in error_line(capfd)
+        assert status("--token", "open sesame") == 1
+        assert "say: localhost:" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("ca", ["other", "garbage"])
+def test_an_untrusted_server_is_reported_in_one_line(
+    ca: str, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    """The command runs in a separate process: gRPC's core writes to standard error directly."""
+    roots = TLS / "client.pem" if ca == "other" else tmp_path / "garbage.pem"
+    (tmp_path / "garbage.pem").write_text("no certificate")
+    files = ["--tls-cert", str(TLS / "server.pem"), "--tls-key", str(TLS / "server.key")]
+    with serving(str(tiny_checkpoint), files) as running:
+        command = [sys.executable, "-m", "tts.say", "Hi.", "-o", str(tmp_path / "x.wav")]
+        command += ["--server", running.address, "--tls-ca", str(roots)]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert said.returncode == 1
+    (line,) = said.stderr.splitlines()
+    assert line.startswith(f"say: {running.address}: ")

@@ -1,0 +1,181 @@
+"""The pacer: when the decoder gets its next batch while the language model runs."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+
+from llm import FinishReason
+from tests.tts.engine.audio_bench import Bench, in_loop, read, tokens
+from tts.engine.pacer import FIRST_REST, NEAR_S, REST, Pace, Waiting
+
+CALM = Waiting(dry_s=math.inf, awaits_first_audio=False, fills_batch=False, has_all_streams=False)
+FIRST = Waiting(dry_s=math.inf, awaits_first_audio=True, fills_batch=False, has_all_streams=False)
+FULL = Waiting(dry_s=math.inf, awaits_first_audio=False, fills_batch=True, has_all_streams=False)
+ALL = Waiting(dry_s=math.inf, awaits_first_audio=False, fills_batch=False, has_all_streams=True)
+TOOK_S = 0.004
+
+
+def near(dry_s: float) -> Waiting:
+    return Waiting(dry_s=dry_s, awaits_first_audio=False, fills_batch=False, has_all_streams=False)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "rest_s"), [(CALM, REST * TOOK_S), (FIRST, FIRST_REST * TOOK_S), (ALL, 0.0)]
+)
+def test_a_decoder_rests_after_a_call(waiting: Waiting, rest_s: float) -> None:
+    pace = Pace()
+    assert pace.is_due(0.0, waiting, is_busy=False)  # no call was made before
+    pace.note(10.0, TOOK_S)
+    ended_s = 10.0 + TOOK_S
+    assert pace.is_due(ended_s + rest_s + 1e-6, waiting, is_busy=False)
+    assert not pace.is_due(ended_s + rest_s - 1e-6, waiting, is_busy=rest_s == 0)
+    assert not pace.is_due(ended_s + rest_s + 1e-6, waiting, is_busy=True)
+
+
+@pytest.mark.parametrize("waiting", [FULL, near(10.0), near(10.0 + NEAR_S - 1e-6)])
+def test_urgent_streams_do_not_wait(waiting: Waiting) -> None:
+    pace = Pace()
+    pace.note(10.0 - TOOK_S, TOOK_S)
+    assert pace.is_due(10.0, waiting, is_busy=True)
+
+
+def test_a_stream_with_enough_audio_is_not_urgent() -> None:
+    pace = Pace()
+    pace.note(10.0 - TOOK_S, TOOK_S)
+    assert not pace.is_due(10.0, near(10.0 + NEAR_S + 1e-6), is_busy=False)
+
+
+class FixedPace(Pace):
+    """A pace that counts each call as 50 ms long."""
+
+    def note(self, started_s: float, took_s: float) -> None:
+        super().note(started_s, 0.05)
+
+
+def test_windows_are_collected_while_the_decoder_rests() -> None:
+    """Blocks of all sizes share the call that comes after the rest."""
+
+    async def scenario() -> None:
+        bench = Bench(pads=True, pace=FixedPace())
+        tasks = [bench.speak(str(n), sizes=(25, n)) for n in (2, 3, 4, 5)]
+        for task in tasks:
+            tokens(task, *range(25))
+        bench.turns()
+        assert bench.decoder.batches == [
+            4
+        ]  # all streams are ready, and all wait for their first block
+        for task in tasks:
+            await read(task)
+            assert task.plays_until_s == bench.clock.now_s + 1.0
+        for task, count in zip(tasks[:3], (2, 3, 4), strict=True):
+            tokens(task, *range(count))
+            assert bench.worker.after_step()
+        bench.clock.now_s += 0.05 + REST * 0.05 - 0.001
+        assert bench.worker.after_step()
+        assert bench.decoder.batches == [4]
+        bench.clock.now_s += 0.002
+        assert not bench.worker.after_step()
+        assert bench.decoder.batches == [4, 3]
+        assert [len(task.queue) for task in tasks] == [1, 1, 1, 0]
+
+    in_loop(scenario)
+
+
+def test_a_stream_near_underrun_is_decoded_at_once() -> None:
+    async def scenario() -> None:
+        bench = Bench(pads=True, pace=FixedPace())
+        poor, rich = bench.speak("poor", sizes=(2, 3)), bench.speak("rich", sizes=(25, 4))
+        idle = bench.speak("idle")
+        tokens(poor, 1, 2)  # 80 ms
+        tokens(rich, *range(25))
+        tokens(idle, 1)
+        bench.clock.now_s += 10
+        bench.worker.after_step()
+        assert bench.decoder.batches == [2]
+        tokens(rich, *range(4))
+        assert bench.worker.after_step()
+        bench.clock.now_s += 0.03
+        tokens(poor, 1, 2, 3)
+        assert not bench.worker.after_step()
+        assert bench.decoder.batches == [2, 2]  # the other one is taken along
+
+    in_loop(scenario)
+
+
+def test_a_lone_stream_never_waits() -> None:
+    async def scenario() -> None:
+        bench = Bench(pads=True, pace=FixedPace())
+        task = bench.speak(sizes=(25, 5))
+        for count in (25, 5, 5, 5):
+            tokens(task, *range(count))
+            assert not bench.worker.after_step()
+        assert bench.decoder.batches == [1, 1, 1, 1]
+        tokens(task, 7, end=FinishReason.STOP)
+        bench.worker.after_step()
+        assert len(await read(task)) == 5
+
+    in_loop(scenario)
+
+
+def test_a_full_batch_is_decoded_at_once() -> None:
+    async def scenario() -> None:
+        bench = Bench(pads=True, pace=FixedPace())
+        tasks = [bench.speak(str(n), sizes=(25,)) for n in range(10)]
+        for task in tasks[:9]:
+            tokens(task, *range(25))
+        bench.clock.now_s += 10
+        bench.worker.after_step()
+        assert bench.decoder.batches == [8]
+        assert (
+            bench.worker.after_step()
+        )  # the ninth waits for its first block, and the decoder rests
+        for task in tasks[:7]:
+            tokens(task, *range(25))
+        bench.worker.after_step()
+        assert bench.decoder.batches == [8, 8]
+        assert len(tasks[8].queue) == 1
+
+    in_loop(scenario)
+
+
+def test_a_turn_reviews_only_changed_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among a hundred streams with a new token, only the one with a block is reviewed again."""
+    seen: list[str] = []
+
+    async def scenario() -> None:
+        bench = Bench(pads=True)
+        tasks = [bench.speak(str(n), sizes=(3,)) for n in range(100)]
+        for task in tasks:
+            tokens(task, 1)
+        bench.turns()
+        review = bench.worker._review
+        monkeypatch.setattr(
+            bench.worker, "_review", lambda task: (seen.append(task.request_id), review(task))
+        )
+        for _ in range(3):
+            tokens(tasks[7], 2)
+            bench.worker.after_step()
+        assert (seen, len(tasks[7].queue)) == (["7", "7"], 1)  # its tokens, its block
+
+    in_loop(scenario)
+
+
+def test_the_pace_records_the_duration_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pace gets the start and the duration of each decoder call."""
+    noted: list[tuple[float, float]] = []
+    monkeypatch.setattr(Pace, "note", lambda self, *call: noted.append(call))
+
+    async def scenario() -> None:
+        bench = Bench(pads=True, pace=Pace())
+        tokens(bench.speak(sizes=(2,)), 1, 2)
+        began_s = time.perf_counter()
+        bench.turns()
+        turns_s = time.perf_counter() - began_s
+        ((started_s, took_s),) = noted
+        assert started_s == bench.clock.now_s
+        assert 0 < took_s <= turns_s
+
+    in_loop(scenario)

@@ -1,0 +1,160 @@
+"""Services of the speech families on random checkpoints, with their components."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from decoder import AudioDecoder, create_decoder
+from tests.tts.family_checkpoints import write_llasa, write_neutts, write_orpheus, write_vyvo
+from tts.config.pipeline import AudioGenerationConfig
+from tts.engine.client import EngineClient
+from tts.factory import Service
+from tts.families.base import SpeechFamily
+from tts.families.vocabulary import SpeechVocabulary
+from tts.v1 import common_pb2
+from tts.v1 import speech_pb2 as pb
+
+LLAMA_SYSTEM = [128000, 128006, 9125, 128007, 271, 34, 84, 83, 83, 72, 77, 70, 33025, 2696, 25]
+LLAMA_SYSTEM += [6790, 220, 2366, 18, 198, 15724, 2696, 25, 220, 1627, 10263, 220, 2366, 19, 271]
+LLAMA_SYSTEM += [128009, 128006, 882, 128007, 271]  # Cutting … Date … Today … user
+CONVERT = [12281, 279, 1495, 311, 8982, 25]
+ASSISTANT = [128009, 128006, 78191, 128007, 271]
+USER_SPELLED = [84, 82, 68, 81, 25, 220, 34, 78, 77, 85, 68, 81, 83, 220, 83, 71, 68, 220, 83, 68]
+USER_SPELLED += [87, 83, 220, 83, 78, 220, 82, 79, 68, 68, 66, 71, 25]  # user: Convert …
+HELLO_PHONEMES = [71, 133, 247, 75, 135, 230, 78, 134, 232]  # həlˈoʊ in UTF-8
+ASSISTANT_SPELLED = [198, 64, 82, 82, 72, 82, 83, 64, 77, 83, 25]  # \nassistant:
+FRAME = (0, 1, 2, 3, 4, 5, 4095)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One family: its checkpoint, expected values and literal prompts of "hello"."""
+
+    name: str
+    write: Callable[[Path], Path]
+    codec: str
+    rate: int
+    codes_per_second: float
+    voices: tuple[str, ...]
+    plain: tuple[int, ...]  # in the default voice
+    prompted: tuple[int, ...]  # in a voice whose clip says "hello" too
+    codes: tuple[int, ...] = (0, 65535)  # of that clip
+
+    @property
+    def selection(self) -> pb.VoiceSelection:
+        """A voice that the family can speak in."""
+        if self.voices:
+            return pb.VoiceSelection()
+        return pb.VoiceSelection(prompt_tokens=pb.SpeechTokens(tokens=self.codes))
+
+
+CASES = [
+    Case(
+        "orpheus",
+        write_orpheus,
+        codec="snac",
+        rate=24_000,
+        codes_per_second=82.03125,
+        voices=("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe"),
+        plain=(128259, 128000, 83, 64, 81, 64, 25, 24748, 128009, 128260, 128261, 128257),
+        prompted=(
+            *(128259, 128000, 15339, 128009, 128260, 128261, 128257),
+            *(128266, 132363, 136460, 140557, 144654, 148751, 156937),
+            *(128258, 128262),
+            *(128259, 128000, 15339, 128009, 128260, 128261, 128257),
+        ),
+        codes=FRAME,
+    ),
+    Case(
+        "vyvo",
+        write_vyvo,
+        codec="snac",
+        rate=24_000,
+        codes_per_second=82.03125,
+        voices=("default",),
+        plain=(151672, 71, 68, 75, 75, 78, 151645, 151673, 151674, 151670),
+        prompted=(
+            *(151672, 71, 68, 75, 75, 78, 151645, 151673, 151674, 151670),
+            *(151679, 155776, 159873, 163970, 168067, 172164, 180350),
+            *(151671, 151675),
+            *(151672, 71, 68, 75, 75, 78, 151645, 151673, 151674, 151670),
+        ),
+        codes=FRAME,
+    ),
+    Case(
+        "llasa",
+        write_llasa,
+        codec="xcodec2",
+        rate=16_000,
+        codes_per_second=50,
+        voices=("default",),
+        plain=(*LLAMA_SYSTEM, *CONVERT, 128258, 15339, 128259, *ASSISTANT, 128260),
+        prompted=(
+            *(*LLAMA_SYSTEM, *CONVERT, 128258, 15339, 24748, 128259, *ASSISTANT, 128260),
+            *(128264, 193799),
+        ),
+    ),
+    Case(
+        "neutts",
+        write_neutts,
+        codec="neucodec",
+        rate=24_000,
+        codes_per_second=50,
+        voices=(),
+        plain=(),
+        prompted=(
+            *(*USER_SPELLED, 151666, *HELLO_PHONEMES, 220, *HELLO_PHONEMES, 151667),
+            *(*ASSISTANT_SPELLED, 151669, 151671, 217206),
+        ),
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Running:
+    """A family's service and its components."""
+
+    case: Case
+    service: Service
+    folder: Path
+
+    @property
+    def family(self) -> SpeechFamily:
+        assert self.service.prompts.family is not None
+        return self.service.prompts.family
+
+    @property
+    def vocabulary(self) -> SpeechVocabulary:
+        assert self.service.prompts.vocabulary is not None
+        return self.service.prompts.vocabulary
+
+    @property
+    def client(self) -> EngineClient:
+        return self.service.client
+
+    def decoder(self) -> AudioDecoder:
+        """Return another codec with the service's seeded weights."""
+        return create_decoder(self.folder / "codec", test_mode=True)
+
+
+def configured(folder: Path, **values: Any) -> AudioGenerationConfig:
+    own: dict[str, Any] = {
+        "audio_decoder": "auto",
+        "run_model_test_mode": True,
+        "max_batch_size": 8,
+        "max_length": 2048,
+        "model": {
+            "model_path": str(folder),
+            "kv_cache": {"kv_cache_page_size": 16, "num_pages": 512},
+        },
+    }
+    return AudioGenerationConfig(**AudioGenerationConfig.merged(own, values))
+
+
+def exactly(count: int) -> dict[str, Any]:
+    """Return sampling values for exactly this number of tokens."""
+    sampling = common_pb2.SamplingParams(seed=7, min_tokens=count, max_tokens=count)
+    return {"seed": None, "sampling": sampling}

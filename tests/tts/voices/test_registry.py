@@ -1,0 +1,264 @@
+"""The voice registry: names, bounds, languages, and files that survive a restart."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llm import CheckpointError, ConfigError
+from tts.errors import (
+    InvalidRequestError,
+    Precondition,
+    PreconditionError,
+    UnavailableError,
+    VoiceExistsError,
+    VoiceNotFoundError,
+)
+from tts.voices.registry import VoiceLimits, VoiceRegistry
+from tts.voices.types import Voice, VoicePrompt
+
+MINE = Voice("mine", "Mine", ("de-DE",), prompt=VoicePrompt((1, 2, 3), "my words"), consent="yes")
+
+
+@pytest.fixture
+def voices_file(tiny_checkpoint: Path) -> Path:
+    return tiny_checkpoint / "voices.json"
+
+
+def test_built_in_voices_come_from_the_file(voices_file: Path) -> None:
+    registry = VoiceRegistry.load(voices_file)
+    assert [voice.name for voice in registry.voices()] == ["slt", "rms", "awb"]
+    assert registry.default == registry.get("slt")
+    assert registry.get("rms") == Voice(
+        "rms", "Rms", ("en-US",), control_token="<|voice_1|>", is_builtin=True
+    )
+
+
+def test_a_created_voice_is_found_and_listed_last(voices_file: Path) -> None:
+    registry = VoiceRegistry.load(voices_file)
+    registry.create(replace(MINE, name="zoe"))
+    registry.create(MINE)
+    assert registry.get("mine") == MINE
+    assert [voice.name for voice in registry.voices()] == ["slt", "rms", "awb", "mine", "zoe"]
+    assert len(registry) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "language", "chosen"),
+    [
+        ("", "", "slt"),
+        ("awb", "", "awb"),
+        ("", "en", "slt"),
+        ("", "de", "mine"),
+        ("rms", "de", "rms"),
+    ],
+)
+def test_choosing_by_name_and_language(
+    voices_file: Path, name: str, language: str, chosen: str
+) -> None:
+    registry = VoiceRegistry.load(voices_file)
+    registry.create(MINE)
+    assert registry.choose(name, language).name == chosen
+
+
+def test_errors_for_unknown_names_list_the_voices(voices_file: Path) -> None:
+    registry = VoiceRegistry.load(voices_file)
+    with pytest.raises(VoiceNotFoundError, match=r"no voice 'unknown'; there are: awb, rms, slt"):
+        registry.get("unknown")
+    with pytest.raises(VoiceNotFoundError, match="language fr"):
+        registry.choose("", "fr")
+
+
+@pytest.mark.parametrize(
+    ("asked", "speaks"),
+    [("en", True), ("en-US", True), ("EN-us", True), ("en-GB", False), ("e", False), ("de", False)],
+)
+def test_languages_match_by_their_parts(asked: str, speaks: bool) -> None:
+    assert Voice("v", language_codes=("en-US",)).speaks(asked) is speaks
+
+
+@pytest.mark.parametrize(
+    "name", ["", "Upper", "-dash", "a" * 65, "a/b", "../up", "é", "a b", "x\n", "٣"]
+)
+def test_bad_ids_are_refused(voices_file: Path, name: str) -> None:
+    registry = VoiceRegistry.load(voices_file)
+    with pytest.raises(InvalidRequestError, match="voice_id"):
+        registry.create(replace(MINE, name=name))
+
+
+def test_names_are_unique(voices_file: Path) -> None:
+    registry = VoiceRegistry.load(voices_file)
+    registry.create(MINE)
+    for name in ("mine", "slt"):
+        with pytest.raises(VoiceExistsError, match=name):
+            registry.create(replace(MINE, name=name))
+
+
+def test_the_voice_limit_evicts_no_voice(voices_file: Path) -> None:
+    registry = VoiceRegistry.load(voices_file, VoiceLimits(max_voices=2))
+    registry.create(MINE)
+    registry.create(replace(MINE, name="two"))
+    with pytest.raises(PreconditionError, match="2 voices are registered") as caught:
+        registry.create(replace(MINE, name="three"))
+    assert caught.value.reason is Precondition.VOICE_LIMIT
+    assert registry.get("mine") == MINE
+    registry.delete("mine")
+    registry.create(replace(MINE, name="three"))
+
+
+def test_the_byte_limit_evicts_no_voice(voices_file: Path) -> None:
+    registry = VoiceRegistry.load(voices_file, VoiceLimits(max_bytes=1000))
+    long = replace(MINE, prompt=VoicePrompt(tuple(range(200))))
+    registry.create(long)
+    with pytest.raises(PreconditionError, match="1000 bytes"):
+        registry.create(replace(long, name="two"))
+    assert len(registry) == 4
+
+
+def test_only_created_voices_can_be_deleted(voices_file: Path) -> None:
+    registry = VoiceRegistry.load(voices_file)
+    registry.create(MINE)
+    registry.delete("mine")
+    with pytest.raises(VoiceNotFoundError):
+        registry.delete("mine")
+    with pytest.raises(PreconditionError, match="built in") as caught:
+        registry.delete("slt")
+    assert caught.value.reason is Precondition.BUILTIN_VOICE
+
+
+def test_created_voices_survive_a_restart(voices_file: Path, tmp_path: Path) -> None:
+    registry = VoiceRegistry.load(voices_file, folder=tmp_path / "voices")
+    registry.create(MINE)
+    registry.create(replace(MINE, name="gone"))
+    registry.delete("gone")
+    again = VoiceRegistry.load(voices_file, folder=tmp_path / "voices")
+    assert again.get("mine") == MINE
+    assert len(again) == 4
+    assert [path.name for path in (tmp_path / "voices").iterdir()] == ["mine.json"]
+
+
+def test_registries_with_one_folder_are_consistent(voices_file: Path, tmp_path: Path) -> None:
+    """Two front ends of one server share a folder, and each serves any voice."""
+    limits = VoiceLimits(max_voices=2)
+    one, two = (VoiceRegistry.load(voices_file, limits, tmp_path / "both") for _ in range(2))
+    one.create(MINE)
+    assert two.get("mine") == MINE
+    with pytest.raises(VoiceExistsError):
+        two.create(MINE)
+    two.delete("mine")
+    assert [voice.name for voice in one.voices()] == [v.name for v in two.voices() if v.is_builtin]
+    with pytest.raises(VoiceNotFoundError):
+        one.get("mine")
+    two.create(replace(MINE, display_name="another one"))
+    assert one.get("mine").display_name == "another one"
+    one.delete("mine")
+    two.create(replace(MINE, display_name="a third"))
+    assert one.choose("mine").display_name == "a third"
+    one.create(replace(MINE, name="other"))
+    with pytest.raises(PreconditionError, match="2 voices"):
+        two.create(replace(MINE, name="more"))
+
+
+def stored(**values: object) -> str:
+    voice = {"name": "broken", "display_name": "", "language_codes": [], "consent": ""}
+    return json.dumps(voice | {"prompt": {"codes": [1], "transcript": ""}} | values)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "not json",
+        "{}",
+        "[" * 100_000,
+        stored(display_name="\ud800"),
+        stored(language_codes=["\udfff"]),
+        stored(prompt={"codes": [1], "transcript": "\ud83d"}),
+        stored(prompt={"codes": [2**70], "transcript": ""}),
+        '{"name": "other", "prompt": {"codes": [1], "transcript": ""}}',
+        '{"name": "broken", "display_name": "", "language_codes": [], "consent": "",'
+        ' "prompt": {"codes": ["x"], "transcript": ""}}',
+    ],
+)
+def test_invalid_files_are_reported_and_kept(
+    voices_file: Path, tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "broken.json"
+    file.write_text(text)
+    with caplog.at_level(logging.WARNING):
+        registry = VoiceRegistry.load(voices_file, folder=tmp_path)
+    assert len(registry) == 3
+    assert "broken.json is not used" in caplog.text
+    assert file.read_text() == text
+
+
+def test_only_regular_files_are_voices(voices_file: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "device.json").symlink_to("/dev/zero")
+    assert len(VoiceRegistry.load(voices_file, folder=tmp_path)) == 3
+
+
+def test_removing_the_folder_removes_created_voices_only(
+    voices_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "voices"
+    registry = VoiceRegistry.load(voices_file, folder=folder)
+    registry.create(MINE)
+    shutil.rmtree(folder)
+    assert [voice.name for voice in registry.voices()] == ["slt", "rms", "awb"]
+    assert registry.get("slt").is_builtin
+    assert caplog.text.count("cannot be read") == 1
+    registry.create(MINE)
+    assert VoiceRegistry.load(voices_file, folder=folder).get("mine") == MINE
+
+
+def test_a_folder_replaced_by_a_file_stores_no_voice(voices_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "voices"
+    registry = VoiceRegistry.load(voices_file, folder=folder)
+    registry.create(MINE)
+    shutil.rmtree(folder)
+    folder.write_text("")
+    assert registry.choose().name == "slt"
+    with pytest.raises(UnavailableError, match="cannot be kept"):
+        registry.create(MINE)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        VoiceRegistry.load(voices_file, folder=folder)
+
+
+def test_a_partial_file_of_a_dead_process_is_removed(voices_file: Path, tmp_path: Path) -> None:
+    (tmp_path / ".voice-left.tmp").write_text("{")
+    registry = VoiceRegistry.load(voices_file, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / ".voice-later.tmp").write_text("{")
+    registry.create(MINE)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.json"]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"voices": []}, "lists no voices"),
+        ({"voices": [{"name": "x", "display_name": "\ud800"}]}, "not Unicode"),
+        ({"voices": [{"control_token": "x"}]}, "every voice needs a name"),
+        ({"voices": [{"name": "x", "colour": "red"}]}, "'x' has unknown keys: colour"),
+        ({"voices": [{"name": "x", "codes": [1.5]}]}, "codes must be whole numbers"),
+        ({"voices": [{"name": "x", "audio": "../x.wav"}]}, "no ../x.wav in its folder"),
+        ({"voices": [{"name": "x", "audio": "voices.json"}]}, "audio but no transcript"),
+        ({"voices": [{"name": "X", "control_token": "t"}]}, "'X' is no voice name"),
+        ({"default": "y", "voices": [{"name": "x", "control_token": "t"}]}, "default voice 'y'"),
+        ({"voices": [{"name": "x", "control_token": "t"}] * 2}, "same name"),
+    ],
+)
+def test_errors_in_a_voices_file_name_the_problem(
+    tmp_path: Path, values: dict[str, object], message: str
+) -> None:
+    path = tmp_path / "voices.json"
+    path.write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=message):
+        VoiceRegistry.load(path)

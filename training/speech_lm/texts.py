@@ -1,0 +1,59 @@
+"""The tables of `training.kokoro.phonemes`, both accents', as tokens."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from training.kokoro.phonemes import ACCENTS, read_table, table
+from training.speech_lm.vocabulary import Symbols
+from training.strings import Strings
+
+HELD_OUT_LINE = 400  # one line in so many is never trained on
+QUOTES = str.maketrans("\u201c\u201d\u2018\u2019\u2014\u2013", "\"\"''--")
+EDGES = b'.,!?;:"-'
+
+
+def written(text: str) -> bytes:
+    """A text as the service passes it on: ASCII."""
+    return text.translate(QUOTES).encode("ascii", "ignore")
+
+
+class Texts:
+    """Rows of both accents, one after the other: row `first[accent] + number`."""
+
+    def __init__(self, accents: Sequence[Sequence[str]], symbols: Symbols) -> None:
+        """`accents`: for each its rows of phonemes, a tab and the text."""
+        self.symbols = symbols
+        rows = [row.split("\t") for table_ in accents for row in table_]
+        sizes = [len(table_) for table_ in accents]
+        self.first = np.cumsum([0, *sizes[:-1]])
+        self.accent = np.repeat(np.arange(len(sizes)), sizes)
+        texts = [written(text) for _, text in rows]
+        spelled = [symbols.places(phonemes) for phonemes, _ in rows]
+        self.text, self.spelled = Strings(texts), Strings(spelled)
+        self.held_out = np.array([zlib.crc32(text) % HELD_OUT_LINE == 0 for text in texts])
+        space = bytes((symbols.space,))
+        pairs = zip(texts, spelled, strict=True)
+        self.aligned = np.array([a.count(b" ") == b.count(space) for a, b in pairs])
+        self._edges = symbols.places('.,!?;:\u201c\u201d\u2014"')
+
+    @classmethod
+    def load(cls, folder: Path, symbols: Symbols) -> Texts:
+        """Read both tables."""
+        return cls([read_table(table(folder, accent)) for accent in ACCENTS], symbols)
+
+    def words(self, row: int) -> list[tuple[bytes, bytes]]:
+        """Words and their symbols; one pair of all where they do not stand side by side."""
+        text, spelled = self.text[row].tobytes(), self.spelled[row].tobytes()
+        if not self.aligned[row]:
+            return [(text, spelled)]
+        space = bytes((self.symbols.space,))
+        return list(zip(text.split(b" "), spelled.split(space), strict=True))
+
+    def bare(self, pair: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+        """A word and its symbols without punctuation."""
+        return pair[0].strip(EDGES), pair[1].strip(self._edges)

@@ -1,0 +1,134 @@
+"""Options of the Python API as a `SpeechRequest`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal, TypedDict, TypeVar
+
+from decoder import AudioEncoding, PrependPromptSpeechTokens
+from tts.errors import InvalidRequestError
+from tts.speech.types import (
+    ChunkingOverrides,
+    SamplingOverrides,
+    SpeechRequest,
+    TimestampGranularity,
+)
+
+Choice = TypeVar("Choice", bound=Enum)
+
+
+class SpeechOptions(TypedDict, total=False):
+    """Keyword arguments of `say` and `stream`. What is left out is as the voice recommends."""
+
+    voice: str
+    """Name of a voice; see `LoadedVoice.voices`."""
+    language: str
+    """BCP-47 code, such as "en-US": chooses a voice where none is named."""
+    seed: int
+    """Unsigned 64-bit number; the same seed gives the same speech. Default: random."""
+    temperature: float
+    """0 to 2; 0 takes the likeliest token."""
+    top_p: float
+    """Above 0, at most 1."""
+    top_k: int
+    """0 turns it off."""
+    max_tokens: int
+    """Most speech tokens of the whole request."""
+    speaking_rate: float
+    """0.25 to 4; 1 is normal."""
+    gain_db: float
+    """-96 to 16 dB; default 0."""
+    trim_silence: bool
+    """Leave out silence before the first and after the last word."""
+    sample_rate: int
+    """Hz, 8,000 to 192,000; default: the codec's own."""
+    max_audio_s: float
+    """Most seconds of audio."""
+    timestamps: Literal["segment", "word"]
+    """Report when each segment of the text, or each word, is spoken."""
+    pronunciations: Mapping[str, str]
+    """Phrase to a respelling in plain letters."""
+    chunk_size: Sequence[int]
+    """Speech tokens per block of audio; the last size repeats."""
+    buffer: int
+    """Earlier speech tokens that are decoded again in front of each block."""
+    block_causal: bool
+    """Earlier tokens do not see the new block."""
+    prepend_prompt_speech_tokens: Literal["never", "once", "rolling"]
+    """When the voice prompt's tokens go in front of a block."""
+    prepend_prompt_speech_tokens_causal: bool
+    """The prompt's tokens do not see the new block."""
+    priority: int
+    """-1,000 to 1,000; a level is worth five seconds of waiting."""
+    lora: str
+    """Name of an adapter."""
+
+
+SAMPLING_FIELDS = ("seed", "temperature", "top_p", "top_k", "max_tokens")
+REQUEST_FIELDS = (
+    "speaking_rate",
+    "gain_db",
+    "trim_silence",
+    "sample_rate",
+    "max_audio_s",
+    "priority",
+    "lora",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRequest:
+    """A text to speak, checked; its voice is chosen where the voices are."""
+
+    request: SpeechRequest
+    voice: str = ""
+    language: str = ""
+
+    @classmethod
+    def read(cls, text: str, options: SpeechOptions) -> CheckedRequest:
+        """Options as a request for float32 samples.
+
+        Raises `InvalidRequestError` with every value that is out of range, and `TypeError` for an
+        option that does not exist.
+        """
+        unknown = sorted(options.keys() - SpeechOptions.__annotations__.keys())
+        if unknown:
+            raise TypeError(f"unknown options: {', '.join(unknown)}")
+        given: Mapping[str, Any] = dict(options)
+        level = options.get("timestamps", TimestampGranularity.NONE.value)
+        request = SpeechRequest(
+            text=text,
+            encoding=AudioEncoding.PCM_F32LE,
+            sampling=SamplingOverrides(**_those(SAMPLING_FIELDS, given)),
+            chunking=_chunking(options),
+            pronunciations=tuple(options.get("pronunciations", {}).items()),
+            timestamps=_choice(TimestampGranularity, "timestamps", level),
+            **_those(REQUEST_FIELDS, given),
+        )
+        return cls(request, options.get("voice", ""), options.get("language", ""))
+
+
+def _chunking(options: SpeechOptions) -> ChunkingOverrides:
+    name = "prepend_prompt_speech_tokens"
+    prepend = options.get("prepend_prompt_speech_tokens")
+    return ChunkingOverrides(
+        chunk_sizes=tuple(options["chunk_size"]) if "chunk_size" in options else None,
+        buffer=options.get("buffer"),
+        block_causal=options.get("block_causal"),
+        prepend=None if prepend is None else _choice(PrependPromptSpeechTokens, name, prepend),
+        prepend_prompt_speech_tokens_causal=options.get("prepend_prompt_speech_tokens_causal"),
+    )
+
+
+def _choice(kind: type[Choice], name: str, value: str) -> Choice:
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(repr(member.value) for member in kind)
+        raise InvalidRequestError.of(name, f"{value!r} must be one of {known}") from None
+
+
+def _those(names: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: given[name] for name in names if name in given}

@@ -1,0 +1,183 @@
+"""`LoadedVoice`: speaks texts in this process, for callers with and without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self, Unpack
+
+import numpy as np
+
+from tts.api.audio import Speech, SpeechPart
+from tts.api.loop import RemoteIterator, wait
+from tts.api.request import CheckedRequest, SpeechOptions
+from tts.api.running import RunningService
+from tts.speech.synthesizer import Synthesizer
+from tts.speech.types import AudioChunk, Done, SegmentTime, SpeechRequest, Started, WordTimes
+from tts.voices.types import Voice
+
+NO_SAMPLES = np.zeros(0, dtype=np.float32)
+
+
+class LoadedVoice:
+    """A model in this process and the voice that it speaks with. `tts.load` makes one.
+
+    The methods may be called from any thread and from any event loop, also at the same time: texts
+    that are spoken together share the model's steps. `with load() as voice:` closes it at the end.
+    """
+
+    def __init__(self, service: RunningService, voice: Voice | None = None) -> None:
+        self._service, self._voice = service, voice
+
+    def __repr__(self) -> str:
+        return f"<LoadedVoice of {self._service.model}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """Names of the voices that the model brings, for the option `voice`."""
+        return tuple(voice.name for voice in self._synthesizer.voices.voices())
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples per second of the model's audio, in Hz."""
+        return self._synthesizer.codec.sample_rate
+
+    def say(self, text: str, **options: Unpack[SpeechOptions]) -> Speech:
+        """Speak a text and return all of its audio.
+
+        Raises `InvalidRequestError` for a text or an option that cannot be used,
+        `VoiceNotFoundError` for an unknown voice, `PreconditionError` for what this model cannot
+        do, `TypeError` for an unknown option, and `RuntimeError` after `close`.
+        """
+        return wait(self._service.submit(self._say(CheckedRequest.read(text, options))))
+
+    async def asay(self, text: str, **options: Unpack[SpeechOptions]) -> Speech:
+        """Speak a text without blocking the event loop; otherwise as `say`."""
+        work = self._service.submit(self._say(CheckedRequest.read(text, options)))
+        return await asyncio.wrap_future(work)
+
+    def stream(self, text: str, **options: Unpack[SpeechOptions]) -> Iterator[SpeechPart]:
+        """Speak a text and yield its audio as it is made.
+
+        Leaving the iterator early cancels the rest. Raises as `say` does.
+        """
+        return self._stream(CheckedRequest.read(text, options))
+
+    def astream(self, text: str, **options: Unpack[SpeechOptions]) -> AsyncIterator[SpeechPart]:
+        """Speak a text and yield its audio as it is made, without blocking the event loop."""
+        return self._astream(CheckedRequest.read(text, options))
+
+    def clone(self, clip: str | Path | bytes, transcript: str) -> LoadedVoice:
+        """Return a voice that imitates a recording, on the same model.
+
+        `clip` is a WAV, FLAC, Ogg or MP3 file of 1 to 30 seconds, by its path or as its bytes;
+        `transcript` is what is said in it. Closing either voice closes the model. Raises
+        `InvalidRequestError` for a clip or a transcript that cannot be used, `PreconditionError`
+        for a model that does not clone, and `OSError` when the file cannot be read.
+        """
+        return wait(self._service.submit(self._clone(clip, transcript)))
+
+    async def aclone(self, clip: str | Path | bytes, transcript: str) -> LoadedVoice:
+        """Return a voice that imitates a recording; as `clone`, without blocking."""
+        return await asyncio.wrap_future(self._service.submit(self._clone(clip, transcript)))
+
+    def close(self) -> None:
+        """Cancel what is being spoken and release the model. Calling it again is harmless."""
+        self._service.close()
+
+    async def aclose(self) -> None:
+        """Release the model without blocking the event loop; as `close`."""
+        await asyncio.to_thread(self.close)
+
+    @property
+    def _synthesizer(self) -> Synthesizer:
+        return self._service.synthesizer
+
+    def _with_voice(self, checked: CheckedRequest) -> SpeechRequest:
+        if self._voice is not None and not (checked.voice or checked.language):
+            return replace(checked.request, voice=self._voice)
+        voice = self._synthesizer.voices.choose(checked.voice, checked.language)
+        return replace(checked.request, voice=voice)
+
+    async def _say(self, checked: CheckedRequest) -> Speech:
+        found = await self._synthesizer.synthesize(self._with_voice(checked))
+        return Speech(
+            samples=np.frombuffer(found.audio, dtype="<f4").copy(),
+            sample_rate=found.started.audio_format.sample_rate,
+            seed=found.started.seed,
+            finish_reason=found.result.finish_reason,
+            warnings=found.result.warnings,
+            words=found.words,
+            segments=found.segments,
+        )
+
+    def _stream(self, checked: CheckedRequest) -> Iterator[SpeechPart]:
+        parts = RemoteIterator(self._service.loop, self._parts(checked))
+        try:
+            while (part := wait(parts.next())) is not None:
+                yield part
+        finally:
+            parts.discard()
+
+    async def _astream(self, checked: CheckedRequest) -> AsyncIterator[SpeechPart]:
+        parts = RemoteIterator(self._service.loop, self._parts(checked))
+        try:
+            while (part := await asyncio.wrap_future(parts.next())) is not None:
+                yield part
+        finally:
+            await asyncio.wrap_future(parts.close())
+
+    async def _parts(self, checked: CheckedRequest) -> AsyncGenerator[SpeechPart, None]:
+        """Runs on the loop's thread."""
+        rate, offset = self.sample_rate, 0
+        async with aclosing(self._synthesizer.stream(self._with_voice(checked))) as events:
+            async for event in events:
+                match event:
+                    case Started():
+                        rate = event.audio_format.sample_rate
+                    case AudioChunk():
+                        samples = np.frombuffer(event.data, dtype="<f4").copy()
+                        span = event.text_start, event.text_end
+                        offset = event.sample_offset + len(samples)
+                        yield SpeechPart(samples, rate, event.sample_offset, *span)
+                    case WordTimes(words):
+                        span = words[0].text_start, words[-1].text_end
+                        yield SpeechPart(NO_SAMPLES, rate, offset, *span, words=words)
+                    case SegmentTime():
+                        span = event.text_start, event.text_end
+                        yield SpeechPart(NO_SAMPLES, rate, offset, *span, segments=(event,))
+                    case Done(result) if result.warnings:
+                        span = len(checked.request.text), len(checked.request.text)
+                        warnings = result.warnings
+                        yield SpeechPart(NO_SAMPLES, rate, offset, *span, warnings=warnings)
+
+    async def _clone(self, clip: str | Path | bytes, transcript: str) -> LoadedVoice:
+        data = clip if isinstance(clip, bytes) else await asyncio.to_thread(Path(clip).read_bytes)
+        prompt = await self._synthesizer.cloner.from_clip(data, None, transcript)
+        return LoadedVoice(self._service, Voice("prompt", prompt=prompt))

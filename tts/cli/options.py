@@ -1,0 +1,296 @@
+"""`SayOptions`: the checked options of `tts.say`, without slow imports."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from tts.api.suffixes import SUFFIXES
+from tts.cli.timestamps import WRITERS
+
+MAX_REFERENCE_BYTES = 16 * 2**20  # limit of a gRPC message
+MAX_TEXT_BYTES = 16 * 2**20  # weeks of speech; a device file has no end
+MAX_PEM_BYTES = 2**20
+STANDARD_STREAM = "-"
+
+FORMATS = tuple(dict.fromkeys(SUFFIXES.values()))
+PREPEND = ("never", "once", "rolling")
+
+
+class UsageError(Exception):
+    """A wrong command line; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Credentials for a server: contents of files, not their names."""
+
+    use_tls: bool = False
+    root_certificates: bytes | None = None  # None: the gRPC library's own
+    certificate: bytes | None = None
+    private_key: bytes | None = None
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """Size and context of audio blocks; None or () is the codec's own choice."""
+
+    chunk_sizes: tuple[int, ...] = ()
+    buffer: int | None = None
+    block_causal: bool | None = None
+    prepend: str | None = None
+    prepend_prompt_speech_tokens_causal: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """The checkpoint to load, without a server; an empty name is the built-in voice."""
+
+    name: str = ""  # a folder, or a name on the hub
+    revision: str = ""
+    family: str = ""  # of the checkpoint; empty: found by its files
+    audio_decoder: str = ""  # a codec's folder or name; empty: the family's own
+    offline: bool = False
+    allow_pickle: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SayOptions:
+    """Options of one run. `text` is None for lines of standard input as they come."""
+
+    text: str | None
+    voice: str
+    list_voices: bool
+    phonemes: bool  # print them instead of synthesizing
+    output: str  # a file name, "-", or "" for a player
+    encoding: str  # one of FORMATS
+    sample_rate: int
+    trim_silence: bool
+    rate: float | None
+    seed: int | None
+    temperature: float | None
+    language: str
+    reference: bytes  # a recording of the voice to imitate, or b""
+    reference_text: str
+    chunking: Chunking
+    timestamps: Path | None
+    word_timestamps: bool
+    model: ModelChoice
+    server: str
+    credentials: Credentials
+    show_progress: bool
+    is_quiet: bool
+
+
+def read_options(args: argparse.Namespace, stdin: BinaryIO | None = None) -> SayOptions:
+    """Convert parsed arguments to options and read the text. Raises UsageError."""
+    stdin = stdin or (sys.stdin.buffer if sys.stdin else None)
+    list_voices = args.list_voices or args.voice == "?"
+    _check_together(args)
+    _decode_arguments(args)
+    _check_streams(args, has_input=stdin is not None)
+    return SayOptions(
+        text=None if args.stream_stdin or list_voices else _text(args, stdin),
+        voice="" if args.voice == "?" else args.voice,
+        list_voices=list_voices,
+        phonemes=args.phonemes,
+        output=args.output,
+        encoding=_encoding(args.output, args.format),
+        sample_rate=args.sample_rate,
+        trim_silence=args.trim_silence,
+        rate=args.rate,
+        seed=args.seed,
+        temperature=args.temperature,
+        language=args.language,
+        reference=_read(args.ref_audio, MAX_REFERENCE_BYTES) if args.ref_audio else b"",
+        reference_text=args.ref_text,
+        chunking=Chunking(
+            chunk_sizes=args.chunk_size,
+            buffer=args.buffer,
+            block_causal=args.block_causal,
+            prepend=args.prepend_prompt_speech_tokens,
+            prepend_prompt_speech_tokens_causal=args.prepend_prompt_speech_tokens_causal,
+        ),
+        timestamps=_timestamps(args.timestamps),
+        word_timestamps=args.timestamp_level == "word",
+        model=_model(args),
+        server=args.server,
+        credentials=_credentials(args),
+        show_progress=args.progress,
+        is_quiet=args.quiet,
+    )
+
+
+def _check_together(args: argparse.Namespace) -> None:
+    sources = bool(args.text) + bool(args.file) + args.stream_stdin
+    rules = (
+        (sources > 1, "give the text once: as arguments, with -f, or with --stream-stdin"),
+        (
+            args.phonemes and (_asks_for_sound(args) or args.stream_stdin),
+            "--phonemes prints text: no voice, no output file, no --stream-stdin",
+        ),
+        (bool(args.ref_audio) != bool(args.ref_text), "--ref-audio and --ref-text go together"),
+        (bool(args.ref_audio and args.voice), "give --voice or --ref-audio, not both"),
+        (bool(args.server and args.model), "--model is for speaking without --server"),
+        (
+            not args.model and _model(args) != ModelChoice(),
+            "--revision, --family, --audio-decoder, --offline and --allow-pickle need --model",
+        ),
+        (not args.server and _asks_for_server(args), "--tls-* and --token need --server"),
+        (bool(args.tls_cert) != bool(args.tls_key), "--tls-cert and --tls-key go together"),
+        (not _is_header(args.token), "--token may hold printable ASCII characters alone"),
+        (
+            bool(args.output and args.timestamps)
+            and Path(args.output).resolve() == Path(args.timestamps).resolve(),
+            "-o and --timestamps name the same file",
+        ),
+    )
+    for is_broken, message in rules:
+        if is_broken:
+            raise UsageError(message)
+
+
+def _model(args: argparse.Namespace) -> ModelChoice:
+    return ModelChoice(
+        name=args.model,
+        revision=args.revision,
+        family=args.family,
+        audio_decoder=args.audio_decoder,
+        offline=args.offline,
+        allow_pickle=args.allow_pickle,
+    )
+
+
+def _asks_for_sound(args: argparse.Namespace) -> bool:
+    return bool(args.output or args.format or args.timestamps or args.voice or args.ref_audio)
+
+
+def _asks_for_server(args: argparse.Namespace) -> bool:
+    return args.tls or bool(args.tls_ca or args.tls_cert or args.tls_key or args.token)
+
+
+def _is_header(value: str) -> bool:
+    return value.isascii() and (value.isprintable() or not value)
+
+
+def _decode_arguments(args: argparse.Namespace) -> None:
+    """Decode arguments that are text, not file names, as UTF-8 in any locale."""
+    args.text = [_decode_argument("TEXT", text) for text in args.text]
+    for name in ("voice", "language", "ref_text", "server"):
+        flag = "--" + name.replace("_", "-")
+        setattr(args, name, _decode_argument(flag, getattr(args, name)))
+
+
+def _decode_argument(name: str, value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # bytes that are not text in the locale's encoding
+        try:
+            return os.fsencode(value).decode()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{name} is not UTF-8 text") from error
+    return value
+
+
+def _check_streams(args: argparse.Namespace, *, has_input: bool) -> None:
+    lists = args.list_voices or args.voice == "?"
+    if sys.stdout is None and (lists or args.phonemes or args.output == STANDARD_STREAM):
+        raise UsageError("standard output is closed")
+    if not has_input and args.stream_stdin:
+        raise UsageError("standard input is closed")
+
+
+def _text(args: argparse.Namespace, stdin: BinaryIO | None) -> str:
+    if args.text and args.text != [STANDARD_STREAM]:
+        text = " ".join(args.text)
+    elif args.file and args.file != STANDARD_STREAM:
+        text = _decode(_read(args.file, MAX_TEXT_BYTES), args.file)
+    elif stdin is None:
+        raise UsageError("standard input is closed; give the text as an argument or with -f FILE")
+    elif stdin.isatty() and not (args.text or args.file):
+        raise UsageError("there is no text; give it as an argument, with -f FILE or in a pipe")
+    else:
+        text = _decode(_at_most(stdin, MAX_TEXT_BYTES, "standard input"), "standard input")
+    if not text.strip():
+        raise UsageError("the text is empty")
+    return text
+
+
+def _decode(data: bytes, name: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name} is not UTF-8 text (byte {error.start})") from error
+
+
+def _read(name: str, most: int) -> bytes:
+    try:
+        with Path(name).open("rb") as file:
+            return _at_most(file, most, name)
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror}") from error
+
+
+def _at_most(file: BinaryIO, most: int, name: str) -> bytes:
+    data = file.read(most + 1)
+    if len(data) > most:
+        raise UsageError(f"{name} has more than {most} bytes")
+    return data
+
+
+def _encoding(output: str, chosen: str) -> str:
+    """Return the encoding: --format, else by the suffix, else 16-bit samples."""
+    if output and output != STANDARD_STREAM:
+        _check_writable(Path(output))
+        suffix = Path(output).suffix.lower()
+        if not chosen and suffix not in SUFFIXES:
+            raise UsageError(
+                f"{output}: no format has the suffix '{suffix}'; use one of "
+                f"{' '.join(SUFFIXES)}, or --format"
+            )
+        return chosen or SUFFIXES[suffix]
+    if chosen and not output:
+        raise UsageError("--format needs -o FILE, or -o - for standard output")
+    if output and sys.stdout.isatty():
+        raise UsageError(
+            "standard output is a terminal; send it to a file or a pipe, or use -o FILE"
+        )
+    return chosen or "s16le"
+
+
+def _check_writable(path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}: it is a folder")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+
+
+def _timestamps(name: str) -> Path | None:
+    if not name:
+        return None
+    path = Path(name)
+    _check_writable(path)
+    if path.exists() and not path.is_file():
+        raise UsageError(f"cannot write {path}: timestamps need a regular file")
+    if path.suffix.lower() not in WRITERS:
+        raise UsageError(f"{name}: timestamps are written as {' or '.join(WRITERS)}")
+    return path
+
+
+def _credentials(args: argparse.Namespace) -> Credentials:
+    return Credentials(
+        use_tls=args.tls or bool(args.tls_ca or args.tls_cert),
+        root_certificates=_pem(args.tls_ca),
+        certificate=_pem(args.tls_cert),
+        private_key=_pem(args.tls_key),
+        token=args.token,
+    )
+
+
+def _pem(name: str) -> bytes | None:
+    return _read(name, MAX_PEM_BYTES) if name else None

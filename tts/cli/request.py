@@ -1,0 +1,102 @@
+"""Conversion of `SayOptions` to messages of the wire contract, for both clients."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from tts.cli.options import Chunking, SayOptions
+from tts.v1 import speech_pb2
+
+ENCODINGS: Mapping[str, speech_pb2.AudioEncoding] = MappingProxyType(
+    {
+        "s16le": speech_pb2.AUDIO_ENCODING_PCM_S16LE,
+        "f32le": speech_pb2.AUDIO_ENCODING_PCM_F32LE,
+        "mulaw": speech_pb2.AUDIO_ENCODING_MULAW,
+        "alaw": speech_pb2.AUDIO_ENCODING_ALAW,
+        "wav": speech_pb2.AUDIO_ENCODING_WAV,
+        "flac": speech_pb2.AUDIO_ENCODING_FLAC,
+        "opus": speech_pb2.AUDIO_ENCODING_OGG_OPUS,
+        "mp3": speech_pb2.AUDIO_ENCODING_MP3,
+    }
+)
+PREPEND: Mapping[str, speech_pb2.PrependPromptSpeechTokens] = MappingProxyType(
+    {
+        "never": speech_pb2.PREPEND_PROMPT_SPEECH_TOKENS_NEVER,
+        "once": speech_pb2.PREPEND_PROMPT_SPEECH_TOKENS_ONCE,
+        "rolling": speech_pb2.PREPEND_PROMPT_SPEECH_TOKENS_ROLLING,
+    }
+)
+FLAGS: Mapping[str, str] = MappingProxyType(
+    {
+        "audio_format": "--format, --sample-rate",
+        "audio_format.encoding": "--format",
+        "audio_format.sample_rate_hertz": "--sample-rate",
+        "chunking.buffer": "--buffer",
+        "chunking.chunk_sizes": "--chunk-size",
+        "sampling.temperature": "--temperature",
+        "speaking_rate": "--rate",
+        "voice.language_code": "--language",
+        "voice.name": "--voice",
+        "voice.prompt": "--ref-audio",
+        "voice.prompt.audio": "--ref-audio",
+        "voice.prompt.transcript": "--ref-text",
+    }
+)
+_FIELD = re.compile(
+    rf"\bconfig\.(?:synthesis\.)?({'|'.join(sorted(map(re.escape, FLAGS), reverse=True))})(?=: )"
+)
+
+
+def in_flags(message: str) -> str:
+    """Replace names of message fields in an error message by the options that set them."""
+    return _FIELD.sub(lambda found: FLAGS[found[1]], message)
+
+
+def synthesis_config(options: SayOptions) -> speech_pb2.SynthesisConfig:
+    """Return the request's configuration; options that were not given stay unset."""
+    config = speech_pb2.SynthesisConfig(
+        voice=_voice(options),
+        audio_format=speech_pb2.AudioFormat(
+            encoding=ENCODINGS[options.encoding], sample_rate_hertz=options.sample_rate
+        ),
+        chunking=_chunking(options.chunking),
+        trim_silence=options.trim_silence,
+    )
+    if options.rate is not None:
+        config.speaking_rate = options.rate
+    if options.seed is not None:
+        config.sampling.seed = options.seed
+    if options.temperature is not None:
+        config.sampling.temperature = options.temperature
+    if options.timestamps is not None:
+        config.timestamps = (
+            speech_pb2.TIMESTAMP_GRANULARITY_WORD
+            if options.word_timestamps
+            else speech_pb2.TIMESTAMP_GRANULARITY_SEGMENT
+        )
+    return config
+
+
+def _voice(options: SayOptions) -> speech_pb2.VoiceSelection:
+    voice = speech_pb2.VoiceSelection(language_code=options.language)
+    if options.reference:
+        voice.prompt.audio = options.reference
+        voice.prompt.transcript = options.reference_text
+    elif options.voice:
+        voice.name = options.voice
+    return voice
+
+
+def _chunking(chunking: Chunking) -> speech_pb2.ChunkingConfig:
+    config = speech_pb2.ChunkingConfig(chunk_sizes=chunking.chunk_sizes)
+    if chunking.buffer is not None:
+        config.buffer = chunking.buffer
+    if chunking.block_causal is not None:
+        config.block_causal = chunking.block_causal
+    if chunking.prepend is not None:
+        config.prepend_prompt_speech_tokens = PREPEND[chunking.prepend]
+    if chunking.prepend_prompt_speech_tokens_causal is not None:
+        config.prepend_prompt_speech_tokens_causal = chunking.prepend_prompt_speech_tokens_causal
+    return config

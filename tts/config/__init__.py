@@ -1,0 +1,1 @@
+"""Configuration of the service: fields, sources of values, and defaults of a checkpoint."""

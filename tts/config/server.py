@@ -1,0 +1,122 @@
+"""`ServerConfig`: addresses, access, limits, timeouts, logs and metrics of the gRPC front end."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from llm import StrictModel
+
+MIB = 2**20
+TOKEN = re.compile("[!-~]([ -~]*[!-~])?")
+
+
+class ServerConfig(StrictModel):
+    """Configuration of the gRPC front end. Frozen from the start."""
+
+    SECTION: ClassVar[str] = "server_config"
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on")
+    port: int = Field(default=50051, ge=0, le=65535, description="port; 0 is any free one")
+    front_ends: int = Field(
+        default=1, ge=0, le=64, description="gRPC processes; 0: in the engine's"
+    )
+    max_restarts: int = Field(
+        default=5, ge=0, description="restarts in a row of a process that died"
+    )
+    step_timeout_s: float = Field(
+        default=120.0,
+        gt=0,
+        description="longest step; a slower engine is restarted",
+    )
+    max_concurrent_requests: int = Field(default=32, gt=0, description="calls running at once")
+    max_queued_requests: int = Field(default=16, ge=0, description="calls waiting to run")
+    max_streams_per_client: int = Field(default=64, gt=0, description="open calls of one client")
+    max_text_characters: int = Field(
+        default=10_000, gt=0, description="longest text of one request"
+    )
+    max_fragment_characters: int = Field(
+        default=2_000, gt=0, description="longest fragment of streamed text"
+    )
+    max_stream_characters: int = Field(
+        default=100_000, gt=0, description="longest streamed text in total"
+    )
+    max_prompt_audio_bytes: int = Field(default=10 * MIB, gt=0, description="largest voice prompt")
+    min_prompt_duration_s: float = Field(default=1.0, gt=0, description="shortest voice prompt")
+    max_prompt_duration_s: float = Field(default=30.0, gt=0, description="longest voice prompt")
+    max_audio_duration_s: float = Field(
+        default=600.0, gt=0, description="longest audio of one call"
+    )
+    max_message_bytes: int = Field(default=16 * MIB, ge=4096, description="largest gRPC message")
+    max_voices: int = Field(default=256, ge=0, description="voices that clients may create")
+    max_voice_bytes: int = Field(
+        default=16 * MIB, ge=0, description="largest size of created voices in total"
+    )
+    voice_folder: Path | None = Field(default=None, description="folder that keeps created voices")
+    drain_delay_s: float = Field(
+        default=0.0, ge=0, description="time as NOT_SERVING before calls are refused"
+    )
+    drain_grace_s: float = Field(
+        default=30.0, ge=0, description="time to finish calls after SIGTERM"
+    )
+    slow_reader_timeout_s: float = Field(
+        default=10.0, gt=0, description="how long a client may leave audio unread"
+    )
+    receive_timeout_s: float = Field(
+        default=10.0, gt=0, description="longest arrival of a unary request"
+    )
+    idle_timeout_s: float = Field(default=60.0, gt=0, description="longest pause of a text stream")
+    auth_token: str | None = Field(
+        default=None, repr=False, description="token that every call must send"
+    )
+    admin_token: str | None = Field(
+        default=None, repr=False, description="token for creating and deleting voices"
+    )
+    tls_cert: Path | None = Field(default=None, description="server certificate chain, PEM")
+    tls_key: Path | None = Field(default=None, description="server private key, PEM")
+    tls_client_ca: Path | None = Field(
+        default=None, description="CA of client certificates; requires them"
+    )
+    enable_reflection: bool = Field(default=True, description="serve gRPC reflection")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="debug, info, warning or error"
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="log lines as text, or as JSON objects: json"
+    )
+    log_user_text: bool = Field(default=False, description="log the texts that clients send")
+    trace_requests: bool = Field(
+        default=False, description="write an OpenTelemetry trace of each call"
+    )
+    metrics_host: str = Field(default="127.0.0.1", description="address of the metrics server")
+    metrics_port: int = Field(
+        default=8001, ge=0, le=65535, description="port of the metrics server; 0 is any free one"
+    )
+
+    @field_validator("auth_token", "admin_token")
+    @classmethod
+    def _is_token(cls, token: str | None) -> str | None:
+        """Refuse a token that leaves the server open, or that no client can send."""
+        if token is not None and not TOKEN.fullmatch(token):
+            raise ValueError(
+                "must be printable ASCII, at least one character, without spaces at its ends; "
+                "leave it out for a server without it"
+            )
+        return token
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ServerConfig:
+        if self.min_prompt_duration_s > self.max_prompt_duration_s:
+            raise ValueError("min_prompt_duration_s must not exceed max_prompt_duration_s")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key")
+        return self
+
+    def model_post_init(self, context: Any, /) -> None:
+        super().model_post_init(context)
+        self.freeze()

@@ -1,0 +1,1 @@
+"""Speech generation on the engine: tokens to chunks, chunks to decoded audio."""

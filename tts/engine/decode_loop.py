@@ -1,0 +1,342 @@
+"""Decode loop: renders speech codes between the language model's steps, on the engine's thread.
+
+    engine thread:  step │ turn │ step │ turn │ step …
+                           └─ review    changed streams: remove those that are done, pause those
+                              │         whose reader lags, resume the others
+                              launch    at most one batch: the most urgent windows
+                              deliver   the audio that the decoder has rendered
+                              wake      the readers of all delivered audio, together
+
+A GPU renders in parallel with the language model's steps, and this loop does not wait for it:
+`Pace` determines when a batch is due, so that many windows share a call. A CPU renders a batch
+while launching it. One batch per turn delays the next token of other streams by at most one decoder
+call. Windows are ordered by deadline: first the streams without audio, by arrival, then the others
+by the estimated time at which the client runs out of audio. The cost of a turn depends on the
+changed streams and on those with pending windows, not on the number of streams.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Protocol, TypeAlias
+
+from decoder import AudioDecoder, DecodeRequest, DecodeResult, Renderer
+from llm import FinishReason, HistogramCounter, RequestError, TokenChunk
+from tts.engine.pacer import Pace, Waiting
+from tts.engine.queue import Wakeups
+from tts.engine.streams import NOT_STARTED, SpeechStream, StreamTask
+from tts.observe.engine_status import AudioStats
+from tts.observe.logs import with_fields
+
+logger = logging.getLogger(__name__)
+
+DECODE_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+BLOCK_BOUNDS = (1, 2, 4, 8, 16, 32)
+MAX_LAUNCHED = 2  # batches: one running, one queued
+POLL_S = 0.0002  # polling interval of a busy device when there is no other work
+Item: TypeAlias = "tuple[SpeechStream, DecodeRequest]"
+COMFORT_S = 0.5
+"""On a CPU: a stream with this much buffered audio waits for one without its first audio."""
+
+
+class EngineControl(Protocol):
+    """Operations of the engine that the loop uses; callable from any thread."""
+
+    def cancel(self, request_id: str) -> None: ...
+
+    def pause(self, request_id: str) -> None: ...
+
+    def resume(self, request_id: str) -> None: ...
+
+    def wake(self) -> None: ...
+
+
+class Ranges(Protocol):
+    """Profiler with named ranges, such as `llm.Profiler`."""
+
+    def range(self, name: str) -> AbstractContextManager[object]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightBatch:
+    """Windows that the decoder is rendering."""
+
+    tasks: Sequence[SpeechStream]  # stream of each window
+    rendered: DecodeResult
+    started_s: float  # on the loop's clock
+
+
+class DecodeLoop:
+    """Step hook of the engine that serves all of its speech and text streams.
+
+    Turns run on the engine's thread; streams are added and removed from any thread. `pace` None
+    launches whenever a window is ready, which is the default for a decoder on a CPU.
+    """
+
+    def __init__(
+        self,
+        engine: EngineControl,
+        decoder: AudioDecoder | None,
+        profiler: Ranges | None = None,
+        *,
+        pace: Pace | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._profiler = profiler
+        self._clock = clock
+        self._decoder = decoder
+        self._renderer = Renderer(decoder) if decoder else None
+        is_beside = decoder is not None and decoder.device != "cpu"
+        self._pace = Pace() if pace is None and is_beside else pace
+        self.poll_s = POLL_S if is_beside else 0.0
+        self._max_batch = decoder.options.max_batch if decoder else 0
+        self._launched: deque[InFlightBatch] = deque()
+        self._tasks: dict[str, StreamTask] = {}
+        self._dirty: deque[StreamTask] = deque()  # appended to in any thread
+        self._ready: dict[SpeechStream, None] = {}  # streams with a window to launch
+        self._awaiting_first_audio: set[SpeechStream] = set()  # streams without their first audio
+        self._changed = threading.Condition()
+        self.wakeups = Wakeups()
+        """Wake-ups of the readers' event loops; each turn flushes them."""
+        self._decode_s, self._blocks = (
+            HistogramCounter(DECODE_BOUNDS_S),
+            HistogramCounter(BLOCK_BOUNDS),
+        )
+        self._audio_s = 0.0
+        self._sample_rate = decoder.spec.sample_rate if decoder else 1
+
+    def __repr__(self) -> str:
+        return f"DecodeLoop({self._snapshot()})"
+
+    @property
+    def num_audio_streams(self) -> int:
+        """Number of live decoder states."""
+        return sum(isinstance(task, SpeechStream) for task in self._snapshot())
+
+    @property
+    def rendering_s(self) -> float:
+        """Return the seconds since the launch of the oldest batch in flight, 0 without one.
+
+        Callable from any thread."""
+        with suppress(IndexError):
+            return self._clock() - self._launched[0].started_s
+        return 0.0
+
+    def stats(self) -> AudioStats:
+        """Return the decoder's statistics since the start; callable from any thread."""
+        return AudioStats(
+            self._decode_s.snapshot(),
+            self._blocks.snapshot(),
+            self._audio_s,
+            sum(len(task.queue) for task in self._snapshot()),
+        )
+
+    def add(self, task: StreamTask) -> None:
+        """Add a stream, before its request is submitted."""
+        with self._changed:
+            former = self._tasks.get(task.request_id)
+            if former is not None and not former.is_done:
+                raise RequestError(f"request_id '{task.request_id}' is in use")
+            self._tasks[task.request_id] = task
+        task.notify = self._dirty.append
+
+    def remove(self, task: StreamTask) -> None:
+        """Remove a stream."""
+        with self._changed:
+            if self._tasks.get(task.request_id) is task:
+                del self._tasks[task.request_id]
+            self._changed.notify_all()
+
+    def cancel(self, task: StreamTask) -> None:
+        """Cancel a stream whose reader has disconnected; callable from any thread."""
+        task.is_abandoned = True
+        with self._changed:
+            is_served = self._tasks.get(task.request_id) is task
+        if is_served:
+            self._engine.cancel(task.request_id)
+            self.mark_dirty(task)
+
+    def mark_dirty(self, task: StreamTask) -> None:
+        """Schedule a review of a stream in the next turn; callable from any thread."""
+        self._dirty.append(task)
+        self._engine.wake()
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Block until no stream is left; return False after the timeout.
+
+        Callable from any thread but the engine's."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._tasks, timeout_s)
+
+    def on_tokens(self, task: StreamTask, chunk: TokenChunk) -> None:
+        """Pass generated tokens to a stream, on the engine's thread."""
+        try:
+            task.on_tokens(chunk)
+        except Exception as error:  # else the engine would log it, and the stream would never end
+            self._fail(task, error)
+
+    def after_step(self) -> bool:
+        """Run one turn; return whether there may be more work."""
+        try:
+            return self._turn()
+        finally:
+            self.wakeups.flush()
+
+    def _turn(self) -> bool:
+        dirty = self._dirty
+        for task in dict.fromkeys(dirty.popleft() for _ in range(len(dirty))):  # each once
+            self._review(task)
+        rendered = self._rendered()
+        if self._ready and len(self._launched) < MAX_LAUNCHED:
+            self.wakeups.flush()  # text readers need not wait while a CPU renders
+            self._launch(self._due(self._clock()))
+        for batch in (*rendered, *self._rendered()):
+            self._deliver(batch)
+        return bool(self._ready or self._launched or self._dirty)
+
+    def on_stop(self) -> None:
+        """End the remaining streams when the engine stops."""
+        try:
+            for task in self._snapshot():
+                task.end(FinishReason.CANCELLED)
+                self.remove(task)
+        finally:
+            self.wakeups.flush()
+
+    def _snapshot(self) -> list[StreamTask]:
+        with self._changed:
+            return list(self._tasks.values())
+
+    def _review(self, task: StreamTask) -> None:
+        """Handle a changed stream: remove it when it is over, else pause or resume its sequence."""
+        if isinstance(task, SpeechStream):
+            task.deliver_end()
+            is_over = task.is_done or task.is_abandoned
+            if not is_over and task.num_ready:
+                self._ready[task] = None
+            else:
+                self._ready.pop(task, None)
+            if not is_over and task.awaits_first_audio:
+                self._awaiting_first_audio.add(task)
+            else:
+                self._awaiting_first_audio.discard(task)
+        if task.is_done or task.is_abandoned:
+            self.remove(task)
+        elif task.is_ahead and task.is_generating and not task.is_paused:
+            task.is_paused = True
+            self._engine.pause(task.request_id)
+        elif task.is_paused and not task.is_ahead:
+            task.is_paused = False
+            self._engine.resume(task.request_id)
+
+    def _due(self, now_s: float) -> list[Item]:
+        """Return the batch to launch now, most urgent window first; empty if all should wait."""
+        dry = [task.runs_dry_s(now_s) for task in self._ready]
+        if self._pace is not None:
+            waiting = Waiting(
+                dry_s=min((dry_s for dry_s in dry if dry_s > NOT_STARTED), default=math.inf),
+                awaits_first_audio=NOT_STARTED in dry,
+                fills_batch=self._is_full_batch(),
+                has_all_streams=len(self._ready) == len(self._tasks),
+            )
+            if not self._pace.is_due(now_s, waiting, is_busy=bool(self._launched)):
+                return []
+        by_urgency = sorted(zip(dry, self._ready, strict=True), key=itemgetter(0))
+        is_pressed = self._pace is None and self._awaiting_first_audio
+        limit_s = now_s + COMFORT_S if is_pressed else math.inf
+        return self._compatible([task for dry_s, task in by_urgency if dry_s < limit_s])
+
+    def _is_full_batch(self) -> bool:
+        """Return whether the ready windows fill a batch."""
+        num_missing = self._max_batch
+        for task in self._ready:
+            num_missing -= task.num_ready
+            if num_missing <= 0:
+                return True
+        return False
+
+    def _compatible(self, tasks: Sequence[SpeechStream]) -> list[Item]:
+        """Return at most `max_batch` windows that can share a call with the first one."""
+        assert self._decoder is not None
+        chosen: list[Item] = []
+        key: Hashable = None
+        for task in tasks:
+            for request in task.requests():
+                own_key = self._decoder.batch_key(request.window)
+                if chosen and own_key != key:
+                    break
+                key = own_key
+                chosen.append((task, request))
+            if len(chosen) >= self._max_batch:
+                break
+        return chosen[: self._max_batch]
+
+    def _launch(self, batch: Sequence[Item]) -> None:
+        """Launch a batch; if the decoder rejects it, end only the streams that it rejects."""
+        if not batch or self._renderer is None:
+            return
+        started_s = self._clock()
+        tasks = [task for task, _ in batch]
+        for task in tasks:
+            task.launch()
+        try:
+            with self._profiler.range("decode_audio") if self._profiler else nullcontext():
+                rendered = self._renderer.launch([request for _, request in batch])
+        except Exception as error:  # outermost handler on the engine's thread
+            for task in tasks:
+                task.withdraw()
+            self._isolate(batch, error)
+            return
+        self._launched.append(InFlightBatch(tasks, rendered, started_s))
+        for task in dict.fromkeys(tasks):
+            if not task.num_ready:
+                self._ready.pop(task, None)
+
+    def _isolate(self, batch: Sequence[Item], error: Exception) -> None:
+        tasks = dict.fromkeys(task for task, _ in batch)
+        if len(tasks) == 1:
+            self._fail(batch[0][0], error)
+            return
+        for task in tasks:
+            self._launch([item for item in batch if item[0] is task])
+
+    def _rendered(self) -> list[InFlightBatch]:
+        """Remove and return the rendered batches, oldest first."""
+        found = []
+        while self._launched and self._launched[0].rendered.is_ready:
+            batch = self._launched.popleft()
+            if self._pace is not None:
+                self._pace.note(batch.started_s, batch.rendered.took_s)
+            found.append(batch)
+        return found
+
+    def _deliver(self, batch: InFlightBatch) -> None:
+        try:
+            audio = batch.rendered.samples()
+        except Exception as error:  # the device failed while rendering
+            for task in batch.tasks:
+                self._fail(task, error)
+            return
+        self._decode_s.observe(batch.rendered.took_s)
+        self._blocks.observe(len(batch.tasks))
+        self._audio_s += sum(map(len, audio)) / self._sample_rate
+        now_s = self._clock()
+        for task, samples in zip(batch.tasks, audio, strict=True):
+            task.deliver(samples, now_s)
+        for task in dict.fromkeys(batch.tasks):
+            self._review(task)
+
+    def _fail(self, task: StreamTask, error: Exception) -> None:
+        about = with_fields(("request_id", task.request_id))
+        logger.error("a request's audio cannot be made", exc_info=error, extra=about)
+        self._engine.cancel(task.request_id)
+        task.end(FinishReason.ERROR, f"its audio cannot be made: {error}")

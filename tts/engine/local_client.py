@@ -1,0 +1,200 @@
+"""`LocalEngineClient`: the engine, the audio decoder and their streams in one process.
+
+event loop                                   engine thread
+speak ── submit ──────────────────────────▶ Engine.step ─▶ sink: SpeechStream.on_tokens
+  ▲                                           DecodeLoop.after_step: render, deliver
+  └── await queue.get() ◀── StreamQueue ◀──────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from decoder import AudioDecoder, CodecSpec
+from llm import EngineStoppedError, Request, TokenChunk
+from tts.engine.client import AudioBlock, SpeechJob
+from tts.engine.decode_loop import DecodeLoop, Ranges
+from tts.engine.queue import StreamQueue
+from tts.engine.streams import CodeMap, SpeechSetup, SpeechStream, StreamTask, TextStream
+from tts.errors import Precondition, PreconditionError
+from tts.observe.engine_status import EngineStatus
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from llm import Engine, EngineStats
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """Bounds on buffered items of a stream, concurrency limits, and timeouts.
+
+    A stream buffers at most `audio_blocks` rendered blocks plus about `codes_ahead` codes (or
+    `text_chunks` chunks of text), then it is paused. `reader_timeout_s` ends a stream whose
+    reader leaves an item unread for so long (None: never). An engine whose step does not return
+    for `step_timeout_s` counts as not alive (None: no limit).
+    """
+
+    audio_blocks: int = 8
+    codes_ahead: int = 100
+    text_chunks: int = 64
+    reader_timeout_s: float | None = None
+    step_timeout_s: float | None = None
+    encoders: int = 1
+
+
+class LocalEngineClient:
+    """`EngineClient` of an engine in this process. Starts the engine; `close` stops it.
+
+    `decoder` and `code_map` are None for a text-only model.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        decoder: AudioDecoder | None = None,
+        code_map: CodeMap | None = None,
+        limits: StreamLimits | None = None,
+        *,
+        profiler: Ranges | None = None,
+        linear_layers: tuple[tuple[str, int], ...] = (),
+    ) -> None:
+        self._limits = limits or StreamLimits()
+        self._engine = engine
+        self._decoder = decoder
+        self._setup = None
+        if decoder is not None and code_map is not None:
+            self._setup = SpeechSetup(decoder.spec, code_map, self._limits.codes_ahead)
+        self._worker = DecodeLoop(engine, decoder, profiler)
+        timeout_s, wakeups = self._limits.reader_timeout_s, self._worker.wakeups
+        self._create_queue = partial(StreamQueue[Any], timeout_s=timeout_s, wakeups=wakeups)
+        self._encoders = ThreadPoolExecutor(self._limits.encoders, thread_name_prefix="encode")
+        self._linear_layers = linear_layers
+        self._is_closing = self._hangs = False
+        engine.set_hook(self._worker)
+        engine.start()
+
+    def __repr__(self) -> str:
+        return f"LocalEngineClient({self._worker!r})"
+
+    @property
+    def codec(self) -> CodecSpec | None:
+        """Specification of the codec; None for a text-only model."""
+        return self._setup.spec if self._setup else None
+
+    async def generate(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
+        """Stream a text request. Closing the iterator cancels it.
+
+        Raises the errors of `Engine.submit`, and SlowReaderError.
+        """
+        task = TextStream(request.request_id, self._create_queue(self._limits.text_chunks))
+        self._submit(task, request)
+        try:
+            chunk = None
+            while chunk is None or chunk.finish_reason is None:
+                chunk = await task.queue.get()
+                yield chunk
+        finally:
+            self._leave(task)
+
+    async def speak(self, job: SpeechJob) -> AsyncGenerator[AudioBlock, None]:
+        """Stream a speech job. Closing the iterator cancels it.
+
+        Raises the errors of `Engine.submit`, SlowReaderError, CodeRangeError for codes outside
+        the codebook, and PreconditionError for a text-only model.
+        """
+        if self._setup is None:
+            raise PreconditionError(Precondition.SPEECH, "this model writes text only")
+        task = SpeechStream(job, self._setup, self._create_queue(self._limits.audio_blocks))
+        self._submit(task, job.request)
+        try:
+            block = None
+            while block is None or block.finish_reason is None:
+                block = await task.queue.get()
+                yield block
+        finally:
+            self._leave(task)
+
+    async def encode_prompt(self, samples: np.ndarray) -> tuple[int, ...]:
+        """Return the codes of a reference clip: float32 [S], mono at the codec's rate.
+
+        Concurrent encodings are limited. Raises PreconditionError when the codec has no encoder.
+        """
+        decoder = self._decoder
+        if decoder is None or not decoder.spec.can_encode:
+            raise PreconditionError(
+                Precondition.VOICE_CLONING, "this model cannot take a voice from a recording"
+            )
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._encoders, decoder.encode, samples)
+
+    async def status(self) -> EngineStatus:
+        """Return a snapshot."""
+        stats = self._engine.stats()
+        return EngineStatus(
+            running=stats.running + stats.paused,
+            waiting=stats.waiting,
+            used_pages=stats.used_pages,
+            total_pages=stats.total_pages,
+            audio_streams=self._worker.num_audio_streams,
+            preemptions=stats.preemptions,
+            prefix_hit_tokens=stats.prefix_hit_tokens,
+            is_alive=self._engine.is_running and not self._check_hang(stats),
+            stats=stats,
+            audio=self._worker.stats(),
+            linear_layers=self._linear_layers,
+        )
+
+    def _check_hang(self, stats: EngineStats) -> bool:
+        """Return whether a step exceeds its timeout; log it once."""
+        limit_s, taken_s = self._limits.step_timeout_s, max(stats.turn_s, self._worker.rendering_s)
+        hung, self._hangs = self._hangs, limit_s is not None and taken_s > limit_s
+        if self._hangs and not hung:
+            text = "a step has not returned for %.1f s (step_timeout_s=%g): the engine hangs"
+            logger.error(text, taken_s, limit_s)
+        return self._hangs
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Refuse new requests, wait up to `drain_s` for running ones, cancel the rest, and stop.
+
+        Readers can read their queued items even after this has returned. The thread of an engine
+        that hangs is abandoned.
+        """
+        await asyncio.to_thread(self.stop, drain_s)
+
+    def stop(self, drain_s: float = 0.0) -> None:
+        """Close the client as `close` does, but block. Callable from any thread."""
+        self._is_closing = True
+        deadline_s = time.monotonic() + drain_s
+        if drain_s > 0:
+            self._engine.drain(drain_s)
+            self._worker.wait_idle(max(0.0, deadline_s - time.monotonic()))
+        if not self._check_hang(self._engine.stats()):
+            self._engine.shutdown()
+        self._encoders.shutdown(wait=True, cancel_futures=True)
+
+    def _submit(self, task: StreamTask, request: Request) -> None:
+        if self._is_closing:
+            raise EngineStoppedError("the engine is shutting down")
+        task.queue.on_room = partial(self._worker.mark_dirty, task)
+        task.queue.on_stall = partial(self._worker.cancel, task)
+        self._worker.add(task)
+        try:
+            self._engine.submit(request, partial(self._worker.on_tokens, task))
+        except BaseException:
+            self._worker.remove(task)
+            raise
+
+    def _leave(self, task: StreamTask) -> None:
+        """Close a stream that has no reader any more, whether or not it has ended."""
+        task.queue.close()
+        self._worker.cancel(task)

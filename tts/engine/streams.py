@@ -1,0 +1,330 @@
+"""Streams between the engine and a reader: speech jobs and text requests.
+
+A stream belongs to the engine's thread. Tokens arrive through `on_tokens` (the engine's sink),
+items leave through the stream's bounded queue; the last item has the finish reason.
+
+    TokenChunk ──▶ SpeechStream: codes ──▶ pending blocks ──▶ decoded by DecodeLoop ──▶ queue
+    TokenChunk ──▶ TextStream ──────────────────────────────────────────────────────▶ queue
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from decoder import (
+    CodecSpec,
+    DecodeRequest,
+    DecoderStream,
+    DecodeWindow,
+    SpeechChunk,
+    StreamState,
+)
+from llm import FinishReason, TokenChunk
+from tts.engine.chunker import SpeechChunker
+from tts.engine.client import AudioBlock, SpeechJob
+from tts.engine.queue import StreamQueue
+
+NOT_STARTED = -math.inf
+NO_SAMPLES = np.zeros(0, dtype=np.float32)
+
+
+class CodeMap(Protocol):
+    """Mapping from a language model's token ids to speech codes."""
+
+    def codes(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return the codes of the speech tokens in `token_ids`, in order; other ids are skipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechSetup:
+    """Settings that all speech streams of one engine share."""
+
+    spec: CodecSpec
+    code_map: CodeMap
+    max_codes_ahead: int  # number of codes waiting to be rendered at which a sequence is paused
+
+
+class PendingBlock(NamedTuple):
+    """Block that can be rendered; without a window it is an end without audio.
+
+    `tokens` is the token chunk that completed the block; `is_last` is set at that time, so that a
+    stream's messages do not depend on the speed of rendering and reading.
+    """
+
+    chunk: SpeechChunk
+    window: DecodeWindow | None
+    carry: tuple[int, ...]
+    tokens: TokenChunk
+    is_last: bool
+
+
+class StreamTask(ABC):
+    """Base class of streams, as the decode loop sees them.
+
+    `notify` is called with the stream, on the thread that changes it, when it may have work.
+    """
+
+    def __init__(self, request_id: str, queue: StreamQueue[Any]) -> None:
+        self.notify: Callable[[StreamTask], None] = _ignore
+        self.request_id = request_id
+        self.queue = queue
+        self.is_abandoned = False  # set by the reader, on any thread
+        self.is_paused = False  # its sequence is paused in the engine
+        self.is_generating = True  # until the engine's last chunk
+        self.is_done = False  # the last item is in the queue
+
+    def __repr__(self) -> str:
+        states = ("abandoned", "paused", "generating", "done")
+        named = [state for state in states if getattr(self, f"is_{state}")]
+        return f"{type(self).__name__}({self.request_id!r}, {' '.join(named)}, {self.queue!r})"
+
+    @abstractmethod
+    def on_tokens(self, chunk: TokenChunk) -> None:
+        """Process generated tokens; on the engine's thread, at most once per step."""
+
+    @abstractmethod
+    def end(self, reason: FinishReason, error: str = "") -> None:
+        """Drop the work that is not queued yet and end the stream; do nothing if it is done."""
+
+    @property
+    @abstractmethod
+    def is_ahead(self) -> bool:
+        """Whether so much is generated and unread that the sequence should be paused."""
+
+
+class TextStream(StreamTask):
+    """Stream of a text request: passes chunks through."""
+
+    queue: StreamQueue[TokenChunk]
+
+    @property
+    def is_ahead(self) -> bool:
+        return self.queue.is_full
+
+    def on_tokens(self, chunk: TokenChunk) -> None:
+        if self.is_done:
+            return
+        self.is_generating = chunk.finish_reason is None
+        self.is_done = not self.is_generating
+        self.queue.put(chunk)
+        if self.is_done or self.queue.is_full:
+            self.notify(self)
+
+    def end(self, reason: FinishReason, error: str = "") -> None:
+        self.on_tokens(TokenChunk(self.request_id, finish_reason=reason, error=error))
+
+
+class SpeechStream(StreamTask):
+    """Stream of a speech job: cuts codes into blocks and keeps blocks until they are rendered.
+
+    `plays_until_s` estimates when a client that plays the audio while it arrives runs out of it.
+    For a job that returns one block, or that continues an earlier one, no client waits for a first
+    sound: there the clock starts with the job.
+    Raises CodeRangeError for prompt or carried codes outside the codebook.
+    """
+
+    queue: StreamQueue[AudioBlock]
+
+    def __init__(self, job: SpeechJob, voice: SpeechSetup, queue: StreamQueue[AudioBlock]) -> None:
+        super().__init__(job.request.request_id, queue)
+        spec = voice.spec
+        is_awaited = job.streaming.chunk_sizes is not None and job.carry is None
+        self.plays_until_s = NOT_STARTED if is_awaited else time.monotonic()
+        self._as_s16 = job.as_s16
+        self._sample_rate = spec.sample_rate
+        self._code_map = voice.code_map
+        self._max_codes_ahead = voice.max_codes_ahead
+        self._chunker = SpeechChunker(
+            job.streaming.chunk_sizes,
+            look_ahead=job.streaming.look_ahead,
+            first_look_ahead=None if job.carry else job.streaming.first_look_ahead,
+            codes_per_frame=spec.codes_per_frame,
+        )
+        self._stream = DecoderStream(
+            spec,
+            job.streaming,
+            prompt_codes=job.prompt_codes,
+            carry=job.carry,
+            token_offset=job.token_offset,
+        )
+        self._state = StreamState()
+        self._waiting: deque[PendingBlock] = deque()
+        self._num_launched = 0  # number of those in flight, from the oldest
+        self._samples_launched = 0  # number of their samples
+        self._num_windows = 0  # number of windows that are not in flight
+        self._num_waiting = 0  # codes of all pending blocks
+        self._tokens = TokenChunk(self.request_id)
+        self._num_missing = self._chunker.num_missing  # copy: read for each token
+        self._new_ids: list[int] = []  # tokens whose codes were not looked up yet
+        # totals of the queued items
+        self._num_blocks = self._num_codes = self._num_samples = 0
+        self._carry = self._stream.carry
+
+    @property
+    def is_ahead(self) -> bool:
+        return self._num_waiting >= self._max_codes_ahead
+
+    @property
+    def awaits_first_audio(self) -> bool:
+        """Whether a client waits for its first audio while the language model generates it."""
+        has_tokens = self._tokens.output_tokens > 0
+        return self.is_generating and has_tokens and self.plays_until_s == NOT_STARTED
+
+    def on_tokens(self, chunk: TokenChunk) -> None:
+        if self.is_done:
+            return
+        former, self._tokens = self._tokens, chunk
+        if chunk.finish_reason is not None:
+            self._take_last(chunk, chunk.finish_reason)
+            return
+        new_ids = self._new_ids
+        new_ids += chunk.token_ids
+        is_changed = not former.output_tokens
+        if len(new_ids) >= self._num_missing:
+            for block in self._push():
+                self._fire(block, is_last=False)
+                is_changed = True
+        if is_changed:
+            self.notify(self)
+
+    def _push(self) -> list[SpeechChunk]:
+        """Look up the new tokens' codes; return the blocks that they complete."""
+        blocks = self._chunker.push(self._code_map.codes(self._new_ids))
+        self._new_ids.clear()
+        self._num_missing = self._chunker.num_missing
+        return blocks
+
+    def _take_last(self, chunk: TokenChunk, reason: FinishReason) -> None:
+        self.is_generating = False
+        if reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+            self._end(chunk)
+        else:
+            self._new_ids += chunk.token_ids
+            blocks = self._push() + self._chunker.finish()
+            if not blocks:
+                blocks.append(SpeechChunk((), self._stream.num_codes, self._num_fired))
+            for block in blocks:
+                self._fire(block, is_last=block is blocks[-1])
+        self.notify(self)
+
+    @property
+    def num_ready(self) -> int:
+        """Number of windows that can be rendered now: not in flight, with room in the queue."""
+        count = self._num_windows
+        return max(min(count, self.queue.room - self._num_launched), 0) if count else 0
+
+    def requests(self) -> list[DecodeRequest]:
+        """Return the decode requests of the `num_ready` windows, in order."""
+        first, state, as_s16 = self._num_launched, self._state, self._as_s16
+        ready = islice(self._waiting, first, first + self.num_ready)
+        return [DecodeRequest(b.window, state, as_s16) for b in ready if b.window is not None]
+
+    def runs_dry_s(self, now_s: float) -> float:
+        """Return the time at which the client has played all audio, including that in flight."""
+        if not self._samples_launched:
+            return self.plays_until_s
+        return max(self.plays_until_s, now_s) + self._samples_launched / self._sample_rate
+
+    def launch(self) -> None:
+        """Mark the oldest pending window as in flight."""
+        window = self._waiting[self._num_launched].window
+        assert window is not None
+        self._num_launched += 1
+        self._num_windows -= 1
+        self._samples_launched += window.num_samples
+
+    def withdraw(self) -> None:
+        """Mark the newest window in flight as pending again, after the decoder rejected it."""
+        window = self._waiting[self._num_launched - 1].window
+        assert window is not None
+        self._num_launched -= 1
+        self._num_windows += 1
+        self._samples_launched -= window.num_samples
+
+    def deliver(self, samples: np.ndarray, now_s: float) -> None:
+        """Put the oldest pending block, rendered to [num_samples], into the queue."""
+        if self.is_done:
+            return
+        block = self._waiting.popleft()
+        assert block.window is not None
+        self._num_launched -= 1
+        self._samples_launched -= block.window.num_samples
+        self._num_waiting -= len(block.chunk.codes)
+        self._put(block, samples)
+        starts_s = max(self.plays_until_s, now_s)
+        self.plays_until_s = starts_s + len(samples) / self._sample_rate
+
+    def deliver_end(self) -> None:
+        """Put an end without audio into the queue if it is next."""
+        if self._waiting and self._waiting[0].window is None:
+            self._put(self._waiting.popleft(), NO_SAMPLES)
+
+    def end(self, reason: FinishReason, error: str = "") -> None:
+        if not self.is_done:
+            self._end(_ended(self._tokens, reason, error))
+            self.notify(self)
+
+    @property
+    def _num_fired(self) -> int:
+        return self._num_blocks + len(self._waiting)
+
+    def _fire(self, chunk: SpeechChunk, *, is_last: bool) -> None:
+        window = None
+        if chunk.codes:
+            window = self._stream.window(chunk)
+            self._num_windows += 1
+            self._num_waiting += len(chunk.codes)
+        self._waiting.append(PendingBlock(chunk, window, self._stream.carry, self._tokens, is_last))
+
+    def _end(self, tokens: TokenChunk) -> None:
+        self._waiting.clear()
+        self._num_launched = self._samples_launched = self._num_windows = self._num_waiting = 0
+        chunk = SpeechChunk((), self._num_codes, self._num_blocks)
+        self._put(PendingBlock(chunk, None, self._carry, tokens, True), NO_SAMPLES)
+
+    def _put(self, block: PendingBlock, samples: np.ndarray) -> None:
+        chunk, _, carry, tokens, is_last = block
+        self.is_done = is_last  # before the put: the reader of the last block may reuse the id
+        self.queue.put(
+            AudioBlock(
+                samples=samples,
+                block_index=chunk.block_index,
+                first_sample=self._num_samples,
+                first_code=chunk.first_code,
+                num_codes=len(chunk.codes),
+                codes=chunk.codes,
+                carry=carry,
+                finish_reason=tokens.finish_reason if is_last else None,
+                error=tokens.error,
+                prompt_tokens=tokens.prompt_tokens,
+                cached_prompt_tokens=tokens.cached_prompt_tokens,
+                output_tokens=tokens.output_tokens,
+                queue_s=tokens.queue_s,
+                prefill_s=tokens.prefill_s,
+                total_s=tokens.total_s,
+            )
+        )
+        self._num_blocks += 1
+        self._num_codes += len(chunk.codes)
+        self._num_samples += len(samples)
+        self._carry = carry
+
+
+def _ignore(task: StreamTask) -> None:
+    pass
+
+
+def _ended(tokens: TokenChunk, reason: FinishReason, error: str) -> TokenChunk:
+    """Return the last known state of a request with another finish reason."""
+    return tokens._replace(
+        token_ids=(), logprobs=(), prompt_logprobs=(), finish_reason=reason, error=error
+    )

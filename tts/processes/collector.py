@@ -1,0 +1,24 @@
+"""`tune_gc`: settings of Python's garbage collector for a serving process.
+
+A step creates thousands of short-lived objects, so the default thresholds start a collection every
+few steps; and each full collection visits every object of a loaded model, which stops all requests
+for 10 to 20 ms.
+"""
+
+from __future__ import annotations
+
+import gc
+
+YOUNG_OBJECTS = 50_000  # more than a step creates; Python's default is 700
+
+
+def tune_gc() -> None:
+    """Exclude all objects that exist now from collection, and collect new ones more rarely.
+
+    Call it when everything that stays is loaded. Cyclic garbage is still found, later and more of
+    it at once.
+    """
+    gc.collect()
+    gc.freeze()
+    _, middle, old = gc.get_threshold()
+    gc.set_threshold(YOUNG_OBJECTS, middle, old)

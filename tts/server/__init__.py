@@ -1,0 +1,1 @@
+"""The gRPC server: access, calls and the two services."""

@@ -1,0 +1,72 @@
+"""State that the servicers of one server share: configuration, calls, queue, metrics and model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from tts.config.server import ServerConfig
+from tts.engine.admission import Admission, AdmissionLimits
+from tts.observe.metrics import Metrics
+from tts.observe.tracing import create_tracer
+from tts.server.call import CallTracker, RpcCall, ServerState, client_of
+from tts.server.speech_api import SpeechApi
+from tts.textgen.generator import TextGenerator
+
+if TYPE_CHECKING:
+    from tts.factory import Service
+    from tts.ipc.remote_admission import RemoteAdmission
+
+
+def admission_limits(config: ServerConfig) -> AdmissionLimits:
+    """Return the limits on concurrent calls, counted over all front ends of a server."""
+    return AdmissionLimits(
+        max_running=config.max_concurrent_requests,
+        max_waiting=config.max_queued_requests,
+        max_per_client=config.max_streams_per_client,
+    )
+
+
+class ServerContext:
+    """Shared state of a server, created before the model is loaded."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.calls = CallTracker(
+            self.metrics,
+            config.slow_reader_timeout_s,
+            config.log_user_text,
+            create_tracer(config.trace_requests),
+        )
+        self.admission: Admission | RemoteAdmission = Admission(
+            admission_limits(config), self.metrics.note_requests
+        )
+        self.service: Service
+        """The model's components; set by `serve`, before the first call."""
+        self.speech: SpeechApi
+        """Implementation of SpeechService; set by `serve`."""
+        self.writer: TextGenerator
+        """Text generator; set by `serve`."""
+
+    def __repr__(self) -> str:
+        return f"ServerContext({self.calls.state.value}, {self.admission!r})"
+
+    @asynccontextmanager
+    async def enter(self, call: RpcCall) -> AsyncIterator[None]:
+        """Hold a slot among the running calls; see `Admission.enter`."""
+        async with self.admission.enter(client_of(call.context.peer())):
+            call.stats.admission_s = call.age_s
+            yield
+
+    def serve(self, service: Service) -> None:
+        """Accept calls with the loaded model."""
+        self.service = service
+        self.speech = SpeechApi(service.synthesizer, self.config)
+        self.writer = TextGenerator(service.client, service.prompts)
+        self.calls.state = ServerState.SERVING
+
+    def drain(self) -> None:
+        """Accept no more calls; running calls continue."""
+        self.calls.state = ServerState.DRAINING

@@ -1,0 +1,209 @@
+"""The grpc.aio server: listens at once, serves when the model is loaded, drains before it stops.
+
+start ─▶ NOT_SERVING (loading) ─▶ serve ─▶ SERVING ─▶ drain ─▶ NOT_SERVING ─▶ stop
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+
+from llm import ConfigError
+from tts.config.server import ServerConfig
+from tts.server import speech_service, text_service
+from tts.server.context import ServerContext
+from tts.server.gate import Gate
+from tts.server.health_service import HealthServicer
+from tts.server.listener import Listener, Unregistered
+from tts.server.speech_service import SpeechServicer
+from tts.server.text_service import TextServicer
+from tts.v1 import speech_pb2_grpc, text_pb2_grpc
+
+if TYPE_CHECKING:
+    from tts.factory import Service
+
+logger = logging.getLogger("tts.server")
+
+SERVICES = (speech_service.SERVICE, text_service.SERVICE)
+TEXT_ONLY = (text_service.SERVICE,)
+MAX_STREAMS_PER_CONNECTION = 128
+MAX_METADATA_BYTES = 16 * 1024
+KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 60, 20
+SHORTEST_CLIENT_PING_S = 10
+MAX_PEM_BYTES = 2**20  # a device file has no end
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+STATUS_PERIOD_S = 0.5
+LAST_WORDS_S = 1.0  # time to deliver final statuses after the last call
+
+_GONE = (logging.ERROR, "the engine has exited or hangs; NOT_SERVING")
+_BACK = (logging.INFO, "the engine is back; SERVING")
+
+_Status = health_pb2.HealthCheckResponse
+
+
+def server_options(config: ServerConfig) -> tuple[tuple[str, int], ...]:
+    """Return the gRPC channel arguments. Only the front ends of one server share a port."""
+    return (
+        ("grpc.max_receive_message_length", config.max_message_bytes),
+        ("grpc.max_send_message_length", config.max_message_bytes),
+        ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        # Each unread stream buffers HTTP/2's initial window, 64 KiB; BDP probing would enlarge it.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.server_handshake_timeout_ms", round(config.receive_timeout_s * 1000)),
+        ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", SHORTEST_CLIENT_PING_S * 1000),
+        ("grpc.so_reuseport", int(config.front_ends > 1)),
+    )
+
+
+def exposure_warnings(config: ServerConfig) -> list[str]:
+    """Return warnings about missing authentication and encryption."""
+    if config.host in LOOPBACK:
+        return []
+    if not (config.auth_token or config.admin_token or config.tls_client_ca):
+        return [f"every client that reaches {config.host} may call; see auth_token"]
+    if config.tls_cert is None:
+        return [f"tokens travel unencrypted to {config.host}; see tls_cert"]
+    return []
+
+
+class SpeechServer:
+    """One listening server: `start` binds, `serve` accepts calls, `drain` and `stop` end it."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self.host = ServerContext(config)
+        self.gate = Gate(config, self.host.calls)
+        self._health = HealthServicer(("", *SERVICES))
+        self._credentials: grpc.ServerCredentials | None = None
+        self._listener = Listener(self._create, self._bind)
+        self._watch: asyncio.Task[None] | None = None
+        self.port = 0
+        """Bound port; set by `start`."""
+
+    @property
+    def address(self) -> str:
+        """Return host:port as a client writes it."""
+        return _address(self._config.host, self.port)
+
+    async def start(self) -> None:
+        """Bind the port; every method but health and reflection returns UNAVAILABLE until `serve`.
+
+        Raises ConfigError when the address or the TLS files cannot be used.
+        """
+        await self._set_health(_Status.NOT_SERVING)
+        for warning in exposure_warnings(self._config):
+            logger.warning("%s", warning)
+        config = self._config
+        self._credentials = _credentials(config)
+        try:
+            self.port = await self._listener.start(config.port)
+        except RuntimeError as error:
+            address = _address(config.host, config.port)
+            raise ConfigError(f"cannot listen on {address}: {error}") from error
+
+    async def serve(self, service: Service) -> None:
+        """Accept calls with the loaded model."""
+        self.host.serve(service)
+        await self._set_health(_Status.SERVING, self._services(service))
+        self._watch = asyncio.create_task(self._watch_engine(service))
+
+    async def drain(self, delay_s: float | None = None, grace_s: float | None = None) -> bool:
+        """Report NOT_SERVING, wait for load balancers, refuse new calls, wait for running ones.
+
+        Return False if some are left after the grace period; `stop` cancels them. The defaults of
+        the times come from the configuration.
+        """
+        config = self._config
+        await self._health.enter_graceful_shutdown()
+        await asyncio.sleep(config.drain_delay_s if delay_s is None else delay_s)
+        self.host.drain()
+        return await self.host.calls.wait_idle(config.drain_grace_s if grace_s is None else grace_s)
+
+    async def stop(self) -> None:
+        """Cancel the remaining calls and close the port. The caller closes the model."""
+        if self._watch is not None:
+            self._watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watch
+        is_idle = self.host.calls.num_open == 0
+        await self._listener.stop(LAST_WORDS_S if is_idle else None)
+
+    def _create(self) -> grpc.aio.Server:
+        """Return a server with all services, not bound to a port."""
+        made = grpc.aio.server(interceptors=(self.gate,), options=server_options(self._config))
+        server = Unregistered(made)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        speech_pb2_grpc.add_SpeechServiceServicer_to_server(SpeechServicer(self.host), server)
+        text_pb2_grpc.add_TextServiceServicer_to_server(TextServicer(self.host), server)
+        if self._config.enable_reflection:
+            names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            servicer = reflection.aio.ReflectionServicer(names)
+            reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
+        return made
+
+    def _bind(self, server: grpc.aio.Server, port: int) -> int:
+        address = _address(self._config.host, port)
+        if self._credentials is None:
+            return int(server.add_insecure_port(address))
+        return int(server.add_secure_port(address, self._credentials))
+
+    async def _watch_engine(self, service: Service) -> None:
+        """Update the metrics' snapshot of the engine; report NOT_SERVING while there is no live
+        engine, and while no connection can be made.
+        """
+        was_alive = was_serving = True
+        while True:
+            status = await service.client.status()
+            self.host.metrics.engine.status = status
+            if status.is_alive != was_alive:
+                was_alive = status.is_alive
+                logger.log(*(_BACK if was_alive else _GONE))
+            if (is_serving := was_alive and self._listener.is_up) != was_serving:
+                was_serving = is_serving
+                health_status = _Status.SERVING if is_serving else _Status.NOT_SERVING
+                await self._set_health(health_status, self._services(service))
+            await asyncio.sleep(STATUS_PERIOD_S)
+
+    @staticmethod
+    def _services(service: Service) -> Iterable[str]:
+        return SERVICES if service.synthesizer else TEXT_ONLY
+
+    async def _set_health(self, status: int, services: Iterable[str] = SERVICES) -> None:
+        for service in ("", *services):
+            await self._health.set(service, status)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
+    """Return TLS credentials; None for plain text. With a CA, client certificates are required."""
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    pair = (_pem(config.tls_key), _pem(config.tls_cert))
+    client_ca = _pem(config.tls_client_ca) if config.tls_client_ca else None
+    return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
+
+
+def _pem(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_PEM_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    if len(text) > MAX_PEM_BYTES:
+        raise ConfigError(f"{path} has more than {MAX_PEM_BYTES} bytes; name a PEM file")
+    return text

@@ -1,0 +1,250 @@
+"""SpeechService over gRPC: `SpeechApi` with calls, queue, backpressure and voice administration."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import TypeAlias
+
+import grpc
+
+from decoder import supported_encodings
+from tts import __version__
+from tts.errors import IdleTimeoutError, InvalidRequestError
+from tts.server.call import RpcCall
+from tts.server.context import ServerContext
+from tts.server.wire.common import Violations, to_duration
+from tts.server.wire.speech import (
+    ENCODING_NUMBERS,
+    check_voice_name,
+    read_clip,
+    to_chunking,
+    to_done,
+    to_fields,
+    to_segment,
+    to_session_response,
+    to_started,
+    to_voice,
+    to_words,
+)
+from tts.speech.types import AudioChunk, Done, SessionEvent, Started, SynthesisResult
+from tts.v1 import speech_pb2 as pb
+from tts.v1 import speech_pb2_grpc as pb_grpc
+from tts.voices.types import Voice
+
+SERVICE = "tts.v1.SpeechService"
+DEFAULT_PAGE, LARGEST_PAGE = 100, 1000
+MAX_DISPLAY_NAME = 200
+MAX_CONSENT = 1000
+
+Context: TypeAlias = grpc.aio.ServicerContext
+
+
+class SpeechServicer(pb_grpc.SpeechServiceServicer):
+    """Servicer of SpeechService. `CallTracker.serve` turns all errors into statuses."""
+
+    def __init__(self, host: ServerContext) -> None:
+        self._host = host
+
+    async def Synthesize(
+        self, request: pb.SynthesizeRequest, context: Context
+    ) -> pb.SynthesizeResponse:
+        async with self._host.calls.serve(context, SERVICE, "Synthesize") as call:
+            call.adopt_id(request.config.request_id)
+            checked = self._host.speech.check(request, call.request_id)
+            call.note_text(checked.text)
+            async with self._host.enter(call):
+                speech = await self._host.speech.whole(checked)
+            call.stats.audio_s = speech.result.usage.audio_s
+            _note_result(call, speech.result)
+            return pb.SynthesizeResponse(
+                audio=speech.audio,
+                started=to_started(speech.started),
+                words=to_words(speech.words).words,
+                segments=map(to_segment, speech.segments),
+                done=to_done(speech.result),
+            )
+
+    async def SynthesizeStream(self, request: pb.SynthesizeStreamRequest, context: Context) -> None:
+        async with self._host.calls.serve(context, SERVICE, "SynthesizeStream") as call:
+            call.adopt_id(request.config.request_id)
+            checked = self._host.speech.check(request, call.request_id)
+            call.note_text(checked.text)
+            events = self._host.speech.synthesizer.stream(checked)
+            async with self._host.enter(call), aclosing(events):
+                async for event in events:
+                    self._note(call, event)
+                    await call.write(pb.SynthesizeStreamResponse(**to_fields(event)))
+
+    async def StreamingSynthesize(
+        self, requests: AsyncIterator[pb.StreamingSynthesizeRequest], context: Context
+    ) -> None:
+        async with self._host.calls.serve(context, SERVICE, "StreamingSynthesize") as call:
+            first = await self._first(requests)
+            if first is not None:
+                call.adopt_id(first.config.synthesis.request_id)
+            checked, times = self._host.speech.check_session(first, call.request_id)
+            messages = _noted(call, requests)
+            events = self._host.speech.converse(checked, times, messages)
+            async with self._host.enter(call), aclosing(events):
+                async for event in events:
+                    self._note(call, event)
+                    await call.write(to_session_response(event))
+
+    async def ListVoices(
+        self, request: pb.ListVoicesRequest, context: Context
+    ) -> pb.ListVoicesResponse:
+        async with self._host.calls.serve(context, SERVICE, "ListVoices"):
+            synthesizer = self._host.speech.synthesizer
+            with Violations() as wrong:
+                if request.language_code:
+                    wrong.language(request.language_code, "language_code")
+                wrong.require(request.page_size >= 0, "page_size", "must not be negative")
+            voices = synthesizer.voices.voices(request.language_code)
+            start = _page_start(voices, request.page_token)
+            end = start + min(request.page_size or DEFAULT_PAGE, LARGEST_PAGE)
+            model = synthesizer.settings.model
+            return pb.ListVoicesResponse(
+                voices=[to_voice(voice, model) for voice in voices[start:end]],
+                next_page_token=voices[end - 1].name if end < len(voices) else "",
+            )
+
+    async def CreateVoice(
+        self, request: pb.CreateVoiceRequest, context: Context
+    ) -> pb.CreateVoiceResponse:
+        async with self._host.calls.serve(context, SERVICE, "CreateVoice") as call:
+            synthesizer = self._host.speech.synthesizer
+            _check_new_voice(request)
+            synthesizer.voices.check_new(request.voice_id)
+            clip = read_clip(request.prompt, "prompt")
+            languages = (request.language_code,) if request.language_code else ()
+            voice = Voice(
+                name=request.voice_id,
+                display_name=request.display_name or request.voice_id,
+                language_codes=languages,
+                clip=clip,
+                consent=request.consent,
+            )
+            async with self._host.enter(call):
+                voice = await synthesizer.cloner.ready(voice)
+            created = synthesizer.voices.create(voice)
+            return pb.CreateVoiceResponse(voice=to_voice(created, synthesizer.settings.model))
+
+    async def DeleteVoice(
+        self, request: pb.DeleteVoiceRequest, context: Context
+    ) -> pb.DeleteVoiceResponse:
+        async with self._host.calls.serve(context, SERVICE, "DeleteVoice"):
+            voices = self._host.speech.synthesizer.voices
+            check_voice_name(request.name, "name")
+            voices.delete(request.name)
+            return pb.DeleteVoiceResponse()
+
+    async def GetServerInfo(
+        self, request: pb.GetServerInfoRequest, context: Context
+    ) -> pb.GetServerInfoResponse:
+        async with self._host.calls.serve(context, SERVICE, "GetServerInfo"):
+            return pb.GetServerInfoResponse(
+                version=__version__,
+                models=[self._model_info()],
+                limits=self._limits(),
+                encodings=sorted(ENCODING_NUMBERS[e] for e in supported_encodings()),
+            )
+
+    async def _first(
+        self, requests: AsyncIterator[pb.StreamingSynthesizeRequest]
+    ) -> pb.StreamingSynthesizeRequest | None:
+        """Return the call's first message; None when the client closed its side without one."""
+        idle_s = self._host.config.idle_timeout_s
+        try:
+            return await asyncio.wait_for(anext(requests, None), idle_s)
+        except TimeoutError:
+            raise IdleTimeoutError(f"no config arrived for {idle_s:g} s") from None
+
+    def _note(self, call: RpcCall, event: SessionEvent) -> None:
+        """Record an event that is about to be sent in the call's statistics."""
+        stats = call.stats
+        match event:
+            case Started():
+                stats.sample_rate = event.audio_format.sample_rate
+            case AudioChunk():
+                stats.audio_s += event.sample_count / stats.sample_rate
+                if stats.first_audio_s is None:
+                    stats.first_audio_s = time.monotonic() - (call.first_input or call.started)
+                    self._host.metrics.first_audio.observe(stats.first_audio_s)
+            case Done(result):
+                _note_result(call, result)
+
+    def _limits(self) -> pb.ServerLimits:
+        config = self._host.config
+        return pb.ServerLimits(
+            max_text_characters=config.max_text_characters,
+            max_prompt_audio_bytes=config.max_prompt_audio_bytes,
+            min_prompt_duration=to_duration(config.min_prompt_duration_s),
+            max_prompt_duration=to_duration(config.max_prompt_duration_s),
+            max_audio_duration=to_duration(config.max_audio_duration_s),
+            max_concurrent_requests=config.max_concurrent_requests,
+            max_queued_requests=config.max_queued_requests,
+            max_streams_per_client=config.max_streams_per_client,
+        )
+
+    def _model_info(self) -> pb.ModelInfo:
+        service = self._host.service
+        text = service.text
+        info = pb.ModelInfo(
+            name=service.model,
+            family=service.family,
+            text_generation=not text.embeds,
+            embeddings=text.embeds,
+            echo=text.echoes and not text.embeds,
+            structured_output=text.takes_schemas and not text.embeds,
+            adapters=text.adapters,
+        )
+        if service.synthesizer is not None:
+            codec = service.synthesizer.codec
+            info.codec = codec.name
+            info.native_sample_rate_hertz = codec.sample_rate
+            info.speech_tokens_per_second = codec.codes_per_second
+            info.voice_cloning = codec.can_encode
+            info.word_timestamps = service.synthesizer.settings.aligner is not None
+            info.default_chunking.CopyFrom(to_chunking(service.synthesizer.settings.streaming))
+        return info
+
+
+async def _noted(
+    call: RpcCall, messages: AsyncIterator[pb.StreamingSynthesizeRequest]
+) -> AsyncIterator[pb.StreamingSynthesizeRequest]:
+    """Yield the client's later messages; record the time of the first and all characters."""
+    async for message in messages:
+        if call.first_input is None:
+            call.first_input = time.monotonic()
+        call.note_text(message.text)
+        yield message
+
+
+def _note_result(call: RpcCall, result: SynthesisResult) -> None:
+    call.stats.prompt_tokens = result.usage.prompt_tokens
+    call.stats.output_tokens = result.usage.output_tokens
+    call.stats.warnings = len(result.warnings)
+    call.note_timings(result.timings.queue_s, result.timings.prefill_s)
+
+
+def _check_new_voice(request: pb.CreateVoiceRequest) -> None:
+    with Violations() as wrong:
+        if request.language_code:
+            wrong.language(request.language_code, "language_code")
+        for field, most in (("display_name", MAX_DISPLAY_NAME), ("consent", MAX_CONSENT)):
+            value = getattr(request, field)
+            ok = len(value) <= most and value.isprintable()
+            wrong.require(ok, field, f"must be at most {most} printable characters")
+
+
+def _page_start(voices: tuple[Voice, ...], token: str) -> int:
+    """Return the index of a page's first voice; the token is the last voice of the page before."""
+    if not token:
+        return 0
+    for index, voice in enumerate(voices):
+        if voice.name == token:
+            return index + 1
+    raise InvalidRequestError.of("page_token", "is not valid (any more); start from the first page")

@@ -1,0 +1,1 @@
+"""Conversion between protocol messages and values."""

@@ -1,0 +1,176 @@
+"""Audio output of one stream: post-processing and encoding.
+
+codec samples → loudness → silence trimming → speaking rate → sample rate → gain → bytes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from decoder import (
+    AudioEncoding,
+    AudioFormat,
+    HeaderPatch,
+    LoudnessKeeper,
+    Resampler,
+    SilenceTrimmer,
+    TimeStretcher,
+    create_encoder,
+    gain_factor,
+)
+
+MAX_PIECE_BYTES = 48 * 1024  # one message on the wire stays below 64 KiB
+COSTLY_PIECE_S = 0.5  # compressing this much takes some 20 ms
+PIECE_S = 4.0
+NO_SAMPLES = np.zeros(0, dtype=np.float32)
+SIXTEEN_BIT = (AudioEncoding.PCM_S16LE, AudioEncoding.WAV)
+COMPRESSED = (AudioEncoding.FLAC, AudioEncoding.OGG_OPUS, AudioEncoding.MP3)
+
+
+class AudioOutput:
+    """Incremental converter of mono float32 at the codec's rate to the requested encoding.
+
+    The methods yield bytes lazily; `num_samples` counts the samples of the pieces yielded so far.
+    `flush` sends buffered samples, `drop` discards them; neither clicks between utterances, as
+    speech ends in silence.
+    """
+
+    def __init__(
+        self,
+        codec_rate: int,
+        audio_format: AudioFormat,
+        *,
+        speaking_rate: float = 1.0,
+        gain_db: float = 0.0,
+        trim_silence: bool = False,
+        steady_loudness: bool = False,
+    ) -> None:
+        """Create an output.
+
+        `trim_silence` removes silence at the ends of an utterance; with `steady_loudness` later
+        segments get the level of the first.
+        """
+        self._codec_rate = codec_rate
+        self._loudness = LoudnessKeeper(codec_rate) if steady_loudness else None
+        self._trimmer = SilenceTrimmer(codec_rate) if trim_silence else None
+        self._stages: list[SilenceTrimmer | TimeStretcher | Resampler] = []
+        if self._trimmer is not None:
+            self._stages.append(self._trimmer)
+        if speaking_rate != 1.0:
+            self._stages.append(TimeStretcher(speaking_rate, codec_rate))
+        if audio_format.sample_rate != codec_rate:
+            self._stages.append(Resampler(codec_rate, audio_format.sample_rate))
+        self._gain = np.float32(gain_factor(gain_db))
+        self._encoder = create_encoder(audio_format)
+        is_plain = not self._stages and self._loudness is None and gain_db == 0.0
+        self.takes_s16 = is_plain and audio_format.encoding in SIXTEEN_BIT
+        """Whether the output accepts 16-bit samples: conversion to 16 bits is the only stage."""
+        is_costly = audio_format.encoding in COMPRESSED or speaking_rate != 1.0
+        self._step = round((COSTLY_PIECE_S if is_costly else PIECE_S) * codec_rate)
+        sample_bytes = 4 if audio_format.encoding is AudioEncoding.PCM_F32LE else 2
+        self._max_piece = MAX_PIECE_BYTES // sample_bytes
+        self._speaking_rate = speaking_rate
+        self._output_rate = audio_format.sample_rate
+        self._num_unsent = 0  # samples in the encoder since its last bytes
+        self._num_written = self._segment_start = 0  # at the codec's rate, since the flush
+        self._num_trimmed = 0  # samples trimmed until then
+        self._flushed_s = 0.0  # seconds of output until then
+        self.num_samples = 0
+        """Number of samples sent so far, at the output rate."""
+
+    def heard_s(self, spoken_s: float) -> float:
+        """Return the time in the output, in seconds, of the time `spoken_s` in the segment."""
+        start = self._segment_start + self._num_trimmed
+        if self._trimmer is not None:
+            start -= self._trimmer.num_dropped
+        since_flush_s = max(0.0, start / self._codec_rate + spoken_s)
+        return self._flushed_s + since_flush_s / self._speaking_rate
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds of trailing silence that will be trimmed if no speech follows."""
+        return 0.0 if self._trimmer is None else self._trimmer.num_held_silence / self._codec_rate
+
+    def begin_segment(self) -> None:
+        """Begin another segment with the next `write`."""
+        self._segment_start = self._num_written
+        if self._loudness is not None:
+            self._loudness.begin_segment()
+
+    def write(self, samples: np.ndarray) -> Iterator[bytes]:
+        """Process float32 [S] at the codec's rate; yield the available bytes.
+
+        The stages may buffer samples. int16 [S], as from `to_s16`, is accepted if `takes_s16`.
+        """
+        self._num_written += len(samples)
+        is_s16 = samples.dtype == np.int16
+        if is_s16 and not self.takes_s16:
+            raise ValueError("this output requires float samples, not 16-bit ones")
+        for start in range(0, len(samples), self._step):
+            piece = samples[start : start + self._step]
+            yield from self._encode(piece if is_s16 else self._shaped(piece))
+
+    def _shaped(self, samples: np.ndarray) -> np.ndarray:
+        if self._loudness is not None:
+            samples = self._loudness.process(samples)
+        for stage in self._stages:
+            samples = stage.process(samples)
+        return samples
+
+    def flush(self) -> Iterator[bytes]:
+        """Yield the samples that trimming and rate conversion buffer. The stream continues."""
+        yield from self._encode(np.concatenate([NO_SAMPLES, *self._tails()]))
+        self._settle()
+
+    def drop(self) -> None:
+        """Discard the samples that trimming and rate conversion buffer. The stream continues."""
+        if self._trimmer is not None:
+            self._trimmer.drop()
+        for _ in self._tails():
+            pass
+        self._settle()
+
+    def _settle(self) -> None:
+        """Reset the time mapping: no samples are buffered."""
+        self._flushed_s = (self.num_samples + self._num_unsent) / self._output_rate
+        self._num_written = self._segment_start = 0
+        if self._trimmer is not None:
+            self._num_trimmed = self._trimmer.num_dropped
+
+    def finish(self) -> Iterator[bytes]:
+        """Yield the rest and the container's end."""
+        yield from self.flush()
+        last = self._encoder.finish()
+        if last or self._num_unsent:
+            self._count_sent()
+            yield last
+
+    @property
+    def header_patches(self) -> tuple[HeaderPatch, ...]:
+        """Header corrections for the finished output."""
+        return self._encoder.patches
+
+    def _tails(self) -> Iterator[np.ndarray]:
+        """Yield the buffered samples of each stage, processed by the later stages."""
+        for index, stage in enumerate(self._stages, start=1):
+            samples = stage.finish()
+            for later in self._stages[index:]:
+                samples = later.process(samples)
+            yield samples
+
+    def _encode(self, samples: np.ndarray) -> Iterator[bytes]:
+        if self._gain != 1.0:
+            samples = samples * self._gain
+        for start in range(0, len(samples), self._max_piece):
+            piece = samples[start : start + self._max_piece]
+            self._num_unsent += len(piece)
+            data = self._encoder.write(piece)
+            if data:
+                self._count_sent()
+                yield data
+
+    def _count_sent(self) -> None:
+        self.num_samples += self._num_unsent
+        self._num_unsent = 0

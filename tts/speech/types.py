@@ -1,0 +1,334 @@
+"""Values of speech synthesis: requests, and the events of their results. All frozen.
+
+SpeechRequest → Started, AudioChunk…, Done             (and in a session: FlushDone,
+                                                        UtteranceCancelled)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, TypeVar
+
+from decoder import (
+    MAX_SPEAKING_RATE,
+    MIN_SPEAKING_RATE,
+    AudioEncoding,
+    AudioFormat,
+    HeaderPatch,
+    MaskPolicy,
+    PrependPromptSpeechTokens,
+    StreamingOptions,
+)
+from llm import FinishReason, SamplingParams
+from tts.errors import FieldViolation, InvalidRequestError
+from tts.text.clean import TextError, check_text
+from tts.text.segmenter import SegmentMode, TextNormalization
+from tts.voices.types import Voice
+
+GAIN_DB = (-96.0, 16.0)
+MAX_REQUEST_ID = 128
+MAX_PRIORITY = 1000
+
+T = TypeVar("T")
+
+
+class TimestampGranularity(Enum):
+    """Granularity of the times that a request returns."""
+
+    NONE = "none"
+    SEGMENT = "segment"
+    WORD = "word"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOverrides:
+    """Sampling parameters of a request; None: the model's default.
+
+    `max_tokens` and `min_tokens` count the speech tokens of the whole request.
+    """
+
+    temperature: float | None = None  # [0, 2]; 0 = argmax
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_window: int | None = None  # 0 = whole output
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+
+    def violations(self, path: str) -> Iterator[FieldViolation]:
+        """Yield values out of range; `path` is the field path of the sampling parameters."""
+        checks = (
+            ("temperature", self.temperature, lambda v: 0 <= v <= 2, "must be in [0, 2]"),
+            ("top_p", self.top_p, lambda v: 0 < v <= 1, "must be in (0, 1]"),
+            ("top_k", self.top_k, lambda v: v >= 0, "must be 0 (off) or more"),
+            ("min_p", self.min_p, lambda v: 0 <= v < 1, "must be in [0, 1)"),
+            (
+                "repetition_penalty",
+                self.repetition_penalty,
+                lambda v: math.isfinite(v) and v > 0,
+                "must be above 0 (1 = off)",
+            ),
+            ("frequency_penalty", self.frequency_penalty, _is_penalty, "must be in [-2, 2]"),
+            ("presence_penalty", self.presence_penalty, _is_penalty, "must be in [-2, 2]"),
+            ("repetition_window", self.repetition_window, lambda v: v >= 0, "must be 0 or more"),
+            ("min_tokens", self.min_tokens, lambda v: v >= 0, "must be 0 or more"),
+            ("max_tokens", self.max_tokens, lambda v: v >= 1, "must be 1 or more"),
+            ("seed", self.seed, lambda v: 0 <= v < 2**64, "must be an unsigned 64-bit number"),
+        )
+        for name, value, holds, message in checks:
+            if value is not None and not holds(value):
+                yield FieldViolation(f"{path}.{name}", message)
+        if self.max_tokens is not None and (self.min_tokens or 0) > self.max_tokens:
+            yield FieldViolation(f"{path}.min_tokens", "must not exceed max_tokens")
+
+    def over(self, defaults: SamplingParams) -> SamplingParams:
+        """Return the defaults with these overrides; the caller sets lengths and seed."""
+        given: dict[str, Any] = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "penalty_window": self.repetition_window,
+        }
+        return replace(defaults, **{k: v for k, v in given.items() if v is not None})
+
+
+def _is_penalty(value: float) -> bool:
+    return abs(value) <= 2
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkingOverrides:
+    """Chunking options of a request; None: the server's default.
+
+    With `block_causal` and `prepend_prompt_speech_tokens_causal` earlier codes do not attend to the
+    current block.
+    """
+
+    chunk_sizes: tuple[int, ...] | None = None
+    buffer: int | None = None
+    block_causal: bool | None = None
+    prepend: PrependPromptSpeechTokens | None = None
+    prepend_prompt_speech_tokens_causal: bool | None = None
+
+    def over(self, defaults: StreamingOptions) -> StreamingOptions:
+        """Return the defaults with these overrides."""
+        masks = defaults.masks
+
+        def chosen(given: T | None, default: T) -> T:
+            return default if given is None else given
+
+        return StreamingOptions(
+            chunk_sizes=chosen(self.chunk_sizes, defaults.chunk_sizes),
+            buffer=chosen(self.buffer, defaults.buffer),
+            masks=MaskPolicy(
+                chosen(self.block_causal, masks.block_causal),
+                chosen(
+                    self.prepend_prompt_speech_tokens_causal,
+                    masks.prepend_prompt_speech_tokens_causal,
+                ),
+            ),
+            prepend=chosen(self.prepend, defaults.prepend),
+            look_ahead=defaults.look_ahead,
+            first_look_ahead=defaults.first_look_ahead,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechRequest:
+    """Request for one synthesis. Raises InvalidRequestError, naming every field out of range.
+
+    A session's `text` is empty; its text arrives later. `path` is the field path of the synthesis
+    configuration in the request's message, which errors name.
+    """
+
+    text: str = ""
+    voice: Voice | None = None  # None: the default voice
+    encoding: AudioEncoding | None = None  # None: the server's raw format
+    sample_rate: int = 0  # Hz; 0 = the codec's rate, or the encoding's nearest
+    speaking_rate: float = 1.0
+    gain_db: float = 0.0
+    trim_silence: bool = False
+    sampling: SamplingOverrides = field(default_factory=SamplingOverrides)
+    chunking: ChunkingOverrides | None = None  # None: the server's default
+    segment_mode: SegmentMode = SegmentMode.SENTENCE
+    normalization: TextNormalization | None = None  # None: the model's default
+    pronunciations: tuple[tuple[str, str], ...] = ()  # (phrase, plain respelling)
+    max_audio_s: float | None = None
+    request_id: str = ""  # generated if empty
+    priority: int = 0
+    carry: tuple[int, ...] | None = None  # () continues without history; None: a new stream
+    token_offset: int = 0  # codes spoken by the requests that this one continues
+    timestamps: TimestampGranularity = TimestampGranularity.NONE
+    lora: str = ""  # adapter; empty = the base model
+    path: str = "config"
+
+    def __post_init__(self) -> None:
+        sampling = self.sampling.violations(f"{self.path}.sampling")
+        violations = [*self._violations(), *sampling]
+        if violations:
+            raise InvalidRequestError(*violations)
+
+    def _violations(self) -> Iterator[FieldViolation]:
+        try:
+            check_text(self.text, field="input.text")
+        except TextError as error:
+            yield from error.violations
+        path, low, high = self.path, MIN_SPEAKING_RATE, MAX_SPEAKING_RATE
+        if not low <= self.speaking_rate <= high:
+            yield FieldViolation(f"{path}.speaking_rate", f"must be in [{low:g}, {high:g}]")
+        if not GAIN_DB[0] <= self.gain_db <= GAIN_DB[1]:
+            yield FieldViolation(
+                f"{path}.volume_gain_db", f"must be in [{GAIN_DB[0]:g}, {GAIN_DB[1]:g}]"
+            )
+        if self.max_audio_s is not None and not 0 < self.max_audio_s < math.inf:
+            yield FieldViolation(f"{path}.max_audio_duration", "must be above 0")
+        if len(self.request_id) > MAX_REQUEST_ID:
+            yield FieldViolation(f"{path}.request_id", f"has more than {MAX_REQUEST_ID} characters")
+        if abs(self.priority) > MAX_PRIORITY:
+            yield FieldViolation(f"{path}.priority", f"must be in ±{MAX_PRIORITY}")
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """First event: the audio format and the seed."""
+
+    request_id: str
+    model: str
+    audio_format: AudioFormat
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class AudioChunk:
+    """Encoded audio, in order and without gaps.
+
+    Samples are counted at the output rate, as they go into the encoder: `sample_count` belongs to
+    `data` exactly for headerless formats and WAV, and up to what a compressing encoder holds back
+    (100 ms) for others. Codes are counted over the whole request, but for `next_token_offset`.
+    """
+
+    data: bytes
+    sequence: int
+    sample_offset: int
+    sample_count: int
+    segment_index: int
+    text_start: int  # Unicode code points into the whole input
+    text_end: int
+    token_offset: int
+    token_count: int
+    carry: tuple[int, ...] = ()  # last `buffer` codes, for a request that continues this one
+    next_token_offset: int = 0  # and its `token_offset`
+
+
+@dataclass(frozen=True, slots=True)
+class WordTime:
+    """Time of a spoken word: seconds from the start of the output."""
+
+    word: str
+    start_s: float
+    end_s: float
+    text_start: int  # Unicode code points into the whole input
+    text_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class WordTimes:
+    """Times of spoken words, in order; they follow or accompany their segment's audio."""
+
+    words: tuple[WordTime, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTime:
+    """Time of a spoken segment: seconds from the start of the output.
+
+    Sent when the segment has ended; trimmed silence at its end does not count.
+    """
+
+    index: int
+    start_s: float
+    end_s: float
+    text_start: int  # Unicode code points into the whole input
+    text_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechUsage:
+    """Usage of a request."""
+
+    input_characters: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    output_tokens: int = 0
+    audio_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechTimings:
+    """Timings of a request in seconds; queue and prefill are those of the first segment."""
+
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    first_audio_s: float | None = None  # since processing started
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SynthesisResult:
+    """Result of a request. `header_patches` correct the header of the whole output."""
+
+    finish_reason: FinishReason
+    usage: SpeechUsage
+    timings: SpeechTimings
+    warnings: tuple[str, ...] = ()
+    header_patches: tuple[HeaderPatch, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Last event."""
+
+    result: SynthesisResult
+
+
+@dataclass(frozen=True, slots=True)
+class FlushDone:
+    """Event after all text that was fed before a flush has been spoken and sent."""
+
+    flush_id: str
+    sample_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class UtteranceCancelled:
+    """Event after a cancellation: earlier text is dropped, and no audio of it follows."""
+
+    sample_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SynthesizedSpeech:
+    """Whole synthesis. The container of `audio` states its length if it can."""
+
+    audio: bytes
+    started: Started
+    chunks: tuple[AudioChunk, ...]  # without their data
+    result: SynthesisResult
+    words: tuple[WordTime, ...] = ()  # if requested
+    segments: tuple[SegmentTime, ...] = ()  # if requested
+
+
+SpokenEvent = AudioChunk | WordTimes | SegmentTime
+SpeechEvent = Started | SpokenEvent | Done
+SessionEvent = Started | SpokenEvent | FlushDone | UtteranceCancelled | Done

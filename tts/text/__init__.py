@@ -1,0 +1,1 @@
+"""Text processing: normalisation and segmentation into sentences and clauses."""

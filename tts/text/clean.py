@@ -1,0 +1,102 @@
+"""Unicode cleaning: reduces typed or pasted text to characters that a model can read.
+
+Compatibility forms, curly quotes and accents become plain; emoji and formatting characters are
+removed; a few signs with a spoken name (£, °, ×, …) are kept for the rules of
+`tts.text.english.words`.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from tts.errors import FieldViolation, InvalidRequestError
+from tts.text.english.tables import SIGN_WORDS
+
+DASHES = "–—"  # kept for the rules too: ranges and pauses
+KEPT = frozenset(SIGN_WORDS) | frozenset(DASHES)
+PLAIN = {**{sign: f" {word} " for sign, word in SIGN_WORDS.items()}, "–": "-", "—": "-"}
+
+FRACTIONS = "1/2 1/3 2/3 1/4 3/4 1/5 1/8 3/8 5/8 7/8"
+LIGATURES = "ss SS ae AE oe OE th Th ng Ng"
+# Compatibility decomposition would join these to the characters before, or misread them.
+_BEFORE_TABLE = str.maketrans(
+    dict(zip("½⅓⅔¼¾⅕⅛⅜⅝⅞", (f" {f}" for f in FRACTIONS.split()), strict=True))
+    | {"²": " squared", "³": " cubed", "№": "No. ", "…": "... ", "⁄": "/"}
+    | dict.fromkeys("™®©℠", "")
+)
+_AFTER_TABLE = str.maketrans(
+    dict.fromkeys("‘’‚‛′ʼʻʹ´ˈ‹›", "'")
+    | dict.fromkeys("“”„‟«»″〝〞「」『』", '"')
+    | dict.fromkeys("‐‑‒−﹣", "-")
+    | dict.fromkeys("―⸺⸻", "—")
+    | dict.fromkeys("•·‣◦∙●▪→⇒➔⟶", " — ")
+    | dict(zip("。、،؟µ", ".,,?μ", strict=True))
+    | dict.fromkeys("¿¡", "")
+)
+_LETTERS_TABLE = str.maketrans(
+    dict(zip("ßẞæÆœŒþÞŋŊ", LIGATURES.split(), strict=True))
+    | dict(zip("øØłŁđĐðÐıħĦƒə", "oOlLdDdDihHfe", strict=True))
+)
+_PLAIN_TABLE = str.maketrans(PLAIN)
+_DROPPED_CATEGORIES = frozenset({"So", "Sk", "Cf", "Cn", "Co", "Cs", "Mn", "Me", "Cc"})
+_FORBIDDEN = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
+_MAX_GREEK_LETTERS = 2  # longer runs are Greek words, not formulas
+
+
+class TextError(InvalidRequestError):
+    """Error for text with control characters, or text that does not fit."""
+
+    def __init__(self, description: str, field: str = "text") -> None:
+        super().__init__(FieldViolation(field, description))
+
+
+def check_text(text: str, offset: int = 0, field: str = "text") -> None:
+    """Raise `TextError` at the first control character; tabs and line ends are allowed.
+
+    The message names the position in the whole input, in which `text` begins at `offset`; `field`
+    is the field path of the input in its request.
+    """
+    found = _FORBIDDEN.search(text)
+    if found:
+        code, position = ord(found.group()), offset + found.start()
+        raise TextError(f"control character U+{code:04X} at position {position}", field)
+
+
+def clean_word(word: str, *, ascii_only: bool, keep_signs: bool) -> tuple[str, int]:
+    """Return a cleaned run of characters without white space, and the number of removed letters.
+
+    The result may contain spaces and may be empty. `ascii_only` reduces letters to ASCII;
+    `keep_signs` keeps the characters of `KEPT` for later rules, else they are spelled out here.
+    """
+    if word.isascii():
+        return word, 0
+    text = unicodedata.normalize("NFKC", word.translate(_BEFORE_TABLE)).translate(_AFTER_TABLE)
+    if not keep_signs:
+        text = text.translate(_PLAIN_TABLE)
+    text = _ascii_letters(text) if ascii_only else text
+    kept = [c for c in text if c.isascii() or c in KEPT or (not ascii_only and _is_kept(c))]
+    lost = sum(c.isalpha() for c in text if not c.isascii() and c not in KEPT) if ascii_only else 0
+    return " ".join("".join(kept).split()), lost
+
+
+def _is_kept(character: str) -> bool:
+    return unicodedata.category(character) not in _DROPPED_CATEGORIES
+
+
+def _ascii_letters(text: str) -> str:
+    """Return letters without accents, with a few spelled out, and short Greek runs by name."""
+    parts = unicodedata.normalize("NFKD", text.translate(_LETTERS_TABLE))
+    bare = "".join(c for c in parts if unicodedata.category(c) != "Mn")
+    greek = [c for c in bare if c not in KEPT and _greek_name(c)]
+    if 0 < len(greek) <= _MAX_GREEK_LETTERS:
+        bare = "".join(f" {_greek_name(c)} " if c in greek else c for c in bare)
+    return bare
+
+
+def _greek_name(character: str) -> str:
+    if character.isascii():
+        return ""
+    name = unicodedata.name(character, "")
+    is_letter = name.startswith("GREEK") and " LETTER " in name and name.count(" ") == 3
+    return name.rsplit(" ", 1)[-1].lower() if is_letter else ""

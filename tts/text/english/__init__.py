@@ -1,0 +1,1 @@
+"""Rules that read numbers, signs and abbreviations as English words."""

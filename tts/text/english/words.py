@@ -1,0 +1,188 @@
+"""Rules for addresses, abbreviations, acronyms, signs and mark-up."""
+
+from __future__ import annotations
+
+import re
+from re import Match
+
+from tts.text.english.numbers import Rule, cardinal, ordinal
+from tts.text.english.tables import (
+    ADDRESS_SIGNS,
+    DOMAINS,
+    ENDINGS,
+    MONTH_DOTS,
+    MONTHS,
+    NUMBERED,
+    PHRASES,
+    REIGNING,
+    SIGN_WORDS,
+    SPELLED,
+    TITLES,
+    WEEKDAYS,
+    WORDS_IN_CAPITALS,
+)
+
+VOWELS = frozenset("AEIOUY")
+_ROMAN = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
+
+
+def spell(letters: str) -> str:
+    """Return separate letters: "USA" is "U S A"."""
+    return " ".join(c.upper() for c in letters if c.isalnum())
+
+
+def _address(match: Match[str]) -> str:
+    text = re.sub(r"^https?://", "", match.group(), flags=re.I)
+    body = text.rstrip(".,;:!?)'\"]>")
+    parts = re.findall(r"[A-Za-z]+|\d+|[^\w\s]|_", body)
+    words = (ADDRESS_SIGNS.get(p, p if p.isalnum() else "") for p in parts)
+    spoken = ["W W W" if word.lower() == "www" else word for word in words if word]
+    return " ".join(spoken) + text[len(body) :]
+
+
+def _is_start_of_sentence(match: Match[str]) -> bool:
+    return re.match(r"\s+[\"'(]?[A-Z]", match.string[match.end() :]) is not None
+
+
+def _dot_after(match: Match[str]) -> str:
+    """Return "." where an abbreviation's dot is also the full stop."""
+    is_last = not match.string[match.end() :].strip(" \"')]")
+    return "." if match.group().endswith(".") and (is_last or _is_start_of_sentence(match)) else ""
+
+
+def _title(match: Match[str]) -> str:
+    return TITLES[match[1].lower()] + " "
+
+
+def _phrase(match: Match[str]) -> str:
+    return PHRASES[match[1].lower()]
+
+
+def _ending(match: Match[str]) -> str:
+    return ENDINGS[match[1].lower()] + _dot_after(match)
+
+
+def _saint_or_street(match: Match[str]) -> str:
+    before = match.string[: match.start()].rstrip().rsplit(" ", 1)[-1]
+    follows_name = before[:1].isupper() or before[-2:] in ("st", "nd", "rd", "th")
+    if _is_start_of_sentence(match) and not (follows_name and match.group().endswith(".")):
+        return "Saint"
+    return "Street" + _dot_after(match) if follows_name else match.group()
+
+
+def _weekday(match: Match[str]) -> str:
+    return WEEKDAYS[match[1].lower()] + ", "
+
+
+def _month_name(match: Match[str]) -> str:
+    return MONTH_DOTS[match[1].lower()] + _dot_after(match)
+
+
+def _dotted_letters(match: Match[str]) -> str:
+    return spell(match[1]) + _dot_after(match)
+
+
+def _roman_value(text: str) -> int | None:
+    """Return the value of a valid Roman numeral below 400, else None."""
+    if not re.fullmatch(r"C{0,3}(XC|XL|L?X{0,3})(IX|IV|V?I{0,3})", text) or not text:
+        return None
+    values = [_ROMAN[c] for c in text]
+    following = [*values[1:], 0]
+    return sum(-v if v < n else v for v, n in zip(values, following, strict=True))
+
+
+def _roman(match: Match[str]) -> str:
+    name, text = match[1], match[2]
+    value = _roman_value(text)
+    if value is None or (len(text) == 1 and f"{name} {text}" != "War I" and text == "I"):
+        return match.group()
+    if name in NUMBERED:
+        return f"{name} {cardinal(value)}"
+    if name in REIGNING and len(text) > 1:
+        return f"{name} the {ordinal(value)}"
+    return match.group()
+
+
+def _acronym(match: Match[str]) -> str:
+    word, plural = match[1], match[2]
+    is_shouted = not re.search(r"[a-z]", match.string) and match.string.count(" ") > 1
+    is_said = VOWELS & set(word) and (is_shouted or word not in SPELLED)
+    if is_said or word in WORDS_IN_CAPITALS:
+        return match.group()
+    return spell(word) + ("s" if plural else "")
+
+
+def _choices(*tables: dict[str, str]) -> str:
+    words = sorted((re.escape(w) for table in tables for w in table), key=len, reverse=True)
+    return "|".join(words)
+
+
+def _capitalised(table: dict[str, str]) -> str:
+    return _choices({word.capitalize(): "" for word in table})
+
+
+def _rule(pattern: str, text: str, flags: int = 0) -> Rule:
+    """Return a rule whose replacement is a template, as in `re.sub`."""
+    return re.compile(pattern, flags), lambda match: match.expand(text)
+
+
+ADDRESS_RULES: tuple[Rule, ...] = (
+    _rule(r"!?\[([^\]\[]+)\]\((?:https?://)?\S*?\)", r"\1"),
+    (re.compile(r"\b(?:https?://|www\.)\S+", re.I), _address),
+    (re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+"), _address),
+    (
+        re.compile(rf"(?<![\w@.])[\w-]+(?:\.[\w-]+)*\.(?:{'|'.join(DOMAINS)})\b(?:/[^\s,;)]*)?"),
+        _address,
+    ),
+    _rule(r"(?:^|(?<=\s))[:;=8]-?[)(DPpOo|\\/](?=\s|$)", ""),
+)
+ABBREVIATION_RULES: tuple[Rule, ...] = (
+    (re.compile(rf"\b({_capitalised(TITLES)}|mrs?|ms|dr|prof)\.\s*(?=[A-Z])"), _title),
+    (re.compile(r"\b(Mrs?|Ms)\.\s*"), _title),
+    (re.compile(r"\b(Mrs?|Ms|Dr|Prof|Mt)\s+(?=[A-Z])"), _title),
+    (re.compile(rf"(?<![\w.])({_choices(PHRASES)})\.(?!\w)", re.I), _phrase),
+    (re.compile(r"(?<![\w.])(e\.g|i\.e)(?![\w.])", re.I), _phrase),
+    (re.compile(r"(?<!\w)(vs)(?=\s)", re.I), _phrase),
+    _rule(r"\bet al\b\.?", "and others"),
+    (re.compile(rf"\b({_choices(ENDINGS)})\.(?!\w)", re.I), _ending),
+    _rule(r"\betc\b", "et cetera"),
+    (re.compile(r"\bSt\b\.?(?!\w)"), _saint_or_street),
+    (
+        re.compile(rf"\b({_capitalised(WEEKDAYS)})\b(?:\.,?|,)\s+(?=(?:{'|'.join(MONTHS)})\b)"),
+        _weekday,
+    ),
+    (re.compile(rf"\b({_capitalised(MONTH_DOTS)})\.(?!\w)"), _month_name),
+    _rule(r"\ba\.k\.a\.?(?!\w)", "also known as", re.I),
+    _rule(r"\bPh\.?\s?D\b\.?(?!\w)", "P H D"),
+    (re.compile(r"(?<![\w.])((?:[A-Za-z]\.){2,})(?!\w)"), _dotted_letters),
+    _rule(r"\b([A-Z])\.(?=\s+[A-Z])", r"\1"),
+    _rule(r"(?<!\w)w/o(?!\w)", "without", re.I),
+    _rule(r"(?<!\w)w/(?=\s?[A-Za-z])", "with ", re.I),
+    (re.compile(r"\b([A-Z][a-z]+)\s+([IVXLC]+)\b(?!['.]\w)"), _roman),
+    _rule(r"\bOK\b", "okay"),
+    (re.compile(r"(?<!['-])\b([A-Z]{2,5})(s?)\b(?!'[A-Z])"), _acronym),
+)
+SIGN_RULES: tuple[Rule, ...] = (
+    _rule(r"\band/or\b", "and or", re.I),
+    _rule(r"(?<=[A-Za-z])&(?=[A-Za-z])", " and "),
+    _rule(r"(?<![\w@])@(?=\w)", "at "),
+    _rule(r"(?<!\w)#(?=[A-Za-z])", "hashtag "),
+    _rule(r"\s*&\s*", " and "),
+    _rule(r"(?<=[a-z\d])\s*\+\s*(?=[a-z\d])", " plus ", re.I),
+    _rule(r"(?<=[a-z])\+\+", " plus plus", re.I),
+    _rule(r"(?<!\w)\+(?=\w)", "plus "),
+    _rule(r"(?<=\w)\+(?!\w)", " plus"),
+    _rule(r"(?<=[\w)])\s*=+\s*(?=[\w(])", " equals "),
+    _rule(r"(?<=\w)\s+<\s+(?=\w)", " is less than "),
+    _rule(r"(?<=\w)\s+>\s+(?=\w)", " is greater than "),
+    _rule(r"(?<=[a-z])\s+\*\s+(?=[a-z])", " times ", re.I),
+    _rule(r"(?<=\w)\^(?=\w)", " to the power of "),
+    _rule(r"(?<!\w)~(?=\w)", "about "),
+    _rule(r"(?<=\w)\s?%", " percent"),
+    _rule(r"\$(?=\s|$)", " dollars "),
+    _rule(r"(?<=[a-z])/(?=[a-z])", " slash ", re.I),
+    _rule(r"(?<=[a-z])\.(?=[a-z]{2})", " dot "),
+    (re.compile("|".join(SIGN_WORDS)), lambda match: f" {SIGN_WORDS[match.group()]} "),
+    _rule(r"\s*(?:-{1,2}>|=>|—|--+|(?<=\s)[–-](?=\s)|–)\s*", ", "),
+    _rule(r"\s*[(\[{]\s*|\s*[)\]}]\s*(?=[A-Za-z\d])", ", "),
+)

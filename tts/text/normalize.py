@@ -1,0 +1,113 @@
+"""Conversion of written to spoken text that keeps the origin of each character.
+
+cleaned words → addresses → abbreviations … numbers … signs → tidy: letters and , . ; : ? ! ' -
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from re import Match, Pattern
+
+from tts.text.english.numbers import (
+    AMOUNT_RULES,
+    CODE_RULES,
+    DATE_AND_TIME_RULES,
+    NUMBER_RULES,
+    Rule,
+)
+from tts.text.english.words import ABBREVIATION_RULES, ADDRESS_RULES, SIGN_RULES
+
+
+@dataclass(frozen=True, slots=True)
+class AlignedText:
+    """Text with the index of the input word for each character."""
+
+    text: str
+    origins: tuple[int, ...]
+
+    @classmethod
+    def of_words(cls, words: Iterable[str], joined: Collection[int] = ()) -> AlignedText:
+        """Return words with single spaces between them, but not before those with an index in
+        `joined`.
+
+        The origin of a space is the word before it.
+        """
+        texts: list[str] = []
+        origins: list[int] = []
+        for index, word in enumerate(words):
+            if texts and word and index not in joined:
+                texts.append(" ")
+                origins.append(origins[-1])
+            texts.append(word)
+            origins += [index] * len(word)
+        return cls("".join(texts), tuple(origins))
+
+    def sub(self, pattern: Pattern[str], replace: Callable[[Match[str]], str]) -> AlignedText:
+        """Replace each match; the origin of a replacement is the word where the match starts."""
+        texts: list[str] = []
+        origins: list[int] = []
+        done = 0
+        for match in pattern.finditer(self.text):
+            words = replace(match)
+            texts += (self.text[done : match.start()], words)
+            origins += self.origins[done : match.start()]
+            origins += [self.origins[min(match.start(), len(self.origins) - 1)]] * len(words)
+            done = match.end()
+        if not done and not texts:
+            return self
+        return AlignedText("".join((*texts, self.text[done:])), (*origins, *self.origins[done:]))
+
+    def apply(self, rules: Iterable[Rule]) -> AlignedText:
+        """Apply all rules in order."""
+        result = self
+        for pattern, replace in rules:
+            result = result.sub(pattern, replace)
+        return result
+
+    def cut(self, start: int, end: int) -> AlignedText:
+        """Return the characters [start, end) without surrounding white space."""
+        piece = self.text[start:end]
+        start += len(piece) - len(piece.lstrip())
+        end -= len(piece) - len(piece.rstrip())
+        return AlignedText(self.text[start:end], self.origins[start:end])
+
+
+def _tidy_rule(pattern: str, template: str) -> Rule:
+    return re.compile(pattern), lambda match: match.expand(template)
+
+
+_HAS_DIGIT = re.compile(r"\d")
+_WITH_DIGITS = (
+    *DATE_AND_TIME_RULES,
+    *CODE_RULES,
+    *AMOUNT_RULES,
+)
+_TIDY: tuple[Rule, ...] = (
+    _tidy_rule(r"\.{2,}(?=\s*[a-z])", ","),
+    _tidy_rule(r"[^\w\s,.;:?!'-]|_", " "),
+    _tidy_rule(r"(?<!\w)['-]+|['-]+(?!\w)", " "),
+    _tidy_rule(r"['-]{2,}", "-"),
+    _tidy_rule(r"\s+(?=[,.;:?!])", ""),
+    _tidy_rule(r"[,.;:?!]*\?[,.;:?!]*", "?"),
+    _tidy_rule(r"[,.;:!]*![,.;:!]*", "!"),
+    _tidy_rule(r"[,.;:]*\.[,.;:]*", "."),
+    _tidy_rule(r"[,;:]*([;:])[,;:]*|,{2,}", r"\1,"),
+    _tidy_rule(r"([;:]),", r"\1"),
+    _tidy_rule(r"([,.;:?!])(?=\w)", r"\1 "),
+    _tidy_rule(r"^[\s,.;:?!]+|[\s,;:]+$", ""),
+    _tidy_rule(r"\s{2,}|[^\S ]", " "),
+)
+
+
+def speak_words(text: AlignedText) -> AlignedText:
+    """Apply all English rules and clean up. The result has no digits and is stable."""
+    text = text.apply(ADDRESS_RULES)
+    has_digits = _HAS_DIGIT.search(text.text) is not None
+    if has_digits:
+        text = text.apply(_WITH_DIGITS)
+    text = text.apply(ABBREVIATION_RULES)
+    if has_digits:
+        text = text.apply(NUMBER_RULES)
+    return text.apply(SIGN_RULES).apply(_TIDY)

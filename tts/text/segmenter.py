@@ -1,0 +1,457 @@
+"""Incremental segmentation of text: cleaning, reading as words, cutting into sentences or clauses.
+
+    fragments → words → sentences → spoken words → segments of at most `max_characters`
+
+Memory is bounded. The cuts depend on the text and on flushes only, not on how the text arrived.
+Text that is not spoken (emoji, lone punctuation) gives no segment.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import accumulate, groupby, pairwise
+from operator import itemgetter
+from re import Match
+
+from tts.errors import InvalidRequestError
+from tts.text.clean import TextError, check_text, clean_word
+from tts.text.normalize import AlignedText, speak_words
+from tts.text.sentences import (
+    MIN_CLAUSE_CHARACTERS,
+    ends_clause,
+    ends_sentence,
+    is_safe_break,
+    starts_item,
+)
+from tts.text.tags import speak_around
+
+__all__ = [
+    "SegmentMode",
+    "SegmentStream",
+    "SpokenWord",
+    "TextError",
+    "TextNormalization",
+    "TextOptions",
+    "TextSegment",
+    "check_text",
+    "split_text",
+    "spoken_text",
+]
+
+WIDE_SIZE = 3  # letters with the spoken length of one Chinese, Japanese or Korean character
+_WIDE = ("W", "F")  # East Asian Width (Unicode Standard Annex 11)
+MAX_WORD_CHARACTERS = 128  # longer runs without white space are cut, which bounds memory
+MAX_PENDING_SEGMENTS = 8  # in NONE mode: normalisation shrinks text by less than this factor
+FEED_CHARACTERS = 1024
+_RUNS = re.compile(r"\s+|[^\s。！？｡]*[。！？｡]|[^\s。！？｡]+")
+_SPACES = re.compile(r"\s+")
+
+
+class TextNormalization(Enum):
+    """Normalisation of figures and abbreviations."""
+
+    ON = "on"
+    OFF = "off"  # only Unicode is cleaned
+
+
+class SegmentMode(Enum):
+    """Unit of segmentation."""
+
+    NONE = "none"  # all text up to a flush
+    SENTENCE = "sentence"
+    CLAUSE = "clause"  # lowest latency for streamed text
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """Options of normalisation and segmentation.
+
+    `max_characters` counts letters of an alphabet; a Chinese, Japanese or Korean character counts
+    as three, about its spoken length.
+    `pronunciations` are (phrase, respelling) pairs, matched as whole words in any case.
+    `ascii_only` removes accents, for models that read ASCII only; `tags` are kept unchanged, for
+    models that know them. `field` is the text's field path in its request, which errors name.
+    """
+
+    max_characters: int = 200
+    mode: SegmentMode = SegmentMode.SENTENCE
+    normalization: TextNormalization = TextNormalization.ON
+    pronunciations: tuple[tuple[str, str], ...] = ()
+    ascii_only: bool = True
+    tags: tuple[str, ...] = ()
+    field: str = "text"
+
+    def __post_init__(self) -> None:
+        if self.max_characters < 1:
+            raise ValueError("max_characters must be ≥ 1")
+
+    def check_pronunciations(self, field: str) -> None:
+        """Raise InvalidRequestError, naming `field`, for a phrase that matches no word."""
+        for phrase, respelling in self.pronunciations:
+            check_text(phrase + respelling, field=field)
+            if not self.clean(phrase):
+                raise InvalidRequestError.of(field, "a phrase has no letters")
+
+    def clean(self, text: str) -> str:
+        """Return a phrase, cleaned word by word."""
+        return " ".join(filter(None, (self.clean_word(word)[0] for word in text.split())))
+
+    def clean_word(self, word: str) -> tuple[str, int]:
+        """Return a cleaned word, and the number of removed letters."""
+        keep_signs = self.normalization is TextNormalization.ON
+        return clean_word(word, ascii_only=self.ascii_only, keep_signs=keep_signs)
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenWord:
+    """Word of the input, at code points [start, end), with its spoken form."""
+
+    text: str
+    start: int
+    end: int
+    spoken: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextSegment:
+    """Spoken text of one language-model call, from code points [start, end) of the input.
+
+    The ranges of successive segments have no gaps and do not overlap.
+    """
+
+    index: int
+    text: str
+    start: int
+    end: int
+    words: tuple[SpokenWord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Word:
+    text: str  # cleaned, never empty
+    start: int
+    end: int
+    lines_before: int  # line ends between the previous word and this one
+
+
+class _WordReader:
+    """Reader of cleaned words from fragments."""
+
+    def __init__(self, options: TextOptions) -> None:
+        self._options = options
+        self._run = ""
+        self._lines = 0
+        self.position = 0  # code points read
+        self.num_lost = 0  # letters that cleaning removed
+
+    def feed(self, fragment: str) -> Iterator[_Word]:
+        check_text(fragment, self.position, self._options.field)
+        for match in _RUNS.finditer(fragment):
+            run = match.group()
+            if run.isspace():
+                yield from self.finish()
+                self.position += len(run)
+                self._lines += sum(run.count(c) for c in "\n\x85\u2028\u2029\f")
+            else:
+                yield from self._extend(run)
+
+    def _extend(self, run: str) -> Iterator[_Word]:
+        whole = self._run + run
+        self.position += len(run)
+        start, done = self.position - len(whole), 0
+        while len(whole) - done > MAX_WORD_CHARACTERS:
+            yield from self._word(whole[done : done + MAX_WORD_CHARACTERS], start + done)
+            done += MAX_WORD_CHARACTERS
+        self._run = whole[done:]
+        if run[-1] in "。！？｡":
+            yield from self.finish()
+
+    def finish(self) -> Iterator[_Word]:
+        """Yield the pending word, if any."""
+        run, self._run = self._run, ""
+        if run:
+            yield from self._word(run, self.position - len(run))
+
+    def drop(self) -> None:
+        self._run = ""
+
+    def _word(self, run: str, start: int) -> Iterator[_Word]:
+        text, lost = self._options.clean_word(run)
+        self.num_lost += lost
+        if text:
+            lines, self._lines = self._lines, 0
+            yield _Word(text, start, start + len(run), lines)
+
+
+class SegmentStream:
+    """Incremental segmenter: returns segments of fed text as soon as they are final.
+
+    stream = SegmentStream(options)
+    ready = stream.feed("Hello there. How a")   # "Hello there."
+    ready = stream.flush()                      # "How a"
+    """
+
+    def __init__(self, options: TextOptions) -> None:
+        self._options = options
+        self._reader = _WordReader(options)
+        self._respell = _Respelling(options) if options.pronunciations else None
+        self._pending: list[_Word] = []
+        self._num_pending = 0  # size in the unit of `spoken_size`
+        self._spoken_to = 0
+        self._num_segments = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"SegmentStream(characters={self.num_characters}, pending={self._num_pending}, "
+            f"segments={self._num_segments})"
+        )
+
+    @property
+    def num_characters(self) -> int:
+        """Number of code points fed so far."""
+        return self._reader.position
+
+    @property
+    def num_lost(self) -> int:
+        """Number of removed letters, which are of scripts that the model cannot read."""
+        return self._reader.num_lost
+
+    def feed(self, fragment: str) -> list[TextSegment]:
+        """Append text and return final segments. Raises `TextError` for invalid text."""
+        return [s for word in self._reader.feed(fragment) for s in self._take(word)]
+
+    def flush(self) -> list[TextSegment]:
+        """Return the segments of all remaining text, complete or not. The stream continues."""
+        segments = [s for word in self._reader.finish() for s in self._take(word)]
+        return segments + self._emit(len(self._pending))
+
+    def split(self, text: str) -> Iterator[TextSegment]:
+        """Yield the segments of a whole text lazily."""
+        for start in range(0, len(text), FEED_CHARACTERS):
+            yield from self.feed(text[start : start + FEED_CHARACTERS])
+        yield from self.flush()
+
+    def discard(self) -> None:
+        """Drop the text that is not part of a segment yet."""
+        self._reader.drop()
+        self._pending, self._num_pending = [], 0
+        self._spoken_to = self.num_characters
+
+    def _take(self, word: _Word) -> list[TextSegment]:
+        segments = []
+        if self._pending and self._ends_before(word):
+            segments += self._emit(len(self._pending))
+        self._pending.append(word)
+        self._num_pending += spoken_size(word.text) + 1
+        if self._ends(None):
+            segments += self._emit(len(self._pending))
+        elif self._is_overfull():
+            segments += self._emit(self._best_break())
+        return segments
+
+    def _ends_before(self, word: _Word) -> bool:
+        if self._options.mode is SegmentMode.NONE:
+            return False
+        is_item = word.lines_before == 1 and starts_item(word.text)
+        return word.lines_before > 1 or is_item or bool(self._ends(word.text))
+
+    def _ends(self, following: str | None) -> bool | None:
+        """Return whether a segment ends after the last pending word; None if not known yet."""
+        mode = self._options.mode
+        if mode is SegmentMode.NONE:
+            return False
+        last = self._pending[-1].text
+        previous = self._pending[-2].text if len(self._pending) > 1 else ""
+        verdict = ends_sentence(previous, last, following)
+        if verdict is not False or mode is SegmentMode.SENTENCE:
+            return verdict
+        return self._num_pending > MIN_CLAUSE_CHARACTERS and ends_clause(last, following)
+
+    def _is_overfull(self) -> bool:
+        limit = self._options.max_characters
+        if self._options.mode is not SegmentMode.NONE:
+            return self._num_pending > 2 * limit
+        if self._num_pending > MAX_PENDING_SEGMENTS * limit:
+            raise _does_not_fit(self._options)
+        return False
+
+    def _best_break(self) -> int:
+        """Return the number of pending words to emit when no sentence end has been found."""
+        limit = self._options.max_characters
+        words, size, fitting, safe, clause = self._pending, 0, 1, 0, 0
+        for count, word in enumerate(words[:-1], start=1):
+            size += spoken_size(word.text) + 1
+            if size > limit:
+                break
+            following = words[count].text
+            fitting = count
+            safe = count if is_safe_break(word.text, following) else safe
+            is_late = 2 * size > limit
+            clause = count if is_late and ends_clause(word.text, following) else clause
+        return clause or safe or fitting
+
+    def _emit(self, count: int) -> list[TextSegment]:
+        words, self._pending = self._pending[:count], self._pending[count:]
+        self._num_pending = sum(spoken_size(word.text) + 1 for word in self._pending)
+        spoken = self._speak(words)
+        limit = self._options.max_characters
+        if self._options.mode is SegmentMode.NONE and spoken_size(spoken.text) > limit:
+            raise _does_not_fit(self._options)
+        pieces = [p for p in pieces_of(spoken, limit) if any(map(str.isalnum, p.text))]
+        stops = [*(piece.origins[0] for piece in pieces[1:]), len(words)]  # ends of pieces
+        return [
+            self._segment(
+                piece.text,
+                words[stop - 1].end if stop else 0,
+                _spoken_words(piece, words, max(stop, piece.origins[-1] + 1)),
+            )
+            for piece, stop in zip(pieces, stops, strict=False)
+        ]
+
+    def _speak(self, words: Sequence[_Word]) -> AlignedText:
+        joined = {i for i, pair in enumerate(pairwise(words), start=1) if _is_same_run(*pair)}
+        text = AlignedText.of_words((word.text for word in words), joined)
+        if self._respell is not None:
+            text = self._respell(text)
+        if self._options.normalization is TextNormalization.ON:
+            tags = self._options.tags
+            return speak_around(text, tags) if tags else speak_words(text)
+        return text.sub(_SPACES, lambda match: " ")
+
+    def _segment(self, text: str, end: int, words: tuple[SpokenWord, ...]) -> TextSegment:
+        start, self._spoken_to = self._spoken_to, max(self._spoken_to, end)
+        self._num_segments += 1
+        return TextSegment(self._num_segments - 1, text, start, self._spoken_to, words)
+
+
+def _is_same_run(before: _Word, word: _Word) -> bool:
+    """Return whether both are parts of one run, in a script without spaces, within a sentence."""
+    if before.end != word.start:
+        return False
+    last, first = before.text[-1], word.text[0]
+    return last not in ".?!" and (is_wide(last) or is_wide(first))
+
+
+def _spoken_words(piece: AlignedText, words: Sequence[_Word], stop: int) -> tuple[SpokenWord, ...]:
+    """Return the input's words in a piece, which ends before word `stop`.
+
+    A phrase with one pronunciation belongs to its first word, which is extended to its end.
+    """
+    pairs = zip(piece.origins, piece.text, strict=True)
+    runs = [(origin, "".join(c for _, c in run)) for origin, run in groupby(pairs, itemgetter(0))]
+    nexts = [*(origin for origin, _ in runs[1:]), stop]
+    spoken = []
+    for (origin, text), following in zip(runs, nexts, strict=True):
+        last = max(origin, following - 1)
+        if any(map(str.isalnum, text)):
+            word = words[origin]
+            spoken.append(SpokenWord(word.text, word.start, words[last].end, text.strip()))
+    return tuple(spoken)
+
+
+class _Respelling:
+    """Replacement of phrases by their pronunciations, in a single pass."""
+
+    def __init__(self, options: TextOptions) -> None:
+        pairs = ((options.clean(p), options.clean(r)) for p, r in options.pronunciations)
+        self._table = {phrase.casefold(): respelling for phrase, respelling in pairs}
+        longest_first = sorted(self._table, key=len, reverse=True)
+        choices = "|".join(re.escape(phrase) for phrase in longest_first)
+        self._pattern = re.compile(rf"(?<!\w)(?:{choices})(?!\w)", re.I) if choices else None
+
+    def __call__(self, text: AlignedText) -> AlignedText:
+        return text if self._pattern is None else text.sub(self._pattern, self._replace)
+
+    def _replace(self, match: Match[str]) -> str:
+        return self._table[match.group().casefold()]
+
+
+def split_text(text: str, options: TextOptions) -> Iterator[TextSegment]:
+    """Return a lazy iterator over the segments of a whole text.
+
+    Raises `TextError` at once, before the first segment, for text with control characters.
+    """
+    check_text(text, field=options.field)
+    return SegmentStream(options).split(text)
+
+
+def spoken_text(text: str, options: TextOptions) -> str:
+    """Return the joined segments of a text. Raises `TextError` as `split_text` does."""
+    spoken = ""
+    for segment in split_text(text, options):
+        is_new = not spoken or text[segment.start].isspace()
+        goes_on = not is_new and (is_wide(spoken[-1]) or is_wide(segment.text[0]))
+        spoken += segment.text if goes_on or not spoken else f" {segment.text}"
+    return spoken
+
+
+def _does_not_fit(options: TextOptions) -> TextError:
+    limit = options.max_characters
+    return TextError(
+        f"does not fit into one segment of {limit} characters; use another mode", options.field
+    )
+
+
+def spoken_size(text: str) -> int:
+    """Return the size of a text in letters of an alphabet, the unit of a segment's limit."""
+    return len(text) if text.isascii() else sum(map(_size, text))
+
+
+def is_wide(character: str) -> bool:
+    """Return whether a character is Chinese, Japanese or Korean."""
+    is_letter = character.isalnum() and not character.isascii()
+    return is_letter and unicodedata.east_asian_width(character) in _WIDE
+
+
+def _size(character: str) -> int:
+    return WIDE_SIZE if is_wide(character) else 1
+
+
+def pieces_of(text: AlignedText, limit: int) -> Iterator[AlignedText]:
+    """Iterate over pieces of at most `limit`, but at least one character, cut at pauses."""
+    if spoken_size(text.text) <= limit:
+        if text.text:
+            yield text.cut(0, len(text.text))
+        return
+    ends = [0, *accumulate(map(_size, text.text))]  # size of the text before each character
+    start, last = 0, len(text.text)
+    while ends[last] - ends[start] > limit:
+        rest = ends[last] - ends[start]
+        ideal = -(-rest // -(-rest // limit))
+        most = _reach(ends, start, limit)
+        cut = _cut_near(text.text, start, _reach(ends, start, ideal), most)
+        yield text.cut(start, cut)
+        start = cut
+    if start < last:
+        yield text.cut(start, last)
+
+
+def _reach(ends: list[int], start: int, size: int) -> int:
+    """Return the last position within `size` after `start`, at least one character after it."""
+    position = start + 1
+    while position + 1 < len(ends) and ends[position + 1] - ends[start] <= size:
+        position += 1
+    return position
+
+
+def _cut_near(text: str, start: int, ideal: int, most: int) -> int:
+    """Return where to cut, up to `most`: at a pause near `ideal`, a space, or anywhere."""
+    gaps = [i for i in range(start + 1, min(most, len(text) - 1) + 1) if _is_gap(text, i)]
+    late = [i for i in gaps if 2 * (i - start) > ideal - start]
+    for group in (".?!", ",;:、"):
+        pauses = [i for i in late if text[i - 1] in group]
+        if pauses:
+            return min(pauses, key=lambda i: abs(i - ideal))
+    if late or gaps:
+        return min(late or gaps, key=lambda i: abs(i - ideal))
+    return most
+
+
+def _is_gap(text: str, position: int) -> bool:
+    """Return whether to cut at `position`: before a space, or after a wide mark."""
+    before = text[position - 2 : position - 1]
+    return text[position] == " " or (text[position - 1] in ".?!,;:、" and _size(before or " ") > 1)

@@ -1,0 +1,1 @@
+"""Text requests: generation and embeddings."""

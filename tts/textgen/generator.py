@@ -1,0 +1,140 @@
+"""Text generation: prompt ids in, pieces of text out, ended by tokens or by stop strings."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from llm import FinishReason, Request, SamplingParams, TokenChunk, TokenLogprob
+from tts.checkpoint.tokenizer import IncrementalDetokenizer, StopMatcher
+from tts.engine.client import EngineClient
+from tts.errors import InvalidRequestError, SynthesisError
+from tts.families.prompt import PromptBuilder
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """Prompt to continue, with its sampling parameters."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stops: tuple[str, ...] = ()
+    priority: int = 0
+    lora: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """Tokens and the text that became final with them.
+
+    The beginning of a possible stop string, or of a character, is held back for a later piece.
+    Only the last piece has a `finish_reason`; the counts are cumulative.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    output_tokens: int = 0
+    queue_s: float | None = None  # as in `TokenChunk`
+    prefill_s: float | None = None
+    total_s: float = 0.0
+
+
+class TextGenerator:
+    """Text generation with one engine; any number of requests at once."""
+
+    def __init__(self, client: EngineClient, prompts: PromptBuilder) -> None:
+        self._client, self._prompts = client, prompts
+
+    async def write(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
+        """Stream a request; closing the iterator cancels it.
+
+        From `min_tokens` on, a stop string ends the text before its first character. Raises the
+        engine's errors for invalid requests, InvalidRequestError when no token fits the schema,
+        and SynthesisError.
+        """
+        writer = _Writer(IncrementalDetokenizer(self._prompts.tokenizer), request)
+        engine_request = Request(
+            f"{request.request_id}#text{next(_numbers)}",  # a client may use an id twice at once
+            request.prompt_ids,
+            request.sampling,
+            request.priority,
+            lora=request.lora,
+        )
+        async with aclosing(self._client.generate(engine_request)) as chunks:
+            async for chunk in chunks:
+                if chunk.is_refused:
+                    raise InvalidRequestError.of("config.json_schema", chunk.error)
+                if chunk.finish_reason is FinishReason.ERROR:
+                    raise SynthesisError(f"request {request.request_id}: {chunk.error}")
+                piece = writer.push(chunk)
+                yield piece
+                if piece.finish_reason is not None:
+                    return
+
+
+class _Writer:
+    """Converter of one stream's chunks to pieces, independent of how tokens are bundled."""
+
+    def __init__(self, detokenizer: IncrementalDetokenizer, request: TextRequest) -> None:
+        self._detokenizer = detokenizer
+        self._matcher = StopMatcher(request.stops) if request.stops else None
+        self._min_tokens = request.sampling.min_tokens
+        self._num_tokens = 0
+
+    def push(self, chunk: TokenChunk) -> TextPiece:
+        """Return the text that is final with this chunk, cut before a stop string."""
+        matcher, texts = self._matcher, []
+        if matcher is None:
+            texts.append(self._detokenizer.push(chunk.token_ids))
+            if chunk.finish_reason is not None:
+                texts.append(self._detokenizer.finish())
+            return _piece("".join(texts), chunk)
+        for place, token_id in enumerate(chunk.token_ids, start=1):
+            text = self._detokenizer.push((token_id,))
+            self._num_tokens += 1
+            is_matched = self._num_tokens > self._min_tokens
+            texts.append(matcher.push(text) if is_matched else text)
+            if matcher.is_stopped:
+                return _piece("".join(texts), _cut(chunk, place))
+        if chunk.finish_reason is not None:
+            texts += [matcher.push(self._detokenizer.finish()), matcher.finish()]
+        if matcher.is_stopped:  # by a partial character, which has become U+FFFD
+            chunk = _cut(chunk, len(chunk.token_ids))
+        return _piece("".join(texts), chunk)
+
+
+def _cut(chunk: TokenChunk, num_tokens: int) -> TokenChunk:
+    """Return the chunk up to the token that completed a stop string."""
+    num_dropped = len(chunk.token_ids) - num_tokens
+    return chunk._replace(
+        token_ids=chunk.token_ids[:num_tokens],
+        logprobs=chunk.logprobs[:num_tokens],
+        output_tokens=chunk.output_tokens - num_dropped,
+        finish_reason=FinishReason.STOP,
+    )
+
+
+def _piece(text: str, chunk: TokenChunk) -> TextPiece:
+    return TextPiece(
+        text=text,
+        token_ids=chunk.token_ids,
+        logprobs=chunk.logprobs,
+        prompt_logprobs=chunk.prompt_logprobs,
+        finish_reason=chunk.finish_reason,
+        prompt_tokens=chunk.prompt_tokens,
+        cached_prompt_tokens=chunk.cached_prompt_tokens,
+        output_tokens=chunk.output_tokens,
+        queue_s=chunk.queue_s,
+        prefill_s=chunk.prefill_s,
+        total_s=chunk.total_s,
+    )

@@ -1,0 +1,1 @@
+"""Voices: built into a checkpoint, created by clients, or cloned from recordings."""

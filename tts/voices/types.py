@@ -1,0 +1,79 @@
+"""Values that define a voice: how a model imitates one speaker."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from decoder import AudioFormat
+
+VOICE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
+BYTES_PER_CODE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class VoicePrompt:
+    """Encoded reference clip: its codes and its normalised transcript ("" if unknown)."""
+
+    codes: tuple[int, ...]
+    transcript: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceClip:
+    """Reference clip that is not encoded yet: a file of the checkpoint, or bytes of a request.
+
+    `audio_format` is needed for headerless samples only; `field` is the clip's field path in its
+    request, which errors name.
+    """
+
+    audio: Path | bytes
+    transcript: str
+    audio_format: AudioFormat | None = None
+    field: str = "voice.prompt"
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """Voice of one speaker: a control token, a speaker's name in the prompt, or a voice prompt,
+    which may still be a clip. With none of these the model chooses the speaker.
+    """
+
+    name: str
+    display_name: str = ""
+    language_codes: tuple[str, ...] = ()
+    control_token: str = ""
+    speaker: str = ""
+    prompt: VoicePrompt | None = None
+    clip: VoiceClip | None = None
+    is_builtin: bool = False
+    consent: str = ""  # what the creator stated about the speaker's agreement
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All texts of the voice."""
+        transcript = self.prompt.transcript if self.prompt else ""
+        return (self.name, self.display_name, self.consent, *self.language_codes, transcript)
+
+    @property
+    def num_bytes(self) -> int:
+        """Approximate size in memory."""
+        num_codes = len(self.prompt.codes) if self.prompt else 0
+        return sum(len(text.encode()) for text in self.texts) + BYTES_PER_CODE * num_codes
+
+    def speaks(self, language_code: str) -> bool:
+        """Return whether the voice is for a BCP-47 language; "en" and "en-US" match."""
+        asked = language_code.lower()
+        return any(
+            own == asked or own.startswith(asked + "-") or asked.startswith(own + "-")
+            for own in map(str.lower, self.language_codes)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceSet:
+    """Voices of a checkpoint, and the name of the default one ("": none)."""
+
+    voices: tuple[Voice, ...] = ()
+    default: str = ""
