@@ -68,7 +68,7 @@ def clip(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(server: Server, clip: Path) -> dict[str, Any]:
-    """What the calls of `riva_calls` gave."""
+    """Results of the calls of `riva_calls`."""
     result: dict[str, Any] = json.loads(
         run("-m", "tests.clients.riva_calls", server.address, str(clip))
     )
@@ -202,7 +202,7 @@ def test_a_token_is_sent_over_tls(found: dict[str, Any], clip: Path) -> None:
 
 @pytest.fixture(scope="module")
 def spoken(server: Server) -> dict[str, Any]:
-    """What `livekit_speech` gave."""
+    """Results of `livekit_speech`."""
     result: dict[str, Any] = json.loads(run("-m", "tests.clients.livekit_speech", server.address))
     return result
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -14,8 +16,9 @@ from grpc_health.v1 import health_pb2
 
 from tests.fakes import tiny_config, wait_until_idle
 from tests.speech_server import SpeechClient
-from tests.speech_server import serving as serving_process
+from tests.speech_server import serving as serving_voice
 from tests.tts.riva.requests import SERVICE, audio_of, online, request, riva, whole
+from tests.tts.server_process import ENGINE, processes_of, serving_process
 from tests.tts.serving import (
     SMALL_WINDOW,
     TEXT,
@@ -295,7 +298,7 @@ def test_the_voices_are_listed(service: Service) -> None:
 def test_word_times_of_the_built_in_voice() -> None:
     """In a real server process, which registers the service."""
     asked = request("One two. I have 5 cats.", max_tokens=None, enable_word_time_offsets=True)
-    with serving_process() as server, grpc.insecure_channel(server.address) as channel:
+    with serving_voice() as server, grpc.insecure_channel(server.address) as channel:
         stub = RivaSpeechSynthesisStub(channel)
         response = stub.Synthesize(asked)
         responses = list(stub.SynthesizeOnline(iter([asked])))
@@ -471,19 +474,43 @@ def test_calls_of_both_protocols_share_the_limits(service: Service) -> None:
     run_with_server(service, ask, max_concurrent_requests=1, max_queued_requests=0)
 
 
-def test_cancelling_frees_the_pages(service: Service) -> None:
+async def disconnect(served: Serving, num_read: int) -> None:
+    """Read some messages of a long speech, and disconnect."""
+    call = riva(served).SynthesizeOnline()
+    await call.write(request(LONG_TEXT, max_tokens=None))
+    for _ in range(num_read):
+        assert (await call.read()).audio
+    call.cancel()
+
+
+def test_a_hundred_clients_disconnect(service: Service) -> None:
     async def scenario() -> None:
         async with checked_server(service, SMALL_WINDOW) as served:
-            calls = []
-            for _ in range(4):
-                calls.append(riva(served).SynthesizeOnline())
-                await calls[-1].write(request(LONG_TEXT, max_tokens=None))
-                assert (await calls[-1].read()).audio
-            for call in calls:
-                call.cancel()
+            for _ in range(10):
+                await asyncio.gather(*(disconnect(served, count % 5) for count in range(10)))
             await wait_until_idle(service.client)
+            after = await service.client.status()
+            assert (after.used_pages, after.audio_streams) == (0, 0)
             labels = {"grpc_service": SERVICE, "grpc_method": "SynthesizeOnline"}
-            assert served.metric("grpc_server_handled_total", grpc_code="CANCELLED", **labels) == 4
+            ended = served.metric("grpc_server_handled_total", grpc_code="CANCELLED", **labels)
+            assert ended >= 80  # of those that had read nothing, some never reached the server
+
+    run(scenario())
+
+
+def test_a_killed_engine_is_unavailable(tiny_checkpoint: Path) -> None:
+    async def scenario() -> None:
+        async with serving_process(tiny_checkpoint) as process:
+            address = await process.ready()
+            async with grpc.aio.insecure_channel(address) as channel:
+                call = RivaSpeechSynthesisStub(channel).SynthesizeOnline()
+                await call.write(request(LONG_TEXT, max_tokens=None))
+                assert (await call.read()).audio
+                (engine,) = processes_of(process, ENGINE)
+                os.kill(engine, signal.SIGKILL)
+                error = await error_of_reading(call)
+                assert error.code() is grpc.StatusCode.UNAVAILABLE
+                assert reason_of(error) == "ENGINE_LOST"
 
     run(scenario())
 
