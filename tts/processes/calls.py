@@ -18,12 +18,15 @@ from tts.observe.exporter import register, serve_metrics
 from tts.observe.metrics import Metrics
 from tts.processes.child import Ready, Signals, end_process
 from tts.processes.collector import tune_gc
+from tts.riva import service as riva_service
 from tts.server.server import SpeechServer
 from tts.speech.types import SamplingOverrides, SpeechRequest
 
 logger = logging.getLogger("tts.serve")
 
 WARM_UP_CODES = 16
+PROTOCOLS = (riva_service.PROTOCOL,)
+"""Protocols of others that are served on the same port."""
 
 Load = Callable[[SpeechServer], Awaitable[Service]]
 
@@ -39,7 +42,7 @@ async def serve_calls(
 
     With a `folder` this process exports the metrics of all processes that write to it.
     """
-    server = SpeechServer(config.server)
+    server = SpeechServer(config.server, PROTOCOLS)
     async with AsyncExitStack() as ending:
         ending.push_async_callback(server.stop)
         await server.start()

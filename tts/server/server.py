@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,15 +80,28 @@ def exposure_warnings(config: ServerConfig) -> list[str]:
     return []
 
 
-class SpeechServer:
-    """One listening server: `start` binds, `serve` accepts calls, `drain` and `stop` end it."""
+@dataclass(frozen=True, slots=True)
+class ProtocolService:
+    """Speech service of another protocol: its full name, and the function that registers it."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    name: str
+    register: Callable[[ServerContext, grpc.aio.Server], None]
+
+
+class SpeechServer:
+    """One listening server: `start` binds, `serve` accepts calls, `drain` and `stop` end it.
+
+    `others` are served on the same port as SpeechService and TextService.
+    """
+
+    def __init__(self, config: ServerConfig, others: Sequence[ProtocolService] = ()) -> None:
         self._config = config
         self.host = ServerContext(config)
         self.access = AccessControl(config)
         self._interceptor = AccessInterceptor(config, self.access, self.host.calls)
-        self._health = HealthServicer(("", *SERVICES))
+        self._others = others
+        self._names = (*SERVICES, *(other.name for other in others))
+        self._health = HealthServicer(("", *self._names))
         self._credentials: grpc.ServerCredentials | None = None
         self._listener = Listener(self._create, self._bind)
         self._watch: asyncio.Task[None] | None = None
@@ -104,7 +118,7 @@ class SpeechServer:
 
         Raises ConfigError when the address or the TLS files cannot be used.
         """
-        await self._set_health(_Status.NOT_SERVING)
+        await self._set_health(_Status.NOT_SERVING, self._names)
         for warning in exposure_warnings(self._config):
             logger.warning("%s", warning)
         config = self._config
@@ -151,8 +165,10 @@ class SpeechServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         speech_pb2_grpc.add_SpeechServiceServicer_to_server(SpeechServicer(self.host), server)
         text_pb2_grpc.add_TextServiceServicer_to_server(TextServicer(self.host), server)
+        for other in self._others:
+            other.register(self.host, server)
         if self._config.enable_reflection:
-            names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
             servicer = reflection.aio.ReflectionServicer(names)
             reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
         return made
@@ -180,11 +196,10 @@ class SpeechServer:
                 await self._set_health(health_status, self._services(service))
             await asyncio.sleep(STATUS_PERIOD_S)
 
-    @staticmethod
-    def _services(service: Service) -> Iterable[str]:
-        return SERVICES if service.synthesizer else TEXT_ONLY
+    def _services(self, service: Service) -> Iterable[str]:
+        return self._names if service.synthesizer else TEXT_ONLY
 
-    async def _set_health(self, status: int, services: Iterable[str] = SERVICES) -> None:
+    async def _set_health(self, status: int, services: Iterable[str]) -> None:
         for service in ("", *services):
             await self._health.set(service, status)
 

@@ -13,6 +13,7 @@ import grpc
 from decoder import supported_encodings
 from tts import __version__
 from tts.errors import IdleTimeoutError, InvalidRequestError
+from tts.observe.metrics import Metrics
 from tts.server.call import Call
 from tts.server.context import ServerContext
 from tts.server.wire.common import Violations, to_duration
@@ -58,7 +59,7 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
             async with self._host.enter(call):
                 speech = await self._host.speech.whole(checked)
             call.stats.audio_s = speech.result.usage.audio_s
-            _note_result(call, speech.result)
+            note_result(call, speech.result)
             return pb.SynthesizeResponse(
                 audio=speech.audio,
                 started=to_started(speech.started),
@@ -75,7 +76,7 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
             events = self._host.speech.synthesizer.stream(checked)
             async with self._host.enter(call), aclosing(events):
                 async for event in events:
-                    self._note(call, event)
+                    note_event(call, event, self._host.metrics)
                     await call.write(pb.SynthesizeStreamResponse(**to_fields(event)))
 
     async def StreamingSynthesize(
@@ -90,7 +91,7 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
             events = self._host.speech.converse(checked, times, messages)
             async with self._host.enter(call), aclosing(events):
                 async for event in events:
-                    self._note(call, event)
+                    note_event(call, event, self._host.metrics)
                     await call.write(to_session_response(event))
 
     async def ListVoices(
@@ -162,20 +163,6 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
         except TimeoutError:
             raise IdleTimeoutError(f"no config arrived for {idle_s:g} s") from None
 
-    def _note(self, call: Call, event: SessionEvent) -> None:
-        """Record an event that is about to be sent in the call's statistics."""
-        stats = call.stats
-        match event:
-            case Started():
-                stats.sample_rate = event.audio_format.sample_rate
-            case AudioChunk():
-                stats.audio_s += event.sample_count / stats.sample_rate
-                if stats.first_audio_s is None:
-                    stats.first_audio_s = time.monotonic() - (call.first_input or call.started)
-                    self._host.metrics.first_audio.observe(stats.first_audio_s)
-            case Done(result):
-                _note_result(call, result)
-
     def _limits(self) -> pb.ServerLimits:
         config = self._host.config
         return pb.ServerLimits(
@@ -223,7 +210,23 @@ async def _noted(
         yield message
 
 
-def _note_result(call: Call, result: SynthesisResult) -> None:
+def note_event(call: Call, event: SessionEvent, metrics: Metrics) -> None:
+    """Record an event that is about to be sent in the call's statistics."""
+    stats = call.stats
+    match event:
+        case Started():
+            stats.sample_rate = event.audio_format.sample_rate
+        case AudioChunk():
+            stats.audio_s += event.sample_count / stats.sample_rate
+            if stats.first_audio_s is None:
+                stats.first_audio_s = time.monotonic() - (call.first_input or call.started)
+                metrics.first_audio.observe(stats.first_audio_s)
+        case Done(result):
+            note_result(call, result)
+
+
+def note_result(call: Call, result: SynthesisResult) -> None:
+    """Record the result of a synthesis in the call's statistics."""
     call.stats.prompt_tokens = result.usage.prompt_tokens
     call.stats.output_tokens = result.usage.output_tokens
     call.stats.warnings = len(result.warnings)
