@@ -29,7 +29,7 @@ class ServerConfig(StrictModel):
         default_factory=list, description="origins of web pages that may call over HTTP"
     )
     front_ends: int = Field(
-        default=1, ge=0, le=64, description="processes that take calls; 0: the engine's"
+        default=1, ge=0, le=64, description="processes for calls; 0: the engine's"
     )
     max_restarts: int = Field(
         default=5, ge=0, description="restarts in a row of a process that died"

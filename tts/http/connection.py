@@ -74,7 +74,7 @@ class ConnectionLimits:
 
 
 class _Phase(Enum):
-    """What the client of a connection does."""
+    """Phase of a connection: what its client sends."""
 
     HEAD = auto()  # sends the head of a request, or nothing
     BUSY = auto()  # its request is being served

@@ -93,7 +93,7 @@ class SpeechBody(JsonBody):
     seed: int | None = Field(default=None, ge=0, lt=2**64)
     language: str = ""
     timestamps: Literal["none", "segment", "word"] = "none"
-    chunk_size: ChunkSize | tuple[ChunkSize, ...] = ()
+    chunk_size: ChunkSize | list[ChunkSize] = []
     sample_rate: int = Field(default=0, ge=0, lt=2**31)
     ref_audio: str = ""
     ref_text: str = ""
@@ -119,7 +119,7 @@ def to_request(body: SpeechBody, voices: VoiceRegistry) -> pb.SynthesizeStreamRe
         raise InvalidRequestError.of("timestamps", "needs stream_format sse or json")
     rate = body.sample_rate or (PCM_RATE if body.response_format == "pcm" else 0)
     encoding = FORMATS[body.response_format][0]
-    sizes = (body.chunk_size,) if isinstance(body.chunk_size, int) else body.chunk_size
+    sizes = [body.chunk_size] if isinstance(body.chunk_size, int) else body.chunk_size
     return pb.SynthesizeStreamRequest(
         config=pb.SynthesisConfig(
             model="" if body.model in OPENAI_MODELS else body.model,
