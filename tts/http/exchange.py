@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -93,12 +93,10 @@ class Exchange:
         """Return the body as a checked object. Raises InvalidRequestError with all wrong fields."""
         if sum(map(self.data.count, (b",", b"[", b"{"))) > MAX_JSON_PARTS:
             raise InvalidRequestError.of("", f"has more than {MAX_JSON_PARTS} values")
-        try:
+        with _named_fields():
             if len(self.data) < LARGE_BYTES:
                 return kind.model_validate_json(self.data)
             return await asyncio.to_thread(kind.model_validate_json, self.data)
-        except ValidationError as error:
-            raise InvalidRequestError(*_violations(error)) from None
 
     @asynccontextmanager
     async def cancelled_by_disconnect(self) -> AsyncIterator[None]:
@@ -180,6 +178,20 @@ def event(kind: str, value: Mapping[str, Any]) -> bytes:
 
 def _part(data: bytes, *, is_last: bool) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": not is_last}
+
+
+def validated(kind: type[Body], values: Mapping[str, Any]) -> Body:
+    """Return fields as a checked object. Raises InvalidRequestError with all wrong fields."""
+    with _named_fields():
+        return kind.model_validate(values)
+
+
+@contextmanager
+def _named_fields() -> Iterator[None]:
+    try:
+        yield
+    except ValidationError as error:
+        raise InvalidRequestError(*_violations(error)) from None
 
 
 def _violations(error: ValidationError) -> list[FieldViolation]:

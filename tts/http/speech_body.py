@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -93,7 +93,7 @@ class SpeechBody(JsonBody):
     seed: int | None = Field(default=None, ge=0, lt=2**64)
     language: str = ""
     timestamps: Literal["none", "segment", "word"] = "none"
-    chunk_size: ChunkSize | list[ChunkSize] = []
+    chunk_size: ChunkSize | list[ChunkSize] = Field(default_factory=list)
     sample_rate: int = Field(default=0, ge=0, lt=2**31)
     ref_audio: str = ""
     ref_text: str = ""
@@ -147,15 +147,13 @@ def _voice(body: SpeechBody, voices: VoiceRegistry) -> pb.VoiceSelection:
 
 def voice_name(name: str, voices: VoiceRegistry) -> str:
     """Return the voice of a name; OpenAI's names stand for built-in voices where none has them."""
+    if name not in OPENAI_VOICES:
+        return name
     known = voices.voices()
     builtin = [voice.name for voice in known if voice.is_builtin]
-    if name not in OPENAI_VOICES or not builtin or _has(name, (voice.name for voice in known)):
+    if not builtin or any(voice.name == name for voice in known):
         return name
     return builtin[OPENAI_VOICES.index(name) % len(builtin)]
-
-
-def _has(name: str, names: Iterable[str]) -> bool:
-    return name in set(names)
 
 
 def decoded(text: str, field: str) -> bytes:
