@@ -99,6 +99,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "listening": (
             "host",
             "port",
+            "http_port",
+            "http_cors_origins",
             "front_ends",
             "max_message_bytes",
             "enable_reflection",

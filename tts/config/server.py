@@ -1,4 +1,4 @@
-"""`ServerConfig`: addresses, access, limits, timeouts, logs and metrics of the gRPC front end."""
+"""`ServerConfig`: addresses, access, limits, timeouts, logs and metrics of the front ends."""
 
 from __future__ import annotations
 
@@ -12,17 +12,24 @@ from llm import StrictModel
 
 MIB = 2**20
 TOKEN = re.compile("[!-~]([ -~]*[!-~])?")
+ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
 class ServerConfig(StrictModel):
-    """Configuration of the gRPC front end. Frozen from the start."""
+    """Configuration of the front ends. Frozen from the start."""
 
     SECTION: ClassVar[str] = "server_config"
 
     host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(default=50051, ge=0, le=65535, description="port; 0 is any free one")
+    http_port: int | None = Field(
+        default=None, ge=0, le=65535, description="port for HTTP, which is off without it"
+    )
+    http_cors_origins: list[str] = Field(
+        default_factory=list, description="origins of web pages that may call over HTTP"
+    )
     front_ends: int = Field(
-        default=1, ge=0, le=64, description="gRPC processes; 0: in the engine's"
+        default=1, ge=0, le=64, description="processes for calls; 0: the engine's"
     )
     max_restarts: int = Field(
         default=5, ge=0, description="restarts in a row of a process that died"
@@ -50,7 +57,7 @@ class ServerConfig(StrictModel):
     max_audio_duration_s: float = Field(
         default=600.0, gt=0, description="longest audio of one call"
     )
-    max_message_bytes: int = Field(default=16 * MIB, ge=4096, description="largest gRPC message")
+    max_message_bytes: int = Field(default=16 * MIB, ge=4096, description="largest message or body")
     max_voices: int = Field(default=256, ge=0, description="voices that clients may create")
     max_voice_bytes: int = Field(
         default=16 * MIB, ge=0, description="largest size of created voices in total"
@@ -106,6 +113,14 @@ class ServerConfig(StrictModel):
                 "leave it out for a server without it"
             )
         return token
+
+    @field_validator("http_cors_origins")
+    @classmethod
+    def _are_origins(cls, origins: list[str]) -> list[str]:
+        wrong = [origin for origin in origins if not ORIGIN.fullmatch(origin)]
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} is no origin; write https://example.org, or * for all")
+        return origins
 
     @model_validator(mode="after")
     def _fits_together(self) -> ServerConfig:

@@ -29,7 +29,7 @@ from tts.riva.wire import (
 from tts.server.call import Call
 from tts.server.context import ServerContext
 from tts.server.server import ProtocolService
-from tts.server.speech_service import note_event, note_result
+from tts.server.speech_stats import note_event, note_result
 from tts.server.wire.common import Violations
 from tts.speech.types import AudioChunk, FlushDone, WordTimes
 from tts.v1 import speech_pb2
@@ -90,7 +90,7 @@ class RivaServicer(pb_grpc.RivaSpeechSynthesisServicer):
                 events = api.converse(checked, times, messages)
                 async with self._host.enter(call), aclosing(events):
                     async for event in events:
-                        note_event(call, event, self._host.metrics)
+                        note_event(call, self._host.metrics, event)
                         match event:
                             case AudioChunk(data=data) if data:
                                 await call.write(_response(first, data))

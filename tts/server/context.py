@@ -43,6 +43,9 @@ class ServerContext:
         self.admission: Admission | RemoteAdmission = Admission(
             admission_limits(config), self.metrics.note_requests
         )
+        self.is_healthy = False
+        """Whether load balancers should send calls: the model is loaded, its engine lives, and the
+        server does not drain."""
         self.service: Service
         """The model's components; set by `serve`, before the first call."""
         self.speech: SpeechApi

@@ -25,6 +25,7 @@ from tts.server.context import ServerContext
 from tts.server.health_service import HealthServicer
 from tts.server.interceptor import AccessInterceptor
 from tts.server.listener import Listener, Unregistered
+from tts.server.sockets import address_of
 from tts.server.speech_service import SpeechServicer
 from tts.server.text_service import TextServicer
 from tts.v1 import speech_pb2_grpc, text_pb2_grpc
@@ -105,13 +106,14 @@ class SpeechServer:
         self._credentials: grpc.ServerCredentials | None = None
         self._listener = Listener(self._create, self._bind)
         self._watch: asyncio.Task[None] | None = None
+        self._is_draining = False
         self.port = 0
         """Bound port; set by `start`."""
 
     @property
     def address(self) -> str:
         """Return host:port as a client writes it."""
-        return _address(self._config.host, self.port)
+        return address_of(self._config.host, self.port)
 
     async def start(self) -> None:
         """Bind the port; every method but health and reflection returns UNAVAILABLE until `serve`.
@@ -126,7 +128,7 @@ class SpeechServer:
         try:
             self.port = await self._listener.start(config.port)
         except RuntimeError as error:
-            address = _address(config.host, config.port)
+            address = address_of(config.host, config.port)
             raise ConfigError(f"cannot listen on {address}: {error}") from error
 
     async def serve(self, service: Service) -> None:
@@ -142,6 +144,7 @@ class SpeechServer:
         the times come from the configuration.
         """
         config = self._config
+        self._is_draining, self.host.is_healthy = True, False
         await self._health.enter_graceful_shutdown()
         await asyncio.sleep(config.drain_delay_s if delay_s is None else delay_s)
         self.host.drain()
@@ -174,7 +177,7 @@ class SpeechServer:
         return made
 
     def _bind(self, server: grpc.aio.Server, port: int) -> int:
-        address = _address(self._config.host, port)
+        address = address_of(self._config.host, port)
         if self._credentials is None:
             return int(server.add_insecure_port(address))
         return int(server.add_secure_port(address, self._credentials))
@@ -200,12 +203,9 @@ class SpeechServer:
         return self._names if service.synthesizer else TEXT_ONLY
 
     async def _set_health(self, status: int, services: Iterable[str]) -> None:
+        self.host.is_healthy = status == _Status.SERVING and not self._is_draining
         for service in ("", *services):
             await self._health.set(service, status)
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:

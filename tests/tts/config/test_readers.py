@@ -104,7 +104,9 @@ def _serve(checkpoint: Path, folder: Path) -> None:
         lora={"enable_lora": True, "lora_paths": [str(write_adapter(folder / "a", checkpoint))]},
         model={"kv_cache": cache},
     )
-    server_config = ServerConfig(port=0, metrics_port=0, voice_folder=folder / "voices")
+    server_config = ServerConfig(
+        port=0, http_port=0, metrics_port=0, voice_folder=folder / "voices"
+    )
 
     async def scenario() -> None:
         signals = Signals()
