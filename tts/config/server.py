@@ -29,17 +29,14 @@ class ServerConfig(StrictModel):
     http_cors_origins: list[str] = Field(
         default_factory=list, description="origins of web pages that may call over HTTP"
     )
-    wyoming_host: str = Field(
-        default="127.0.0.1", min_length=1, description="address for Wyoming (Home Assistant)"
-    )
     wyoming_port: int | None = Field(
-        default=None,
-        ge=0,
-        le=65535,
-        description="port for Wyoming, usually 10200; 0 is any free one",
+        default=None, ge=0, le=65535, description="port for Wyoming, which is off without it"
+    )
+    wyoming_host: str = Field(
+        default="127.0.0.1", min_length=1, description="address for Wyoming, for Home Assistant"
     )
     wyoming_without_token: bool = Field(
-        default=False, description="let Wyoming leave the loopback interface in spite of tokens"
+        default=False, description="serve Wyoming on any address although others need a token"
     )
     front_ends: int = Field(
         default=1, ge=0, le=64, description="processes for calls; 0: the engine's"
