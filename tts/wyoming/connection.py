@@ -45,10 +45,14 @@ USED = frozenset(
 
 @dataclass(eq=False, slots=True)
 class _TextStream:
-    """Request whose text arrives in chunks; None is its end."""
+    """Request whose text arrives in chunks; None is its end.
+
+    It may be over before, at the longest audio of a call: later chunks are then dropped.
+    """
 
     first: pb.StreamingSynthesizeRequest
     chunks: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
+    is_over: bool = False
 
 
 class Connection:
@@ -155,8 +159,8 @@ class Connection:
             self._text_stream = None
             return
         text = wire.read_chunk(event.data)
-        self._count_characters(len(text))
-        if text:
+        if text and not stream.is_over:
+            self._count_characters(len(text))
             stream.chunks.put_nowait(text)
 
     def _add(self, request: pb.SynthesizeStreamRequest | _TextStream, num_characters: int) -> None:
@@ -214,6 +218,9 @@ class Connection:
             messages = self._messages(call, stream)
             await self._send_audio(call, speech.converse(checked, times, messages))
             await call.write(wire.SYNTHESIZE_STOPPED)
+        stream.is_over = True
+        while not stream.chunks.empty():
+            self._count_characters(-len(stream.chunks.get_nowait() or ""))
 
     async def _messages(
         self, call: Call, stream: _TextStream
@@ -242,7 +249,7 @@ class Connection:
         try:
             self._writer.write(data)
             await self._writer.drain()
-        except ConnectionError:
+        except OSError:
             raise asyncio.CancelledError from None
 
     # --- the end

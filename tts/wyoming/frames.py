@@ -108,7 +108,7 @@ class EventReader:
             raise IdleTimeoutError(
                 f"the event was not complete within {self._timeout_s:g} s; send it at once"
             ) from None
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, OSError):
             return None
 
     async def _event(self, is_used: Callable[[str], bool]) -> Event:

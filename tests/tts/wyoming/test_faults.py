@@ -153,8 +153,6 @@ def test_half_an_event_has_a_time_limit(service: Service, block: bytes) -> None:
     ],
 )
 def test_what_is_no_event_is_refused_at_once(service: Service, block: bytes) -> None:
-    """The client reads the error although it is still sending."""
-
     async def scenario() -> None:
         async with wyoming_server(service) as served, served.client() as client:
             client.writer.write(block)
@@ -163,6 +161,20 @@ def test_what_is_no_event_is_refused_at_once(service: Service, block: bytes) -> 
             assert error.data["code"] == "INVALID_REQUEST"
             started = {"grpc_service": "wyoming", "grpc_method": "synthesize"}
             assert not served.grpc.metric("grpc_server_started_total", **started)
+
+    run(scenario())
+
+
+def test_a_client_that_sends_more_before_it_reads_gets_the_error(service: Service) -> None:
+    """Home Assistant writes the text of an answer while it is generated."""
+
+    async def scenario() -> None:
+        async with wyoming_server(service) as served, served.client() as client:
+            await client.send("synthesize-start", voice={"name": "ghost"})
+            for _ in range(20):
+                await client.send("synthesize-chunk", text="a" * 1_000)
+                await asyncio.sleep(0.01)
+            assert (await client.last()).data["code"] == "VOICE_NOT_FOUND"
 
     run(scenario())
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from tests.tts.serving import run
 from tts.config.server import ServerConfig
-from tts.errors import IdleTimeoutError, InvalidRequestError
+from tts.errors import IdleTimeoutError, InvalidRequestError, TTSError
 from tts.server.access import ReceiveSlots
 from tts.wyoming.frames import MAX_LINE_BYTES, Event, EventReader, encode
 
@@ -132,3 +134,24 @@ def test_an_unfinished_event(block: bytes) -> None:
     assert run(read_all(block)) == []
     with pytest.raises(IdleTimeoutError, match=r"within 0\.05 s"):
         run(read_all(block, ends=False))
+
+
+FRAMES = st.builds(
+    encode,
+    st.sampled_from(["synthesize", "skipped"]),
+    st.dictionaries(st.text(max_size=3), st.text(max_size=9), max_size=3),
+    st.binary(max_size=9),
+)
+
+
+@given(st.lists(st.one_of(FRAMES, st.binary(max_size=40)), max_size=4), st.data())
+@example([b'{"type":"t","data":{"a":1e999}}\n'], None)
+def test_any_bytes_are_events_or_a_refusal(blocks: list[bytes], data: st.DataObject | None) -> None:
+    sent = bytearray(b"".join(blocks))
+    if data is not None and sent and data.draw(st.booleans()):
+        sent[data.draw(st.integers(0, len(sent) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        events = run(read_all(bytes(sent)))
+    except TTSError:
+        return
+    assert all(isinstance(event, Event) for event in events)

@@ -124,6 +124,8 @@ def test_text_in_chunks_is_spoken_as_over_grpc(service: Service) -> None:
             spoken = grouped(await run_conversation(served.grpc, first, say(TEXT)))
             assert pcm(events) == spoken.data
             assert spoken.data
+            await client.send("synthesize", text=SHORT, seed=3)
+            assert pcm(await client.until("audio-stop")) == await over_grpc(served, SHORT, 3)
 
     with_server(service, body)
 
@@ -166,6 +168,21 @@ def test_requests_of_one_connection_are_spoken_in_order(service: Service) -> Non
             assert spoken == [*expected, await over_grpc(served, SHORT, 3)]
 
     with_server(service, body)
+
+
+def test_the_limit_of_open_requests_is_not_one_of_requests_in_all(service: Service) -> None:
+    async def body(served: WyomingServing) -> None:
+        async with served.client() as client:
+            for _ in range(MAX_REQUESTS + 1):
+                await client.send("synthesize", text="...")
+                await client.until("audio-stop")
+            for _ in range(2):
+                await client.send("synthesize-start")
+                await client.send("synthesize-chunk", text="........")
+                await client.send("synthesize-stop")
+                await client.until("synthesize-stopped")
+
+    with_server(service, body, max_stream_characters=10)
 
 
 def test_a_ping_is_answered_while_a_text_is_spoken(service: Service) -> None:
@@ -315,5 +332,33 @@ def test_a_model_without_speech_is_reported(text_checkpoint: Path) -> None:
             await wyoming.stop()
             await server.stop()
             await service.client.close()
+
+    run(scenario())
+
+
+def test_a_text_stream_ends_at_the_longest_audio(tiny_checkpoint: Path) -> None:
+    """The rest of its text is dropped, and the next request of the connection is spoken."""
+
+    async def body(served: WyomingServing) -> None:
+        async with served.client() as client:
+            await client.send("synthesize-start")
+            await client.send("synthesize-chunk", text=" ".join([TEXT] * 5))
+            events = await client.until("synthesize-stopped")
+            assert len(pcm(events)) == RATE * 2
+            for _ in range(10):
+                await client.send("synthesize-chunk", text=TEXT)
+            await client.send("synthesize", text=TEXT)
+            await client.send("synthesize-stop")
+            await client.send("synthesize", text=SHORT)
+            kinds = [event.type for event in await client.until("audio-stop")]
+            assert kinds.count("audio-start") == 1
+
+    limit = ServerConfig(max_audio_duration_s=1.0)
+    service = create_service(tiny_config(tiny_checkpoint), limit)
+
+    async def scenario() -> None:
+        async with wyoming_server(service, max_stream_characters=6 * len(TEXT)) as served:
+            await body(served)
+        await service.client.close()
 
     run(scenario())
