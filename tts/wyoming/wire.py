@@ -29,6 +29,7 @@ from tts.wyoming.frames import convert, encode
 
 WIDTH, CHANNELS = 2, 1  # bytes of a sample, channels
 PLAIN, SSML = "text", "ssml"
+UNKNOWN_LANGUAGES = ["en"]
 SYNTHESIZE_STOPPED = encode("synthesize-stopped")
 
 Data = Mapping[str, Any]
@@ -95,11 +96,12 @@ def to_pong(data: Data) -> bytes:
 def to_info(voices: Iterable[Voice], model: str) -> bytes:
     """Return the `info` event: one program for text to speech with these voices.
 
-    A voice without languages has those of the other voices: Home Assistant shows voices by
-    language only.
+    Home Assistant shows voices by language only, so a voice without languages has those of the
+    other voices, or UNKNOWN_LANGUAGES.
     """
     voices = tuple(voices)
-    spoken = list(dict.fromkeys(code for voice in voices for code in voice.language_codes))
+    known = dict.fromkeys(code for voice in voices for code in voice.language_codes)
+    spoken = list(known) or UNKNOWN_LANGUAGES
     program = {
         **_artifact("sonant", "Sonant text to speech", "Sonant"),
         "supports_synthesize_streaming": True,

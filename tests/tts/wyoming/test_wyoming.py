@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from tts.config.server import ServerConfig
 from tts.factory import Service, create_service
 from tts.server.server import SpeechServer
 from tts.v1 import speech_pb2 as pb
+from tts.voices.types import Voice
 from tts.wyoming.connection import MAX_REQUESTS
 from tts.wyoming.server import WyomingServer
+from tts.wyoming.wire import to_info
 
 RATE = 16_000
 SHORT = "Hello."
@@ -60,6 +63,25 @@ def test_the_voices_are_described(service: Service) -> None:
             assert [info.data[kind] for kind in ("asr", "wake", "intent")] == [[], [], []]
 
     with_server(service, body)
+
+
+@pytest.mark.parametrize(
+    ("codes", "languages"),
+    [
+        ([("en-US", "de"), ()], [["en-US", "de"], ["en-US", "de"]]),
+        ([("fr",), ("de",), ()], [["fr"], ["de"], ["fr", "de"]]),
+        ([()], [["en"]]),
+        ([], []),
+    ],
+)
+def test_every_voice_has_a_language(
+    codes: list[tuple[str, ...]], languages: list[list[str]]
+) -> None:
+    voices = [Voice(f"v{number}", language_codes=own) for number, own in enumerate(codes)]
+    info = json.loads(to_info(voices, "model").partition(b"\n")[2])
+    listed = info["tts"][0]["voices"]
+    assert [voice["languages"] for voice in listed] == languages
+    assert [voice["description"] for voice in listed] == [voice.name for voice in voices]
 
 
 def test_a_text_is_spoken_as_over_grpc(service: Service) -> None:
