@@ -194,7 +194,7 @@ def test_idle_connections_are_closed(service: Service) -> None:
     """One that waits for text of a stream is not idle, but the stream ends after the same time."""
 
     async def scenario() -> None:
-        server = wyoming_server(service, idle_timeout_s=0.3)
+        server = wyoming_server(service, idle_timeout_s=1)
         async with server as served, served.client() as idle, served.client() as streaming:
             await streaming.send("synthesize-start")
             await idle.send("ping")
@@ -202,7 +202,7 @@ def test_idle_connections_are_closed(service: Service) -> None:
             assert await idle.read() is None
             error = await streaming.last()
             assert error.data["code"] == "IDLE_TIMEOUT"
-            assert "no text arrived for 0.3 s" in error.data["text"]
+            assert "no text arrived for 1 s" in error.data["text"]
 
     run(scenario())
 
@@ -212,7 +212,7 @@ def test_idle_connections_are_closed(service: Service) -> None:
 
 def test_a_reader_that_stops_reading_is_cut_off(service: Service) -> None:
     async def scenario() -> None:
-        async with wyoming_server(service, slow_reader_timeout_s=0.5) as served:
+        async with wyoming_server(service, slow_reader_timeout_s=1) as served:
             reader, writer = await asyncio.open_connection(
                 "127.0.0.1", served.server.port, limit=1024
             )
@@ -233,7 +233,7 @@ def _slow_readers(served: WyomingServing) -> float:
 
 def test_a_client_that_never_reads_its_answers_is_cut_off(service: Service) -> None:
     async def scenario() -> None:
-        async with wyoming_server(service, slow_reader_timeout_s=0.5) as served:
+        async with wyoming_server(service, slow_reader_timeout_s=1) as served:
             reader, writer = await asyncio.open_connection(
                 "127.0.0.1", served.server.port, limit=1024
             )
