@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from llm import StrictModel
 
 MIB = 2**20
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 TOKEN = re.compile("[!-~]([ -~]*[!-~])?")
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 
@@ -27,6 +28,15 @@ class ServerConfig(StrictModel):
     )
     http_cors_origins: list[str] = Field(
         default_factory=list, description="origins of web pages that may call over HTTP"
+    )
+    wyoming_port: int | None = Field(
+        default=None, ge=0, le=65535, description="port for Wyoming, which is off without it"
+    )
+    wyoming_host: str = Field(
+        default="127.0.0.1", min_length=1, description="address for Wyoming, for Home Assistant"
+    )
+    wyoming_without_token: bool = Field(
+        default=False, description="serve Wyoming on any address although others need a token"
     )
     front_ends: int = Field(
         default=1, ge=0, le=64, description="processes for calls; 0: the engine's"
@@ -130,7 +140,18 @@ class ServerConfig(StrictModel):
             raise ValueError("tls_cert and tls_key go together")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ValueError("tls_client_ca needs tls_cert and tls_key")
+        if self.wyoming_port is not None and not self._may_speak_wyoming:
+            raise ValueError(
+                "Wyoming has no tokens and no TLS, which this server requires: set wyoming_host to "
+                "127.0.0.1, or wyoming_without_token to serve every client that reaches its port"
+            )
         return self
+
+    @property
+    def _may_speak_wyoming(self) -> bool:
+        is_protected = any((self.auth_token, self.admin_token, self.tls_client_ca))
+        is_local = self.wyoming_host in LOOPBACK
+        return is_local or self.wyoming_without_token or not is_protected
 
     def model_post_init(self, context: Any, /) -> None:
         super().model_post_init(context)

@@ -63,6 +63,10 @@ def protocol_servers(config: ServerConfig, server: SpeechServer) -> list[Protoco
         from tts.http.server import HttpServer
 
         found.append(HttpServer(config, server.host, server.access))
+    if config.wyoming_port is not None:
+        from tts.wyoming.server import WyomingServer
+
+        found.append(WyomingServer(config, server.host, server.access))
     return found
 
 

@@ -237,8 +237,8 @@ async def supervise(config: ServeConfig, folder: Path | None = None) -> int:
         files = held.enter_context(ExitStack())
         is_shared = server.front_ends > 1
         ports = {
-            field: files.enter_context(reserved_port(server.host, port, is_shared=is_shared))
-            for field, port in listening_ports(server).items()
+            field: files.enter_context(reserved_port(*address, is_shared=is_shared))
+            for field, address in listening_addresses(server).items()
         }
         endpoints = files.enter_context(reserved(config.model.zmq_endpoint_base))
         voices = files.enter_context(temporary_folder("voices"))
@@ -306,10 +306,14 @@ def _exit_text(status: int) -> str:
     return f"ended with status {status}"
 
 
-def listening_ports(config: ServerConfig) -> dict[str, int]:
-    """Return the ports of all protocols that are on, by their fields."""
-    ports = {"port": config.port, "http_port": config.http_port}
-    return {field: port for field, port in ports.items() if port is not None}
+def listening_addresses(config: ServerConfig) -> dict[str, tuple[str, int]]:
+    """Return host and port of all protocols that are on, by the fields of the ports."""
+    ports = {
+        "port": (config.host, config.port),
+        "http_port": (config.host, config.http_port),
+        "wyoming_port": (config.wyoming_host, config.wyoming_port),
+    }
+    return {field: (host, port) for field, (host, port) in ports.items() if port is not None}
 
 
 @contextmanager

@@ -143,6 +143,11 @@ def client_of(peer: str) -> str:
     return _client(kind, rest.rpartition(":")[0]) if kind in ("ipv4", "ipv6") else peer
 
 
+def client_at(host: str) -> str:
+    """Return the client at the IP address of a connection; see `client_of`."""
+    return _client("ipv6" if ":" in host else "ipv4", host)
+
+
 @lru_cache(maxsize=4096)
 def _client(kind: str, address: str) -> str:
     if kind == "ipv4":

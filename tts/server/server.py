@@ -18,7 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from llm import ConfigError
-from tts.config.server import ServerConfig
+from tts.config.server import LOOPBACK, ServerConfig
 from tts.server import speech_service, text_service
 from tts.server.access import AccessControl
 from tts.server.context import ServerContext
@@ -42,7 +42,6 @@ MAX_METADATA_BYTES = 16 * 1024
 KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 60, 20
 SHORTEST_CLIENT_PING_S = 10
 MAX_PEM_BYTES = 2**20  # a device file has no end
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 STATUS_PERIOD_S = 0.5
 LAST_WORDS_S = 1.0  # time to deliver final statuses after the last call
 

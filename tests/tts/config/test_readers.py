@@ -145,7 +145,8 @@ def _supervise(checkpoint: Path, folder: Path) -> None:
     copy = Path(shutil.copytree(checkpoint, folder / "copy"))
     model = tiny_config(copy, zmq_endpoint_base=new_base())
     (copy / "model.safetensors").unlink()
-    serving = supervise(ServeConfig(model, ServerConfig(port=0)))
+    server = ServerConfig(port=0, wyoming_port=0, wyoming_host="127.0.0.2")
+    serving = supervise(ServeConfig(model, server))
     assert asyncio.run(asyncio.wait_for(serving, 60)) == 2
 
 
