@@ -17,7 +17,7 @@ import grpc
 
 from tts.v1 import common_pb2, speech_pb2, speech_pb2_grpc
 
-READY = re.compile(r"ready: (\S+)")
+READY = re.compile(r"ready: (\S+)(?: http=(\S+))?")
 STOP_S = 30.0
 
 
@@ -27,6 +27,7 @@ class Server:
 
     address: str
     pid: int
+    http: str | None = None  # address for HTTP, if that is on
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -67,7 +68,7 @@ def started(command: Sequence[str], log: IO[bytes] | None = None) -> Iterator[Se
             ready = READY.match(process.stdout.readline())
             if ready is None:
                 raise RuntimeError(f"the server did not start (exit status {process.wait()})")
-            yield Server(ready[1], process.pid)
+            yield Server(ready[1], process.pid, ready[2])
         finally:
             process.terminate()
             try:
