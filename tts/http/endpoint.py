@@ -69,9 +69,10 @@ class Endpoint:
         """Serve one request; errors become responses."""
         exchange = Exchange(self.shared.host, scope, receive, send)
         try:
-            await self._serve(exchange)
-        except CallError as error:
-            await exchange.fail(error.status, self.names)
+            try:
+                await self._serve(exchange)
+            except CallError as error:
+                await exchange.fail(error.status, self.names)
         except asyncio.CancelledError:  # the client has disconnected, or the server stops
             await exchange.break_off()
 
@@ -100,7 +101,7 @@ class Endpoint:
 
     def _check_origin(self, exchange: Exchange) -> None:
         """Refuse web pages of other origins, whose requests browsers send without asking."""
-        if exchange.request.method == "GET":
+        if exchange.request.method in ("GET", "HEAD"):
             return
         allowed = self.shared.host.config.http_cors_origins
         if not is_allowed_origin(exchange.request.headers, allowed):
