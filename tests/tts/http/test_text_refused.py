@@ -22,6 +22,7 @@ from tests.tts.http.text_requests import (
     text_of,
 )
 from tts.factory import Service
+from tts.http.text_body import REFUSED, ChatBody, CompletionBody, EmbeddingBody
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +143,14 @@ def test_wrong_fields_are_named_as_in_json(
                 assert name not in error["message"]
 
     run_with_http(texts, ask, max_stream_characters=1_000)
+
+
+def test_every_field_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "openai_text.md").read_text(encoding="utf-8")
+    fields = {
+        name for kind in (ChatBody, CompletionBody, EmbeddingBody) for name in kind.model_fields
+    }
+    assert [name for name in sorted({*fields, *REFUSED}) if f"`{name}`" not in page] == []
 
 
 def test_several_wrong_fields_are_named_together(texts: Service) -> None:
