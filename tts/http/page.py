@@ -1,4 +1,4 @@
-"""The web page at `/`: static files of the package, which need no token, so that it can ask for one."""
+"""The web page at `/`: static files of the package. They need no token, so that the page can ask."""
 
 from __future__ import annotations
 

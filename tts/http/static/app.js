@@ -34,6 +34,7 @@ let voices = [];
 let clip = null; // {audio: base64}
 let current = null; // AbortController of the speech that is being made
 let words = []; // {start, end, node}: seconds of the audio
+let frame = 0; // the next call of `show`
 let single = null; // body of the request whose audio the player has, if it is of one request
 const turns = []; // of the chat, as the server takes them
 const casting = new Map(); // names in the dialogue to voices
@@ -44,7 +45,8 @@ async function load() {
   try {
     const { data } = await (await call("v1/models")).json();
     const with_ = (name) => data.find((model) => model.capabilities.includes(name)) ?? null;
-    models = { speech: with_("speech"), chat: (await hasChat()) ? with_("chat") : null };
+    const chat = with_("chat");
+    models = { speech: with_("speech"), chat: chat && (await hasChat()) ? chat : null };
     voices = models.speech ? (await (await call("v1/audio/voices")).json()).voices : [];
   } catch (error) {
     report(error);
@@ -201,7 +203,8 @@ function show() {
     ? `${position.toFixed(1)} of ${player.duration.toFixed(1)} s`
     : `${player.duration.toFixed(1)} s`;
   showButtons(isActive);
-  if (isActive) requestAnimationFrame(show);
+  cancelAnimationFrame(frame);
+  if (isActive) frame = requestAnimationFrame(show);
 }
 
 function showButtons(isActive) {
@@ -212,7 +215,7 @@ function showButtons(isActive) {
   find("replay").disabled = isEmpty || current !== null;
   find("wav").disabled = isEmpty || current !== null;
   find("mp3").disabled = isEmpty || current !== null || single === null;
-  const status = !isActive ? "" : player.isPlaying ? "Speaking …" : "Waiting for the first sound …";
+  const status = !isActive ? "" : player.isPlaying ? "Speaking …" : "Waiting for sound …";
   if (find("status").textContent !== status) find("status").textContent = status;
 }
 
@@ -313,7 +316,7 @@ async function write(queue, turn, item, signal) {
   };
   item.append(pending);
   try {
-    const body = { model: models.chat.id, messages: turns.slice(0, -1), stream: true };
+    const body = { model: models.chat.id, messages: turns.filter((found) => found.content), stream: true };
     const response = await call("v1/chat/completions", { body, signal });
     for await (const event of events(response)) {
       const text = event.choices?.[0]?.delta?.content ?? "";
