@@ -16,6 +16,10 @@ FLAGS = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-fo
 SIZE = {"width": 1200, "height": 800}
 WAIT_MS = 60_000  # however busy the machine is
 SHOWN_S = 3.0
+IS_SHOWN = """async (second) => {
+  const {player} = await import('/app.js');
+  return player.position > second && document.querySelector('.now') !== null;
+}"""
 
 
 def chromium() -> str | None:
@@ -46,10 +50,8 @@ def main(path: str) -> None:
         page = open_page(browser, str(server.http), color_scheme="light")
         page.wait_for_selector(".voice")
         page.click("#speak")
-        page.wait_for_function(
-            "s => import('/app.js').then(({player}) => player.position > s)", arg=SHOWN_S
-        )
-        page.wait_for_selector(".now")
+        while not page.evaluate(IS_SHOWN, SHOWN_S):
+            page.wait_for_timeout(20)
         page.screenshot(path=path)
 
 

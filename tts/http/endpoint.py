@@ -111,8 +111,8 @@ class Endpoint:
 def is_allowed_origin(headers: Headers | Mapping[str, str], config: ServerConfig) -> bool:
     """Return whether a request comes from no web page, from our own, or from an allowed origin.
 
-    A name that leads to the loopback interface may be anybody's: a page of evil.example has the
-    host evil.example after its address has changed to 127.0.0.1.
+    Any name can be made to lead to the loopback interface: a page of evil.example has the same host
+    as its requests once the name's address is 127.0.0.1. There only loopback names are ours.
     """
     origin = headers.get("origin")
     if origin is None or {"*", origin} & set(config.http_cors_origins):

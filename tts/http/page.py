@@ -1,4 +1,4 @@
-"""The web page at `/`: static files of the package. They need no token, so that the page can ask."""
+"""The web page at `/`: static files of the package, which need no token: the page asks for it."""
 
 from __future__ import annotations
 

@@ -7,12 +7,17 @@ const PEAK_SAMPLES = 240; // samples of one peak: 10 ms
 
 /** Player of samples that arrive while the first of them are heard. */
 export class Player {
-  #context = null;
+  #context;
   #sources = new Set();
   #pieces = []; // {at, start, end}: seconds of the context's clock, and of the audio
   #blocks = [];
   #length = 0; // samples
   peaks = []; // largest magnitude of each 10 ms
+
+  /** `context`: where to play; without one, the browser's sound, from the first `reset` on. */
+  constructor(context = null) {
+    this.#context = context;
+  }
 
   /** Begin new audio. Call it in the handler of a click or a key: browsers need one for sound. */
   reset() {
