@@ -260,7 +260,9 @@ def test_a_clip_is_recorded(page: Page) -> None:
     page.wait_for_timeout(1500)
     page.click("#record")
     expect(page.get_by_label("Your recording", exact=True)).to_be_checked()
-    page.wait_for_function("document.getElementById('clip').duration > 1")
+    clip = page.locator("#clip")
+    while not clip.evaluate("audio => audio.duration > 1"):
+        page.wait_for_timeout(20)
 
 
 def test_a_chat_is_spoken_while_it_is_written(browser: Browser, address: str) -> None:
