@@ -71,9 +71,10 @@ class Endpoint:
         """Serve one request; errors become responses."""
         exchange = Exchange(self.shared.host, scope, receive, send)
         try:
-            await self._serve(exchange)
-        except CallError as error:
-            await exchange.fail(error.status, self.names)
+            try:
+                await self._serve(exchange)
+            except CallError as error:
+                await exchange.fail(error.status, self.names)
         except asyncio.CancelledError:  # the client has disconnected, or the server stops
             await exchange.break_off()
 
@@ -102,7 +103,7 @@ class Endpoint:
 
     def _check_origin(self, exchange: Exchange) -> None:
         """Refuse web pages of other origins, whose requests browsers send without asking."""
-        if exchange.request.method == "GET":
+        if exchange.request.method in ("GET", "HEAD"):
             return
         if not is_allowed_origin(exchange.request.headers, self.shared.host.config):
             raise ForbiddenError("web pages of this origin may not call; see http_cors_origins")

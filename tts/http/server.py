@@ -26,6 +26,7 @@ from tts.server.sockets import address_of, bound_socket
 MAX_HEAD_BYTES = 16 * 1024
 SEND_BUFFER_BYTES = 256 * 1024  # of the kernel, for each connection
 BACKLOG = 512
+POLL_S = 0.01
 LAST_WORDS_S = 1.0  # time to deliver final responses after the last call
 
 
@@ -99,7 +100,7 @@ class HttpServer:
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
                 while self._state.connections:
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(POLL_S)
         for connection in list(self._state.connections):
             connection.transport.abort()
 
