@@ -24,24 +24,28 @@ def routes(shared: Shared) -> list[BaseRoute]:
     """Return the routes of this module."""
     started = int(time.time())
 
-    def model(exchange: Exchange) -> dict[str, Any]:
+    def models(exchange: Exchange) -> dict[str, dict[str, Any]]:
+        """Return the served model and its adapters by name."""
         service = exchange.host.service
-        return {
-            "id": service.model,
+        fields = {
             "object": "model",
             "created": started,
             "owned_by": "sonant",
             "capabilities": _capabilities(service),
         }
+        return {
+            name: {"id": name, **fields, "parent": service.model if name != service.model else None}
+            for name in (service.model, *service.text.adapters)
+        }
 
     async def list_models(exchange: Exchange) -> None:
-        await exchange.reply({"object": "list", "data": [model(exchange)]})
+        await exchange.reply({"object": "list", "data": list(models(exchange).values())})
 
     async def show_model(exchange: Exchange) -> None:
-        name, known = exchange.request.path_params["model"], exchange.host.service.model
-        if name != known:
-            raise ModelNotFoundError(name, (known,))
-        await exchange.reply(model(exchange))
+        name, known = exchange.request.path_params["model"], models(exchange)
+        if name not in known:
+            raise ModelNotFoundError(name, known)
+        await exchange.reply(known[name])
 
     async def health(request: Request) -> Response:
         if shared.host.is_healthy:
