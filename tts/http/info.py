@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from tts.errors import ModelNotFoundError, NotAvailableError
+from tts.factory import Service
 from tts.http.endpoint import Shared
 from tts.http.errors import retry_headers
 from tts.http.exchange import Exchange
@@ -26,7 +27,12 @@ def routes(shared: Shared) -> list[BaseRoute]:
     def models(exchange: Exchange) -> dict[str, dict[str, Any]]:
         """Return the served model and its adapters by name."""
         service = exchange.host.service
-        fields = {"object": "model", "created": started, "owned_by": "sonant"}
+        fields = {
+            "object": "model",
+            "created": started,
+            "owned_by": "sonant",
+            "capabilities": _capabilities(service),
+        }
         return {
             name: {"id": name, **fields, "parent": service.model if name != service.model else None}
             for name in (service.model, *service.text.adapters)
@@ -52,6 +58,19 @@ def routes(shared: Shared) -> list[BaseRoute]:
         shared.route("GET", "/metrics", _show_metrics),
         Route("/health", health),
     ]
+
+
+def _capabilities(service: Service) -> list[str]:
+    """Return the names of what a model can do."""
+    speech, text = service.synthesizer, service.text
+    found = {
+        "speech": speech is not None,
+        "word_timestamps": speech is not None and speech.settings.aligner is not None,
+        "voice_cloning": speech is not None and speech.codec.can_encode,
+        "chat": speech is None and not text.embeds and service.prompts.can_chat,
+        "embeddings": text.embeds,
+    }
+    return [name for name, is_there in found.items() if is_there]
 
 
 async def _show_metrics(exchange: Exchange) -> None:
