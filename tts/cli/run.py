@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import re
+import signal
 import sys
 import threading
 import time
@@ -32,6 +33,7 @@ PIECE = 1_000  # characters of a fragment
 SHOW_PROGRESS_FROM = 300  # characters, on a terminal
 TYPING_DELAY_MS = 500  # after which an unfinished line is spoken
 IDLE_S = 24 * 3600
+BROKEN_PIPE = 128 + signal.SIGPIPE  # a shell's exit status of a program that SIGPIPE ended
 MAX_LINES = 16
 MAX_LINE_BYTES = 8192
 
@@ -51,6 +53,8 @@ def run(options: SayOptions) -> int:
     except SayError as error:
         print_error(f"say: {error}")
         return error.exit_status
+    except BrokenPipeError:  # the program that reads the output has ended, as `head` does
+        return BROKEN_PIPE
     except OSError as error:
         what = error.filename or "the output"
         print_error(f"say: cannot write {what}: {error.strerror or error}")
@@ -279,7 +283,7 @@ async def print_phonemes(client: SpeechClient, text: str) -> None:
     except TextError as error:
         raise SayError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
     for segment in segments:
-        print(await _phones(client, segment.text), flush=True)
+        print_line(await _phones(client, segment.text))
 
 
 async def _phones(client: SpeechClient, text: str) -> str:
