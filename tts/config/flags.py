@@ -100,6 +100,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "host",
             "port",
             "front_ends",
+            "max_connection_age_s",
             "max_message_bytes",
             "enable_reflection",
             "zmq_endpoint_base",
