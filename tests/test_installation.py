@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
-import subprocess
 import sys
 import tomllib
 import venv
@@ -20,43 +18,19 @@ from pathlib import Path
 import pytest
 
 from tests.speech_server import started
+from tests.wheels import build_wheel, run
 from tts import __version__
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-NOT_SOURCES = (".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "*.wav")
 SHIPPED = ("decoder", "llm", "tts")
-IMPORTED_BY_GRPC = {"grpc_tools"}  # by `import grpc`, where it is installed
-COMMAND_S = 300
-
-
-def run(*command: object, folder: Path) -> str:
-    """Run a command without this checkout on its path; return its output."""
-    environ = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [*map(str, command)],
-        cwd=folder,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+BY_OTHERS = {"grpc_tools", "_distutils_hack"}  # imported by grpc and by setuptools, if installed
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of `python -m build`, which is made from the source distribution."""
-    folder = tmp_path_factory.mktemp("build")
-    source = folder / "source"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*NOT_SOURCES))
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, folder=source)
-    shutil.rmtree(source)
-    (built,) = folder.glob("*.whl")
-    assert len(list(folder.glob("*.tar.gz"))) == 1
-    return built
+    return build_wheel(tmp_path_factory.mktemp("build"), "--no-isolation")
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +47,13 @@ def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def dependency_folders() -> list[str]:
-    """Return the folders of this interpreter's path, without the standard library and checkouts."""
+    """Return the folders of this interpreter's path, without standard library and checkout."""
     return [
         path
         for path in sys.path
         if Path(path).is_dir()
         and not Path(path).is_relative_to(sys.base_prefix)
-        and not (Path(path) / "tts").exists()
+        and Path(path).resolve() != ROOT
     ]
 
 
@@ -195,7 +169,7 @@ def test_speech_imports_no_package_of_an_extra(
     assert status == "0"
     assert {"torch", "tokenizers"} <= loaded
     assert {"transformers", "huggingface_hub"} <= modules_of_extras["hub"]
-    loaded -= IMPORTED_BY_GRPC
+    loaded -= BY_OTHERS
     wrong = {name: found & loaded for name, found in modules_of_extras.items()}
     assert {name: found for name, found in wrong.items() if found} == {}
     assert "shtab" not in loaded

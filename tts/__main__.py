@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from tts import __version__
-from tts.cli.console import prepare_streams, print_line
+from tts.cli.console import BROKEN_PIPE, prepare_streams, print_line
 from tts.cli.parser import HelpFormatter
 
 PROGRAM = "sonant"
@@ -40,7 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0] in COMMANDS:
-        return _run(arguments[0], arguments[1:])
+        try:
+            return _run(arguments[0], arguments[1:])
+        except BrokenPipeError:
+            return BROKEN_PIPE
     build_parser({}).parse_args(arguments)  # prints the help, the version or an error, and exits
     raise AssertionError("the command is missing in _run")
 

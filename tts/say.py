@@ -1,6 +1,6 @@
 """`python -m tts.say`: the command line of `tts.cli.run`, which turns text into audio.
 
-Exit status: 0 said, 1 failed, 2 wrong request, 130 interrupted, 141 the output's reader ended.
+Exit status: 0 said, 1 failed, 2 wrong request, 130 interrupted, 141 the list's reader ended.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def build_parser(*, show_all: bool = False, program: str = PROGRAM) -> argparse.
         description="Say a text: through the loudspeaker, or into a file.",
         epilog="Without -o the first of sounddevice, ffplay, aplay, afplay and paplay plays the "
         "sound; without any of them it is written to out.wav. "
-        "Exit status: 0 said, 1 failed, 2 wrong request, 130 interrupted, 141 the output's "
+        "Exit status: 0 said, 1 failed, 2 wrong request, 130 interrupted, 141 the list's "
         "reader ended.",
     )
     _add_text(parser.add_argument_group("text"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import codecs
 import re
-import signal
 import sys
 import threading
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 import grpc
 
 from tts.cli.client import RemoteClient, SayError, SpeechClient
-from tts.cli.console import print_error, print_line
+from tts.cli.console import BROKEN_PIPE, print_error, print_line
 from tts.cli.options import STANDARD_STREAM, SayOptions, UsageError
 from tts.cli.progress import ProgressLine, Stopwatch
 from tts.cli.request import synthesis_config
@@ -33,7 +32,6 @@ PIECE = 1_000  # characters of a fragment
 SHOW_PROGRESS_FROM = 300  # characters, on a terminal
 TYPING_DELAY_MS = 500  # after which an unfinished line is spoken
 IDLE_S = 24 * 3600
-BROKEN_PIPE = 128 + signal.SIGPIPE  # a shell's exit status of a program that SIGPIPE ended
 MAX_LINES = 16
 MAX_LINE_BYTES = 8192
 
@@ -53,9 +51,9 @@ def run(options: SayOptions) -> int:
     except SayError as error:
         print_error(f"say: {error}")
         return error.exit_status
-    except BrokenPipeError:  # the program that reads the output has ended, as `head` does
-        return BROKEN_PIPE
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and (options.list_voices or options.phonemes):
+            return BROKEN_PIPE
         what = error.filename or "the output"
         print_error(f"say: cannot write {what}: {error.strerror or error}")
         return 1

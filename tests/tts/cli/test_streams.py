@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -73,14 +74,12 @@ def test_a_full_standard_output_is_a_failure(arguments: list[str], server: str) 
     assert errors[-1] == "say: cannot write the output: No space left on device"
 
 
-@pytest.mark.parametrize("arguments", [["-v", "?"], ["hi", "-q", "-o", "-"]], ids=["list", "say"])
-def test_a_reader_that_has_ended_ends_the_command_silently(
-    arguments: list[str], server: str
-) -> None:
+@pytest.mark.parametrize("program", ["tts.say -v ? --server {}", "tts completion bash"])
+def test_a_reader_that_has_ended_ends_a_list_silently(program: str, server: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        command(*arguments, "--server", server),
+        [sys.executable, "-m", *program.format(server).split()],
         stdout=writing,
         stderr=subprocess.PIPE,
         timeout=END_S,
