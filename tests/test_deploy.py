@@ -25,17 +25,26 @@ DEPLOY = ROOT / "deploy"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
 HOME = "/var/lib/sonant"
+HTTP_PORT = 8880
 DEFAULTS = ServerConfig()
+PORTS = {DEFAULTS.port, HTTP_PORT, DEFAULTS.metrics_port}
+
+
+def objects(name: str) -> list[Any]:
+    text = (DEPLOY / "kubernetes" / f"{name}.yaml").read_text(encoding="utf-8")
+    return list(yaml.safe_load_all(text))
 
 
 def kubernetes(name: str) -> Any:
-    return yaml.safe_load((DEPLOY / "kubernetes" / f"{name}.yaml").read_text(encoding="utf-8"))
+    (found,) = objects(name)
+    return found
 
 
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))["services"][
     "sonant"
 ]
 POD = kubernetes("deployment")["spec"]["template"]
+SERVICES = objects("service")
 (CONTAINER,) = POD["spec"]["containers"]
 
 
@@ -80,7 +89,7 @@ def image_environ(where: str) -> dict[str, str]:
 def test_flags_and_files_are_accepted(where: str) -> None:
     """Every flag and key is a field, and the ports are those that are published."""
     server = server_config(where)
-    assert (server.port, server.metrics_port) == (DEFAULTS.port, DEFAULTS.metrics_port)
+    assert {server.port, server.http_port, server.metrics_port} == PORTS
     args = serve.build_parser().parse_args([*SERVED[where][1:], "--audio-decoder=embedded"])
     model = config_from_args(AudioGenerationConfig, args, environ=image_environ(where))
     assert model.prometheus_metrics_mode is PrometheusMetricsMode.LAUNCH_SERVER
@@ -117,14 +126,14 @@ def test_the_image_has_the_projects_files_and_versions() -> None:
 
 
 def test_ports_are_the_servers() -> None:
-    ports = {DEFAULTS.port, DEFAULTS.metrics_port}
-    assert {int(word) for line in instructions("EXPOSE") for word in line.split()} == ports
-    assert {int(text.rpartition(":")[2]) for text in COMPOSE["ports"]} == ports
+    assert {int(word) for line in instructions("EXPOSE") for word in line.split()} == PORTS
+    assert {int(text.rpartition(":")[2]) for text in COMPOSE["ports"]} == PORTS
     assert all(text.startswith("127.0.0.1:") for text in COMPOSE["ports"])
     named = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
-    assert set(named.values()) == ports
-    for port in kubernetes("service")["spec"]["ports"]:
-        assert named[port["targetPort"]] == port["port"]
+    assert set(named.values()) == PORTS
+    published = [port for service in SERVICES for port in service["spec"]["ports"]]
+    assert {port["port"] for port in published} == PORTS
+    assert [port for port in published if named[port["targetPort"]] != port["port"]] == []
     assert POD["metadata"]["annotations"]["prometheus.io/port"] == str(DEFAULTS.metrics_port)
     probes = [CONTAINER["startupProbe"], CONTAINER["readinessProbe"]]
     assert [probe["grpc"]["port"] for probe in probes] == [DEFAULTS.port] * 2
@@ -163,7 +172,7 @@ def test_objects_of_kubernetes_select_the_pods() -> None:
     labels = POD["metadata"]["labels"]
     deployment = kubernetes("deployment")
     assert deployment["spec"]["selector"]["matchLabels"] == labels
-    assert kubernetes("service")["spec"]["selector"] == labels
+    assert [service["spec"]["selector"] for service in SERVICES] == [labels, labels]
     assert kubernetes("disruption-budget")["spec"]["selector"]["matchLabels"] == labels
     target = kubernetes("autoscaler")["spec"]["scaleTargetRef"]
     assert (target["kind"], target["name"]) == ("Deployment", deployment["metadata"]["name"])
@@ -173,7 +182,7 @@ def test_objects_of_kubernetes_select_the_pods() -> None:
 
 def test_variables_of_a_service_with_our_name_are_not_read_as_settings() -> None:
     """Kubernetes would set SONANT_PORT to a URL, and variables that are no settings."""
-    assert kubernetes("service")["metadata"]["name"] == "sonant"
+    assert {service["metadata"]["name"] for service in SERVICES} == {"sonant", "sonant-http"}
     assert POD["spec"]["enableServiceLinks"] is False
 
 
@@ -193,5 +202,5 @@ def test_the_autoscaler_reads_a_metric_that_is_exported() -> None:
 
 
 def test_clients_of_the_headless_service_reconnect() -> None:
-    assert kubernetes("service")["spec"]["clusterIP"] == "None"
+    assert SERVICES[0]["spec"]["clusterIP"] == "None"
     assert server_config("kubernetes").max_connection_age_s

@@ -29,6 +29,8 @@ DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 COMPOSE = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8"))
 HOME = "/var/lib/sonant"
 USER_ID = 10001
+SPEECH = "http://127.0.0.1:8880/v1/audio/speech"
+BODY = b'{"input": "Good morning.", "response_format": "wav"}'
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +79,8 @@ def test_a_server_as_compose_starts_it(image: Image, home: Path) -> None:
         where = ("--server", "localhost:50051")
         said = container.run("sonant", "say", "-q", "-o", f"{HOME}/x.wav", *where, "Good morning.")
         assert (said.returncode, said.stderr) == (0, "")
+        code = f"import urllib.request as r; print(r.urlopen('{SPEECH}', {BODY}).read()[:4])"
+        assert container.run("python", "-c", code).stdout == "b'RIFF'\n"
         scrape = (
             "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8001/metrics').read())"
         )

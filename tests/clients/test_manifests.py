@@ -18,18 +18,20 @@ OBJECTS = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_tex
 VERSIONS = ["1.29", "1.34", kubernetes_validate.latest_version()]
 
 
-def read(name: str) -> Any:
-    return yaml.safe_load((DEPLOY / "kubernetes" / name).read_text(encoding="utf-8"))
+def read(name: str) -> list[Any]:
+    text = (DEPLOY / "kubernetes" / name).read_text(encoding="utf-8")
+    return list(yaml.safe_load_all(text))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", OBJECTS)
 def test_an_object_of_kubernetes_has_the_schema(name: str, version: str) -> None:
-    kubernetes_validate.validate(read(name), version, strict=True)
+    for data in read(name):
+        kubernetes_validate.validate(data, version, strict=True)
 
 
 def test_an_unknown_field_is_refused() -> None:
-    data = read("deployment.yaml")
+    (data,) = read("deployment.yaml")
     data["spec"]["template"]["spec"]["containers"][0]["readOnlyRootFilesystem"] = True
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(data, VERSIONS[0], strict=True)

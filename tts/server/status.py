@@ -49,6 +49,7 @@ class RpcStatus:
     reason: str
     message: str
     details: tuple[Message, ...]
+    request_id: str = ""
 
     def to_proto(self) -> Status:
         """Return this status as a google.rpc.Status."""
@@ -114,6 +115,9 @@ _Code = grpc.StatusCode
 RULES: Mapping[type[BaseException], StatusRule] = {
     # tts: the request
     errors.InvalidRequestError: StatusRule(_Code.INVALID_ARGUMENT, "INVALID_REQUEST", _bad_request),
+    errors.MessageTooLargeError: StatusRule(
+        _Code.INVALID_ARGUMENT, "MESSAGE_TOO_LARGE", _bad_request
+    ),
     errors.PromptTimeoutError: StatusRule(
         _Code.INVALID_ARGUMENT, "PROMPT_AUDIO_TIMEOUT", _bad_request
     ),
@@ -177,4 +181,4 @@ def status_of(error: Exception, request_id: str = "") -> RpcStatus:
         if isinstance(detail, ErrorInfo) and request_id:
             detail.metadata["request_id"] = request_id
     message = str(error) if rule.shows_message else "the request failed inside the server"
-    return RpcStatus(rule.code, rule.reason, _cut(message, MAX_MESSAGE_BYTES), details)
+    return RpcStatus(rule.code, rule.reason, _cut(message, MAX_MESSAGE_BYTES), details, request_id)

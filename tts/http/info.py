@@ -1,0 +1,61 @@
+"""Routes about the server: models, health and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from tts.errors import ModelNotFoundError, NotAvailableError
+from tts.http.endpoint import Shared
+from tts.http.errors import retry_headers
+from tts.http.exchange import Exchange
+from tts.observe.exporter import CONTENT_TYPE, exposition, is_shared
+
+RETRY_S = 1.0
+
+
+def routes(shared: Shared) -> list[BaseRoute]:
+    """Return the routes of this module."""
+    started = int(time.time())
+
+    def model(exchange: Exchange) -> dict[str, Any]:
+        name = exchange.host.service.model
+        return {"id": name, "object": "model", "created": started, "owned_by": "sonant"}
+
+    async def list_models(exchange: Exchange) -> None:
+        await exchange.reply({"object": "list", "data": [model(exchange)]})
+
+    async def show_model(exchange: Exchange) -> None:
+        name, known = exchange.request.path_params["model"], exchange.host.service.model
+        if name != known:
+            raise ModelNotFoundError(name, (known,))
+        await exchange.reply(model(exchange))
+
+    async def health(request: Request) -> Response:
+        if shared.host.is_healthy:
+            return JSONResponse({"status": "SERVING"})
+        return JSONResponse({"status": "NOT_SERVING"}, 503, retry_headers(RETRY_S))
+
+    return [
+        shared.route("GET", "/v1/models", list_models),
+        shared.route("GET", "/v1/models/{model:path}", show_model),
+        shared.route("GET", "/metrics", _show_metrics),
+        Route("/health", health),
+    ]
+
+
+async def _show_metrics(exchange: Exchange) -> None:
+    """Send the metrics; those of all processes if they are added up."""
+    if exchange.host.config.front_ends > 1 and not is_shared():
+        raise NotAvailableError(
+            "with several front ends, metrics need --prometheus-metrics-mode "
+            "launch_multiproc_server"
+        )
+    text = await asyncio.to_thread(exposition, exchange.host.metrics)
+    exchange.headers |= {"content-type": CONTENT_TYPE, "content-length": str(len(text))}
+    await exchange.finish(text)
