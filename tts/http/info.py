@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from tts.errors import ModelNotFoundError, NotAvailableError
+from tts.factory import Service
 from tts.http.endpoint import Shared
 from tts.http.errors import retry_headers
 from tts.http.exchange import Exchange
@@ -24,8 +25,14 @@ def routes(shared: Shared) -> list[BaseRoute]:
     started = int(time.time())
 
     def model(exchange: Exchange) -> dict[str, Any]:
-        name = exchange.host.service.model
-        return {"id": name, "object": "model", "created": started, "owned_by": "sonant"}
+        service = exchange.host.service
+        return {
+            "id": service.model,
+            "object": "model",
+            "created": started,
+            "owned_by": "sonant",
+            "capabilities": _capabilities(service),
+        }
 
     async def list_models(exchange: Exchange) -> None:
         await exchange.reply({"object": "list", "data": [model(exchange)]})
@@ -47,6 +54,19 @@ def routes(shared: Shared) -> list[BaseRoute]:
         shared.route("GET", "/metrics", _show_metrics),
         Route("/health", health),
     ]
+
+
+def _capabilities(service: Service) -> list[str]:
+    """Return the names of what a model can do."""
+    speech, text = service.synthesizer, service.text
+    found = {
+        "speech": speech is not None,
+        "word_timestamps": speech is not None and speech.settings.aligner is not None,
+        "voice_cloning": speech is not None and speech.codec.can_encode,
+        "chat": speech is None and not text.embeds and service.prompts.can_chat,
+        "embeddings": text.embeds,
+    }
+    return [name for name, is_there in found.items() if is_there]
 
 
 async def _show_metrics(exchange: Exchange) -> None:
