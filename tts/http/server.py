@@ -95,7 +95,8 @@ class HttpServer:
         if tasks:
             await asyncio.wait(tasks, timeout=0 if self._host.calls.num_open else LAST_WORDS_S)
         for task in tasks:
-            task.cancel()
+            if not task.cancelling():  # a second one would break into what the first closes
+                task.cancel()
         if tasks:
             await asyncio.wait(tasks)
         with suppress(TimeoutError):

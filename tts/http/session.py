@@ -230,7 +230,7 @@ class Session:
             if not self._takes_no_more:
                 self._num_held += _size(text)
                 self._inbox.put_nowait(text)
-        if not self._is_complete:
+        if not self._is_complete and not task.cancelling():
             task.cancel()
 
     async def _fail(self, error: HttpError) -> None:
