@@ -9,7 +9,8 @@ application asks for a message:
 one message          `max_message_bytes` with its headers and fragments; MAX_FRAGMENTS
 a first large one    SMALL_BYTES of it, until `allow_large`
 pings                answered while the client reads
-a client that is gone    PING_S + PING_TIMEOUT_S; a closing handshake ends after LINGER_S
+a client that is gone    PING_S + PING_TIMEOUT_S
+the closing handshake    CLOSING_S; LINGER_S after a fault of the client
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from tts.http.connection import Connection
 
 PING_S = PING_TIMEOUT_S = 20.0
-LINGER_S = 2.0  # for the client's answer to a closing frame
+CLOSING_S = 10.0  # to read the last audio
+LINGER_S = 2.0
 SLICE_BYTES = 8 * 1024  # at most 1,200 messages
 SMALL_BYTES = 16 * 1024
 MAX_FRAGMENTS = 1024
@@ -43,7 +45,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         app_state: dict[str, Any],
     ) -> None:
         super().__init__(config, server_state, {**app_state, "socket": self})
-        self.close_timeout = LINGER_S
+        self.close_timeout = CLOSING_S
         self._http: Connection = app_state["connection"]
         self._unread = bytearray()
         self._num_bytes = 0  # of the message that is arriving
@@ -87,10 +89,10 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         self.loop.call_later(LINGER_S, self.transport.abort)
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
-        """End the connection soon after its session."""
+        """End the connection after its session."""
         super().on_task_complete(task)
         self._parse()
-        self.loop.call_later(LINGER_S, self.transport.abort)
+        self.loop.call_later(CLOSING_S, self.transport.abort)
 
     def handle_cont(self, event: Frame) -> None:
         """Add a fragment to its message."""
