@@ -1,4 +1,4 @@
-"""HTTP: OpenAI's API for speech on the synthesizer, with the calls, limits and errors of gRPC.
+"""HTTP: OpenAI's API for speech and text on the service, with the calls, limits and errors of gRPC.
 
     connection ─▶ application (Starlette: routes) ─▶ Endpoint: token, limits, body ─▶ handler
     bounds, times                                    CallTracker, AccessControl

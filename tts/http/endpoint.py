@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from tts.config.server import ServerConfig
 from tts.errors import ForbiddenError, TTSError
 from tts.http.errors import Names
 from tts.http.exchange import Exchange
@@ -103,14 +105,33 @@ class Endpoint:
         """Refuse web pages of other origins, whose requests browsers send without asking."""
         if exchange.request.method in ("GET", "HEAD"):
             return
-        allowed = self.shared.host.config.http_cors_origins
-        if not is_allowed_origin(exchange.request.headers, allowed):
+        if not is_allowed_origin(exchange.request.headers, self.shared.host.config):
             raise ForbiddenError("web pages of this origin may not call; see http_cors_origins")
 
 
-def is_allowed_origin(headers: Headers | Mapping[str, str], allowed: list[str]) -> bool:
-    """Return whether a request comes from no web page, from our own, or from an allowed origin."""
+def is_allowed_origin(headers: Headers | Mapping[str, str], config: ServerConfig) -> bool:
+    """Return whether a request comes from no web page, from our own, or from an allowed origin.
+
+    Any name can be made to lead to the loopback interface: a page of evil.example has the same host
+    as its requests once the name's address is 127.0.0.1. There only loopback names are ours.
+    """
     origin = headers.get("origin")
-    if origin is None or "*" in allowed or origin in allowed:
+    if origin is None or {"*", origin} & set(config.http_cors_origins):
         return True
-    return urlsplit(origin).netloc == headers.get("host")
+    try:
+        page = urlsplit(origin)
+    except ValueError:
+        return False
+    if page.netloc != headers.get("host"):
+        return False
+    is_private = config.tls_cert is None and _is_loopback(config.host)
+    return not is_private or _is_loopback(page.hostname or "")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -113,7 +113,7 @@ def json_name(path: str, names: Names) -> str:
     while outer:
         if outer in names:
             return names[outer]
-        outer = outer.rpartition(".")[0]
+        outer = outer[: max(outer.rfind("."), outer.rfind("["), 0)]
     return path
 
 

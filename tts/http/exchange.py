@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 
 MAX_JSON_PARTS = 250_000  # a body of 16 MiB may hold 8 million lists, which take far more memory
 LARGE_BYTES = 256 * 1024  # parsing this much takes about a millisecond
+EVENT_STREAM = "text/event-stream"
+IGNORED_HEADER = "x-ignored-fields"
+MAX_IGNORED = 10
+
+_PLAIN_NAME = re.compile(r"\w{1,40}", re.ASCII)
 
 
 class JsonBody(BaseModel):
@@ -129,9 +135,20 @@ class Exchange:
         self.is_complete = True
         await self.call.write(_part(last, is_last=True))
 
+    def begin_events(self) -> None:
+        """Prepare a response of server-sent events."""
+        self.headers |= {"content-type": EVENT_STREAM, "cache-control": "no-cache"}
+        self.writes_errors_as_events = True
+
+    def name_ignored(self, names: Sequence[str]) -> None:
+        """Name fields of the request without an effect in a header of the response."""
+        plain = [name for name in names if _PLAIN_NAME.fullmatch(name)]
+        if plain:
+            self.headers[IGNORED_HEADER] = ", ".join(plain[:MAX_IGNORED])
+
     async def reply(self, value: Mapping[str, Any]) -> None:
         """Send a JSON object as the whole response."""
-        body = json.dumps(value).encode()
+        body = msgspec.json.encode(value)
         self.headers |= {"content-type": JSON, "content-length": str(len(body))}
         await self.finish(body)
 
@@ -172,8 +189,13 @@ class Exchange:
 
 
 def event(kind: str, value: Mapping[str, Any]) -> bytes:
-    """Return a server-sent event as OpenAI sends it: one line of JSON that has its type."""
-    return b"data: " + json.dumps({"type": kind, **value}).encode() + b"\n\n"
+    """Return a server-sent event of audio as OpenAI sends it: JSON that has its type."""
+    return data_event({"type": kind, **value})
+
+
+def data_event(value: Mapping[str, Any]) -> bytes:
+    """Return a server-sent event: one line of JSON."""
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 def _part(data: bytes, *, is_last: bool) -> Message:

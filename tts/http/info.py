@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from tts.errors import ModelNotFoundError, NotAvailableError
+from tts.factory import Service
 from tts.http.endpoint import Shared
 from tts.http.errors import retry_headers
 from tts.http.exchange import Exchange
@@ -23,18 +24,28 @@ def routes(shared: Shared) -> list[BaseRoute]:
     """Return the routes of this module."""
     started = int(time.time())
 
-    def model(exchange: Exchange) -> dict[str, Any]:
-        name = exchange.host.service.model
-        return {"id": name, "object": "model", "created": started, "owned_by": "sonant"}
+    def models(exchange: Exchange) -> dict[str, dict[str, Any]]:
+        """Return the served model and its adapters by name."""
+        service = exchange.host.service
+        fields = {
+            "object": "model",
+            "created": started,
+            "owned_by": "sonant",
+            "capabilities": _capabilities(service),
+        }
+        return {
+            name: {"id": name, **fields, "parent": service.model if name != service.model else None}
+            for name in (service.model, *service.text.adapters)
+        }
 
     async def list_models(exchange: Exchange) -> None:
-        await exchange.reply({"object": "list", "data": [model(exchange)]})
+        await exchange.reply({"object": "list", "data": list(models(exchange).values())})
 
     async def show_model(exchange: Exchange) -> None:
-        name, known = exchange.request.path_params["model"], exchange.host.service.model
-        if name != known:
-            raise ModelNotFoundError(name, (known,))
-        await exchange.reply(model(exchange))
+        name, known = exchange.request.path_params["model"], models(exchange)
+        if name not in known:
+            raise ModelNotFoundError(name, known)
+        await exchange.reply(known[name])
 
     async def health(request: Request) -> Response:
         if shared.host.is_healthy:
@@ -47,6 +58,19 @@ def routes(shared: Shared) -> list[BaseRoute]:
         shared.route("GET", "/metrics", _show_metrics),
         Route("/health", health),
     ]
+
+
+def _capabilities(service: Service) -> list[str]:
+    """Return the names of what a model can do."""
+    speech, text = service.synthesizer, service.text
+    found = {
+        "speech": speech is not None,
+        "word_timestamps": speech is not None and speech.settings.aligner is not None,
+        "voice_cloning": speech is not None and speech.codec.can_encode,
+        "chat": speech is None and not text.embeds and service.prompts.can_chat,
+        "embeddings": text.embeds,
+    }
+    return [name for name, is_there in found.items() if is_there]
 
 
 async def _show_metrics(exchange: Exchange) -> None:

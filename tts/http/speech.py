@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from base64 import b64encode
 from collections.abc import Iterable
 from contextlib import aclosing
@@ -26,11 +25,6 @@ from tts.speech.types import (
     WordTimes,
 )
 
-EVENT_STREAM = "text/event-stream"
-IGNORED_HEADER = "x-ignored-fields"
-PLAIN_NAME = re.compile(r"\w{1,40}", re.ASCII)
-MAX_IGNORED = 10
-
 
 def routes(shared: Shared) -> list[BaseRoute]:
     """Return the routes of this module."""
@@ -44,14 +38,13 @@ async def speak(exchange: Exchange) -> None:
     message = to_request(body, speech.synthesizer.voices)
     request = speech.check(message, call.request_id)
     call.note_text(request.text)
-    _name_ignored(exchange, body.ignored)
+    exchange.name_ignored(body.ignored)
     match body.stream_format:
         case "audio":
             exchange.headers["content-type"] = body.media_type
             await _stream(exchange, request, _audio)
         case "sse":
-            exchange.headers |= {"content-type": EVENT_STREAM, "cache-control": "no-cache"}
-            exchange.writes_errors_as_events = True
+            exchange.begin_events()
             await _stream(exchange, request, _event)
         case "json":
             await _whole(exchange, request, body.media_type)
@@ -143,10 +136,3 @@ def _result(result: SynthesisResult) -> dict[str, Any]:
         "finish_reason": result.finish_reason.value,
         "warnings": list(result.warnings),
     }
-
-
-def _name_ignored(exchange: Exchange, names: list[str]) -> None:
-    """Name the fields without an effect in a header."""
-    plain = [name for name in names if PLAIN_NAME.fullmatch(name)]
-    if plain:
-        exchange.headers[IGNORED_HEADER] = ", ".join(plain[:MAX_IGNORED])

@@ -121,7 +121,7 @@ def test_metrics_of_one_of_several_front_ends_are_refused(service: Service) -> N
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
+        ("GET", "/none", 404),
         ("GET", "/v1/models/", 404),
         ("GET", "/%ff%00", 404),
         ("POST", "/v1/models", 405),
