@@ -122,7 +122,7 @@ def _uvicorn_config(shared: Shared) -> Config:
         lifespan="off",
         interface="asgi3",
         log_config=None,
-        log_level="error",  # clients cause its warnings
+        log_level="critical",  # clients cause its errors and warnings; ours are logged as calls
         access_log=False,
         proxy_headers=False,
         server_header=False,
