@@ -22,8 +22,8 @@ from llm.engine.intake import IntakeQueue
 from llm.engine.loop import EngineSteps
 from llm.engine.types import EngineStats, Pipeline, Sink, StepHook, TokenStream
 from llm.errors import EngineStoppedError, QueueFullError, RequestError
-from llm.request import FinishReason, Request, TokenChunk
-from llm.scheduler import RequestRules, Scheduler
+from llm.request import FinishReason, Request, RequestRules, TokenChunk
+from llm.scheduler import Scheduler
 from llm.sequence import Sequence
 
 if TYPE_CHECKING:
