@@ -22,8 +22,7 @@ from llm.batch import (
     ReturnLogits,
     ScheduledRow,
 )
-from llm.layers.decoder import Head
-from llm.layers.norm import RMSNorm
+from llm.layers.decoder import Head, RMSNorm
 from llm.memory.transfer import to_device
 from llm.models.base import PipelineModel
 from llm.models.session import EngineSession
