@@ -197,7 +197,7 @@ class TextGenerationPipelineInterface(ABC):
             self.prompt_scores.admit()
         if request.embeds or self.embeddings.spec is not None:
             self.embeddings.admit(request)
-        self.runner.choice.admit(request.sampling)
+        self.runner.token_sampler.admit(request.sampling)
         model = self.runner.loaded_model
         if request.sampling.top_logprobs is not None and model.no_log_probabilities:
             raise RequestError(model.no_log_probabilities)

@@ -4,7 +4,7 @@ runner = ModelRunner(config)
 runner.initialize()                          # device, memory plan, weights, pool, attention
 inputs = runner.prepare(batch)               # ScheduledBatch -> ForwardBatch -> ModelInputs
 outputs = runner.forward(inputs)             # attention was planned by prepare
-token_ids = runner.choose(outputs, runner.choice.prepare(rows))
+token_ids = runner.sample_tokens(outputs, runner.token_sampler.prepare(rows))
 
 Without a scheduler it is driven by tensors: see `TensorInterface`.
 """
@@ -53,9 +53,8 @@ from llm.runner.graphs.shapes import GraphLimits
 from llm.runner.memory_planning import MemoryPlanning
 from llm.runner.tensor_api.forward_batches import batch_of_rows
 from llm.runner.tensor_api.interface import LogitsProcessorOutput, TensorInterface
-from llm.runner.token_choice import DeviceChoice, HostChoice, TokenChoice
-from llm.sampling.device.sampler import DeviceSampler
-from llm.sampling.sampler import Sampler
+from llm.sampling.device.sampler import BufferedSampler, DeviceSampler
+from llm.sampling.sampler import Sampler, TokenSampler
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +116,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         self.graph_runner: GraphRunner | None = None  # None: every forward runs eagerly
         self.gdn_pool: None = None  # no architecture here keeps a recurrent state
         self.sampler = Sampler(self.vocab_size, self.device)
-        self.choice: TokenChoice[Any] = HostChoice(self.sampler)
+        self.token_sampler: TokenSampler[Any] = self.sampler
 
     @property
     def is_generation(self) -> bool:
@@ -267,7 +266,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
     def sample_on_device(self) -> None:
         """Sample in one program on the device from now on."""
         sampler = DeviceSampler(self.vocab_size, self.device, self.max_running_requests)
-        self.choice = DeviceChoice(sampler)
+        self.token_sampler = BufferedSampler(sampler)
 
     def use_graphs(self, capture: GraphCapture) -> None:
         """Replay forwards from now on: batches up to the largest, contexts up to the size of the
@@ -285,7 +284,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
                 min(self.context_len, self.max_total_num_tokens),
             ),
             logits_dtype=self._logits_dtype,
-            sampling=self.choice.captured,
+            sampling=self.token_sampler.captured,
         )
         self.graph_runner.capture()
 
@@ -312,8 +311,8 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             with torch.inference_mode():
                 inputs = self._prepare_eagerly(ScheduledBatch((row,), ForwardMode.EXTEND))
                 logits = self.loaded_model.execute(inputs).next_token_logits
-                self.choice.choose(logits, self.choice.prepare([row]))
-            self.choice.release("")
+                self.token_sampler.sample(logits, self.token_sampler.prepare([row]))
+            self.token_sampler.release("")
 
     def prepare(
         self,
@@ -382,24 +381,24 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         nothing = torch.empty(0, self.vocab_size, device=self.device)
         return ModelOutputs(nothing, nothing, (0,))
 
-    def choose(self, outputs: ModelOutputs, plan: Any) -> Tensor:
-        """Return int32 [B] token ids for the rows of a plan of `self.choice`."""
+    def sample_tokens(self, outputs: ModelOutputs, plan: Any) -> Tensor:
+        """Return int32 [B] token ids for the rows of a plan of `self.token_sampler`."""
         with self.session.profiler.range("sample", detail=True):
-            return self.choice.choose(outputs.next_token_logits, plan)
+            return self.token_sampler.sample(outputs.next_token_logits, plan)
 
     def step(self, inputs: ModelInputs, plan: Any) -> tuple[ModelOutputs, Tensor]:
-        """Run `forward` and `choose`, in one launch if both were captured."""
+        """Run `forward` and `sample_tokens`, in one launch if both were captured."""
         graphs = self.graph_runner
         if graphs is None or not (graphs.samples and isinstance(inputs, GraphInputs)):
-            return (outputs := self.forward(inputs)), self.choose(outputs, plan)
+            return (outputs := self.forward(inputs)), self.sample_tokens(outputs, plan)
         self.forward_pass_id += 1
         with self.session.profiler.range("forward", detail=True):
-            outputs = graphs.replay(inputs, partial(self.choice.load, plan))
+            outputs = graphs.replay(inputs, partial(self.token_sampler.load, plan))
             return outputs, graphs.tokens(inputs)
 
     def release(self, request_id: str) -> None:
         """Free what is kept for a request that has ended; no effect for unknown ids."""
-        self.choice.release(request_id)
+        self.token_sampler.release(request_id)
         if self.model is not None:
             self.model.release(request_id)
 
@@ -407,7 +406,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         """Free model and memory. Idempotent."""
         self.graph_runner = self.attn_backend = None
         self.token_to_kv_pool = self.model = None
-        self.choice = HostChoice(self.sampler)
+        self.token_sampler = self.sampler
         self._req_to_token_pool = self._allocator = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
