@@ -9,18 +9,18 @@ Other threads only put commands into the inbox and read streams.
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from llm.config.report import RunningPlan
-from llm.engine.intake import IntakeQueue
 from llm.engine.loop import EngineSteps
-from llm.engine.types import EngineStats, Pipeline, Sink, StepHook, TokenStream
+from llm.engine.types import EngineStats, Pipeline, Sink, StepHook
 from llm.errors import EngineStoppedError, QueueFullError, RequestError
 from llm.request import FinishReason, Request, RequestRules, TokenChunk
 from llm.scheduler import Scheduler
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+BATCHES_PER_TURN = 2  # requests admitted per turn, in batches
 
 
 class Engine:
@@ -338,6 +340,80 @@ class Engine:
         with self._condition:
             self._is_idle, self._is_awake, self._turn_s = True, False, None
             self._condition.notify_all()
+
+
+class IntakeQueue:
+    """New requests that the scheduler has not received yet, in order of arrival.
+
+    A bound per turn keeps a burst of requests from delaying the turn. Used on the engine thread
+    only.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._per_turn = BATCHES_PER_TURN * scheduler.max_batch_size
+        self._num_admissible = 0  # requests that can still be admitted in this turn
+        self._queue: dict[str, Sequence] = {}
+
+    def begin_turn(self) -> None:
+        """Begin a turn and reset the number of requests that it may admit."""
+        self._num_admissible = self._per_turn
+        while self._queue and self._num_admissible:
+            self.admit(next(iter(self._queue)))
+
+    def add(self, sequence: Sequence) -> None:
+        """Add a request whose id is not in use; it is admitted at once if the turn allows it."""
+        self._queue[sequence.request_id] = sequence
+        if self._num_admissible:
+            self.admit(sequence.request_id)
+
+    def admit(self, request_id: str) -> None:
+        """Admit one request, if it is in the queue, because a command refers to it."""
+        sequence = self._queue.pop(request_id, None)
+        if sequence is not None:
+            self._num_admissible = max(self._num_admissible - 1, 0)
+            self._scheduler.add(sequence)
+
+    def admit_all(self) -> None:
+        """Admit all queued requests."""
+        while self._queue:
+            self.begin_turn()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+
+class TokenStream:
+    """Handle of a submitted request; without a sink also a blocking iterator over its chunks."""
+
+    def __init__(self, request_id: str, cancel: Callable[[str], None], buffered: bool) -> None:
+        self.request_id = request_id
+        self._cancel = cancel
+        self._chunks: queue.SimpleQueue[TokenChunk] | None = None
+        if buffered:
+            self._chunks = queue.SimpleQueue()
+        self._has_ended = False
+
+    def put(self, chunk: TokenChunk) -> None:
+        """Add a chunk; called by the engine."""
+        if self._chunks is not None:
+            self._chunks.put(chunk)
+
+    def cancel(self) -> None:
+        """Cancel the request; its last chunk is still delivered."""
+        self._cancel(self.request_id)
+
+    def __iter__(self) -> Iterator[TokenChunk]:
+        return self
+
+    def __next__(self) -> TokenChunk:
+        if self._chunks is None:
+            raise RuntimeError("this request's chunks go to its sink")
+        if self._has_ended:
+            raise StopIteration
+        chunk = self._chunks.get()
+        self._has_ended = chunk.finish_reason is not None
+        return chunk
 
 
 def create_engine(config: PipelineConfig, tokenizer: TokenSpelling | None = None) -> Engine:

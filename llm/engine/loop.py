@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable
 
 from llm.batch import ForwardMode, ScheduledBatch
-from llm.engine.stats import StepCounters
 from llm.engine.types import Pipeline
 from llm.request import TokenChunk
 from llm.scheduler import Scheduler
+from llm.stats import StepCounters
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from llm.batch import ForwardMode, ScheduledBatch, StepOutput
 from llm.engine import loop
 from llm.engine.engine import Engine
-from llm.engine.stats import StepCounters
 from llm.request import FinishReason, Request, SamplingParams
 from llm.scheduler import Scheduler, SchedulerLimits
 from llm.stats import (
@@ -23,6 +22,7 @@ from llm.stats import (
     WAIT_BOUNDS_S,
     Histogram,
     HistogramCounter,
+    StepCounters,
 )
 from tests.llm.scheduler.shadow import Harness, LateShadowPipeline, ShadowPipeline
 
