@@ -24,8 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from decoder.base import CodecSpec, DecodeWindow
-from decoder.crossfade import tail_size
-from decoder.streaming import PROMPT_BLOCK, check_codes, check_frames
+from decoder.streaming import PROMPT_BLOCK, check_codes, check_frames, tail_size
 from decoder.window_inputs import WindowInputs, WindowNetwork
 
 HEADER = 3  # numbers of a row before its codes: first and last own frame, position of frame 0

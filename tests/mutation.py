@@ -55,11 +55,11 @@ class Guarded:
 
 
 TARGETS = (
-    Guarded("chunker", ("tts/engine/chunker.py",), ("tests/tts/engine/test_chunker.py",)),
     Guarded(
         "chunker",
         ("decoder/streaming.py",),
         (
+            "tests/decoder/test_blocks.py",
             "tests/decoder/test_streaming.py",
             "tests/decoder/test_streaming_options.py",
             "tests/decoder/test_look_ahead.py",

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from decoder import AudioDecoder, CodecSpec
 from llm import EngineStoppedError, Request, TokenChunk
 from tts.engine.client import AudioBlock, SpeechJob
-from tts.engine.decode_loop import DecodeLoop, Ranges
+from tts.engine.decode_loop import DecodeLoop, RangeProfiler
 from tts.engine.queue import StreamQueue
 from tts.engine.streams import CodeMap, SpeechSetup, SpeechStream, StreamTask, TextStream
 from tts.errors import Precondition, PreconditionError
@@ -65,7 +65,7 @@ class LocalEngineClient:
         code_map: CodeMap | None = None,
         limits: StreamLimits | None = None,
         *,
-        profiler: Ranges | None = None,
+        profiler: RangeProfiler | None = None,
         linear_layers: tuple[tuple[str, int], ...] = (),
     ) -> None:
         self._limits = limits or StreamLimits()
