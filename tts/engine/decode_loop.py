@@ -242,20 +242,22 @@ class DecodeLoop:
 
     def _due(self, now_s: float) -> list[Item]:
         """Return the batch to launch now, most urgent window first; empty if all should wait."""
-        dry = [task.runs_dry_s(now_s) for task in self._ready]
+        underruns_s = [task.underrun_s(now_s) for task in self._ready]
         if self._pacer is not None and not self._pacer.is_due(
             now_s,
-            dry_s=min((dry_s for dry_s in dry if dry_s > NOT_STARTED), default=math.inf),
-            awaits_first_audio=NOT_STARTED in dry,
+            underrun_s=min(
+                (time_s for time_s in underruns_s if time_s > NOT_STARTED), default=math.inf
+            ),
+            awaits_first_audio=NOT_STARTED in underruns_s,
             fills_batch=self._is_full_batch(),
             has_all_streams=len(self._ready) == len(self._tasks),
             is_busy=bool(self._launched),
         ):
             return []
-        by_urgency = sorted(zip(dry, self._ready, strict=True), key=itemgetter(0))
+        by_urgency = sorted(zip(underruns_s, self._ready, strict=True), key=itemgetter(0))
         is_pressed = self._pacer is None and self._awaiting_first_audio
         limit_s = now_s + COMFORT_S if is_pressed else math.inf
-        return self._compatible([task for dry_s, task in by_urgency if dry_s < limit_s])
+        return self._compatible([task for time_s, task in by_urgency if time_s < limit_s])
 
     def _is_full_batch(self) -> bool:
         """Return whether the ready windows fill a batch."""
@@ -375,7 +377,7 @@ class DecodePacer:
         self,
         now_s: float,
         *,
-        dry_s: float = math.inf,
+        underrun_s: float = math.inf,
         awaits_first_audio: bool = False,
         fills_batch: bool = False,
         has_all_streams: bool = False,
@@ -383,11 +385,11 @@ class DecodePacer:
     ) -> bool:
         """Return whether to launch the ready windows now.
 
-        `dry_s` is the time of the first underrun (inf: no stream has audio yet). A stream
+        `underrun_s` is the time of the first underrun (inf: no stream has audio yet). A stream
         `awaits_first_audio`; the windows fill a batch; all streams have a window; batches are in
         flight (`is_busy`).
         """
-        if fills_batch or dry_s < now_s + NEAR_S:
+        if fills_batch or underrun_s < now_s + NEAR_S:
             return True
         if is_busy:
             return False

@@ -121,15 +121,15 @@ class SpeechStream(StreamTask):
 
     queue: StreamQueue[AudioBlock]
 
-    def __init__(self, job: SpeechJob, voice: SpeechSetup, queue: StreamQueue[AudioBlock]) -> None:
+    def __init__(self, job: SpeechJob, setup: SpeechSetup, queue: StreamQueue[AudioBlock]) -> None:
         super().__init__(job.request.request_id, queue)
-        spec = voice.spec
+        spec = setup.spec
         is_awaited = job.streaming.chunk_sizes is not None and job.carry is None
         self.plays_until_s = NOT_STARTED if is_awaited else time.monotonic()
         self._as_s16 = job.as_s16
         self._sample_rate = spec.sample_rate
-        self._code_map = voice.code_map
-        self._max_codes_ahead = voice.max_codes_ahead
+        self._code_map = setup.code_map
+        self._max_codes_ahead = setup.max_codes_ahead
         self._stream = DecoderStream(
             spec,
             job.streaming,
@@ -209,7 +209,7 @@ class SpeechStream(StreamTask):
         first = self._num_launched
         return list(islice(self._requests, first, first + self.num_ready))
 
-    def runs_dry_s(self, now_s: float) -> float:
+    def underrun_s(self, now_s: float) -> float:
         """Return the time at which the client has played all audio, including that in flight."""
         if not self._samples_launched:
             return self.plays_until_s

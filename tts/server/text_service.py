@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import grpc
 
-from llm import RequestError, check_json_schema
+from llm import Request, RequestError, check_json_schema
 from tts.errors import (
     AdapterNotFoundError,
     InvalidRequestError,
@@ -31,7 +31,7 @@ from tts.server.wire.text import (
     to_logprobs,
 )
 from tts.textgen.embedder import TextEmbedder
-from tts.textgen.generator import TextPiece, TextRequest
+from tts.textgen.generator import TextPiece
 from tts.v1 import common_pb2
 from tts.v1 import text_pb2 as pb
 from tts.v1 import text_pb2_grpc as pb_grpc
@@ -51,8 +51,9 @@ class TextServicer(pb_grpc.TextServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         async with self._host.calls.serve(context, SERVICE, "Generate") as call:
             asked = await self._read(call, request)
+            stops = tuple(request.config.sampling.stop)
             async with self._host.enter(call):
-                pieces = [piece async for piece in self._host.writer.write(asked)]
+                pieces = [piece async for piece in self._host.writer.write(asked, stops)]
             _note(call, pieces[-1])
             assert pieces[-1].finish_reason is not None
             return pb.GenerateResponse(
@@ -75,7 +76,8 @@ class TextServicer(pb_grpc.TextServiceServicer):
             )
             async with self._host.enter(call):
                 await call.write(pb.GenerateStreamResponse(started=started))
-                async with aclosing(self._host.writer.write(asked)) as pieces:
+                stops = tuple(request.config.sampling.stop)
+                async with aclosing(self._host.writer.write(asked, stops)) as pieces:
                     async for piece in pieces:
                         await _send(call, piece)
 
@@ -116,7 +118,7 @@ class TextServicer(pb_grpc.TextServiceServicer):
         if name != model:
             raise ModelNotFoundError(name, (model,))
 
-    async def _read(self, call: Call, proto: GenerateProto) -> TextRequest:
+    async def _read(self, call: Call, proto: GenerateProto) -> Request:
         """Return the checked request with its prompt tokens and sampling parameters."""
         config = proto.config
         call.adopt_id(config.request_id)
@@ -139,11 +141,10 @@ class TextServicer(pb_grpc.TextServiceServicer):
         for text in input_texts(proto.input):
             call.note_text(text)
         prompts = self._host.service.prompts
-        return TextRequest(
+        return Request(
             request_id=call.request_id,
             prompt_ids=await encoded(length_of(proto.input), prompt_ids, proto.input, prompts),
             sampling=read_text_sampling(config, self._host.service.text),
-            stops=tuple(config.sampling.stop),
             priority=config.priority,
             lora=config.lora,
         )

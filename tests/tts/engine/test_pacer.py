@@ -19,8 +19,8 @@ ALL: Waiting = {"has_all_streams": True}
 TOOK_S = 0.004
 
 
-def near(dry_s: float) -> Waiting:
-    return {"dry_s": dry_s}
+def near(underrun_s: float) -> Waiting:
+    return {"underrun_s": underrun_s}
 
 
 @pytest.mark.parametrize(
