@@ -116,6 +116,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         self.attn_backend: AttentionBackend[Any] | None = None
         self.graph_runner: GraphRunner | None = None  # None: every forward runs eagerly
         self.gdn_pool: None = None  # no architecture here keeps a recurrent state
+        self._logits_dtype: torch.dtype = getattr(torch, config.sampling.in_dtype)
         self.sampler = Sampler(self.vocab_size, self.device)
         self.token_sampler: TokenSampler[Any] = self.sampler
 
@@ -370,11 +371,6 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             outputs = model.execute(batch)
             dtype = self._logits_dtype
             return outputs if outputs.logits.dtype == dtype else _as_sampled(outputs, dtype)
-
-    @property
-    def _logits_dtype(self) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self.server_config.sampling.in_dtype)
-        return dtype
 
     def forward_idle(self) -> ModelOutputs:
         """Run a forward without rows; returns [0, V] logits."""

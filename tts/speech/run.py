@@ -148,14 +148,11 @@ class SynthesisRun:
         self._started_s = time.monotonic()
         self._first_audio_s: float | None = None
         self._warnings = dict.fromkeys(warnings)  # an ordered set
+        self.started = Started(self._request_id, settings.model, self._audio_format, self._seed)
+        """First event of the request."""
         self.finish_reason = FinishReason.STOP
         self.is_exhausted = False
         """Whether the request's limits allow no more audio."""
-
-    @property
-    def started(self) -> Started:
-        """Return the first event of the request."""
-        return Started(self._request_id, self._settings.model, self._audio_format, self._seed)
 
     @property
     def num_samples(self) -> int:
