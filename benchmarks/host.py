@@ -52,7 +52,7 @@ from tts.engine.client import SpeechJob
 from tts.engine.decode_loop import DecodeLoop
 from tts.engine.queue import StreamQueue
 from tts.engine.streams import SpeechSetup, SpeechStream
-from tts.families.vocabulary import SpeechVocabulary
+from tts.families.base import SpeechVocabulary
 
 ROWS = (1, 16, 256, 600)
 STEPS = 200  # measured in one repetition

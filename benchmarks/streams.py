@@ -40,7 +40,7 @@ from llm.engine.types import Sink, StepHook
 from llm.stats import SequenceCounters
 from tts.engine.client import EngineInfo
 from tts.engine.local_client import LocalEngineClient
-from tts.families.vocabulary import SpeechVocabulary
+from tts.families.base import SpeechVocabulary
 from tts.ipc.endpoints import reserved
 from tts.ipc.engine_server import EngineServer
 
