@@ -91,7 +91,7 @@ class DecoderStream:
         carry: Sequence[int] | None = None,
         token_offset: int = 0,
     ) -> None:
-        _check_numbers(options)
+        _check_numbers(options, spec)
         if token_offset < 0:
             raise DecoderConfigError(f"token_offset {token_offset} is negative")
         for what, count in (
@@ -177,11 +177,9 @@ class DecoderStream:
         """Return the window of the next block, which has `size` codes."""
         codes = tuple(self._waiting[:size])
         future = tuple(self._waiting[size : size + self._look_ahead])
-        check_frames(len(codes), self._spec, "number of codes in a block")
-        check_frames(len(future), self._spec, "number of look-ahead codes")
         window = self._build(codes, future)
         del self._waiting[:size]
-        self._remember(window)
+        self._remember(codes)
         self._plan_next()
         return window
 
@@ -234,12 +232,12 @@ class DecoderStream:
             return ()
         return _last(self._prompt, self._options.buffer - len(self.carry))
 
-    def _remember(self, window: DecodeWindow) -> None:
-        buffer, codes = self._options.buffer, window.block
+    def _remember(self, codes: tuple[int, ...]) -> None:
+        buffer = self._options.buffer
         self._history_blocks = _last(
             self._history_blocks + (self._num_blocks,) * len(codes), buffer
         )
-        self.carry = window.carry(buffer)
+        self.carry = _last(self.carry + codes, buffer)
         self._num_codes += len(codes)
         self._num_blocks += 1
 
@@ -270,12 +268,7 @@ def attention_mask(window: DecodeWindow, kind: AttentionKind) -> np.ndarray:
 
 def validate_streaming(options: StreamingOptions, spec: CodecSpec) -> list[str]:
     """Check streaming options against a codec: raises errors, returns warnings."""
-    _check_numbers(options)
-    for size in options.chunk_sizes or ():
-        check_frames(size, spec, "chunk_size")
-    check_frames(options.buffer, spec, "buffer")
-    check_frames(options.look_ahead, spec, "look_ahead")
-    check_frames(options.look_ahead_of(0), spec, "first_look_ahead")
+    _check_numbers(options, spec)
     masks = options.masks
     if masks.is_masked and not spec.can_mask:
         raise DecoderConfigError(
@@ -294,7 +287,8 @@ def validate_streaming(options: StreamingOptions, spec: CodecSpec) -> list[str]:
     ]
 
 
-def _check_numbers(options: StreamingOptions) -> None:
+def _check_numbers(options: StreamingOptions, spec: CodecSpec) -> None:
+    """Raise DecoderConfigError unless blocks and their context are whole frames."""
     sizes = options.chunk_sizes
     if sizes is not None:
         if not sizes:
@@ -302,16 +296,19 @@ def _check_numbers(options: StreamingOptions) -> None:
         for size in sizes:
             if type(size) is not int or size <= 0:
                 raise DecoderConfigError(f"chunk_size {size!r} is not a positive integer")
+            check_frames(size, spec, "chunk_size")
     for name in ("buffer", "look_ahead"):
         value = getattr(options, name)
         if type(value) is not int or value < 0:
             raise DecoderConfigError(f"{name} {value!r} is not an integer >= 0")
+        check_frames(value, spec, name)
     first = options.first_look_ahead
     if first is not None and (type(first) is not int or not 0 <= first <= options.look_ahead):
         raise DecoderConfigError(
             f"first_look_ahead {first!r} is not an integer from 0 to the look_ahead, "
             f"{options.look_ahead}"
         )
+    check_frames(options.look_ahead_of(0), spec, "first_look_ahead")
 
 
 def _prompt_warnings(options: StreamingOptions, spec: CodecSpec) -> list[str]:
