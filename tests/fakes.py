@@ -124,6 +124,17 @@ def build_text_checkpoint(
     return folder
 
 
+def build_embedding_checkpoint(folder: Path) -> Path:
+    """Write the text model as an embedding model: by its layout, not by its weights."""
+    build_text_checkpoint(folder)
+    kinds = ("Transformer", "Pooling", "Normalize")
+    modules = [{"type": f"sentence_transformers.models.{k}", "path": k} for k in kinds]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "Pooling").mkdir()
+    (folder / "Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    return folder
+
+
 def tiny_config(checkpoint: Path, **values: Any) -> AudioGenerationConfig:
     """Return a configuration for a tiny checkpoint: small pages, few of them."""
     from tts.config.pipeline import AudioGenerationConfig

@@ -17,7 +17,7 @@ import grpc
 
 from tts.v1 import common_pb2, speech_pb2, speech_pb2_grpc
 
-READY = re.compile(r"ready: (\S+)")
+READY = re.compile(r"ready: (\S+)(?: http=(\S+))?(?: wyoming=(\S+))?")
 STOP_S = 30.0
 
 
@@ -27,6 +27,8 @@ class Server:
 
     address: str
     pid: int
+    http: str | None = None  # address for HTTP, if that is on
+    wyoming: str | None = None  # and for Wyoming
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -67,7 +69,7 @@ def started(command: Sequence[str], log: IO[bytes] | None = None) -> Iterator[Se
             ready = READY.match(process.stdout.readline())
             if ready is None:
                 raise RuntimeError(f"the server did not start (exit status {process.wait()})")
-            yield Server(ready[1], process.pid)
+            yield Server(ready[1], process.pid, ready[2], ready[3])
         finally:
             process.terminate()
             try:
@@ -106,6 +108,11 @@ class SpeechClient:
         trace: TracebackType | None,
     ) -> None:
         self._channel.close()
+
+    def voices(self) -> tuple[str, ...]:
+        """Return the names of the voices."""
+        found = self._stub.ListVoices(speech_pb2.ListVoicesRequest()).voices
+        return tuple(voice.name for voice in found)
 
     def synthesize(self, text: str, *, voice: str = "", seed: int = 0) -> Speech:
         """Synthesize a text as a stream; times count from just before the call."""

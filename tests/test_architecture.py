@@ -299,8 +299,8 @@ def test_host_only_modules_do_not_import_torch() -> None:
             "tts.cli.local, llm.engine.engine, llm.pipeline.text_generation",
             "transformers torchaudio llguidance zmq msgspec",
         ),
-        ("tts.processes.supervisor, tts.serve", "torch grpc"),
-        ("tts.processes.front_end", "torch"),
+        ("tts.processes.supervisor, tts.serve", "torch grpc starlette uvicorn"),
+        ("tts.processes.front_end", "torch starlette uvicorn"),
         ("tts.api.load", "torch grpc transformers"),
     ],
 )

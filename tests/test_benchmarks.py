@@ -330,6 +330,15 @@ def test_first_audio_comes_before_the_rest(tiny_server: Server) -> None:
     assert audio.value > 0
 
 
+def test_http_is_compared_with_grpc_in_pairs(tiny_checkpoint: Path) -> None:
+    flags = ["--http-port=0"]
+    with serving(str(tiny_checkpoint), flags) as server, SpeechClient(server.address) as client:
+        report = first_audio.compare_protocols(server, client, repeat=2)
+    by_grpc, by_http, added = report.figures
+    assert added.values == tuple(b - a for a, b in zip(by_grpc.values, by_http.values, strict=True))
+    assert min(by_http.values) > 0
+
+
 def test_memory_is_that_of_the_server(tiny_server: Server) -> None:
     with SpeechClient(tiny_server.address) as client:
         report = memory.measure(tiny_server, client, repeat=1, text="Hi.")

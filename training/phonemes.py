@@ -16,14 +16,14 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.report import Figure, Report
-from llm import Request, SamplingParams
+from llm import SamplingParams
 from training.lexicon import MADE_HELD_OUT
 from training.rules import Rules
 from training.studio import Studio
 from training.teacher import Teacher, phone_text
 from training.voices import NAMED
 from tts.checkpoint.chat import ChatMessage, ChatRole
-from tts.textgen.generator import TextGenerator
+from tts.textgen.generator import TextGenerator, TextRequest
 
 MAX_TOKENS = 1024
 MOST = 4000  # approximate number of words of a kind
@@ -71,7 +71,7 @@ async def _answer(studio: Studio, text: str) -> str:
         temperature=0.0, max_tokens=MAX_TOKENS, stop_token_ids=service.text.stop_token_ids
     )
     writer = TextGenerator(service.client, service.prompts)
-    request = Request("phonemes", prompt, sampling)
+    request = TextRequest("phonemes", prompt, sampling)
     return "".join([piece.text async for piece in writer.write(request)]).strip()
 
 

@@ -39,6 +39,10 @@ class InvalidRequestError(TTSError, ValueError):
         return cls(FieldViolation(field, description))
 
 
+class MessageTooLargeError(InvalidRequestError):
+    """Error for a message or a body that is larger than the server receives."""
+
+
 class NotFoundError(TTSError, LookupError):
     """Error for a name in a request that is not known here."""
 

@@ -5,8 +5,6 @@ transformers.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,6 @@ from tts.v1.text_pb2_grpc import TextServiceStub
 
 pytestmark = pytest.mark.timeout(900)  # minutes on a busy machine, for one minute of work
 
-ROOT = Path(__file__).parents[2]
 TEXTS = lines_of(PROMPTS)
 NUM_TOKENS = 32
 CALL_S = 600
@@ -63,15 +60,6 @@ SCHEMA = {
     "required": ["name", "age", "color"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the checkpoint with the command."""
-    out = tmp_path_factory.mktemp("models") / "smollm2"
-    command = [sys.executable, "-m", "tests.clients.smollm2", "--out", str(out)]
-    subprocess.run(command, cwd=ROOT, check=True)
-    return out
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,10 @@ class Maker:
             for _ in range(count if field.is_repeated else 1):
                 inner = self.message(field.message_type, chance, hostility, depth + 1)
                 value = getattr(message, field.name)
-                (value.add() if field.is_repeated else value).CopyFrom(inner)
+                if field.message_type.GetOptions().map_entry:
+                    value[inner.key] = inner.value
+                else:
+                    (value.add() if field.is_repeated else value).CopyFrom(inner)
         elif field.is_repeated:
             values = [self._value(field, chance, hostility) for _ in range(count)]
             getattr(message, field.name).extend(values)

@@ -19,16 +19,18 @@ from tests.fuzz.base import Case, InvariantError, Target
 from tests.fuzz.clips import valid_clips
 from tests.fuzz.messages import Maker
 from tests.fuzz.server import Served, served
+from tts.riva.stubs import tts_pb2
 from tts.server.call import REQUEST_ID_KEY
 from tts.v1 import speech_pb2, text_pb2
 
 FILES: tuple[FileDescriptor, ...] = (
     speech_pb2.DESCRIPTOR,
     text_pb2.DESCRIPTOR,
+    tts_pb2.DESCRIPTOR,
     health_pb2.DESCRIPTOR,
     reflection_pb2.DESCRIPTOR,
 )
-OWN = "/tts.v1."
+OWN = ("/tts.v1.", "/nvidia.riva.")
 OWN_WEIGHT = 8  # weight of a method of this project, against one of health and reflection
 MAX_RESPONSES = 300
 BUGS = frozenset(

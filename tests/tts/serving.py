@@ -21,6 +21,7 @@ from grpc_status.rpc_status import from_call
 from tests.fakes import wait_until_idle
 from tts.config.server import ServerConfig
 from tts.factory import Service
+from tts.processes.calls import PROTOCOLS
 from tts.server.server import SpeechServer
 from tts.v1 import speech_pb2 as pb
 from tts.v1.speech_pb2_grpc import SpeechServiceStub
@@ -63,7 +64,7 @@ async def serving(
     service: Service, *channel_options: tuple[str, int], **values: Any
 ) -> AsyncIterator[Serving]:
     """Serve on a free port with these values of ServerConfig."""
-    server = SpeechServer(ServerConfig(port=0, **values))
+    server = SpeechServer(ServerConfig(port=0, **values), PROTOCOLS)
     await server.start()
     await server.serve(service)
     options = (*CHANNEL_OPTIONS, *channel_options)

@@ -32,6 +32,7 @@ from tts.errors import (
     TTSError,
     VoiceNotFoundError,
 )
+from tts.server.call import CallError
 from tts.server.status import RULES, rule_of, status_of
 
 ROOTS: dict[type[Exception], str] = {LLMError: "llm", DecoderError: "decoder", TTSError: "tts"}
@@ -58,7 +59,7 @@ def _needs_a_gpu(name: str) -> bool:
 
 
 def exception_classes() -> set[type[Exception]]:
-    """Return every exception class that the three packages define."""
+    """Return every exception class that the three packages define, without that of a status."""
     return {
         value
         for package in (llm, decoder, tts)
@@ -67,6 +68,7 @@ def exception_classes() -> set[type[Exception]]:
         if isinstance(value, type)
         and issubclass(value, Exception)
         and value.__module__.split(".")[0] in ROOTS.values()
+        and value is not CallError
     }
 
 

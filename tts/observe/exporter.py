@@ -21,7 +21,14 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app, values
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    REGISTRY,
+    CollectorRegistry,
+    generate_latest,
+    make_wsgi_app,
+    values,
+)
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from llm import ConfigError
@@ -32,6 +39,7 @@ logger = logging.getLogger("tts.metrics")
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 LEFTOVERS = "*.db"
+CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
 def register(metrics: Metrics) -> Callable[[], None]:
@@ -65,6 +73,21 @@ def serve_metrics(
         thread.join()
 
     return stop
+
+
+def is_shared() -> bool:
+    """Return whether the processes of this server add their metrics up, see `metrics_folder`."""
+    return bool(values.ValueClass._multiprocess)
+
+
+def exposition(metrics: Metrics) -> bytes:
+    """Return the metrics as text; sums over all processes if they are shared."""
+    if not is_shared():
+        return generate_latest(metrics.registry)
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)
+    registry.register(metrics.engine)
+    return generate_latest(registry)
 
 
 @contextmanager

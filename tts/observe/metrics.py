@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from tts.observe.engine_metrics import EngineCollector
 
 LATENCY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60)
+UNDERRUN_BUCKETS_S = (0.0, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 FACTOR_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 5)
 CALL_LABELS = ("grpc_service", "grpc_method")
 
@@ -45,6 +46,11 @@ class Metrics:
         )
         self.real_time_factor = self._histogram(
             "sonant_real_time_factor", "Seconds of work per second of audio.", FACTOR_BUCKETS
+        )
+        self.underrun = self._histogram(
+            "sonant_stream_underrun_seconds",
+            "Silence of a player that began with the first audio, for each stream that ended.",
+            UNDERRUN_BUCKETS_S,
         )
         self.audio = self._counter("sonant_audio_seconds", "Audio sent.")
         self.characters = self._counter("sonant_input_characters", "Characters asked for.")

@@ -1,4 +1,4 @@
-"""Life cycle of a gRPC server in one process: listen, load, warm up, serve, drain.
+"""Life cycle of the servers in one process: listen, load, warm up, serve, drain.
 
 `load` determines whether the engine runs in the same process or in another one.
 """
@@ -7,25 +7,82 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Protocol
 
+from llm import ConfigError
 from tts.config.pipeline import PrometheusMetricsMode
 from tts.config.serve import ServeConfig
+from tts.config.server import ServerConfig
 from tts.factory import Service, create_service
 from tts.observe.exporter import register, serve_metrics
 from tts.observe.metrics import Metrics
 from tts.processes.child import Ready, Signals, end_process
 from tts.processes.collector import tune_gc
+from tts.riva import service as riva_service
 from tts.server.server import SpeechServer
 from tts.speech.types import SamplingOverrides, SpeechRequest
 
 logger = logging.getLogger("tts.serve")
 
 WARM_UP_CODES = 16
+PROTOCOLS = (riva_service.PROTOCOL,)
+"""Protocols of others that are served on the same port."""
 
 Load = Callable[[SpeechServer], Awaitable[Service]]
+
+
+class ProtocolServer(Protocol):
+    """Server of a protocol in addition to gRPC, which shares the gRPC server's context and access.
+
+    It starts before the model is loaded. The state of the shared CallTracker decides whether calls
+    are accepted, and a drain waits for the calls of all protocols there.
+    """
+
+    name: str
+
+    @property
+    def address(self) -> str:
+        """Return host:port as a client writes it."""
+
+    async def start(self) -> None:
+        """Bind the port and accept connections. Raises ConfigError when that is not possible."""
+
+    async def stop(self) -> None:
+        """Cancel the remaining calls and close the port; does nothing when called again."""
+
+
+def protocol_servers(config: ServerConfig, server: SpeechServer) -> list[ProtocolServer]:
+    """Return the servers of the protocols that are on, not started."""
+    found: list[ProtocolServer] = []
+    if config.http_port is not None:
+        check_packages("http_port", "http", ("starlette", "uvicorn", "python_multipart"))
+        from tts.http.server import HttpServer
+
+        found.append(HttpServer(config, server.host, server.access))
+    if config.wyoming_port is not None:
+        from tts.wyoming.server import WyomingServer
+
+        found.append(WyomingServer(config, server.host, server.access))
+    return found
+
+
+def check_packages(field: str, extra: str, packages: Sequence[str]) -> None:
+    """Raise ConfigError if packages are missing that an option needs."""
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"{field} needs the packages {', '.join(missing)}; "
+            f"install the extra '{extra}': pip install 'sonant[{extra}]'"
+        )
+
+
+async def stop_all(server: SpeechServer, others: Sequence[ProtocolServer]) -> None:
+    """Stop the servers of all protocols."""
+    await asyncio.gather(server.stop(), *(other.stop() for other in others))
 
 
 async def serve_calls(
@@ -39,10 +96,14 @@ async def serve_calls(
 
     With a `folder` this process exports the metrics of all processes that write to it.
     """
-    server = SpeechServer(config.server)
+    server = SpeechServer(config.server, PROTOCOLS)
+    others = protocol_servers(config.server, server)
     async with AsyncExitStack() as ending:
-        ending.push_async_callback(server.stop)
+        ending.push_async_callback(stop_all, server, others)
         await server.start()
+        for other in others:
+            await other.start()
+            logger.info("%s on %s", other.name, other.address)
         logger.info("listening on %s, loading %s", server.address, config.model.model.model_path)
         service = await _loaded(load(server), signals)
         if service is None:
@@ -51,9 +112,9 @@ async def serve_calls(
         await warm_up(service)
         tune_gc()
         ending.enter_context(expose_metrics(config, server.host.metrics, folder))
-        ending.push_async_callback(server.stop)  # calls end before their engine
+        ending.push_async_callback(stop_all, server, others)  # calls end before their engine
         await server.serve(service)
-        ready(_ready_report(server, service))
+        ready(_ready_report(server, others, service))
         await signals.asked.wait()
         if not await server.drain():
             logger.warning("%d calls did not finish in time", server.host.calls.num_open)
@@ -106,6 +167,9 @@ async def _loaded(loading: Awaitable[Service], signals: Signals) -> Service | No
     return loaded.result() if loaded.done() else None
 
 
-def _ready_report(server: SpeechServer, service: Service) -> Ready:
+def _ready_report(
+    server: SpeechServer, others: Sequence[ProtocolServer], service: Service
+) -> Ready:
     voices = service.synthesizer.voices.voices() if service.synthesizer else ()
-    return Ready(server.address, service.model, tuple(voice.name for voice in voices))
+    addresses = tuple((other.name, other.address) for other in others)
+    return Ready(server.address, service.model, tuple(v.name for v in voices), addresses)

@@ -17,9 +17,9 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -39,12 +39,15 @@ ORPHANED = 70  # exit status of a child whose supervisor has exited
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Launch parameters of a child. Front ends share the port and the voices."""
+    """Launch parameters of a child. Front ends share the ports and the voices.
+
+    `ports` are the reserved ports by the field of ServerConfig that sets them.
+    """
 
     config: ServeConfig
     name: str
     endpoints: Endpoints
-    port: int = 0
+    ports: Mapping[str, int] = field(default_factory=dict)
     voice_folder: Path | None = None
 
     def to_bytes(self) -> bytes:
@@ -58,10 +61,13 @@ class Ready(msgspec.Struct, frozen=True):
     address: str = ""
     model: str = ""
     voices: tuple[str, ...] = ()
+    others: tuple[tuple[str, str], ...] = ()
+    """Name and address of each protocol in addition to gRPC."""
 
     def __str__(self) -> str:
         names = ", ".join(self.voices) or "none"
-        return f"ready: {self.address} model={self.model} voices={names}"
+        others = "".join(f" {name}={address}" for name, address in self.others)
+        return f"ready: {self.address}{others} model={self.model} voices={names}"
 
 
 class Reporter:

@@ -1,4 +1,4 @@
-"""`python -m tts.processes.front_end`: gRPC front end of the engine's process.
+"""`python -m tts.processes.front_end`: front end of the engine's process, for all protocols.
 
 It handles prompts, voices and formats, and holds no weights. Started by the supervisor.
 """
@@ -17,7 +17,7 @@ from tts.server.server import SpeechServer
 
 
 async def run(launch: Launch, report: Reporter) -> int:
-    """Listen on the server's port; serve once the engine is connected."""
+    """Listen on the server's ports; serve once the engine is connected."""
     model, server_config = launch.config.model, launch.config.server
     model.load_architectures()  # the configuration was resolved in another process
 
@@ -27,7 +27,7 @@ async def run(launch: Launch, report: Reporter) -> int:
             server.host.admission = RemoteAdmission(client, server.host.metrics.note_requests)
         return connect_service(model, server_config, client, client.info, launch.voice_folder)
 
-    listening = server_config.model_copy(update={"port": launch.port})
+    listening = server_config.model_copy(update=dict(launch.ports))
     config = replace(launch.config, server=listening)
     return await serve_calls(config, Signals(), load, report)
 

@@ -14,10 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -26,11 +25,13 @@ import msgspec
 from llm import ConfigError
 from tts.config.pipeline import PrometheusMetricsMode
 from tts.config.serve import ServeConfig
+from tts.config.server import ServerConfig
 from tts.ipc.endpoints import Endpoints, reserved
 from tts.ipc.heartbeat import Heartbeat
 from tts.leftovers import temporary_folder
 from tts.processes.child import Launch, Ready, Signals
 from tts.processes.reach import unreachable
+from tts.server.sockets import bound_socket
 
 logger = logging.getLogger("tts.supervisor")
 
@@ -174,17 +175,17 @@ class Workers:
         self,
         config: ServeConfig,
         endpoints: Endpoints,
-        port: int,
+        ports: Mapping[str, int],
         voice_folder: Path,
         on_end: OnEnd = _ignore,
     ) -> None:
         most = config.server.max_restarts
-        self._config, self._port = config.server, port
+        self._config, self._port = config.server, ports["port"]
         self._drain_s = config.server.drain_delay_s + config.server.drain_grace_s + STOP_S
         self.engine = Worker(ENGINE, Launch(config, "engine", endpoints), most, on_end)
         self.front_ends = []
         for number in range(config.server.front_ends):
-            launch = Launch(config, f"front-end-{number}", endpoints, port, voice_folder)
+            launch = Launch(config, f"front-end-{number}", endpoints, ports, voice_folder)
             self.front_ends.append(Worker(FRONT_END, launch, most, on_end))
 
     async def run(self) -> None:
@@ -235,7 +236,10 @@ async def supervise(config: ServeConfig, folder: Path | None = None) -> int:
     async with AsyncExitStack() as held:
         files = held.enter_context(ExitStack())
         is_shared = server.front_ends > 1
-        port = files.enter_context(reserved_port(server.host, server.port, is_shared=is_shared))
+        ports = {
+            field: files.enter_context(reserved_port(*address, is_shared=is_shared))
+            for field, address in listening_addresses(server).items()
+        }
         endpoints = files.enter_context(reserved(config.model.zmq_endpoint_base))
         voices = files.enter_context(temporary_folder("voices"))
         on_end: OnEnd = _ignore
@@ -243,7 +247,7 @@ async def supervise(config: ServeConfig, folder: Path | None = None) -> int:
             from tts.processes.shared_metrics import exported_metrics
 
             on_end = await held.enter_async_context(exported_metrics(config, endpoints, folder))
-        return await _keep_alive(Workers(config, endpoints, port, voices, on_end), files)
+        return await _keep_alive(Workers(config, endpoints, ports, voices, on_end), files)
 
 
 def check_processes(config: ServeConfig) -> None:
@@ -302,6 +306,16 @@ def _exit_text(status: int) -> str:
     return f"ended with status {status}"
 
 
+def listening_addresses(config: ServerConfig) -> dict[str, tuple[str, int]]:
+    """Return host and port of all protocols that are on, by the fields of the ports."""
+    ports = {
+        "port": (config.host, config.port),
+        "http_port": (config.host, config.http_port),
+        "wyoming_port": (config.wyoming_host, config.wyoming_port),
+    }
+    return {field: (host, port) for field, (host, port) in ports.items() if port is not None}
+
+
 @contextmanager
 def reserved_port(host: str, port: int, *, is_shared: bool) -> Iterator[int]:
     """Reserve a port (0: any free one) for the front ends inside the block.
@@ -310,31 +324,13 @@ def reserved_port(host: str, port: int, *, is_shared: bool) -> Iterator[int]:
     the same user, so a socket without it is bound first, which fails when the port is in use.
     Raises ConfigError then.
     """
-    with _bound(host, port, is_shared=False) as probe:
+    with bound_socket(host, port, is_shared=False) as probe:
         number: int = probe.getsockname()[1]
     if not is_shared:
         yield number
         return
-    with _bound(host, number, is_shared=True):  # holds the port while no front end runs
+    with bound_socket(host, number, is_shared=True):  # holds the port while no front end runs
         yield number
-
-
-def _bound(host: str, port: int, *, is_shared: bool) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
-    try:
-        option = socket.SO_REUSEPORT if is_shared else socket.SO_REUSEADDR
-        bound.setsockopt(socket.SOL_SOCKET, option, 1)
-        bound.bind(address)
-    except OSError as error:
-        bound.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    return bound
 
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 10.0

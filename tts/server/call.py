@@ -58,6 +58,9 @@ class CallStats:
     sample_rate: int = 0  # Hz of the audio sent
     audio_s: float = 0.0
     first_audio_s: float | None = None
+    underrun_s: float = 0.0  # silence of a player that began with the first audio
+    playback_end: float = 0.0  # time when such a player has played all audio
+    last_segment: int = -1  # of the audio sent
     admission_s: float | None = None
     queue_s: float | None = None
     prefill_s: float | None = None
@@ -90,6 +93,8 @@ class Call:
     stats: CallStats = field(default_factory=CallStats)
     first_input: float | None = None
     """Time of the first text of a streaming call; its first-audio latency counts from here."""
+    last_write: float = 0.0
+    """Time when the last message was taken over by the transport."""
 
     @property
     def age_s(self) -> float:
@@ -126,6 +131,7 @@ class Call:
         try:
             async with asyncio.timeout(self.write_timeout_s):
                 await self.send(message)
+                self.last_write = time.monotonic()
         except TimeoutError:
             raise SlowReaderError(
                 f"the client read nothing for {self.write_timeout_s:g} s; read faster or ask "
@@ -141,6 +147,11 @@ def client_of(peer: str) -> str:
     """
     kind, _, rest = peer.partition(":")
     return _client(kind, rest.rpartition(":")[0]) if kind in ("ipv4", "ipv6") else peer
+
+
+def client_at(host: str) -> str:
+    """Return the client at the IP address of a connection; see `client_of`."""
+    return _client("ipv6" if ":" in host else "ipv4", host)
 
 
 @lru_cache(maxsize=4096)
@@ -302,6 +313,7 @@ def _fields(call: Call, code: str, reason: str) -> Fields:
         ("text", stats.text),
         ("first_audio_s", stats.first_audio_s),
         ("audio_s", stats.audio_s),
+        ("underrun_s", stats.underrun_s),
         ("prompt_tokens", stats.prompt_tokens),
         ("output_tokens", stats.output_tokens),
         ("warnings", stats.warnings),

@@ -12,7 +12,7 @@ from tts.observe.metrics import Metrics
 from tts.observe.tracing import create_tracer
 from tts.server.call import Call, CallTracker, ServerState
 from tts.server.speech_api import SpeechApi
-from tts.textgen.generator import TextGenerator
+from tts.server.text_api import TextApi
 
 if TYPE_CHECKING:
     from tts.factory import Service
@@ -43,12 +43,15 @@ class ServerContext:
         self.admission: Admission | RemoteAdmission = Admission(
             admission_limits(config), self.metrics.note_requests
         )
+        self.is_healthy = False
+        """Whether load balancers should send calls: the model is loaded, its engine lives, and the
+        server does not drain."""
         self.service: Service
         """The model's components; set by `serve`, before the first call."""
         self.speech: SpeechApi
         """Implementation of SpeechService; set by `serve`."""
-        self.writer: TextGenerator
-        """Text generator; set by `serve`."""
+        self.text: TextApi
+        """Implementation of TextService; set by `serve`."""
 
     def __repr__(self) -> str:
         return f"ServerContext({self.calls.state.value}, {self.admission!r})"
@@ -64,7 +67,7 @@ class ServerContext:
         """Accept calls with the loaded model."""
         self.service = service
         self.speech = SpeechApi(service.synthesizer, self.config)
-        self.writer = TextGenerator(service.client, service.prompts)
+        self.text = TextApi(service, self.config)
         self.calls.state = ServerState.SERVING
 
     def drain(self) -> None:

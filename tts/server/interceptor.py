@@ -36,6 +36,8 @@ CARRIES_MUCH = frozenset(
         "/tts.v1.TextService/Generate",
         "/tts.v1.TextService/GenerateStream",
         "/tts.v1.TextService/Embed",
+        "/nvidia.riva.tts.RivaSpeechSynthesis/Synthesize",
+        "/nvidia.riva.tts.RivaSpeechSynthesis/SynthesizeOnline",
     }
 )
 HEALTH = "/grpc.health.v1.Health/"

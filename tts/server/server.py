@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +18,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from llm import ConfigError
-from tts.config.server import ServerConfig
+from tts.config.server import LOOPBACK, ServerConfig
 from tts.server import speech_service, text_service
 from tts.server.access import AccessControl
 from tts.server.context import ServerContext
 from tts.server.health_service import HealthServicer
 from tts.server.interceptor import AccessInterceptor
 from tts.server.listener import Listener, Unregistered
+from tts.server.sockets import address_of
 from tts.server.speech_service import SpeechServicer
 from tts.server.text_service import TextServicer
 from tts.v1 import speech_pb2_grpc, text_pb2_grpc
@@ -40,7 +42,6 @@ MAX_METADATA_BYTES = 16 * 1024
 KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 60, 20
 SHORTEST_CLIENT_PING_S = 10
 MAX_PEM_BYTES = 2**20  # a device file has no end
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 STATUS_PERIOD_S = 0.5
 LAST_WORDS_S = 1.0  # time to deliver final statuses after the last call
 
@@ -79,32 +80,46 @@ def exposure_warnings(config: ServerConfig) -> list[str]:
     return []
 
 
-class SpeechServer:
-    """One listening server: `start` binds, `serve` accepts calls, `drain` and `stop` end it."""
+@dataclass(frozen=True, slots=True)
+class ProtocolService:
+    """Speech service of another protocol: its full name, and the function that registers it."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    name: str
+    register: Callable[[ServerContext, grpc.aio.Server], None]
+
+
+class SpeechServer:
+    """One listening server: `start` binds, `serve` accepts calls, `drain` and `stop` end it.
+
+    `others` are served on the same port as SpeechService and TextService.
+    """
+
+    def __init__(self, config: ServerConfig, others: Sequence[ProtocolService] = ()) -> None:
         self._config = config
         self.host = ServerContext(config)
         self.access = AccessControl(config)
         self._interceptor = AccessInterceptor(config, self.access, self.host.calls)
-        self._health = HealthServicer(("", *SERVICES))
+        self._others = others
+        self._names = (*SERVICES, *(other.name for other in others))
+        self._health = HealthServicer(("", *self._names))
         self._credentials: grpc.ServerCredentials | None = None
         self._listener = Listener(self._create, self._bind)
         self._watch: asyncio.Task[None] | None = None
+        self._is_draining = False
         self.port = 0
         """Bound port; set by `start`."""
 
     @property
     def address(self) -> str:
         """Return host:port as a client writes it."""
-        return _address(self._config.host, self.port)
+        return address_of(self._config.host, self.port)
 
     async def start(self) -> None:
         """Bind the port; every method but health and reflection returns UNAVAILABLE until `serve`.
 
         Raises ConfigError when the address or the TLS files cannot be used.
         """
-        await self._set_health(_Status.NOT_SERVING)
+        await self._set_health(_Status.NOT_SERVING, self._names)
         for warning in exposure_warnings(self._config):
             logger.warning("%s", warning)
         config = self._config
@@ -112,7 +127,7 @@ class SpeechServer:
         try:
             self.port = await self._listener.start(config.port)
         except RuntimeError as error:
-            address = _address(config.host, config.port)
+            address = address_of(config.host, config.port)
             raise ConfigError(f"cannot listen on {address}: {error}") from error
 
     async def serve(self, service: Service) -> None:
@@ -128,6 +143,7 @@ class SpeechServer:
         the times come from the configuration.
         """
         config = self._config
+        self._is_draining, self.host.is_healthy = True, False
         await self._health.enter_graceful_shutdown()
         await asyncio.sleep(config.drain_delay_s if delay_s is None else delay_s)
         self.host.drain()
@@ -151,14 +167,16 @@ class SpeechServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         speech_pb2_grpc.add_SpeechServiceServicer_to_server(SpeechServicer(self.host), server)
         text_pb2_grpc.add_TextServiceServicer_to_server(TextServicer(self.host), server)
+        for other in self._others:
+            other.register(self.host, server)
         if self._config.enable_reflection:
-            names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
             servicer = reflection.aio.ReflectionServicer(names)
             reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
         return made
 
     def _bind(self, server: grpc.aio.Server, port: int) -> int:
-        address = _address(self._config.host, port)
+        address = address_of(self._config.host, port)
         if self._credentials is None:
             return int(server.add_insecure_port(address))
         return int(server.add_secure_port(address, self._credentials))
@@ -180,17 +198,13 @@ class SpeechServer:
                 await self._set_health(health_status, self._services(service))
             await asyncio.sleep(STATUS_PERIOD_S)
 
-    @staticmethod
-    def _services(service: Service) -> Iterable[str]:
-        return SERVICES if service.synthesizer else TEXT_ONLY
+    def _services(self, service: Service) -> Iterable[str]:
+        return self._names if service.synthesizer else TEXT_ONLY
 
-    async def _set_health(self, status: int, services: Iterable[str] = SERVICES) -> None:
+    async def _set_health(self, status: int, services: Iterable[str]) -> None:
+        self.host.is_healthy = status == _Status.SERVING and not self._is_draining
         for service in ("", *services):
             await self._health.set(service, status)
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:

@@ -15,11 +15,12 @@ from tts import __version__
 from tts.errors import IdleTimeoutError, InvalidRequestError
 from tts.server.call import Call
 from tts.server.context import ServerContext
+from tts.server.speech_stats import note_event, note_result
+from tts.server.voice_admin import create_voice
 from tts.server.wire.common import Violations, to_duration
 from tts.server.wire.speech import (
     ENCODING_NUMBERS,
     check_voice_name,
-    read_clip,
     to_chunking,
     to_done,
     to_fields,
@@ -29,15 +30,12 @@ from tts.server.wire.speech import (
     to_voice,
     to_words,
 )
-from tts.speech.types import AudioChunk, Done, SessionEvent, Started, SynthesisResult
 from tts.v1 import speech_pb2 as pb
 from tts.v1 import speech_pb2_grpc as pb_grpc
 from tts.voices.types import Voice
 
 SERVICE = "tts.v1.SpeechService"
 DEFAULT_PAGE, LARGEST_PAGE = 100, 1000
-MAX_DISPLAY_NAME = 200
-MAX_CONSENT = 1000
 
 Context: TypeAlias = grpc.aio.ServicerContext
 
@@ -58,7 +56,7 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
             async with self._host.enter(call):
                 speech = await self._host.speech.whole(checked)
             call.stats.audio_s = speech.result.usage.audio_s
-            _note_result(call, speech.result)
+            note_result(call, speech.result)
             return pb.SynthesizeResponse(
                 audio=speech.audio,
                 started=to_started(speech.started),
@@ -75,7 +73,7 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
             events = self._host.speech.synthesizer.stream(checked)
             async with self._host.enter(call), aclosing(events):
                 async for event in events:
-                    self._note(call, event)
+                    note_event(call, self._host.metrics, event)
                     await call.write(pb.SynthesizeStreamResponse(**to_fields(event)))
 
     async def StreamingSynthesize(
@@ -90,7 +88,7 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
             events = self._host.speech.converse(checked, times, messages)
             async with self._host.enter(call), aclosing(events):
                 async for event in events:
-                    self._note(call, event)
+                    note_event(call, self._host.metrics, event)
                     await call.write(to_session_response(event))
 
     async def ListVoices(
@@ -115,22 +113,9 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
         self, request: pb.CreateVoiceRequest, context: Context
     ) -> pb.CreateVoiceResponse:
         async with self._host.calls.serve(context, SERVICE, "CreateVoice") as call:
-            synthesizer = self._host.speech.synthesizer
-            _check_new_voice(request)
-            synthesizer.voices.check_new(request.voice_id)
-            clip = read_clip(request.prompt, "prompt")
-            languages = (request.language_code,) if request.language_code else ()
-            voice = Voice(
-                name=request.voice_id,
-                display_name=request.display_name or request.voice_id,
-                language_codes=languages,
-                clip=clip,
-                consent=request.consent,
-            )
-            async with self._host.enter(call):
-                voice = await synthesizer.cloner.ready(voice)
-            created = synthesizer.voices.create(voice)
-            return pb.CreateVoiceResponse(voice=to_voice(created, synthesizer.settings.model))
+            created = await create_voice(self._host, call, request)
+            model = self._host.speech.synthesizer.settings.model
+            return pb.CreateVoiceResponse(voice=to_voice(created, model))
 
     async def DeleteVoice(
         self, request: pb.DeleteVoiceRequest, context: Context
@@ -161,20 +146,6 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
             return await asyncio.wait_for(anext(requests, None), idle_s)
         except TimeoutError:
             raise IdleTimeoutError(f"no config arrived for {idle_s:g} s") from None
-
-    def _note(self, call: Call, event: SessionEvent) -> None:
-        """Record an event that is about to be sent in the call's statistics."""
-        stats = call.stats
-        match event:
-            case Started():
-                stats.sample_rate = event.audio_format.sample_rate
-            case AudioChunk():
-                stats.audio_s += event.sample_count / stats.sample_rate
-                if stats.first_audio_s is None:
-                    stats.first_audio_s = time.monotonic() - (call.first_input or call.started)
-                    self._host.metrics.first_audio.observe(stats.first_audio_s)
-            case Done(result):
-                _note_result(call, result)
 
     def _limits(self) -> pb.ServerLimits:
         config = self._host.config
@@ -221,23 +192,6 @@ async def _noted(
             call.first_input = time.monotonic()
         call.note_text(message.text)
         yield message
-
-
-def _note_result(call: Call, result: SynthesisResult) -> None:
-    call.stats.prompt_tokens = result.usage.prompt_tokens
-    call.stats.output_tokens = result.usage.output_tokens
-    call.stats.warnings = len(result.warnings)
-    call.note_timings(result.timings.queue_s, result.timings.prefill_s)
-
-
-def _check_new_voice(request: pb.CreateVoiceRequest) -> None:
-    with Violations() as wrong:
-        if request.language_code:
-            wrong.language(request.language_code, "language_code")
-        for field, most in (("display_name", MAX_DISPLAY_NAME), ("consent", MAX_CONSENT)):
-            value = getattr(request, field)
-            ok = len(value) <= most and value.isprintable()
-            wrong.require(ok, field, f"must be at most {most} printable characters")
 
 
 def _page_start(voices: tuple[Voice, ...], token: str) -> int:

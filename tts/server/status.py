@@ -115,6 +115,9 @@ _Code = grpc.StatusCode
 RULES: Mapping[type[BaseException], StatusRule] = {
     # tts: the request
     errors.InvalidRequestError: StatusRule(_Code.INVALID_ARGUMENT, "INVALID_REQUEST", _bad_request),
+    errors.MessageTooLargeError: StatusRule(
+        _Code.INVALID_ARGUMENT, "MESSAGE_TOO_LARGE", _bad_request
+    ),
     errors.PromptTimeoutError: StatusRule(
         _Code.INVALID_ARGUMENT, "PROMPT_AUDIO_TIMEOUT", _bad_request
     ),

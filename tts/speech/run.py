@@ -142,6 +142,7 @@ class SynthesisRun:
         self.num_segments = 0
         self._unsent_codes = 0  # codes of blocks without output bytes so far
         self._segment = TextSegment(0, "", 0, 0)
+        self._spoken: list[str] = []  # texts of the segments
         self._prompt_tokens = self._cached_prompt_tokens = self._output_tokens = 0
         self._queue_s: float | None = None
         self._prefill_s: float | None = None
@@ -191,6 +192,7 @@ class SynthesisRun:
         if max_codes < 1:
             self._hit_cap(is_last=is_last)
             return
+        self._spoken.append(segment.text)
         job = self._job(segment, max_codes)
         self._is_fresh, self._segment_codes = False, []
         self._output.begin_segment()
@@ -270,6 +272,7 @@ class SynthesisRun:
             ),
             warnings=tuple(self._warnings),
             header_patches=self._output.header_patches,
+            spoken_text=" ".join(self._spoken),
         )
 
     def _longest(self, segment: TextSegment) -> int:

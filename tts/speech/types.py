@@ -286,13 +286,16 @@ class SpeechTimings:
 
 @dataclass(frozen=True, slots=True)
 class SynthesisResult:
-    """Result of a request. `header_patches` correct the header of the whole output."""
+    """Result of a request. `header_patches` correct the header of the whole output; `spoken_text`
+    joins the normalised texts of its segments.
+    """
 
     finish_reason: FinishReason
     usage: SpeechUsage
     timings: SpeechTimings
     warnings: tuple[str, ...] = ()
     header_patches: tuple[HeaderPatch, ...] = ()
+    spoken_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

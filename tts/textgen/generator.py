@@ -5,15 +5,27 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from llm import FinishReason, Request, TokenChunk, TokenLogprob
+from llm import FinishReason, Request, SamplingParams, TokenChunk, TokenLogprob
 from tts.checkpoint.tokenizer import IncrementalDetokenizer, StopMatcher
 from tts.engine.client import EngineClient
 from tts.errors import InvalidRequestError, SynthesisError
 from tts.families.prompt import PromptBuilder
 
 _numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """Prompt to continue, with its sampling parameters."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stops: tuple[str, ...] = ()
+    priority: int = 0
+    lora: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +55,22 @@ class TextGenerator:
     def __init__(self, client: EngineClient, prompts: PromptBuilder) -> None:
         self._client, self._prompts = client, prompts
 
-    async def write(
-        self, request: Request, stops: tuple[str, ...] = ()
-    ) -> AsyncGenerator[TextPiece, None]:
-        """Stream a request; closing the iterator cancels it. Its id need not be unique.
+    async def write(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
+        """Stream a request; closing the iterator cancels it.
 
-        From `min_tokens` on, one of the strings `stops` ends the text before its first character.
-        Raises the engine's errors for invalid requests, InvalidRequestError when no token fits the
-        schema, and SynthesisError.
+        From `min_tokens` on, a stop string ends the text before its first character. Raises the
+        engine's errors for invalid requests, InvalidRequestError when no token fits the schema,
+        and SynthesisError.
         """
-        detokenizer = IncrementalDetokenizer(self._prompts.tokenizer)
-        writer = _Writer(detokenizer, stops, request.sampling.min_tokens)
-        unique = replace(request, request_id=f"{request.request_id}#text{next(_numbers)}")
-        async with aclosing(self._client.generate(unique)) as chunks:
+        writer = _Writer(IncrementalDetokenizer(self._prompts.tokenizer), request)
+        engine_request = Request(
+            f"{request.request_id}#text{next(_numbers)}",  # a client may use an id twice at once
+            request.prompt_ids,
+            request.sampling,
+            request.priority,
+            lora=request.lora,
+        )
+        async with aclosing(self._client.generate(engine_request)) as chunks:
             async for chunk in chunks:
                 if chunk.is_refused:
                     raise InvalidRequestError.of("config.json_schema", chunk.error)
@@ -70,12 +85,10 @@ class TextGenerator:
 class _Writer:
     """Converter of one stream's chunks to pieces, independent of how tokens are bundled."""
 
-    def __init__(
-        self, detokenizer: IncrementalDetokenizer, stops: tuple[str, ...], min_tokens: int
-    ) -> None:
+    def __init__(self, detokenizer: IncrementalDetokenizer, request: TextRequest) -> None:
         self._detokenizer = detokenizer
-        self._matcher = StopMatcher(stops) if stops else None
-        self._min_tokens = min_tokens
+        self._matcher = StopMatcher(request.stops) if request.stops else None
+        self._min_tokens = request.sampling.min_tokens
         self._num_tokens = 0
 
     def push(self, chunk: TokenChunk) -> TextPiece:

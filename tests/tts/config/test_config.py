@@ -306,11 +306,35 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch)
         ({"auth_token": " padded"}, "must be printable ASCII"),
         ({"auth_token": "Schlüssel"}, "must be printable ASCII"),
         ({"prot": 1}, "did you mean 'port'"),
+        ({"wyoming_port": 70_000}, "wyoming_port"),
+        ({"wyoming_host": "", "wyoming_port": 0}, "wyoming_host"),
     ],
 )
 def test_server_values_are_checked(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         ServerConfig(**values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"auth_token": "x"},
+        {"admin_token": "x"},
+        {"tls_cert": "a.pem", "tls_key": "a.key", "tls_client_ca": "ca.pem"},
+    ],
+)
+def test_wyoming_has_no_tokens(values: dict[str, Any]) -> None:
+    """A server that checks its clients serves Wyoming on the loopback interface, or when told."""
+    outside = {"wyoming_port": 10200, "wyoming_host": "0.0.0.0", **values}
+    with pytest.raises(ValidationError, match="wyoming_without_token"):
+        ServerConfig(**outside)
+    ServerConfig(**outside, wyoming_without_token=True)
+    ServerConfig(**{**outside, "wyoming_host": "127.0.0.1"})
+    ServerConfig(**{**outside, "wyoming_port": None})
+
+
+def test_wyoming_listens_anywhere_on_a_server_without_tokens() -> None:
+    assert ServerConfig(wyoming_port=10200, wyoming_host="0.0.0.0").wyoming_host == "0.0.0.0"
 
 
 def test_the_server_configuration_is_frozen_and_hides_its_tokens() -> None:

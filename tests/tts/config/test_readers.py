@@ -104,7 +104,9 @@ def _serve(checkpoint: Path, folder: Path) -> None:
         lora={"enable_lora": True, "lora_paths": [str(write_adapter(folder / "a", checkpoint))]},
         model={"kv_cache": cache},
     )
-    server_config = ServerConfig(port=0, metrics_port=0, voice_folder=folder / "voices")
+    server_config = ServerConfig(
+        port=0, http_port=0, metrics_port=0, voice_folder=folder / "voices"
+    )
 
     async def scenario() -> None:
         signals = Signals()
@@ -143,7 +145,8 @@ def _supervise(checkpoint: Path, folder: Path) -> None:
     copy = Path(shutil.copytree(checkpoint, folder / "copy"))
     model = tiny_config(copy, zmq_endpoint_base=new_base())
     (copy / "model.safetensors").unlink()
-    serving = supervise(ServeConfig(model, ServerConfig(port=0)))
+    server = ServerConfig(port=0, wyoming_port=0, wyoming_host="127.0.0.2")
+    serving = supervise(ServeConfig(model, server))
     assert asyncio.run(asyncio.wait_for(serving, 60)) == 2
 
 

@@ -35,6 +35,7 @@ TEXTS = {  # where not any text will do
     "max_prompt_duration_s": "0.25",
     "max_message_bytes": "5000",
     "host": "::1",
+    "http_cors_origins": "https://one.example,http://two.example:81",
 }
 
 

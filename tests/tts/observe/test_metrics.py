@@ -221,6 +221,7 @@ WHAT_METRICS_MUST_SHOW = {
     "inter-token gap": "sonant_inter_token_seconds",
     "audio produced": "sonant_audio_rendered_seconds_total",
     "real-time factor": "sonant_real_time_factor",
+    "silence of players": "sonant_stream_underrun_seconds",
     "block decode time": "sonant_block_decode_seconds",
     "buffered messages": "sonant_buffered_messages",
     "acceptance by position": "sonant_accepted_tokens_total",

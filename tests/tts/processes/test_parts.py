@@ -75,7 +75,7 @@ def test_options_that_conflict_with_processes_are_refused(tiny_checkpoint: Path)
 def test_launch_parameters_round_trip(tiny_checkpoint: Path) -> None:
     endpoints = Endpoints.of("tcp://127.0.0.1:5555", "abc")
     serve = config(tiny_checkpoint, max_num_steps=3)
-    launch = Launch(serve, "engine", endpoints, 7, tiny_checkpoint)
+    launch = Launch(serve, "engine", endpoints, {"port": 7}, tiny_checkpoint)
     again = pickle.loads(launch.to_bytes())
     assert again == launch
     assert again.config.model.is_resolved
@@ -85,4 +85,6 @@ def test_launch_parameters_round_trip(tiny_checkpoint: Path) -> None:
 
 def test_the_ready_line() -> None:
     assert str(Ready("h:1", "m", ("a", "b"))) == "ready: h:1 model=m voices=a, b"
+    ready = Ready("h:1", "m", ("a",), (("http", "h:2"), ("other", "h:3")))
+    assert str(ready) == "ready: h:1 http=h:2 other=h:3 model=m voices=a"
     assert str(Ready("h:1", "m")) == "ready: h:1 model=m voices=none"

@@ -36,6 +36,7 @@ from tts.server.call import REQUEST_ID_KEY, client_of
 from tts.v1 import speech_pb2 as pb
 
 SPEECH, TEXT = "tts.v1.SpeechService", "tts.v1.TextService"
+RIVA = "nvidia.riva.tts.RivaSpeechSynthesis"
 HEALTH, REFLECTION = "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"
 METHODS = [
     (SPEECH, "Synthesize", "unary_unary"),
@@ -48,6 +49,9 @@ METHODS = [
     (TEXT, "Generate", "unary_unary"),
     (TEXT, "GenerateStream", "unary_stream"),
     (TEXT, "Embed", "unary_unary"),
+    (RIVA, "Synthesize", "unary_unary"),
+    (RIVA, "SynthesizeOnline", "stream_stream"),
+    (RIVA, "GetRivaSynthesisConfig", "unary_unary"),
     (HEALTH, "Check", "unary_unary"),
     (HEALTH, "Watch", "unary_stream"),
     (REFLECTION, "ServerReflectionInfo", "stream_stream"),

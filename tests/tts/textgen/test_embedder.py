@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.closeness import error
-from tests.fakes import build_text_checkpoint, tiny_config, wait_until_idle
+from tests.fakes import build_embedding_checkpoint, tiny_config, wait_until_idle
 from tests.llm.lora.adapters import merge, write_adapter
 from tests.tts.server.test_text_service import generation
 from tests.tts.serving import Serving, error_of, fields_of, reason_of, run_with_server
@@ -26,14 +25,7 @@ TEXTS = ["a cat", "one longer text about something else", "x"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny text model as an embedding model: by its layout, not by its weights."""
-    made = build_text_checkpoint(tmp_path_factory.mktemp("models") / "embeds")
-    kinds = ("Transformer", "Pooling", "Normalize")
-    modules = [{"type": f"sentence_transformers.models.{k}", "path": k} for k in kinds]
-    (made / "modules.json").write_text(json.dumps(modules))
-    (made / "Pooling").mkdir()
-    (made / "Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
-    return made
+    return build_embedding_checkpoint(tmp_path_factory.mktemp("models") / "embeds")
 
 
 def served_by(folder: Path, **values: Any) -> Iterator[Service]:

@@ -1,0 +1,85 @@
+"""Routes about the server: models, health and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from tts.errors import ModelNotFoundError, NotAvailableError
+from tts.factory import Service
+from tts.http.endpoint import Shared
+from tts.http.errors import retry_headers
+from tts.http.exchange import Exchange
+from tts.observe.exporter import CONTENT_TYPE, exposition, is_shared
+
+RETRY_S = 1.0
+
+
+def routes(shared: Shared) -> list[BaseRoute]:
+    """Return the routes of this module."""
+    started = int(time.time())
+
+    def models(exchange: Exchange) -> dict[str, dict[str, Any]]:
+        """Return the served model and its adapters by name."""
+        service = exchange.host.service
+        fields = {
+            "object": "model",
+            "created": started,
+            "owned_by": "sonant",
+            "capabilities": _capabilities(service),
+        }
+        return {
+            name: {"id": name, **fields, "parent": service.model if name != service.model else None}
+            for name in (service.model, *service.text.adapters)
+        }
+
+    async def list_models(exchange: Exchange) -> None:
+        await exchange.reply({"object": "list", "data": list(models(exchange).values())})
+
+    async def show_model(exchange: Exchange) -> None:
+        name, known = exchange.request.path_params["model"], models(exchange)
+        if name not in known:
+            raise ModelNotFoundError(name, known)
+        await exchange.reply(known[name])
+
+    async def health(request: Request) -> Response:
+        if shared.host.is_healthy:
+            return JSONResponse({"status": "SERVING"})
+        return JSONResponse({"status": "NOT_SERVING"}, 503, retry_headers(RETRY_S))
+
+    return [
+        shared.route("GET", "/v1/models", list_models),
+        shared.route("GET", "/v1/models/{model:path}", show_model),
+        shared.route("GET", "/metrics", _show_metrics),
+        Route("/health", health),
+    ]
+
+
+def _capabilities(service: Service) -> list[str]:
+    """Return the names of what a model can do."""
+    speech, text = service.synthesizer, service.text
+    found = {
+        "speech": speech is not None,
+        "word_timestamps": speech is not None and speech.settings.aligner is not None,
+        "voice_cloning": speech is not None and speech.codec.can_encode,
+        "chat": speech is None and not text.embeds and service.prompts.can_chat,
+        "embeddings": text.embeds,
+    }
+    return [name for name, is_there in found.items() if is_there]
+
+
+async def _show_metrics(exchange: Exchange) -> None:
+    """Send the metrics; those of all processes if they are added up."""
+    if exchange.host.config.front_ends > 1 and not is_shared():
+        raise NotAvailableError(
+            "with several front ends, metrics need --prometheus-metrics-mode "
+            "launch_multiproc_server"
+        )
+    text = await asyncio.to_thread(exposition, exchange.host.metrics)
+    exchange.headers |= {"content-type": CONTENT_TYPE, "content-length": str(len(text))}
+    await exchange.finish(text)

@@ -1,0 +1,122 @@
+"""Routes of voices: list, create from a recording, delete."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from python_multipart.exceptions import MultipartParseError
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.routing import BaseRoute
+
+from tts.errors import InvalidRequestError
+from tts.http.endpoint import Shared
+from tts.http.exchange import Exchange, JsonBody, validated
+from tts.http.speech_body import decoded
+from tts.server.voice_admin import create_voice
+from tts.server.wire.speech import check_voice_name
+from tts.v1 import speech_pb2 as pb
+from tts.voices.types import Voice
+
+MULTIPART = "multipart/form-data"
+MAX_FIELDS = 16
+CLIP = "audio_sample"
+
+NAMES: Mapping[str, str] = {
+    "voice_id": "name",
+    "prompt": CLIP,
+    "prompt.transcript": "ref_text",
+    "language_code": "language",
+}
+"""Fields of CreateVoiceRequest by their names in JSON and in forms, for errors."""
+
+
+class VoiceBody(JsonBody):
+    """JSON of a new voice; a form has the same fields, with a file as `audio_sample`."""
+
+    name: str
+    audio_sample: str
+    ref_text: str = ""
+    consent: str = ""
+    language: str = ""
+    display_name: str = ""
+
+
+def routes(shared: Shared) -> list[BaseRoute]:
+    """Return the routes of this module."""
+    path = "/v1/audio/voices"
+    return [
+        shared.route("GET", path, _list),
+        shared.route("POST", path, _create, has_body=True, is_admin=True, names=NAMES),
+        shared.route("DELETE", path + "/{name}", _delete, is_admin=True),
+    ]
+
+
+async def _list(exchange: Exchange) -> None:
+    synthesizer = exchange.host.speech.synthesizer
+    model = synthesizer.settings.model
+    await exchange.reply({"voices": [_shown(v, model) for v in synthesizer.voices.voices()]})
+
+
+async def _create(exchange: Exchange) -> None:
+    if exchange.request.headers.get("content-type", "").startswith(MULTIPART):
+        body, audio = await _read_form(exchange)
+    else:
+        body = await exchange.json(VoiceBody)
+        audio = decoded(body.audio_sample, CLIP)
+    request = pb.CreateVoiceRequest(
+        voice_id=body.name,
+        prompt=pb.VoicePrompt(audio=audio, transcript=body.ref_text),
+        display_name=body.display_name,
+        language_code=body.language,
+        consent=body.consent,
+    )
+    created = await create_voice(exchange.host, exchange.call, request)
+    await exchange.reply(_shown(created, exchange.host.speech.synthesizer.settings.model))
+
+
+async def _read_form(exchange: Exchange) -> tuple[VoiceBody, bytes]:
+    """Return the fields of a form and the bytes of its recording."""
+
+    async def parts() -> AsyncGenerator[bytes, None]:
+        yield exchange.data
+
+    parser = _InMemory(exchange.request.headers, parts(), max_files=1, max_fields=MAX_FIELDS)
+    try:
+        form = await parser.parse()
+    except (MultiPartException, MultipartParseError) as error:
+        raise InvalidRequestError.of("", f"the form is broken: {error}") from None
+    try:
+        clip = form.get(CLIP)
+        if not isinstance(clip, UploadFile):
+            raise InvalidRequestError.of(CLIP, "must be a file: a WAV, FLAC, Ogg or MP3")
+        fields = {name: value for name, value in form.items() if isinstance(value, str)}
+        return validated(VoiceBody, {**fields, CLIP: ""}), await clip.read()
+    finally:
+        await form.close()
+
+
+class _InMemory(MultiPartParser):
+    """Parser of a form that writes no files: the body is bounded and in memory already."""
+
+    spool_max_size = 2**62
+
+
+async def _delete(exchange: Exchange) -> None:
+    name = exchange.request.path_params["name"]
+    check_voice_name(name, "name")
+    exchange.host.speech.synthesizer.voices.delete(name)
+    await exchange.reply({"id": name, "object": "audio.voice", "deleted": True})
+
+
+def _shown(voice: Voice, model: str) -> dict[str, Any]:
+    return {
+        "id": voice.name,
+        "object": "audio.voice",
+        "name": voice.name,
+        "display_name": voice.display_name,
+        "languages": list(voice.language_codes),
+        "model": model,
+        "builtin": voice.is_builtin,
+    }

@@ -1,0 +1,1 @@
+"""Generated from proto/nvidia/riva by `make proto`; never edited by hand."""

@@ -1,0 +1,46 @@
+"""Creation of voices by clients, the same for every protocol."""
+
+from __future__ import annotations
+
+from tts.server.call import Call
+from tts.server.context import ServerContext
+from tts.server.wire.common import Violations
+from tts.server.wire.speech import read_clip
+from tts.v1 import speech_pb2 as pb
+from tts.voices.types import Voice
+
+MAX_DISPLAY_NAME = 200
+MAX_CONSENT = 1000
+
+
+async def create_voice(host: ServerContext, call: Call, request: pb.CreateVoiceRequest) -> Voice:
+    """Check and encode a recording, and register it as a voice.
+
+    Raises InvalidRequestError, VoiceExistsError or PreconditionError for the request, and the
+    errors of `VoiceRegistry.create`.
+    """
+    synthesizer = host.speech.synthesizer
+    _check_new_voice(request)
+    synthesizer.voices.check_new(request.voice_id)
+    clip = read_clip(request.prompt, "prompt")
+    languages = (request.language_code,) if request.language_code else ()
+    voice = Voice(
+        name=request.voice_id,
+        display_name=request.display_name or request.voice_id,
+        language_codes=languages,
+        clip=clip,
+        consent=request.consent,
+    )
+    async with host.enter(call):
+        voice = await synthesizer.cloner.ready(voice)
+    return synthesizer.voices.create(voice)
+
+
+def _check_new_voice(request: pb.CreateVoiceRequest) -> None:
+    with Violations() as wrong:
+        if request.language_code:
+            wrong.language(request.language_code, "language_code")
+        for field, most in (("display_name", MAX_DISPLAY_NAME), ("consent", MAX_CONSENT)):
+            value = getattr(request, field)
+            ok = len(value) <= most and value.isprintable()
+            wrong.require(ok, field, f"must be at most {most} printable characters")
