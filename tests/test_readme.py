@@ -21,9 +21,11 @@ from google.protobuf.message_factory import GetMessageClass
 from benchmarks import core
 from benchmarks.report import arguments
 from training.run import build_parser as training_parser
+from tts.__main__ import COMMANDS, SHELLS
 from tts.config.pipeline import AudioGenerationConfig, config_from_args
 from tts.config.server import ServerConfig
 from tts.families.registry import supported_families
+from tts.health import build_parser as health_parser
 from tts.say import build_parser as say_parser
 from tts.serve import build_parser as serve_parser
 from tts.v1 import speech_pb2, text_pb2
@@ -156,6 +158,18 @@ def test_commands_parse(command: str) -> None:
         return
     source = (ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8")
     assert [f for f in words if f.startswith("--") and f'"{f}"' not in source] == []
+
+
+@pytest.mark.parametrize("command", [*commands("sonant "), *commands(".venv/bin/sonant ")])
+def test_commands_of_sonant_parse(command: str) -> None:
+    _, name, *words = shlex.split(command.split(" > ", maxsplit=1)[0])
+    assert name in COMMANDS
+    parsers = {"say": say_parser, "serve": serve_parser, "health": health_parser}
+    if name in parsers:
+        parsers[name]().parse_args(words)
+    else:
+        assert name == "completion"
+        assert set(words) <= set(SHELLS)
 
 
 @pytest.mark.parametrize("command", commands(".venv/bin/pip install"))

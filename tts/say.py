@@ -1,6 +1,6 @@
 """`python -m tts.say`: the command line of `tts.cli.run`, which turns text into audio.
 
-Exit status: 0 said, 1 failed, 2 wrong request, 130 interrupted.
+Exit status: 0 said, 1 failed, 2 wrong request, 130 interrupted, 141 the list's reader ended.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import NoReturn
 from tts.api.suffixes import SUFFIXES
 from tts.cli.console import prepare_streams, print_error
 from tts.cli.options import FORMATS, PREPEND, UsageError, read_options
-from tts.cli.parser import HelpFormatter, OptionGroup, add_information
+from tts.cli.parser import HelpFormatter, OptionGroup, add_information, add_tls_options
 
-PROGRAM = "say"
+NAME = "say"
+PROGRAM = "python -m tts.say"
 INTERRUPTED = 130
 MAX_INT32 = 2**31 - 1  # largest number in the service's messages
 
@@ -27,10 +28,10 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (--help-all shows all options)")
 
 
-def build_parser(*, show_all: bool = False) -> argparse.ArgumentParser:
+def build_parser(*, show_all: bool = False, program: str = PROGRAM) -> argparse.ArgumentParser:
     """Create the command line; options of the codec, model and connection show with `show_all`."""
     parser = _Parser(
-        prog="python -m tts.say",
+        prog=program,
         usage="%(prog)s [options] [TEXT ...]",
         allow_abbrev=False,
         add_help=False,
@@ -38,7 +39,8 @@ def build_parser(*, show_all: bool = False) -> argparse.ArgumentParser:
         description="Say a text: through the loudspeaker, or into a file.",
         epilog="Without -o the first of sounddevice, ffplay, aplay, afplay and paplay plays the "
         "sound; without any of them it is written to out.wav. "
-        "Exit status: 0 said, 1 failed, 2 wrong request, 130 interrupted.",
+        "Exit status: 0 said, 1 failed, 2 wrong request, 130 interrupted, 141 the list's "
+        "reader ended.",
     )
     _add_text(parser.add_argument_group("text"))
     _add_voice(parser.add_argument_group("voice"))
@@ -47,7 +49,25 @@ def build_parser(*, show_all: bool = False) -> argparse.ArgumentParser:
     _add_streaming(OptionGroup(parser.add_argument_group("audio blocks"), show_all))
     _add_model(OptionGroup(parser.add_argument_group("model, with --model"), show_all))
     _add_connection(OptionGroup(parser.add_argument_group("connection, with --server"), show_all))
-    add_information(parser, lambda: build_parser(show_all=True))
+    add_information(parser, lambda: build_parser(show_all=True, program=program))
+    return parser
+
+
+def build_voices_parser(*, show_all: bool = False, program: str) -> argparse.ArgumentParser:
+    """Create the command line of `--list-voices` alone: what speech needs besides is refused."""
+    parser = argparse.ArgumentParser(
+        prog=program,
+        usage="%(prog)s [options]",
+        allow_abbrev=False,
+        add_help=False,
+        formatter_class=HelpFormatter,
+        description="List the voices of a model or a server: name, languages, description.",
+    )
+    _add_language(parser.add_argument_group("voice"))
+    _add_place(parser.add_argument_group("where it runs"))
+    _add_model(OptionGroup(parser.add_argument_group("model, with --model"), show_all))
+    _add_connection(OptionGroup(parser.add_argument_group("connection, with --server"), show_all))
+    add_information(parser, lambda: build_voices_parser(show_all=True, program=program))
     return parser
 
 
@@ -69,9 +89,7 @@ def _add_voice(group: argparse._ArgumentGroup) -> None:
         "-v", "--voice", default="", metavar="NAME", help="voice; '?' lists the voices"
     )
     group.add_argument("--list-voices", action="store_true", help="list the voices and exit")
-    group.add_argument(
-        "--language", default="", metavar="CODE", help="language code, such as en-US"
-    )
+    _add_language(group)
     group.add_argument("--ref-audio", default="", metavar="FILE", help="imitate this recording")
     group.add_argument("--ref-text", default="", metavar="TEXT", help="transcript of the recording")
     group.add_argument("-r", "--rate", type=float, metavar="FACTOR", help="speed; 1 is normal")
@@ -79,6 +97,12 @@ def _add_voice(group: argparse._ArgumentGroup) -> None:
         "--seed", type=_integer(0, 2**64 - 1), metavar="N", help="same seed, same speech"
     )
     group.add_argument("--temperature", type=float, metavar="X", help="0 to 2; lower is more even")
+
+
+def _add_language(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--language", default="", metavar="CODE", help="language code, such as en-US"
+    )
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
@@ -185,14 +209,7 @@ def _add_model(group: OptionGroup) -> None:
 
 
 def _add_connection(group: OptionGroup) -> None:
-    group.add_argument("--tls", action="store_true", help="encrypt the connection")
-    group.add_argument("--tls-ca", default="", metavar="FILE", help="CA to trust, PEM")
-    group.add_argument(
-        "--tls-cert", "--cert", default="", metavar="FILE", help="client certificate, PEM"
-    )
-    group.add_argument(
-        "--tls-key", "--key", default="", metavar="FILE", help="private key of it, PEM"
-    )
+    add_tls_options(group)
     group.add_argument("--token", default="", metavar="TOKEN", help="bearer token")
 
 
@@ -214,11 +231,11 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(_integer(1)(part) for part in text.split(","))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status."""
+def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
+    """Run the command line and return its exit status. `program`: its name in the help."""
     prepare_streams()
     try:
-        options = read_options(build_parser().parse_args(argv))
+        options = read_options(build_parser(program=program).parse_args(argv))
         from tts.config.pipeline import process_environment
 
         # gRPC's core would log the cause of a failed handshake as well, twice.
@@ -227,10 +244,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return run(options)
     except UsageError as error:
-        print_error(f"{PROGRAM}: {error}")
+        print_error(f"{NAME}: {error}")
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def list_voices(argv: Sequence[str], program: str) -> int:
+    """Run the command line of `build_voices_parser` and return its exit status."""
+    build_voices_parser(program=program).parse_args(argv)
+    return main(["--list-voices", *argv])
 
 
 if __name__ == "__main__":

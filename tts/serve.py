@@ -31,11 +31,13 @@ from tts.config.server import ServerConfig
 from tts.observe.exporter import metrics_folder
 from tts.observe.logs import configure_logging
 
+PROGRAM = "python -m tts.serve"
 
-def build_parser(*, show_all: bool = False) -> argparse.ArgumentParser:
+
+def build_parser(*, show_all: bool = False, program: str = PROGRAM) -> argparse.ArgumentParser:
     """Create the command line: a flag for every configuration field."""
     parser = argparse.ArgumentParser(
-        prog="python -m tts.serve",
+        prog=program,
         usage="%(prog)s [options]",
         allow_abbrev=False,
         add_help=False,
@@ -47,7 +49,7 @@ def build_parser(*, show_all: bool = False) -> argparse.ArgumentParser:
     add_config_flags(
         parser, ServerConfig, AudioGenerationConfig, short_flags=SHORT_FLAGS, show_all=show_all
     )
-    add_information(parser, lambda: build_parser(show_all=True))
+    add_information(parser, lambda: build_parser(show_all=True, program=program))
     return parser
 
 
@@ -79,10 +81,10 @@ async def run(config: ServeConfig, folder: Path | None = None) -> int:
     return await serve_in_process(config, folder)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
+def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
+    """Run the command and return its exit status. `program`: its name in the help."""
     prepare_streams()
-    args = build_parser().parse_args(argv)
+    args = build_parser(program=program).parse_args(argv)
     # gRPC's core writes bytes from clients to standard error, unescaped and past our log.
     process_environment().setdefault("GRPC_VERBOSITY", "NONE")
     try:

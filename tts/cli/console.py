@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import suppress
 from typing import TextIO
 
 STDERR = 2
+BROKEN_PIPE = 128 + signal.SIGPIPE
+"""Exit status when the reader of printed lines has ended, as `head` does; nothing is reported."""
 
 
 def prepare_streams() -> None:

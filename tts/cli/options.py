@@ -120,7 +120,7 @@ def read_options(args: argparse.Namespace, stdin: BinaryIO | None = None) -> Say
         word_timestamps=args.timestamp_level == "word",
         model=_model(args),
         server=args.server,
-        credentials=_credentials(args),
+        credentials=read_credentials(args, args.token),
         show_progress=args.progress,
         is_quiet=args.quiet,
     )
@@ -142,7 +142,6 @@ def _check_together(args: argparse.Namespace) -> None:
             "--revision, --family, --audio-decoder, --offline and --allow-pickle need --model",
         ),
         (not args.server and _asks_for_server(args), "--tls-* and --token need --server"),
-        (bool(args.tls_cert) != bool(args.tls_key), "--tls-cert and --tls-key go together"),
         (not _is_header(args.token), "--token may hold printable ASCII characters alone"),
         (
             bool(args.output and args.timestamps)
@@ -282,13 +281,16 @@ def _timestamps(name: str) -> Path | None:
     return path
 
 
-def _credentials(args: argparse.Namespace) -> Credentials:
+def read_credentials(args: argparse.Namespace, token: str = "") -> Credentials:
+    """Read the files that the TLS options name. Raises UsageError."""
+    if bool(args.tls_cert) != bool(args.tls_key):
+        raise UsageError("--tls-cert and --tls-key go together")
     return Credentials(
         use_tls=args.tls or bool(args.tls_ca or args.tls_cert),
         root_certificates=_pem(args.tls_ca),
         certificate=_pem(args.tls_cert),
         private_key=_pem(args.tls_key),
-        token=args.token,
+        token=token,
     )
 
 

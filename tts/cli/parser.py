@@ -70,3 +70,15 @@ class OptionGroup:
         if not self.is_shown:
             settings["help"] = argparse.SUPPRESS
         self.group.add_argument(*names, **settings)
+
+
+def add_tls_options(group: OptionGroup) -> None:
+    """Add the options of an encrypted connection; `tts.cli.options.read_credentials` reads them."""
+    group.add_argument("--tls", action="store_true", help="encrypt the connection")
+    group.add_argument("--tls-ca", default="", metavar="FILE", help="CA to trust, PEM")
+    group.add_argument(
+        "--tls-cert", "--cert", default="", metavar="FILE", help="client certificate, PEM"
+    )
+    group.add_argument(
+        "--tls-key", "--key", default="", metavar="FILE", help="private key of it, PEM"
+    )

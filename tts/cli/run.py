@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 
 from tts.cli.client import RemoteClient, SayError, SpeechClient
-from tts.cli.console import print_error, print_line
+from tts.cli.console import BROKEN_PIPE, print_error, print_line
 from tts.cli.options import STANDARD_STREAM, SayOptions, UsageError
 from tts.cli.progress import ProgressLine, Stopwatch
 from tts.cli.request import synthesis_config
@@ -52,6 +52,8 @@ def run(options: SayOptions) -> int:
         print_error(f"say: {error}")
         return error.exit_status
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and (options.list_voices or options.phonemes):
+            return BROKEN_PIPE
         what = error.filename or "the output"
         print_error(f"say: cannot write {what}: {error.strerror or error}")
         return 1
@@ -279,7 +281,7 @@ async def print_phonemes(client: SpeechClient, text: str) -> None:
     except TextError as error:
         raise SayError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
     for segment in segments:
-        print(await _phones(client, segment.text), flush=True)
+        print_line(await _phones(client, segment.text))
 
 
 async def _phones(client: SpeechClient, text: str) -> str:

@@ -104,6 +104,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "wyoming_port",
             "wyoming_host",
             "front_ends",
+            "max_connection_age_s",
             "max_message_bytes",
             "enable_reflection",
             "zmq_endpoint_base",

@@ -67,6 +67,12 @@ class ServerConfig(StrictModel):
     max_audio_duration_s: float = Field(
         default=600.0, gt=0, description="longest audio of one call"
     )
+    max_connection_age_s: float | None = Field(
+        default=None,
+        ge=0.1,
+        le=1e6,
+        description="age of a connection after which its client reconnects",
+    )
     max_message_bytes: int = Field(default=16 * MIB, ge=4096, description="largest message or body")
     max_voices: int = Field(default=256, ge=0, description="voices that clients may create")
     max_voice_bytes: int = Field(

@@ -41,6 +41,7 @@ MAX_STREAMS_PER_CONNECTION = 128
 MAX_METADATA_BYTES = 16 * 1024
 KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 60, 20
 SHORTEST_CLIENT_PING_S = 10
+NO_LIMIT_MS = 2**31 - 1  # gRPC's infinity
 MAX_PEM_BYTES = 2**20  # a device file has no end
 STATUS_PERIOD_S = 0.5
 LAST_WORDS_S = 1.0  # time to deliver final statuses after the last call
@@ -54,6 +55,7 @@ _Status = health_pb2.HealthCheckResponse
 def server_options(config: ServerConfig) -> tuple[tuple[str, int], ...]:
     """Return the gRPC channel arguments. Only the front ends of one server share a port."""
     return (
+        *_age_options(config.max_connection_age_s),
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
         ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
@@ -66,6 +68,19 @@ def server_options(config: ServerConfig) -> tuple[tuple[str, int], ...]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", SHORTEST_CLIENT_PING_S * 1000),
         ("grpc.so_reuseport", int(config.front_ends > 1)),
+    )
+
+
+def _age_options(max_age_s: float | None) -> tuple[tuple[str, int], ...]:
+    """Return the options that close old connections, for new calls only.
+
+    Calls that run on a connection always finish: the server's own limits bound each of them.
+    """
+    if max_age_s is None:
+        return ()
+    return (
+        ("grpc.max_connection_age_ms", round(max_age_s * 1000)),
+        ("grpc.max_connection_age_grace_ms", NO_LIMIT_MS),
     )
 
 

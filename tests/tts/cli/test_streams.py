@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -73,9 +74,19 @@ def test_a_full_standard_output_is_a_failure(arguments: list[str], server: str) 
     assert errors[-1] == "say: cannot write the output: No space left on device"
 
 
-def test_a_closed_reader_is_a_failure(server: str) -> None:
-    status, _, errors = shell("> >(true)", "-v", "?", "--server", server)
-    assert (status, errors) in [(0, []), (1, ["say: cannot write the output: Broken pipe"])]
+@pytest.mark.parametrize("program", ["tts.say -v ? --server {}", "tts completion bash"])
+def test_a_reader_that_has_ended_ends_a_list_silently(program: str, server: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", *program.format(server).split()],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        timeout=END_S,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 # --- interrupted

@@ -1,0 +1,142 @@
+"""`sonant`: its commands are the programs of the package, with their options and exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tts.command_line import TEXT, frames_of
+from tests.tts.serving import run
+from tts import __version__, say, serve
+from tts.__main__ import COMMANDS, SHELLS, completion_script, main
+from tts.config.server import ServerConfig
+from tts.factory import Service
+from tts.server.server import SpeechServer
+
+TLS = Path(__file__).parents[1] / "tls"
+GUARDED = {
+    "host": "localhost",
+    "auth_token": "secret",
+    "tls_cert": TLS / "server.pem",
+    "tls_key": TLS / "server.key",
+    "tls_client_ca": TLS / "ca.pem",
+}
+CLIENT = ("--tls-ca", TLS / "ca.pem", "--tls-cert", TLS / "client.pem")
+CLIENT = (*CLIENT, "--tls-key", TLS / "client.key")
+
+
+def ended(*arguments: object) -> int | str | None:
+    """Run a command that argparse ends; return its exit status."""
+    with pytest.raises(SystemExit) as caught:
+        main([*map(str, arguments)])
+    return caught.value.code
+
+
+def test_the_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not ended("--help")
+    output = capsys.readouterr().out
+    assert re.findall(r"^    (\w+) ", output, re.MULTILINE) == [*COMMANDS]
+    assert max(map(len, output.splitlines())) <= 80
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not ended("--version")
+    assert capsys.readouterr().out == f"sonant {__version__}\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_has_its_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not ended(name, "--help")
+    assert capsys.readouterr().out.startswith(f"usage: sonant {name} ")
+
+
+@pytest.mark.parametrize(("name", "program"), [("say", say), ("serve", serve)])
+def test_a_command_has_the_options_of_its_program(
+    name: str, program: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not ended(name, "--help-all")
+    expected = program.build_parser(show_all=True).format_help()
+    assert capsys.readouterr().out == expected.replace(f"python -m tts.{name}", f"sonant {name}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "required: COMMAND"),
+        (["sing"], "invalid choice: 'sing'"),
+        (["voices", "Hello."], "unrecognized arguments: Hello."),
+        (["voices", "-o", "x.wav"], "unrecognized arguments: -o x.wav"),
+        (["completion", "dos"], "invalid choice: 'dos'"),
+        (["health", "--token", "x"], "unrecognized arguments: --token x"),
+    ],
+)
+def test_wrong_commands_are_refused(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(*arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_speech_and_voices_of_a_server(
+    server: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    where = ("--server", server)
+    assert main(["say", TEXT, "-q", "-o", str(tmp_path / "x.wav"), *where]) == 0
+    assert frames_of(tmp_path / "x.wav")
+    assert main(["say", "-v", "?", *where]) == 0
+    expected = capfd.readouterr().out
+    assert main(["voices", *where]) == 0
+    assert capfd.readouterr().out == expected != ""
+
+
+def test_an_error_of_a_command_is_its_exit_status(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["say", "", "-o", "x.wav"]) == 2
+    assert capfd.readouterr().err == "say: the text is empty\n"
+    assert main(["serve", "--port", "-1"]) == 2
+    assert capfd.readouterr().err.startswith("serve: port: ")
+
+
+@pytest.mark.parametrize("values", [{}, GUARDED], ids=["open", "guarded"])
+def test_health_is_that_of_the_server(
+    values: dict[str, Any], service: Service, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It needs no token; the exit status is 0 while the server takes calls only."""
+    more = CLIENT if values else ()
+
+    async def scenario() -> None:
+        server = SpeechServer(ServerConfig(port=0, **values))
+        arguments = ["health", "--server"]
+
+        async def status() -> tuple[int, str]:
+            line = [*arguments, server.address, *map(str, more)]
+            return await asyncio.to_thread(main, line), capfd.readouterr().out
+
+        await server.start()
+        assert await status() == (1, f"{server.address}: NOT_SERVING\n")
+        await server.serve(service)
+        assert await status() == (0, f"{server.address}: SERVING\n")
+        await server.drain(0, 5)
+        assert await status() == (1, f"{server.address}: NOT_SERVING\n")
+        await server.stop()
+        assert await status() == (1, "")
+
+    run(scenario())
+
+
+def test_health_without_the_key_of_a_certificate(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["health", "--tls-cert", "x.pem"]) == 2
+    assert capfd.readouterr().err == "health: --tls-cert and --tls-key go together\n"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_completion_script_has_every_command_and_the_shown_options(shell: str) -> None:
+    script = completion_script(shell)
+    assert [name for name in COMMANDS if name not in script] == []
+    options = serve.build_parser(show_all=True).format_help()
+    flags = re.findall(r"^  --([a-z.-]+)", options, re.MULTILINE)
+    assert len(flags) > 60
+    assert [flag for flag in flags if flag not in script] == []
