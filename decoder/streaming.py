@@ -179,7 +179,11 @@ class DecoderStream:
         future = tuple(self._waiting[size : size + self._look_ahead])
         window = self._build(codes, future)
         del self._waiting[:size]
-        self._remember(codes)
+        buffer, blocks = self._options.buffer, (self._num_blocks,) * size
+        self.carry = _last(self.carry + codes, buffer)
+        self._history_blocks = _last(self._history_blocks + blocks, buffer)
+        self._num_codes += size
+        self._num_blocks += 1
         self._plan_next()
         return window
 
@@ -231,15 +235,6 @@ class DecoderStream:
         if mode is PrependPromptSpeechTokens.ONCE:
             return ()
         return _last(self._prompt, self._options.buffer - len(self.carry))
-
-    def _remember(self, codes: tuple[int, ...]) -> None:
-        buffer = self._options.buffer
-        self._history_blocks = _last(
-            self._history_blocks + (self._num_blocks,) * len(codes), buffer
-        )
-        self.carry = _last(self.carry + codes, buffer)
-        self._num_codes += len(codes)
-        self._num_blocks += 1
 
 
 def attention_mask(window: DecodeWindow, kind: AttentionKind) -> np.ndarray:

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from decoder.base import AudioDecoder, CodecSpec, DecoderConfigError, DecodeWindow
+from decoder.base import AudioDecoder, DecoderConfigError, DecodeWindow
 from decoder.streaming import PROMPT_BLOCK, check_codes, check_frames, tail_size
 
 HEADER = 3  # numbers of a row before its codes: first and last own frame, position of frame 0
@@ -146,19 +146,6 @@ def joined(shapes: Iterable[CallShape]) -> CallShape:
     )
 
 
-def window_shape(spec: CodecSpec, window: DecodeWindow, fade: int) -> CallShape:
-    """Return the shape of a call for this window alone, with `fade` samples after its block."""
-    per_frame, context = spec.codes_per_frame, window.prompt_len + window.history_len
-    masks, ahead = window.masks, tail_size(spec, window, fade)
-    return CallShape(
-        left=context // per_frame,
-        right=(len(window.codes) - context) // per_frame,
-        num_samples=window.num_samples + ahead,
-        is_masked=masks.is_masked,
-        is_exact=True,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Span:
     """The valid columns [first, last) of each row of a padded tensor [B, C, T].
@@ -250,8 +237,15 @@ class PaddedNetwork(WindowNetwork):
         return None
 
     def shape_of(self, window: DecodeWindow) -> CallShape:
-        """Return the shape of a call for this window alone."""
-        return window_shape(self.spec, window, self.fade)
+        """Return the shape of a call for this window alone, with `fade` samples after its block."""
+        per_frame, context = self.spec.codes_per_frame, window.prompt_len + window.history_len
+        return CallShape(
+            left=context // per_frame,
+            right=(len(window.codes) - context) // per_frame,
+            num_samples=window.num_samples + tail_size(self.spec, window, self.fade),
+            is_masked=window.masks.is_masked,
+            is_exact=True,
+        )
 
     def width(self, shape: CallShape) -> int:
         """Return the number of int64 numbers of a row."""
