@@ -2,6 +2,7 @@
 
     connection ─▶ application (Starlette: routes) ─▶ Endpoint: token, limits, body ─▶ handler
     bounds, times                                    CallTracker, AccessControl
+                                                    SessionEndpoint: the same for WebSockets
 
 A group of routes is one module with a function `routes`, which `app` lists.
 """

@@ -9,12 +9,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tts.http import info, page, speech, text, voices
+from tts.http import info, page, speech, speech_session, text, voices
 from tts.http.endpoint import Shared
 from tts.http.errors import http_error
 from tts.server.call import REQUEST_ID_KEY
 
-MODULES = (info, speech, text, voices, page)
+MODULES = (info, speech, speech_session, text, voices, page)
 
 
 def create_app(shared: Shared) -> Starlette:

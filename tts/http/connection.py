@@ -88,6 +88,7 @@ class Connection(H11Protocol):
         super().__init__(config, state, {"connection": self})
         self._limits = limits
         self._is_counted = False
+        self._is_upgraded = False
         self._phase = _Phase.HEAD
         self._timer: asyncio.TimerHandle | None = None
         self.peer = ""
@@ -107,9 +108,20 @@ class Connection(H11Protocol):
         """End the request that is being served."""
         self._clear_timer()
         self._unset_keepalive_if_required()
-        if self._is_counted:
-            self._limits.release(self.peer)
+        self.release()
         super().connection_lost(exc)
+
+    def release(self) -> None:
+        """Count the connection as closed."""
+        if self._is_counted:
+            self._is_counted = False
+            self._limits.release(self.peer)
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Hand the connection over to a `WebSocketConnection`, which releases it."""
+        self._clear_timer()
+        self._is_upgraded = True
+        super().handle_websocket_upgrade(event)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of the client; the head of a request must be complete in time."""
@@ -125,6 +137,10 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Close the connection after bytes that are not HTTP."""
+        self.refuse()
+
+    def refuse(self) -> None:
+        """Close the connection with status 400; without it while a response is being sent."""
         is_idle = self.cycle is None or self.cycle.response_complete
         self.close(_BAD_REQUEST if is_idle else b"")
 
@@ -138,7 +154,7 @@ class Connection(H11Protocol):
 
     def _follow(self) -> None:
         """Set the timer of the phase that the connection is in."""
-        if self.transport.is_closing():
+        if self._is_upgraded or self.transport.is_closing():
             return
         phase = self._current_phase()
         if phase is not self._phase:

@@ -84,7 +84,8 @@ class Endpoint:
         refusal: Exception | None = None
         try:
             access.check_token(headers.get("authorization", ""), is_admin_call=self.is_admin)
-            self._check_origin(exchange)
+            if exchange.request.method not in ("GET", "HEAD"):
+                check_origin(headers, self.shared.host.config)
         except TTSError as error:
             refusal = error
         async with host.calls.track(
@@ -101,12 +102,11 @@ class Endpoint:
                 async with exchange.cancelled_by_disconnect():
                     await self.handler(exchange)
 
-    def _check_origin(self, exchange: Exchange) -> None:
-        """Refuse web pages of other origins, whose requests browsers send without asking."""
-        if exchange.request.method in ("GET", "HEAD"):
-            return
-        if not is_allowed_origin(exchange.request.headers, self.shared.host.config):
-            raise ForbiddenError("web pages of this origin may not call; see http_cors_origins")
+
+def check_origin(headers: Headers, config: ServerConfig) -> None:
+    """Raise ForbiddenError for a web page of another origin: browsers ask no server before."""
+    if not is_allowed_origin(headers, config):
+        raise ForbiddenError("web pages of this origin may not call; see http_cors_origins")
 
 
 def is_allowed_origin(headers: Headers | Mapping[str, str], config: ServerConfig) -> bool:

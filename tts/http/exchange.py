@@ -97,12 +97,7 @@ class Exchange:
 
     async def json(self, kind: type[Body]) -> Body:
         """Return the body as a checked object. Raises InvalidRequestError with all wrong fields."""
-        if sum(map(self.data.count, (b",", b"[", b"{"))) > MAX_JSON_PARTS:
-            raise InvalidRequestError.of("", f"has more than {MAX_JSON_PARTS} values")
-        with _named_fields():
-            if len(self.data) < LARGE_BYTES:
-                return kind.model_validate_json(self.data)
-            return await asyncio.to_thread(kind.model_validate_json, self.data)
+        return await parsed(kind, self.data)
 
     @asynccontextmanager
     async def cancelled_by_disconnect(self) -> AsyncIterator[None]:
@@ -200,6 +195,16 @@ def data_event(value: Mapping[str, Any]) -> bytes:
 
 def _part(data: bytes, *, is_last: bool) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": not is_last}
+
+
+async def parsed(kind: type[Body], data: bytes) -> Body:
+    """Return JSON as a checked object. Raises InvalidRequestError with all wrong fields."""
+    if sum(map(data.count, (b",", b"[", b"{"))) > MAX_JSON_PARTS:
+        raise InvalidRequestError.of("", f"has more than {MAX_JSON_PARTS} values")
+    with _named_fields():
+        if len(data) < LARGE_BYTES:
+            return kind.model_validate_json(data)
+        return await asyncio.to_thread(kind.model_validate_json, data)
 
 
 def validated(kind: type[Body], values: Mapping[str, Any]) -> Body:

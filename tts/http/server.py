@@ -19,6 +19,7 @@ from tts.config.server import ServerConfig
 from tts.http.app import create_app
 from tts.http.connection import KEEP_ALIVE_S, Connection, ConnectionLimits
 from tts.http.endpoint import Shared
+from tts.http.websocket import PING_S, PING_TIMEOUT_S, WebSocketConnection
 from tts.server.access import AccessControl
 from tts.server.context import ServerContext
 from tts.server.sockets import address_of, bound_socket
@@ -94,7 +95,8 @@ class HttpServer:
         if tasks:
             await asyncio.wait(tasks, timeout=0 if self._host.calls.num_open else LAST_WORDS_S)
         for task in tasks:
-            task.cancel()
+            if not task.cancelling():  # a second one would break into what the first closes
+                task.cancel()
         if tasks:
             await asyncio.wait(tasks)
         with suppress(TimeoutError):
@@ -112,7 +114,11 @@ def _uvicorn_config(shared: Shared) -> Config:
     return Config(
         create_app(shared),
         http=Connection,
-        ws="none",
+        ws=WebSocketConnection,
+        ws_max_size=shared.host.config.max_message_bytes,
+        ws_ping_interval=PING_S,
+        ws_ping_timeout=PING_TIMEOUT_S,
+        ws_per_message_deflate=False,
         lifespan="off",
         interface="asgi3",
         log_config=None,

@@ -73,11 +73,11 @@ def _event(found: SpeechEvent) -> bytes:
         case AudioChunk(data) if data:
             return event("speech.audio.delta", {"audio": b64encode(data).decode()})
         case WordTimes(words):
-            return event("speech.audio.words", {"words": _words(words)})
+            return event("speech.audio.words", {"words": words_fields(words)})
         case SegmentTime():
-            return event("speech.audio.segment", _segment(found))
+            return event("speech.audio.segment", segment_fields(found))
         case Done(result):
-            return event("speech.audio.done", _result(result))
+            return event("speech.audio.done", result_fields(result))
         case Started() | AudioChunk():
             return b""
 
@@ -94,14 +94,15 @@ async def _whole(exchange: Exchange, request: SpeechRequest, media_type: str) ->
             "media_type": media_type,
             "sample_rate": spoken.started.audio_format.sample_rate,
             "seed": spoken.started.seed,
-            "words": _words(spoken.words),
-            "segments": [_segment(segment) for segment in spoken.segments],
-            **_result(spoken.result),
+            "words": words_fields(spoken.words),
+            "segments": [segment_fields(segment) for segment in spoken.segments],
+            **result_fields(spoken.result),
         }
     )
 
 
-def _words(words: Iterable[WordTime]) -> list[dict[str, Any]]:
+def words_fields(words: Iterable[WordTime]) -> list[dict[str, Any]]:
+    """Return the JSON of word times; all times are seconds."""
     return [
         {
             "word": word.word,
@@ -114,7 +115,8 @@ def _words(words: Iterable[WordTime]) -> list[dict[str, Any]]:
     ]
 
 
-def _segment(segment: SegmentTime) -> dict[str, Any]:
+def segment_fields(segment: SegmentTime) -> dict[str, Any]:
+    """Return the JSON of a segment's time."""
     return {
         "index": segment.index,
         "start": round(segment.start_s, 4),
@@ -124,7 +126,8 @@ def _segment(segment: SegmentTime) -> dict[str, Any]:
     }
 
 
-def _result(result: SynthesisResult) -> dict[str, Any]:
+def result_fields(result: SynthesisResult) -> dict[str, Any]:
+    """Return the JSON of a result: usage, reason of the end, warnings."""
     usage = result.usage
     return {
         "usage": {

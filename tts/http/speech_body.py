@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tts.errors import InvalidRequestError
 from tts.http.exchange import JsonBody
+from tts.server.wire.common import to_duration
 from tts.server.wire.speech import MAX_CODES_PER_CHUNK
 from tts.v1 import common_pb2
 from tts.v1 import speech_pb2 as pb
@@ -69,6 +70,18 @@ NAMES: Mapping[str, str] = {
 }
 """Fields of the contract by their names in JSON, for errors."""
 
+SESSION_NAMES: Mapping[str, str] = {
+    **{path.replace("config.", "config.synthesis.", 1): name for path, name in NAMES.items()},
+    "config.max_text_delay": "max_text_delay",
+    "config.idle_timeout": "idle_timeout",
+    "config": "config",
+    "input": "text",
+    "flush.flush_id": "id",
+}
+"""The same for the messages of sessions."""
+
+MAX_SECONDS = 86_400.0
+
 ChunkSize = Annotated[int, Field(ge=1, le=MAX_CODES_PER_CHUNK)]
 
 
@@ -80,16 +93,14 @@ class VoiceReference(BaseModel):
     id: str
 
 
-class SpeechBody(JsonBody):
-    """JSON of a speech request: OpenAI's fields, then ours."""
+class SpeechSettings(JsonBody):
+    """JSON that requests and sessions share: OpenAI's fields, then ours."""
 
-    input: str
     model: str = ""
     voice: str | VoiceReference = ""
     instructions: str = ""
     response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
     speed: float = 1.0
-    stream_format: Literal["audio", "sse", "json"] = "audio"
     seed: int | None = Field(default=None, ge=0, lt=2**64)
     language: str = ""
     timestamps: Literal["none", "segment", "word"] = "none"
@@ -110,6 +121,22 @@ class SpeechBody(JsonBody):
         return ["instructions", *unknown] if self.instructions else unknown
 
 
+class SpeechBody(SpeechSettings):
+    """JSON of a speech request."""
+
+    input: str
+    stream_format: Literal["audio", "sse", "json"] = "audio"
+
+
+class SessionFrame(SpeechSettings):
+    """JSON of a session's first message."""
+
+    type: Literal["config"]
+    audio: Literal["binary", "base64"] = "binary"
+    max_text_delay: float | None = Field(default=None, ge=0, le=MAX_SECONDS)
+    idle_timeout: float | None = Field(default=None, gt=0, le=MAX_SECONDS)
+
+
 def to_request(body: SpeechBody, voices: VoiceRegistry) -> pb.SynthesizeStreamRequest:
     """Return the message of the wire contract for a speech request.
 
@@ -117,24 +144,38 @@ def to_request(body: SpeechBody, voices: VoiceRegistry) -> pb.SynthesizeStreamRe
     """
     if body.timestamps != "none" and body.stream_format == "audio":
         raise InvalidRequestError.of("timestamps", "needs stream_format sse or json")
-    rate = body.sample_rate or (PCM_RATE if body.response_format == "pcm" else 0)
-    encoding = FORMATS[body.response_format][0]
-    sizes = [body.chunk_size] if isinstance(body.chunk_size, int) else body.chunk_size
     return pb.SynthesizeStreamRequest(
-        config=pb.SynthesisConfig(
-            model="" if body.model in OPENAI_MODELS else body.model,
-            voice=_voice(body, voices),
-            audio_format=pb.AudioFormat(encoding=encoding, sample_rate_hertz=rate),
-            speaking_rate=body.speed,
-            sampling=common_pb2.SamplingParams(seed=body.seed),
-            chunking=pb.ChunkingConfig(chunk_sizes=sizes),
-            timestamps=TIMESTAMPS[body.timestamps],
-        ),
-        input=pb.SynthesisInput(text=body.input),
+        config=_config(body, voices), input=pb.SynthesisInput(text=body.input)
     )
 
 
-def _voice(body: SpeechBody, voices: VoiceRegistry) -> pb.VoiceSelection:
+def to_session(frame: SessionFrame, voices: VoiceRegistry) -> pb.StreamingSynthesizeRequest:
+    """Return the first message of the wire contract for a session; raises as `to_request` does."""
+    return pb.StreamingSynthesizeRequest(
+        config=pb.StreamingSynthesizeConfig(
+            synthesis=_config(frame, voices),
+            max_text_delay=to_duration(frame.max_text_delay),
+            idle_timeout=to_duration(frame.idle_timeout),
+        )
+    )
+
+
+def _config(body: SpeechSettings, voices: VoiceRegistry) -> pb.SynthesisConfig:
+    rate = body.sample_rate or (PCM_RATE if body.response_format == "pcm" else 0)
+    encoding = FORMATS[body.response_format][0]
+    sizes = [body.chunk_size] if isinstance(body.chunk_size, int) else body.chunk_size
+    return pb.SynthesisConfig(
+        model="" if body.model in OPENAI_MODELS else body.model,
+        voice=_voice(body, voices),
+        audio_format=pb.AudioFormat(encoding=encoding, sample_rate_hertz=rate),
+        speaking_rate=body.speed,
+        sampling=common_pb2.SamplingParams(seed=body.seed),
+        chunking=pb.ChunkingConfig(chunk_sizes=sizes),
+        timestamps=TIMESTAMPS[body.timestamps],
+    )
+
+
+def _voice(body: SpeechSettings, voices: VoiceRegistry) -> pb.VoiceSelection:
     if body.ref_audio:
         audio = decoded(body.ref_audio, "ref_audio")
         prompt = pb.VoicePrompt(audio=audio, transcript=body.ref_text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import TypeAlias
@@ -15,7 +14,7 @@ from tts import __version__
 from tts.errors import IdleTimeoutError, InvalidRequestError
 from tts.server.call import Call
 from tts.server.context import ServerContext
-from tts.server.speech_stats import note_event, note_result
+from tts.server.speech_stats import note_event, note_input, note_result
 from tts.server.voice_admin import create_voice
 from tts.server.wire.common import Violations, to_duration
 from tts.server.wire.speech import (
@@ -188,9 +187,7 @@ async def _noted(
 ) -> AsyncIterator[pb.StreamingSynthesizeRequest]:
     """Yield the client's later messages; record the time of the first and all characters."""
     async for message in messages:
-        if call.first_input is None:
-            call.first_input = time.monotonic()
-        call.note_text(message.text)
+        note_input(call, message.text)
         yield message
 
 

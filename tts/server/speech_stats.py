@@ -9,6 +9,13 @@ from tts.server.call import Call
 from tts.speech.types import AudioChunk, Done, SessionEvent, Started, SynthesisResult
 
 
+def note_input(call: Call, text: str) -> None:
+    """Record streamed text in the call's statistics, and the time of the first message."""
+    if call.first_input is None:
+        call.first_input = time.monotonic()
+    call.note_text(text)
+
+
 def note_event(call: Call, metrics: Metrics, event: SessionEvent) -> None:
     """Record an event that is about to be sent in the call's statistics."""
     stats = call.stats

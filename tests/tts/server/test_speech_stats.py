@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from unittest.mock import patch
-
 import pytest
 
 from decoder import AudioEncoding, AudioFormat
@@ -34,7 +32,8 @@ class Stream:
     def send(self, at_s: float, audio_s: float, segment: int = 0, write_s: float = 0.0) -> None:
         samples = round(audio_s * RATE)
         chunk = AudioChunk(b"", 0, 0, samples, segment, 0, 0, 0, 0)
-        with patch("tts.server.speech_stats.time.monotonic", lambda: at_s):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("tts.server.speech_stats.time.monotonic", lambda: at_s)
             note_event(self.call, self._metrics, chunk)
         self.call.last_write = at_s + write_s
 
@@ -53,7 +52,7 @@ def test_audio_in_time_leaves_no_silence() -> None:
 def test_each_late_chunk_is_counted_once() -> None:
     stream = Stream()
     stream.send(10.0, 1.0)
-    stream.send(11.5, 1.0)  # .5 s late; the player goes on with it until 12.5
+    stream.send(11.5, 1.0)  # .5 s late; the player plays it until 12.5
     stream.send(12.4, 1.0)
     stream.send(13.75, 1.0)  # .25 s after 13.5
     assert stream.underrun_s == pytest.approx(0.75)
