@@ -26,7 +26,6 @@ from decoder import (
     DecoderStream,
     DecodeWindow,
     Renderer,
-    SpeechChunk,
     StreamingOptions,
     create_decoder,
     with_graphs,
@@ -39,17 +38,11 @@ CODECS = {"xcodec2": XCODEC2, "snac": SNAC_24KHZ}
 
 def windows_of(decoder: AudioDecoder, options: StreamingOptions, frames: int) -> list[DecodeWindow]:
     """Return all windows of a stream of so many frames."""
-    spec, sizes = decoder.spec, options.chunk_sizes or ()
+    spec = decoder.spec
     made = np.random.default_rng(frames)
     codes = tuple(made.integers(0, spec.codebook_size, frames * spec.codes_per_frame).tolist())
-    stream, found, start = DecoderStream(spec, options), list[DecodeWindow](), 0
-    while start < len(codes):
-        index = len(found)
-        end = start + sizes[min(index, len(sizes) - 1)]
-        future = codes[end : end + options.look_ahead_of(index)]
-        found.append(stream.window(SpeechChunk(codes[start:end], start, index, future)))
-        start = end
-    return found
+    stream = DecoderStream(spec, options)
+    return [*stream.push(codes), *stream.finish()]
 
 
 def kinds_of(decoder: AudioDecoder, options: StreamingOptions) -> dict[str, list[DecodeWindow]]:

@@ -4,7 +4,7 @@ Sequences decode on a real engine; on its thread, between the steps, codec calls
 and collected as in a server (`tts.engine.decode_loop`), with full batches of blocks from the middle
 of streams:
 
-    paced      after each call the decoder pauses as `tts.engine.pacer` prescribes, as in
+    paced      after each call the decoder pauses as `DecodePacer` prescribes, as in
                a server whose clients all have buffered audio
     without    calls without pauses
 
@@ -36,7 +36,7 @@ from llm import Engine
 from tts.config.flags import add_config_flags
 from tts.config.pipeline import AudioGenerationConfig
 from tts.config.sources import flag_values
-from tts.engine.pacer import REST
+from tts.engine.decode_loop import REST
 
 BAR = 5.0  # percent
 PAIRS: Mapping[str, tuple[Shape, str]] = {

@@ -44,16 +44,15 @@ from llm.models.llama import LlamaModel
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.runner.device_stream import ImmediateStream
 from llm.runner.graphs.capture import CapturedWork, GraphCapture
-from llm.runner.token_choice import DeviceChoice
 from llm.sampling.device.records import RECORD_WORDS
-from llm.sampling.device.sampler import DevicePlan, DeviceSampler
+from llm.sampling.device.sampler import BufferedSampler, DevicePlan, DeviceSampler
 from llm.scheduler import Scheduler
 from tts.config.pipeline import AUTO_DECODER, AudioGenerationConfig
 from tts.engine.client import SpeechJob
 from tts.engine.decode_loop import DecodeLoop
 from tts.engine.queue import StreamQueue
 from tts.engine.streams import SpeechSetup, SpeechStream
-from tts.families.vocabulary import SpeechVocabulary
+from tts.families.base import SpeechVocabulary
 
 ROWS = (1, 16, 256, 600)
 STEPS = 200  # measured in one repetition
@@ -155,10 +154,10 @@ class NothingCaptured(GraphCapture):
         """See `CapturedWork`."""
 
 
-class HostOnlyChoice(DeviceChoice):
+class HostOnlySampler(BufferedSampler):
     """Sampling without the draw: each row gets token 0, which is a code."""
 
-    def choose(self, logits: Tensor, plan: DevicePlan) -> Tensor:
+    def sample(self, logits: Tensor, plan: DevicePlan) -> Tensor:
         self.load(plan, np.empty((len(logits), RECORD_WORDS), dtype=np.int32))
         return torch.zeros(len(logits), dtype=torch.int32)
 
@@ -312,7 +311,7 @@ def create(model: Path, rows: int) -> tuple[OverlapTextGenerationPipeline, Sched
     backend = runner.attn_backend
     assert backend is not None
     runner.attn_backend = ListsOnly(backend.pool, backend.options)
-    runner.choice = HostOnlyChoice(DeviceSampler(runner.vocab_size, runner.device, rows))
+    runner.token_sampler = HostOnlySampler(DeviceSampler(runner.vocab_size, runner.device, rows))
     runner.use_graphs(NothingCaptured())
     scheduler = Scheduler(config, pipeline.kv_manager, max_seq_len=MAX_LENGTH, plan_ahead=True)
     return pipeline, scheduler
@@ -330,8 +329,8 @@ def watch(
         phases.watch(scheduler, name, name)
     phases.watch(pipeline, "execute", "execute")
     phases.watch(runner, "prepare", "inputs")
-    phases.watch(runner.choice, "prepare", "sampling")
-    phases.watch(runner.choice, "load", "sampling")
+    phases.watch(runner.token_sampler, "prepare", "sampling")
+    phases.watch(runner.token_sampler, "load", "sampling")
     phases.watch(runner.loaded_model, "execute", APART)
     phases.watch(worker, "after_step", "hook")
 

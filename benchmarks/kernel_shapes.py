@@ -15,12 +15,19 @@ from llm.kernels.blocks import Blocks
 from llm.kernels.products import gated_product, product
 from llm.kernels.registry import KernelSet
 from llm.kv_cache.kv_pool import KVPool
-from llm.layers.activation import GatedMLP
-from llm.layers.attention import AttentionShape, AttentionWeights, SelfAttention
-from llm.layers.decoder import DecoderLayer, LogitsHead
+from llm.layers.decoder import (
+    AttentionShape,
+    AttentionWeights,
+    DecoderLayer,
+    GatedMLP,
+    HeadNorm,
+    LogitsHead,
+    RMSNorm,
+    Rotary,
+    SelfAttention,
+)
 from llm.layers.linear import FloatLinear
-from llm.layers.norm import HeadNorm, RMSNorm
-from llm.layers.rotary import Rotary, RotaryConfig
+from llm.layers.rotary import RotaryConfig
 from llm.layers.stack import create_stack
 from llm.layers.weight import LinearWeight
 from llm.parallel.group import NullGroup

@@ -53,7 +53,7 @@ class Subject:
         with torch.inference_mode():
             inputs = runner.prepare(self.batch)
             rows = [row for row in self.batch.rows if row.samples]
-            return runner.step(inputs, runner.choice.prepare(rows))[1]
+            return runner.step(inputs, runner.token_sampler.prepare(rows))[1]
 
     def is_replayed(self) -> bool:
         """Whether a graph runs it."""

@@ -31,7 +31,6 @@ from decoder import (
     create_decoder,
     render,
 )
-from tts.engine.chunker import SpeechChunker
 
 BAR_DB = 100.0  # below what 16-bit samples can hold
 SAME_DB = 200.0  # value for bit-identical audio
@@ -97,16 +96,9 @@ def stream(
     prompt: Sequence[int] = (),
 ) -> list[np.ndarray]:
     """Return the audio of one stream, block by block, as in the service."""
-    chunker = SpeechChunker(
-        options.chunk_sizes,
-        look_ahead=options.look_ahead,
-        first_look_ahead=options.first_look_ahead,
-        codes_per_frame=decoder.spec.codes_per_frame,
-    )
-    blocks, state = [*chunker.push(codes), *chunker.finish()], StreamState()
-    windows = DecoderStream(decoder.spec, options, prompt_codes=prompt)
-    ready = (DecodeRequest(windows.window(block), state) for block in blocks)
-    return [render(decoder, [item])[0] for item in ready]
+    blocks, state = DecoderStream(decoder.spec, options, prompt_codes=prompt), StreamState()
+    windows = [*blocks.push(codes), *blocks.finish()]
+    return [render(decoder, [DecodeRequest(window, state)])[0] for window in windows]
 
 
 def decibels(whole: np.ndarray, other: np.ndarray) -> float:

@@ -33,14 +33,14 @@ from benchmarks.scheduler import tuned_gc
 from decoder import AudioEncoding, CodecSpec, DecoderOptions
 from decoder.codecs.xcodec2.decoder import RECOMMENDED
 from decoder.cuda.padded_graphs import PaddedGraphs
-from decoder.padding import PaddedNetwork, PaddedRows
 from decoder.registry import GPU_MAX_BATCH
+from decoder.window_inputs import PaddedNetwork, PaddedRows
 from llm import Engine, EngineStats, FinishReason, Request, TokenChunk
 from llm.engine.types import Sink, StepHook
 from llm.stats import SequenceCounters
 from tts.engine.client import EngineInfo
 from tts.engine.local_client import LocalEngineClient
-from tts.families.vocabulary import SpeechVocabulary
+from tts.families.base import SpeechVocabulary
 from tts.ipc.endpoints import reserved
 from tts.ipc.engine_server import EngineServer
 

@@ -21,8 +21,7 @@ from typing import Any
 
 from llm import Engine
 from llm.batch import ForwardMode
-from llm.models.profiling import STEP_RANGES
-from llm.models.step_trace import create_profiler, export, set_up_profiler
+from llm.models.profiling import STEP_RANGES, create_profiler, export, set_up_profiler
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCHES = ("cuda_runtime", "cuda_driver")

@@ -10,6 +10,7 @@ from decoder.base import (
     CodecSpec,
     CodeRangeError,
     DecoderConfigError,
+    DecodeRequest,
     DecoderError,
     DecoderOptions,
     DecodeWindow,
@@ -17,12 +18,11 @@ from decoder.base import (
     MaskPolicy,
     PcmFormat,
     PrependPromptSpeechTokens,
-    SpeechChunk,
     StreamingOptions,
     StreamState,
     grown_look_ahead,
 )
-from decoder.batching import DecodeRequest, DecodeResult, Renderer, render
+from decoder.batching import DecodeResult, Renderer, render
 from decoder.pcm import (
     MAX_SPEAKING_RATE,
     MIN_SPEAKING_RATE,
@@ -30,7 +30,7 @@ from decoder.pcm import (
     AudioEncoding,
     AudioFormat,
     HeaderPatch,
-    LoudnessKeeper,
+    LoudnessNormalizer,
     PromptAudioLimits,
     Resampler,
     SilenceTrimmer,
@@ -84,7 +84,7 @@ __all__ = [
     "DecoderStream",
     "EncoderUnavailableError",
     "HeaderPatch",
-    "LoudnessKeeper",
+    "LoudnessNormalizer",
     "MaskPolicy",
     "PcmFormat",
     "PrependPromptSpeechTokens",
@@ -92,7 +92,6 @@ __all__ = [
     "Renderer",
     "Resampler",
     "SilenceTrimmer",
-    "SpeechChunk",
     "StreamState",
     "StreamingOptions",
     "TimeStretcher",

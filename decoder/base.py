@@ -1,4 +1,4 @@
-"""Interface of audio decoders: `CodecSpec`, a block of codes, a window, and `AudioDecoder`.
+"""Interface of audio decoders: `CodecSpec`, a window of codes, and `AudioDecoder`.
 
 The package is independent of language models: codes in, float32 samples out.
 
@@ -189,20 +189,6 @@ class DecoderOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeechChunk:
-    """One block of a stream's own codes: s[first_code : first_code + len(codes)).
-
-    `future` are the codes after it that have arrived, at most the look-ahead: right context that
-    later blocks emit.
-    """
-
-    codes: tuple[int, ...]
-    first_code: int
-    block_index: int
-    future: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class DecodeWindow:
     """Input of a decoder for one block: prompt ++ history ++ current ++ future codes.
 
@@ -228,6 +214,17 @@ class DecodeWindow:
         padding.
         """
         return len(self.codes), self.prompt_len, self.history_len, self.future_len
+
+    @property
+    def block(self) -> tuple[int, ...]:
+        """Codes of the current block, whose samples are emitted."""
+        first = self.prompt_len + self.history_len
+        return self.codes[first : len(self.codes) - self.future_len]
+
+    def carry(self, buffer: int) -> tuple[int, ...]:
+        """Return the last `buffer` codes up to the end of the block, without prompt codes."""
+        end = len(self.codes) - self.future_len
+        return self.codes[max(self.prompt_len, end - buffer) : end]
 
 
 class TailSlot:
@@ -256,6 +253,19 @@ class StreamState:
 
     kept: object = None
     tail: np.ndarray | TailSlot | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRequest:
+    """One block that can be rendered now.
+
+    `state` is that of its stream; without one the block is independent of its neighbours. `as_s16`
+    requests 16-bit samples, which are returned if that needs no work on the host.
+    """
+
+    window: DecodeWindow
+    state: StreamState = field(default_factory=StreamState)
+    as_s16: bool = False
 
 
 class AudioDecoder(ABC):

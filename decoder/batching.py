@@ -11,34 +11,22 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from decoder.base import (
     AudioDecoder,
-    DecodeWindow,
+    DecodeRequest,
     StreamState,
     TailSlot,
 )
-from decoder.crossfade import OutputRow, blend, crossfade_samples, tail_size
 from decoder.cuda.devices import URGENT, on_device, own_stream
+from decoder.streaming import blend, crossfade_samples, tail_size
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
     from decoder.cuda.postprocess import GpuPostprocessor, PostprocessedRows
-
-
-class DecodeRequest(NamedTuple):
-    """One block that can be rendered now.
-
-    Without a `state` the block is independent: no state of its neighbours is used or kept. `as_s16`
-    requests 16-bit samples, which are returned if that needs no work on the host.
-    """
-
-    window: DecodeWindow
-    state: StreamState | None = None
-    as_s16: bool = False
 
 
 def group_windows(decoder: AudioDecoder, ready: Sequence[DecodeRequest]) -> list[list[int]]:
@@ -86,12 +74,10 @@ def render(decoder: AudioDecoder, ready: Sequence[DecodeRequest]) -> list[np.nda
     window has samples and no stream's state has changed.
     """
     started_s = time.perf_counter()
-    states = _stream_states(ready)
+    states = [item.state for item in ready]
     with on_device(decoder.device):
         parts = [(indices, rows.cpu()) for indices, rows in _render_rows(decoder, ready, states)]
-    return HostResult(
-        _output_rows(decoder, ready, states), parts, time.perf_counter() - started_s
-    ).samples()
+    return HostResult(decoder, ready, parts, time.perf_counter() - started_s).samples()
 
 
 class Renderer:
@@ -119,11 +105,10 @@ class Renderer:
         On a GPU the windows of one stream in a call must have one `batch_key`: they are blended in
         the order of the calls.
         """
-        started_s, states = time.perf_counter(), _stream_states(ready)
+        started_s, states = time.perf_counter(), [item.state for item in ready]
         if self._postprocessor is None:
             parts = list(_render_rows(self.decoder, ready, states))
-            blocks = _output_rows(self.decoder, ready, states)
-            return HostResult(blocks, parts, time.perf_counter() - started_s)
+            return HostResult(self.decoder, ready, parts, time.perf_counter() - started_s)
         with self._on_stream():
             return self._launch(self._postprocessor, ready, states)
 
@@ -133,37 +118,22 @@ class Renderer:
         ready: Sequence[DecodeRequest],
         states: Sequence[StreamState],
     ) -> DecodeResult:
-        blocks = _output_rows(self.decoder, ready, states)
         tails = {id(state): _on_device(state.tail) for state in states}
         started = _event_now()
         parts: list[tuple[list[int], PostprocessedRows]] = []
         for indices, rows in _render_rows(self.decoder, ready, states):
             # Immediately: the decoder's next call may reuse the memory.
-            as_s16 = all(ready[index].as_s16 for index in indices)
-            own = [blocks[index] for index in indices]
+            own = [ready[index] for index in indices]
+            as_s16 = all(item.as_s16 for item in own)
             parts.append((indices, postprocessor.finish(rows, own, tails, as_s16=as_s16)))
         for state in states:
             state.tail = tails[id(state)]
-        return DeviceResult(postprocessor, blocks, parts, (started, _event_now()))
+        return DeviceResult(postprocessor, ready, parts, (started, _event_now()))
 
 
 def _on_device(tail: np.ndarray | TailSlot | None) -> TailSlot | None:
     assert tail is None or isinstance(tail, TailSlot)
     return tail
-
-
-def _stream_states(ready: Sequence[DecodeRequest]) -> list[StreamState]:
-    return [StreamState() if item.state is None else item.state for item in ready]
-
-
-def _output_rows(
-    decoder: AudioDecoder, ready: Sequence[DecodeRequest], states: Sequence[StreamState]
-) -> list[OutputRow]:
-    fade = crossfade_samples(decoder.spec, decoder.options)
-    return [
-        OutputRow(item.window.num_samples, tail_size(decoder.spec, item.window, fade), state)
-        for item, state in zip(ready, states, strict=True)
-    ]
 
 
 def _render_rows(
@@ -195,17 +165,24 @@ class HostResult(DecodeResult):
     is_ready = True
     took_s = 0.0
 
-    def __init__(self, blocks: Sequence[OutputRow], parts: Sequence[_Part], took_s: float) -> None:
-        self._output_rows, self._parts, self.took_s = blocks, parts, took_s
+    def __init__(
+        self,
+        decoder: AudioDecoder,
+        ready: Sequence[DecodeRequest],
+        parts: Sequence[_Part],
+        took_s: float,
+    ) -> None:
+        self._decoder, self._ready, self._parts, self.took_s = decoder, ready, parts, took_s
 
     def samples(self) -> list[np.ndarray]:
-        rows, found = _in_order(self._parts), []
-        for index, block in enumerate(self._output_rows):
-            row, tail = rows[index], block.state.tail
+        rows, found, spec = _in_order(self._parts), [], self._decoder.spec
+        fade = crossfade_samples(spec, self._decoder.options)
+        for index, item in enumerate(self._ready):
+            row, count, tail = rows[index], item.window.num_samples, item.state.tail
             assert not isinstance(tail, TailSlot)
-            emitted = row[: block.num_samples].copy()
+            emitted = row[:count].copy()
             blend(emitted, tail)
-            block.state.tail = row[block.num_samples :][: block.tail_size].copy()
+            item.state.tail = row[count:][: tail_size(spec, item.window, fade)].copy()
             found.append(emitted)
         return found
 
@@ -216,11 +193,11 @@ class DeviceResult(DecodeResult):
     def __init__(
         self,
         postprocessor: GpuPostprocessor,
-        blocks: Sequence[OutputRow],
+        ready: Sequence[DecodeRequest],
         parts: Sequence[tuple[list[int], PostprocessedRows]],
         events: tuple[torch.cuda.Event, torch.cuda.Event],
     ) -> None:
-        self._postprocessor, self._output_rows, self._parts = postprocessor, blocks, parts
+        self._postprocessor, self._ready, self._parts = postprocessor, ready, parts
         self._started, self._ended = events
 
     @property
@@ -235,7 +212,7 @@ class DeviceResult(DecodeResult):
         self._ended.synchronize()
         rows = _in_order([(indices, finished.rows) for indices, finished in self._parts])
         found = [
-            rows[index][: block.num_samples].copy() for index, block in enumerate(self._output_rows)
+            rows[index][: item.window.num_samples].copy() for index, item in enumerate(self._ready)
         ]
         for _, finished in self._parts:
             self._postprocessor.give_back(finished)

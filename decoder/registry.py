@@ -134,8 +134,7 @@ def with_graphs(decoder: AudioDecoder, options: StreamingOptions) -> AudioDecode
         return decoder
     from decoder.cuda.graphs import CapturedDecoder, CudaRecorder, schedule_windows
     from decoder.cuda.padded_graphs import PaddedGraphs
-    from decoder.padding import PaddedNetwork
-    from decoder.window_inputs import WindowNetwork
+    from decoder.window_inputs import PaddedNetwork, WindowNetwork
 
     if not isinstance(decoder, WindowNetwork) or decoder.options.stateful:
         return decoder  # with a state every block reads tensors of its stream

@@ -1,6 +1,9 @@
-"""One stream's audio blocks: windows, attention masks and the sample grid.
+"""One stream's audio blocks: windows, attention masks, the sample grid and the crossfade.
 
-A stream is cut into blocks of its own codes. A block is rendered as one *window*
+A stream is cut into blocks of its own codes. A block is complete as soon as its last code has
+arrived, and with a look-ahead that many later codes; it is not held back to find out whether more
+codes follow. The blocks depend on the codes only, not on how many arrive at once. A block is
+rendered as one *window*
 
     [ prompt part | history | current block | future ]
                              ^ skip_samples: only num_samples right of here are emitted
@@ -15,6 +18,7 @@ grid floor(position * samples_per_code): nothing is lost or doubled at rational 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -25,10 +29,11 @@ from decoder.base import (
     CodeRangeError,
     DecoderConfigError,
     DecoderError,
+    DecoderOptions,
     DecodeWindow,
     PrependPromptSpeechTokens,
-    SpeechChunk,
     StreamingOptions,
+    grown_look_ahead,
 )
 
 if TYPE_CHECKING:
@@ -65,11 +70,16 @@ def check_frames(
 
 
 class DecoderStream:
-    """Decoder state of one stream: the context of its next block.
+    """Cuts the codes of one stream into blocks; returns each as a window with its context.
 
-    Holds codes only (at most `buffer` of them and the prompt); rendering is a pure function.
-    `carry` None starts a new stream; a tuple, even an empty one, continues an earlier one: it has
-    that stream's last codes, and `token_offset` is the number of its codes.
+        stream = DecoderStream(spec, options)
+        windows = stream.push(codes)     # those that the codes complete
+        windows = stream.finish()        # those of the remaining codes
+
+    The block sizes are `chunk_sizes`, the last of which repeats; None: one block with all codes at
+    the end. Codes of an incomplete last frame are dropped. Holds codes only; rendering is a pure
+    function. `carry` None starts a new stream; a tuple, even an empty one, continues an earlier
+    one: it has that stream's last codes, and `token_offset` is the number of its codes.
     """
 
     def __init__(
@@ -81,6 +91,7 @@ class DecoderStream:
         carry: Sequence[int] | None = None,
         token_offset: int = 0,
     ) -> None:
+        _check_numbers(options, spec)
         if token_offset < 0:
             raise DecoderConfigError(f"token_offset {token_offset} is negative")
         for what, count in (
@@ -101,37 +112,79 @@ class DecoderStream:
         self._history_blocks = (CARRY_BLOCK,) * len(self.carry)
         self._num_codes = 0
         self._num_blocks = 0
+        first = options.first_look_ahead
+        self._first_look_ahead = options.look_ahead if first is None or carry else first
+        self._waiting: list[int] = []  # codes of no block yet
+        self._is_finished = False
+        self._plan_next()
+        self.num_missing = self._num_needed
+        """Number of codes until the next block is complete; infinity: not before `finish`."""
 
     def __repr__(self) -> str:
         return (
             f"DecoderStream(blocks={self._num_blocks}, codes={self._num_codes}, "
-            f"history={len(self.carry)}, prompt={len(self._prompt)})"
+            f"waiting={len(self._waiting)}, history={len(self.carry)}, "
+            f"prompt={len(self._prompt)}, finished={self._is_finished})"
         )
 
     @property
     def num_codes(self) -> int:
-        """Number of own codes passed to `window` so far."""
+        """Number of own codes in windows so far."""
         return self._num_codes
 
     @property
     def next_token_offset(self) -> int:
-        """Value of `token_offset` for a follow-up request that continues after the newest
-        window.
-        """
+        """The `token_offset` of a stream that continues after the newest window."""
         return self._token_offset + self._num_codes
 
-    def window(self, chunk: SpeechChunk) -> DecodeWindow:
-        """Return the window of the next block, which then becomes history. Blocks come in order."""
-        if (chunk.first_code, chunk.block_index) != (self._num_codes, self._num_blocks):
-            raise ValueError(f"{chunk} does not follow {self}")
-        if not chunk.codes:
-            raise ValueError("a block has at least one code")
-        codes = check_codes(chunk.codes, self._spec.codebook_size, "speech")
-        future = check_codes(chunk.future, self._spec.codebook_size, "speech")
-        check_frames(len(codes), self._spec, "number of codes in a block")
-        check_frames(len(future), self._spec, "number of look-ahead codes")
+    def push(self, codes: Iterable[int]) -> list[DecodeWindow]:
+        """Add new codes; return the windows of the blocks that they complete, in order.
+
+        Raises CodeRangeError for codes outside the codebook, which are not added, and ValueError
+        after `finish`.
+        """
+        if self._is_finished:
+            raise ValueError("codes after the end of the stream")
+        self._waiting += check_codes(codes, self._spec.codebook_size, "speech")
+        windows: list[DecodeWindow] = []
+        while len(self._waiting) >= self._num_needed:
+            windows.append(self._cut(self._size))
+        self.num_missing = self._num_needed - len(self._waiting)
+        return windows
+
+    def finish(self) -> list[DecodeWindow]:
+        """End the stream; return the windows of the remaining codes. Later calls return none."""
+        self._is_finished = True
+        num_waiting = len(self._waiting)
+        del self._waiting[num_waiting - num_waiting % self._spec.codes_per_frame :]
+        windows: list[DecodeWindow] = []
+        while self._waiting:
+            size = self._size or len(self._waiting)
+            windows.append(self._cut(min(size, len(self._waiting))))
+        return windows
+
+    def _plan_next(self) -> None:
+        """Set the size and the look-ahead of the next block; a single block has no size."""
+        sizes, most = self._options.chunk_sizes, self._options.look_ahead
+        if sizes is None:
+            self._size, self._look_ahead, self._num_needed = 0, most, math.inf
+            return
+        self._size = sizes[min(self._num_blocks, len(sizes) - 1)]
+        self._look_ahead = grown_look_ahead(self._first_look_ahead, most, sizes[0], self._num_codes)
+        self._num_needed = self._size + self._look_ahead
+
+    def _cut(self, size: int) -> DecodeWindow:
+        """Return the window of the next block, which has `size` codes."""
+        codes = tuple(self._waiting[:size])
+        future = tuple(self._waiting[size : size + self._look_ahead])
         window = self._build(codes, future)
-        self._remember(codes)
+        del self._waiting[:size]
+        buffer, blocks = self._options.buffer, (self._num_blocks,) * size
+        self.carry = _last(self.carry + codes, buffer)
+        self._history_blocks = _last(self._history_blocks + blocks, buffer)
+        self._num_codes += size
+        self._num_blocks += 1
+        self._plan_next()
         return window
 
     def _build(self, codes: tuple[int, ...], future: tuple[int, ...]) -> DecodeWindow:
@@ -183,15 +236,6 @@ class DecoderStream:
             return ()
         return _last(self._prompt, self._options.buffer - len(self.carry))
 
-    def _remember(self, codes: tuple[int, ...]) -> None:
-        buffer = self._options.buffer
-        self._history_blocks = _last(
-            self._history_blocks + (self._num_blocks,) * len(codes), buffer
-        )
-        self.carry = _last(self.carry + codes, buffer)
-        self._num_codes += len(codes)
-        self._num_blocks += 1
-
 
 def attention_mask(window: DecodeWindow, kind: AttentionKind) -> np.ndarray:
     """Return which code (row) may attend to which (column): bool [T, T], True = may attend.
@@ -219,12 +263,7 @@ def attention_mask(window: DecodeWindow, kind: AttentionKind) -> np.ndarray:
 
 def validate_streaming(options: StreamingOptions, spec: CodecSpec) -> list[str]:
     """Check streaming options against a codec: raises errors, returns warnings."""
-    _check_numbers(options)
-    for size in options.chunk_sizes or ():
-        check_frames(size, spec, "chunk_size")
-    check_frames(options.buffer, spec, "buffer")
-    check_frames(options.look_ahead, spec, "look_ahead")
-    check_frames(options.look_ahead_of(0), spec, "first_look_ahead")
+    _check_numbers(options, spec)
     masks = options.masks
     if masks.is_masked and not spec.can_mask:
         raise DecoderConfigError(
@@ -243,7 +282,8 @@ def validate_streaming(options: StreamingOptions, spec: CodecSpec) -> list[str]:
     ]
 
 
-def _check_numbers(options: StreamingOptions) -> None:
+def _check_numbers(options: StreamingOptions, spec: CodecSpec) -> None:
+    """Raise DecoderConfigError unless blocks and their context are whole frames."""
     sizes = options.chunk_sizes
     if sizes is not None:
         if not sizes:
@@ -251,16 +291,19 @@ def _check_numbers(options: StreamingOptions) -> None:
         for size in sizes:
             if type(size) is not int or size <= 0:
                 raise DecoderConfigError(f"chunk_size {size!r} is not a positive integer")
+            check_frames(size, spec, "chunk_size")
     for name in ("buffer", "look_ahead"):
         value = getattr(options, name)
         if type(value) is not int or value < 0:
             raise DecoderConfigError(f"{name} {value!r} is not an integer >= 0")
+        check_frames(value, spec, name)
     first = options.first_look_ahead
     if first is not None and (type(first) is not int or not 0 <= first <= options.look_ahead):
         raise DecoderConfigError(
             f"first_look_ahead {first!r} is not an integer from 0 to the look_ahead, "
             f"{options.look_ahead}"
         )
+    check_frames(options.look_ahead_of(0), spec, "first_look_ahead")
 
 
 def _prompt_warnings(options: StreamingOptions, spec: CodecSpec) -> list[str]:
@@ -316,6 +359,34 @@ def _is_below(num_codes: int, spec: CodecSpec) -> bool:
 
 def _field_text(spec: CodecSpec) -> str:
     return "unbounded" if spec.receptive_field is None else f"{spec.receptive_field} codes"
+
+
+def crossfade_samples(spec: CodecSpec, options: DecoderOptions) -> int:
+    """Return the length of `crossfade_ms` in samples."""
+    return round((options.crossfade_ms or 0.0) * spec.sample_rate / 1000)
+
+
+def blend(block: np.ndarray, tail: np.ndarray | None) -> None:
+    """Blend in place, linearly, from the previous block's rendering of these samples to this
+    one's.
+    """
+    if tail is None or not len(tail):
+        return
+    import numpy as np
+
+    size = min(len(tail), len(block))
+    rising = ((np.arange(size) + 0.5) / len(tail)).astype(np.float32)
+    block[:size] = tail[:size] * (1 - rising) + block[:size] * rising
+
+
+def tail_size(spec: CodecSpec, window: DecodeWindow, fade: int) -> int:
+    """Return how many samples after its block a window renders for the crossfade with the next
+    one.
+    """
+    if not window.future_len:
+        return 0
+    ratio = spec.samples_per_code
+    return min(fade, window.future_len * ratio.numerator // ratio.denominator)
 
 
 def _last(items: tuple[int, ...], count: int) -> tuple[int, ...]:

@@ -35,9 +35,8 @@ if TYPE_CHECKING:
         SpeculativeConfig,
         StrictModel,
     )
-    from llm.engine.engine import Engine, create_engine
-    from llm.engine.stats import BatchStats
-    from llm.engine.types import EngineStats, StepHook, TokenStream
+    from llm.engine.engine import Engine, TokenStream, create_engine
+    from llm.engine.types import EngineStats, StepHook
     from llm.errors import (
         CapacityError,
         CheckpointError,
@@ -72,7 +71,7 @@ if TYPE_CHECKING:
     from llm.runner.tensor_api.interface import LogitsProcessorOutput
     from llm.sampling.log_probabilities import LogProbabilities
     from llm.speculative.metrics import SpeculativeDecodingMetrics
-    from llm.stats import Histogram, HistogramCounter, SequenceStats
+    from llm.stats import BatchStats, Histogram, HistogramCounter, SequenceStats
     from llm.structured.grammar import TokenSpelling, check_json_schema
 
 __all__ = [
@@ -169,9 +168,8 @@ _HOMES = {
         "SpeculativeConfig",
         "StrictModel",
     ),
-    "llm.engine.engine": ("Engine", "create_engine"),
-    "llm.engine.stats": ("BatchStats",),
-    "llm.engine.types": ("EngineStats", "StepHook", "TokenStream"),
+    "llm.engine.engine": ("Engine", "TokenStream", "create_engine"),
+    "llm.engine.types": ("EngineStats", "StepHook"),
     "llm.errors": (
         "CapacityError",
         "CheckpointError",
@@ -206,7 +204,7 @@ _HOMES = {
     "llm.runner.tensor_api.interface": ("LogitsProcessorOutput",),
     "llm.sampling.log_probabilities": ("LogProbabilities",),
     "llm.speculative.metrics": ("SpeculativeDecodingMetrics",),
-    "llm.stats": ("Histogram", "SequenceStats", "HistogramCounter"),
+    "llm.stats": ("BatchStats", "Histogram", "HistogramCounter", "SequenceStats"),
     "llm.structured.grammar": ("TokenSpelling", "check_json_schema"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

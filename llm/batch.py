@@ -3,7 +3,7 @@
     Scheduler.schedule() -> ScheduledBatch -> pipeline.execute() -> StepOutput -> Scheduler.commit()
                                   |                             ^
                                   v                             |
-                   ForwardBatch -> ModelInputs -> ModelOutputs -> SampledTokens
+                   ForwardBatch -> ModelInputs -> ModelOutputs -> token ids
 
 The lower row are the device's values; this module does not import torch for them.
 """
@@ -397,11 +397,3 @@ class ModelOutputs:
     next_token_logits: Tensor  # [sampling rows, V], the last row of each
     logit_offsets: tuple[int, ...]  # [B + 1] as in `ModelInputs`
     hidden_states: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SampledTokens:
-    """One token for each sampling row of a forward."""
-
-    token_ids: Tensor  # int32 [sampling rows]
-    logprobs: tuple[TokenLogprob | None, ...] = ()  # the same number, or empty

@@ -327,21 +327,21 @@ def take_tokens(
             sequence.processed = processed
             sequence.tokens.append(tokens[0])
             outputs.append(tokens[0])
-        chunk = (
+        chunk = (  # the fields of `TokenChunk` in order, as in `Sequence.chunk`
             request_id,
             tokens,
-            (),
-            None,
-            "",
+            (),  # logprobs
+            None,  # finish_reason
+            "",  # error
             sequence.prompt_len,
             sequence.cached_prompt_tokens,
             len(outputs),
             sequence.queue_s,
             sequence.prefill_s,
             now - sequence.arrival_s,
-            (),
-            (),
-            False,
+            (),  # prompt_logprobs
+            (),  # embeddings
+            False,  # is_refused
         )
         chunks.append(_new(TokenChunk, chunk))
         if before_s != last_s:

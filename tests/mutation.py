@@ -55,11 +55,11 @@ class Guarded:
 
 
 TARGETS = (
-    Guarded("chunker", ("tts/engine/chunker.py",), ("tests/tts/engine/test_chunker.py",)),
     Guarded(
         "chunker",
         ("decoder/streaming.py",),
         (
+            "tests/decoder/test_blocks.py",
             "tests/decoder/test_streaming.py",
             "tests/decoder/test_streaming_options.py",
             "tests/decoder/test_look_ahead.py",
@@ -68,15 +68,11 @@ TARGETS = (
     Guarded(
         "scheduler",
         (
+            "llm/request.py",
             "llm/scheduler/adapters.py",
-            "llm/scheduler/admission.py",
-            "llm/scheduler/budget.py",
-            "llm/scheduler/prefill_policy.py",
             "llm/stats.py",
-            "llm/scheduler/in_flight.py",
             "llm/scheduler/limits.py",
             "llm/scheduler/planner.py",
-            "llm/scheduler/queue.py",
             "llm/scheduler/scheduler.py",
             "llm/scheduler/table.py",
         ),
@@ -88,7 +84,7 @@ TARGETS = (
             "tests/llm/scheduler/test_scheduler.py",
             "tests/llm/scheduler/test_control.py",
             "tests/llm/scheduler/test_ahead.py",
-            "tests/llm/scheduler/test_adapter_gate.py",
+            "tests/llm/scheduler/test_adapter_admission.py",
             "tests/llm/engine/test_stats.py",
             "tests/llm/scheduler/test_fairness.py",
             "tests/llm/scheduler/test_prefill_policy.py",

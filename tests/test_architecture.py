@@ -42,7 +42,6 @@ HOST_ONLY = (
 CATCH_ALL = {
     "llm/config/pipeline.py",
     "llm/engine/engine.py",
-    "llm/engine/loop.py",
     "tts/engine/decode_loop.py",
     "tts/ipc/engine_server.py",
     "tts/server/call.py",

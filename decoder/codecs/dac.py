@@ -28,9 +28,9 @@ from decoder.codecs.common import (
 from decoder.codecs.snake.decoder import SnakeConfig, SnakeDecoder
 from decoder.codecs.snake.encoder import SnakeClipEncoder, SnakeEncoderConfig
 from decoder.codecs.snake.names import dac_encoder_names, dac_names
-from decoder.crossfade import crossfade_samples
-from decoder.padding import PaddedNetwork, PaddedRows
 from decoder.registry import CodecSource
+from decoder.streaming import crossfade_samples
+from decoder.window_inputs import PaddedNetwork, PaddedRows
 
 CHUNK_FRAMES = (12, 25, 50)
 

@@ -41,10 +41,10 @@ from decoder.codecs.common import (
 from decoder.codecs.snake.decoder import SnakeConfig, SnakeDecoder
 from decoder.codecs.snake.encoder import SnakeClipEncoder, SnakeEncoderConfig
 from decoder.codecs.snake.names import snac_encoder_names, snac_names
-from decoder.crossfade import crossfade_samples
 from decoder.keyed_noise import keyed_noise
-from decoder.padding import PaddedNetwork, PaddedRows
 from decoder.registry import CodecSource
+from decoder.streaming import crossfade_samples
+from decoder.window_inputs import PaddedNetwork, PaddedRows
 
 CHUNK_FRAMES = (1, 1, 2, 3, 4, 6, 8)  # a block is finished in time at 1.5 times real time
 

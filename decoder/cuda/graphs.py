@@ -24,7 +24,6 @@ from decoder.base import (
     AudioDecoder,
     DecodeWindow,
     PrependPromptSpeechTokens,
-    SpeechChunk,
     StreamingOptions,
 )
 from decoder.cuda.devices import URGENT
@@ -149,17 +148,13 @@ def schedule_windows(decoder: AudioDecoder, options: StreamingOptions) -> list[D
 
 def _windows(
     decoder: AudioDecoder, options: StreamingOptions, prompt_size: int
-) -> Iterator[DecodeWindow]:
+) -> list[DecodeWindow]:
     sizes = options.chunk_sizes
     if sizes is None:
-        return
-    stream, first = DecoderStream(decoder.spec, options, prompt_codes=(0,) * prompt_size), 0
-    for index in range(SCHEDULE_BLOCKS):
-        size = sizes[min(index, len(sizes) - 1)]
-        yield stream.window(
-            SpeechChunk((0,) * size, first, index, (0,) * options.look_ahead_of(index))
-        )
-        first += size
+        return []
+    num_codes = sum(sizes[min(block, len(sizes) - 1)] for block in range(SCHEDULE_BLOCKS))
+    stream = DecoderStream(decoder.spec, options, prompt_codes=(0,) * prompt_size)
+    return stream.push((0,) * (num_codes + options.look_ahead))[:SCHEDULE_BLOCKS]
 
 
 class CudaRecorder:

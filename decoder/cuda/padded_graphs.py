@@ -21,8 +21,7 @@ from torch import Tensor
 from decoder.base import DecodeWindow, PrependPromptSpeechTokens, StreamingOptions
 from decoder.cuda.graphs import CapturedDecoder, GraphRecorder, batch_sizes
 from decoder.cuda.host_memory import Staging
-from decoder.padding import CallShape, PaddedNetwork, joined
-from decoder.window_inputs import WindowInputs
+from decoder.window_inputs import CallShape, PaddedNetwork, WindowInputs, joined
 
 PROMPT_S = 30.0  # maximum length of voice prompts with a captured shape
 MIN_PROMPT = 32  # frames

@@ -9,17 +9,15 @@ A stream holds the slot of its newest block's tail; a released slot is reused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from decoder.base import AudioDecoder, TailSlot
+from decoder.base import AudioDecoder, DecodeRequest, TailSlot
 from decoder.cuda.host_memory import PinnedPool, Staging
 from decoder.kernels.finish import NUMBERS, finish, keep_tails
-
-if TYPE_CHECKING:
-    from decoder.crossfade import OutputRow
+from decoder.streaming import tail_size
 
 FIRST_SLOTS = 256
 
@@ -39,7 +37,7 @@ class GpuPostprocessor:
     """Postprocessing of one decoder on one stream of the device."""
 
     def __init__(self, decoder: AudioDecoder, fade: int) -> None:
-        self._device, self._fade = decoder.device, fade
+        self._device, self._spec, self._fade = decoder.device, decoder.spec, fade
         self._pool = PinnedPool()
         self._pool.fill(recommended_bytes(decoder, fade))
         self._tails = torch.zeros((FIRST_SLOTS, max(fade, 1)), device=decoder.device)
@@ -58,7 +56,7 @@ class GpuPostprocessor:
             finish(rows, about, self._tails, dtype)
 
     def finish(
-        self, rows: Tensor, blocks: Sequence[OutputRow], tails: Tails, *, as_s16: bool
+        self, rows: Tensor, requests: Sequence[DecodeRequest], tails: Tails, *, as_s16: bool
     ) -> PostprocessedRows:
         """Queue the postprocessing behind the rendering of at most `max_batch` rows.
 
@@ -66,7 +64,7 @@ class GpuPostprocessor:
         """
         rows = rows if rows.is_contiguous() else rows.contiguous()
         if self._fade or as_s16:
-            about = self._describe(blocks, tails)
+            about = self._describe(requests, tails)
             if self._fade:
                 keep_tails(rows, about, self._tails)
             rows = finish(rows, about, self._tails, torch.int16 if as_s16 else torch.float32)
@@ -77,23 +75,25 @@ class GpuPostprocessor:
         """Return the memory of rows that have been read."""
         self._pool.give_back(finished.memory)
 
-    def _describe(self, blocks: Sequence[OutputRow], tails: Tails) -> Tensor:
+    def _describe(self, requests: Sequence[DecodeRequest], tails: Tails) -> Tensor:
         """Return the kernels' arguments, int64 [B, 5], on the device."""
         # keeps slots that are read in this call from being reused in it
         buffer, held = self._staging.next(), []
         numbers = []
-        for num_samples, tail_size, state in blocks:
-            former, kept, own = tails[id(state)], None, 0
+        for request in requests:
+            window, stream = request.window, id(request.state)
+            former, kept, own = tails[stream], None, 0
             held.append(former)
-            if tail_size:
-                kept = TailSlot(self._free or self._grow_slots(), tail_size)
+            size = tail_size(self._spec, window, self._fade)
+            if size:
+                kept = TailSlot(self._free or self._grow_slots(), size)
                 own = kept.index
-            tails[id(state)] = kept
+            tails[stream] = kept
             slot, length = (former.index, former.length) if former else (0, 0)
-            numbers.append((num_samples, slot, length, own, tail_size))
-        buffer.numbers[: len(blocks)] = numbers
-        about = self._about[: len(blocks)]
-        about.copy_(buffer.tensor[: len(blocks)], non_blocking=True)
+            numbers.append((window.num_samples, slot, length, own, size))
+        buffer.numbers[: len(requests)] = numbers
+        about = self._about[: len(requests)]
+        about.copy_(buffer.tensor[: len(requests)], non_blocking=True)
         self._staging.note_copy()
         return about
 

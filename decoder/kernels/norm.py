@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from decoder.kernels.spans import own_columns, span_arguments
-from decoder.padding import Span
+from decoder.window_inputs import Span
 
 COLUMNS = tl.constexpr(128)
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from decoder.kernels.spans import own_columns, span_arguments
-from decoder.padding import Span
+from decoder.window_inputs import Span
 
 BLOCK = tl.constexpr(1024)
 TAPS = tl.constexpr(7)

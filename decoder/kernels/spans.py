@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from decoder.padding import Span
+from decoder.window_inputs import Span
 
 
 @triton.jit

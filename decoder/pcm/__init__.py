@@ -23,7 +23,7 @@ from decoder.pcm.formats import (
     gain_factor,
     to_s16,
 )
-from decoder.pcm.loudness import LoudnessKeeper
+from decoder.pcm.loudness import LoudnessNormalizer
 from decoder.pcm.prompt_audio import PromptAudioLimits, read_prompt_audio
 from decoder.pcm.resampling import Resampler, resample
 from decoder.pcm.silence import SilenceTrimmer
@@ -36,7 +36,7 @@ __all__ = [
     "AudioEncoding",
     "AudioFormat",
     "HeaderPatch",
-    "LoudnessKeeper",
+    "LoudnessNormalizer",
     "PromptAudioLimits",
     "Resampler",
     "SilenceTrimmer",

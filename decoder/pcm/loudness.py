@@ -27,7 +27,7 @@ ENOUGH_S = 0.3  # minimum length of sound for a segment to set the reference
 LARGEST = 0.98
 
 
-class LoudnessKeeper:
+class LoudnessNormalizer:
     """Normalises mono float32, segment by segment."""
 
     def __init__(self, sample_rate: int) -> None:
@@ -82,8 +82,8 @@ class LoudnessKeeper:
     def _target_db(self) -> float:
         if self._reference is None or not self._num_loud:
             return 0.0
-        heard_s = self._num_loud * FRAME_S
+        measured_s = self._num_loud * FRAME_S
         difference = 10 * math.log10(self._reference * self._num_loud / self._power)
-        wanted = difference * heard_s / (heard_s + TRUST_S)
+        wanted = difference * measured_s / (measured_s + TRUST_S)
         room = 20 * math.log10(LARGEST / self._peak) if self._peak else MAX_DB
         return max(-MAX_DB, min(MAX_DB, wanted, max(0.0, room)))

@@ -25,8 +25,8 @@ from llm.attention.base import (
     AttentionOptions,
     CapturedShape,
     PlanMemory,
+    attend_contiguous,
 )
-from llm.attention.scores import attend
 from llm.batch import ForwardBatch
 from llm.kv_cache.kv_pool import KVPool
 from llm.memory.transfer import to_device
@@ -183,7 +183,7 @@ class GatheredBackend(AttentionBackend[GatheredPlan]):
         by_head = grouped.transpose(1, 2).flatten(2, 3)  # [B, Hkv, n × G, D]
         line = torch.zeros(hidden.shape, dtype=query.dtype, device=query.device)
         mask = line.masked_fill_(hidden, float("-inf")).repeat_interleave(group, dim=1)[:, None]
-        attended = attend(by_head, keys, values, mask, self.options.soft_cap)
+        attended = attend_contiguous(by_head, keys, values, mask, self.options.soft_cap)
         by_query = attended.unflatten(2, (num_queries, group)).transpose(1, 2)
         return by_query.reshape(num_rows * num_queries, -1)
 

@@ -17,8 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llm.attention.base import AttentionBackend, AttentionOptions
-from llm.attention.scores import attend
+from llm.attention.base import AttentionBackend, AttentionOptions, attend_contiguous
 from llm.batch import ForwardBatch
 from llm.kv_cache.kv_pool import TAIL_SLOTS, KVPool
 
@@ -164,12 +163,14 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
         num_queries, soft_cap = span.num_queries, self.options.soft_cap
         if query.device.type == "cpu":  # one call for several may sum in another order
             each = zip(query.split(1), mask.split(1), strict=True)
-            parts = [attend(_aligned(one), keys, values, seen, soft_cap) for one, seen in each]
+            parts = [
+                attend_contiguous(_aligned(one), keys, values, seen, soft_cap) for one, seen in each
+            ]
             return torch.cat(parts).reshape(num_queries, -1)
         if num_queries > 1:
             keys = keys.expand(num_queries, -1, -1, -1)
             values = values.expand(num_queries, -1, -1, -1)
-        return attend(query, keys, values, mask, soft_cap).reshape(num_queries, -1)
+        return attend_contiguous(query, keys, values, mask, soft_cap).reshape(num_queries, -1)
 
     def _run_start(self, batch: ForwardBatch, row: int) -> int | None:
         """Return the first slot of a row with contiguous pages; None when they are not contiguous,

@@ -9,22 +9,23 @@ Other threads only put commands into the inbox and read streams.
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from llm.batch import ForwardMode, ScheduledBatch
 from llm.config.report import RunningPlan
-from llm.engine.intake import IntakeQueue
-from llm.engine.loop import EngineSteps
-from llm.engine.types import EngineStats, Pipeline, Sink, StepHook, TokenStream
+from llm.engine.types import EngineStats, Pipeline, Sink, StepHook
 from llm.errors import EngineStoppedError, QueueFullError, RequestError
-from llm.request import FinishReason, Request, TokenChunk
-from llm.scheduler import RequestRules, Scheduler
+from llm.request import FinishReason, Request, RequestRules, TokenChunk
+from llm.scheduler import Scheduler
 from llm.sequence import Sequence
+from llm.stats import StepCounters
 
 if TYPE_CHECKING:
     from llm.config import PipelineConfig
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+BATCHES_PER_TURN = 2  # requests admitted per turn, in batches
+EMPTY_BATCH_INTERVAL_S = 0.005  # interval of empty batches while the engine is idle
 
 
 class Engine:
@@ -338,6 +342,189 @@ class Engine:
         with self._condition:
             self._is_idle, self._is_awake, self._turn_s = True, False, None
             self._condition.notify_all()
+
+
+class EngineSteps:
+    """The steps of the loop: schedule, execute, commit, one step after the other.
+
+        schedule(n + 1) ─> execute(n + 1) ─> results of n + 1, or n (overlap) ─> commit ─> deliver
+
+    Used on the engine thread; `counters` can be read on any thread.
+
+    `deliver` passes chunks to the callers. With `runs_empty` the model also runs while there are no
+    requests, because other ranks wait for it in a collective operation.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        scheduler: Scheduler,
+        deliver: Callable[[list[TokenChunk]], None],
+        *,
+        runs_empty: bool = False,
+    ) -> None:
+        self._pipeline = pipeline
+        self._scheduler = scheduler
+        self._deliver = deliver
+        self._runs_empty = runs_empty
+        self._in_flight: deque[ScheduledBatch] = deque()  # executed, not yet committed
+        self.counters = StepCounters()
+
+    def step(self) -> bool:
+        """Run one step, which may commit the previous batch. Returns False when there was no work.
+
+        Raises `RuntimeError` when a step failed and the device can no longer be used.
+        """
+        started_s = time.perf_counter()
+        batch = self._scheduler.schedule()
+        schedule_s = time.perf_counter() - started_s
+        ended = self._scheduler.take_ended()
+        self._deliver(ended)
+        if not batch and not self._in_flight:
+            if self._runs_empty and not ended:
+                self._run_empty(batch)
+            return bool(ended)
+        if batch:
+            self.counters.scheduled(batch, schedule_s)
+            self._in_flight.append(batch)
+        self._deliver(self._execute(batch))
+        return True
+
+    def flush(self) -> None:
+        """Wait for the batches in flight: the device writes to their pages until then."""
+        if self._in_flight:
+            self._deliver(self._execute(ScheduledBatch((), ForwardMode.IDLE)))
+
+    @property
+    def idle_s(self) -> float | None:
+        """Return the seconds until the next attempt after a step without work.
+
+        None: wait for a command.
+        """
+        delay_s = self._scheduler.delay_s or None
+        if not self._runs_empty:
+            return delay_s
+        return min(delay_s or EMPTY_BATCH_INTERVAL_S, EMPTY_BATCH_INTERVAL_S)
+
+    def _run_empty(self, batch: ScheduledBatch) -> None:
+        self.counters.empty_steps += 1
+        try:
+            self._pipeline.execute(batch)
+        except Exception:
+            self._runs_empty = False
+            logger.exception("a step without rows failed; empty batches are switched off")
+
+    def _execute(self, batch: ScheduledBatch) -> list[TokenChunk]:
+        """Run a batch, commit the results that have arrived and let the scheduler continue."""
+        chunks: list[TokenChunk] = []
+        started_s = time.perf_counter()
+        try:
+            output = self._pipeline.execute(batch)
+        except Exception as error:
+            self._deliver(self._fail(f"the model failed: {error!r}"))
+            if not self._pipeline.is_alive():
+                raise RuntimeError("the device is lost") from error
+            return chunks
+        execute_s = time.perf_counter() - started_s
+        while len(self._in_flight) > int(self._pipeline.has_pending_outputs()):
+            done = self._in_flight.popleft()
+            self.counters.executed(done, execute_s)
+            chunks += self._scheduler.commit(done, output)
+        if batch and self._in_flight:
+            self._scheduler.launched(batch)
+        return chunks
+
+    def _fail(self, message: str) -> list[TokenChunk]:
+        """Fail the last batch, and the one before it when its results are lost too."""
+        self.counters.failed_steps += 1
+        num_lost = len(self._in_flight) - int(self._pipeline.has_pending_outputs())
+        kept = [self._in_flight.popleft() for _ in range(len(self._in_flight) - max(num_lost, 1))]
+        chunks: list[TokenChunk] = []
+        for batch in self._in_flight:
+            logger.exception(
+                "a step failed: %d rows, %d tokens fed, %d in context",
+                len(batch.rows),
+                batch.num_tokens,
+                sum(row.context_len for row in batch.rows),
+                extra={"fields": (("request_ids", [row.request_id for row in batch.rows]),)},
+            )
+            chunks += self._scheduler.fail(batch, message)
+        self._in_flight = deque(kept)
+        return chunks
+
+
+class IntakeQueue:
+    """New requests that the scheduler has not received yet, in order of arrival.
+
+    A bound per turn keeps a burst of requests from delaying the turn. Used on the engine thread
+    only.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._per_turn = BATCHES_PER_TURN * scheduler.max_batch_size
+        self._num_admissible = 0  # requests that can still be admitted in this turn
+        self._queue: dict[str, Sequence] = {}
+
+    def begin_turn(self) -> None:
+        """Begin a turn and reset the number of requests that it may admit."""
+        self._num_admissible = self._per_turn
+        while self._queue and self._num_admissible:
+            self.admit(next(iter(self._queue)))
+
+    def add(self, sequence: Sequence) -> None:
+        """Add a request whose id is not in use; it is admitted at once if the turn allows it."""
+        self._queue[sequence.request_id] = sequence
+        if self._num_admissible:
+            self.admit(sequence.request_id)
+
+    def admit(self, request_id: str) -> None:
+        """Admit one request, if it is in the queue, because a command refers to it."""
+        sequence = self._queue.pop(request_id, None)
+        if sequence is not None:
+            self._num_admissible = max(self._num_admissible - 1, 0)
+            self._scheduler.add(sequence)
+
+    def admit_all(self) -> None:
+        """Admit all queued requests."""
+        while self._queue:
+            self.begin_turn()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+
+class TokenStream:
+    """Handle of a submitted request; without a sink also a blocking iterator over its chunks."""
+
+    def __init__(self, request_id: str, cancel: Callable[[str], None], buffered: bool) -> None:
+        self.request_id = request_id
+        self._cancel = cancel
+        self._chunks: queue.SimpleQueue[TokenChunk] | None = None
+        if buffered:
+            self._chunks = queue.SimpleQueue()
+        self._has_ended = False
+
+    def put(self, chunk: TokenChunk) -> None:
+        """Add a chunk; called by the engine."""
+        if self._chunks is not None:
+            self._chunks.put(chunk)
+
+    def cancel(self) -> None:
+        """Cancel the request; its last chunk is still delivered."""
+        self._cancel(self.request_id)
+
+    def __iter__(self) -> Iterator[TokenChunk]:
+        return self
+
+    def __next__(self) -> TokenChunk:
+        if self._chunks is None:
+            raise RuntimeError("this request's chunks go to its sink")
+        if self._has_ended:
+            raise StopIteration
+        chunk = self._chunks.get()
+        self._has_ended = chunk.finish_reason is not None
+        return chunk
 
 
 def create_engine(config: PipelineConfig, tokenizer: TokenSpelling | None = None) -> Engine:

@@ -1,19 +1,17 @@
-"""Interfaces and values of the engine: its pipeline, hook, streams and statistics."""
+"""Interfaces of the engine, to its pipeline and its hook, and its statistics."""
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
 from llm.batch import ScheduledBatch, StepOutput
-from llm.engine.stats import BatchStats
 from llm.kv_cache.manager import KVCacheManager
 from llm.request import TokenChunk
 from llm.runner.graphs.stats import GraphStats
 from llm.speculative.metrics import SpeculativeDecodingMetrics
-from llm.stats import SequenceStats
+from llm.stats import BatchStats, SequenceStats
 
 Sink = Callable[[TokenChunk], None]
 
@@ -106,36 +104,3 @@ class EngineStats:
     turn_s: float = 0.0  # duration of the current turn; 0 while the engine sleeps
     speculative: SpeculativeDecodingMetrics | None = None  # None without a draft model
     graphs: GraphStats | None = None  # None where decoding is not captured
-
-
-class TokenStream:
-    """Handle of a submitted request; without a sink also a blocking iterator over its chunks."""
-
-    def __init__(self, request_id: str, cancel: Callable[[str], None], buffered: bool) -> None:
-        self.request_id = request_id
-        self._cancel = cancel
-        self._chunks: queue.SimpleQueue[TokenChunk] | None = None
-        if buffered:
-            self._chunks = queue.SimpleQueue()
-        self._has_ended = False
-
-    def put(self, chunk: TokenChunk) -> None:
-        """Add a chunk; called by the engine."""
-        if self._chunks is not None:
-            self._chunks.put(chunk)
-
-    def cancel(self) -> None:
-        """Cancel the request; its last chunk is still delivered."""
-        self._cancel(self.request_id)
-
-    def __iter__(self) -> Iterator[TokenChunk]:
-        return self
-
-    def __next__(self) -> TokenChunk:
-        if self._chunks is None:
-            raise RuntimeError("this request's chunks go to its sink")
-        if self._has_ended:
-            raise StopIteration
-        chunk = self._chunks.get()
-        self._has_ended = chunk.finish_reason is not None
-        return chunk

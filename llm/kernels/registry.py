@@ -21,11 +21,11 @@ class Kernel:
 
 
 KERNELS = (
-    Kernel("normalise", "llm.layers.norm.RMSNorm"),
-    Kernel("gate", "llm.layers.activation.silu_and_multiply"),
-    Kernel("rotate_heads", "llm.layers.attention.SelfAttention"),
+    Kernel("normalise", "llm.layers.decoder.RMSNorm"),
+    Kernel("gate", "llm.layers.decoder.silu_and_multiply"),
+    Kernel("rotate_heads", "llm.layers.decoder.SelfAttention"),
     Kernel("product", "llm.layers.linear.FloatLinear", is_product=True),
-    Kernel("gated_product", "llm.layers.activation.GatedMLP", is_product=True),
+    Kernel("gated_product", "llm.layers.decoder.GatedMLP", is_product=True),
     Kernel(
         "attend_few_rows",
         "llm.attention.gathered.GatheredBackend",
@@ -33,7 +33,7 @@ KERNELS = (
     ),
     Kernel(
         "project_heads",
-        "llm.layers.attention.SelfAttention",
+        "llm.layers.decoder.SelfAttention",
         is_product=True,
         is_experimental=True,
     ),

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from llm.layers.adapted import AdaptedLinear
-from llm.layers.invariant import InvariantLinear
-from llm.layers.linear import BiasedLinear, FloatLinear, Linear
+from llm.layers.linear import BiasedLinear, FloatLinear, InvariantLinear, Linear, RowLinear
 from llm.layers.weight import LinearWeight
 from llm.lora.manager import LoRAManager
-
-if TYPE_CHECKING:
-    from llm.layers.rows import RowLinear
 
 TORCH_BLAS = "torch BLAS"
 BUILT_IN_KERNELS = "built-in kernels for few rows"  # and torch's BLAS for many rows
@@ -66,20 +61,15 @@ class LinearFactory:
     def plain(self, weight: LinearWeight) -> Linear:
         """Create the layer for an adapter's matrix, in floating point."""
         if self._sums_rows:
-            return self._row_linear(weight, self.dtype)
+            return RowLinear(weight, self.dtype)
         return FloatLinear(weight, self.dtype, self.device)
 
     def _product(self, weight: LinearWeight) -> Linear:
         if self._is_invariant:
             return InvariantLinear(weight, self.dtype, self.device)
         if self.int8 and self._sums_rows:
-            return self._row_linear(weight, torch.int8)
+            return RowLinear(weight, torch.int8)
         return self.plain(weight)
-
-    def _row_linear(self, weight: LinearWeight, dtype: torch.dtype) -> RowLinear:
-        from llm.layers.rows import RowLinear  # imports LLVM, which is not needed on a GPU
-
-        return RowLinear(weight, dtype)
 
     def vector(self, values: Tensor) -> Tensor:
         """Return a weight that is not a matrix."""

@@ -25,9 +25,8 @@ from llm.kernels.products import gated_product, product
 from llm.kernels.projections import project_heads
 from llm.kernels.registry import KernelSet
 from llm.kernels.tuning import blocks_for
-from llm.layers.decoder import DecoderLayer, LogitsHead
+from llm.layers.decoder import DecoderLayer, LogitsHead, RMSNorm
 from llm.layers.linear import BiasedLinear, FloatLinear, Linear
-from llm.layers.norm import RMSNorm
 from llm.parallel.group import Group
 
 

@@ -22,8 +22,7 @@ from llm.batch import (
     ReturnLogits,
     ScheduledRow,
 )
-from llm.layers.decoder import Head
-from llm.layers.norm import RMSNorm
+from llm.layers.decoder import Head, RMSNorm
 from llm.memory.transfer import to_device
 from llm.models.base import PipelineModel
 from llm.models.session import EngineSession
@@ -64,17 +63,17 @@ class CausalModel(PipelineModel[ScheduledRow]):
         forward_batch = kv_cache_inputs.forward_batch
         if fed != forward_batch.query_lens:
             raise ValueError(f"the rows feed {fed} tokens, the cache {forward_batch.query_lens}")
-        wanted = self._wanted(rows, return_n_logits)
+        num_logits = self._num_logits(rows, return_n_logits)
         return ModelInputs(
             forward_batch=forward_batch,
             kv_cache_inputs=kv_cache_inputs,
             sampling_rows=tuple(index for index, row in enumerate(rows) if row.generates),
-            logit_rows=_last_rows(forward_batch, wanted),
-            logit_offsets=tuple(accumulate(wanted, initial=0)),
+            logit_rows=_last_rows(forward_batch, num_logits),
+            logit_offsets=tuple(accumulate(num_logits, initial=0)),
             adapters=tuple(row.lora for row in rows),
         )
 
-    def _wanted(self, rows: Sequence[ScheduledRow], return_n_logits: int) -> list[int]:
+    def _num_logits(self, rows: Sequence[ScheduledRow], return_n_logits: int) -> list[int]:
         """Return how many rows of logits each batch row needs, counted from its end."""
         if self.return_logits is ReturnLogits.ALL:
             return [len(row.token_ids) for row in rows]
@@ -114,8 +113,7 @@ class CausalModel(PipelineModel[ScheduledRow]):
         with torch.inference_mode():
             hidden = self.hidden_states(model_inputs.forward_batch, cache)
             rows = model_inputs.logit_rows
-            wanted = hidden if rows is None else hidden[rows]
-            logits = self._logits(wanted)
+            logits = self._logits(hidden if rows is None else hidden[rows])
             offsets = model_inputs.logit_offsets
             last = [offsets[row + 1] - 1 for row in model_inputs.sampling_rows]
             is_all = len(last) == len(logits)
@@ -203,15 +201,15 @@ def _echoed(
     return model_outputs.logits[start:end], torch.cat([fed, sampled.long()])
 
 
-def _last_rows(batch: ForwardBatch, wanted: Sequence[int]) -> Tensor | None:
-    """Return the tokens that are among the last `wanted` of their row; None if those are all
+def _last_rows(batch: ForwardBatch, counts: Sequence[int]) -> Tensor | None:
+    """Return the tokens that are among the last `counts` of their row; None if those are all
     tokens.
     """
-    if tuple(wanted) == batch.query_lens:
+    if tuple(counts) == batch.query_lens:
         return None
     ends = batch.row_offsets[1:]
     rows = [
-        token for end, count in zip(ends, wanted, strict=True) for token in range(end - count, end)
+        token for end, count in zip(ends, counts, strict=True) for token in range(end - count, end)
     ]
     return _index(rows, batch.positions.device)
 

@@ -15,13 +15,20 @@ from torch import Tensor
 
 from llm.batch import ForwardBatch, KVCacheInputs
 from llm.config import PipelineConfig, RopeType
-from llm.layers.activation import GatedMLP
-from llm.layers.attention import AttentionShape, AttentionWeights, SelfAttention
-from llm.layers.decoder import DecoderLayer, LogitsHead
-from llm.layers.embedding import Embedding
+from llm.layers.decoder import (
+    AttentionShape,
+    AttentionWeights,
+    DecoderLayer,
+    Embedding,
+    GatedMLP,
+    HeadNorm,
+    LogitsHead,
+    RMSNorm,
+    Rotary,
+    SelfAttention,
+    interleaved_rows,
+)
 from llm.layers.factory import BUILT_IN_KERNELS, TORCH_BLAS, LinearFactory
-from llm.layers.norm import HeadNorm, RMSNorm
-from llm.layers.rotary import Rotary, interleaved_rows
 from llm.layers.stack import Stack, create_stack
 from llm.layers.weight import LinearWeight
 from llm.models.base import product_bytes, upper_bounded_default

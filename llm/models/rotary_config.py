@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from llm.errors import CheckpointError
-from llm.layers.rotary import RotaryConfig
-from llm.layers.rotary_scaling import (
+from llm.layers.rotary import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    RotaryConfig,
     RotaryScaling,
     YarnScaling,
 )

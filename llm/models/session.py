@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from llm.kernels.registry import KernelSet
-from llm.models.profiling import Profiler
-from llm.models.step_trace import StepTrace
+from llm.models.profiling import Profiler, StepTrace
 
 logger = logging.getLogger(__name__)
 
 PDL_CAPABILITY = (9, 0)  # the first with programmatic dependent launch
 
 
-@dataclass(slots=True)
+@dataclass
 class EngineSession:
     """Device and switches; set by `PipelineConfig.configure_session`."""
 
@@ -51,12 +50,7 @@ class EngineSession:
             launch_level=self.pdl_level,
         )
 
-    @property
+    @cached_property
     def profiler(self) -> Profiler:
-        """Return a profiler with the configured level."""
-        return _profiler(self.gpu_profiling, self.device, self.trace)
-
-
-@lru_cache(maxsize=8)
-def _profiler(level: str, device: torch.device, trace: StepTrace | None) -> Profiler:
-    return Profiler(level, str(device), trace)
+        """Profiler of the configured level, created after `configure_session`."""
+        return Profiler(self.gpu_profiling, str(self.device), self.trace)

@@ -25,13 +25,12 @@ from llm.models.base import PipelineModel
 from llm.models.hf_config import read_eos_token_ids
 from llm.models.pooling import PoolingSpec
 from llm.models.weights import WeightsAdapter, WeightsFormat
-from llm.request import Request, TokenLogprob
+from llm.request import Request, TokenLogprob, check_switches
 from llm.runner.device_memory import GIB, available_bytes
 from llm.runner.device_stream import DeviceStream, create_stream
 from llm.runner.graphs.stats import GraphStats
 from llm.runner.model_runner import ModelRunner
 from llm.sampling.log_probabilities import log_probabilities
-from llm.scheduler import check_switches
 from llm.speculative.draft import DraftModel, create_draft_runner
 from llm.speculative.metrics import SpeculativeDecodingMetrics
 from llm.speculative.verify import SpeculativeDecoding
@@ -198,7 +197,7 @@ class TextGenerationPipelineInterface(ABC):
             self.prompt_scores.admit()
         if request.embeds or self.embeddings.spec is not None:
             self.embeddings.admit(request)
-        self.runner.choice.admit(request.sampling)
+        self.runner.token_sampler.admit(request.sampling)
         model = self.runner.loaded_model
         if request.sampling.top_logprobs is not None and model.no_log_probabilities:
             raise RequestError(model.no_log_probabilities)

@@ -159,7 +159,7 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         scores: PendingResult[StepOutput] | None = None
         is_scored = not batch.is_plain and any(map(_is_scored, batch.rows))
         if not (depending or is_scored):
-            plan = runner.choice.prepare(rows)
+            plan = runner.token_sampler.prepare(rows)
             tokens = self._launch_work(lambda: runner.step(inputs(), plan)[1])
         else:
             forward = self._launch_work(lambda: self._forward(inputs()))
@@ -167,8 +167,8 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
             sampled = before.wait() if before is not None and is_awaited else {}
             mask = self.structured.mask(*split_outputs(rows, sampled))
             failures = mask.failures
-            plan = runner.choice.prepare(known_outputs(rows, sampled), mask=mask.tokens)
-            tokens = self._launch_work(lambda: runner.choose(forward.value[1], plan))
+            plan = runner.token_sampler.prepare(known_outputs(rows, sampled), mask=mask.tokens)
+            tokens = self._launch_work(lambda: runner.sample_tokens(forward.value[1], plan))
             if is_scored:
                 scores = self._launch_work(lambda: self._score(batch, *forward.value, tokens.value))
         return AsyncBatch(names, tokens, self._stream.download(tokens), failures, scores)
@@ -177,10 +177,10 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         """Return the sampling rows whose next token depends on host-side results of earlier
         tokens.
         """
-        choice = self.runner.choice
-        if batch.is_plain and not choice.may_need_tokens:
+        sampler = self.runner.token_sampler
+        if batch.is_plain and not sampler.may_need_tokens:
             return []
-        return [row for row in rows if choice.needs_tokens(row.sampling) or needs_tokens(row)]
+        return [row for row in rows if sampler.needs_tokens(row.sampling) or needs_tokens(row)]
 
     def _forward(self, inputs: ModelInputs) -> tuple[ModelInputs, ModelOutputs]:
         return inputs, self.runner.forward(inputs)

@@ -19,7 +19,6 @@ from llm.batch import (
     ForwardMode,
     ModelInputs,
     ModelOutputs,
-    SampledTokens,
     ScheduledBatch,
     ScheduledRow,
     StepOutput,
@@ -108,12 +107,14 @@ class _MultiStepRun:
         self._is_scored = any(row.sampling.top_logprobs is not None for row in self._rows)
         self._has_grammar = any(row.sampling.json_schema for row in self._rows)
         self._inputs = runner.prepare(batch)
-        self._steps: list[SampledTokens] = []
+        self._sampled: list[Tensor] = []  # of each step: int32 [rows]
+        self._logprobs: list[tuple[TokenLogprob | None, ...]] = []  # of each step, if requested
         # Tokens on the host, by row. Reading them from a GPU blocks, so they are read only where
         # needed.
         self._tokens: list[list[int]] = [[] for _ in self._rows]
         self._reads_each_step = runner.device.type == "cpu" or any(
-            runner.choice.needs_tokens(row.sampling) or needs_tokens(row) for row in self._rows
+            runner.token_sampler.needs_tokens(row.sampling) or needs_tokens(row)
+            for row in self._rows
         )
         self.has_ended = False
 
@@ -124,16 +125,16 @@ class _MultiStepRun:
             self.has_ended = True
             return
         outputs, token_ids = self._run()
-        if not self._steps:
+        if not self._sampled:
             self._read_prompts(outputs)
-        scores: tuple[TokenLogprob | None, ...] = ()
         if self._is_scored:
-            scores = score_tokens(self._pipeline, self._rows, self._inputs, outputs, token_ids)
-        self._steps.append(SampledTokens(token_ids, scores))
+            entries = score_tokens(self._pipeline, self._rows, self._inputs, outputs, token_ids)
+            self._logprobs.append(entries)
+        self._sampled.append(token_ids)
         if self._reads_each_step:
             for tokens, token in zip(self._tokens, token_ids.tolist(), strict=True):
                 tokens.append(token)
-        if len(self._steps) == self._num_steps or self._have_all_stopped():
+        if len(self._sampled) == self._num_steps or self._have_all_stopped():
             self.has_ended = True
         else:
             self._inputs = self._runner.prepare_next(token_ids, self._inputs)
@@ -142,13 +143,13 @@ class _MultiStepRun:
         """Run a forward and sample. Grammar masks are computed while the forward runs."""
         runner, rows = self._runner, self._rows
         if not self._has_grammar:
-            plan = runner.choice.prepare(rows, len(self._steps), self._tokens)
+            plan = runner.token_sampler.prepare(rows, len(self._sampled), self._tokens)
             return runner.step(self._inputs, plan)
         outputs = runner.forward(self._inputs)
         mask = self._structured.mask(rows, self._tokens)
         self._failures.update(mask.failures)
-        plan = runner.choice.prepare(rows, len(self._steps), self._tokens, mask.tokens)
-        return outputs, runner.choose(outputs, plan)
+        plan = runner.token_sampler.prepare(rows, len(self._sampled), self._tokens, mask.tokens)
+        return outputs, runner.sample_tokens(outputs, plan)
 
     def _read_prompts(self, outputs: ModelOutputs) -> None:
         if self._scores.is_enabled:
@@ -165,16 +166,16 @@ class _MultiStepRun:
 
     def output(self) -> StepOutput:
         """Return all sampled tokens of every row, in order."""
-        if not self._steps:
+        if not self._sampled:
             return StepOutput({}, prompt_logprobs=self._prompt_logprobs, embeddings=self._vectors)
-        by_step = torch.stack([step.token_ids for step in self._steps]).tolist()
+        by_step = torch.stack(self._sampled).tolist()
         token_ids = {
             row.request_id: tuple(tokens)
             for row, tokens in zip(self._rows, zip(*by_step, strict=True), strict=True)
         }
         logprobs = {}
         for place, row in enumerate(self._rows):
-            entries = [step.logprobs[place] for step in self._steps if step.logprobs]
+            entries = [by_row[place] for by_row in self._logprobs]
             if entries and row.sampling.top_logprobs is not None:
                 logprobs[row.request_id] = tuple(entry for entry in entries if entry is not None)
         return StepOutput(token_ids, logprobs, self._failures, self._prompt_logprobs)

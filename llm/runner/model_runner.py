@@ -4,7 +4,7 @@ runner = ModelRunner(config)
 runner.initialize()                          # device, memory plan, weights, pool, attention
 inputs = runner.prepare(batch)               # ScheduledBatch -> ForwardBatch -> ModelInputs
 outputs = runner.forward(inputs)             # attention was planned by prepare
-token_ids = runner.choose(outputs, runner.choice.prepare(rows))
+token_ids = runner.sample_tokens(outputs, runner.token_sampler.prepare(rows))
 
 Without a scheduler it is driven by tensors: see `TensorInterface`.
 """
@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,6 +37,7 @@ from llm.config import ModelConfig, PipelineConfig, default_config
 from llm.errors import ConfigError
 from llm.kv_cache.kv_pool import KVPool
 from llm.memory.plan import MemoryPlan
+from llm.memory.transfer import to_device
 from llm.models.base import PipelineModel
 from llm.models.encoding import choose_encoding
 from llm.models.hf_config import HuggingFaceConfig
@@ -51,11 +53,9 @@ from llm.runner.graphs.cuda_graphs import GraphInputs, GraphRunner
 from llm.runner.graphs.rows import PADDING_PAGES
 from llm.runner.graphs.shapes import GraphLimits
 from llm.runner.memory_planning import MemoryPlanning
-from llm.runner.tensor_api.forward_batches import batch_of_rows
 from llm.runner.tensor_api.interface import LogitsProcessorOutput, TensorInterface
-from llm.runner.token_choice import DeviceChoice, HostChoice, TokenChoice
-from llm.sampling.device.sampler import DeviceSampler
-from llm.sampling.sampler import Sampler
+from llm.sampling.device.sampler import BufferedSampler, DeviceSampler
+from llm.sampling.sampler import Sampler, TokenSampler
 
 logger = logging.getLogger(__name__)
 
@@ -116,8 +116,9 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         self.attn_backend: AttentionBackend[Any] | None = None
         self.graph_runner: GraphRunner | None = None  # None: every forward runs eagerly
         self.gdn_pool: None = None  # no architecture here keeps a recurrent state
+        self._logits_dtype: torch.dtype = getattr(torch, config.sampling.in_dtype)
         self.sampler = Sampler(self.vocab_size, self.device)
-        self.choice: TokenChoice[Any] = HostChoice(self.sampler)
+        self.token_sampler: TokenSampler[Any] = self.sampler
 
     @property
     def is_generation(self) -> bool:
@@ -267,7 +268,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
     def sample_on_device(self) -> None:
         """Sample in one program on the device from now on."""
         sampler = DeviceSampler(self.vocab_size, self.device, self.max_running_requests)
-        self.choice = DeviceChoice(sampler)
+        self.token_sampler = BufferedSampler(sampler)
 
     def use_graphs(self, capture: GraphCapture) -> None:
         """Replay forwards from now on: batches up to the largest, contexts up to the size of the
@@ -285,7 +286,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
                 min(self.context_len, self.max_total_num_tokens),
             ),
             logits_dtype=self._logits_dtype,
-            sampling=self.choice.captured,
+            sampling=self.token_sampler.captured,
         )
         self.graph_runner.capture()
 
@@ -312,8 +313,8 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             with torch.inference_mode():
                 inputs = self._prepare_eagerly(ScheduledBatch((row,), ForwardMode.EXTEND))
                 logits = self.loaded_model.execute(inputs).next_token_logits
-                self.choice.choose(logits, self.choice.prepare([row]))
-            self.choice.release("")
+                self.token_sampler.sample(logits, self.token_sampler.prepare([row]))
+            self.token_sampler.release("")
 
     def prepare(
         self,
@@ -371,35 +372,30 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             dtype = self._logits_dtype
             return outputs if outputs.logits.dtype == dtype else _as_sampled(outputs, dtype)
 
-    @property
-    def _logits_dtype(self) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self.server_config.sampling.in_dtype)
-        return dtype
-
     def forward_idle(self) -> ModelOutputs:
         """Run a forward without rows; returns [0, V] logits."""
         self.forward_pass_id += 1
         nothing = torch.empty(0, self.vocab_size, device=self.device)
         return ModelOutputs(nothing, nothing, (0,))
 
-    def choose(self, outputs: ModelOutputs, plan: Any) -> Tensor:
-        """Return int32 [B] token ids for the rows of a plan of `self.choice`."""
+    def sample_tokens(self, outputs: ModelOutputs, plan: Any) -> Tensor:
+        """Return int32 [B] token ids for the rows of a plan of `self.token_sampler`."""
         with self.session.profiler.range("sample", detail=True):
-            return self.choice.choose(outputs.next_token_logits, plan)
+            return self.token_sampler.sample(outputs.next_token_logits, plan)
 
     def step(self, inputs: ModelInputs, plan: Any) -> tuple[ModelOutputs, Tensor]:
-        """Run `forward` and `choose`, in one launch if both were captured."""
+        """Run `forward` and `sample_tokens`, in one launch if both were captured."""
         graphs = self.graph_runner
         if graphs is None or not (graphs.samples and isinstance(inputs, GraphInputs)):
-            return (outputs := self.forward(inputs)), self.choose(outputs, plan)
+            return (outputs := self.forward(inputs)), self.sample_tokens(outputs, plan)
         self.forward_pass_id += 1
         with self.session.profiler.range("forward", detail=True):
-            outputs = graphs.replay(inputs, partial(self.choice.load, plan))
+            outputs = graphs.replay(inputs, partial(self.token_sampler.load, plan))
             return outputs, graphs.tokens(inputs)
 
     def release(self, request_id: str) -> None:
         """Free what is kept for a request that has ended; no effect for unknown ids."""
-        self.choice.release(request_id)
+        self.token_sampler.release(request_id)
         if self.model is not None:
             self.model.release(request_id)
 
@@ -407,7 +403,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         """Free model and memory. Idempotent."""
         self.graph_runner = self.attn_backend = None
         self.token_to_kv_pool = self.model = None
-        self.choice = HostChoice(self.sampler)
+        self.token_sampler = self.sampler
         self._req_to_token_pool = self._allocator = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -442,3 +438,47 @@ def _as_sampled(outputs: ModelOutputs, dtype: torch.dtype) -> ModelOutputs:
     """Return logits rounded to `sampling.in_dtype`, in the format they are given in."""
     logits, last = (t.to(dtype).float() for t in (outputs.logits, outputs.next_token_logits))
     return replace(outputs, logits=logits, next_token_logits=last)
+
+
+def batch_of_rows(
+    rows: Sequence[ScheduledRow], mode: ForwardMode, page_size: int, device: torch.device
+) -> ForwardBatch:
+    """Create a batch in which row b feeds its tokens at the positions from its `start` on."""
+    numbers = (
+        _decoded(rows, page_size) if mode is ForwardMode.DECODE else _extended(rows, page_size)
+    )
+    input_ids, positions, slot_mapping = to_device(torch.from_numpy(numbers), device)
+    return ForwardBatch(
+        mode=mode,
+        request_ids=tuple(row.request_id for row in rows),
+        query_lens=tuple(len(row.token_ids) for row in rows),
+        context_lens=tuple(row.context_len for row in rows),
+        pages=tuple(row.pages for row in rows),
+        page_size=page_size,
+        input_ids=input_ids,
+        positions=positions,
+        slot_mapping=slot_mapping,
+    )
+
+
+def _decoded(rows: Sequence[ScheduledRow], size: int) -> np.ndarray:
+    """Return int64 [3, B]: id, position and slot of the one token of each row."""
+    token_ids, positions, slots = [], [], []
+    for row in rows:
+        position = row.start
+        token_ids.append(row.token_ids[0])
+        positions.append(position)
+        slots.append(row.pages[position // size] * size + position % size)
+    return np.array([token_ids, positions, slots], dtype=np.int64)
+
+
+def _extended(rows: Sequence[ScheduledRow], size: int) -> np.ndarray:
+    """Return int64 [3, T]: id, position and slot of each token."""
+    positions = [np.arange(row.start, row.context_len) for row in rows]
+    slots = [
+        np.asarray(row.pages, dtype=np.int64)[position // size] * size + position % size
+        for row, position in zip(rows, positions, strict=True)
+    ]
+    token_ids = [token for row in rows for token in row.token_ids]
+    numbers = [token_ids, np.concatenate(positions), np.concatenate(slots)]
+    return np.array(numbers, dtype=np.int64)

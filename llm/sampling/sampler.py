@@ -8,9 +8,10 @@ last two on the distribution that top-k leaves).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -19,40 +20,23 @@ from torch import Tensor
 from llm.batch import ScheduledRow
 from llm.memory.transfer import to_device
 from llm.request import SamplingParams
-from llm.sampling.candidates import Candidates, candidates
 from llm.sampling.logits import (
-    DrawParameters,
+    Candidates,
+    Method,
     Penalties,
+    SamplingGroup,
     TokenMask,
-    sample_any,
-    sample_top_k,
-    sample_top_p,
+    candidates,
+    cut_sorted,
+    probabilities_of,
 )
 from llm.sampling.rng import uniforms
+
+PlanT = TypeVar("PlanT")
 
 KEEP_ALL = 2.0  # a top_p that no accumulated probability reaches
 # below this, logits over temperature overflow, and the result is argmax
 MIN_TEMPERATURE = 1e-6
-
-
-class Method(Enum):
-    """Sampling method of a row."""
-
-    GREEDY = "greedy"
-    TOP_K = "top_k"
-    TOP_P = "top_p"
-    ANY = "any"
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Rows with the same method and candidates, and their indices among the sampling rows."""
-
-    candidates: Candidates
-    method: Method
-    top_k: int
-    index: Tensor | None  # int64 [n]; None: all rows, in order
-    draw: DrawParameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +44,90 @@ class SamplingPlan:
     """Plan for sampling the rows of one forward."""
 
     num_rows: int
-    groups: tuple[Group, ...]
+    groups: tuple[SamplingGroup, ...]
     penalties: Penalties | None
     mask: TokenMask | None = None
 
 
-class Sampler:
-    """Sampler for logits [B, vocab_size] on `device`."""
+@dataclass(frozen=True, slots=True)
+class CapturedSampling:
+    """Sampling as a program that can be captured."""
+
+    program: Callable[[Tensor, Tensor], Tensor]
+    """Function from logits [B, V] and records int32 [B, record_words] to int32 [B] tokens. The
+    record of a padding row is zeros, and its token is 0.
+    """
+
+    record_words: int
+
+
+class TokenSampler(ABC, Generic[PlanT]):
+    """From logits to tokens, prepared on the host and done on the device.
+
+    Every plan is used once, in order of creation.
+
+    Sampler           a plan for each step: on the CPU, and where drafts are verified
+    BufferedSampler   one program over fixed memory: on a GPU. It counts the tokens that it draws
+                      itself, so that penalties need no tokens on the host.
+    """
+
+    captured: CapturedSampling | None = None
+    """Sampling with the loaded parameters; None: it cannot be captured."""
+
+    may_need_tokens = True
+    """Whether `needs_tokens` may return True."""
+
+    def admit(self, sampling: SamplingParams) -> None:
+        """Raise `RequestError` for unsupported parameters. Thread-safe."""
+        return
+
+    @abstractmethod
+    def needs_tokens(self, sampling: SamplingParams) -> bool:
+        """Whether the host must know a request's tokens to prepare its next one."""
+
+    @abstractmethod
+    def prepare(
+        self,
+        rows: Sequence[ScheduledRow],
+        step: int = 0,
+        sampled: Sequence[Sequence[int]] | None = None,
+        mask: TokenMask | None = None,
+    ) -> PlanT:
+        """Plan the next token of each row, `step` tokens after its `output_ids`.
+
+        `sampled` are those tokens, by row, where they must be known. `mask` restricts rows to a
+        grammar.
+        """
+
+    def load(self, plan: PlanT, records: np.ndarray) -> None:
+        """Write a plan's parameters for the captured program, behind the work that the device has
+        queued.
+
+        Includes the records of all rows, with padding rows.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no program")
+
+    @abstractmethod
+    def sample(self, logits: Tensor, plan: PlanT) -> Tensor:
+        """Return int32 [B] token ids, owned by the caller, for logits [B, V], which are not
+        changed.
+        """
+
+    def release(self, request_id: str) -> None:
+        """Free what is kept for a request that has ended; no effect for unknown ids."""
+        return
+
+
+class Sampler(TokenSampler[SamplingPlan]):
+    """Sampler for logits [B, vocab_size] on `device`, with a plan for each step."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
         self._device = device
+
+    def needs_tokens(self, sampling: SamplingParams) -> bool:
+        """See `TokenSampler`: penalties are computed on the host."""
+        return has_penalties(sampling)
 
     def prepare(
         self,
@@ -79,11 +136,7 @@ class Sampler:
         sampled: Sequence[Sequence[int]] | None = None,
         mask: TokenMask | None = None,
     ) -> SamplingPlan:
-        """Plan the next token of each row, `step` tokens after its `output_ids`.
-
-        `sampled` are those tokens, by row; only rows with penalties use them. `mask` restricts rows
-        to a grammar.
-        """
+        """See `TokenSampler`; only rows with penalties use the tokens `sampled`."""
         already = [len(row.output_ids) + step for row in rows]
         members: dict[tuple[Candidates, Method, int], list[int]] = {}
         for place, row in enumerate(rows):
@@ -102,7 +155,7 @@ class Sampler:
         places: list[int],
         rows: Sequence[ScheduledRow],
         uniform: np.ndarray,
-    ) -> Group:
+    ) -> SamplingGroup:
         params = [rows[place].sampling for place in places]
         numbers = [
             [p.temperature, p.top_p if p.top_p < 1 else KEEP_ALL, p.min_p, float(uniform[place])]
@@ -112,9 +165,20 @@ class Sampler:
         index = None
         if len(places) != len(rows):
             index = to_device(torch.tensor(places), self._device)
-        temperature, top_p, min_p, uniforms_ = table.split(1, dim=1)
+        temperature, top_p, min_p, drawn = table.split(1, dim=1)
         cuts = any(p.top_p < 1 or p.min_p > 0 for p in params)
-        return Group(*key, index, DrawParameters(temperature, top_p, min_p, uniforms_, cuts))
+        allowed, method, top_k = key
+        return SamplingGroup(
+            candidates=allowed,
+            method=method,
+            top_k=top_k,
+            index=index,
+            temperature=temperature,
+            top_p=top_p,
+            min_p=min_p,
+            uniform=drawn,
+            cuts=cuts,
+        )
 
     def _penalties(
         self, rows: Sequence[ScheduledRow], sampled: Sequence[Sequence[int]] | None
@@ -135,13 +199,13 @@ class Sampler:
         )
 
     def sample(self, logits: Tensor, plan: SamplingPlan) -> Tensor:
-        """Return int32 [B] token ids for logits [B, V], which are not changed."""
+        """See `TokenSampler`."""
         logits = adjusted(logits, plan)
         if len(plan.groups) == 1:
-            return _choose(plan.groups[0], logits).int()
+            return plan.groups[0].sample(logits).int()
         token_ids = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
         for group in plan.groups:
-            token_ids[group.index] = _choose(group, logits[group.index]).int()
+            token_ids[group.index] = group.sample(logits[group.index]).int()
         return token_ids
 
 
@@ -194,16 +258,33 @@ def _penalised(
     return pairs, np.broadcast_to(factors, (len(ids), 3))
 
 
-def _choose(group: Group, logits: Tensor) -> Tensor:
-    """Return token ids [n] of the group's rows."""
-    allowed = group.candidates.take(logits)
-    match group.method:
-        case Method.GREEDY:
-            columns = allowed.argmax(dim=1)
-        case Method.TOP_K:
-            columns = sample_top_k(allowed, group.top_k, group.draw)
-        case Method.TOP_P:
-            columns = sample_top_p(allowed, group.draw)
-        case Method.ANY:
-            columns = sample_any(allowed, group.draw)
-    return group.candidates.ids_of(columns)
+def distribution(logits: Tensor, plan: SamplingPlan) -> Tensor:
+    """Return float64 [B, V]: the probabilities that `Sampler.sample` draws from, for speculation.
+
+    A greedy row has a single 1.
+    """
+    logits = adjusted(logits, plan)
+    found = torch.zeros(logits.shape, dtype=torch.float64, device=logits.device)
+    for group in plan.groups:
+        rows = torch.arange(len(logits), device=logits.device)
+        if group.index is not None:
+            rows = group.index
+        weights = _weights(group, group.candidates.take(logits[rows]))
+        columns = torch.arange(weights.shape[1], device=logits.device)
+        ids = group.candidates.ids_of(columns)
+        found[rows.unsqueeze(1), ids] = weights / weights.sum(1, keepdim=True)
+    return found
+
+
+def _weights(group: SamplingGroup, allowed: Tensor) -> Tensor:
+    """Return float64 [n, W] of the candidates' logits, not normalised."""
+    weights = torch.zeros(allowed.shape, dtype=torch.float64, device=allowed.device)
+    if group.method is Method.GREEDY:
+        return weights.scatter_(1, allowed.argmax(dim=1, keepdim=True), 1.0)
+    if group.method is Method.TOP_K:
+        values, columns = torch.topk(allowed, min(group.top_k, allowed.shape[1]), dim=1)
+        probabilities = torch.softmax(values.double() / group.temperature, dim=1)
+    else:
+        plain = probabilities_of(allowed, group)
+        probabilities, columns = plain.sort(dim=1, descending=True, stable=True)
+    return weights.scatter_(1, columns, cut_sorted(probabilities, group).double())

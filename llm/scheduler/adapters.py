@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Set
 
-from llm.scheduler.queue import PendingQueue
+from llm.scheduler.table import PendingQueue
 from llm.sequence import Sequence
 
 PATIENCE_S = 2.0
@@ -50,9 +50,9 @@ class ActiveAdapters:
         return f"ActiveAdapters({self._counts})"
 
 
-class AdapterGate:
-    """Admission of adapters during one planning; sequences with pages hold slots for `active`
-    adapters.
+class AdapterAdmission:
+    """Admission of adapters while one batch is planned; sequences with pages hold slots for
+    `active` adapters.
     """
 
     def __init__(self, limit: int, active: Set[str], pending: PendingQueue, now: float) -> None:

@@ -11,13 +11,12 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 
 from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow
 from llm.kv_cache.manager import KVCacheManager
-from llm.scheduler.adapters import ActiveAdapters, AdapterGate
-from llm.scheduler.budget import BudgetDecision, TokenBudget
+from llm.scheduler.adapters import ActiveAdapters, AdapterAdmission
 from llm.scheduler.limits import ResolvedLimits
-from llm.scheduler.prefill_policy import PrefillPolicy
 from llm.scheduler.table import SequenceTable, entry_order
 from llm.sequence import AWAITED, FUTURE_TOKEN, Sequence, SequenceStatus
 
@@ -28,7 +27,7 @@ PREEMPTION_LOG_INTERVAL_S = 1.0
 _new = tuple.__new__
 
 
-class _Draft:
+class _BatchBuilder:
     """A batch that is being filled."""
 
     def __init__(self, budget: TokenBudget) -> None:
@@ -43,7 +42,7 @@ class _Draft:
         self,
         candidates: list[Sequence],
         page_size: int,
-        grow: Callable[[Sequence, _Draft], bool],
+        grow: Callable[[Sequence, _BatchBuilder], bool],
     ) -> None:
         """Add a row for each sequence that has the pages, or can `grow`.
 
@@ -63,19 +62,19 @@ class _Draft:
             sequence.in_flight += 1
             is_plain = is_plain and sequence.is_plain
             last = sequence.tokens[-1]
-            row = (
+            row = (  # the fields of `ScheduledRow` in order: naming them takes four times as long
                 sequence.request_id,
-                AWAITED if last == FUTURE_TOKEN else (last,),
+                AWAITED if last == FUTURE_TOKEN else (last,),  # token_ids
                 start,
                 pages,
-                False,
-                True,
+                False,  # is_extend
+                True,  # samples
                 sequence.sampling,
                 sequence.output_ids,
                 sequence.lora,
-                False,
+                False,  # embeds
             )
-            rows.append(_new(ScheduledRow, row))  # takes half the time of `ScheduledRow(...)`
+            rows.append(_new(ScheduledRow, row))
             sequences.append(sequence)
         self.is_plain = is_plain
 
@@ -147,34 +146,36 @@ class BatchPlanner:
         self._ahead = ahead
         if ahead and not self._pages_suffice():
             return ScheduledBatch((), ForwardMode.IDLE)
-        policy, draft = self.policy, _Draft(TokenBudget(self._limits, self._kv.page_size))
+        policy, builder = self.policy, _BatchBuilder(TokenBudget(self._limits, self._kv.page_size))
         can_prefill = policy.can_prefill()
         if self._limits.in_flight_batching:
-            self._add_decode_rows(draft, policy.decode_order())
+            self._add_decode_rows(builder, policy.decode_order())
             decoded_all = True
             if can_prefill:
-                self._add_prompts(draft)
+                self._add_prompts(builder)
         else:
             first = policy.first_decode()
             if can_prefill and not first:
-                self._add_prompts(draft)
-            decoded_all = not draft.rows and not first
-            if not draft.rows:
-                self._add_decode_rows(draft, first or policy.decode_order())
-        prompts = draft.sequences[len(draft.sequences) - draft.num_prompts :]
+                self._add_prompts(builder)
+            decoded_all = not builder.rows and not first
+            if not builder.rows:
+                self._add_decode_rows(builder, first or policy.decode_order())
+        prompts = builder.sequences[len(builder.sequences) - builder.num_prompts :]
         policy.planned(prompts, decoded_all)
-        self.sequences = tuple(draft.sequences)
-        return draft.finish()
+        self.sequences = tuple(builder.sequences)
+        return builder.finish()
 
-    def _add_decode_rows(self, draft: _Draft, in_order: Iterable[Sequence]) -> None:
+    def _add_decode_rows(self, builder: _BatchBuilder, in_order: Iterable[Sequence]) -> None:
         candidates = list(itertools.islice(in_order, self._limits.max_batch_size))
         if self._limits.max_num_steps > 1 and candidates:
-            draft.num_steps = self._num_steps(candidates)
-        draft.add_decode_rows(candidates, self._kv.page_size, self._grow)
+            builder.num_steps = self._num_steps(candidates)
+        builder.add_decode_rows(candidates, self._kv.page_size, self._grow)
         context_tokens = 0
         if self._limits.max_total_tokens is not None:
-            context_tokens = sum(draft.budget.context_cost(row.context_len) for row in draft.rows)
-        draft.budget.add_decode_rows(len(draft.rows), context_tokens)
+            context_tokens = sum(
+                builder.budget.context_cost(row.context_len) for row in builder.rows
+            )
+        builder.budget.add_decode_rows(len(builder.rows), context_tokens)
 
     def _pages_suffice(self) -> bool:
         """Whether every decoding row can have its next page."""
@@ -191,35 +192,35 @@ class BatchPlanner:
         useful = max(sequence.remaining_tokens for sequence in candidates)
         return max(1, min(most, room, useful))
 
-    def _grow(self, sequence: Sequence, draft: _Draft) -> bool:
+    def _grow(self, sequence: Sequence, builder: _BatchBuilder) -> bool:
         """Claim pages for the row's tokens, preempting younger sequences if necessary."""
         request_id, num_tokens = sequence.request_id, len(sequence.tokens)
-        if self._kv.extend(request_id, num_tokens + draft.num_steps - 1):
+        if self._kv.extend(request_id, num_tokens + builder.num_steps - 1):
             return True
-        draft.num_steps = 1  # a shorter turn costs less than a preemption
+        builder.num_steps = 1  # a shorter turn costs less than a preemption
         while not self._kv.extend(request_id, num_tokens):
             victim = next(self._victims(for_decode=sequence), None)
             if victim is not None:
                 self._preempt(victim)
                 continue
-            if not draft.rows and not self._ahead:
+            if not builder.rows and not self._ahead:
                 self._fail(sequence)
             return False
         return True
 
-    def _add_prompts(self, draft: _Draft) -> None:
+    def _add_prompts(self, builder: _BatchBuilder) -> None:
         limit = self._limits.max_adapters
         if limit is None:
-            self._add_admitted(draft, None)
+            self._add_admitted(builder, None)
             return
-        gate = AdapterGate(limit, self.adapters.names, self._table.pending, self._clock())
-        self._add_admitted(draft, gate)
-        gate.close()
+        admission = AdapterAdmission(limit, self.adapters.names, self._table.pending, self._clock())
+        self._add_admitted(builder, admission)
+        admission.close()
 
-    def _add_admitted(self, draft: _Draft, gate: AdapterGate | None) -> None:
-        """Add prompts, from the front of the queue on; `gate` None: any adapters may run."""
-        pending, budget = self._table.pending, draft.budget
-        while pending and self._has_row(draft) and (gate is None or gate.skip_waiting()):
+    def _add_admitted(self, builder: _BatchBuilder, adapters: AdapterAdmission | None) -> None:
+        """Add prompts, from the front of the queue on; `adapters` None: any adapters may run."""
+        pending, budget = self._table.pending, builder.budget
+        while pending and self._has_row(builder) and (adapters is None or adapters.skip_waiting()):
             sequence = pending.peek()
             num_tokens = len(sequence.tokens)
             if not self._can_ever_run(sequence, budget):
@@ -228,35 +229,35 @@ class BatchPlanner:
             # At least one token is fed, however much of the prompt is cached.
             if budget.decide(1, num_tokens) is BudgetDecision.EXHAUSTED:
                 return
-            if not sequence.pages and not self._claim(sequence, draft):
+            if not sequence.pages and not self._claim(sequence, builder):
                 return
             self._table.prefill_next()
             sequence.mark_scheduled(self._clock())
             num_left = sequence.extend_end - sequence.processed
             decision = budget.decide(num_left, num_tokens)
-            draft.add_prompt(sequence, budget.take(num_left, num_tokens))
+            builder.add_prompt(sequence, budget.take(num_left, num_tokens))
             if decision is not BudgetDecision.AVAILABLE:
                 return
 
-    def _has_row(self, draft: _Draft) -> bool:
-        num_decoding = len(self._table.decoding) + draft.num_prompts
+    def _has_row(self, builder: _BatchBuilder) -> bool:
+        num_decoding = len(self._table.decoding) + builder.num_prompts
         limits = self._limits
-        return len(draft.rows) < limits.max_batch_size and num_decoding < limits.max_decoding
+        return len(builder.rows) < limits.max_batch_size and num_decoding < limits.max_decoding
 
     def _can_ever_run(self, sequence: Sequence, budget: TokenBudget) -> bool:
         num_tokens = len(sequence.tokens)
         fits_pool = self._kv.pages_for(num_tokens) <= self._kv.total_pages
         return fits_pool and budget.fits_alone(num_tokens)
 
-    def _claim(self, sequence: Sequence, draft: _Draft) -> bool:
+    def _claim(self, sequence: Sequence, builder: _BatchBuilder) -> bool:
         """Claim pages for all known tokens. The watermark does not apply when no sequence is
         active.
         """
-        nobody_active = not (draft.rows or self._table.decoding or self._ahead)
-        watermark = 1.0 if nobody_active else self._limits.watermark
+        is_idle = not (builder.rows or self._table.decoding or self._ahead)
+        watermark = 1.0 if is_idle else self._limits.watermark
         num_hits = self._try_claim(sequence, watermark)
         if num_hits is None:
-            victims = self._victims() if nobody_active else self._paused_holders()
+            victims = self._victims() if is_idle else self._paused_holders()
             reclaimable = list(victims)
             room = self._kv.room(watermark) + sum(len(victim.pages) for victim in reclaimable)
             if room < self._kv.pages_for(len(sequence.tokens)):
@@ -333,3 +334,162 @@ class BatchPlanner:
         if limits.max_total_tokens is not None and num_tokens > limits.max_total_tokens:
             message = f"{num_tokens} tokens exceed max_batch_total_tokens={limits.max_total_tokens}"
         self.failed.append((sequence, f"{message}; use a shorter prompt or fewer tokens"))
+
+
+class PrefillPolicy:
+    """Decides whether prompts or decode rows run next; changes no sequence.
+
+        prefill while prompts wait and fewer than `min_batch_size_tg` decode
+           │  ▲                  (each batch then decoded once: `enable_prioritize_first_decode`)
+           ▼  │
+        decode, and continue as long as `min_batch_size_tg` or more decode
+
+    The bound is `max_queue_size_tg` unless set: then prompts run whenever a sequence ends, which is
+    the rule for text. Zero decodes until all have ended. Where no prompt can be added (no room, no
+    pages), decoding continues. In-flight batching puts both kinds of rows into one batch: then
+    prompts may join below the bound.
+    """
+
+    def __init__(
+        self,
+        limits: ResolvedLimits,
+        table: SequenceTable,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits = limits
+        self._table = table
+        self._clock = clock
+        self._just_prefilled: list[Sequence] = []  # sequences of the last batch with prompts
+        self._num_prefilled = 0  # prompts since all decoding sequences last had their turn
+        self._held_since: float | None = None
+        self.delay_s = 0.0  # seconds that prompts still wait for others, at the last call
+
+    def can_prefill(self) -> bool:
+        """Whether prompts may run next."""
+        self.delay_s = 0.0
+        if not self._table.pending:
+            self._held_since = None
+            return False
+        num_decoding, limits = len(self._table.decoding), self._limits
+        if num_decoding >= max(limits.min_decoding, 1):
+            return False
+        # Requests of one token never fill the decode set, and must not block decoding forever.
+        if num_decoding and self._num_prefilled >= limits.max_decoding:
+            return False
+        if self._limits.prefill_delay_s:
+            self.delay_s = self._remaining_delay_s()
+        return self.delay_s <= 0
+
+    def first_decode(self) -> list[Sequence]:
+        """Return the sequences that decode before all others."""
+        return [s for s in self._just_prefilled if s.status is SequenceStatus.DECODING]
+
+    def decode_order(self) -> Iterable[Sequence]:
+        """Return all decoding sequences by first entry, with those of `first_decode` in front."""
+        first, decoding = self.first_decode(), self._table.decoding.values()
+        if not first:
+            return decoding
+        chosen = set(first)
+        return itertools.chain(first, (s for s in decoding if s not in chosen))
+
+    def planned(self, prefilled: list[Sequence], decoded_all: bool) -> None:
+        """Record a batch: its prompts, and whether decode rows had their turn."""
+        if decoded_all:
+            self._num_prefilled = 0
+        self._just_prefilled = prefilled if self._limits.first_decode else []
+        if prefilled:
+            self._num_prefilled += sum(s.active_end == s.extend_end for s in prefilled)
+            self._held_since = None
+
+    def _remaining_delay_s(self) -> float:
+        """Return how many seconds a prefill still waits for later requests (`ce_delay_ms`)."""
+        head = self._table.pending.peek()
+        if head.first_scheduled_s is not None:
+            return 0.0  # sequences that ran before continue at once
+        if self._is_full():
+            return 0.0
+        if self._held_since is None or head.arrival_s < self._held_since:
+            self._held_since = head.arrival_s
+        return self._held_since + self._limits.prefill_delay_s - self._clock()
+
+    def _is_full(self) -> bool:
+        """Whether no later request could join the next prefill."""
+        limits, pending = self._limits, self._table.pending
+        room = min(limits.max_batch_size, limits.max_decoding - len(self._table.decoding))
+        return len(pending) >= room or pending.num_tokens >= limits.max_input_tokens
+
+    def __repr__(self) -> str:
+        num_first = len(self._just_prefilled)
+        return f"PrefillPolicy({self._num_prefilled} prefilled, {num_first} decode first)"
+
+
+class BudgetDecision(Enum):
+    """Decision on one more row."""
+
+    AVAILABLE = "available"  # admit, continue
+    REACHED = "reached"  # admit, then stop
+    EXHAUSTED = "exhausted"  # do not admit, stop
+
+
+class TokenBudget:
+    """The capacity that one batch has left: two budgets, checked in order.
+
+    The first that is not available decides.
+    """
+
+    def __init__(self, limits: ResolvedLimits, page_size: int) -> None:
+        self._capacity = limits.max_input_tokens
+        self._chunked = limits.chunked_prefill
+        self._context_capacity = limits.max_total_tokens
+        self._page_size = page_size
+        self.active_tokens = 0
+        self.context_tokens = 0
+
+    def add_decode_rows(self, num_rows: int, context_tokens: int) -> None:
+        """Count rows that the batch contains regardless of their cost."""
+        self.active_tokens += num_rows
+        self.context_tokens += context_tokens
+
+    def context_cost(self, num_tokens: int) -> int:
+        """Return the resident tokens of a sequence of `num_tokens`: whole pages."""
+        return -(-num_tokens // self._page_size) * self._page_size
+
+    def fits_alone(self, num_tokens: int) -> bool:
+        """Whether a sequence of `num_tokens` can ever run, alone in its batch."""
+        return self._context_capacity is None or num_tokens <= self._context_capacity
+
+    def decide(self, num_tokens: int, context_len: int) -> BudgetDecision:
+        """Decide on a prompt that feeds `num_tokens` and then has `context_len` tokens."""
+        left = self._capacity - self.active_tokens
+        if left <= 0:
+            return BudgetDecision.EXHAUSTED
+        active = BudgetDecision.REACHED if num_tokens >= left else BudgetDecision.AVAILABLE
+        context = BudgetDecision.AVAILABLE
+        if self._context_capacity is not None:
+            context = self._decide_context(context_len, self._context_capacity)
+        if context is BudgetDecision.EXHAUSTED or active is BudgetDecision.AVAILABLE:
+            return context
+        return active
+
+    def _decide_context(self, context_len: int, capacity: int) -> BudgetDecision:
+        left = capacity - self.context_tokens - self.context_cost(context_len)
+        if left > 0:
+            return BudgetDecision.AVAILABLE
+        # Rounding up to whole pages must not exclude a sequence that fits by itself.
+        alone = self.active_tokens == 0 and self.fits_alone(context_len)
+        return BudgetDecision.REACHED if left == 0 or alone else BudgetDecision.EXHAUSTED
+
+    def take(self, num_tokens: int, context_len: int) -> int:
+        """Admit a prompt; return how many of `num_tokens` it may feed now."""
+        granted = num_tokens
+        if self._chunked:
+            granted = min(num_tokens, self._capacity - self.active_tokens)
+        self.active_tokens += granted
+        self.context_tokens += self.context_cost(context_len)
+        return granted
+
+    def __repr__(self) -> str:
+        return (
+            f"TokenBudget({self.active_tokens}/{self._capacity} active, "
+            f"{self.context_tokens}/{self._context_capacity or '∞'} context)"
+        )

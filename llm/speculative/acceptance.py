@@ -26,10 +26,9 @@ import torch
 from torch import Tensor
 
 from llm.batch import ScheduledRow
-from llm.sampling.distribution import distribution
 from llm.sampling.logits import pick
 from llm.sampling.rng import uniforms
-from llm.sampling.sampler import SamplingPlan, is_greedy
+from llm.sampling.sampler import SamplingPlan, distribution, is_greedy
 
 ACCEPT_STREAM = 0x8CB92BA72F3D8DD7  # selects another stream of random numbers of a seed
 TYPICAL_THRESHOLD = 0.09  # epsilon of the paper, whose square root is delta

@@ -23,7 +23,7 @@ from decoder import (
     create_decoder,
     render,
 )
-from decoder.padding import PaddedNetwork
+from decoder.window_inputs import PaddedNetwork
 from tests.decoder.toys import windows_of
 
 WHOLE = StreamingOptions()

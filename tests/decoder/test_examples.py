@@ -157,7 +157,7 @@ def windows_of_example(example: Example) -> list[DecodeWindow]:
         prompt_codes=[FIRST["p"] + j for j in range(example.prompt_len)],
         carry=None if carry_len is None else [FIRST["c"] + j for j in range(carry_len)],
     )
-    return [stream.window(chunk) for chunk in cut(range(NUM_CODES), example.sizes)]
+    return [*stream.push(range(NUM_CODES)), *stream.finish()]
 
 
 @pytest.fixture(params=EXAMPLES, ids=lambda number: f"example{number}")
@@ -202,9 +202,7 @@ def test_positions_are_absolute(example: Example) -> None:
 
 
 def test_block_ids(example: Example) -> None:
-    block_of_code = [
-        chunk.block_index for chunk in cut(range(11), example.sizes) for _ in chunk.codes
-    ]
+    block_of_code = [block.number for block in cut(range(11), example.sizes) for _ in block.codes]
     for window, text in zip(windows_of_example(example), example.windows, strict=True):
         own = [n for n in text.replace("·", "").split() if n[0] != "p"]
         expected = [block_of_code[int(n[1:])] if n[0] == "s" else -1 for n in own]
@@ -221,5 +219,6 @@ def test_the_audio_is_the_same_in_every_row_with_the_same_positions(example: Exa
         for sample in render(decoder, [DecodeRequest(window)])[0]
     ]
     stream = DecoderStream(SPEC, StreamingOptions())
-    whole = stream.window(cut(range(NUM_CODES), None)[0])
+    assert stream.push(range(NUM_CODES)) == []
+    (whole,) = stream.finish()
     assert audio == list(decoder.decode([whole])[0].numpy())

@@ -211,8 +211,8 @@ def test_a_split_stream_keeps_its_left_context(k, b, mode, p, data) -> None:
     blocks = cut(s, k)
     at = data.draw(st.integers(1, len(blocks) - 1))
     whole = DecoderStream(RAMP.spec, options, prompt_codes=p)
-    for chunk in blocks[:at]:
-        whole.window(chunk)
+    for block in blocks[:at]:
+        whole.push(block.codes)
     assert whole.carry == (s[: whole.num_codes][-b:] if b else ())
     rest = s[whole.num_codes :]
     later = DecoderStream(
@@ -222,9 +222,9 @@ def test_a_split_stream_keeps_its_left_context(k, b, mode, p, data) -> None:
         carry=whole.carry,
         token_offset=whole.next_token_offset,
     )
-    following = later.window(cut(rest, k)[0])
+    following = [*later.push(rest), *later.finish()][0]
     context = following.prompt_len + following.history_len
-    expected = whole.window(blocks[at])
+    expected = (whole.push(blocks[at].codes) or whole.finish())[0]
     assert following.codes[:context] == expected.codes[: expected.prompt_len + expected.history_len]
     assert following.positions[:context] == expected.positions[:context]
 

@@ -105,18 +105,18 @@ def test_no_sample_is_lost_or_doubled(decoder, codes, sizes, buffer, look_ahead)
 @given(frames, sizes, contexts, contexts)
 def test_a_window_is_a_stretch_of_the_stream(codes, sizes, buffer, look_ahead) -> None:
     options = StreamingOptions(sizes, buffer=buffer, look_ahead=look_ahead)
-    chunks = cut(codes, sizes, look_ahead)
-    for chunk, window in zip(chunks, windows_of(DECODERS[0].spec, options, codes), strict=True):
-        end = chunk.first_code + len(chunk.codes)
+    blocks = cut(codes, sizes, look_ahead)
+    numbers = [block.number for block in blocks for _ in block.codes]
+    start = 0
+    for block, window in zip(blocks, windows_of(DECODERS[0].spec, options, codes), strict=True):
+        end = start + len(block.codes)
         first, last = window.positions[0], window.positions[-1] + 1
         assert window.codes == tuple(codes[first:last])
-        assert first == max(chunk.first_code - buffer, 0)
+        assert first == max(start - buffer, 0)
         assert last == min(end + look_ahead, len(codes))
         assert window.future_len == last - end
-        blocks = [c.block_index for c in chunks for _ in c.codes]
-        assert (
-            list(window.block_ids[-(last - chunk.first_code) :]) == blocks[chunk.first_code : last]
-        )
+        assert list(window.block_ids[-(last - start) :]) == numbers[start:last]
+        start = end
 
 
 @settings(max_examples=60)

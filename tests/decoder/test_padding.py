@@ -20,8 +20,7 @@ from decoder import (
     attention_mask,
     create_decoder,
 )
-from decoder.padding import PaddedNetwork, attention_ranks, joined
-from decoder.window_inputs import WindowInputs
+from decoder.window_inputs import PaddedNetwork, WindowInputs, attention_ranks, joined
 from tests.closeness import error
 from tests.decoder.small_codecs import PADDING, write_padding
 from tests.decoder.toys import windows_of

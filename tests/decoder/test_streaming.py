@@ -16,12 +16,11 @@ from decoder import (
     DecoderStream,
     MaskPolicy,
     PrependPromptSpeechTokens,
-    SpeechChunk,
     StreamingOptions,
     attention_mask,
     sample_index,
 )
-from tests.decoder.toys import cut, windows_of
+from tests.decoder.toys import windows_of
 
 SPEC = CodecSpec(
     "toy", sample_rate=1000, samples_per_code=Fraction(10), codebook_size=64, receptive_field=5
@@ -144,9 +143,10 @@ def test_sample_index_rounds_down_on_both_sides_of_zero() -> None:
 def test_carry_is_the_last_buffer_codes_after_each_block() -> None:
     stream = DecoderStream(SPEC, StreamingOptions(SIZES, 4), carry=(50, 51, 52))
     carries = []
-    for chunk in cut(CODES, SIZES):
-        stream.window(chunk)
+    for codes in ((0, 1), (2, 3, 4), (5, 6, 7, 8), (9, 10)):
+        (window,) = stream.push(codes) or stream.finish()
         carries.append(stream.carry)
+        assert window.carry(4) == stream.carry
     assert carries == [(51, 52, 0, 1), (1, 2, 3, 4), (5, 6, 7, 8), (7, 8, 9, 10)]
     assert stream.num_codes == 11
 
@@ -154,7 +154,9 @@ def test_carry_is_the_last_buffer_codes_after_each_block() -> None:
 def test_without_a_buffer_nothing_is_carried() -> None:
     stream = DecoderStream(SPEC, StreamingOptions(SIZES, 0), carry=(50,))
     assert stream.carry == ()
-    assert stream.window(cut(CODES, SIZES)[0]).codes == (0, 1)
+    (window,) = stream.push((0, 1))
+    assert window.codes == (0, 1)
+    assert window.carry(0) == ()
     assert stream.carry == ()
 
 
@@ -177,7 +179,7 @@ def test_a_token_offset_moves_positions_and_keeps_offsets_of_the_job() -> None:
     options = StreamingOptions((5, 7), 3)
     whole = windows_of(RATIONAL, options, range(24))
     stream = DecoderStream(RATIONAL, options)
-    stream.window(SpeechChunk((0, 1, 2, 3, 4), 0, 0))
+    stream.push((0, 1, 2, 3, 4))
     later = windows_of(
         RATIONAL,
         StreamingOptions((7,), 3),
@@ -204,16 +206,9 @@ def test_codes_outside_the_codebook_are_refused(start: dict[str, tuple[int, ...]
 def test_a_speech_code_outside_the_codebook_leaves_the_stream_as_it_was() -> None:
     stream = DecoderStream(SPEC, StreamingOptions(SIZES, 4))
     with pytest.raises(CodeRangeError, match="speech code 64"):
-        stream.window(SpeechChunk((1, 64), 0, 0))
-    assert stream.window(SpeechChunk((1, 2), 0, 0)).num_samples == 20
-
-
-@pytest.mark.parametrize(
-    "chunk", [SpeechChunk((1,), 1, 0), SpeechChunk((1,), 0, 1), SpeechChunk((), 0, 0)]
-)
-def test_blocks_come_in_order_and_are_not_empty(chunk: SpeechChunk) -> None:
-    with pytest.raises(ValueError, match=r"does not follow|at least one code"):
-        DecoderStream(SPEC, StreamingOptions()).window(chunk)
+        stream.push((1, 64))
+    (window,) = stream.push((1, 2))
+    assert (window.block, window.num_samples) == ((1, 2), 20)
 
 
 def test_a_negative_offset_is_refused() -> None:
@@ -223,8 +218,10 @@ def test_a_negative_offset_is_refused() -> None:
 
 def test_a_stream_reports_its_position() -> None:
     stream = DecoderStream(SPEC, StreamingOptions(SIZES, 1), prompt_codes=(1, 2))
-    stream.window(SpeechChunk((3, 4), 0, 0))
-    assert repr(stream) == "DecoderStream(blocks=1, codes=2, history=1, prompt=2)"
+    stream.push((3, 4, 5))
+    assert repr(stream) == (
+        "DecoderStream(blocks=1, codes=2, waiting=1, history=1, prompt=2, finished=False)"
+    )
 
 
 def test_a_look_ahead_is_right_context_and_never_emitted() -> None:
@@ -268,10 +265,12 @@ def test_a_stream_takes_whole_frames(start: dict[str, object]) -> None:
         DecoderStream(FRAMES, StreamingOptions((7,)), **start)
 
 
-@pytest.mark.parametrize("chunk", [SpeechChunk((1,), 0, 0), SpeechChunk((1,) * 7, 0, 0, (2,) * 6)])
-def test_a_block_is_whole_frames(chunk: SpeechChunk) -> None:
+@pytest.mark.parametrize(
+    "options", [StreamingOptions((6,)), StreamingOptions((7,), look_ahead=6)], ids=str
+)
+def test_a_block_is_whole_frames(options: StreamingOptions) -> None:
     with pytest.raises(DecoderConfigError, match="give a multiple"):
-        DecoderStream(FRAMES, StreamingOptions((7,))).window(chunk)
+        DecoderStream(FRAMES, options)
 
 
 def test_a_mode_with_a_prompt_works_without_one() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from decoder import (
     DecoderStream,
     DecodeWindow,
     MaskPolicy,
-    SpeechChunk,
     StreamingOptions,
     grown_look_ahead,
     render,
@@ -159,25 +158,33 @@ class CachedEmbedded:
         return x + block.ff_out(F.gelu(block.ff_in(block.ff_norm(x))))
 
 
+class Block(NamedTuple):
+    """Codes of one block, and the later codes of its look-ahead."""
+
+    codes: tuple[int, ...]
+    number: int
+    future: tuple[int, ...] = ()
+
+
 def cut(
     codes: Sequence[int],
     sizes: tuple[int, ...] | None,
     look_ahead: int = 0,
     first_look_ahead: int | None = None,
-) -> list[SpeechChunk]:
+) -> list[Block]:
     """Return the blocks of a finished stream."""
-    chunks: list[SpeechChunk] = []
+    blocks: list[Block] = []
     start = 0
     while start < len(codes):
-        size = len(codes) if sizes is None else sizes[min(len(chunks), len(sizes) - 1)]
+        size = len(codes) if sizes is None else sizes[min(len(blocks), len(sizes) - 1)]
         end = min(start + size, len(codes))
         waits = look_ahead
         if first_look_ahead is not None and sizes is not None:
             waits = grown_look_ahead(first_look_ahead, look_ahead, sizes[0], start)
         future = tuple(codes[end : end + waits])
-        chunks.append(SpeechChunk(tuple(codes[start:end]), start, len(chunks), future))
+        blocks.append(Block(tuple(codes[start:end]), len(blocks), future))
         start = end
-    return chunks
+    return blocks
 
 
 def windows_of(
@@ -185,8 +192,7 @@ def windows_of(
 ) -> list[DecodeWindow]:
     """Return every window of one stream; `start` is prompt_codes, carry, token_offset."""
     stream = DecoderStream(spec, options, **start)
-    chunks = cut(codes, options.chunk_sizes, options.look_ahead, options.first_look_ahead)
-    return [stream.window(chunk) for chunk in chunks]
+    return [*stream.push(codes), *stream.finish()]
 
 
 def stream_audio(
@@ -206,7 +212,7 @@ def one_shot_audio(
     masks: MaskPolicy | None = None,
 ) -> np.ndarray:
     """Render prompt ++ codes in one pass, with the block ids of a stream with `sizes`."""
-    blocks = [chunk.block_index for chunk in cut(codes, sizes) for _ in chunk.codes]
+    blocks = [block.number for block in cut(codes, sizes) for _ in block.codes]
     hop = int(decoder.spec.samples_per_code)
     window = DecodeWindow(
         codes=(*prompt, *codes),

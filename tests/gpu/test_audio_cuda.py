@@ -26,11 +26,11 @@ from decoder import (
     with_graphs,
 )
 from decoder.base import TailSlot
-from decoder.crossfade import crossfade_samples
 from decoder.cuda.graphs import CapturedDecoder
 from decoder.cuda.padded_graphs import PaddedGraphs
 from decoder.keyed_noise import keyed_noise
-from decoder.padding import PaddedNetwork
+from decoder.streaming import crossfade_samples
+from decoder.window_inputs import PaddedNetwork
 from tests.decoder.small_codecs import (
     WRITERS,
     audio_of,

@@ -14,7 +14,8 @@ from llm.batch import ForwardBatch, ForwardMode, KVSlots
 from llm.kernels.blocks import Blocks
 from llm.kernels.projections import project_heads
 from llm.kv_cache.kv_pool import KVPool
-from llm.layers.rotary import Rotary, RotaryConfig
+from llm.layers.decoder import Rotary
+from llm.layers.rotary import RotaryConfig
 
 pytestmark = [
     pytest.mark.gpu,

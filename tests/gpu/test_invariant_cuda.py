@@ -9,7 +9,7 @@ from torch import Tensor
 from benchmarks.batch_invariance import measure
 from benchmarks.shapes import LLAMA_1B, Shape
 from llm.layers.factory import LinearFactory
-from llm.layers.invariant import InvariantLinear
+from llm.layers.linear import InvariantLinear
 from llm.layers.weight import LinearWeight
 
 pytestmark = [

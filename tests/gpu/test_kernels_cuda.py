@@ -13,8 +13,8 @@ from torch import Tensor
 
 from llm.batch import KVSlots
 from llm.kv_cache.kv_pool import KVPool
-from llm.layers.norm import HeadNorm, RMSNorm
-from llm.layers.rotary import Rotary, RotaryConfig, rotate_
+from llm.layers.decoder import HeadNorm, RMSNorm, Rotary, rotate_
+from llm.layers.rotary import RotaryConfig
 
 pytestmark = [
     pytest.mark.gpu,

@@ -36,7 +36,7 @@ def test_memory_is_back_after_a_shutdown(tmp_path: Path) -> None:
         runner.initialize()
         held = torch.cuda.memory_allocated()
         fed = row([3, 4, 5], [1])
-        runner.step(runner.prepare(batch(fed)), runner.choice.prepare([fed]))
+        runner.step(runner.prepare(batch(fed)), runner.token_sampler.prepare([fed]))
         runner.shutdown()
         left.append(torch.cuda.memory_allocated())
         assert held - left[-1] > 8 * LEFT  # weights, pool, histories and scratch

@@ -12,8 +12,7 @@ from tests.tts.family_checkpoints import write_llasa, write_neutts, write_orpheu
 from tts.config.pipeline import AudioGenerationConfig
 from tts.engine.client import EngineClient
 from tts.factory import Service
-from tts.families.base import SpeechFamily
-from tts.families.vocabulary import SpeechVocabulary
+from tts.families.base import SpeechFamily, SpeechVocabulary
 from tts.v1 import common_pb2
 from tts.v1 import speech_pb2 as pb
 

@@ -1,7 +1,7 @@
 """A small real `EngineClient` without a language model, and functions that collect its events.
 
-Codes follow from prompt and seed, audio from the ramp codec; the chunker, the code stream and the
-decoder are the true ones, so what arrives is cut, windowed and offset as by the real engine.
+Codes follow from prompt and seed, audio from the ramp codec; the code stream and the decoder are
+the true ones, so what arrives is cut, windowed and offset as by the real engine.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ from decoder import (
     DecoderStream,
     DecodeWindow,
     MaskPolicy,
-    SpeechChunk,
     StreamingOptions,
     render,
     sample_index,
 )
 from decoder.codecs.ramp import RampDecoder, ramp_spec
 from llm import FinishReason, Request, TokenChunk
-from tts.engine.chunker import SpeechChunker
 from tts.engine.client import AudioBlock, SpeechJob
 from tts.families.prompt import PromptBuilder
 from tts.observe.engine_status import EngineStatus
@@ -164,45 +162,42 @@ class RampClient:
             token_offset=job.token_offset,
         )
         try:
-            for chunk, reason in self._blocks(job):
+            for window, reason in self._windows(job, stream):
                 await self.gate.wait()
                 await asyncio.sleep(0)
-                self.spoken += chunk.codes
-                yield self._block(job, stream, chunk, reason)
+                self.spoken += window.block
+                yield self._block(job, window, reason)
         finally:
             self.num_open -= 1
 
-    def _blocks(self, job: SpeechJob) -> list[tuple[SpeechChunk, FinishReason | None]]:
+    def _windows(
+        self, job: SpeechJob, stream: DecoderStream
+    ) -> list[tuple[DecodeWindow, FinishReason | None]]:
         codes, limit = self.codes_of(job.request), job.request.sampling.max_tokens
         reason = FinishReason.LENGTH if len(codes) > limit else FinishReason.STOP
-        chunker = SpeechChunker(job.streaming.chunk_sizes)
-        chunks = [*chunker.push(codes[:limit]), *chunker.finish()]
+        windows = [*stream.push(codes[:limit]), *stream.finish()]
         if self.ends_with is not None:
             reason, self.ends_with = self.ends_with, None
-        return [(chunk, None if chunk is not chunks[-1] else reason) for chunk in chunks]
+        return [(window, None if window is not windows[-1] else reason) for window in windows]
 
     def _block(
-        self,
-        job: SpeechJob,
-        stream: DecoderStream,
-        chunk: SpeechChunk,
-        reason: FinishReason | None,
+        self, job: SpeechJob, window: DecodeWindow, reason: FinishReason | None
     ) -> AudioBlock:
-        window = stream.window(chunk)
+        first_code = window.positions[-len(window.block) - window.future_len] - job.token_offset
         (samples,) = render(self.decoder, [DecodeRequest(window)])
         return AudioBlock(
             samples=samples,
-            block_index=chunk.block_index,
+            block_index=window.block_ids[-1 - window.future_len],
             first_sample=window.first_sample,
-            first_code=chunk.first_code,
-            num_codes=len(chunk.codes),
-            codes=chunk.codes,
-            carry=stream.carry,
+            first_code=first_code,
+            num_codes=len(window.block),
+            codes=window.block,
+            carry=window.carry(job.streaming.buffer),
             finish_reason=reason,
             error="the pages burnt" if reason is FinishReason.ERROR else "",
             prompt_tokens=len(job.request.prompt_ids),
             cached_prompt_tokens=1,
-            output_tokens=chunk.first_code + len(chunk.codes),
+            output_tokens=first_code + len(window.block),
             queue_s=0.25,
             prefill_s=0.5,
         )

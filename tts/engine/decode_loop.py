@@ -8,11 +8,11 @@
                               wake      the readers of all delivered audio, together
 
 A GPU renders in parallel with the language model's steps, and this loop does not wait for it:
-`Pace` determines when a batch is due, so that many windows share a call. A CPU renders a batch
-while launching it. One batch per turn delays the next token of other streams by at most one decoder
-call. Windows are ordered by deadline: first the streams without audio, by arrival, then the others
-by the estimated time at which the client runs out of audio. The cost of a turn depends on the
-changed streams and on those with pending windows, not on the number of streams.
+`DecodePacer` determines when a batch is due, so that many windows share a call. A CPU renders a
+batch while launching it. One batch per turn delays the next token of other streams by at most one
+decoder call. Windows are ordered by deadline: first the streams without audio, by arrival, then the
+others by the estimated time at which the client runs out of audio. The cost of a turn depends on
+the changed streams and on those with pending windows, not on the number of streams.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from typing import Protocol, TypeAlias
 
 from decoder import AudioDecoder, DecodeRequest, DecodeResult, Renderer
 from llm import FinishReason, HistogramCounter, RequestError, TokenChunk
-from tts.engine.pacer import Pace, Waiting
 from tts.engine.queue import Wakeups
 from tts.engine.streams import NOT_STARTED, SpeechStream, StreamTask
 from tts.observe.engine_status import AudioStats
@@ -45,6 +44,9 @@ POLL_S = 0.0002  # polling interval of a busy device when there is no other work
 Item: TypeAlias = "tuple[SpeechStream, DecodeRequest]"
 COMFORT_S = 0.5
 """On a CPU: a stream with this much buffered audio waits for one without its first audio."""
+NEAR_S = 0.06
+FIRST_REST = 1.0
+REST = 13.0
 
 
 class EngineControl(Protocol):
@@ -59,7 +61,7 @@ class EngineControl(Protocol):
     def wake(self) -> None: ...
 
 
-class Ranges(Protocol):
+class RangeProfiler(Protocol):
     """Profiler with named ranges, such as `llm.Profiler`."""
 
     def range(self, name: str) -> AbstractContextManager[object]: ...
@@ -77,7 +79,7 @@ class InFlightBatch:
 class DecodeLoop:
     """Step hook of the engine that serves all of its speech and text streams.
 
-    Turns run on the engine's thread; streams are added and removed from any thread. `pace` None
+    Turns run on the engine's thread; streams are added and removed from any thread. `pacer` None
     launches whenever a window is ready, which is the default for a decoder on a CPU.
     """
 
@@ -85,9 +87,9 @@ class DecodeLoop:
         self,
         engine: EngineControl,
         decoder: AudioDecoder | None,
-        profiler: Ranges | None = None,
+        profiler: RangeProfiler | None = None,
         *,
-        pace: Pace | None = None,
+        pacer: DecodePacer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -95,9 +97,9 @@ class DecodeLoop:
         self._clock = clock
         self._decoder = decoder
         self._renderer = Renderer(decoder) if decoder else None
-        is_beside = decoder is not None and decoder.device != "cpu"
-        self._pace = Pace() if pace is None and is_beside else pace
-        self.poll_s = POLL_S if is_beside else 0.0
+        is_parallel = decoder is not None and decoder.device != "cpu"
+        self._pacer = DecodePacer() if pacer is None and is_parallel else pacer
+        self.poll_s = POLL_S if is_parallel else 0.0
         self._max_batch = decoder.options.max_batch if decoder else 0
         self._launched: deque[InFlightBatch] = deque()
         self._tasks: dict[str, StreamTask] = {}
@@ -240,20 +242,22 @@ class DecodeLoop:
 
     def _due(self, now_s: float) -> list[Item]:
         """Return the batch to launch now, most urgent window first; empty if all should wait."""
-        dry = [task.runs_dry_s(now_s) for task in self._ready]
-        if self._pace is not None:
-            waiting = Waiting(
-                dry_s=min((dry_s for dry_s in dry if dry_s > NOT_STARTED), default=math.inf),
-                awaits_first_audio=NOT_STARTED in dry,
-                fills_batch=self._is_full_batch(),
-                has_all_streams=len(self._ready) == len(self._tasks),
-            )
-            if not self._pace.is_due(now_s, waiting, is_busy=bool(self._launched)):
-                return []
-        by_urgency = sorted(zip(dry, self._ready, strict=True), key=itemgetter(0))
-        is_pressed = self._pace is None and self._awaiting_first_audio
+        underruns_s = [task.underrun_s(now_s) for task in self._ready]
+        if self._pacer is not None and not self._pacer.is_due(
+            now_s,
+            underrun_s=min(
+                (time_s for time_s in underruns_s if time_s > NOT_STARTED), default=math.inf
+            ),
+            awaits_first_audio=NOT_STARTED in underruns_s,
+            fills_batch=self._is_full_batch(),
+            has_all_streams=len(self._ready) == len(self._tasks),
+            is_busy=bool(self._launched),
+        ):
+            return []
+        by_urgency = sorted(zip(underruns_s, self._ready, strict=True), key=itemgetter(0))
+        is_pressed = self._pacer is None and self._awaiting_first_audio
         limit_s = now_s + COMFORT_S if is_pressed else math.inf
-        return self._compatible([task for dry_s, task in by_urgency if dry_s < limit_s])
+        return self._compatible([task for time_s, task in by_urgency if time_s < limit_s])
 
     def _is_full_batch(self) -> bool:
         """Return whether the ready windows fill a batch."""
@@ -314,8 +318,8 @@ class DecodeLoop:
         found = []
         while self._launched and self._launched[0].rendered.is_ready:
             batch = self._launched.popleft()
-            if self._pace is not None:
-                self._pace.note(batch.started_s, batch.rendered.took_s)
+            if self._pacer is not None:
+                self._pacer.note(batch.started_s, batch.rendered.took_s)
             found.append(batch)
         return found
 
@@ -340,3 +344,54 @@ class DecodeLoop:
         logger.error("a request's audio cannot be made", exc_info=error, extra=about)
         self._engine.cancel(task.request_id)
         task.end(FinishReason.ERROR, f"its audio cannot be made: {error}")
+
+
+class DecodePacer:
+    """Decides when a decoder that renders in parallel with the language model gets its next call.
+
+    Both share one device: each decoder call slows the language model's steps, and many windows cost
+    little more than one. A call therefore waits for more windows until a stream needs its audio:
+
+        at once     a full batch, or a stream that would underrun within `NEAR_S`
+        when idle   windows of all streams
+        after rest  other windows. After a call that took d the decoder rests `REST` times d, or
+                    only `FIRST_REST` times d while a stream waits for its first audio
+
+    A single stream therefore never waits. Unless a batch is full or a stream is about to underrun,
+    calls take at most half of the time, and a fourteenth while all streams have buffered audio.
+    Times are seconds on one clock.
+    """
+
+    def __init__(self) -> None:
+        self._finished_s = -math.inf
+        self._took_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"DecodePacer(finished_s={self._finished_s:.3f}, took_s={self._took_s:.4f})"
+
+    def note(self, started_s: float, took_s: float) -> None:
+        """Record a call that has ended."""
+        self._finished_s, self._took_s = started_s + took_s, took_s
+
+    def is_due(
+        self,
+        now_s: float,
+        *,
+        underrun_s: float = math.inf,
+        awaits_first_audio: bool = False,
+        fills_batch: bool = False,
+        has_all_streams: bool = False,
+        is_busy: bool = False,
+    ) -> bool:
+        """Return whether to launch the ready windows now.
+
+        `underrun_s` is the time of the first underrun (inf: no stream has audio yet). A stream
+        `awaits_first_audio`; the windows fill a batch; all streams have a window; batches are in
+        flight (`is_busy`).
+        """
+        if fills_batch or underrun_s < now_s + NEAR_S:
+            return True
+        if is_busy:
+            return False
+        rest = FIRST_REST if awaits_first_audio else REST
+        return has_all_streams or now_s >= self._finished_s + rest * self._took_s

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from decoder import AudioDecoder, CodecSpec
 from llm import EngineStoppedError, Request, TokenChunk
 from tts.engine.client import AudioBlock, SpeechJob
-from tts.engine.decode_loop import DecodeLoop, Ranges
+from tts.engine.decode_loop import DecodeLoop, RangeProfiler
 from tts.engine.queue import StreamQueue
 from tts.engine.streams import CodeMap, SpeechSetup, SpeechStream, StreamTask, TextStream
 from tts.errors import Precondition, PreconditionError
@@ -65,7 +65,7 @@ class LocalEngineClient:
         code_map: CodeMap | None = None,
         limits: StreamLimits | None = None,
         *,
-        profiler: Ranges | None = None,
+        profiler: RangeProfiler | None = None,
         linear_layers: tuple[tuple[str, int], ...] = (),
     ) -> None:
         self._limits = limits or StreamLimits()
@@ -74,17 +74,17 @@ class LocalEngineClient:
         self._setup = None
         if decoder is not None and code_map is not None:
             self._setup = SpeechSetup(decoder.spec, code_map, self._limits.codes_ahead)
-        self._worker = DecodeLoop(engine, decoder, profiler)
-        timeout_s, wakeups = self._limits.reader_timeout_s, self._worker.wakeups
+        self._decode_loop = DecodeLoop(engine, decoder, profiler)
+        timeout_s, wakeups = self._limits.reader_timeout_s, self._decode_loop.wakeups
         self._create_queue = partial(StreamQueue[Any], timeout_s=timeout_s, wakeups=wakeups)
         self._encoders = ThreadPoolExecutor(self._limits.encoders, thread_name_prefix="encode")
         self._linear_layers = linear_layers
         self._is_closing = self._hangs = False
-        engine.set_hook(self._worker)
+        engine.set_hook(self._decode_loop)
         engine.start()
 
     def __repr__(self) -> str:
-        return f"LocalEngineClient({self._worker!r})"
+        return f"LocalEngineClient({self._decode_loop!r})"
 
     @property
     def codec(self) -> CodecSpec | None:
@@ -145,18 +145,21 @@ class LocalEngineClient:
             waiting=stats.waiting,
             used_pages=stats.used_pages,
             total_pages=stats.total_pages,
-            audio_streams=self._worker.num_audio_streams,
+            audio_streams=self._decode_loop.num_audio_streams,
             preemptions=stats.preemptions,
             prefix_hit_tokens=stats.prefix_hit_tokens,
             is_alive=self._engine.is_running and not self._check_hang(stats),
             stats=stats,
-            audio=self._worker.stats(),
+            audio=self._decode_loop.stats(),
             linear_layers=self._linear_layers,
         )
 
     def _check_hang(self, stats: EngineStats) -> bool:
         """Return whether a step exceeds its timeout; log it once."""
-        limit_s, taken_s = self._limits.step_timeout_s, max(stats.turn_s, self._worker.rendering_s)
+        limit_s, taken_s = (
+            self._limits.step_timeout_s,
+            max(stats.turn_s, self._decode_loop.rendering_s),
+        )
         hung, self._hangs = self._hangs, limit_s is not None and taken_s > limit_s
         if self._hangs and not hung:
             text = "a step has not returned for %.1f s (step_timeout_s=%g): the engine hangs"
@@ -178,7 +181,7 @@ class LocalEngineClient:
         deadline_s = time.monotonic() + drain_s
         if drain_s > 0:
             self._engine.drain(drain_s)
-            self._worker.wait_idle(max(0.0, deadline_s - time.monotonic()))
+            self._decode_loop.wait_idle(max(0.0, deadline_s - time.monotonic()))
         if not self._check_hang(self._engine.stats()):
             self._engine.shutdown()
         self._encoders.shutdown(wait=True, cancel_futures=True)
@@ -186,16 +189,16 @@ class LocalEngineClient:
     def _submit(self, task: StreamTask, request: Request) -> None:
         if self._is_closing:
             raise EngineStoppedError("the engine is shutting down")
-        task.queue.on_room = partial(self._worker.mark_dirty, task)
-        task.queue.on_stall = partial(self._worker.cancel, task)
-        self._worker.add(task)
+        task.queue.on_room = partial(self._decode_loop.mark_dirty, task)
+        task.queue.on_stall = partial(self._decode_loop.cancel, task)
+        self._decode_loop.add(task)
         try:
-            self._engine.submit(request, partial(self._worker.on_tokens, task))
+            self._engine.submit(request, partial(self._decode_loop.on_tokens, task))
         except BaseException:
-            self._worker.remove(task)
+            self._decode_loop.remove(task)
             raise
 
     def _leave(self, task: StreamTask) -> None:
         """Close a stream that has no reader any more, whether or not it has ended."""
         task.queue.close()
-        self._worker.cancel(task)
+        self._decode_loop.cancel(task)

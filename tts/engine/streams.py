@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -25,11 +25,9 @@ from decoder import (
     DecodeRequest,
     DecoderStream,
     DecodeWindow,
-    SpeechChunk,
     StreamState,
 )
 from llm import FinishReason, TokenChunk
-from tts.engine.chunker import SpeechChunker
 from tts.engine.client import AudioBlock, SpeechJob
 from tts.engine.queue import StreamQueue
 
@@ -51,20 +49,6 @@ class SpeechSetup:
     spec: CodecSpec
     code_map: CodeMap
     max_codes_ahead: int  # number of codes waiting to be rendered at which a sequence is paused
-
-
-class PendingBlock(NamedTuple):
-    """Block that can be rendered; without a window it is an end without audio.
-
-    `tokens` is the token chunk that completed the block; `is_last` is set at that time, so that a
-    stream's messages do not depend on the speed of rendering and reading.
-    """
-
-    chunk: SpeechChunk
-    window: DecodeWindow | None
-    carry: tuple[int, ...]
-    tokens: TokenChunk
-    is_last: bool
 
 
 class StreamTask(ABC):
@@ -126,6 +110,9 @@ class TextStream(StreamTask):
 class SpeechStream(StreamTask):
     """Stream of a speech job: cuts codes into blocks and keeps blocks until they are rendered.
 
+    A block is described by the tokens that complete it, at that time, so that a stream's messages
+    do not depend on the speed of rendering and reading; its samples follow.
+
     `plays_until_s` estimates when a client that plays the audio while it arrives runs out of it.
     For a job that returns one block, or that continues an earlier one, no client waits for a first
     sound: there the clock starts with the job.
@@ -134,21 +121,15 @@ class SpeechStream(StreamTask):
 
     queue: StreamQueue[AudioBlock]
 
-    def __init__(self, job: SpeechJob, voice: SpeechSetup, queue: StreamQueue[AudioBlock]) -> None:
+    def __init__(self, job: SpeechJob, setup: SpeechSetup, queue: StreamQueue[AudioBlock]) -> None:
         super().__init__(job.request.request_id, queue)
-        spec = voice.spec
+        spec = setup.spec
         is_awaited = job.streaming.chunk_sizes is not None and job.carry is None
         self.plays_until_s = NOT_STARTED if is_awaited else time.monotonic()
         self._as_s16 = job.as_s16
         self._sample_rate = spec.sample_rate
-        self._code_map = voice.code_map
-        self._max_codes_ahead = voice.max_codes_ahead
-        self._chunker = SpeechChunker(
-            job.streaming.chunk_sizes,
-            look_ahead=job.streaming.look_ahead,
-            first_look_ahead=None if job.carry else job.streaming.first_look_ahead,
-            codes_per_frame=spec.codes_per_frame,
-        )
+        self._code_map = setup.code_map
+        self._max_codes_ahead = setup.max_codes_ahead
         self._stream = DecoderStream(
             spec,
             job.streaming,
@@ -156,14 +137,15 @@ class SpeechStream(StreamTask):
             carry=job.carry,
             token_offset=job.token_offset,
         )
+        self._buffer = job.streaming.buffer
         self._state = StreamState()
-        self._waiting: deque[PendingBlock] = deque()
+        self._blocks: deque[AudioBlock] = deque()  # pending; the last one may have no codes
+        self._requests: deque[DecodeRequest] = deque()  # of the pending blocks with codes
         self._num_launched = 0  # number of those in flight, from the oldest
         self._samples_launched = 0  # number of their samples
-        self._num_windows = 0  # number of windows that are not in flight
         self._num_waiting = 0  # codes of all pending blocks
         self._tokens = TokenChunk(self.request_id)
-        self._num_missing = self._chunker.num_missing  # copy: read for each token
+        self._num_missing = self._stream.num_missing  # copy: read for each token
         self._new_ids: list[int] = []  # tokens whose codes were not looked up yet
         # totals of the queued items
         self._num_blocks = self._num_codes = self._num_samples = 0
@@ -190,18 +172,18 @@ class SpeechStream(StreamTask):
         new_ids += chunk.token_ids
         is_changed = not former.output_tokens
         if len(new_ids) >= self._num_missing:
-            for block in self._push():
-                self._fire(block, is_last=False)
+            for window in self._push():
+                self._add(window)
                 is_changed = True
         if is_changed:
             self.notify(self)
 
-    def _push(self) -> list[SpeechChunk]:
-        """Look up the new tokens' codes; return the blocks that they complete."""
-        blocks = self._chunker.push(self._code_map.codes(self._new_ids))
+    def _push(self) -> list[DecodeWindow]:
+        """Look up the new tokens' codes; return the windows of the blocks that they complete."""
+        windows = self._stream.push(self._code_map.codes(self._new_ids))
         self._new_ids.clear()
-        self._num_missing = self._chunker.num_missing
-        return blocks
+        self._num_missing = self._stream.num_missing
+        return windows
 
     def _take_last(self, chunk: TokenChunk, reason: FinishReason) -> None:
         self.is_generating = False
@@ -209,26 +191,25 @@ class SpeechStream(StreamTask):
             self._end(chunk)
         else:
             self._new_ids += chunk.token_ids
-            blocks = self._push() + self._chunker.finish()
-            if not blocks:
-                blocks.append(SpeechChunk((), self._stream.num_codes, self._num_fired))
-            for block in blocks:
-                self._fire(block, is_last=block is blocks[-1])
+            windows = self._push() + self._stream.finish()
+            for window in windows:
+                self._add(window, is_last=window is windows[-1])
+            if not windows:
+                self._blocks.append(self._block(chunk, (), self._stream.carry, is_last=True))
         self.notify(self)
 
     @property
     def num_ready(self) -> int:
         """Number of windows that can be rendered now: not in flight, with room in the queue."""
-        count = self._num_windows
+        count = len(self._requests) - self._num_launched
         return max(min(count, self.queue.room - self._num_launched), 0) if count else 0
 
     def requests(self) -> list[DecodeRequest]:
         """Return the decode requests of the `num_ready` windows, in order."""
-        first, state, as_s16 = self._num_launched, self._state, self._as_s16
-        ready = islice(self._waiting, first, first + self.num_ready)
-        return [DecodeRequest(b.window, state, as_s16) for b in ready if b.window is not None]
+        first = self._num_launched
+        return list(islice(self._requests, first, first + self.num_ready))
 
-    def runs_dry_s(self, now_s: float) -> float:
+    def underrun_s(self, now_s: float) -> float:
         """Return the time at which the client has played all audio, including that in flight."""
         if not self._samples_launched:
             return self.plays_until_s
@@ -236,87 +217,79 @@ class SpeechStream(StreamTask):
 
     def launch(self) -> None:
         """Mark the oldest pending window as in flight."""
-        window = self._waiting[self._num_launched].window
-        assert window is not None
+        self._samples_launched += self._requests[self._num_launched].window.num_samples
         self._num_launched += 1
-        self._num_windows -= 1
-        self._samples_launched += window.num_samples
 
     def withdraw(self) -> None:
         """Mark the newest window in flight as pending again, after the decoder rejected it."""
-        window = self._waiting[self._num_launched - 1].window
-        assert window is not None
         self._num_launched -= 1
-        self._num_windows += 1
-        self._samples_launched -= window.num_samples
+        self._samples_launched -= self._requests[self._num_launched].window.num_samples
 
     def deliver(self, samples: np.ndarray, now_s: float) -> None:
         """Put the oldest pending block, rendered to [num_samples], into the queue."""
         if self.is_done:
             return
-        block = self._waiting.popleft()
-        assert block.window is not None
+        block, request = self._blocks.popleft(), self._requests.popleft()
         self._num_launched -= 1
-        self._samples_launched -= block.window.num_samples
-        self._num_waiting -= len(block.chunk.codes)
+        self._samples_launched -= request.window.num_samples
+        self._num_waiting -= block.num_codes
         self._put(block, samples)
         starts_s = max(self.plays_until_s, now_s)
         self.plays_until_s = starts_s + len(samples) / self._sample_rate
 
     def deliver_end(self) -> None:
         """Put an end without audio into the queue if it is next."""
-        if self._waiting and self._waiting[0].window is None:
-            self._put(self._waiting.popleft(), NO_SAMPLES)
+        if self._blocks and not self._blocks[0].codes:
+            self._put(self._blocks.popleft(), NO_SAMPLES)
 
     def end(self, reason: FinishReason, error: str = "") -> None:
         if not self.is_done:
             self._end(_ended(self._tokens, reason, error))
             self.notify(self)
 
-    @property
-    def _num_fired(self) -> int:
-        return self._num_blocks + len(self._waiting)
+    def _add(self, window: DecodeWindow, *, is_last: bool = False) -> None:
+        """Add the block of a window that the newest tokens have completed."""
+        codes, carry = window.block, window.carry(self._buffer)
+        self._blocks.append(self._block(self._tokens, codes, carry, is_last=is_last))
+        self._requests.append(DecodeRequest(window, self._state, self._as_s16))
+        self._num_waiting += len(codes)
 
-    def _fire(self, chunk: SpeechChunk, *, is_last: bool) -> None:
-        window = None
-        if chunk.codes:
-            window = self._stream.window(chunk)
-            self._num_windows += 1
-            self._num_waiting += len(chunk.codes)
-        self._waiting.append(PendingBlock(chunk, window, self._stream.carry, self._tokens, is_last))
+    def _block(
+        self, tokens: TokenChunk, codes: tuple[int, ...], carry: tuple[int, ...], *, is_last: bool
+    ) -> AudioBlock:
+        """Return the block that follows the pending ones, without its samples."""
+        return AudioBlock(
+            samples=NO_SAMPLES,
+            block_index=self._num_blocks + len(self._blocks),
+            first_sample=0,
+            first_code=self._num_codes + self._num_waiting,
+            num_codes=len(codes),
+            codes=codes,
+            carry=carry,
+            finish_reason=tokens.finish_reason if is_last else None,
+            error=tokens.error,
+            prompt_tokens=tokens.prompt_tokens,
+            cached_prompt_tokens=tokens.cached_prompt_tokens,
+            output_tokens=tokens.output_tokens,
+            queue_s=tokens.queue_s,
+            prefill_s=tokens.prefill_s,
+            total_s=tokens.total_s,
+        )
 
     def _end(self, tokens: TokenChunk) -> None:
-        self._waiting.clear()
-        self._num_launched = self._samples_launched = self._num_windows = self._num_waiting = 0
-        chunk = SpeechChunk((), self._num_codes, self._num_blocks)
-        self._put(PendingBlock(chunk, None, self._carry, tokens, True), NO_SAMPLES)
+        self._blocks.clear()
+        self._requests.clear()
+        self._num_launched = self._samples_launched = self._num_waiting = 0
+        self._put(self._block(tokens, (), self._carry, is_last=True), NO_SAMPLES)
 
-    def _put(self, block: PendingBlock, samples: np.ndarray) -> None:
-        chunk, _, carry, tokens, is_last = block
-        self.is_done = is_last  # before the put: the reader of the last block may reuse the id
-        self.queue.put(
-            AudioBlock(
-                samples=samples,
-                block_index=chunk.block_index,
-                first_sample=self._num_samples,
-                first_code=chunk.first_code,
-                num_codes=len(chunk.codes),
-                codes=chunk.codes,
-                carry=carry,
-                finish_reason=tokens.finish_reason if is_last else None,
-                error=tokens.error,
-                prompt_tokens=tokens.prompt_tokens,
-                cached_prompt_tokens=tokens.cached_prompt_tokens,
-                output_tokens=tokens.output_tokens,
-                queue_s=tokens.queue_s,
-                prefill_s=tokens.prefill_s,
-                total_s=tokens.total_s,
-            )
-        )
+    def _put(self, block: AudioBlock, samples: np.ndarray) -> None:
+        # Before the put: the reader of the last block may use the id again.
+        self.is_done = block.finish_reason is not None
+        self.queue.put(block._replace(samples=samples, first_sample=self._num_samples))
         self._num_blocks += 1
-        self._num_codes += len(chunk.codes)
+        self._num_codes += block.num_codes
         self._num_samples += len(samples)
-        self._carry = carry
+        self._carry = block.carry
 
 
 def _ignore(task: StreamTask) -> None:

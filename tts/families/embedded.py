@@ -11,8 +11,7 @@ from dataclasses import fields
 from decoder import CodecSpec
 from llm import CheckpointError
 from tts.checkpoint.files import SPEECH_FILE, SpeechDescription
-from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily
-from tts.families.vocabulary import SpeechTokens, SpeechVocabulary
+from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily, SpeechTokens, SpeechVocabulary
 from tts.voices.files import load_voices
 from tts.voices.types import Voice, VoiceSet
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 from decoder import CodecSpec
 from llm import CheckpointError, SamplingParams
 from tts.checkpoint.chat import ChatRole, ControlToken, encode_chat
-from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily
-from tts.families.vocabulary import SpeechTokens, SpeechVocabulary
+from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily, SpeechTokens, SpeechVocabulary
 from tts.voices.types import Voice, VoicePrompt
 
 CODEBOOK_SIZE = 65_536

@@ -15,9 +15,8 @@ from functools import lru_cache
 from decoder import CodecSpec
 from llm import SamplingParams
 from tts.errors import Precondition, PreconditionError
-from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily
+from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily, SpeechTokens, SpeechVocabulary
 from tts.families.espeak import EspeakPhonemes
-from tts.families.vocabulary import SpeechTokens, SpeechVocabulary
 from tts.voices.types import Voice
 
 ENGLISH = "en-us"

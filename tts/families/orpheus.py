@@ -16,8 +16,7 @@ from dataclasses import replace
 
 from decoder import CodecSpec
 from llm import CheckpointError, SamplingParams
-from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily
-from tts.families.vocabulary import SpeechVocabulary
+from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily, SpeechVocabulary
 from tts.voices.types import Voice
 
 CODES_PER_FRAME = 7

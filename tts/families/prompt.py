@@ -13,9 +13,8 @@ from typing import ParamSpec
 from decoder import CodecSpec
 from tts.checkpoint.chat import ChatMessage, encode_chat
 from tts.errors import InvalidRequestError, Precondition, PreconditionError
-from tts.families.base import Checkpoint, SpeechFamily
+from tts.families.base import Checkpoint, SpeechFamily, SpeechVocabulary
 from tts.families.registry import find_family
-from tts.families.vocabulary import SpeechVocabulary
 from tts.voices.types import Voice
 
 LONG_CHARACTERS = 10_000  # shorter texts are encoded within a few milliseconds

@@ -13,7 +13,7 @@ from decoder import (
     AudioEncoding,
     AudioFormat,
     HeaderPatch,
-    LoudnessKeeper,
+    LoudnessNormalizer,
     Resampler,
     SilenceTrimmer,
     TimeStretcher,
@@ -53,7 +53,7 @@ class AudioOutput:
         segments get the level of the first.
         """
         self._codec_rate = codec_rate
-        self._loudness = LoudnessKeeper(codec_rate) if steady_loudness else None
+        self._loudness = LoudnessNormalizer(codec_rate) if steady_loudness else None
         self._trimmer = SilenceTrimmer(codec_rate) if trim_silence else None
         self._stages: list[SilenceTrimmer | TimeStretcher | Resampler] = []
         if self._trimmer is not None:
@@ -80,7 +80,7 @@ class AudioOutput:
         self.num_samples = 0
         """Number of samples sent so far, at the output rate."""
 
-    def heard_s(self, spoken_s: float) -> float:
+    def output_time_s(self, spoken_s: float) -> float:
         """Return the time in the output, in seconds, of the time `spoken_s` in the segment."""
         start = self._segment_start + self._num_trimmed
         if self._trimmer is not None:

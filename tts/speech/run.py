@@ -11,16 +11,35 @@ import asyncio
 import hashlib
 import itertools
 import math
+import secrets
+import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from uuid import uuid4
 
-from decoder import AudioEncoding, AudioFormat, CodecSpec, StreamingOptions
+from decoder import (
+    AudioEncoding,
+    AudioFormat,
+    AudioFormatError,
+    CodecSpec,
+    DecoderConfigError,
+    StreamingOptions,
+    check_output_format,
+    nearest_rate,
+    supported_encodings,
+    validate_streaming,
+)
 from llm import FinishReason, Request, SamplingParams
 from tts.engine.client import AudioBlock, EngineClient, SpeechJob
-from tts.errors import SynthesisError
+from tts.errors import (
+    AdapterNotFoundError,
+    InvalidRequestError,
+    NotAvailableError,
+    SynthesisError,
+)
 from tts.families.base import FamilyTraits
 from tts.families.prompt import PromptBuilder
 from tts.speech.aligner import Aligner
@@ -71,58 +90,52 @@ class SynthesisSettings:
     aligner: Path | None = None  # folder of the word aligner
 
 
-@dataclass(frozen=True, slots=True)
-class SpeechPlan:
-    """Request with all defaults resolved."""
-
-    request: SpeechRequest
-    settings: SynthesisSettings
-    request_id: str
-    voice: Voice
-    audio_format: AudioFormat
-    streaming: StreamingOptions
-    sampling: SamplingParams  # lengths and seed are set per segment
-    seed: int
-    max_audio_s: float  # of the whole request's output
-    aligner: Aligner | None = None  # None: no word times
-    warnings: tuple[str, ...] = ()
-
-
 def segment_seed(seed: int, index: int) -> int:
     """Return the seed of one segment; the segments of a request need different random numbers."""
     key = seed.to_bytes(8, "little") + index.to_bytes(8, "little")
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
 
 
-@dataclass(frozen=True, slots=True)
-class _Budget:
-    """Maximum number of codes of one segment, and whether the request's limit determines it."""
-
-    min_codes: int
-    max_codes: int
-    is_last: bool
-
-
 class SynthesisRun:
     """Synthesis of segments in order, one at a time; a cancelled segment leaves the run usable."""
 
     def __init__(
-        self, client: EngineClient, prompts: PromptBuilder, spec: CodecSpec, plan: SpeechPlan
+        self,
+        client: EngineClient,
+        prompts: PromptBuilder,
+        settings: SynthesisSettings,
+        request: SpeechRequest,
+        voice: Voice,
+        aligner: Aligner | None = None,
     ) -> None:
-        self._client, self._prompts, self._spec, self._plan = client, prompts, spec, plan
+        """Resolve the defaults of a request; `aligner` None: it has no word times.
+
+        Raises InvalidRequestError, NotAvailableError and AdapterNotFoundError.
+        """
+        assert client.codec is not None
         assert prompts.vocabulary is not None
-        self._vocabulary = prompts.vocabulary
+        if request.lora and request.lora not in settings.adapters:
+            raise AdapterNotFoundError(request.lora, settings.adapters)
+        self._client, self._prompts, self._settings = client, prompts, settings
+        self._request, self._voice, self._aligner = request, voice, aligner
+        self._spec, self._vocabulary = client.codec, prompts.vocabulary
+        self._request_id = request.request_id or uuid4().hex
+        seed = request.sampling.seed
+        self._seed = secrets.randbits(64) if seed is None else seed
+        self._sampling = request.sampling.over(settings.sampling)
+        self._max_audio_s = min(request.max_audio_s or math.inf, settings.max_audio_s)
+        self._streaming, warnings = _streaming(request, settings, self._spec)
+        self._audio_format = _audio_format(request, settings, self._spec)
         self._output = AudioOutput(
-            spec.sample_rate,
-            plan.audio_format,
-            speaking_rate=plan.request.speaking_rate,
-            gain_db=plan.request.gain_db,
-            trim_silence=plan.request.trim_silence,
-            steady_loudness=plan.settings.traits.steady_loudness,
+            self._spec.sample_rate,
+            self._audio_format,
+            speaking_rate=request.speaking_rate,
+            gain_db=request.gain_db,
+            trim_silence=request.trim_silence,
+            steady_loudness=settings.traits.steady_loudness,
         )
-        self._voice = plan.voice
         self._segment_codes: list[int] = []
-        self._carry = plan.request.carry
+        self._carry = request.carry
         self._is_fresh = True  # the next segment starts with the first chunk sizes
         self._num_codes = 0
         self._num_chunks = self._num_samples = 0  # sent
@@ -135,8 +148,9 @@ class SynthesisRun:
         self._prefill_s: float | None = None
         self._started_s = time.monotonic()
         self._first_audio_s: float | None = None
-        self._warnings = dict.fromkeys(plan.warnings)  # an ordered set
-        self.started = Started(plan.request_id, plan.settings.model, plan.audio_format, plan.seed)
+        self._warnings = dict.fromkeys(warnings)  # an ordered set
+        self.started = Started(self._request_id, settings.model, self._audio_format, self._seed)
+        """First event of the request."""
         self.finish_reason = FinishReason.STOP
         self.is_exhausted = False
         """Whether the request's limits allow no more audio."""
@@ -170,20 +184,21 @@ class SynthesisRun:
 
         Raises SynthesisError when the engine fails.
         """
-        budget = self._budget(segment)
+        longest = self._longest(segment)
+        max_codes = self._vocabulary.whole_frames(min(longest, self._codes_left()))
+        is_last = max_codes < longest
         self.num_segments += 1
         self._segment = segment
-        if budget.max_codes < 1:
-            self._hit_cap(budget)
+        if max_codes < 1:
+            self._hit_cap(is_last=is_last)
             return
         self._spoken.append(segment.text)
-        job = self._job(segment, budget)
+        job = self._job(segment, max_codes)
         self._is_fresh, self._segment_codes = False, []
         self._output.begin_segment()
         timer = None
-        if self._plan.aligner is not None:
-            codes_per_second = self._spec.codes_per_second
-            timer = WordTimer(self._plan.aligner, segment.words, 1 / codes_per_second)
+        if self._aligner is not None:
+            timer = WordTimer(self._aligner, segment.words, 1 / self._spec.codes_per_second)
         last = None
         try:
             async with aclosing(self._client.speak(job)) as blocks:
@@ -200,19 +215,19 @@ class SynthesisRun:
             is_whole = last is not None and last.finish_reason is FinishReason.STOP
             if spans := timer.finish(is_whole=is_whole):
                 yield self._word_times(spans)
-        if self._plan.request.timestamps is TimestampGranularity.SEGMENT:
+        if self._request.timestamps is TimestampGranularity.SEGMENT:
             yield self._segment_time()
-        self._end_segment(last, budget)
+        self._end_segment(last, is_last=is_last)
 
     def _word_times(self, spans: Sequence[WordSpan]) -> WordTimes:
         """Return the times of a segment's words in the output."""
-        heard_s = self._output.heard_s
+        time_s = self._output.output_time_s
         return WordTimes(
             tuple(
                 WordTime(
                     span.word.text,
-                    heard_s(span.start_s),
-                    heard_s(span.end_s),
+                    time_s(span.start_s),
+                    time_s(span.end_s),
                     span.word.start,
                     span.word.end,
                 )
@@ -222,9 +237,9 @@ class SynthesisRun:
 
     def _segment_time(self) -> SegmentTime:
         output, segment = self._output, self._segment
-        start_s = output.heard_s(0.0)
+        start_s = output.output_time_s(0.0)
         spoken_s = len(self._segment_codes) / self._spec.codes_per_second
-        end_s = max(start_s, output.heard_s(spoken_s - output.silent_s))
+        end_s = max(start_s, output.output_time_s(spoken_s - output.silent_s))
         return SegmentTime(segment.index, start_s, end_s, segment.start, segment.end)
 
     async def flush(self) -> AsyncGenerator[AudioChunk, None]:
@@ -239,7 +254,7 @@ class SynthesisRun:
 
     def result(self, num_characters: int) -> SynthesisResult:
         """Return the result of the request; call it after `finish`."""
-        audio_s = self.num_samples / self._plan.audio_format.sample_rate
+        audio_s = self.num_samples / self._audio_format.sample_rate
         return SynthesisResult(
             finish_reason=self.finish_reason,
             usage=SpeechUsage(
@@ -260,44 +275,46 @@ class SynthesisRun:
             spoken_text=" ".join(self._spoken),
         )
 
-    def _budget(self, segment: TextSegment) -> _Budget:
-        plan, rate, length = self._plan, self._spec.codes_per_second, len(segment.text)
-        sampling, traits = plan.request.sampling, plan.settings.traits
-        own = min(
-            traits.max_codes,
-            math.ceil(rate * (LONGEST_START_S + LONGEST_S_PER_CHARACTER * length)),
-        )
-        own = self._vocabulary.whole_frames(own)
-        left = own
-        if sampling.max_tokens is not None:
-            left = min(left, sampling.max_tokens - self._num_codes)
-        if plan.max_audio_s < math.inf:
-            total = math.floor(plan.max_audio_s * plan.request.speaking_rate * rate)
-            left = min(left, total - self._num_codes)
-        left = self._vocabulary.whole_frames(left)
-        shortest = math.floor(rate * SHORTEST_S_PER_CHARACTER * length)
-        wanted = max(shortest, (sampling.min_tokens or 0) - self._num_codes, traits.min_codes)
-        return _Budget(min(wanted, max(left, 1)), left, is_last=left < own)
+    def _longest(self, segment: TextSegment) -> int:
+        """Return the maximum number of codes of a segment of such a length."""
+        longest_s = LONGEST_START_S + LONGEST_S_PER_CHARACTER * len(segment.text)
+        num_codes = math.ceil(self._spec.codes_per_second * longest_s)
+        return self._vocabulary.whole_frames(min(self._settings.traits.max_codes, num_codes))
 
-    def _job(self, segment: TextSegment, budget: _Budget) -> SpeechJob:
-        plan, vocabulary = self._plan, self._vocabulary
-        request, max_seq_len = plan.request, plan.settings.max_seq_len
+    def _shortest(self, segment: TextSegment) -> int:
+        """Return the minimum number of codes of a segment, by its text and by the request."""
+        wanted = (self._request.sampling.min_tokens or 0) - self._num_codes
+        shortest_s = SHORTEST_S_PER_CHARACTER * len(segment.text)
+        spoken = math.floor(self._spec.codes_per_second * shortest_s)
+        return max(spoken, wanted, self._settings.traits.min_codes)
+
+    def _codes_left(self) -> int:
+        """Return how many codes the request's limits still allow."""
+        left = sys.maxsize
+        if self._request.sampling.max_tokens is not None:
+            left = self._request.sampling.max_tokens
+        if self._max_audio_s < math.inf:
+            spoken_s = self._max_audio_s * self._request.speaking_rate
+            left = min(left, math.floor(spoken_s * self._spec.codes_per_second))
+        return left - self._num_codes
+
+    def _job(self, segment: TextSegment, max_codes: int) -> SpeechJob:
+        request, vocabulary = self._request, self._vocabulary
         prompt_ids = self._prompts.speech_prompt(segment.text, self._voice)
-        max_codes = budget.max_codes
-        if max_seq_len is not None:
-            room = vocabulary.whole_frames(max_seq_len - len(prompt_ids))
+        if self._settings.max_seq_len is not None:
+            room = vocabulary.whole_frames(self._settings.max_seq_len - len(prompt_ids))
             max_codes = max(vocabulary.codes_per_frame, min(max_codes, room))
         sampling = replace(
-            vocabulary.constrain(plan.sampling),
-            seed=segment_seed(plan.seed, self.num_segments - 1),
+            vocabulary.constrain(self._sampling),
+            seed=segment_seed(self._seed, self.num_segments - 1),
             max_tokens=max_codes,
-            min_tokens=min(budget.min_codes, max_codes),
+            min_tokens=min(self._shortest(segment), max_codes),
         )
-        streaming = plan.streaming
+        streaming = self._streaming
         if not self._is_fresh and streaming.chunk_sizes is not None:
             streaming = replace(streaming, chunk_sizes=streaming.chunk_sizes[-1:])
         # A client's request id is not unique among running requests.
-        request_id = f"{plan.request_id}#{next(_job_numbers)}"
+        request_id = f"{self._request_id}#{next(_job_numbers)}"
         return SpeechJob(
             request=Request(
                 request_id, prompt_ids, sampling, priority=request.priority, lora=request.lora
@@ -311,7 +328,7 @@ class SynthesisRun:
 
     def _note(self, block: AudioBlock) -> None:
         if block.finish_reason is FinishReason.ERROR:
-            raise SynthesisError(f"request {self._plan.request_id}: {block.error}")
+            raise SynthesisError(f"request {self._request_id}: {block.error}")
         if self._queue_s is None:
             self._queue_s, self._prefill_s = block.queue_s, block.prefill_s
         self._num_codes += block.num_codes
@@ -336,7 +353,7 @@ class SynthesisRun:
             token_offset=self._num_codes - num_codes,
             token_count=num_codes,
             carry=self._carry or (),
-            next_token_offset=self._plan.request.token_offset + self._num_codes,
+            next_token_offset=self._request.token_offset + self._num_codes,
         )
 
     def _count(self, block: AudioBlock | None) -> None:
@@ -347,19 +364,19 @@ class SynthesisRun:
         self._cached_prompt_tokens += block.cached_prompt_tokens
         self._output_tokens += block.output_tokens
 
-    def _end_segment(self, block: AudioBlock | None, budget: _Budget) -> None:
+    def _end_segment(self, block: AudioBlock | None, *, is_last: bool) -> None:
         if block is None:
-            raise SynthesisError(f"request {self._plan.request_id}: the engine sent nothing")
+            raise SynthesisError(f"request {self._request_id}: the engine sent nothing")
         if block.finish_reason is FinishReason.STOP:
             self._keep_voice()
         elif block.finish_reason is FinishReason.LENGTH:
-            self._hit_cap(budget)
+            self._hit_cap(is_last=is_last)
         else:
             self.finish_reason, self.is_exhausted = FinishReason.CANCELLED, True
 
     def _keep_voice(self) -> None:
         """Use the model's random speaker as the voice prompt of later segments, if it fits."""
-        settings, traits = self._plan.settings, self._plan.settings.traits
+        settings, traits = self._settings, self._settings.traits
         prompt = VoicePrompt(tuple(self._segment_codes), self._segment.text)
         if not traits.invents_voices or self._voice.prompt is not None:
             return
@@ -369,7 +386,37 @@ class SynthesisRun:
         if most is None or length + traits.max_codes <= most:
             self._voice = voice
 
-    def _hit_cap(self, budget: _Budget) -> None:
+    def _hit_cap(self, *, is_last: bool) -> None:
+        """Note a segment that was cut; `is_last`: by the request's limits."""
         self.finish_reason = FinishReason.LENGTH
-        self.is_exhausted = budget.is_last
+        self.is_exhausted = is_last
         self.warn(f"segment {self._segment.index} hit the audio cap")
+
+
+def _streaming(
+    request: SpeechRequest, settings: SynthesisSettings, spec: CodecSpec
+) -> tuple[StreamingOptions, list[str]]:
+    """Return the streaming options of a request, and warnings about them."""
+    if request.chunking is None:
+        return settings.streaming, []
+    streaming = request.chunking.over(settings.streaming)
+    try:
+        return streaming, validate_streaming(streaming, spec)
+    except DecoderConfigError as error:
+        raise InvalidRequestError.of(f"{request.path}.chunking", str(error)) from error
+
+
+def _audio_format(
+    request: SpeechRequest, settings: SynthesisSettings, spec: CodecSpec
+) -> AudioFormat:
+    """Return the encoding and sample rate of a request's audio."""
+    encoding = request.encoding or settings.raw_encoding
+    if encoding not in supported_encodings():
+        raise NotAvailableError(f"this server cannot encode {encoding.value}")
+    rate = request.sample_rate or nearest_rate(encoding, spec.sample_rate)
+    audio_format = AudioFormat(encoding, rate)
+    try:
+        check_output_format(audio_format)
+    except AudioFormatError as error:
+        raise InvalidRequestError.of(f"{request.path}.audio_format", str(error)) from error
+    return audio_format

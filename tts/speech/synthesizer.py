@@ -8,82 +8,41 @@ over time.
 
 from __future__ import annotations
 
-import math
-import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import chain, islice
-from uuid import uuid4
 
 from decoder import (
-    AudioFormat,
-    AudioFormatError,
     CodecSpec,
-    DecoderConfigError,
     apply_patches,
-    check_output_format,
-    nearest_rate,
-    supported_encodings,
-    validate_streaming,
 )
 from tts.engine.client import EngineClient
 from tts.errors import (
-    AdapterNotFoundError,
     InvalidRequestError,
-    NotAvailableError,
     Precondition,
     PreconditionError,
 )
 from tts.families.prompt import PromptBuilder
 from tts.speech.aligner import Aligner
 from tts.speech.cloning import CloningLimits, VoiceCloner
-from tts.speech.run import SpeechPlan, SynthesisRun, SynthesisSettings
+from tts.speech.run import SynthesisRun, SynthesisSettings
 from tts.speech.session import SessionTimes, StreamingSession
 from tts.speech.types import (
     AudioChunk,
-    ChunkingOverrides,
     Done,
-    FlushDone,
-    SamplingOverrides,
     SegmentTime,
-    SessionEvent,
     SpeechEvent,
     SpeechRequest,
-    SpeechTimings,
-    SpeechUsage,
     Started,
-    SynthesisResult,
     SynthesizedSpeech,
     TimestampGranularity,
-    UtteranceCancelled,
     WordTime,
     WordTimes,
 )
 from tts.text.segmenter import SegmentStream, TextOptions
 from tts.voices.registry import VoiceRegistry
 from tts.voices.types import Voice
-
-__all__ = [
-    "AudioChunk",
-    "ChunkingOverrides",
-    "Done",
-    "FlushDone",
-    "SamplingOverrides",
-    "SessionEvent",
-    "SessionTimes",
-    "SpeechEvent",
-    "SpeechRequest",
-    "SpeechTimings",
-    "SpeechUsage",
-    "Started",
-    "StreamingSession",
-    "SynthesisResult",
-    "SynthesizedSpeech",
-    "Synthesizer",
-    "TimestampGranularity",
-    "UtteranceCancelled",
-]
 
 
 class Synthesizer:
@@ -127,7 +86,7 @@ class Synthesizer:
         if not request.text.strip():
             raise InvalidRequestError.of("input.text", "is empty")
         voice = await self.cloner.ready(request.voice or self.voices.default)
-        speech = SynthesisRun(self._client, self._prompts, self.codec, self._plan(request, voice))
+        speech = self._run(request, voice)
         text = SegmentStream(self._text_options(request, voice, "input.text"))
         segments = text.split(request.text)
         first = [*islice(segments, 1)]  # raises for text that cannot be spoken
@@ -176,7 +135,7 @@ class Synthesizer:
     ) -> StreamingSession:
         """Return a session whose text arrives over time. Raises as `stream` does before Started."""
         voice = request.voice or self.voices.default
-        speech = SynthesisRun(self._client, self._prompts, self.codec, self._plan(request, voice))
+        speech = self._run(request, voice)
         options = self._text_options(request, voice, "text")
         return StreamingSession(speech, options, times or SessionTimes())
 
@@ -192,30 +151,9 @@ class Synthesizer:
             options.check_pronunciations(f"{request.path}.pronunciations")
         return options
 
-    def _plan(self, request: SpeechRequest, voice: Voice) -> SpeechPlan:
-        settings, sampling = self.settings, request.sampling
-        if request.lora and request.lora not in settings.adapters:
-            raise AdapterNotFoundError(request.lora, settings.adapters)
-        streaming, warnings = settings.streaming, []
-        if request.chunking is not None:
-            streaming = request.chunking.over(streaming)
-            try:
-                warnings = validate_streaming(streaming, self.codec)
-            except DecoderConfigError as error:
-                raise InvalidRequestError.of(f"{request.path}.chunking", str(error)) from error
-        return SpeechPlan(
-            request=request,
-            settings=settings,
-            request_id=request.request_id or uuid4().hex,
-            voice=voice,
-            audio_format=self._audio_format(request),
-            streaming=streaming,
-            sampling=sampling.over(settings.sampling),
-            seed=secrets.randbits(64) if sampling.seed is None else sampling.seed,
-            max_audio_s=min(request.max_audio_s or math.inf, settings.max_audio_s),
-            aligner=self._aligner() if request.timestamps is TimestampGranularity.WORD else None,
-            warnings=tuple(warnings),
-        )
+    def _run(self, request: SpeechRequest, voice: Voice) -> SynthesisRun:
+        aligner = self._aligner() if request.timestamps is TimestampGranularity.WORD else None
+        return SynthesisRun(self._client, self._prompts, self.settings, request, voice, aligner)
 
     def _aligner(self) -> Aligner:
         """Return the word aligner, which is loaded by the first request for word times."""
@@ -226,15 +164,3 @@ class Synthesizer:
         if self._loaded_aligner is None:
             self._loaded_aligner = Aligner.load(self.settings.aligner)
         return self._loaded_aligner
-
-    def _audio_format(self, request: SpeechRequest) -> AudioFormat:
-        encoding = request.encoding or self.settings.raw_encoding
-        if encoding not in supported_encodings():
-            raise NotAvailableError(f"this server cannot encode {encoding.value}")
-        rate = request.sample_rate or nearest_rate(encoding, self.codec.sample_rate)
-        audio_format = AudioFormat(encoding, rate)
-        try:
-            check_output_format(audio_format)
-        except AudioFormatError as error:
-            raise InvalidRequestError.of(f"{request.path}.audio_format", str(error)) from error
-        return audio_format

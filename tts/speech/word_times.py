@@ -61,7 +61,7 @@ class WordTimer:
         self._states = _States(words)
         self._scores = np.full(len(self._states.labels), NOTHING)
         self._moves: list[np.ndarray] = []  # by frame: the transition into each state
-        self._num_told = 0
+        self._num_reported = 0
 
     def push(self, codes: tuple[int, ...]) -> list[WordSpan]:
         """Add codes of the segment; return the words that are settled."""
@@ -81,8 +81,8 @@ class WordTimer:
         if self._scores[first:].max() <= NOTHING / 2:  # too short for all words
             first = 0
         spans = self._spans(self._path(first + int(self._scores[first:].argmax())))
-        told, self._num_told = spans[self._num_told :], len(spans)
-        return told
+        reported, self._num_reported = spans[self._num_reported :], len(spans)
+        return reported
 
     def _extend(self, frames: np.ndarray) -> None:
         labels, may_skip = self._states.labels, self._states.skip_cost
@@ -122,6 +122,6 @@ class WordTimer:
         now_s = len(path) * self._frame_s
         spans = self._spans(path)
         settled = [span for span in spans if span.end_s <= now_s - SETTLED_S]
-        told = settled[self._num_told :]
-        self._num_told = max(self._num_told, len(settled))
-        return told
+        reported = settled[self._num_reported :]
+        self._num_reported = max(self._num_reported, len(settled))
+        return reported

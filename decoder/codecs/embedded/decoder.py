@@ -30,9 +30,9 @@ from decoder.base import (
 from decoder.codecs.embedded.modules import CodecConfig, EmbeddedCodec
 from decoder.codecs.embedded.render import EmbeddedRenderer
 from decoder.cuda.devices import own_stream
-from decoder.padding import PaddedNetwork, PaddedRows
 from decoder.registry import WEIGHTS_FILE, CodecSource
 from decoder.streaming import validate_streaming
+from decoder.window_inputs import PaddedNetwork, PaddedRows
 
 RANDOM_SEED = 0
 ENCODE_CODES = 256  # codes per encoder call, without the margins

@@ -32,7 +32,7 @@ from decoder.codecs.embedded.modules import (
     rotary_table,
     window_mask,
 )
-from decoder.padding import CallShape, PaddedRows
+from decoder.window_inputs import CallShape, PaddedRows
 
 TABLE_CODES = 1024  # to each side; longer rows are one-shot renderings, whose tables are not reused
 

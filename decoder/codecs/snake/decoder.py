@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from decoder.padding import CallShape, Span
+from decoder.window_inputs import CallShape, Span
 
 DILATIONS = (1, 3, 9)
 KERNEL = 7

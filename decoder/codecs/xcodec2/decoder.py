@@ -35,10 +35,10 @@ from decoder.codecs.common import (
 )
 from decoder.codecs.xcodec2.modules import NUM_GROUPS, Xcodec2Config, Xcodec2Network
 from decoder.codecs.xcodec2.names import from_first_layout, xcodec2_names
-from decoder.crossfade import crossfade_samples
 from decoder.encoders import TransformersEncoder
-from decoder.padding import PaddedNetwork, PaddedRows
 from decoder.registry import CodecSource
+from decoder.streaming import crossfade_samples
+from decoder.window_inputs import PaddedNetwork, PaddedRows
 
 RECOMMENDED = StreamingOptions(
     chunk_sizes=(5, 5, 10, 15, 25),

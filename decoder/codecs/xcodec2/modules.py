@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from decoder.padding import PaddedRows, Span
+from decoder.window_inputs import PaddedRows, Span
 
 OVERLAP = 4  # number of spectra that overlap at any sample; n_fft is as many hops
 MAX_MAGNITUDE = 100.0

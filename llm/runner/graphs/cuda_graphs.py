@@ -47,7 +47,7 @@ from llm.runner.graphs.input_buffers import InputBuffers, Inputs, InputSizes, To
 from llm.runner.graphs.rows import GraphRows
 from llm.runner.graphs.shapes import GraphLimits, decode_shapes, prompt_shapes
 from llm.runner.graphs.stats import GraphStats
-from llm.runner.token_choice import CapturedSampling
+from llm.sampling.sampler import CapturedSampling
 
 logger = logging.getLogger(__name__)
 

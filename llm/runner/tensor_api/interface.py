@@ -26,8 +26,7 @@ from llm.memory.transfer import to_device
 from llm.models.base import PipelineModel
 from llm.runner.graphs.cuda_graphs import GraphRunner
 from llm.runner.tensor_api.row_parameters import Numbers, RowParameters, integers
-from llm.runner.token_choice import TokenChoice
-from llm.sampling.sampler import Sampler
+from llm.sampling.sampler import Sampler, TokenSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class TensorInterface:
     token_to_kv_pool: KVPool | None
     attn_backend: AttentionBackend[Any] | None
     graph_runner: GraphRunner | None
-    choice: TokenChoice[Any]
+    token_sampler: TokenSampler[Any]
     sampler: Sampler
     _req_to_token_pool: ReqToTokenPool | None = None
     _allocator: TokenToKVPoolAllocator | None = None

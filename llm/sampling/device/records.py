@@ -17,7 +17,7 @@ import numpy as np
 
 from llm.batch import ScheduledRow
 from llm.request import SamplingParams
-from llm.sampling.candidates import candidates
+from llm.sampling.logits import candidates
 from llm.sampling.rng import stream_start
 from llm.sampling.sampler import has_penalties, is_greedy
 

@@ -24,12 +24,13 @@ import torch
 from torch import Tensor
 
 from llm.batch import ScheduledRow
+from llm.errors import RequestError
 from llm.request import SamplingParams
 from llm.sampling.device.history import HistorySlots, HistoryUpdate, PenaltyHistory
 from llm.sampling.device.records import RECORD_WORDS, Flag, RecordTable, effective_window
 from llm.sampling.device.reference import sample_reference
 from llm.sampling.logits import TokenMask
-from llm.sampling.sampler import has_penalties
+from llm.sampling.sampler import CapturedSampling, TokenSampler, has_penalties
 
 if TYPE_CHECKING:
     from llm.sampling.device.kernels import Scratch
@@ -206,6 +207,56 @@ class DeviceSampler:
         """Free what is kept for a request that has ended; no effect for unknown ids."""
         self._table.release(request_id)
         self._slots.release(request_id)
+
+
+class BufferedSampler(TokenSampler[DevicePlan]):
+    """A `DeviceSampler` with its buffers."""
+
+    may_need_tokens = False
+
+    def __init__(self, sampler: DeviceSampler) -> None:
+        self._sampler = sampler
+        self._buffers = buffers = sampler.create_buffers()
+        sampler.warm_up(buffers)
+        # Without `self`: a reference cycle would keep the memory until garbage collection.
+        self.captured = CapturedSampling(
+            lambda logits, records: sampler.sample(logits, buffers, records), RECORD_WORDS
+        )
+
+    def admit(self, sampling: SamplingParams) -> None:
+        """See `TokenSampler`."""
+        if not self._sampler.can_follow(sampling):
+            raise RequestError(
+                f"penalty_window={sampling.penalty_window} must be at most {MAX_WINDOW} on a GPU, "
+                "or 0 for the whole output"
+            )
+
+    def needs_tokens(self, sampling: SamplingParams) -> bool:
+        """See `TokenSampler`."""
+        return False
+
+    def prepare(
+        self,
+        rows: Sequence[ScheduledRow],
+        step: int = 0,
+        sampled: Sequence[Sequence[int]] | None = None,
+        mask: TokenMask | None = None,
+    ) -> DevicePlan:
+        """See `TokenSampler`."""
+        return self._sampler.prepare(rows, step, mask)
+
+    def load(self, plan: DevicePlan, records: np.ndarray) -> None:
+        """See `TokenSampler`."""
+        self._sampler.write(plan, self._buffers, records)
+
+    def sample(self, logits: Tensor, plan: DevicePlan) -> Tensor:
+        """See `TokenSampler`."""
+        self._sampler.load(plan, self._buffers)
+        return self._sampler.sample(logits, self._buffers).clone()  # the buffers own the original
+
+    def release(self, request_id: str) -> None:
+        """See `TokenSampler`."""
+        self._sampler.release(request_id)
 
 
 def sampler_bytes(vocab_size: int, max_rows: int) -> int:

@@ -22,7 +22,7 @@ from decoder import (
 )
 from decoder.cuda.host_memory import STAGES
 from decoder.cuda.padded_graphs import PROMPT_S, PaddedGraphs, call_shapes
-from decoder.padding import PaddedNetwork
+from decoder.window_inputs import PaddedNetwork
 from tests.closeness import error
 from tests.decoder.cuda.test_graphs import repeat
 from tests.decoder.small_codecs import PADDING, random_codes, write_padding

@@ -16,11 +16,11 @@ from torch import nn
 from decoder import to_s16
 from decoder.codecs.snake.decoder import ResidualUnit, Snake
 from decoder.codecs.xcodec2.modules import normed_silu, normed_silu_plain
-from decoder.crossfade import blend
 from decoder.kernels.finish import finish, keep_tails
 from decoder.kernels.norm import group_norm_silu
 from decoder.kernels.snake import depthwise_unit, pack_unit, snake
-from decoder.padding import Span
+from decoder.streaming import blend
+from decoder.window_inputs import Span
 from tests.llm.kernels.triton_interpreter import repair_interpreter
 
 

@@ -16,7 +16,7 @@ from decoder import (
     create_decoder,
     render,
 )
-from decoder.crossfade import blend
+from decoder.streaming import blend
 from tests.closeness import error
 from tests.decoder.small_codecs import audio_of, random_codes, write_dac, write_xcodec2
 from tests.decoder.toys import windows_of
@@ -44,7 +44,8 @@ def blocks(
     decoder: AudioDecoder, codes: list[int], options: StreamingOptions, state: StreamState | None
 ) -> list[np.ndarray]:
     windows = windows_of(decoder.spec, options, codes)
-    return [render(decoder, [DecodeRequest(window, state)])[0] for window in windows]
+    requests = [DecodeRequest(w) if state is None else DecodeRequest(w, state) for w in windows]
+    return [render(decoder, [request])[0] for request in requests]
 
 
 def test_the_first_samples_of_a_block_are_blended(folder, fading) -> None:

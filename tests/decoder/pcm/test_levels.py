@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder import LoudnessKeeper, SilenceTrimmer
+from decoder import LoudnessNormalizer, SilenceTrimmer
 
 RATE = 16_000
 FRAME = 160  # of the trimmer
@@ -79,7 +79,7 @@ def test_each_utterance_has_its_ends() -> None:
 
 
 def kept(segments: list[list[np.ndarray]]) -> list[np.ndarray]:
-    keeper, out = LoudnessKeeper(RATE), []
+    keeper, out = LoudnessNormalizer(RATE), []
     for pieces in segments:
         keeper.begin_segment()
         out.append(np.concatenate([keeper.process(piece) for piece in pieces]))

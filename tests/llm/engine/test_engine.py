@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from llm.batch import ScheduledBatch, StepOutput
-from llm.engine.engine import Engine
-from llm.engine.types import TokenStream
+from llm.engine.engine import Engine, TokenStream
 from llm.errors import EngineStoppedError, QueueFullError, RequestError
 from llm.request import FinishReason, Request, SamplingParams, TokenChunk
 from llm.scheduler import Scheduler, SchedulerLimits

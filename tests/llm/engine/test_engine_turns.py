@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from llm.batch import ScheduledBatch, StepOutput
-from llm.engine.engine import Engine, create_engine
-from llm.engine.types import TokenStream
+from llm.engine.engine import Engine, TokenStream, create_engine
 from llm.errors import CapacityError, EngineStoppedError
 from llm.request import FinishReason, Request, SamplingParams
 from llm.scheduler import Scheduler, SchedulerLimits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,6 @@ from typing import Any
 import pytest
 
 from llm.batch import ForwardMode
-from llm.engine import loop
 from llm.engine.engine import Engine, assemble_engine, create_engine
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.request import FinishReason, Request, SamplingParams, TokenChunk, TokenLogprob
@@ -112,8 +112,8 @@ def test_a_steps_time_is_counted_for_the_batch_that_was_waited_for(
 ) -> None:
     """The clock advances only with the device's work, one second for each piece of it."""
     engine, stream = overlapping(plain.config(tiny_checkpoint))
-    clock = SimpleNamespace(perf_counter=lambda: float(stream.done))
-    monkeypatch.setattr(loop, "time", clock)
+    clock = SimpleNamespace(perf_counter=lambda: float(stream.done), monotonic=time.monotonic)
+    monkeypatch.setattr("llm.engine.engine.time", clock)
     finish(engine, [Request("a", (1, 2), SamplingParams(max_tokens=4, ignore_eos=True))])
     spent = {kind.mode: kind.execute_s for kind in engine.stats().batches}
     # The call that launched the prompt took no time; the next call waited for each.

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from llm.errors import RequestError
-from llm.request import Request, SamplingParams
-from llm.scheduler import RequestRules, check_switches
+from llm.request import Request, RequestRules, SamplingParams, check_switches
 
 RULES = RequestRules(vocab_size=64, max_length=10, eos_token_ids=frozenset({0, 5}))
 

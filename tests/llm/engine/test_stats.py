@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm.batch import ForwardMode, ScheduledBatch, StepOutput
-from llm.engine import loop
 from llm.engine.engine import Engine
-from llm.engine.stats import StepCounters
 from llm.request import FinishReason, Request, SamplingParams
 from llm.scheduler import Scheduler, SchedulerLimits
 from llm.stats import (
@@ -23,6 +22,7 @@ from llm.stats import (
     WAIT_BOUNDS_S,
     Histogram,
     HistogramCounter,
+    StepCounters,
 )
 from tests.llm.scheduler.shadow import Harness, LateShadowPipeline, ShadowPipeline
 
@@ -88,8 +88,9 @@ def test_a_call_is_attributed_to_the_batch_whose_results_it_brought(
     is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the call that ends a prefill takes time: the next one, if results arrive late."""
-    clock = SimpleNamespace(now_s=0.0, perf_counter=lambda: clock.now_s)
-    monkeypatch.setattr(loop, "time", clock)
+    clock = SimpleNamespace(now_s=0.0)
+    clock.perf_counter, clock.monotonic = lambda: clock.now_s, time.monotonic
+    monkeypatch.setattr("llm.engine.engine.time", clock)
 
     class Slow(LateShadowPipeline if is_late else ShadowPipeline):  # type: ignore[misc]
         waits_for_prefill = False

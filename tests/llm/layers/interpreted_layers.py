@@ -23,13 +23,21 @@ from llm.kernels.products import gated_product, product
 from llm.kernels.registry import KernelSet
 from llm.kernels.tuning import MAX_ROWS
 from llm.kv_cache.kv_pool import KVPool
-from llm.layers.activation import GatedMLP, silu_and_multiply
-from llm.layers.attention import AttentionShape, AttentionWeights, SelfAttention
-from llm.layers.decoder import DecoderLayer, LogitsHead
+from llm.layers.decoder import (
+    AttentionShape,
+    AttentionWeights,
+    DecoderLayer,
+    GatedMLP,
+    HeadNorm,
+    LogitsHead,
+    RMSNorm,
+    Rotary,
+    SelfAttention,
+    silu_and_multiply,
+)
 from llm.layers.factory import LinearFactory
 from llm.layers.fused import FusedHead, FusedLayer
-from llm.layers.norm import HeadNorm, RMSNorm
-from llm.layers.rotary import Rotary, RotaryConfig
+from llm.layers.rotary import RotaryConfig
 from llm.layers.weight import LinearWeight
 from llm.parallel.group import NullGroup
 from tests.llm.kernels.triton_interpreter import repair_interpreter

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from llm.layers.activation import UNSPLIT_ELEMENTS
 from llm.layers.compiled import CompiledLayer, Compiler
+from llm.layers.decoder import UNSPLIT_ELEMENTS
 from tests.llm.llama_checkpoints import (
     SMALL,
     batch,

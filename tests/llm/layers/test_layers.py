@@ -11,19 +11,25 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from llm.layers.activation import UNSPLIT_ELEMENTS, row_blocks, silu_and_multiply
-from llm.layers.embedding import Embedding
+from llm.layers.decoder import (
+    UNSPLIT_ELEMENTS,
+    Embedding,
+    RMSNorm,
+    Rotary,
+    interleaved_rows,
+    rotate_,
+    row_blocks,
+    silu_and_multiply,
+)
 from llm.layers.factory import LinearFactory
-from llm.layers.linear import FloatLinear, Linear
-from llm.layers.norm import RMSNorm
-from llm.layers.rotary import Rotary, RotaryConfig, interleaved_rows, rotate_
-from llm.layers.rotary_scaling import (
+from llm.layers.linear import FloatLinear, Linear, RowLinear
+from llm.layers.rotary import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    RotaryConfig,
     YarnScaling,
 )
-from llm.layers.rows import RowLinear
 from llm.layers.weight import LinearWeight
 
 CPU = torch.device("cpu")

@@ -22,7 +22,7 @@ from llm import (
 )
 from llm.engine.engine import create_engine
 from llm.layers.factory import LinearFactory
-from llm.layers.rows import RowLinear
+from llm.layers.linear import RowLinear
 from llm.layers.weight import LinearWeight, WeightSource
 from llm.lora.adapter import LoRAAdapter
 from llm.lora.manager import LoRAManager, reserved_bytes

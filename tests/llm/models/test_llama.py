@@ -13,7 +13,7 @@ from torch import Tensor
 from llm.batch import ModelInputs, ReturnHiddenStates, ReturnLogits
 from llm.config import PipelineConfig, supported_architectures
 from llm.errors import CheckpointError
-from llm.layers.rotary_scaling import Llama3Scaling
+from llm.layers.rotary import Llama3Scaling
 from llm.models.base import PipelineModel
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.llama import LlamaModel

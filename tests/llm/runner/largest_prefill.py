@@ -80,7 +80,7 @@ def _step(num_rows: int, each: int, page_size: int) -> ScheduledBatch:
 
 def _run(runner: ModelRunner, step: ScheduledBatch) -> None:
     outputs = runner.forward(runner.prepare(step))
-    runner.choose(outputs, runner.choice.prepare(step.rows)).tolist()
+    runner.sample_tokens(outputs, runner.token_sampler.prepare(step.rows)).tolist()
     for row in step.rows:
         runner.release(row.request_id)
 

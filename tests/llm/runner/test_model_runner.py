@@ -103,8 +103,8 @@ def test_attention_is_planned_once_before_each_pass(checkpoint: Path) -> None:
     assert calls == ["plan"]
     outputs = runner.forward(inputs)
     assert calls == ["plan", *layers]
-    plan = runner.choice.prepare([row([1, 2], [1])])
-    token = runner.choose(outputs, plan)
+    plan = runner.token_sampler.prepare([row([1, 2], [1])])
+    token = runner.sample_tokens(outputs, plan)
     runner.forward(runner.loaded_model.prepare_next_token_inputs(token, inputs))
     assert calls == ["plan", *layers, "plan", *layers]
     assert runner.forward_pass_id == 2

@@ -59,7 +59,7 @@ def test_shutdown_frees_the_sampler(checkpoint: Path) -> None:
     runner = pipeline.runner
     runner.sample_on_device()
     pipeline.execute(batch(row([3, 4, 5], [1]), num_steps=3))
-    chosen = weakref.ref(runner.choice), weakref.ref(runner.choice._sampler._history)
+    chosen = weakref.ref(runner.token_sampler), weakref.ref(runner.token_sampler._sampler._history)
     pipeline.shutdown()
     assert [ref() for ref in chosen] == [None, None]
     pipeline.shutdown()
@@ -106,12 +106,12 @@ def test_a_forward_alone_counts_nothing_that_was_loaded_before(checkpoint: Path)
     runner.forward(runner.prepare(batch(row([3, 4, 5], [1]))))
     sampling = SamplingParams(temperature=0, presence_penalty=50.0)
     first = row([6], [1], 3, sampling=sampling)
-    _, tokens = runner.step(runner.prepare(batch(first)), runner.choice.prepare([first]))
+    _, tokens = runner.step(runner.prepare(batch(first)), runner.token_sampler.prepare([first]))
     for _ in range(3):
         runner.forward(runner.prepare(batch(row([7], [1], 4))))
     follow = row([int(tokens)], [1], 4, sampling=sampling, output_ids=tokens.tolist())
     inputs = runner.prepare(batch(follow))
-    outputs, drawn = runner.step(inputs, runner.choice.prepare([follow]))
+    outputs, drawn = runner.step(inputs, runner.token_sampler.prepare([follow]))
     expected = outputs.logits.clone()
     expected[0, int(tokens)] -= 50.0
     assert drawn.tolist() == expected.argmax(1).tolist()

@@ -18,10 +18,9 @@ from llm.request import SamplingParams
 from llm.sampling.device.records import RecordTable
 from llm.sampling.device.reference import weights
 from llm.sampling.device.sampler import DeviceSampler
-from llm.sampling.distribution import distribution
 from llm.sampling.logits import TokenMask
 from llm.sampling.rng import uniforms
-from llm.sampling.sampler import Sampler
+from llm.sampling.sampler import Sampler, distribution
 from llm.sequence import FUTURE_TOKEN
 from tests.llm.sampling.device_rows import (
     CPU,

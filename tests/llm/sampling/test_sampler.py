@@ -16,8 +16,7 @@ from torch import Tensor
 from llm.batch import ScheduledRow
 from llm.errors import RequestError
 from llm.request import SamplingParams
-from llm.sampling.candidates import candidates
-from llm.sampling.logits import HEAD_SIZE
+from llm.sampling.logits import HEAD_SIZE, candidates
 from llm.sampling.rng import uniforms
 from llm.sampling.sampler import Sampler, has_penalties
 

@@ -10,7 +10,7 @@ import pytest
 from llm.batch import ScheduledRow, StepOutput
 from llm.request import FinishReason, Request, SamplingParams, TokenChunk, TokenLogprob
 from llm.scheduler import SchedulerLimits
-from llm.scheduler.queue import PendingQueue
+from llm.scheduler.table import PendingQueue
 from llm.sequence import Sequence
 from tests.llm.scheduler.shadow import EOS, Harness, ShadowPipeline, expected_output
 

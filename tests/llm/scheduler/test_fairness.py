@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm.scheduler import SchedulerLimits
-from llm.scheduler.queue import PRIORITY_AGEING_S
+from llm.scheduler.table import PRIORITY_AGEING_S
 from tests.llm.scheduler.shadow import Harness, ShadowPipeline, expected_output
 from tests.llm.scheduler.test_storm import MAX_LENGTH, limits
 

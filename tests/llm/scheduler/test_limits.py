@@ -10,8 +10,8 @@ import pytest
 
 from llm.errors import ConfigError
 from llm.scheduler import SchedulerLimits
-from llm.scheduler.budget import BudgetDecision, TokenBudget
 from llm.scheduler.limits import ResolvedLimits
+from llm.scheduler.planner import BudgetDecision, TokenBudget
 
 AVAILABLE, REACHED, EXHAUSTED = (
     BudgetDecision.AVAILABLE,

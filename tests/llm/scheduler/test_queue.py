@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llm.request import Request
-from llm.scheduler.queue import PRIORITY_AGEING_S, PendingQueue
+from llm.scheduler.table import PRIORITY_AGEING_S, PendingQueue
 from llm.sequence import Sequence
 
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from llm.batch import ForwardMode, ScheduledBatch, StepOutput
+from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow, StepOutput
 from llm.errors import ConfigError
 from llm.request import FinishReason
 from llm.scheduler import Scheduler, SchedulerLimits
@@ -55,6 +55,26 @@ def test_a_long_prompt_in_chunks_yields_its_first_token_after_the_last() -> None
         assert len(made.kv.pages("long")) == 1250, "the whole prompt's pages are reserved"
     made.run_all()
     assert made.result("long") == expected_output(request)
+
+
+def test_a_decode_row_has_the_fields_of_its_sequence() -> None:
+    made = harness()
+    request = made.add("a", 20, **endless())
+    made.step()
+    first = made.tokens("a")[-1]
+    (row,) = made.step().rows
+    assert row == ScheduledRow(
+        request_id="a",
+        token_ids=(first,),
+        start=20,
+        pages=made.kv.pages("a"),
+        is_extend=False,
+        samples=True,
+        sampling=request.sampling,
+        output_ids=made.tokens("a"),
+        lora="",
+        embeds=False,
+    )
 
 
 def test_in_flight_batches_decode_during_a_long_prefill() -> None:

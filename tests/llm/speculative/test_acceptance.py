@@ -12,8 +12,7 @@ import torch
 from llm.batch import ScheduledRow
 from llm.pipeline.text_generation import TextGenerationPipeline
 from llm.request import SamplingParams
-from llm.sampling.distribution import distribution
-from llm.sampling.sampler import Sampler
+from llm.sampling.sampler import Sampler, distribution
 from llm.speculative.acceptance import RULES, Drafted
 from tests.llm.llama_checkpoints import batch, pipeline_config, random_ids, row, write_llama
 

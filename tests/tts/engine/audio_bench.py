@@ -13,8 +13,7 @@ from decoder import AudioDecoder, DecodeWindow, StreamingOptions, create_decoder
 from llm import FinishReason, Request, TokenChunk
 from tests.fakes import OffsetCodes
 from tts.engine.client import AudioBlock, SpeechJob
-from tts.engine.decode_loop import DecodeLoop, Ranges
-from tts.engine.pacer import Pace
+from tts.engine.decode_loop import DecodeLoop, DecodePacer, RangeProfiler
 from tts.engine.queue import StreamQueue
 from tts.engine.streams import SpeechSetup, SpeechStream, TextStream
 
@@ -81,16 +80,16 @@ class Bench:
         self,
         capacity: int = 8,
         max_codes_ahead: int = 100,
-        profiler: Ranges | None = None,
+        profiler: RangeProfiler | None = None,
         *,
         pads: bool = False,
-        pace: Pace | None = None,
+        pacer: DecodePacer | None = None,
     ) -> None:
         self.decoder = WatchedDecoder(pads=pads)
         self.engine = EngineLog()
         self.clock = Clock()
-        clock = self.clock if pace else time.monotonic
-        self.worker = DecodeLoop(self.engine, self.decoder, profiler, pace=pace, clock=clock)
+        clock = self.clock if pacer else time.monotonic
+        self.worker = DecodeLoop(self.engine, self.decoder, profiler, pacer=pacer, clock=clock)
         self._setup = SpeechSetup(self.decoder.spec, OffsetCodes(OFFSET), max_codes_ahead)
         self._capacity = capacity
 

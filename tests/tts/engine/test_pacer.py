@@ -2,54 +2,55 @@
 
 from __future__ import annotations
 
-import math
 import time
+from typing import Any
 
 import pytest
 
 from llm import FinishReason
 from tests.tts.engine.audio_bench import Bench, in_loop, read, tokens
-from tts.engine.pacer import FIRST_REST, NEAR_S, REST, Pace, Waiting
+from tts.engine.decode_loop import FIRST_REST, NEAR_S, REST, DecodePacer
 
-CALM = Waiting(dry_s=math.inf, awaits_first_audio=False, fills_batch=False, has_all_streams=False)
-FIRST = Waiting(dry_s=math.inf, awaits_first_audio=True, fills_batch=False, has_all_streams=False)
-FULL = Waiting(dry_s=math.inf, awaits_first_audio=False, fills_batch=True, has_all_streams=False)
-ALL = Waiting(dry_s=math.inf, awaits_first_audio=False, fills_batch=False, has_all_streams=True)
+Waiting = dict[str, Any]
+CALM: Waiting = {}
+FIRST: Waiting = {"awaits_first_audio": True}
+FULL: Waiting = {"fills_batch": True}
+ALL: Waiting = {"has_all_streams": True}
 TOOK_S = 0.004
 
 
-def near(dry_s: float) -> Waiting:
-    return Waiting(dry_s=dry_s, awaits_first_audio=False, fills_batch=False, has_all_streams=False)
+def near(underrun_s: float) -> Waiting:
+    return {"underrun_s": underrun_s}
 
 
 @pytest.mark.parametrize(
     ("waiting", "rest_s"), [(CALM, REST * TOOK_S), (FIRST, FIRST_REST * TOOK_S), (ALL, 0.0)]
 )
 def test_a_decoder_rests_after_a_call(waiting: Waiting, rest_s: float) -> None:
-    pace = Pace()
-    assert pace.is_due(0.0, waiting, is_busy=False)  # no call was made before
-    pace.note(10.0, TOOK_S)
+    pacer = DecodePacer()
+    assert pacer.is_due(0.0, **waiting, is_busy=False)  # no call was made before
+    pacer.note(10.0, TOOK_S)
     ended_s = 10.0 + TOOK_S
-    assert pace.is_due(ended_s + rest_s + 1e-6, waiting, is_busy=False)
-    assert not pace.is_due(ended_s + rest_s - 1e-6, waiting, is_busy=rest_s == 0)
-    assert not pace.is_due(ended_s + rest_s + 1e-6, waiting, is_busy=True)
+    assert pacer.is_due(ended_s + rest_s + 1e-6, **waiting, is_busy=False)
+    assert not pacer.is_due(ended_s + rest_s - 1e-6, **waiting, is_busy=rest_s == 0)
+    assert not pacer.is_due(ended_s + rest_s + 1e-6, **waiting, is_busy=True)
 
 
 @pytest.mark.parametrize("waiting", [FULL, near(10.0), near(10.0 + NEAR_S - 1e-6)])
 def test_urgent_streams_do_not_wait(waiting: Waiting) -> None:
-    pace = Pace()
-    pace.note(10.0 - TOOK_S, TOOK_S)
-    assert pace.is_due(10.0, waiting, is_busy=True)
+    pacer = DecodePacer()
+    pacer.note(10.0 - TOOK_S, TOOK_S)
+    assert pacer.is_due(10.0, **waiting, is_busy=True)
 
 
 def test_a_stream_with_enough_audio_is_not_urgent() -> None:
-    pace = Pace()
-    pace.note(10.0 - TOOK_S, TOOK_S)
-    assert not pace.is_due(10.0, near(10.0 + NEAR_S + 1e-6), is_busy=False)
+    pacer = DecodePacer()
+    pacer.note(10.0 - TOOK_S, TOOK_S)
+    assert not pacer.is_due(10.0, **near(10.0 + NEAR_S + 1e-6), is_busy=False)
 
 
-class FixedPace(Pace):
-    """A pace that counts each call as 50 ms long."""
+class FixedPacer(DecodePacer):
+    """A pacer that counts each call as 50 ms long."""
 
     def note(self, started_s: float, took_s: float) -> None:
         super().note(started_s, 0.05)
@@ -59,7 +60,7 @@ def test_windows_are_collected_while_the_decoder_rests() -> None:
     """Blocks of all sizes share the call that comes after the rest."""
 
     async def scenario() -> None:
-        bench = Bench(pads=True, pace=FixedPace())
+        bench = Bench(pads=True, pacer=FixedPacer())
         tasks = [bench.speak(str(n), sizes=(25, n)) for n in (2, 3, 4, 5)]
         for task in tasks:
             tokens(task, *range(25))
@@ -86,7 +87,7 @@ def test_windows_are_collected_while_the_decoder_rests() -> None:
 
 def test_a_stream_near_underrun_is_decoded_at_once() -> None:
     async def scenario() -> None:
-        bench = Bench(pads=True, pace=FixedPace())
+        bench = Bench(pads=True, pacer=FixedPacer())
         poor, rich = bench.speak("poor", sizes=(2, 3)), bench.speak("rich", sizes=(25, 4))
         idle = bench.speak("idle")
         tokens(poor, 1, 2)  # 80 ms
@@ -107,7 +108,7 @@ def test_a_stream_near_underrun_is_decoded_at_once() -> None:
 
 def test_a_lone_stream_never_waits() -> None:
     async def scenario() -> None:
-        bench = Bench(pads=True, pace=FixedPace())
+        bench = Bench(pads=True, pacer=FixedPacer())
         task = bench.speak(sizes=(25, 5))
         for count in (25, 5, 5, 5):
             tokens(task, *range(count))
@@ -122,7 +123,7 @@ def test_a_lone_stream_never_waits() -> None:
 
 def test_a_full_batch_is_decoded_at_once() -> None:
     async def scenario() -> None:
-        bench = Bench(pads=True, pace=FixedPace())
+        bench = Bench(pads=True, pacer=FixedPacer())
         tasks = [bench.speak(str(n), sizes=(25,)) for n in range(10)]
         for task in tasks[:9]:
             tokens(task, *range(25))
@@ -166,10 +167,10 @@ def test_a_turn_reviews_only_changed_streams(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_pace_records_the_duration_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pace gets the start and the duration of each decoder call."""
     noted: list[tuple[float, float]] = []
-    monkeypatch.setattr(Pace, "note", lambda self, *call: noted.append(call))
+    monkeypatch.setattr(DecodePacer, "note", lambda self, *call: noted.append(call))
 
     async def scenario() -> None:
-        bench = Bench(pads=True, pace=Pace())
+        bench = Bench(pads=True, pacer=DecodePacer())
         tokens(bench.speak(sizes=(2,)), 1, 2)
         began_s = time.perf_counter()
         bench.turns()

@@ -8,10 +8,9 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder import CodecSpec, StreamingOptions
+from decoder import CodecSpec, DecoderStream, StreamingOptions
 from llm import FinishReason, Request, TokenChunk
 from tests.fakes import OffsetCodes
-from tts.engine.chunker import SpeechChunker
 from tts.engine.client import SpeechJob
 from tts.engine.queue import StreamQueue
 from tts.engine.streams import SpeechSetup, SpeechStream
@@ -24,7 +23,7 @@ steps = st.lists(st.lists(st.integers(0, 40), max_size=3).map(tuple), max_size=3
 
 @given(sizes, st.integers(0, 4), steps)
 @settings(max_examples=60)
-def test_blocks_are_those_of_a_chunker_that_gets_each_token_at_once(
+def test_blocks_are_those_of_a_stream_that_gets_each_token_at_once(
     chunk_sizes: tuple[int, ...], look_ahead: int, steps: list[tuple[int, ...]]
 ) -> None:
     asyncio.run(compare(chunk_sizes, look_ahead, steps))
@@ -39,14 +38,14 @@ async def compare(
     told: list[SpeechStream] = []
     task = SpeechStream(job, SpeechSetup(SPEC, code_map, 1000), StreamQueue(1000))
     task.notify = lambda changed: told.append(task)
-    chunker = SpeechChunker(chunk_sizes, look_ahead=look_ahead)
+    reference = DecoderStream(SPEC, options)
     count = num_tokens = 0
     for number, token_ids in enumerate((*steps, ())):
         is_last = number == len(steps)
         num_tokens += len(token_ids)
         reason = FinishReason.STOP if is_last else None
-        fired = chunker.push(code_map.codes(token_ids))
-        fired += chunker.finish() if is_last else []
+        fired = reference.push(code_map.codes(token_ids))
+        fired += reference.finish() if is_last else []
         count += len(fired)
         told.clear()
         task.on_tokens(TokenChunk("a", token_ids, finish_reason=reason, output_tokens=num_tokens))

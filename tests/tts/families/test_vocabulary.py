@@ -15,10 +15,9 @@ from tests.fakes import speech_description
 from tests.vocabulary import FIRST_CODE, build_tokenizer
 from tts.checkpoint.files import load_eos_ids, load_sampling_defaults
 from tts.checkpoint.tokenizer import IncrementalDetokenizer, StopMatcher, TextTokenizer
-from tts.families.base import Checkpoint
+from tts.families.base import Checkpoint, SpeechTokens, SpeechVocabulary
 from tts.families.embedded import EmbeddedFamily
 from tts.families.registry import find_family
-from tts.families.vocabulary import SpeechTokens, SpeechVocabulary
 
 CODEBOOK = 64
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decoder import AudioEncoding, AudioFormat, LoudnessKeeper, SilenceTrimmer, to_s16
+from decoder import AudioEncoding, AudioFormat, LoudnessNormalizer, SilenceTrimmer, to_s16
 from decoder.codecs.ramp import RampDecoder
 from tests.tts.ramp import RATE, SEEDED, RampClient, SpeechEvents, build, collect_speech, run
 from tts.engine.client import AudioBlock, SpeechJob
@@ -87,7 +87,7 @@ def test_a_family_may_keep_the_loudness_steady(client: RampClient, tiny_checkpoi
     )
     before = collect_speech(plain, TEXT, encoding=FLOAT.encoding)
     after = collect_speech(steady, TEXT, encoding=FLOAT.encoding)
-    keeper, expected = LoudnessKeeper(RATE), []
+    keeper, expected = LoudnessNormalizer(RATE), []
     for index in range(3):
         keeper.begin_segment()
         data = b"".join(chunk.data for chunk in before.chunks if chunk.segment_index == index)

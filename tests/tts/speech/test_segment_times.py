@@ -54,7 +54,7 @@ def segments_in(events: list[Any]) -> list[SegmentTime]:
     return [event for event in events if isinstance(event, SegmentTime)]
 
 
-def heard_s(events: list[Any]) -> float:
+def audio_s(events: list[Any]) -> float:
     return sum(e.sample_count for e in events if isinstance(e, AudioChunk)) / RATE
 
 
@@ -65,7 +65,7 @@ def test_segments_follow_one_another_to_the_end(synthesizer: Synthesizer) -> Non
     assert [segment.index for segment in segments] == [0, 1, 2, 3]
     assert segments[0].start_s == 0
     assert all(a.end_s == pytest.approx(b.start_s) for a, b in pairwise(segments))
-    assert segments[-1].end_s == pytest.approx(heard_s(events))
+    assert segments[-1].end_s == pytest.approx(audio_s(events))
 
 
 def test_a_segments_time_is_that_of_its_chunks(synthesizer: Synthesizer) -> None:
@@ -94,7 +94,7 @@ def test_trimmed_silence_does_not_count(client: RampClient, synthesizer: Synthes
     events = events_of(synthesizer, trim_silence=True)
     segments = segments_in(events)
     assert [segment.index for segment in segments] == [0, 1, 2, 3]
-    assert segments[-1].end_s == pytest.approx(heard_s(events))
+    assert segments[-1].end_s == pytest.approx(audio_s(events))
     assert all(a.end_s <= b.start_s + 1e-9 for a, b in pairwise(segments))
 
 

@@ -255,7 +255,7 @@ def test_formats_and_chunking_that_cannot_work_are_refused(
 def test_an_encoding_that_was_not_built_is_not_available(
     synthesizer: Synthesizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tts.speech.synthesizer.supported_encodings", lambda: (AudioEncoding.WAV,))
+    monkeypatch.setattr("tts.speech.run.supported_encodings", lambda: (AudioEncoding.WAV,))
     with pytest.raises(NotAvailableError, match="mp3"):
         collect_speech(synthesizer, encoding=AudioEncoding.MP3)
 
