@@ -34,7 +34,7 @@ from training.kokoro.packages import symbols
 from training.kokoro.style import StyleBook
 from training.llama import LanguageModel, ModelConfig, checkpoint, restore
 from training.speech_codec.checkpoint import halved, write
-from training.speech_codec.config import SpeechCodecConfig
+from training.speech_codec.config import load_config
 from training.speech_lm.documents import (
     BUCKETS,
     SYMBOLS,
@@ -281,9 +281,8 @@ class Course:
 
 def train(args: argparse.Namespace) -> None:
     """Get ready, wait for the tokens, learn."""
-    values = json.loads(args.config.read_text(encoding="utf-8"))
     args.out.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(args, SpeechCodecConfig.from_dict(values).levels)
+    trainer = Trainer(args, load_config(args.config).levels)
     texts = Texts.load(args.phonemes, Symbols(symbols(args.package)))
     while args.after is not None and not args.after.exists():
         if trainer.clock.now() > 60 * args.minutes:
