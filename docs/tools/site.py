@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from argparse import ArgumentParser
@@ -14,7 +13,6 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
-COLUMNS = "100"
 
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
@@ -47,16 +45,7 @@ def _protocol() -> str:
 
 
 def _help(parser: ArgumentParser) -> str:
-    """Return the output of --help; argparse reads the width from the environment."""
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = COLUMNS
-    try:
-        return f"```text\n{parser.format_help()}```"
-    finally:
-        if before is None:
-            del os.environ["COLUMNS"]
-        else:
-            os.environ["COLUMNS"] = before
+    return f"```text\n{parser.format_help()}```"
 
 
 def _serve() -> str:

@@ -200,7 +200,7 @@ def _template_in(text: str) -> str:
     """
     try:
         values = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     template = values.get("chat_template") if isinstance(values, dict) else None
     return template if isinstance(template, str) else text

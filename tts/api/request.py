@@ -110,16 +110,17 @@ class CheckedRequest:
         return cls(request, options.get("voice", ""), options.get("language", ""))
 
 
-def _chunking(options: SpeechOptions) -> ChunkingOverrides:
+def _chunking(options: SpeechOptions) -> ChunkingOverrides | None:
     name = "prepend_prompt_speech_tokens"
     prepend = options.get("prepend_prompt_speech_tokens")
-    return ChunkingOverrides(
+    given = ChunkingOverrides(
         chunk_sizes=tuple(options["chunk_size"]) if "chunk_size" in options else None,
         buffer=options.get("buffer"),
         block_causal=options.get("block_causal"),
         prepend=None if prepend is None else _choice(PrependPromptSpeechTokens, name, prepend),
         prepend_prompt_speech_tokens_causal=options.get("prepend_prompt_speech_tokens_causal"),
     )
+    return None if given == ChunkingOverrides() else given
 
 
 def _choice(kind: type[Choice], name: str, value: str) -> Choice:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from threading import Lock
 from typing import Any, TypeVar
 
 from tts.api.loop import LoopThread, wait
@@ -32,6 +33,7 @@ class RunningService:
         self.model = service.model
         self.synthesizer: Synthesizer = service.synthesizer
         self.loop = LoopThread()
+        self._closing = Lock()
         atexit.register(self._client.stop)
 
     def submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
@@ -40,8 +42,9 @@ class RunningService:
 
     def close(self) -> None:
         """Cancel what runs and release the model. Calling it again is harmless."""
-        if self.loop.is_stopped:
-            return
-        wait(self.loop.submit(self._client.close()))
-        self.loop.stop()
+        with self._closing:
+            if self.loop.is_stopped:
+                return
+            wait(self.loop.submit(self._client.close()))
+            self.loop.stop()
         atexit.unregister(self._client.stop)

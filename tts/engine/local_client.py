@@ -169,6 +169,7 @@ class LocalEngineClient:
         Readers can read their queued items even after this has returned. The thread of an engine
         that hangs is abandoned.
         """
+        self._is_closing = True  # before a thread of the pool is free
         await asyncio.to_thread(self.stop, drain_s)
 
     def stop(self, drain_s: float = 0.0) -> None:

@@ -1,8 +1,10 @@
-"""The outermost context of every RPC: counts, logs, request ids, and statuses for errors.
+"""The outermost context of every call: counts, logs, request ids, and statuses for errors.
 
-    serve ─▶ gate (loading? draining?) ─▶ body ─▶ OK
-                                           ├─ error ─▶ status table ─▶ abort with details
-                                           └─ cancelled, deadline ─▶ passes through
+    track ─▶ loading? draining? ─▶ body ─▶ OK
+                                    ├─ error ─▶ status table ─▶ CallError
+                                    └─ cancelled, deadline ─▶ passes through
+
+`CallTracker.serve` is `track` for gRPC: a CallError aborts the RPC with its status and details.
 
 Log lines hold ids, codes and numbers, and a user's text only where the configuration says so.
 """
@@ -12,13 +14,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from ipaddress import IPv6Address, IPv6Network
-from typing import NoReturn
+from typing import Any, NoReturn
 from urllib.parse import unquote
 from uuid import uuid4
 
@@ -64,17 +66,26 @@ class CallStats:
     warnings: int = 0
 
 
-@dataclass(slots=True)
-class RpcCall:
-    """One running RPC."""
+class CallError(Exception):
+    """Status of a call that failed, for the protocol to report. Already counted and logged."""
 
-    context: grpc.aio.ServicerContext
+    def __init__(self, status: RpcStatus) -> None:
+        super().__init__(status.message)
+        self.status = status
+
+
+@dataclass(slots=True)
+class Call:
+    """One running call, of any protocol."""
+
     service: str
     method: str
-    request_id: str
+    client: str  # see `client_of`
+    send: Callable[[Any], Awaitable[object]]  # one message of the protocol to the client
     write_timeout_s: float
-    span: CallSpan | None
+    span: CallSpan | None = None
     logs_text: bool = False
+    request_id: str = field(default_factory=lambda: uuid4().hex)
     started: float = field(default_factory=time.monotonic)
     stats: CallStats = field(default_factory=CallStats)
     first_input: float | None = None
@@ -107,14 +118,14 @@ class RpcCall:
             self.request_id = request_id
             logs.request_id.set(request_id)
 
-    async def write(self, message: object) -> None:
+    async def write(self, message: Any) -> None:
         """Send one message; wait while the client does not read, up to the write timeout.
 
-        Raises SlowReaderError when HTTP/2's windows stay full for the whole write timeout.
+        Raises SlowReaderError when the connection's buffers stay full for the whole write timeout.
         """
         try:
             async with asyncio.timeout(self.write_timeout_s):
-                await self.context.write(message)
+                await self.send(message)
         except TimeoutError:
             raise SlowReaderError(
                 f"the client read nothing for {self.write_timeout_s:g} s; read faster or ask "
@@ -162,22 +173,24 @@ class CallTracker:
         """Number of open calls, including those that wait in the queue."""
 
     @asynccontextmanager
-    async def serve(
+    async def track(
         self,
-        context: grpc.aio.ServicerContext,
         service: str,
         method: str,
+        client: str,
+        send: Callable[[Any], Awaitable[object]],
+        metadata: Iterable[tuple[str, str | bytes]] = (),
         refusal: Exception | None = None,
-    ) -> AsyncIterator[RpcCall]:
-        """Run one RPC's body; what it raises, or `refusal`, becomes the call's status."""
-        request_id = uuid4().hex
-        span = None
-        if self.tracer is not None:
-            span = self.tracer.start(service, method, context.invocation_metadata() or ())
-        call = RpcCall(
-            context, service, method, request_id, self._write_timeout_s, span, self._log_text
-        )
-        outer = logs.request_id.set(request_id)
+        time_remaining: Callable[[], float | None] = lambda: None,
+    ) -> AsyncIterator[Call]:
+        """Run the body of one call.
+
+        `metadata` are its headers, `time_remaining` the seconds until its deadline (None: without
+        one). Raises CallError for what the body raises, and for a `refusal`.
+        """
+        span = self.tracer.start(service, method, metadata) if self.tracer is not None else None
+        call = Call(service, method, client, send, self._write_timeout_s, span, self._log_text)
+        outer = logs.request_id.set(call.request_id)
         self.metrics.started.labels(service, method).inc()
         self.num_open += 1
         try:
@@ -187,23 +200,43 @@ class CallTracker:
                 self._refuse()
             yield call
         except asyncio.CancelledError:
-            self._ended(call, _cancel_code(context))
+            remaining_s = time_remaining()
+            has_expired = remaining_s is not None and remaining_s <= 0
+            self._ended(call, "DEADLINE_EXCEEDED" if has_expired else "CANCELLED")
             raise
-        except grpc.aio.InternalError:  # the transport closed before the cancellation arrived
-            self._ended(call, grpc.StatusCode.CANCELLED.name)
-            raise asyncio.CancelledError from None
         except Exception as error:  # outermost handler: every other error becomes a status
             status = status_of(error, call.request_id)
             self._ended(call, status.code.name, status.reason, error)
-            await _abort(call, status)
+            raise CallError(status) from error
         else:
-            context.set_trailing_metadata(((REQUEST_ID_KEY, call.request_id),))
             self._ended(call, "OK")
         finally:
             logs.request_id.reset(outer)
             self.num_open -= 1
             if not self.num_open:
                 self._idle.set()
+
+    @asynccontextmanager
+    async def serve(
+        self,
+        context: grpc.aio.ServicerContext,
+        service: str,
+        method: str,
+        refusal: Exception | None = None,
+    ) -> AsyncIterator[Call]:
+        """Run the body of one RPC; what it raises, or `refusal`, becomes the RPC's status."""
+        metadata = context.invocation_metadata() or ()
+        client, remaining = client_of(context.peer()), context.time_remaining
+        tracked = self.track(service, method, client, context.write, metadata, refusal, remaining)
+        try:
+            async with tracked as call:
+                try:
+                    yield call
+                except grpc.aio.InternalError:  # the transport closed before the cancellation
+                    raise asyncio.CancelledError from None
+                context.set_trailing_metadata(((REQUEST_ID_KEY, call.request_id),))
+        except CallError as error:
+            await _abort(context, error.status)
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no call is open; return False if some are still open after the timeout."""
@@ -222,7 +255,7 @@ class CallTracker:
         raise DrainingError("the server is shutting down; use another one")
 
     def _ended(
-        self, call: RpcCall, code: str, reason: str = "", error: Exception | None = None
+        self, call: Call, code: str, reason: str = "", error: Exception | None = None
     ) -> None:
         metrics, stats = self.metrics, call.stats
         metrics.call_ended(call.service, call.method, code, call.age_s)
@@ -243,24 +276,18 @@ class CallTracker:
             logger.error("the call failed", exc_info=error)
 
 
-def _cancel_code(context: grpc.aio.ServicerContext) -> str:
-    remaining = context.time_remaining()
-    expired = remaining is not None and remaining <= 0
-    return (grpc.StatusCode.DEADLINE_EXCEEDED if expired else grpc.StatusCode.CANCELLED).name
-
-
-async def _abort(call: RpcCall, status: RpcStatus) -> None:
+async def _abort(context: grpc.aio.ServicerContext, status: RpcStatus) -> None:
     metadata = (
         (DETAILS_KEY, status.to_proto().SerializeToString()),
-        (REQUEST_ID_KEY, call.request_id),
+        (REQUEST_ID_KEY, status.request_id),
     )
     try:
-        await call.context.abort(status.code, status.message, metadata)
+        await context.abort(status.code, status.message, metadata)
     except grpc.aio.InternalError:  # the client has disconnected
         raise asyncio.CancelledError from None
 
 
-def _fields(call: RpcCall, code: str, reason: str) -> Fields:
+def _fields(call: Call, code: str, reason: str) -> Fields:
     """Return the log fields of a call that has ended."""
     stats = call.stats
     always = (

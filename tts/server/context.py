@@ -10,7 +10,7 @@ from tts.config.server import ServerConfig
 from tts.engine.admission import Admission, AdmissionLimits
 from tts.observe.metrics import Metrics
 from tts.observe.tracing import create_tracer
-from tts.server.call import CallTracker, RpcCall, ServerState, client_of
+from tts.server.call import Call, CallTracker, ServerState
 from tts.server.speech_api import SpeechApi
 from tts.textgen.generator import TextGenerator
 
@@ -54,9 +54,9 @@ class ServerContext:
         return f"ServerContext({self.calls.state.value}, {self.admission!r})"
 
     @asynccontextmanager
-    async def enter(self, call: RpcCall) -> AsyncIterator[None]:
+    async def enter(self, call: Call) -> AsyncIterator[None]:
         """Hold a slot among the running calls; see `Admission.enter`."""
-        async with self.admission.enter(client_of(call.context.peer())):
+        async with self.admission.enter(call.client):
             call.stats.admission_s = call.age_s
             yield
 

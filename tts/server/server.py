@@ -19,9 +19,10 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from llm import ConfigError
 from tts.config.server import ServerConfig
 from tts.server import speech_service, text_service
+from tts.server.access import AccessControl
 from tts.server.context import ServerContext
-from tts.server.gate import Gate
 from tts.server.health_service import HealthServicer
+from tts.server.interceptor import AccessInterceptor
 from tts.server.listener import Listener, Unregistered
 from tts.server.speech_service import SpeechServicer
 from tts.server.text_service import TextServicer
@@ -84,7 +85,8 @@ class SpeechServer:
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         self.host = ServerContext(config)
-        self.gate = Gate(config, self.host.calls)
+        self.access = AccessControl(config)
+        self._interceptor = AccessInterceptor(config, self.access, self.host.calls)
         self._health = HealthServicer(("", *SERVICES))
         self._credentials: grpc.ServerCredentials | None = None
         self._listener = Listener(self._create, self._bind)
@@ -142,7 +144,9 @@ class SpeechServer:
 
     def _create(self) -> grpc.aio.Server:
         """Return a server with all services, not bound to a port."""
-        made = grpc.aio.server(interceptors=(self.gate,), options=server_options(self._config))
+        made = grpc.aio.server(
+            interceptors=(self._interceptor,), options=server_options(self._config)
+        )
         server = Unregistered(made)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         speech_pb2_grpc.add_SpeechServiceServicer_to_server(SpeechServicer(self.host), server)

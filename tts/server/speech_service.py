@@ -13,7 +13,7 @@ import grpc
 from decoder import supported_encodings
 from tts import __version__
 from tts.errors import IdleTimeoutError, InvalidRequestError
-from tts.server.call import RpcCall
+from tts.server.call import Call
 from tts.server.context import ServerContext
 from tts.server.wire.common import Violations, to_duration
 from tts.server.wire.speech import (
@@ -162,7 +162,7 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
         except TimeoutError:
             raise IdleTimeoutError(f"no config arrived for {idle_s:g} s") from None
 
-    def _note(self, call: RpcCall, event: SessionEvent) -> None:
+    def _note(self, call: Call, event: SessionEvent) -> None:
         """Record an event that is about to be sent in the call's statistics."""
         stats = call.stats
         match event:
@@ -213,7 +213,7 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
 
 
 async def _noted(
-    call: RpcCall, messages: AsyncIterator[pb.StreamingSynthesizeRequest]
+    call: Call, messages: AsyncIterator[pb.StreamingSynthesizeRequest]
 ) -> AsyncIterator[pb.StreamingSynthesizeRequest]:
     """Yield the client's later messages; record the time of the first and all characters."""
     async for message in messages:
@@ -223,7 +223,7 @@ async def _noted(
         yield message
 
 
-def _note_result(call: RpcCall, result: SynthesisResult) -> None:
+def _note_result(call: Call, result: SynthesisResult) -> None:
     call.stats.prompt_tokens = result.usage.prompt_tokens
     call.stats.output_tokens = result.usage.output_tokens
     call.stats.warnings = len(result.warnings)

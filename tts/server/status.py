@@ -49,6 +49,7 @@ class RpcStatus:
     reason: str
     message: str
     details: tuple[Message, ...]
+    request_id: str = ""
 
     def to_proto(self) -> Status:
         """Return this status as a google.rpc.Status."""
@@ -177,4 +178,4 @@ def status_of(error: Exception, request_id: str = "") -> RpcStatus:
         if isinstance(detail, ErrorInfo) and request_id:
             detail.metadata["request_id"] = request_id
     message = str(error) if rule.shows_message else "the request failed inside the server"
-    return RpcStatus(rule.code, rule.reason, _cut(message, MAX_MESSAGE_BYTES), details)
+    return RpcStatus(rule.code, rule.reason, _cut(message, MAX_MESSAGE_BYTES), details, request_id)

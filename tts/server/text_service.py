@@ -17,7 +17,7 @@ from tts.errors import (
     PreconditionError,
 )
 from tts.families.prompt import encoded
-from tts.server.call import RpcCall
+from tts.server.call import Call
 from tts.server.context import ServerContext
 from tts.server.wire.common import FINISH_REASONS, Violations, to_timings
 from tts.server.wire.text import (
@@ -116,7 +116,7 @@ class TextServicer(pb_grpc.TextServiceServicer):
         if name != model:
             raise ModelNotFoundError(name, (model,))
 
-    async def _read(self, call: RpcCall, proto: GenerateProto) -> TextRequest:
+    async def _read(self, call: Call, proto: GenerateProto) -> TextRequest:
         """Return the checked request with its prompt tokens and sampling parameters."""
         config = proto.config
         call.adopt_id(config.request_id)
@@ -165,7 +165,7 @@ class TextServicer(pb_grpc.TextServiceServicer):
             raise InvalidRequestError.of("config.json_schema", str(error)) from error
 
 
-async def _send(call: RpcCall, piece: TextPiece) -> None:
+async def _send(call: Call, piece: TextPiece) -> None:
     scored = piece.prompt_logprobs
     for start in range(0, len(scored), ECHO_PER_MESSAGE):
         part = to_logprobs(scored[start : start + ECHO_PER_MESSAGE])
@@ -184,12 +184,12 @@ async def _send(call: RpcCall, piece: TextPiece) -> None:
         await call.write(pb.GenerateStreamResponse(done=done))
 
 
-def _note(call: RpcCall, piece: TextPiece) -> None:
+def _note(call: Call, piece: TextPiece) -> None:
     call.stats.prompt_tokens, call.stats.output_tokens = piece.prompt_tokens, piece.output_tokens
     call.note_timings(piece.queue_s, piece.prefill_s)
 
 
-def _usage(call: RpcCall, piece: TextPiece) -> common_pb2.Usage:
+def _usage(call: Call, piece: TextPiece) -> common_pb2.Usage:
     return common_pb2.Usage(
         input_characters=call.stats.characters,
         prompt_tokens=piece.prompt_tokens,

@@ -98,10 +98,18 @@ class VoiceRegistry:
             raise VoiceNotFoundError(name, self._voices)
         return self._voices[name]
 
-    def choose(self, name: str = "", language_code: str = "") -> Voice:
-        """Return the named voice; without a name the default one, or one for the language."""
+    def choose(self, name: str = "", language_code: str = "", field: str = "language") -> Voice:
+        """Return the named voice; without a name the default one, or one for the language.
+
+        Raises VoiceNotFoundError, and InvalidRequestError that names `field` for a named voice
+        that does not speak the language.
+        """
         if name:
-            return self.get(name)
+            voice = self.get(name)
+            if language_code and voice.language_codes and not voice.speaks(language_code):
+                speaks = f"voice '{name}' speaks {', '.join(voice.language_codes)}"
+                raise InvalidRequestError.of(field, speaks)
+            return voice
         if not language_code or (self._default and self.default.speaks(language_code)):
             return self.default
         for voice in self.voices(language_code):

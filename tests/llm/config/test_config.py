@@ -319,6 +319,13 @@ def test_the_model_shows_what_the_pipeline_owns(tmp_path: Path) -> None:
     )
 
 
+def test_a_template_that_looks_like_deep_json_is_a_template(tmp_path: Path) -> None:
+    text = "[" * 100_000
+    (tmp_path / "chat.jinja").write_text(text)
+    config = PipelineConfig(chat_template=tmp_path / "chat.jinja")
+    assert config.retrieve_chat_template() == text
+
+
 def test_two_configurations_do_not_share_a_section() -> None:
     model = ModelConfig(served_model_name="one")
     first, second = PipelineConfig(model=model, max_length=1), unresolved(model=model, max_length=2)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -215,6 +216,11 @@ def test_a_cancelled_call_stops(voice: LoadedVoice, embedded: Service) -> None:
         ({"prepend_prompt_speech_tokens": "x"}, InvalidRequestError, "'rolling'"),
         ({"voice": "x"}, VoiceNotFoundError, "no voice 'x'; there are: awb"),
         ({"language": "de"}, VoiceNotFoundError, "language de"),
+        (
+            {"voice": "rms", "language": "de"},
+            InvalidRequestError,
+            "language: voice .rms. speaks en",
+        ),
         ({"loudness": 1}, TypeError, "unknown options: loudness"),
     ],
 )
@@ -268,6 +274,21 @@ def test_closing(tiny_checkpoint: Path) -> None:
         voice.say("Hi.")
     with pytest.raises(RuntimeError, match="the voice is closed"):
         next(left_open)
+
+
+def test_closing_in_several_threads_at_once(tiny_checkpoint: Path) -> None:
+    voice = load(tiny_checkpoint)
+    with ThreadPoolExecutor(4) as threads:
+        for closed in [threads.submit(voice.close) for _ in range(8)]:
+            closed.result()
+
+
+def test_warnings_about_the_chunking_of_load_are_in_the_log_only(tiny_checkpoint: Path) -> None:
+    with load(tiny_checkpoint, chunk_size=[2], buffer=0) as voice:
+        plain = voice.say("Hi.", seed=1, max_tokens=8)
+        asked = voice.say("Hi.", seed=1, max_tokens=8, buffer=0)
+    assert [warning for warning in asked.warnings if "buffer" in warning]
+    assert not [warning for warning in plain.warnings if "buffer" in warning]
 
 
 def test_options_of_load_are_configuration_fields(tiny_checkpoint: Path) -> None:

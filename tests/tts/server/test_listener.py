@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import ssl
 from pathlib import Path
@@ -145,19 +144,31 @@ def test_the_log_has_one_line_for_each_and_not_the_path(tiny_checkpoint: Path) -
     assert [line for line in lines if "exception" in line or "xff" in line["message"]] == []
 
 
-def test_a_server_whose_port_was_taken_meanwhile_is_not_serving(service: Service) -> None:
-    """Health reports it on open connections, and SERVING when the port is free again."""
+def test_a_server_whose_port_was_taken_meanwhile_is_not_serving(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Health reports it on open connections, and SERVING when the port is free again.
+
+    `_bind` is replaced: another program would have to bind the port before the server does.
+    """
+    bind, is_taken = SpeechServer._bind, False
+
+    def bind_if_free(server: SpeechServer, made: grpc.aio.Server, port: int) -> int:
+        if is_taken:
+            raise RuntimeError("the port is in use")
+        return bind(server, made, port)
+
+    monkeypatch.setattr(SpeechServer, "_bind", bind_if_free)
 
     async def scenario() -> None:
+        nonlocal is_taken
         async with serving(service) as served:
             watch = _watch(served.channel)
             assert (await watch.read()).status == Status.SERVING
-            taken = asyncio.create_task(_take_port(served.server.port))
+            is_taken = True
             await break_loop(served.server.address)
-            other = await taken
             assert (await watch.read()).status == Status.NOT_SERVING
-            other.close()
-            await other.wait_closed()
+            is_taken = False
             assert (await watch.read()).status == Status.SERVING
             watch.cancel()
             async with grpc.aio.insecure_channel(served.server.address) as channel:
@@ -170,12 +181,3 @@ def _watch(channel: grpc.aio.Channel) -> Any:
     from grpc_health.v1.health_pb2_grpc import HealthStub
 
     return HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-
-
-async def _take_port(port: int) -> asyncio.Server:
-    """Bind a port as soon as it is free."""
-    while True:
-        try:
-            return await asyncio.start_server(lambda *_: None, "127.0.0.1", port)
-        except OSError:
-            await asyncio.sleep(0)

@@ -56,7 +56,7 @@ def test_a_created_voice_is_found_and_listed_last(voices_file: Path) -> None:
         ("awb", "", "awb"),
         ("", "en", "slt"),
         ("", "de", "mine"),
-        ("rms", "de", "rms"),
+        ("rms", "en", "rms"),
     ],
 )
 def test_choosing_by_name_and_language(
@@ -65,6 +65,8 @@ def test_choosing_by_name_and_language(
     registry = VoiceRegistry.load(voices_file)
     registry.create(MINE)
     assert registry.choose(name, language).name == chosen
+    with pytest.raises(InvalidRequestError, match=r"^spoken: voice 'rms' speaks en-US$"):
+        registry.choose("rms", "de", "spoken")
 
 
 def test_errors_for_unknown_names_list_the_voices(voices_file: Path) -> None:

@@ -1,7 +1,7 @@
 """Conversion between messages of SpeechService and the values of `tts.speech.types`.
 
-A request is checked and converted once, before it enters the queue. Only the audio of a voice
-prompt, which is expensive to read, is checked later, by `VoiceCloner.ready`.
+A request is checked and converted once, before it enters the queue. What depends on the model is
+checked later: the audio of a voice prompt by `VoiceCloner.ready`, the rest by `Synthesizer`.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def read_config(
     """Return a synthesis config as a request without its voice.
 
     `path` is the config's field path in its message; `default_id` is used for a request without
-    an id. Raises InvalidRequestError for values out of range, and PreconditionError for features
-    that this model lacks.
+    an id. Raises InvalidRequestError for more speech tokens than a request may have; other values
+    out of range are added to `wrong`.
     """
     if proto.request_id:
         wrong.request_id(proto.request_id, f"{path}.request_id")
@@ -289,12 +289,8 @@ def read_voice(proto: pb.VoiceSelection, synthesizer: Synthesizer, path: str) ->
         return Voice("prompt", prompt=synthesizer.cloner.from_codes(codes, field))
     if proto.name:
         check_voice_name(proto.name, f"{path}.name")
-    voice = synthesizer.voices.choose(proto.name, proto.language_code)
-    languages = voice.language_codes
-    if proto.language_code and languages and not voice.speaks(proto.language_code):
-        speaks = f"voice '{voice.name}' speaks {', '.join(languages)}"
-        raise InvalidRequestError.of(f"{path}.language_code", speaks)
-    return voice
+    field = f"{path}.language_code"
+    return synthesizer.voices.choose(proto.name, proto.language_code, field)
 
 
 def read_clip(proto: pb.VoicePrompt, path: str) -> VoiceClip:

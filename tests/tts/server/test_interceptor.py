@@ -225,10 +225,10 @@ def test_every_open_call_counts(service: Service, opening: str) -> None:
 async def _until_open(served: Serving, num_calls: int) -> None:
     """Wait until the server counts this number of open calls."""
     for _ in range(6000):
-        if f"calls={num_calls}," in repr(served.server.gate):
+        if f"calls={num_calls}," in repr(served.server.access):
             return
         await asyncio.sleep(0.01)
-    raise AssertionError(served.server.gate)
+    raise AssertionError(served.server.access)
 
 
 def test_a_first_message_may_come_late(service: Service) -> None:
