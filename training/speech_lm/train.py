@@ -104,11 +104,9 @@ class Trainer:
         torch.manual_seed(args.seed)
         torch.backends.cuda.matmul.allow_tf32 = True
         self.device, self.levels = self.group.device, levels
-        self.config = ModelConfig(
-            int(np.prod(levels)), num_layers=args.layers, hidden_size=args.dim,
-            num_heads=args.dim // 64, num_kv_heads=args.dim // 128,
-            intermediate_size=3 * args.dim, dropout=args.dropout, max_tokens=BUCKETS[-1],
-        )  # fmt: skip
+        self.config = ModelConfig.sized(
+            int(np.prod(levels)), args.layers, args.dim, BUCKETS[-1], args.dropout
+        )
         self.model = LanguageModel(self.config, levels).to(self.device)
         if args.start:
             restore(self.model, load_file(args.start))

@@ -40,7 +40,7 @@ from decoder.weights import read_tensors, tensor_names
 from decoder.window_inputs import check_windows, stacked
 
 RANDOM_SEED = 0
-CHUNK_SIZES = (3, 7, 15, 30)
+CHUNK_SIZES = (4, 8, 16, 32)  # a block is finished in time at twice real time
 DECODER, VOICE_ENCODER = "decoder.", "voice_encoder."
 
 NetworkT = TypeVar("NetworkT", bound=nn.Module)

@@ -96,11 +96,12 @@ class ConvNext(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
         """Map x [B, T, dim], with condition [B, C], to [B, T, dim]; zeros surround x."""
-        return self.changed(x, F.pad(x, (0, 0, *self.padding)), condition)
+        y = self.mix(F.pad(x, (0, 0, *self.padding)).transpose(1, 2)).transpose(1, 2)
+        return self.joined(x, y, condition)
 
-    def changed(self, x: Tensor, seen: Tensor, condition: Tensor | None = None) -> Tensor:
-        """Map x [B, T, dim] that is seen with its neighbours [B, T + kernel - 1, dim]."""
-        y = self.norm(self.mix(seen.transpose(1, 2)).transpose(1, 2))
+    def joined(self, x: Tensor, y: Tensor, condition: Tensor | None = None) -> Tensor:
+        """Map x and its convolution y [B, T, dim] to [B, T, dim]."""
+        y = self.norm(y)
         if self.style is not None and condition is not None:
             y = styled(y, self.style(condition))
         return x + self.scale * self.ff_out(F.gelu(self.ff_in(y)))

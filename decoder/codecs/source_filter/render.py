@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from decoder.codecs.embedded.modules import FiniteScalarQuantizer, overlap_add
@@ -66,6 +67,8 @@ class SourceFilterRenderer:
         self._blocks = cast("list[ConvNext]", list(decoder.blocks))
         self._quantizer = FiniteScalarQuantizer(decoder.config.levels)
         self._quantizer.to(decoder.noise.device)
+        # [kernel, dim] of each layer
+        self._taps = [block.mix.weight[:, 0].T.contiguous() for block in self._blocks]
 
     def beginning(self) -> Past:
         """Return the past of one stream that begins."""
@@ -108,12 +111,19 @@ class SourceFilterRenderer:
         values = values.masked_fill((rows.codes == ABSENT)[..., None], 0.0)
         condition = decoder.voice(self._quantizer.values(rows.voice).flatten(1))
         ends = rows.length * config.frames_per_code
-        x, kept = decoder.first(values), []
+        x, kept = self._first(values), []
         for layer, block in enumerate(self._blocks):
             seen = torch.cat((past.frames[:, layer], x), 1)
             kept.append(taken(seen, ends, config.kernel - 1))
-            x = block.changed(x, seen, condition)
+            x = block.joined(x, convolved(seen, self._taps[layer], block.mix.bias), condition)
         return decoder.last(x, condition), torch.stack(kept, 1)
+
+    def _first(self, values: Tensor) -> Tensor:
+        """Return `Decoder.first` of values, as a product: convolutions of a GPU round to TF32."""
+        layer = self._decoder.input
+        seen = values.unfold(1, layer.weight.shape[-1], 1).flatten(2)
+        x = F.linear(seen, layer.weight.flatten(1), layer.bias)
+        return x.reshape(len(values), -1, self._config.decoder_dim)
 
     def _drive(self, curve: Curve, past: Past) -> tuple[Drive, Tensor]:
         """Return the excitation of new codes, and pitch and voicing at all of its points."""
@@ -130,6 +140,20 @@ class SourceFilterRenderer:
         first = skipped[:, None] * self._config.hop
         index = first + torch.arange(count, device=audio.device)
         return audio.gather(1, index.clamp(max=count - 1))
+
+
+def convolved(x: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the depthwise convolution of x [B, T + kernel - 1, D] with taps [kernel, D].
+
+    Sums over shifted rows are faster than the convolution for few frames, and in float32 on every
+    device.
+    """
+    count = x.shape[1] - len(taps) + 1
+    total = x[:, :count] * taps[0]
+    total = total if bias is None else total.add_(bias)
+    for shift in range(1, len(taps)):
+        total.addcmul_(x[:, shift : shift + count], taps[shift])
+    return total
 
 
 def taken(x: Tensor, first: Tensor, count: int) -> Tensor:

@@ -6,7 +6,6 @@ import copy
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -33,27 +32,11 @@ from decoder import (
     validate_streaming,
     with_graphs,
 )
-from decoder.codecs.source_filter.config import SpeechCodecConfig
 from decoder.codecs.source_filter.decoder import SourceFilterDecoder
 from decoder.codecs.source_filter.modules import SpeechCodec
+from tests.decoder.small_codecs import SMALL_SOURCE_FILTER, write_source_filter
 from tests.decoder.toys import windows_of
 
-SMALL = SpeechCodecConfig(
-    levels=(4, 4, 4),
-    mel_bins=20,
-    mel_n_fft=512,
-    encoder_dim=16,
-    encoder_ff=32,
-    encoder_blocks=1,
-    voice_dim=16,
-    voice_ff=32,
-    voice_blocks=1,
-    voice_tokens=4,
-    condition_dim=8,
-    decoder_dim=16,
-    decoder_ff=32,
-    decoder_blocks=2,
-)
 VOICE = (1, 20, 63, 7)
 ROLLING = PrependPromptSpeechTokens.ROLLING
 AT_ONCE = StreamingOptions(prepend=ROLLING)
@@ -73,28 +56,19 @@ def close(got: np.ndarray, expected: np.ndarray) -> bool:
 
 
 @pytest.fixture(scope="module")
-def network() -> SpeechCodec:
-    """A codec with random weights that make every part audible."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        codec = SpeechCodec(SMALL)
-        for block in codec.decoder.blocks:
-            torch.nn.init.constant_(block.scale, 1.0)  # type: ignore[arg-type]
-        torch.nn.init.normal_(codec.decoder.pitch.weight, std=0.1)
-        codec.voice(torch.randn(8, 24_000) * torch.rand(8, 24_000) * 0.1)  # its mean values
-    return codec.eval()
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SpeechCodec]:
+    folder = tmp_path_factory.mktemp("codec")
+    return folder, write_source_filter(folder)
 
 
 @pytest.fixture(scope="module")
-def written(network: SpeechCodec, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the folder, as the service reads it: without the encoder of content."""
-    folder = tmp_path_factory.mktemp("codec")
-    config = {"type": "source_filter", "hop": SMALL.hop, **asdict(SMALL)}
-    (folder / "config.json").write_text(json.dumps(config))
-    state = network.state_dict().items()
-    kept = {name: value for name, value in state if not name.startswith("encoder.")}
-    save_file(kept, folder / "model.safetensors")
-    return folder
+def written(checkpoint: tuple[Path, SpeechCodec]) -> Path:
+    return checkpoint[0]
+
+
+@pytest.fixture(scope="module")
+def network(checkpoint: tuple[Path, SpeechCodec]) -> SpeechCodec:
+    return checkpoint[1]
 
 
 @pytest.fixture
@@ -128,7 +102,7 @@ def blocks_of(decoder: SourceFilterDecoder, windows: Sequence[DecodeWindow]) -> 
 def streamed(
     decoder: SourceFilterDecoder, codes: Sequence[int], sizes: tuple[int, ...], buffer: int = 0
 ) -> np.ndarray:
-    options = StreamingOptions(sizes, buffer, prepend=ROLLING, look_ahead=SMALL.ahead)
+    options = StreamingOptions(sizes, buffer, prepend=ROLLING, look_ahead=SMALL_SOURCE_FILTER.ahead)
     windows = windows_of(decoder.spec, options, codes, prompt_codes=VOICE)
     return np.concatenate(blocks_of(decoder, windows))
 
@@ -142,7 +116,7 @@ def test_the_spec_equals_the_files(decoder: SourceFilterDecoder) -> None:
     assert spec.can_encode
     assert spec.keeps_state
     assert spec.recommended.prepend is ROLLING
-    assert spec.recommended.look_ahead == SMALL.ahead
+    assert spec.recommended.look_ahead == SMALL_SOURCE_FILTER.ahead
     assert validate_streaming(spec.recommended, spec) == []
 
 
@@ -154,7 +128,7 @@ def test_the_spec_equals_the_files(decoder: SourceFilterDecoder) -> None:
 )
 def test_streamed_audio_equals_the_whole(decoder, network, codes, sizes, buffer) -> None:
     got = streamed(decoder, codes, sizes, buffer)
-    assert got.shape == (len(codes) * SMALL.hop,)
+    assert got.shape == (len(codes) * SMALL_SOURCE_FILTER.hop,)
     assert close(got, whole(network, codes))
 
 
@@ -178,7 +152,7 @@ def test_a_continued_stream_begins_with_its_carry(decoder, network) -> None:
         decoder.spec, options, codes, prompt_codes=VOICE, carry=carry, token_offset=6
     )
     got = np.concatenate(blocks_of(decoder, windows))
-    expected = whole(network, carry + codes)[6 * SMALL.hop :]
+    expected = whole(network, carry + codes)[6 * SMALL_SOURCE_FILTER.hop :]
     assert close(got, expected)
 
 
@@ -271,7 +245,7 @@ def test_a_voice_stands_in_front_of_every_window(decoder) -> None:
     for count in (0, 3):
         with pytest.raises(CodeRangeError, match=f"voice prompt of 4 codes, not {count}"):
             DecoderStream(decoder.spec, options, prompt_codes=VOICE[:count])
-    plain = DecodeWindow((1,), (0,), (0,), 0, 0, MaskPolicy(), 0, 0, SMALL.hop)
+    plain = DecodeWindow((1,), (0,), (0,), 0, 0, MaskPolicy(), 0, 0, SMALL_SOURCE_FILTER.hop)
     with pytest.raises(DecoderConfigError, match="a voice of 4 codes in front of every window"):
         decoder.decode([plain])
 
@@ -299,10 +273,10 @@ def test_no_buffer_is_needed(decoder) -> None:
 def test_a_clips_voice_is_that_of_the_network(decoder, network, num_samples) -> None:
     clip = np.random.default_rng(0).normal(0, 0.1, num_samples).astype(np.float32)
     codes = decoder.encode(clip)
-    assert len(codes) == SMALL.voice_tokens
+    assert len(codes) == SMALL_SOURCE_FILTER.voice_tokens
     assert codes == decoder.encode(clip)
-    if num_samples > 2 * SMALL.mel_n_fft:
-        frames = num_samples // SMALL.frame * SMALL.frame
+    if num_samples > 2 * SMALL_SOURCE_FILTER.mel_n_fft:
+        frames = num_samples // SMALL_SOURCE_FILTER.frame * SMALL_SOURCE_FILTER.frame
         with torch.inference_mode():
             expected = network.voice(torch.from_numpy(clip[None, :frames]))[1]
         assert codes == tuple(expected[0].tolist())
