@@ -33,6 +33,7 @@ from decoder import (
 )
 
 BAR_DB = 100.0  # below what 16-bit samples can hold
+PULSES_DB = 50.0  # the phase of pulses adds up the rounding of every pitch
 SAME_DB = 200.0  # value for bit-identical audio
 SECONDS = 3.0
 PROMPT_SECONDS = 2.0
@@ -44,6 +45,7 @@ class Subject:
 
     source: str | Path
     options: Mapping[str, object] = field(default_factory=dict)
+    bar_db: float = BAR_DB
 
     def create(self) -> AudioDecoder:
         return create_decoder(self.source, options=self.options, test_mode=True)
@@ -58,6 +60,7 @@ SUBJECTS = (
     Subject("xcodec2", {"crossfade_ms": 0}),
     Subject("neucodec"),
     Subject("neucodec", {"crossfade_ms": 0}),
+    Subject("source_filter", bar_db=PULSES_DB),
 )
 
 
@@ -66,7 +69,7 @@ def settings(decoder: AudioDecoder) -> Iterator[tuple[str, StreamingOptions]]:
     spec, frame = decoder.spec, decoder.spec.codes_per_frame
     best = spec.recommended
     yield "recommended", best
-    if decoder.options.stateful or decoder.options.crossfade_ms:
+    if spec.keeps_state or decoder.options.crossfade_ms:
         return
     if best.look_ahead >= 2 * frame:
         shorter = best.look_ahead // 2 // frame * frame
@@ -113,6 +116,7 @@ def measure(subject: Subject, seconds: float = SECONDS, repeat: int = 1) -> Iter
     decoder = subject.create()
     best = decoder.spec.recommended
     prompt = random_codes(decoder, PROMPT_SECONDS, seed=999) if best.prepend is not _NEVER else ()
+    prompt = prompt[: decoder.spec.voice_codes or None]
     streams = [random_codes(decoder, seconds, seed) for seed in range(repeat)]
     one_block = StreamingOptions(masks=best.masks, prepend=best.prepend)
     wholes = [np.concatenate(stream(decoder, one_block, codes, prompt)) for codes in streams]
@@ -120,7 +124,7 @@ def measure(subject: Subject, seconds: float = SECONDS, repeat: int = 1) -> Iter
         parts = [np.concatenate(stream(decoder, options, codes, prompt)) for codes in streams]
         values = tuple(decibels(*pair) for pair in zip(wholes, parts, strict=True))
         label = f"{decoder.spec.name}{way(decoder)}: {name}"
-        bar = BAR_DB if options is best and hears_enough(decoder) else None
+        bar = subject.bar_db if options is best and hears_enough(decoder) else None
         yield Figure(label, values, "dB", bar, at_least=True, note=describe(decoder, options))
 
 

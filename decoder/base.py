@@ -125,7 +125,9 @@ class CodecSpec:
     `receptive_field` is the number of codes before a frame that can change its samples (None:
     unbounded), `right_field` the number after it. `layout` is each code's codebook inside a frame;
     see above. `recommended` are the streaming options that this codec was made for. With
-    `keeps_state` a block depends on the stream's whole past, regardless of its buffer.
+    `keeps_state` a block depends on the stream's whole past, regardless of its buffer. With
+    `voice_codes` a voice prompt has exactly so many codes and is no speech: it stands, whole, in
+    front of every window and takes no room in the buffer.
     """
 
     name: str
@@ -138,6 +140,7 @@ class CodecSpec:
     attention: AttentionKind = AttentionKind.BIDIRECTIONAL
     can_encode: bool = False
     keeps_state: bool = False
+    voice_codes: int = 0
     recommended: StreamingOptions = field(default_factory=StreamingOptions)
 
     @property
@@ -289,14 +292,16 @@ class AudioDecoder(ABC):
         """Return a key; windows of equal keys can be rendered in one call."""
         return window.shape
 
-    def decode_next(self, window: DecodeWindow, kept: object) -> tuple[torch.Tensor, object]:
-        """Render one window like `decode`, continuing from the state of the stream's previous
-        block.
+    def decode_next(
+        self, windows: Sequence[DecodeWindow], kept: Sequence[object]
+    ) -> tuple[torch.Tensor, list[object]]:
+        """Render windows of different streams like `decode`, each continuing from the state of its
+        stream's previous block.
 
-        `kept` None is the start of a stream. Returns the row [1, S] and the new state. Only codecs
-        with `options.stateful` keep a state.
+        `kept` None is the start of a stream. Returns the rows [B, S] and the new states. Only
+        codecs with `spec.keeps_state` keep a state.
         """
-        return self.decode([window]), None
+        return self.decode(windows), [None] * len(windows)
 
     def encode(self, samples: np.ndarray) -> tuple[int, ...]:
         """Encode mono float32 samples at the codec's rate; raises when there is no encoder.

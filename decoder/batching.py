@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
 from decoder.base import (
@@ -29,20 +31,35 @@ if TYPE_CHECKING:
     from decoder.cuda.postprocess import GpuPostprocessor, PostprocessedRows
 
 
-def group_windows(decoder: AudioDecoder, ready: Sequence[DecodeRequest]) -> list[list[int]]:
-    """Return indices of windows that can share a decode call; groups are ordered by their oldest
-    member.
+def group_windows(
+    decoder: AudioDecoder, ready: Sequence[DecodeRequest], turns: Sequence[int] | None = None
+) -> list[list[int]]:
+    """Return indices of windows that can share a decode call; groups are ordered by their turn,
+    then by their oldest member.
+
+    Windows of different `turns` cannot share a call; None: all can.
     """
-    groups: list[list[int]] = []
+    turns = [0] * len(ready) if turns is None else turns
+    groups: list[tuple[int, list[int]]] = []
     open_groups: dict[Hashable, list[int]] = {}
-    for index, item in enumerate(ready):
-        key = decoder.batch_key(item.window)
+    for index, (item, turn) in enumerate(zip(ready, turns, strict=True)):
+        key = turn, decoder.batch_key(item.window)
         group = open_groups.get(key)
         if group is None or len(group) == decoder.options.max_batch:
             group = open_groups[key] = []
-            groups.append(group)
+            groups.append((turn, group))
         group.append(index)
-    return groups
+    return [group for _, group in sorted(groups, key=itemgetter(0))]
+
+
+def stream_turns(states: Sequence[StreamState]) -> list[int]:
+    """Return for each window how many windows of its stream precede it."""
+    seen: Counter[int] = Counter()
+    turns = []
+    for state in states:
+        turns.append(seen[id(state)])
+        seen[id(state)] += 1
+    return turns
 
 
 class DecodeResult(ABC):
@@ -141,16 +158,19 @@ def _render_rows(
 ) -> Iterator[tuple[list[int], torch.Tensor]]:
     """Iterate over rendered rows [B, S] and the indices of their windows.
 
-    With a state there is one row per block. The states change after all blocks have been rendered.
+    The states change after all blocks have been rendered.
     """
-    if not decoder.options.stateful:
+    if not decoder.spec.keeps_state:
         for group in group_windows(decoder, ready):
             yield group, decoder.decode([ready[index].window for index in group])
         return
     kept = {id(state): state.kept for state in states}
-    for index, (item, state) in enumerate(zip(ready, states, strict=True)):
-        row, kept[id(state)] = decoder.decode_next(item.window, kept[id(state)])
-        yield [index], row
+    for group in group_windows(decoder, ready, stream_turns(states)):
+        own = [id(states[index]) for index in group]
+        windows = [ready[index].window for index in group]
+        rows, following = decoder.decode_next(windows, [kept[key] for key in own])
+        kept |= zip(own, following, strict=True)
+        yield group, rows
     for state in states:
         state.kept = kept[id(state)]
 

@@ -7,8 +7,8 @@ import numpy as np
 from decoder.base import AudioFormatError, CodecSpec
 
 
-def whole_frames(samples: np.ndarray, spec: CodecSpec) -> np.ndarray:
-    """Pad mono float32 [S] at the codec's rate to [F * samples_per_frame].
+def checked_clip(samples: np.ndarray) -> np.ndarray:
+    """Return mono samples as float32 [S].
 
     Raises AudioFormatError for an empty, non-finite or multi-channel clip.
     """
@@ -17,4 +17,13 @@ def whole_frames(samples: np.ndarray, spec: CodecSpec) -> np.ndarray:
         raise AudioFormatError(f"a clip is one row of samples, not of shape {clip.shape}")
     if not np.isfinite(clip).all():
         raise AudioFormatError("the clip holds values that are not finite")
+    return clip
+
+
+def whole_frames(samples: np.ndarray, spec: CodecSpec) -> np.ndarray:
+    """Pad mono float32 [S] at the codec's rate to [F * samples_per_frame].
+
+    Raises AudioFormatError as `checked_clip` does.
+    """
+    clip = checked_clip(samples)
     return np.pad(clip, (0, -len(clip) % int(spec.samples_per_frame)))

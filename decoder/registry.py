@@ -29,6 +29,7 @@ _DECODERS = {
     "neucodec": "decoder.codecs.xcodec2.decoder:Xcodec2Decoder",
     "ramp": "decoder.codecs.ramp:RampDecoder",
     "snac": "decoder.codecs.snac:SnacDecoder",
+    "source_filter": "decoder.codecs.source_filter.decoder:SourceFilterDecoder",
     "xcodec2": "decoder.codecs.xcodec2.decoder:Xcodec2Decoder",
 }
 
@@ -136,7 +137,7 @@ def with_graphs(decoder: AudioDecoder, options: StreamingOptions) -> AudioDecode
     from decoder.cuda.padded_graphs import PaddedGraphs
     from decoder.window_inputs import PaddedNetwork, WindowNetwork
 
-    if not isinstance(decoder, WindowNetwork) or decoder.options.stateful:
+    if not isinstance(decoder, WindowNetwork) or decoder.spec.keeps_state:
         return decoder  # with a state every block reads tensors of its stream
     with on_device(decoder.device):
         record = CudaRecorder(decoder.device)

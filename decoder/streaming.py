@@ -8,12 +8,12 @@ rendered as one *window*
     [ prompt part | history | current block | future ]
                              ^ skip_samples: only num_samples right of here are emitted
 
-where history is the last `buffer` codes before the block, the prompt part follows the prepend
-mode and future is the look-ahead: codes that have arrived and that later blocks emit. A
-codec with right context needs them; the last block of a stream has none. Positions are
-absolute (own code t sits at token_offset + t), so a decoder with rotary positions or
-position-keyed noise renders a code alike in every window. Samples are cut on the
-grid floor(position * samples_per_code): nothing is lost or doubled at rational rates.
+where history is the last `buffer` codes before the block, the prompt part follows the prepend mode
+(for a codec with `voice_codes`: all of it, in every window) and future is the look-ahead: codes
+that have arrived and that later blocks emit. A codec with right context needs them; the last block
+of a stream has none. Positions are absolute (own code t sits at token_offset + t), so a decoder
+with rotary positions or position-keyed noise renders a code alike in every window. Samples are cut
+on the grid floor(position * samples_per_code): nothing is lost or doubled at rational rates.
 """
 
 from __future__ import annotations
@@ -100,6 +100,11 @@ class DecoderStream:
             ("number of voice prompt codes", len(prompt_codes)),
         ):
             check_frames(count, spec, what, CodeRangeError)
+        if spec.voice_codes not in (0, len(prompt_codes)):
+            raise CodeRangeError(
+                f"codec '{spec.name}' needs a voice prompt of {spec.voice_codes} codes, not "
+                f"{len(prompt_codes)}"
+            )
         carried = check_codes(carry or (), spec.codebook_size, "carried")
         self._spec = spec
         self._options = options
@@ -230,7 +235,7 @@ class DecoderStream:
         mode = self._options.prepend
         if mode is PrependPromptSpeechTokens.NEVER:
             return ()
-        if self._is_fresh and self._num_blocks == 0:
+        if self._spec.voice_codes or (self._is_fresh and self._num_blocks == 0):
             return self._prompt
         if mode is PrependPromptSpeechTokens.ONCE:
             return ()
@@ -270,7 +275,13 @@ def validate_streaming(options: StreamingOptions, spec: CodecSpec) -> list[str]:
             f"codec '{spec.name}' cannot apply attention masks: block_causal and "
             "prepend_prompt_speech_tokens_causal must be false"
         )
-    if spec.attention is AttentionKind.NONE and options.prepend is not _NEVER:
+    if spec.voice_codes and options.prepend is not PrependPromptSpeechTokens.ROLLING:
+        raise DecoderConfigError(
+            f"codec '{spec.name}' needs the voice in front of every block: "
+            "prepend_prompt_speech_tokens must be 'rolling'"
+        )
+    is_deaf = spec.attention is AttentionKind.NONE and not spec.voice_codes
+    if is_deaf and options.prepend is not _NEVER:
         raise DecoderConfigError(
             f"codec '{spec.name}' has no attention and ignores voice prompts:  "
             "prepend_prompt_speech_tokens must be 'never'"
@@ -309,7 +320,8 @@ def _check_numbers(options: StreamingOptions, spec: CodecSpec) -> None:
 def _prompt_warnings(options: StreamingOptions, spec: CodecSpec) -> list[str]:
     mode, masks, sizes = options.prepend, options.masks, options.chunk_sizes
     warnings = []
-    if mode is PrependPromptSpeechTokens.ROLLING and options.buffer == 0:
+    is_rolling = mode is PrependPromptSpeechTokens.ROLLING and not spec.voice_codes
+    if is_rolling and options.buffer == 0:
         warnings.append("rolling prompt codes with buffer 0 act like 'once'")
     if mode is PrependPromptSpeechTokens.ONCE and sizes and _is_below(sizes[0], spec):
         warnings.append(

@@ -32,6 +32,24 @@ class ModelConfig:
     dropout: float = 0.0
     max_tokens: int = MAX_TOKENS
 
+    @classmethod
+    def sized(
+        cls, codebook_size: int, layers: int, dim: int, max_tokens: int, dropout: float = 0.0
+    ) -> ModelConfig:
+        """Return sizes with heads of 64, two to a key-value head, and products of three times
+        `dim`.
+        """
+        return cls(
+            codebook_size,
+            dim,
+            layers,
+            num_heads=dim // 64,
+            num_kv_heads=dim // 128,
+            intermediate_size=3 * dim,
+            dropout=dropout,
+            max_tokens=max_tokens,
+        )
+
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads

@@ -30,7 +30,7 @@ def build_tokenizer(codebook_size: int) -> Tokenizer:
 
     Sounds are only decoded: without merges no text is encoded as one.
     """
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
     spelling = ["".join(alphabet[b] for b in spelled(i).encode()) for i in range(len(SOUNDS))]
     silent = [f"<|silent_{i}|>" for i in range(MAX_SOUNDS)]
     sounds = [a or b for a, b in itertools.zip_longest(spelling, silent)]
@@ -44,7 +44,7 @@ def build_tokenizer(codebook_size: int) -> Tokenizer:
     return tokenizer
 
 
-def _byte_alphabet() -> list[str]:
+def byte_alphabet() -> list[str]:
     """Return GPT-2's printable character of each byte value, in byte order."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     stand_in = {b: chr(b) for b in printable}

@@ -91,7 +91,9 @@ def _add_voice(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--list-voices", action="store_true", help="list the voices and exit")
     _add_language(group)
     group.add_argument("--ref-audio", default="", metavar="FILE", help="imitate this recording")
-    group.add_argument("--ref-text", default="", metavar="TEXT", help="transcript of the recording")
+    group.add_argument(
+        "--ref-text", default="", metavar="TEXT", help="transcript of it, which most models need"
+    )
     group.add_argument("-r", "--rate", type=float, metavar="FACTOR", help="speed; 1 is normal")
     group.add_argument(
         "--seed", type=_integer(0, 2**64 - 1), metavar="N", help="same seed, same speech"

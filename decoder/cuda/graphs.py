@@ -114,10 +114,6 @@ class CapturedDecoder(AudioDecoder):
         self.num_replays += 1
         return recording.output[: len(windows)]
 
-    def decode_next(self, window: DecodeWindow, kept: object) -> tuple[Tensor, object]:
-        """See AudioDecoder.decode_next."""
-        return self._network.decode_next(window, kept)
-
     def encode(self, samples: np.ndarray) -> tuple[int, ...]:
         """See AudioDecoder.encode."""
         return self._network.encode(samples)

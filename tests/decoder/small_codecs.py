@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from decoder import (
     create_decoder,
     render,
 )
+from decoder.codecs.source_filter.config import SpeechCodecConfig
+from decoder.codecs.source_filter.modules import SpeechCodec
 from decoder.window_inputs import PaddedNetwork
 from tests.decoder.toys import windows_of
 
@@ -57,6 +60,44 @@ SMALL_EMBEDDED: dict[str, Any] = {
     "right_window": 2,
     "streaming": {"chunk_sizes": [5, 10, 20], "buffer": 14, "block_causal": True},
 }
+
+
+SMALL_SOURCE_FILTER = SpeechCodecConfig(
+    levels=(4, 4, 4),
+    mel_bins=20,
+    mel_n_fft=512,
+    encoder_dim=16,
+    encoder_ff=32,
+    encoder_blocks=1,
+    voice_dim=16,
+    voice_ff=32,
+    voice_blocks=1,
+    voice_tokens=4,
+    condition_dim=8,
+    decoder_dim=16,
+    decoder_ff=32,
+    decoder_blocks=2,
+)
+
+
+def write_source_filter(folder: Path) -> SpeechCodec:
+    """Write a source-filter codec as the service reads it: without the encoder of content.
+
+    Its random weights make every part audible.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        codec = SpeechCodec(SMALL_SOURCE_FILTER)
+        for block in codec.decoder.blocks:
+            torch.nn.init.constant_(block.get_parameter("scale"), 1.0)
+        torch.nn.init.normal_(codec.decoder.pitch.weight, std=0.1)
+        codec.voice(torch.randn(8, 24_000) * torch.rand(8, 24_000) * 0.1)  # its mean values
+    config = asdict(SMALL_SOURCE_FILTER) | {"hop": SMALL_SOURCE_FILTER.hop}
+    (folder / "config.json").write_text(json.dumps({"type": "source_filter"} | config))
+    state = codec.eval().state_dict().items()
+    kept = {name: value for name, value in state if not name.startswith("encoder.")}
+    save_file(kept, folder / "model.safetensors")
+    return codec
 
 
 def write_snac(folder: Path, **changes: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from decoder import (
     DecodeWindow,
     MaskPolicy,
     StreamingOptions,
+    StreamState,
     create_decoder,
     render,
 )
@@ -53,6 +55,35 @@ class CountingDecoder(RampDecoder):
     def decode(self, windows: Sequence[DecodeWindow]) -> torch.Tensor:
         self.calls.append([window.shape for window in windows])
         return super().decode(windows)
+
+
+class CountingStreams(CountingDecoder):
+    """The same with a state: the number of a stream's blocks so far."""
+
+    def __init__(self, max_batch: int) -> None:
+        super().__init__(max_batch)
+        self.spec = replace(self.spec, keeps_state=True)
+        self.states: list[list[object]] = []
+
+    def decode_next(
+        self, windows: Sequence[DecodeWindow], kept: Sequence[object]
+    ) -> tuple[torch.Tensor, list[object]]:
+        self.states.append(list(kept))
+        following = [1 + state if isinstance(state, int) else 1 for state in kept]
+        return self.decode(windows), [*following]
+
+
+def test_streams_with_a_state_share_calls_and_keep_their_order() -> None:
+    decoder, first, second = CountingStreams(max_batch=8), StreamState(), StreamState()
+    one, two = windows(9, (2, 3))[:2], windows(9, (3,))[:2]
+    ready = [DecodeRequest(window, first) for window in two]
+    ready += [DecodeRequest(window, second) for window in one]
+    audio = render(decoder, ready)
+    assert decoder.calls == [[two[0].shape], [one[0].shape], [two[1].shape, one[1].shape]]
+    assert decoder.states == [[None], [None], [1, 1]]
+    assert (first.kept, second.kept) == (2, 2)
+    alone = [RAMP.decode([item.window])[0].numpy() for item in ready]
+    assert all(np.array_equal(x, y) for x, y in zip(audio, alone, strict=True))
 
 
 def test_like_shapes_share_a_call_of_bounded_size() -> None:

@@ -23,6 +23,7 @@ from tests.decoder.small_codecs import (
     audio_of,
     random_codes,
     write_mimi,
+    write_source_filter,
 )
 from tests.decoder.toys import windows_of
 
@@ -120,3 +121,29 @@ def test_a_state_is_kept_on_the_device(tmp_path: Path) -> None:
     windows = windows_of(decoder.spec, decoder.spec.recommended, codes)
     parts = [render(decoder, [DecodeRequest(window, state)])[0] for window in windows]
     assert close(np.concatenate(parts), audio_of(create_decoder(tmp_path), codes))
+
+
+def test_streams_of_pulses_and_noise_share_calls(tmp_path: Path) -> None:
+    """New and continued streams at different places, block by block in one call each."""
+    write_source_filter(tmp_path)
+    cpu, cuda = (create_decoder(tmp_path, device=device) for device in ("cpu", "cuda"))
+    options, voices = cpu.spec.recommended, [(1, 20, 63, 7), (9, 9, 2, 0), (4, 5, 6, 7)]
+    streams = [
+        windows_of(cpu.spec, options, random_codes(cpu, 40 + 9 * k, k), prompt_codes=voice)
+        for k, voice in enumerate(voices)
+    ]
+    states = [StreamState() for _ in streams]
+    parts: list[list[np.ndarray]] = [[] for _ in streams]
+    for turn in range(max(map(len, streams)) + len(streams)):
+        due = [k for k, own in enumerate(streams) if 0 <= turn - k < len(own)]
+        ready = [DecodeRequest(streams[k][turn - k], states[k]) for k in due]
+        for k, samples in zip(due, render(cuda, ready), strict=True):
+            parts[k].append(samples)
+    for k, own in enumerate(streams):
+        state = StreamState()
+        expected = np.concatenate([render(cpu, [DecodeRequest(w, state)])[0] for w in own])
+        got = np.concatenate(parts[k])
+        assert got.shape == expected.shape
+        assert np.abs(got - expected).mean() < 0.02 * np.abs(expected).mean()
+    clip = clip_of(cpu, 60)
+    assert np.mean(np.array(cpu.encode(clip)) == np.array(cuda.encode(clip))) > 0.7

@@ -1,12 +1,12 @@
 """A codec's weights on disk: float16, or 8 bits where a file has to be small.
 
 A matrix or a convolution of float16 NAME becomes int8 NAME and float16 NAME:scale, one scale per
-first index. Those of few rows keep their format: they are small, and pitch needs it.
+first index, as the service reads them. Those of few rows keep their format: they are small, and
+pitch needs it.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from training.speech_codec.config import SpeechCodecConfig
-from training.speech_codec.networks import SpeechCodec
+from decoder.codecs.source_filter.modules import SpeechCodec
+from decoder.codecs.source_filter.weights import SCALE, restored
+from training.speech_codec.config import load_config
 
 CODEC = "codec."
 FEW_ROWS = 4
@@ -44,29 +45,18 @@ def eighth_bits(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         scale = (rows.abs().amax(1) / 127).clamp_min(1e-8).half().clamp_min(6e-8)
         whole = (rows / scale.float()[:, None]).round().clamp(-127, 127)
         small[name] = whole.to(torch.int8).view(value.shape)
-        small[f"{name}:scale"] = scale
+        small[f"{name}{SCALE}"] = scale
     return small
 
 
 def read(path: Path) -> dict[str, Tensor]:
     """Float32, of either kind of file."""
-    stored = load_file(path)
-    tensors = {}
-    for name, value in stored.items():
-        if name.endswith(":scale"):
-            continue
-        scale = stored.get(f"{name}:scale")
-        whole = value.float()
-        if scale is not None:
-            whole = whole * scale.float().view(-1, *(1,) * (value.dim() - 1))
-        tensors[name] = whole
-    return tensors
+    return restored(load_file(path))
 
 
 def load(weights: Path, config: Path) -> SpeechCodec:
     """A trained codec on the CPU, for use."""
-    values = json.loads(config.read_text(encoding="utf-8"))
-    codec = SpeechCodec(SpeechCodecConfig.from_dict(values))
+    codec = SpeechCodec(load_config(config))
     state = {k.removeprefix(CODEC): v for k, v in read(weights).items() if k.startswith(CODEC)}
     codec.load_state_dict(state)
     return codec.eval()

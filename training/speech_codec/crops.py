@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decoder.codecs.source_filter.config import SpeechCodecConfig
 from training.kokoro.vocoder import SAMPLE_RATE
-from training.speech_codec.config import SpeechCodecConfig
 
 GRID = 600  # samples of the teacher's frames: crops begin on them
 PITCH_GRID = 300

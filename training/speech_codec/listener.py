@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from decoder.codecs.source_filter.config import SpeechCodecConfig
 from training.kokoro.text import NUM_SYMBOLS
-from training.speech_codec.config import SpeechCodecConfig
 from training.speech_codec.crops import VOICED_HZ, Examples
 
 STYLE = 256
@@ -39,7 +39,7 @@ class Listener(nn.Module):
         super().__init__()
         self.frames = config.frames_per_code
         self.layers = nn.Sequential(
-            nn.Conv1d(config.values, WIDTH, 5, padding=2), nn.GELU(),
+            nn.Conv1d(len(config.levels), WIDTH, 5, padding=2), nn.GELU(),
             nn.Conv1d(WIDTH, WIDTH, 5, padding=2), nn.GELU(),
             nn.Conv1d(WIDTH, self.frames * (NUM_SYMBOLS + 2), 3, padding=1),
         )  # fmt: skip
@@ -51,7 +51,7 @@ class Listener(nn.Module):
         self.register_buffer("style_size", size, persistent=False)
 
     def forward(self, values: Tensor, voice: Tensor, wanted: Examples) -> Heard:
-        """values [B, T, values] and voice [B, K, levels], quantised, against the teacher's."""
+        """values [B, T, levels] and voice [B, K, levels], quantised, against the teacher's."""
         read = self.layers(values.transpose(1, 2)).float().transpose(1, 2)
         read = read.reshape(len(values), -1, NUM_SYMBOLS + 2)
         logits, voiced, octaves = read[..., :-2], read[..., -2], read[..., -1]

@@ -23,10 +23,10 @@ import soundfile
 import torch
 
 from benchmarks.word_errors import WordErrors, total
+from decoder.codecs.source_filter.modules import SpeechCodec
 from training.speech_codec.checkpoint import load
 from training.speech_codec.clips import Clip, read_clips
 from training.speech_codec.listeners import Listeners, errors, prepared
-from training.speech_codec.networks import SpeechCodec
 
 
 @dataclass(frozen=True, slots=True)

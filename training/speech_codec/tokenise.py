@@ -37,8 +37,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decoder.codecs.source_filter.modules import SpeechCodec
 from training.speech_codec.checkpoint import load
-from training.speech_codec.networks import SpeechCodec
 
 MARGIN = 20  # codes of silence after a line: what the encoder sees of a row's end
 CODES_PER_CALL = 16_384  # padding included
@@ -103,7 +103,7 @@ class Tokeniser:
             for place, line in enumerate(lines):
                 own = samples[:, starts[line] : ends[line]]
                 padded[:, place, : own.shape[1]] = own.float() / 32768
-            found = self.codec.encode(padded.flatten(0, 1))[1][..., 0]
+            found = self.codec.encode(padded.flatten(0, 1))[1]
             found = found.view(2, len(lines), longest).to(torch.int32).cpu()
             for place, line in enumerate(lines):
                 codes[:, at[line] : at[line] + size[line]] = found[:, place, : size[line]]

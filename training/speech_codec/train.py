@@ -1,7 +1,7 @@
 """Train one design of the codec on one device, from the teacher's takes, for a while.
 
-    python -m training.speech_codec.train --design one --takes runs/speech --out runs/codec \
-        --minutes 15
+    python -m training.speech_codec.train --design source_free --takes runs/speech \
+        --out runs/codec --minutes 15
 
 First by mel distance and by what must be heard in codes and voice tokens, soon against
 discriminators as well; all parts learn to the end. OUT/NAME.safetensors holds the running mean of
@@ -24,13 +24,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from decoder.codecs.source_filter.excitation import Drive
+from decoder.codecs.source_filter.modules import SpeechCodec
 from training.losses import Discriminators, MelLoss, discriminator_loss, generator_losses
 from training.speech_codec.checkpoint import CODEC, eighth_bits, halved, read, write
-from training.speech_codec.config import DESIGNS
+from training.speech_codec.config import DESIGNS, save_config
 from training.speech_codec.crops import Crops, Examples, Sizes, load_takes
-from training.speech_codec.excitation import Drive, true_drive
 from training.speech_codec.listener import Heard, Listener
-from training.speech_codec.networks import Place, SpeechCodec
+from training.speech_codec.pitch import pitch_loss, true_drive
 
 RESOLUTIONS = (512, 1024, 2048)  # of the spectral discriminators
 MEAN_EVERY, MEAN_SHARE = 10, 0.01  # steps; of the newest weights in those that are kept
@@ -42,8 +43,8 @@ class Said(NamedTuple):
 
     samples: Tensor  # float32 [B, S]
     heard: Heard | None  # None where the encoders are not to learn
-    codes: Tensor  # int64 [B, T, codebooks]
-    source: Tensor  # loss of the decoder's pitch; 0 without an excitation
+    codes: Tensor  # int64 [B, T]
+    source: Tensor  # loss of the decoder's pitch
 
 
 class Model(nn.Module):
@@ -78,18 +79,17 @@ class Model(nn.Module):
             heard = self.listener(values, voice, examples)
         decoder = self.codec.decoder
         x = decoder.features(values, voice)
-        if not self.codec.config.excitation:
-            return Said(decoder.synthesise(x), heard, codes, x.new_zeros(()))
         curve = decoder.curve(x)
         turns = torch.rand(len(x), device=x.device, dtype=torch.float64)
-        drive = decoder.drive(curve, Place(0, 0, turns))
+        drive = decoder.drive(curve, turns)
         if self.training:
             true = true_drive(examples.drive, examples.turns)
             even = torch.arange(len(x), device=x.device)[:, None] % 2 == 0
             pairs = zip(true, drive, strict=True)
             drive = Drive(*(torch.where(even, told, own) for told, own in pairs))
-        source = curve.distance(examples.drive[:, decoder.hearing :])
-        return Said(decoder.synthesise(x, drive), heard, codes, source)
+        source = pitch_loss(curve, examples.drive[:, decoder.reach :])
+        noise = None if self.training else decoder.noise_under(drive)
+        return Said(decoder.synthesise(x, drive, noise), heard, codes, source)
 
 
 class Trainer:
@@ -242,7 +242,7 @@ class Trainer:
         small = {name: value for name, value in state.items() if name.startswith(CODEC)}
         write(eighth_bits(small), args.out / f"{args.design}.8bit.safetensors")
         write(halved(self.judges.state_dict()), args.out / f"{args.design}.judges.safetensors")
-        self.config.save(args.out / f"{args.design}.json")
+        save_config(self.config, args.out / f"{args.design}.json")
 
     def log(self, *parts: object) -> None:
         print(f"[{time.monotonic() - self.began:6.0f}] {self.args.design}", *parts, flush=True)
@@ -261,9 +261,8 @@ def halves(both: list[tuple[Tensor, list[Tensor]]]) -> tuple[list, list]:
 def describe(step: int, seen: dict[str, Tensor], pace_ms: float) -> str:
     """One line of a log."""
     codes = seen.pop("codes")
-    used = [len(codes[..., book].unique()) for book in range(codes.shape[-1])]
     values = " ".join(f"{name} {value.item():.3f}" for name, value in seen.items())
-    return f"step {step} {values} codes {used} of {codes[..., 0].numel()} {pace_ms:.0f} ms"
+    return f"step {step} {values} codes {len(codes.unique())} of {codes.numel()} {pace_ms:.0f} ms"
 
 
 def train(args: argparse.Namespace) -> None:

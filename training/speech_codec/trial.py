@@ -1,7 +1,7 @@
 """A trial on the GPUs that are there: synthesis on all of them, then one design on each.
 
     python -m training.speech_codec.trial --teacher DIR --package DIR --phonemes DIR --out DIR \
-        --designs one two --minutes 20 --synthesis 180
+        --designs source_free --minutes 20 --synthesis 180
 
 Every process has its log in OUT/logs; OUT/status holds one word: synthesis, training, done or
 failed. A design beyond the number of GPUs is left out. What comes after `--` goes to every
@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from training.kokoro.convert import VOICES_FILE
-from training.speech_codec.config import DESIGNS
+from training.speech_codec.config import DESIGNS, save_config
 
 FINISHED = "finished"  # next to takes or tokens: no more will come
 MARGIN_S = 30.0  # of loading before and saving after training
@@ -87,7 +87,7 @@ def tokenising(args: argparse.Namespace, gpus: int) -> Iterator[tuple[str, int, 
     """Name, GPU and arguments of a tokeniser on every GPU."""
     design = args.designs[0]
     weights, config = start_of(args.start, design), args.out / f"{design}.json"
-    DESIGNS[design].save(config)
+    save_config(DESIGNS[design], config)
     for number in range(gpus):
         yield f"tokenise{number}", number, [
             "--takes", args.out / "takes", "--weights", weights, "--config", config,
@@ -179,7 +179,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=Path,
         help="weights to continue: a folder of DESIGN.safetensors, or one file for all designs",
     )
-    parser.add_argument("--designs", nargs="+", choices=sorted(DESIGNS), default=["one", "two"])
+    parser.add_argument("--designs", nargs="+", choices=sorted(DESIGNS), default=["source_free"])
     parser.add_argument("--voice", action="store_true", help="a language model, and one decoder")
     parser.add_argument("--minutes", type=float, default=20.0, help="of the whole")
     parser.add_argument("--synthesis", type=float, default=180.0, help="seconds")

@@ -72,7 +72,7 @@ class Speaker:
         if not codes:
             return np.zeros(0, np.float32)
         tokens = torch.tensor([voice])
-        return self.codec.decode(torch.tensor(codes)[None, :, None], tokens)[0].clamp(-1, 1).numpy()
+        return self.codec.decode(torch.tensor(codes)[None], tokens)[0].clamp(-1, 1).numpy()
 
 
 def tokens_of(text: str) -> list[int]:

@@ -34,7 +34,7 @@ from training.kokoro.packages import symbols
 from training.kokoro.style import StyleBook
 from training.llama import LanguageModel, ModelConfig, checkpoint, restore
 from training.speech_codec.checkpoint import halved, write
-from training.speech_codec.config import SpeechCodecConfig
+from training.speech_codec.config import load_config
 from training.speech_lm.documents import (
     BUCKETS,
     SYMBOLS,
@@ -104,11 +104,9 @@ class Trainer:
         torch.manual_seed(args.seed)
         torch.backends.cuda.matmul.allow_tf32 = True
         self.device, self.levels = self.group.device, levels
-        self.config = ModelConfig(
-            int(np.prod(levels)), num_layers=args.layers, hidden_size=args.dim,
-            num_heads=args.dim // 64, num_kv_heads=args.dim // 128,
-            intermediate_size=3 * args.dim, dropout=args.dropout, max_tokens=BUCKETS[-1],
-        )  # fmt: skip
+        self.config = ModelConfig.sized(
+            int(np.prod(levels)), args.layers, args.dim, BUCKETS[-1], args.dropout
+        )
         self.model = LanguageModel(self.config, levels).to(self.device)
         if args.start:
             restore(self.model, load_file(args.start))
@@ -281,9 +279,8 @@ class Course:
 
 def train(args: argparse.Namespace) -> None:
     """Get ready, wait for the tokens, learn."""
-    values = json.loads(args.config.read_text(encoding="utf-8"))
     args.out.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(args, SpeechCodecConfig.from_dict(values).levels)
+    trainer = Trainer(args, load_config(args.config).levels)
     texts = Texts.load(args.phonemes, Symbols(symbols(args.package)))
     while args.after is not None and not args.after.exists():
         if trainer.clock.now() > 60 * args.minutes:

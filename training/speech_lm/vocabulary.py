@@ -9,17 +9,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from training.vocabulary import (
+    CONTROL_TOKENS,
     FIRST_CODE,
     FIRST_SOUND,
     FIRST_VOICE,
+    PAD,
+    byte_alphabet,
 )
 
 SPELLED = FIRST_VOICE  # in a text: symbols of the teacher follow, until the next byte
 BRITISH = FIRST_VOICE + 1  # after PHONEMES: as a British speaker says it
 FIRST_SYMBOL = FIRST_SOUND
 MAX_SYMBOLS = FIRST_CODE - FIRST_SYMBOL
+SPELLED_NAME, BRITISH_NAME = "<|symbols|>", "<|british|>"
+BYTES = byte_alphabet()
+USED = frozenset('AIOQTWYabdfhijklmnpstuvwzæðŋɑɒɔəɛɜɡɪɹʃʊʌʒʤʧθᵊᵻˈˌː .,;:!?—…“”"()')
+IPA = {
+    "A": "eɪ", "I": "aɪ", "O": "oʊ", "Q": "əʊ", "T": "ɾ", "W": "aʊ", "Y": "ɔɪ", "ʤ": "dʒ",
+    "ʧ": "tʃ",
+}  # fmt: skip
+"""Phonemes of misaki's symbols for English; those that are not here stand for themselves."""
 
 
 class Symbols:
@@ -42,3 +54,33 @@ class Symbols:
     def read(self, tokens: np.ndarray) -> str:
         """Symbols of tokens."""
         return "".join(self.all[token - FIRST_SYMBOL] for token in tokens.tolist())
+
+    def phonemes(self) -> list[str]:
+        """For each symbol the phonemes that it stands for, "" where English does not use it."""
+        return [IPA.get(symbol, symbol) if symbol in USED else "" for symbol in self.all]
+
+
+def build_tokenizer(symbols: Symbols) -> Tokenizer:
+    """A tokenizer of bytes, control tokens and symbols; codes have no names.
+
+    Symbols are only decoded, as their phonemes and a space, words apart by a slash: without merges
+    no text is encoded as one.
+    """
+    names = list(CONTROL_TOKENS)
+    names[SPELLED - PAD], names[BRITISH - PAD] = SPELLED_NAME, BRITISH_NAME
+    spoken = [phoneme.replace(" ", "/") for phoneme in symbols.phonemes()]
+    silent = [f"<|silent_{place}|>" for place, phoneme in enumerate(spoken) if not phoneme]
+    spelled_out = iter(silent)
+    texts = [
+        "".join(BYTES[byte] for byte in f"{phoneme} ".encode()) if phoneme else next(spelled_out)
+        for phoneme in spoken
+    ]
+    vocabulary = {name: number for number, name in enumerate((*BYTES, *names))}
+    vocabulary |= {text: FIRST_SYMBOL + place for place, text in enumerate(texts)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(name, special=True, normalized=False) for name in (*names, *silent)]
+    )
+    return tokenizer

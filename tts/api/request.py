@@ -50,6 +50,8 @@ class SpeechOptions(TypedDict, total=False):
     """Report when each segment of the text, or each word, is spoken."""
     pronunciations: Mapping[str, str]
     """Phrase to a respelling in plain letters."""
+    phonemes: Mapping[str, str]
+    """Phrase to its phonemes in IPA, for models that read them."""
     chunk_size: Sequence[int]
     """Speech tokens per block of audio; the last size repeats."""
     buffer: int
@@ -104,6 +106,7 @@ class CheckedRequest:
             sampling=SamplingOverrides(**_those(SAMPLING_FIELDS, given)),
             chunking=_chunking(options),
             pronunciations=tuple(options.get("pronunciations", {}).items()),
+            phonemes=tuple(options.get("phonemes", {}).items()),
             timestamps=_choice(TimestampGranularity, "timestamps", level),
             **_those(REQUEST_FIELDS, given),
         )

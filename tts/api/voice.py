@@ -93,17 +93,18 @@ class LoadedVoice:
         """Speak a text and yield its audio as it is made, without blocking the event loop."""
         return self._astream(CheckedRequest.read(text, options))
 
-    def clone(self, clip: str | Path | bytes, transcript: str) -> LoadedVoice:
+    def clone(self, clip: str | Path | bytes, transcript: str = "") -> LoadedVoice:
         """Return a voice that imitates a recording, on the same model.
 
         `clip` is a WAV, FLAC, Ogg or MP3 file of 1 to 30 seconds, by its path or as its bytes;
-        `transcript` is what is said in it. Closing either voice closes the model. Raises
-        `InvalidRequestError` for a clip or a transcript that cannot be used, `PreconditionError`
-        for a model that does not clone, and `OSError` when the file cannot be read.
+        `transcript` is what is said in it, which most models need. Closing either voice closes the
+        model. Raises `InvalidRequestError` for a clip or a transcript that cannot be used,
+        `PreconditionError` for a model that does not clone, and `OSError` when the file cannot be
+        read.
         """
         return wait(self._service.submit(self._clone(clip, transcript)))
 
-    async def aclone(self, clip: str | Path | bytes, transcript: str) -> LoadedVoice:
+    async def aclone(self, clip: str | Path | bytes, transcript: str = "") -> LoadedVoice:
         """Return a voice that imitates a recording; as `clone`, without blocking."""
         return await asyncio.wrap_future(self._service.submit(self._clone(clip, transcript)))
 

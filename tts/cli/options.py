@@ -134,7 +134,7 @@ def _check_together(args: argparse.Namespace) -> None:
             args.phonemes and (_asks_for_sound(args) or args.stream_stdin),
             "--phonemes prints text: no voice, no output file, no --stream-stdin",
         ),
-        (bool(args.ref_audio) != bool(args.ref_text), "--ref-audio and --ref-text go together"),
+        (bool(args.ref_text) and not args.ref_audio, "--ref-text needs --ref-audio"),
         (bool(args.ref_audio and args.voice), "give --voice or --ref-audio, not both"),
         (bool(args.server and args.model), "--model is for speaking without --server"),
         (

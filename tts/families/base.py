@@ -21,6 +21,7 @@ from llm import CheckpointError, RequestError, SamplingParams
 from tts.checkpoint.chat import ChatTemplate, load_chat_template
 from tts.checkpoint.files import load_sampling_defaults, load_speech_file, read_json
 from tts.checkpoint.tokenizer import TextTokenizer
+from tts.errors import Precondition, PreconditionError
 from tts.text.segmenter import SegmentMode, TextNormalization, TextOptions
 from tts.voices.files import load_voices, sample_voices
 from tts.voices.types import Voice, VoiceSet
@@ -92,6 +93,7 @@ class FamilyTraits:
     ascii_only: bool = False  # the model reads no other letters
     english_figures: bool = True  # by default, read figures and abbreviations as English words
     tags: tuple[str, ...] = ()  # words of the text that stand for sounds, such as <laugh>
+    needs_transcript: bool = True  # of a clip whose voice is cloned
     invents_voices: bool = False  # a call without a prompt has a random speaker
     steady_loudness: bool = False  # adjust the loudness of later segments to the first
 
@@ -102,6 +104,7 @@ class FamilyTraits:
         *,
         mode: SegmentMode = SegmentMode.SENTENCE,
         pronunciations: tuple[tuple[str, str], ...] = (),
+        phonemes: tuple[tuple[str, str], ...] = (),
         field: str = "text",
     ) -> TextOptions:
         """Return the text options of a request.
@@ -118,6 +121,7 @@ class FamilyTraits:
             mode=mode,
             normalization=normalization or own,
             pronunciations=pronunciations,
+            phonemes=phonemes,
             ascii_only=self.ascii_only,
             tags=self.tags,
             field=field,
@@ -161,6 +165,17 @@ class SpeechFamily(ABC):
         Raises CheckpointError for a voice that this family cannot use, and RequestError for codes
         outside the codebook.
         """
+
+    def phonemes(self, ipa: str, field: str) -> str:
+        """Return phonemes as `prompt` reads them between marks (see `tts.text.ipa`).
+
+        Raises PreconditionError if the model reads letters only, and InvalidRequestError, which
+        names `field`, for signs that it does not know.
+        """
+        raise PreconditionError(
+            Precondition.PRONUNCIATION_ALPHABET,
+            "this model reads letters, not IPA; respell the phrase in plain letters",
+        )
 
     def voices(self) -> VoiceSet:
         """Return the voices of voices.json, else the family's default voices and the samples."""

@@ -78,6 +78,12 @@ class PromptBuilder:
             raise PreconditionError(Precondition.SPEECH, "this model writes text only")
         return self.family.prompt(self.vocabulary, text, voice)
 
+    def phonemes(self, ipa: str, field: str) -> str:
+        """Return checked phonemes; see `SpeechFamily.phonemes`."""
+        if self.family is None:
+            raise PreconditionError(Precondition.SPEECH, "this model writes text only")
+        return self.family.phonemes(ipa, field)
+
     def text_prompt(self, prompt: str) -> tuple[int, ...]:
         """Return the prompt ids of plain text to continue."""
         if not prompt:

@@ -14,6 +14,7 @@ _FAMILIES = {
     "vyvo": "tts.families.orpheus:VyvoFamily",
     "llasa": "tts.families.llasa:LlasaFamily",
     "neutts": "tts.families.neutts:NeuTTSFamily",
+    "sonant": "tts.families.sonant:SonantFamily",
 }
 
 

@@ -145,13 +145,15 @@ class VoiceCloner:
         return codec.sample_rate
 
     def _spoken(self, transcript: str, field: str) -> str:
-        """Return the normalised transcript, as in the model's training."""
+        """Return the normalised transcript, as in the model's training; "" if none is needed."""
         if len(transcript) > MAX_TRANSCRIPT_CHARACTERS:
             raise InvalidRequestError.of(
                 field, f"has more than {MAX_TRANSCRIPT_CHARACTERS} characters"
             )
         spoken = spoken_text(transcript, replace(self._options, field=field))
-        if not spoken:
+        family = self._prompts.family
+        is_needed = family is None or family.traits.needs_transcript
+        if is_needed and not spoken:
             raise InvalidRequestError.of(field, "must say what is spoken in the clip")
         return spoken
 

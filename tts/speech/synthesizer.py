@@ -140,15 +140,18 @@ class Synthesizer:
         return StreamingSession(speech, options, times or SessionTimes())
 
     def _text_options(self, request: SpeechRequest, voice: Voice, field: str) -> TextOptions:
+        path = f"{request.path}.pronunciations"
+        phonemes = [(p, self._prompts.phonemes(ipa, path)) for p, ipa in request.phonemes]
         options = self.settings.traits.text_options(
             request.normalization,
             voice,
             mode=request.segment_mode,
             pronunciations=request.pronunciations,
+            phonemes=tuple(phonemes),
             field=field,
         )
-        if request.pronunciations:
-            options.check_pronunciations(f"{request.path}.pronunciations")
+        if request.pronunciations or phonemes:
+            options.check_pronunciations(path)
         return options
 
     def _run(self, request: SpeechRequest, voice: Voice) -> SynthesisRun:

@@ -164,6 +164,7 @@ class SpeechRequest:
     segment_mode: SegmentMode = SegmentMode.SENTENCE
     normalization: TextNormalization | None = None  # None: the model's default
     pronunciations: tuple[tuple[str, str], ...] = ()  # (phrase, plain respelling)
+    phonemes: tuple[tuple[str, str], ...] = ()  # (phrase, IPA)
     max_audio_s: float | None = None
     request_id: str = ""  # generated if empty
     priority: int = 0

@@ -19,6 +19,7 @@ from re import Match
 
 from tts.errors import InvalidRequestError
 from tts.text.clean import TextError, check_text, clean_word
+from tts.text.ipa import marked
 from tts.text.normalize import AlignedText, speak_words
 from tts.text.sentences import (
     MIN_CLAUSE_CHARACTERS,
@@ -49,6 +50,9 @@ MAX_PENDING_SEGMENTS = 8  # in NONE mode: normalisation shrinks text by less tha
 FEED_CHARACTERS = 1024
 _RUNS = re.compile(r"\s+|[^\s。！？｡]*[。！？｡]|[^\s。！？｡]+")
 _SPACES = re.compile(r"\s+")
+FIRST_STAND_IN, MAX_PHONEMES = 0x12000, 900
+"""Cuneiform letters, which no normalisation changes, stand for phonemes."""
+_STAND_INS = re.compile(f"[{chr(FIRST_STAND_IN)}-{chr(FIRST_STAND_IN + MAX_PHONEMES - 1)}]")
 
 
 class TextNormalization(Enum):
@@ -72,7 +76,8 @@ class TextOptions:
 
     `max_characters` counts letters of an alphabet; a Chinese, Japanese or Korean character counts
     as three, about its spoken length.
-    `pronunciations` are (phrase, respelling) pairs, matched as whole words in any case.
+    `pronunciations` are (phrase, respelling) pairs, matched as whole words in any case, and
+    `phonemes` (phrase, IPA) pairs, for models that read both (see `tts.text.ipa`).
     `ascii_only` removes accents, for models that read ASCII only; `tags` are kept unchanged, for
     models that know them. `field` is the text's field path in its request, which errors name.
     """
@@ -81,6 +86,7 @@ class TextOptions:
     mode: SegmentMode = SegmentMode.SENTENCE
     normalization: TextNormalization = TextNormalization.ON
     pronunciations: tuple[tuple[str, str], ...] = ()
+    phonemes: tuple[tuple[str, str], ...] = ()
     ascii_only: bool = True
     tags: tuple[str, ...] = ()
     field: str = "text"
@@ -91,7 +97,9 @@ class TextOptions:
 
     def check_pronunciations(self, field: str) -> None:
         """Raise InvalidRequestError, naming `field`, for a phrase that matches no word."""
-        for phrase, respelling in self.pronunciations:
+        if len(self.phonemes) > MAX_PHONEMES:
+            raise InvalidRequestError.of(field, f"has more than {MAX_PHONEMES} phrases in IPA")
+        for phrase, respelling in (*self.pronunciations, *self.phonemes):
             check_text(phrase + respelling, field=field)
             if not self.clean(phrase):
                 raise InvalidRequestError.of(field, "a phrase has no letters")
@@ -198,7 +206,8 @@ class SegmentStream:
     def __init__(self, options: TextOptions) -> None:
         self._options = options
         self._reader = _WordReader(options)
-        self._respell = _Respelling(options) if options.pronunciations else None
+        has_phrases = options.pronunciations or options.phonemes
+        self._respell = _Respelling(options) if has_phrases else None
         self._pending: list[_Word] = []
         self._num_pending = 0  # size in the unit of `spoken_size`
         self._spoken_to = 0
@@ -319,8 +328,10 @@ class SegmentStream:
             text = self._respell(text)
         if self._options.normalization is TextNormalization.ON:
             tags = self._options.tags
-            return speak_around(text, tags) if tags else speak_words(text)
-        return text.sub(_SPACES, lambda match: " ")
+            text = speak_around(text, tags) if tags else speak_words(text)
+        else:
+            text = text.sub(_SPACES, lambda match: " ")
+        return text if self._respell is None else self._respell.spelled_out(text)
 
     def _segment(self, text: str, end: int, words: tuple[SpokenWord, ...]) -> TextSegment:
         start, self._spoken_to = self._spoken_to, max(self._spoken_to, end)
@@ -354,11 +365,21 @@ def _spoken_words(piece: AlignedText, words: Sequence[_Word], stop: int) -> tupl
 
 
 class _Respelling:
-    """Replacement of phrases by their pronunciations, in a single pass."""
+    """Replacement of phrases by their pronunciations, in a single pass.
+
+    A letter of no text stands for phonemes until the text is normalised: they are not to be read.
+    """
 
     def __init__(self, options: TextOptions) -> None:
-        pairs = ((options.clean(p), options.clean(r)) for p, r in options.pronunciations)
-        self._table = {phrase.casefold(): respelling for phrase, respelling in pairs}
+        self._phonemes = {
+            chr(FIRST_STAND_IN + k): marked(ipa) for k, (_, ipa) in enumerate(options.phonemes)
+        }
+        stand_ins = zip(options.phonemes, self._phonemes, strict=True)
+        pairs = [
+            (phrase, options.clean(respelling)) for phrase, respelling in options.pronunciations
+        ]
+        pairs += [(phrase, stand_in) for (phrase, _), stand_in in stand_ins]
+        self._table = {options.clean(phrase).casefold(): said for phrase, said in pairs}
         longest_first = sorted(self._table, key=len, reverse=True)
         choices = "|".join(re.escape(phrase) for phrase in longest_first)
         self._pattern = re.compile(rf"(?<!\w)(?:{choices})(?!\w)", re.I) if choices else None
@@ -368,6 +389,12 @@ class _Respelling:
 
     def _replace(self, match: Match[str]) -> str:
         return self._table[match.group().casefold()]
+
+    def spelled_out(self, text: AlignedText) -> AlignedText:
+        """Return the normalised text with phonemes between marks."""
+        if not self._phonemes:
+            return text
+        return text.sub(_STAND_INS, lambda match: self._phonemes.get(match.group(), ""))
 
 
 def split_text(text: str, options: TextOptions) -> Iterator[TextSegment]:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from decoder.base import (
     AttentionKind,
-    AudioFormatError,
     CodecSpec,
     DecoderConfigError,
     DecodeWindow,
@@ -27,6 +26,7 @@ from decoder.base import (
     PrependPromptSpeechTokens,
     StreamingOptions,
 )
+from decoder.clips import checked_clip
 from decoder.codecs.embedded.modules import CodecConfig, EmbeddedCodec
 from decoder.codecs.embedded.render import EmbeddedRenderer
 from decoder.cuda.devices import own_stream
@@ -83,11 +83,7 @@ class EmbeddedDecoder(PaddedNetwork):
 
         Raises AudioFormatError for an empty, non-finite or multi-channel clip.
         """
-        samples = np.asarray(samples, dtype=np.float32)
-        if samples.ndim != 1 or not len(samples):
-            raise AudioFormatError(f"a clip is one row of samples, not of shape {samples.shape}")
-        if not np.isfinite(samples).all():
-            raise AudioFormatError("the clip holds values that are not finite")
+        samples = checked_clip(samples)
         with self._encoding():
             if self._encoder is None:
                 self._encoder = self._load_encoder()

@@ -39,7 +39,7 @@ from decoder.codecs.embedded.modules import ROTARY_BASE
 from decoder.codecs.mimi.modules import MimiConfig, MimiNetwork, MimiState
 from decoder.encoders import TransformersEncoder
 from decoder.registry import CodecSource
-from decoder.window_inputs import WindowInputs, WindowNetwork, check_windows
+from decoder.window_inputs import WindowInputs, WindowNetwork, check_windows, stacked
 
 CHUNK_FRAMES = (2, 4, 8)
 BUFFER_FRAMES = 25
@@ -92,13 +92,20 @@ class MimiDecoder(WindowNetwork):
         """See TransformersEncoder.encode."""
         return self._clips.encode(samples)
 
-    def decode_next(self, window: DecodeWindow, kept: object) -> tuple[Tensor, object]:
+    def decode_next(
+        self, windows: Sequence[DecodeWindow], kept: Sequence[object]
+    ) -> tuple[Tensor, list[object]]:
         """See AudioDecoder.decode_next: the first block renders its window, later ones their codes.
 
-        Raises DecoderConfigError when the window does not continue where `kept` stopped.
+        Raises DecoderConfigError when a window does not continue where its state stopped.
         """
-        if not self.options.stateful:
-            return super().decode_next(window, kept)
+        if not self.spec.keeps_state:
+            return super().decode_next(windows, kept)
+        parts = [self._next(window, state) for window, state in zip(windows, kept, strict=True)]
+        return stacked([row for row, _ in parts]), [state for _, state in parts]
+
+    def _next(self, window: DecodeWindow, kept: object) -> tuple[Tensor, KeptState]:
+        """Render one window; return the row [1, S] and the new state."""
         former = kept if isinstance(kept, KeptState) else None
         own = window if former is None else block_without_context(window, former.next_position)
         check_windows(self, [own])

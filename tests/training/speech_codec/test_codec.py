@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from decoder import DecoderConfigError
 from decoder.codecs.embedded.modules import CodecConfig
+from decoder.codecs.source_filter.config import SpeechCodecConfig
+from decoder.codecs.source_filter.modules import SpeechCodec
 from training.speech_codec import cost
 from training.speech_codec.checkpoint import CODEC, eighth_bits, halved, load, read, write
-from training.speech_codec.config import DESIGNS, SpeechCodecConfig
-from training.speech_codec.networks import SpeechCodec
+from training.speech_codec.config import DESIGNS, load_config, save_config
 
 TOY = DESIGNS["toy"]
 
@@ -33,18 +35,16 @@ def noise(codes: int, seed: int = 1) -> Tensor:
     return torch.randn(2, codes * TOY.hop, generator=generator) / 10
 
 
-@pytest.mark.parametrize("name", ["toy", "toy_two", "toy_source", "toy_source_free"])
 @torch.inference_mode()
-def test_codes_and_tokens_are_of_the_codebook_and_give_samples_back(name: str) -> None:
-    config = DESIGNS[name]
-    codec = codec_of(config)
+def test_codes_and_tokens_are_of_the_codebook_and_give_samples_back() -> None:
+    codec = codec_of(TOY)
     values, codes = codec.encode(noise(9))
     voice, tokens = codec.voice(noise(5))
-    assert codes.shape == (2, 9, config.codebooks)
-    assert tokens.shape == (2, config.voice_tokens)
-    assert 0 <= int(codes.min()) <= int(codes.max()) < config.codebook_size
+    assert codes.shape == (2, 9)
+    assert tokens.shape == (2, TOY.voice_tokens)
+    assert 0 <= int(codes.min()) <= int(codes.max()) < TOY.codebook_size
     samples = codec.decode(codes, tokens)
-    assert samples.shape == (2, 9 * config.hop)
+    assert samples.shape == (2, 9 * TOY.hop)
     assert torch.allclose(samples, codec.decoder(values, voice), atol=1e-5)
 
 
@@ -52,36 +52,20 @@ def test_codes_and_tokens_are_of_the_codebook_and_give_samples_back(name: str) -
 def test_a_sample_depends_on_the_codes_that_the_config_says() -> None:
     codec, at, count = codec_of(TOY), 4, 40
     generator = torch.Generator().manual_seed(2)
-    codes = torch.randint(TOY.codebook_size, (1, count, 1), generator=generator)
+    codes = torch.randint(TOY.codebook_size, (1, count), generator=generator)
     tokens = torch.zeros(1, TOY.voice_tokens, dtype=torch.long)
     other = codes.clone()
     other[:, at] = (other[:, at] + 17) % TOY.codebook_size
+    torch.nn.init.zeros_(codec.decoder.pitch.weight)  # a phase would pass on every change for ever
     changed = (codec.decode(codes, tokens) != codec.decode(other, tokens))[0].nonzero().flatten()
     assert int(changed.min()) // TOY.hop == at - TOY.ahead
     assert at < int(changed.max()) // TOY.hop <= at + TOY.receptive_field
 
 
 @torch.inference_mode()
-def test_windows_give_the_samples_of_the_whole() -> None:
-    codec, count, block = codec_of(TOY), 60, 7
-    generator = torch.Generator().manual_seed(3)
-    codes = torch.randint(TOY.codebook_size, (1, count, 1), generator=generator)
-    tokens = torch.randint(TOY.codebook_size, (1, TOY.voice_tokens), generator=generator)
-    whole, hop, pieces = codec.decode(codes, tokens)[0], TOY.hop, []
-    # a window's first layer sees zeros before it, as the utterance's does: `behind` codes more
-    left = TOY.receptive_field + TOY.behind
-    for start in range(0, count, block):
-        end = min(start + block, count)
-        first, last = max(0, start - left), min(count, end + TOY.ahead)
-        piece = codec.decode(codes[:, first:last], tokens)[0]
-        pieces.append(piece[(start - first) * hop : (end - first) * hop])
-    assert torch.allclose(torch.cat(pieces), whole, atol=1e-5)
-
-
-@torch.inference_mode()
 def test_another_voice_gives_other_samples_of_the_same_codes() -> None:
     codec = codec_of(TOY)
-    codes = torch.zeros(1, 5, 1, dtype=torch.long)
+    codes = torch.zeros(1, 5, dtype=torch.long)
     voices = [torch.full((1, TOY.voice_tokens), number) for number in (0, 9)]
     first, second = (codec.decode(codes, voice) for voice in voices)
     assert not torch.allclose(first, second, atol=1e-3)
@@ -94,27 +78,19 @@ def test_the_shipped_decoders_cost_is_that_of_its_products() -> None:
     assert cost.shipped(config) == pytest.approx(50 * (per_frame + attention))
 
 
-@pytest.mark.parametrize(
-    ("name", "times"), [("one", 1.5), ("two", 1.5), ("source", 1.5), ("source_free", 1.6)]
-)
-def test_the_designs_cost_little_more_than_the_shipped_decoder(name: str, times: float) -> None:
-    assert cost.designed(DESIGNS[name]) <= times * cost.shipped(CodecConfig())
+def test_the_design_costs_little_more_than_the_shipped_decoder() -> None:
+    assert cost.designed(DESIGNS["source_free"]) <= 1.6 * cost.shipped(CodecConfig())
 
 
-def test_an_excitation_costs_its_filters_and_its_pitch() -> None:
-    more = cost.designed(DESIGNS["toy_source_free"]) - cost.designed(TOY)
-    assert more == 50 * 2 * (3 * 481 + 2) * TOY.decoder_dim
-
-
-def test_designs_of_before_keep_their_tensors_and_their_files(tmp_path: Path) -> None:
-    names = set(SpeechCodec(TOY).state_dict())
-    assert "decoder.spectra.weight" in names
-    assert not [name for name in names if "filters" in name or "pitch" in name]
+def test_files_of_trials_are_read(tmp_path: Path) -> None:
     path = tmp_path / "toy.json"
-    TOY.save(path)
+    save_config(TOY, path)
     values = json.loads(path.read_text())
-    del values["excitation"], values["free_spectrum"]
-    assert SpeechCodecConfig.from_dict(values) == TOY
+    path.write_text(json.dumps(values | {"codebooks": 1, "excitation": True}))
+    assert load_config(path) == TOY
+    path.write_text(json.dumps(values | {"codebooks": 2}))
+    with pytest.raises(DecoderConfigError, match="codebooks is 2"):
+        load_config(path)
 
 
 def test_a_wider_decoder_costs_more() -> None:
@@ -125,7 +101,7 @@ def test_a_wider_decoder_costs_more() -> None:
 def test_weights_come_back_in_half_precision_and_nearly_in_8_bits(tmp_path: Path) -> None:
     codec = codec_of(TOY)
     state = halved({f"{CODEC}{name}": value for name, value in codec.state_dict().items()})
-    TOY.save(tmp_path / "toy.json")
+    save_config(TOY, tmp_path / "toy.json")
     write(state, tmp_path / "half.safetensors")
     write(eighth_bits(state), tmp_path / "small.safetensors")
     half, small = (

@@ -10,12 +10,12 @@ import pytest
 import soundfile
 import torch
 
+from decoder.codecs.source_filter.modules import SpeechCodec
 from tests.training.speech_lm.tokens import CODEBOOK, KNOWN, write_tables
 from training.llama import LanguageModel, ModelConfig, checkpoint
 from training.speech_codec.checkpoint import CODEC, halved, write
 from training.speech_codec.clips import TABLE
-from training.speech_codec.config import DESIGNS
-from training.speech_codec.networks import SpeechCodec
+from training.speech_codec.config import DESIGNS, save_config
 from training.speech_lm.judge import durations, judge
 from training.speech_lm.say import main as say
 from training.speech_lm.speaker import Speaker, tokens_of, tokens_of_phonemes
@@ -35,7 +35,7 @@ def files(tmp_path: Path) -> Path:
     write(halved(checkpoint(model)), tmp_path / "lm.safetensors")
     state = {f"{CODEC}{name}": value for name, value in codec.state_dict().items()}
     write(halved(state), tmp_path / "toy.safetensors")
-    TOY.save(tmp_path / "toy.json")
+    save_config(TOY, tmp_path / "toy.json")
     rows = {"af_one": [1, 2, 3, 4], "bf_one": [9, 8, 7, 6]}
     (tmp_path / "voices.json").write_text(json.dumps(rows))
     return tmp_path

@@ -19,7 +19,7 @@ from tests.training.speech_lm.tokens import (
     write_tokens,
 )
 from training.llama import LanguageModel, ModelConfig, restore
-from training.speech_codec.config import DESIGNS
+from training.speech_codec.config import DESIGNS, save_config
 from training.speech_lm.speech import Speech, token_files
 from training.speech_lm.texts import Texts
 from training.speech_lm.train import Loader
@@ -34,7 +34,7 @@ def flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     (tmp_path / "tokens").mkdir()
     for number in range(2):
         write_tokens(tmp_path / "tokens" / f"tokens_{number}_0000.npz", seed=number)
-    DESIGNS["toy"].save(tmp_path / "toy.json")
+    save_config(DESIGNS["toy"], tmp_path / "toy.json")
     places = {
         "tokens": "tokens", "phonemes": "phonemes", "package": "", "voices": "voices.npz",
         "config": "toy.json", "out": "lm",

@@ -14,7 +14,7 @@ from training.kokoro.phonemes import table, write_table
 from training.speech_codec import trial
 from training.speech_codec.train import main as train_codec
 
-DESIGN = "toy_source_free"
+DESIGN = "toy"
 SIZES = ["--batch", "2", "--crop", "8", "--reference", "8", "--judged", "3", "--judge-width", "2"]
 MODEL = ["--layers", "1", "--dim", "128", "--tokens-per-step", "1024", "--no-compile"]
 

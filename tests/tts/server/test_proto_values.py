@@ -17,10 +17,9 @@ from decoder import (
     PrependPromptSpeechTokens,
     StreamingOptions,
 )
-from tts.errors import InvalidRequestError, PreconditionError
+from tts.errors import InvalidRequestError
 from tts.server.wire.common import Violations, optional, plain_float, to_duration
 from tts.server.wire.speech import (
-    check_abilities,
     check_voice_name,
     read_config,
     read_text,
@@ -282,10 +281,11 @@ def test_a_text_may_be_as_long_as_the_limit() -> None:
     ]
 
 
-def test_an_alphabet_that_no_model_reads_is_a_precondition() -> None:
-    good, bad = spelled(), spelled(alphabet=pb.PRONUNCIATION_ALPHABET_IPA)
-    with pytest.raises(PreconditionError, match="IPA"):
-        check_abilities(pb.SynthesisConfig(pronunciations=[good, bad]))
+def test_pronunciations_are_in_letters_or_in_ipa() -> None:
+    plain, phonemes = spelled(), spelled("a", "b", alphabet=pb.PRONUNCIATION_ALPHABET_IPA)
+    request = read(pb.SynthesisConfig(pronunciations=[plain, phonemes]))
+    assert request.pronunciations == ((plain.phrase, plain.pronunciation),)
+    assert request.phonemes == (("a", "b"),)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from tts.errors import InvalidRequestError
 from tts.text.clean import TextError, check_text
 from tts.text.normalize import AlignedText
 from tts.text.segmenter import (
+    MAX_PHONEMES,
     SegmentMode,
     SegmentStream,
     TextNormalization,
@@ -300,3 +301,21 @@ def test_pieces_respect_the_limit_and_cover_the_text(text: str, limit: int) -> N
     pieces = [piece.text for piece in pieces_of(AlignedText.of_words(text.split()), limit)]
     assert "".join(pieces).replace(" ", "") == "".join(text.split())
     assert all(spoken_size(piece) <= limit or len(piece) == 1 for piece in pieces)
+
+
+def test_phonemes_stand_between_marks_and_are_not_normalised() -> None:
+    pairs = (("cafe au lait", "kæfˈeɪ oʊ lˈeɪ"), ("Dr.", "dˈɒktə"), ("3", "θɹˈiː"))
+    for mode in TextNormalization:
+        options = TextOptions(phonemes=pairs, normalization=mode, pronunciations=(("me", "us"),))
+        (segment,) = split_text("Give me 3 café au lait, Dr. No ⟨x⟩!", options)
+        text = "Give us ⟨θɹˈiː⟩ ⟨kæfˈeɪ⟩ ⟨oʊ⟩ ⟨lˈeɪ⟩, ⟨dˈɒktə⟩ No x!"
+        assert segment.text == text
+        assert [word.spoken for word in segment.words][3] == "⟨kæfˈeɪ⟩ ⟨oʊ⟩ ⟨lˈeɪ⟩"
+
+
+def test_phrases_in_ipa_are_bounded() -> None:
+    options = TextOptions(phonemes=(("a", "ə"),) * (MAX_PHONEMES + 1))
+    with pytest.raises(InvalidRequestError, match="more than 900"):
+        options.check_pronunciations("field")
+    with pytest.raises(InvalidRequestError, match="no letters"):
+        TextOptions(phonemes=(("日", "ə"),)).check_pronunciations("field")

@@ -93,9 +93,9 @@ SEGMENT_MODES: Mapping[int, SegmentMode] = {
     pb.SEGMENT_MODE_SENTENCE: SegmentMode.SENTENCE,
     pb.SEGMENT_MODE_CLAUSE: SegmentMode.CLAUSE,
 }
-ALPHABETS: Mapping[int, bool] = {
-    pb.PRONUNCIATION_ALPHABET_UNSPECIFIED: True,
-    pb.PRONUNCIATION_ALPHABET_IPA: False,
+ALPHABETS = {
+    pb.PRONUNCIATION_ALPHABET_UNSPECIFIED: "letters",
+    pb.PRONUNCIATION_ALPHABET_IPA: "IPA",
 }
 
 
@@ -137,11 +137,10 @@ def read_config(
     for field in ("stop", "stop_token_ids", "ignore_eos"):
         is_unset = not getattr(proto.sampling, field)
         wrong.require(is_unset, f"{path}.sampling.{field}", "is for text generation only")
-    chunking = pronunciations = carry = None
+    chunking = carry = None
     if proto.chunking.ListFields():
         chunking = _read_chunking(proto.chunking, f"{path}.chunking", wrong)
-    if proto.pronunciations:
-        pronunciations = _read_pronunciations(proto, f"{path}.pronunciations", wrong)
+    said = _read_pronunciations(proto, f"{path}.pronunciations", wrong)
     if proto.HasField("buffer_speech_tokens"):
         carry = _read_carry(
             proto.buffer_speech_tokens, codec, f"{path}.buffer_speech_tokens", wrong
@@ -163,7 +162,8 @@ def read_config(
             proto.text_normalization, NORMALIZATIONS, f"{path}.text_normalization"
         ),
         timestamps=wrong.member(proto.timestamps, TIMESTAMPS, f"{path}.timestamps"),
-        pronunciations=pronunciations or (),
+        pronunciations=said[pb.PRONUNCIATION_ALPHABET_UNSPECIFIED],
+        phonemes=said[pb.PRONUNCIATION_ALPHABET_IPA],
         max_audio_s=optional(proto, "max_audio_duration"),
         request_id=proto.request_id or default_id,
         priority=proto.priority,
@@ -179,11 +179,6 @@ def check_abilities(proto: pb.SynthesisConfig) -> None:
     if proto.instructions:
         raise PreconditionError(
             Precondition.INSTRUCTIONS, "this model takes no instructions; leave them out"
-        )
-    if not all(ALPHABETS[p.alphabet] for p in proto.pronunciations):
-        raise PreconditionError(
-            Precondition.PRONUNCIATION_ALPHABET,
-            "this model reads letters, not IPA; respell the phrase in plain letters",
         )
 
 
@@ -221,7 +216,8 @@ def _read_chunking(proto: pb.ChunkingConfig, path: str, wrong: Violations) -> Ch
 
 def _read_pronunciations(
     proto: pb.SynthesisConfig, path: str, wrong: Violations
-) -> tuple[tuple[str, str], ...]:
+) -> Mapping[int, tuple[tuple[str, str], ...]]:
+    """Return the pairs of phrase and pronunciation of each alphabet."""
     fits = len(proto.pronunciations) <= MAX_PRONUNCIATIONS
     wrong.require(fits, path, f"has more than {MAX_PRONUNCIATIONS} entries")
     entries = proto.pronunciations[:MAX_PRONUNCIATIONS]
@@ -232,7 +228,10 @@ def _read_pronunciations(
             ok = bool(value.strip()) and len(value) <= MAX_PHRASE_CHARACTERS
             wrong.require(ok, f"{path}[{index}].{name}", length_text)
         wrong.member(entry.alphabet, ALPHABETS, f"{path}[{index}].alphabet")
-    return tuple((entry.phrase, entry.pronunciation) for entry in entries)
+    return {
+        alphabet: tuple((e.phrase, e.pronunciation) for e in entries if e.alphabet == alphabet)
+        for alphabet in ALPHABETS
+    }
 
 
 def _read_carry(

@@ -1,15 +1,16 @@
-"""The codec's networks.
+"""The codec's networks, shared by serving and training.
 
     samples   --log mel, 20 ms--> ConvNeXt --pairs--> ConvNeXt --FSQ--> codes, 25 a second
     reference --log mel, 20 ms--> ConvNeXt --attention pooling--> FSQ --> voice tokens, a fixed row
     codes, voice tokens --20 ms--> causal ConvNeXt, norms conditioned on the voice
-              --2 spectra each--> inverse STFT --> samples
-              --pitch, 2 filters each--> of pulses and noise, added to or instead of the spectra
+              --2 spectra each, pitch, and 2 filters each of pulses and of noise--> inverse STFT
+              --> samples
 
 The decoder sees `ahead` codes after a code in its first layer and none later. A spectrum's window
 begins at the spectrum's own first sample, so a sample depends on no later spectrum. A spectrum's
 pitch is that of its window's end, so pulses depend on no later one either. Voice tokens
 have the codes' levels: a language model can read and write both with one vocabulary.
+
 Sources: ConvNeXt, arXiv 2201.03545; inverse STFT from it, Vocos, arXiv 2306.00814; FSQ,
 arXiv 2309.15505; fixed rows of tokens for the speaker, Spark-TTS, arXiv 2503.01710.
 """
@@ -17,18 +18,21 @@ arXiv 2309.15505; fixed rows of tokens for the speaker, Spark-TTS, arXiv 2503.01
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchaudio.functional import melscale_fbanks
 
 from decoder.codecs.embedded.modules import FiniteScalarQuantizer, overlap_add
-from training.speech_codec.config import SpeechCodecConfig
-from training.speech_codec.excitation import Curve, Drive, pulses, repeating_noise
+from decoder.codecs.source_filter.config import SpeechCodecConfig, voice_heads
+from decoder.codecs.source_filter.excitation import (
+    Curve,
+    Drive,
+    drive_of,
+    pulses,
+    repeating_noise,
+)
 
-HEAD_DIM = 64
 LOUDEST = 6.0  # log magnitude
 VOICED_LEVEL, NOISE_LEVEL = math.log(0.1), math.log(0.005)  # of untrained filters, at 0 Hz
 TILT_HZ = 500.0  # above, untrained filters of pulses fall like 1 / frequency
@@ -43,11 +47,17 @@ class LogMel(nn.Module):
 
     def __init__(self, config: SpeechCodecConfig) -> None:
         super().__init__()
+        from torchaudio.functional import melscale_fbanks  # slow import, only needed for encoding
+
         self.config = config
         filters = melscale_fbanks(
-            config.mel_n_fft // 2 + 1, 0.0, config.sample_rate / 2, config.mel_bins,
-            config.sample_rate, norm="slaney",
-        )  # fmt: skip
+            config.mel_n_fft // 2 + 1,
+            0.0,
+            config.sample_rate / 2,
+            config.mel_bins,
+            config.sample_rate,
+            norm="slaney",
+        )
         self.register_buffer("filters", filters.T.contiguous(), persistent=False)
         self.register_buffer("window", torch.hann_window(config.mel_n_fft), persistent=False)
 
@@ -57,14 +67,17 @@ class LogMel(nn.Module):
         return self.config.mel_bins * self.config.spectra_per_frame
 
     def forward(self, samples: Tensor) -> Tensor:
-        """samples [B, F * frame] to [B, F, width], about within -2 and 2."""
+        """Map samples [B, F * frame] to [B, F, width], about within -2 and 2."""
         config = self.config
         count = samples.shape[-1] // config.stft_hop
         with torch.autocast(samples.device.type, enabled=False):
             spectrum = torch.stft(
-                samples.float(), config.mel_n_fft, config.stft_hop, window=self.window,
+                samples.float(),
+                config.mel_n_fft,
+                config.stft_hop,
+                window=self.window,
                 return_complex=True,
-            )  # fmt: skip
+            )
             mel = (self.filters @ spectrum.abs()[..., :count]).clamp_min(1e-7).log()
         return (mel / 4 + 2).transpose(1, 2).reshape(len(samples), -1, self.width)
 
@@ -82,8 +95,12 @@ class ConvNext(nn.Module):
         self.scale = nn.Parameter(torch.full((dim,), 0.1))
 
     def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
-        """x [B, T, dim], condition [B, C], to [B, T, dim]."""
-        y = self.mix(F.pad(x.transpose(1, 2), self.padding)).transpose(1, 2)
+        """Map x [B, T, dim], with condition [B, C], to [B, T, dim]; zeros surround x."""
+        y = self.mix(F.pad(x, (0, 0, *self.padding)).transpose(1, 2)).transpose(1, 2)
+        return self.joined(x, y, condition)
+
+    def joined(self, x: Tensor, y: Tensor, condition: Tensor | None = None) -> Tensor:
+        """Map x and its convolution y [B, T, dim] to [B, T, dim]."""
         y = self.norm(y)
         if self.style is not None and condition is not None:
             y = styled(y, self.style(condition))
@@ -91,13 +108,13 @@ class ConvNext(nn.Module):
 
 
 def styled(x: Tensor, style: Tensor) -> Tensor:
-    """x [B, T, D] scaled and shifted by style [B, 2 D]."""
+    """Return x [B, T, D], scaled and shifted by style [B, 2 D]."""
     scale, shift = style[:, None].chunk(2, -1)
     return x * (1 + scale) + shift
 
 
 class Even(nn.BatchNorm1d):
-    """Latent values to a mean of 0 and a deviation of 1 over the batch (in use: over the training).
+    """Latent values to a mean of 0 and a deviation of 1: of the batch, in use of the training.
 
     Without it the values of the first hundred steps, when the decoder makes nothing of them yet,
     gather in a corner of the codebook, where a bounded value has no gradient to come back by.
@@ -107,7 +124,7 @@ class Even(nn.BatchNorm1d):
         super().__init__(values, affine=False, momentum=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, T, values] or [B, values] to float32 of the same shape."""
+        """Map x [B, T, values] or [B, values] to float32 of the same shape."""
         return super().forward(x.float().flatten(0, -2)).view(x.shape)
 
 
@@ -122,11 +139,11 @@ class ContentEncoder(nn.Module):
         self.join = nn.Linear(dim * config.frames_per_code, dim)
         self.codes = _stack(config.encoder_blocks, dim, ff, kernel)
         self.norm = nn.LayerNorm(dim)
-        self.output = nn.Linear(dim, config.values)
-        self.even = Even(config.values)
+        self.output = nn.Linear(dim, len(config.levels))
+        self.even = Even(len(config.levels))
 
     def forward(self, mel: Tensor) -> Tensor:
-        """mel [B, T * frames_per_code, width] to float32 [B, T, values]."""
+        """Map mel [B, T * frames_per_code, width] to float32 [B, T, levels]."""
         x = self.frames(self.input(mel))
         x = self.join(x.reshape(len(x), -1, self.join.in_features))
         return self.even(self.output(self.norm(self.codes(x))))
@@ -141,14 +158,14 @@ class Pooling(nn.Module):
 
     def __init__(self, dim: int, ff: int) -> None:
         super().__init__()
-        self.heads = max(1, dim // HEAD_DIM)
+        self.heads = voice_heads(dim)
         self.query_norm, self.ff_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.query, self.mixed = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.seen = nn.Linear(dim, 2 * dim)
         self.ff_in, self.ff_out = nn.Linear(dim, ff), nn.Linear(ff, dim)
 
     def forward(self, row: Tensor, frames: Tensor) -> Tensor:
-        """row [B, K, D], frames [B, T, D], to [B, K, D]."""
+        """Map row [B, K, D] and frames [B, T, D] to [B, K, D]."""
         query = self._split(self.query(self.query_norm(row)))
         key, value = (self._split(part) for part in self.seen(frames).chunk(2, -1))
         found = F.scaled_dot_product_attention(query, key, value)
@@ -175,21 +192,13 @@ class VoiceEncoder(nn.Module):
         self.even = Even(config.voice_tokens * len(config.levels))  # of each token by itself
 
     def forward(self, mel: Tensor) -> Tensor:
-        """mel [B, F, width] to float32 [B, K, levels]."""
+        """Map mel [B, F, width] to float32 [B, K, levels]."""
         frames = self.norm(self.frames(self.input(mel)))
         row = self.queries.expand(len(mel), -1, -1)
         for pool in self.pools:
             row = pool(row, frames)
         latent = self.output(self.row_norm(row))
         return self.even(latent.flatten(1)).view(latent.shape)
-
-
-class Place(NamedTuple):
-    """Where a window begins, and the phase that is carried to it."""
-
-    sample: int  # of the utterance
-    spectrum: int  # of the window, whose first sample has the phase
-    turns: Tensor  # float64 [B]
 
 
 class Decoder(nn.Module):
@@ -201,11 +210,11 @@ class Decoder(nn.Module):
     def __init__(self, config: SpeechCodecConfig) -> None:
         super().__init__()
         self.config = config
-        dim, condition = config.decoder_dim, config.condition_dim
+        dim, condition, levels = config.decoder_dim, config.condition_dim, len(config.levels)
         width = config.behind + 1 + config.ahead
-        self.input = nn.Conv1d(config.values, dim * config.frames_per_code, width)
+        self.input = nn.Conv1d(levels, dim * config.frames_per_code, width)
         self.voice = nn.Sequential(
-            nn.Linear(config.voice_tokens * len(config.levels), 2 * condition),
+            nn.Linear(config.voice_tokens * levels, 2 * condition),
             nn.SiLU(),
             nn.Linear(2 * condition, condition),
         )
@@ -215,20 +224,18 @@ class Decoder(nn.Module):
         )
         self.norm = nn.LayerNorm(dim, elementwise_affine=False)
         self.style = nn.Linear(condition, 2 * dim)
-        if config.free_spectrum:
-            self.spectra = nn.Linear(dim, config.spectra_per_frame * 2 * config.bins)
-        if config.excitation:
-            self.pitch = nn.Linear(dim, config.spectra_per_frame * 2)
-            self.filters = nn.Linear(dim, config.spectra_per_frame * 3 * config.bins)
-            self._even_filters()
-            self.register_buffer("noise", repeating_noise(config.sample_rate), persistent=False)
-        self.register_buffer("window", torch.hann_window(config.n_fft), persistent=False)
+        self.spectra = nn.Linear(dim, config.spectra_per_frame * 2 * config.bins)
+        self.pitch = nn.Linear(dim, config.spectra_per_frame * 2)
+        self.filters = nn.Linear(dim, config.spectra_per_frame * 3 * config.bins)
+        self._even_filters()
+        self.register_buffer("noise", repeating_noise(config.sample_rate), persistent=False)
         # a periodic Hann window's squares sum to 3/8 * n_fft / hop at full overlap
         self.gain = 1 / (0.375 * config.n_fft / config.stft_hop)
+        self.register_buffer("window", torch.hann_window(config.n_fft), persistent=False)
 
     @torch.no_grad()
     def _even_filters(self) -> None:
-        """About the level and tilt of speech, with small phases."""
+        """Start with about the level and tilt of speech, and small phases."""
         config = self.config
         hz = torch.linspace(0, config.sample_rate / 2, config.bins)
         levels = (VOICED_LEVEL - (1 + hz / TILT_HZ).log(), 0 * hz, NOISE_LEVEL + 0 * hz)
@@ -237,89 +244,100 @@ class Decoder(nn.Module):
         parts[:, 1] *= 0.1
 
     @property
-    def hearing(self) -> int:
-        """How many points of an excitation there are more than spectra."""
+    def reach(self) -> int:
+        """Number of points that the window of a spectrum reaches over, beyond its own."""
         return self.config.n_fft // self.config.stft_hop
 
     def forward(self, values: Tensor, voice: Tensor) -> Tensor:
-        """values [B, T, values], voice [B, K, levels] to samples float32 [B, T * hop]."""
-        if not self.config.excitation:
-            return self.synthesise(self.features(values, voice))
-        turns = torch.zeros(len(values), dtype=torch.float64, device=values.device)
-        return self.part(values, voice, Place(0, 0, turns))[0]
+        """Map values [B, T, levels], voice [B, K, levels] to samples float32 [B, T * hop].
 
-    def part(self, values: Tensor, voice: Tensor, place: Place) -> tuple[Tensor, Tensor]:
-        """A window of an utterance with its excitation, as `forward`, and the phase float64
-        [B, T * spectra] at the first sample of each of its spectra: the next window's."""
+        The phase of the pulses begins with 0.
+        """
         x = self.features(values, voice)
-        drive = self.drive(self.curve(x), place)
-        return self.synthesise(x, drive, place.sample), drive.turns[:, : -self.hearing]
+        turns = torch.zeros(len(values), dtype=torch.float64, device=values.device)
+        drive = self.drive(self.curve(x), turns)
+        return self.synthesise(x, drive, self.noise_under(drive))
 
     def features(self, values: Tensor, voice: Tensor) -> Tensor:
-        """values [B, T, values], voice [B, K, levels] to [B, T * frames, dim]."""
+        """Map values [B, T, levels], voice [B, K, levels] to [B, T * frames_per_code, dim]."""
         config = self.config
         condition = self.voice(voice.flatten(1))
-        x = self.input(F.pad(values.transpose(1, 2), (config.behind, config.ahead)))
-        x = x.transpose(1, 2).reshape(len(values), -1, config.decoder_dim)
+        x = self.first(F.pad(values, (0, 0, config.behind, config.ahead)))
         for block in self.blocks:
             x = block(x, condition)
+        return self.last(x, condition)
+
+    def first(self, values: Tensor) -> Tensor:
+        """Map values [B, behind + T + ahead, levels] to the blocks' input [B, frames, dim]."""
+        x = self.input(values.transpose(1, 2)).transpose(1, 2)
+        return x.reshape(len(values), -1, self.config.decoder_dim)
+
+    def last(self, x: Tensor, condition: Tensor) -> Tensor:
+        """Map the blocks' output [B, frames, dim] to features of the same shape."""
         return styled(self.norm(x), self.style(condition))
 
     def curve(self, x: Tensor) -> Curve:
-        """Features [B, N, dim] to the pitch at the end of every spectrum's window."""
+        """Map features [B, N, dim] to the pitch at the end of every spectrum's window."""
         return Curve.of(self._read(self.pitch, x, 2)[..., 0])
 
-    def drive(self, curve: Curve, place: Place) -> Drive:
-        """The excitation's curves at every point of a window."""
-        hop_s = self.config.stft_hop / self.config.sample_rate
-        return curve.drive(self.hearing, hop_s, place.spectrum, place.turns)
+    def drive(self, curve: Curve, turns: Tensor) -> Drive:
+        """Return the excitation's curves at every point of an utterance.
 
-    def synthesise(self, x: Tensor, drive: Drive | None = None, sample: int = 0) -> Tensor:
-        """Features [B, N, dim] to samples float32 [B, N * frame], from `sample` of the utterance on
-        (which selects the noise; noise is drawn in training)."""
-        config = self.config
+        Its first points have the first spectrum's pitch; `turns` float64 [B] is the first phase.
+        """
+        hz, voiced = (F.pad(part, (self.reach, 0), mode="replicate") for part in curve.tones())
+        return drive_of(hz, voiced, self.config.stft_hop / self.config.sample_rate, turns)
+
+    def noise_from(self, sample: Tensor, count: int) -> Tensor:
+        """Return the noise of `count` samples from each sample of a stream [B] on, [B, count]."""
+        place = sample[:, None] + torch.arange(count, device=sample.device)
+        return self.noise[place % len(self.noise)]
+
+    def noise_under(self, drive: Drive) -> Tensor:
+        """Return the noise of a drive from the beginning of a stream, [1, S]."""
+        beginning = torch.zeros(1, dtype=torch.long, device=drive.hz.device)
+        return self.noise_from(beginning, (drive.hz.shape[1] - 1) * self.config.stft_hop)
+
+    def synthesise(self, x: Tensor, drive: Drive, noise: Tensor | None = None) -> Tensor:
+        """Map features [B, N, dim] to samples float32 [B, N * frame]; see `pieces`."""
+        return overlap_add(self.pieces(x, drive, noise), self.config.stft_hop)
+
+    def pieces(self, x: Tensor, drive: Drive, noise: Tensor | None = None) -> Tensor:
+        """Map features [B, N, dim] to the windows of their spectra, float32 [B, spectra, n_fft].
+
+        `noise` [B or 1, samples between the drive's points]; None: random, for training.
+        """
         with torch.autocast(x.device.type, enabled=False):
-            spectrum: Tensor | None = None
-            if drive is not None:
-                spectrum = self._filtered(x, drive, sample)
-            if config.free_spectrum:
-                magnitude, phase = self._read(self.spectra, x, 2).unbind(2)
-                level = FREE_LEVEL if config.excitation else 0.0
-                free = polar((magnitude + level).clamp(max=LOUDEST), phase)
-                spectrum = free if spectrum is None else spectrum + free
-            pieces = torch.fft.irfft(spectrum, n=config.n_fft) * (self.window * self.gain)
-            return overlap_add(pieces, config.stft_hop)
+            magnitude, phase = self._read(self.spectra, x, 2).unbind(2)
+            free = polar((magnitude + FREE_LEVEL).clamp(max=LOUDEST), phase)
+            spectrum = free + self._filtered(x, drive, noise)
+            return torch.fft.irfft(spectrum, n=self.config.n_fft) * (self.window * self.gain)
 
     def _read(self, layer: nn.Linear, x: Tensor, parts: int) -> Tensor:
-        """Float32 [B, spectra, parts, bins] of features [B, N, dim]."""
+        """Map features [B, N, dim] to float32 [B, spectra, parts, bins]."""
         with torch.autocast(x.device.type, enabled=False):
             read = F.linear(x.float(), layer.weight, layer.bias)
         count = x.shape[1] * self.config.spectra_per_frame
         return read.view(len(x), count, parts, -1)
 
-    def _filtered(self, x: Tensor, drive: Drive, sample: int) -> Tensor:
-        """Spectra of pulses and of noise, each through its filter, complex [B, spectra, bins]."""
+    def _filtered(self, x: Tensor, drive: Drive, noise: Tensor | None) -> Tensor:
+        """Return spectra of pulses and of noise, each filtered, complex [B, spectra, bins]."""
         magnitude, phase, breath = self._read(self.filters, x, 3).unbind(2)
         with torch.no_grad():
             source = pulses(drive, self.config.stft_hop, self.config.sample_rate)
-            if self.training:
-                noise = torch.randn_like(source)
-            else:
-                place = torch.arange(sample, sample + source.shape[1], device=x.device)
-                noise = self.noise[place % len(self.noise)].expand_as(source)
+            noise = torch.randn_like(source) if noise is None else noise.expand_as(source)
             pulse_spectra, noise_spectra = self.analyse(source), self.analyse(noise)
         filters = polar(magnitude.clamp(max=LOUDEST), phase)
         return filters * pulse_spectra + breath.clamp(max=LOUDEST).exp() * noise_spectra
 
     def analyse(self, samples: Tensor) -> Tensor:
-        """Samples [B, S] to the spectra [B, N, bins] of all windows in them."""
-        return torch.fft.rfft(
-            samples.unfold(1, self.config.n_fft, self.config.stft_hop) * self.window
-        )
+        """Map samples [B, S] to the spectra [B, N, bins] of all windows in them."""
+        windows = samples.unfold(1, self.config.n_fft, self.config.stft_hop)
+        return torch.fft.rfft(windows * self.window)
 
 
 def polar(log_magnitude: Tensor, phase: Tensor) -> Tensor:
-    """Complex numbers of the arguments' shape."""
+    """Return complex numbers of the arguments' shape."""
     magnitude = log_magnitude.exp()
     return torch.complex(magnitude * phase.cos(), magnitude * phase.sin())
 
@@ -337,17 +355,16 @@ class SpeechCodec(nn.Module):
         self.decoder = Decoder(config)
 
     def encode(self, samples: Tensor) -> tuple[Tensor, Tensor]:
-        """samples [B, T * hop] to quantised values [B, T, values] and codes [B, T, codebooks]."""
-        latent = self.encoder(self.mel(samples))
-        values, codes = self.quantizer(latent.unflatten(-1, (self.config.codebooks, -1)))
-        return values.flatten(2), codes
+        """Map samples [B, T * hop] to quantised values [B, T, levels] and codes [B, T]."""
+        values, codes = self.quantizer(self.encoder(self.mel(samples)))
+        return values, codes
 
     def voice(self, samples: Tensor) -> tuple[Tensor, Tensor]:
-        """A reference [B, F * frame] to quantised values [B, K, levels] and tokens [B, K]."""
+        """Map a reference [B, F * frame] to quantised values [B, K, levels] and tokens [B, K]."""
         values, tokens = self.quantizer(self.voice_encoder(self.mel(samples)))
         return values, tokens
 
     def decode(self, codes: Tensor, tokens: Tensor) -> Tensor:
-        """codes [B, T, codebooks] and voice tokens [B, K] to samples [B, T * hop]."""
-        values = self.quantizer.values(codes).flatten(2)
-        return self.decoder(values, self.quantizer.values(tokens))
+        """Map codes [B, T] and voice tokens [B, K] to samples [B, T * hop]."""
+        samples: Tensor = self.decoder(self.quantizer.values(codes), self.quantizer.values(tokens))
+        return samples

@@ -1,0 +1,333 @@
+"""Exported toy weights in the service: the trained networks, streams, voices, clips, words."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from safetensors.torch import load_file
+
+import tts
+from decoder import DecodeRequest, StreamState, create_decoder, read_prompt_audio, render
+from decoder.codecs.source_filter.modules import SpeechCodec
+from llm import CheckpointError, RequestError
+from tests.decoder.toys import windows_of
+from tests.fakes import LlamaShape, random_llama
+from tests.training.speech_lm.tokens import CODEBOOK, KNOWN, write_tables
+from tests.tts.family_services import configured
+from training.llama import ModelConfig
+from training.speech_codec.checkpoint import CODEC, halved, read, write
+from training.speech_codec.config import DESIGNS, save_config
+from training.speech_lm.documents import spelled
+from training.speech_lm.export import main as export
+from training.speech_lm.speaker import Speaker, tokens_of, tokens_of_phonemes
+from training.speech_lm.vocabulary import (
+    BRITISH_NAME,
+    FIRST_SYMBOL,
+    SPELLED,
+    Symbols,
+    build_tokenizer,
+)
+from training.vocabulary import FIRST_CODE, PHONEMES, START_OF_SPEECH
+from tts.checkpoint.tokenizer import TextTokenizer
+from tts.errors import InvalidRequestError, Precondition, PreconditionError
+from tts.factory import Service, create_service
+from tts.speech.types import SamplingOverrides, SpeechRequest, TimestampGranularity
+from tts.text.ipa import marked
+from tts.voices.types import Voice, VoicePrompt
+
+TOY = DESIGNS["toy"]
+ROWS = {"bf_one": [9, 8, 7, 6], "af_heart": [1, 2, 3, 4], "am_michael": [40, 41, 42, 43]}
+SERVED = {"run_model_test_mode": False, "max_length": 768}
+SIZES = ModelConfig(CODEBOOK, 128, 2, 2, 1, 384, max_tokens=768)
+
+
+def audible(codec: SpeechCodec) -> SpeechCodec:
+    """Random weights that make every part audible, and mean values of some noise."""
+    for block in codec.decoder.blocks:
+        torch.nn.init.constant_(block.scale, 1.0)
+    torch.nn.init.normal_(codec.decoder.pitch.weight, std=0.1)
+    with torch.no_grad():
+        for part in (codec.encoder.even, codec.voice_encoder.even):
+            part.momentum = 1.0
+        noise = torch.randn(8, 20 * TOY.hop) * torch.rand(8, 20 * TOY.hop) * 0.1
+        codec.encode(noise)
+        codec.voice(noise)
+    return codec.eval()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights as training leaves them."""
+    folder = tmp_path_factory.mktemp("runs")
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        codec = audible(SpeechCodec(TOY))
+    model = random_llama(LlamaShape(128, 2, 2, 1, 384), FIRST_CODE + CODEBOOK, seed=0)
+    write(halved(model), folder / "lm.safetensors")
+    (folder / "lm.json").write_text(json.dumps(asdict(SIZES)))
+    (folder / "voices.json").write_text(json.dumps(ROWS))
+    state = {f"{CODEC}{name}": value for name, value in codec.state_dict().items()}
+    write(halved(state), folder / "toy.safetensors")
+    save_config(TOY, folder / "toy.json")
+    write_tables(folder / "package")
+    return folder
+
+
+def export_to(runs: Path, out: Path) -> None:
+    flags = ["--lm", runs / "lm.safetensors", "--codec", runs / "toy.safetensors"]
+    flags += ["--config", runs / "toy.json", "--package", runs / "package", "--out", out]
+    export(list(map(str, flags)))
+
+
+@pytest.fixture(scope="module")
+def folder(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("voice") / "voice"
+    export_to(runs, out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[Service]:
+    service = create_service(configured(folder, **SERVED))
+    yield service
+    asyncio.run(service.client.close())
+
+
+@pytest.fixture(scope="module")
+def speaker(runs: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Speaker:
+    """Training's own way to speak, with the codec's weights as they were exported."""
+    rounded = tmp_path_factory.mktemp("rounded") / "toy.safetensors"
+    own = read(runs / "toy.safetensors")
+    exported = read(folder / "codec" / "model.safetensors")
+    write(own | {f"{CODEC}{k}": v for k, v in exported.items()}, rounded)
+    return Speaker(runs / "lm.safetensors", rounded, runs / "toy.json")
+
+
+def request(text: str = "bad cab", seed: int = 3, **values: object) -> SpeechRequest:
+    sampling = SamplingOverrides(seed=seed, min_tokens=40, max_tokens=40)
+    return SpeechRequest(text, sampling=sampling, **values)  # type: ignore[arg-type]
+
+
+def said(service: Service, wanted: SpeechRequest) -> bytes:
+    assert service.synthesizer is not None
+    return asyncio.run(service.synthesizer.synthesize(wanted)).audio
+
+
+def test_files_are_small_and_named(folder: Path) -> None:
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert names == {
+        "config.json", "generation_config.json", "model.safetensors", "speech.json",
+        "tokenizer.json", "tokenizer_config.json", "voices.json", "codec/config.json",
+        "codec/model.safetensors",
+    }  # fmt: skip
+    codec = load_file(folder / "codec" / "model.safetensors")
+    assert {name.split(".")[0] for name in codec} == {"decoder", "voice_encoder"}
+    kinds = {name: value.dtype for name, value in codec.items()}
+    assert kinds["decoder.blocks.0.ff_in.weight"] == torch.int8
+    assert kinds["voice_encoder.input.weight"] == torch.float16
+    assert load_file(folder / "model.safetensors")["model.norm.weight"].dtype == torch.float32
+    voices = json.loads((folder / "voices.json").read_text())
+    assert [voice["name"] for voice in voices["voices"]] == ["hazel", "owen", "bf_one"]
+    assert voices["default"] == "hazel"
+    assert voices["voices"][2]["language_codes"] == ["en-GB"]
+
+
+def test_the_services_decoder_is_the_trained_network(folder: Path, speaker: Speaker) -> None:
+    """In blocks: float32 sums in another order, which the phase of pulses adds up."""
+    decoder = create_decoder(folder / "codec")
+    codes = np.random.default_rng(0).integers(0, CODEBOOK, 80).tolist()
+    voice = ROWS["af_heart"]
+    with torch.inference_mode():
+        whole = speaker.codec.decode(torch.tensor([codes]), torch.tensor([voice]))[0].numpy()
+    windows = windows_of(decoder.spec, decoder.spec.recommended, codes, prompt_codes=voice)
+    state = StreamState()
+    got = np.concatenate([render(decoder, [DecodeRequest(w, state)])[0] for w in windows])
+    assert len(windows) > 4
+    assert whole.std() > 0.005
+    assert np.abs(got - whole).mean() < 2.5e-5
+    assert np.abs(got - whole).max() < 5e-3
+
+
+def test_prompts_are_those_of_training(service: Service) -> None:
+    prompts, voices = service.prompts, service.synthesizer.voices
+    hazel = voices.get("hazel")
+    assert hazel.prompt == VoicePrompt((1, 2, 3, 4))
+    row = [FIRST_CODE + code for code in (1, 2, 3, 4)]
+    wanted = [*row, *tokens_of("Bad cab."), START_OF_SPEECH]
+    assert list(prompts.speech_prompt("Bad cab.", hazel)) == wanted
+    word = spelled(Symbols(KNOWN).places("ðˈəd")).tolist()
+    assert word[0] == SPELLED
+    got = prompts.speech_prompt(f"a {marked('ˈðəd')}, b", hazel)
+    assert list(got) == [*row, *b"a ", *word, *b", b", START_OF_SPEECH]
+    alone = prompts.speech_prompt(marked("bˈad"), hazel)
+    phonemes = tokens_of_phonemes("bˈad", Symbols(KNOWN))
+    assert list(alone) == [*row, *phonemes, START_OF_SPEECH]
+
+
+def test_codes_are_those_of_the_trained_model(service: Service, speaker: Speaker) -> None:
+    """At temperature 0, where int8 weights leave the likeliest token what it is, mostly."""
+    model, row = speaker.model, ROWS["af_heart"]
+    ids = torch.tensor([[*(FIRST_CODE + c for c in row), *tokens_of("bad"), START_OF_SPEECH]])
+    with torch.inference_mode():
+        for _ in range(12):
+            scores = model(ids).logits[0, -1]
+            scores[:FIRST_CODE] = -torch.inf
+            ids = torch.cat((ids, scores.argmax()[None, None]), 1)
+    wanted = (ids[0, -12:] - FIRST_CODE).tolist()
+    heard: list[int] = []
+
+    async def listen() -> None:
+        assert service.synthesizer is not None
+        sampling = SamplingOverrides(temperature=0.0, min_tokens=12, max_tokens=12)
+        found = await service.synthesizer.synthesize(SpeechRequest("bad", sampling=sampling))
+        for chunk in found.chunks:
+            heard.extend(chunk.carry[-chunk.token_count :])
+
+    asyncio.run(listen())
+    assert len(heard) == len(wanted)
+    assert np.mean(np.array(heard) == wanted) > 0.7
+
+
+def test_streams_unary_calls_and_crowds_give_the_same_audio(service: Service) -> None:
+    synthesizer = service.synthesizer
+    assert synthesizer is not None
+    alone = said(service, request())
+    assert alone == said(service, request())
+    assert alone != said(service, request(seed=4))
+    assert len(alone) == 40 * TOY.hop * 2
+
+    async def streamed(wanted: SpeechRequest) -> bytes:
+        parts = [getattr(event, "data", b"") async for event in synthesizer.stream(wanted)]
+        return b"".join(parts)
+
+    async def crowd() -> list[bytes]:
+        others = [request(f"bed {n}", seed=n) for n in range(7)]
+        return await asyncio.gather(*map(streamed, [*others, request()]))
+
+    together = asyncio.run(crowd())
+    assert together[-1] == alone
+    assert len(set(together)) == 8
+
+
+def test_voices_differ_by_name_and_a_clip_gives_its_codes(
+    service: Service, speaker: Speaker
+) -> None:
+    synthesizer = service.synthesizer
+    assert synthesizer is not None
+    owen = synthesizer.voices.get("owen")
+    assert said(service, request(voice=owen)) != said(service, request())
+    noise = np.random.default_rng(2).normal(0, 0.1, 60_000).astype(np.float32)
+    clip = io.BytesIO()
+    soundfile.write(clip, noise, TOY.sample_rate, format="WAV", subtype="FLOAT")
+    prompt = asyncio.run(synthesizer.cloner.from_clip(clip.getvalue(), None, ""))
+    heard = read_prompt_audio(clip.getvalue(), TOY.sample_rate)
+    assert list(prompt.codes) == speaker.voice_of(heard)
+    assert said(service, request(voice=Voice("own", prompt=prompt)))
+
+
+def test_a_voice_of_another_model_is_refused(service: Service) -> None:
+    synthesizer = service.synthesizer
+    assert synthesizer is not None
+    with pytest.raises(RequestError, match="has 3 speech tokens, a voice of this model has 4"):
+        synthesizer.cloner.from_codes((1, 2, 3))
+    with pytest.raises(RequestError, match="create it from its recording again"):
+        said(service, request(voice=Voice("old", prompt=VoicePrompt((1,) * 75, "hello"))))
+
+
+def test_word_times_need_an_aligner(service: Service) -> None:
+    with pytest.raises(PreconditionError) as caught:
+        said(service, request(timestamps=TimestampGranularity.WORD))
+    assert caught.value.reason is Precondition.WORD_TIMESTAMPS
+
+
+def test_a_phrase_may_be_given_in_ipa(service: Service) -> None:
+    plain = said(service, request("The cab, bad."))
+    spoken = said(service, request("The cab, bad.", phonemes=(("cab", "fˈab"),)))
+    assert spoken != plain
+    with pytest.raises(InvalidRequestError, match="'x' stands for no phoneme") as caught:
+        said(service, request(phonemes=(("cab", "xab"),)))
+    (violation,) = caught.value.violations
+    assert violation.field == "config.pronunciations"
+
+
+def test_symbols_are_read_as_phonemes(folder: Path) -> None:
+    tokenizer, known = TextTokenizer(folder / "tokenizer.json"), Symbols(KNOWN)
+    ids = [FIRST_SYMBOL + place for place in known.places("bˈad z")]
+    assert tokenizer.decode(ids) == "b ˈ a d / z "
+    assert tokenizer.encode("bad z") == list(b"bad z")
+    assert tokenizer.control_id("<|phonemes|>") == PHONEMES
+    assert tokenizer.control_id(BRITISH_NAME) == SPELLED + 1
+
+
+def test_the_teachers_symbols_have_different_texts() -> None:
+    letters = (
+        "AIOQSTWYabcdefhijklmnopqrstuvwxyzɑɐɒæβɔɕçɖðʤəɚɛɜɟɡɥɨɪʝɯɰŋɳɲɴøɸθœɹɾɻʁɽʂʃʈʧʊʋʌɣɤχʎʒʔˈˌː"
+    )
+    known = Symbols(
+        {symbol: 1 + place for place, symbol in enumerate(' .,;:!?—…"()“”ᵊᵻ' + letters)}
+    )
+    build_tokenizer(known)
+    used = [phoneme for phoneme in known.phonemes() if phoneme]
+    assert len(used) == len(set(used)) > 50
+    assert {"oʊ", "dʒ", "ɾ", "ˈ"} <= set(used)
+
+
+def test_the_command_says_with_it(folder: Path, tmp_path: Path) -> None:
+    with tts.load(folder) as voice:
+        assert set(voice.voices) == {"hazel", "owen", "bf_one"}
+        speech = voice.say("bad cab", voice="owen", seed=1, max_audio_s=1.0)
+        assert speech.sample_rate == 24_000
+        assert (
+            speech.samples.tobytes()
+            == voice.say("bad cab", voice="owen", seed=1, max_audio_s=1.0).samples.tobytes()
+        )
+        path = speech.save(tmp_path / "clip.wav")
+        assert len(voice.clone(path).say("cab", seed=1, max_audio_s=1.0).samples)
+
+
+def test_weights_that_do_not_belong_together_are_errors(runs: Path, tmp_path: Path) -> None:
+    for name in ("lm.safetensors", "lm.json", "voices.json", "toy.safetensors"):
+        (tmp_path / name).write_bytes((runs / name).read_bytes())
+    (tmp_path / "package").symlink_to(runs / "package")
+    values = json.loads((runs / "toy.json").read_text())
+    (tmp_path / "toy.json").write_text(json.dumps(values | {"levels": [4, 4]}))
+    with pytest.raises(ValueError, match="writes 64 codes"):
+        export_to(tmp_path, tmp_path / "out")
+    (tmp_path / "toy.json").write_text(json.dumps(values))
+    state = load_file(tmp_path / "toy.safetensors")
+    kept = {name: value for name, value in state.items() if "voice_encoder" not in name}
+    write(kept, tmp_path / "toy.safetensors")
+    with pytest.raises(ValueError, match=r"has no voice_encoder"):
+        export_to(tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"first_code": "x"}, "first_code must be a token's number"),
+        ({"symbols": "abc"}, "symbols must be a list"),
+        ({"colour": 1}, "sonant has no colour"),
+        ({"first_code": 400}, "the language model writes frames of 1 codes below 112"),
+    ],
+)
+def test_a_broken_speech_file_is_named(
+    folder: Path, tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    own = tmp_path / "voice"
+    own.mkdir()
+    for path in folder.iterdir():
+        if path.name != "speech.json":
+            (own / path.name).symlink_to(path)
+    values = json.loads((folder / "speech.json").read_text())
+    (own / "speech.json").write_text(json.dumps(values | changes))
+    with pytest.raises(CheckpointError, match=message):
+        create_service(configured(own, **SERVED))

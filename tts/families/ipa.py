@@ -1,0 +1,64 @@
+"""Phonemes of the International Phonetic Alphabet as symbols of a model."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+STRESS, LONG = "ˈˌ", "ː"
+VOWELS = "aeiouyæøœɐɑɒɔɘəɚɛɜɝɞɤɨɪɯɵɶʉʊʌʏᵊᵻ"
+_STRESS = re.compile(rf"([{STRESS}])([^{VOWELS}{STRESS}\s]+)(?=[{VOWELS}])")
+_SPELLINGS = {
+    "r": "ɹ", "g": "ɡ", "ɝ": "ɜɹ", "ɚ": "əɹ", "ɫ": "l", "ʍ": "w", "ɐ": "ʌ", "e": "ɛ", "o": "oʊ",
+    "'": "ˈ", ",": "ˌ", ":": LONG, "ʔ": "t",
+}  # fmt: skip
+"""Signs that a model may lack, by the nearest phonemes."""
+_SILENT = str.maketrans("", "", "/[].\u035c\u0361\u203f")  # brackets, syllables, ties
+
+
+class PhonemeError(ValueError):
+    """A sign that stands for no symbol of a model; the message names it."""
+
+
+class SymbolTable:
+    """Symbols of a model by the phonemes, one or two letters, that each stands for."""
+
+    def __init__(self, phonemes: Sequence[str]) -> None:
+        """`phonemes`: those of each symbol, "" for one that is not used; the first of two equal
+        ones counts.
+        """
+        self._places: dict[str, int] = {}
+        for place, phoneme in enumerate(phonemes):
+            self._places.setdefault(phoneme, place)
+        self._places.pop("", None)
+        self._longest = max(map(len, self._places), default=1)
+
+    def places(self, ipa: str) -> list[int]:
+        """Return the number of each symbol of a word. Raises PhonemeError.
+
+        A mark of stress stands in front of its syllable, as is usual, or of its vowel, as models
+        are trained.
+        """
+        text = unicodedata.normalize("NFD", ipa).translate(_SILENT)
+        text = _STRESS.sub(r"\2\1", text)
+        found, at = [], 0
+        while at < len(text):
+            size = self._size_at(text, at)
+            found += [self._places[text[at : at + size]]] if size else self._near(text[at])
+            at += size or 1
+        return found
+
+    def _near(self, sign: str) -> list[int]:
+        """Return the symbols of the phonemes nearest to a sign that is no symbol's."""
+        spelling = _SPELLINGS.get(sign)
+        if spelling is not None:
+            phonemes = [spelling] if spelling in self._places else list(spelling)
+            if all(phoneme in self._places for phoneme in phonemes):
+                return [self._places[phoneme] for phoneme in phonemes]
+        raise PhonemeError(f"'{sign}' stands for no phoneme of this model")
+
+    def _size_at(self, text: str, at: int) -> int:
+        """Return the length of the longest known phoneme at a position; 0: none is known."""
+        sizes = range(min(self._longest, len(text) - at), 0, -1)
+        return next((size for size in sizes if text[at : at + size] in self._places), 0)

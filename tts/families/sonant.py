@@ -1,0 +1,103 @@
+"""Sonant's natural voices: letters or phonemes to codes, the speaker as a fixed row of codes.
+
+    voice codes, text [start of speech]      → codes [end of speech]
+    text = bytes; a word in phonemes: [symbols] symbols, up to the next byte
+
+A built-in voice is a row of codes in voices.json, and a clip is encoded to one, whatever is said in
+it. speech.json has the number of the first code's token and of the first symbol's, and the phonemes
+that each symbol stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from decoder import CodecSpec
+from llm import CheckpointError, RequestError
+from tts.checkpoint.files import SPEECH_FILE
+from tts.errors import InvalidRequestError
+from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily, SpeechVocabulary
+from tts.families.ipa import LONG, PhonemeError, SymbolTable
+from tts.text.ipa import parts_of
+from tts.voices.types import Voice
+
+START_OF_SPEECH, END_OF_SPEECH = "<|start_of_speech|>", "<|end_of_speech|>"
+SYMBOLS = "<|symbols|>"  # symbols follow, until the next byte
+BRITISH = "en-GB"
+
+
+class SonantFamily(SpeechFamily):
+    """Family of voices that this project trains on a natural teacher."""
+
+    name = "sonant"
+    overrides = SpeechFamily.overrides | {"first_code", "first_symbol", "symbols"}
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint)
+        self._first_code = self._token("first_code")
+        self._first_symbol = self._token("first_symbol")
+        self._symbols = SymbolTable(self._phonemes_of_symbols())
+        names = START_OF_SPEECH, END_OF_SPEECH, SYMBOLS
+        self._start, self._end, self._marker = map(self.tokenizer.control_id, names)
+        self._voice_codes = 0  # known with the codec
+
+    @classmethod
+    def matches(cls, checkpoint: Checkpoint) -> bool:
+        return False  # its speech.json, which is required, names the family
+
+    def own_traits(self) -> FamilyTraits:
+        return FamilyTraits(ascii_only=True, needs_transcript=False)
+
+    def vocabulary(self, spec: CodecSpec) -> SpeechVocabulary:
+        if not spec.voice_codes:
+            raise CheckpointError(f"{self.name}: codec '{spec.name}' takes no voice of codes")
+        first = self._first_code
+        self.check_codec(spec, self.checkpoint.vocab_size - first)
+        self._voice_codes = spec.voice_codes
+        return SpeechVocabulary([range(first, first + spec.codebook_size)], self._start, self._end)
+
+    def prompt(self, vocabulary: SpeechVocabulary, text: str, voice: Voice) -> tuple[int, ...]:
+        if voice.prompt is None:
+            raise CheckpointError(f"voice '{voice.name}' has no codes")
+        count, wanted = len(voice.prompt.codes), self._voice_codes
+        if count != wanted:
+            raise RequestError(
+                f"voice '{voice.name}' has {count} speech tokens, a voice of this model has "
+                f"{wanted}: create it from its recording again"
+            )
+        is_british = not voice.language_codes or voice.speaks(BRITISH)
+        codes = vocabulary.token_ids(voice.prompt.codes)
+        return (*codes, *self._text(text, is_british=is_british), self._start)
+
+    def phonemes(self, ipa: str, field: str) -> str:
+        for word in ipa.split():
+            try:
+                self._symbols.places(word)
+            except PhonemeError as error:
+                raise InvalidRequestError.of(field, str(error)) from error
+        return ipa
+
+    def _text(self, text: str, *, is_british: bool) -> Iterator[int]:
+        """Yield the token ids of a text. Only British voices have long vowels."""
+        for letters, ipa in parts_of(text):
+            yield from self.tokenizer.encode(letters)
+            if ipa:
+                yield self._marker
+                places = self._symbols.places(ipa if is_british else ipa.replace(LONG, ""))
+                yield from (self._first_symbol + place for place in places)
+
+    def _token(self, key: str) -> int:
+        value = self.checkpoint.speech.get(key)
+        if type(value) is not int or value < 0:
+            raise self._error(f"{key} must be a token's number")
+        return value
+
+    def _phonemes_of_symbols(self) -> list[str]:
+        values: Any = self.checkpoint.speech.get("symbols")
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            raise self._error("symbols must be a list of phonemes")
+        return list(values)
+
+    def _error(self, problem: str) -> CheckpointError:
+        return CheckpointError(f"{self.checkpoint.folder / SPEECH_FILE}: {problem}")
