@@ -17,10 +17,6 @@ _SPELLINGS = {
 _SILENT = str.maketrans("", "", "/[].\u035c\u0361\u203f")  # brackets, syllables, ties
 
 
-class PhonemeError(ValueError):
-    """A sign that stands for no symbol of a model; the message names it."""
-
-
 class SymbolTable:
     """Symbols of a model by the phonemes, one or two letters, that each stands for."""
 
@@ -35,7 +31,8 @@ class SymbolTable:
         self._longest = max(map(len, self._places), default=1)
 
     def places(self, ipa: str) -> list[int]:
-        """Return the number of each symbol of a word. Raises PhonemeError.
+        """Return the number of each symbol of a word. Raises ValueError that names
+        a sign that stands for no symbol.
 
         A mark of stress stands in front of its syllable, as is usual, or of its vowel, as models
         are trained.
@@ -56,7 +53,7 @@ class SymbolTable:
             phonemes = [spelling] if spelling in self._places else list(spelling)
             if all(phoneme in self._places for phoneme in phonemes):
                 return [self._places[phoneme] for phoneme in phonemes]
-        raise PhonemeError(f"'{sign}' stands for no phoneme of this model")
+        raise ValueError(f"'{sign}' stands for no phoneme of this model")
 
     def _size_at(self, text: str, at: int) -> int:
         """Return the length of the longest known phoneme at a position; 0: none is known."""

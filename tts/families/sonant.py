@@ -18,7 +18,7 @@ from llm import CheckpointError, RequestError
 from tts.checkpoint.files import SPEECH_FILE
 from tts.errors import InvalidRequestError
 from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily, SpeechVocabulary
-from tts.families.ipa import LONG, PhonemeError, SymbolTable
+from tts.families.ipa import LONG, SymbolTable
 from tts.text.ipa import parts_of
 from tts.voices.types import Voice
 
@@ -74,7 +74,7 @@ class SonantFamily(SpeechFamily):
         for word in ipa.split():
             try:
                 self._symbols.places(word)
-            except PhonemeError as error:
+            except ValueError as error:
                 raise InvalidRequestError.of(field, str(error)) from error
         return ipa
 
