@@ -51,8 +51,11 @@ def measure(server: Server, repeat: int, window_s: float = WINDOW_S) -> Report:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = arguments("Processor time of an idle server.", repeat=5).parse_args(argv)
-    with serving(args.model) as server:
+    parser = arguments("Processor time of an idle server.", repeat=5)
+    parser.add_argument("--all-ports", action="store_true", help="with HTTP and Wyoming")
+    args = parser.parse_args(argv)
+    ports = ("--http-port=0", "--wyoming-port=0") if args.all_ports else ()
+    with serving(args.model, ports) as server:
         return publish(measure(server, args.repeat))
 
 
