@@ -59,7 +59,9 @@ def protocol_servers(config: ServerConfig, server: SpeechServer) -> list[Protoco
     """Return the servers of the protocols that are on, not started."""
     found: list[ProtocolServer] = []
     if config.http_port is not None:
-        check_packages("http_port", "http", ("starlette", "uvicorn", "python_multipart"))
+        check_packages(
+            "http_port", "http", ("starlette", "uvicorn", "python_multipart", "websockets")
+        )
         from tts.http.server import HttpServer
 
         found.append(HttpServer(config, server.host, server.access))
