@@ -24,7 +24,7 @@ from benchmarks.report import Figure, Report, arguments, lines_of, publish
 from benchmarks.word_errors import Recogniser, WordErrors, total, word_errors
 from tests.speech_server import SpeechClient, serving
 
-VOICES = ("slt", "rms", "awb")
+VOICES = ("hazel", "owen", "edith")
 HELD_OUT = Path(__file__).parent / "held_out.txt"
 MARGIN = 0.08
 SEED = 1

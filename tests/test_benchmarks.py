@@ -211,12 +211,12 @@ def test_understood_compares_service_and_teacher() -> None:
     assert bad["service, mean"].value == 0.25
     assert bad["service, mean"].bar == understood.MARGIN
     assert bad["service, mean"].reached is False
-    assert bad["service rms"].note == "8 words, 0 s of speech"
+    assert bad["service owen"].note == "8 words, 0 s of speech"
 
 
 def test_clips_of_the_service_are_read_back_unchanged(tiny_server: Server, tmp_path: Path) -> None:
     with SpeechClient(tiny_server.address) as client:
-        clip = understood.served(client)("Hello there.", "rms")
+        clip = understood.served(client)("Hello there.", "owen")
     path = tmp_path / "x.wav"
     soundfile.write(path, clip.samples, clip.sample_rate, subtype="PCM_16")
     again = understood.read_clip(path)
@@ -227,7 +227,7 @@ def test_clips_of_the_service_are_read_back_unchanged(tiny_server: Server, tmp_p
 
 @pytest.mark.skipif(shutil.which("flite") is None, reason="needs the program flite")
 def test_the_teacher_speaks() -> None:
-    clip = understood.flite("Hello there.", "rms")
+    clip = understood.flite("Hello there.", "owen")
     assert clip.seconds > 0.5
 
 

@@ -61,7 +61,7 @@ def failure(service: riva.client.SpeechSynthesisService, **values: Any) -> list[
 def speech(service: riva.client.SpeechSynthesisService, clip: Path) -> dict[str, Any]:
     """Return the audio of each kind of call."""
     encodings = riva.client.AudioEncoding
-    settings: dict[str, Any] = {"voice_name": "slt", "custom_configuration": OPTIONS}
+    settings: dict[str, Any] = {"voice_name": "hazel", "custom_configuration": OPTIONS}
     response = service.synthesize(TEXT, enable_word_time_offsets=True, **settings)
     streamed = list(service.synthesize_online(TEXT, enable_word_time_offsets=True, **settings))
     imitated = service.synthesize(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tts.checkpoint.hub import HubOptions
 
 ADAPTER_CONFIG = "adapter_config.json"
+VOICE_TOKENS = 32  # of a built-in voice: one page, which later requests find in the prefix cache
 
 
 def embedded_folder() -> Path:
@@ -33,7 +34,11 @@ def default_values(model_path: str | Path = "") -> dict[str, Any]:
     embedded voice runs on the CPU by default: it loads faster there, and one stream is as fast.
     """
     if not str(model_path):
-        embedded = {"model_path": str(embedded_folder()), "device_specs": ["cpu"]}
+        embedded: dict[str, Any] = {
+            "model_path": str(embedded_folder()),
+            "device_specs": ["cpu"],
+            "kv_cache": {"kv_cache_page_size": VOICE_TOKENS},
+        }
         return {"audio_decoder": AUTO_DECODER, "model": embedded}
     return {"audio_decoder": AUTO_DECODER, "model": {"model_path": str(model_path)}}
 
