@@ -124,10 +124,19 @@ def test_a_cloned_voice_follows_its_clip(voice: LoadedVoice, tmp_path: Path) -> 
     assert by_path.samples.tobytes() != voice.say(TEXT, seed=7).samples.tobytes()
     named = voice.clone(path, transcript).say(TEXT, seed=7, voice="owen")
     assert np.array_equal(named.samples, voice.say(TEXT, seed=7, voice="owen").samples)
-    with pytest.raises(InvalidRequestError, match="transcript"):
-        voice.clone(path, "")
+    without_words = voice.clone(path, "").say(TEXT, seed=7)
+    assert np.array_equal(without_words.samples, by_path.samples)
     with pytest.raises(FileNotFoundError):
         voice.clone(tmp_path / "none.wav", transcript)
+
+
+def test_a_model_that_needs_a_transcript_refuses_a_clip_without(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    with load(tiny_checkpoint) as tiny:
+        path = tiny.say("Hello there.", seed=1, max_tokens=60).save(tmp_path / "clip.wav")
+        with pytest.raises(InvalidRequestError, match="transcript"):
+            tiny.clone(path, "")
 
 
 @pytest.mark.parametrize("suffix", [*SUFFIXES])
