@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from decoder.codecs.embedded.modules import FiniteScalarQuantizer
+from decoder.codecs.source_filter.modules import FiniteScalarQuantizer
 from training.aligner_network import AlignerNetwork
 from training.distributed import Clock, Deadline, Group
 from training.export import write_json
