@@ -18,6 +18,7 @@ from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from tests.clients.web_page import WAIT_MS, browsing, chromium
 from tests.speech_server import serving
+from tts.config.defaults import embedded_folder
 
 pytestmark = pytest.mark.skipif(
     chromium() is None, reason="needs Chromium; on Debian: apt install chromium"
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.skipif(
 TEXT = "Good morning. Seven ships sailed north."
 WORDS = ["Good", "morning.", "Seven", "ships", "sailed", "north."]
 RATE = 24_000
+VOICES = json.loads((embedded_folder() / "voices.json").read_text(encoding="utf-8"))["voices"]
 TOKEN = "open sesame"
 SPEECH = "/v1/audio/speech"
 
@@ -210,7 +212,7 @@ def test_errors_of_the_server_are_shown(page: Page, address: str) -> None:
 
 def test_a_sample_of_each_voice(page: Page) -> None:
     samples = page.get_by_role("button", name="Play a sample of")
-    assert samples.count() == page.locator("[name=voice]").count() == 8
+    assert samples.count() == page.locator("[name=voice]").count() == len(VOICES)
     with page.expect_request(f"**{SPEECH}") as request:
         page.get_by_role("button", name="Play a sample of Owen").click()
     assert request.value.post_data_json["voice"] == "owen"
@@ -221,7 +223,7 @@ def test_a_dialogue_has_several_voices_without_a_pause(page: Page) -> None:
     bodies: list[Any] = []
     page.on("request", lambda request: bodies.append(body_of(request)))
     page.get_by_text("Dialogue").click()
-    page.fill("#script", "Anna: Hello there.\nawb: Hello, Anna.\nHow do you do?")
+    page.fill("#script", "Anna: Hello there.\nedith: Hello, Anna.\nHow do you do?")
     page.get_by_label("Anna").select_option("opal")
     page.evaluate(WATCH)
     page.press("#script", "Control+Enter")

@@ -28,10 +28,10 @@ def embedded_folder() -> Path:
 
 
 def default_values(model_path: str | Path = "") -> dict[str, Any]:
-    """Return the default values for a checkpoint folder; without one, for the embedded voice.
+    """Return the default values for a checkpoint folder; without one, for the built-in voice.
 
     They are the lowest layer of `load_config`: flags, files and the environment override them. The
-    embedded voice runs on the CPU by default: it loads faster there, and one stream is as fast.
+    built-in voice runs on the CPU by default: it loads faster there, and one stream is as fast.
     """
     if not str(model_path):
         embedded: dict[str, Any] = {
@@ -68,7 +68,7 @@ def complete_values(given: Mapping[str, Any]) -> dict[str, Any]:
 def _model_values(
     probe: AudioGenerationConfig, options: HubOptions, given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the given values above the defaults of their model, or of the embedded voice."""
+    """Return the given values above the defaults of their model, or of the built-in voice."""
     name = probe.model.model_path
     if not name:
         return probe.merged(default_values(), given)

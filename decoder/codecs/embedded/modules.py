@@ -1,4 +1,4 @@
-"""The embedded codec's networks, shared by serving and training: one FSQ codebook, log-mel
+"""The embedded codec's networks: one FSQ codebook, log-mel
 transformer encoder, inverse-STFT transformer decoder.
 
     samples --log mel--> [T codes x mel] --encoder--> z --FSQ--> code
