@@ -1,4 +1,4 @@
-"""Put together what a machine without network needs for a trial of the codec.
+"""Put together what a machine without network needs for a visit.
 
     python -m training.lent.bundle --teacher runs/teacher --package runs/teacher/package \
         --phonemes runs/phonemes --out bundle [--wheels DIR]

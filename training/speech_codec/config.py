@@ -7,16 +7,25 @@ from dataclasses import asdict
 from pathlib import Path
 
 from decoder.codecs.source_filter.config import SpeechCodecConfig
+from training.speech_codec.coder import Sizes
 
 BASE = SpeechCodecConfig()
 DESIGNS = {
     "source_free": BASE,
     "toy": SpeechCodecConfig(
-        levels=(4, 4, 4), mel_bins=20, mel_n_fft=512, encoder_dim=16, encoder_ff=32,
-        encoder_blocks=1, voice_dim=16, voice_ff=32, voice_blocks=1, voice_tokens=4,
-        condition_dim=8, decoder_dim=16, decoder_ff=32, decoder_blocks=2,
+        levels=(4, 4, 4), mel_bins=20, mel_n_fft=512, voice_dim=16, voice_ff=32, voice_blocks=1,
+        voice_tokens=4, condition_dim=8, decoder_dim=16, decoder_ff=32, decoder_blocks=2,
     ),
 }  # fmt: skip
+
+
+SMALL_CODER = {"dim": 16, "ff": 32, "blocks": 1, "kernel": 3, "reader": 16}  # of the toy design
+
+
+def coder_sizes(design: SpeechCodecConfig) -> Sizes:
+    """Sizes of the coder whose codes a design decodes."""
+    sizes = Sizes(design.levels, design.voice_tokens, design.spectra_per_code)
+    return sizes._replace(**SMALL_CODER) if design == DESIGNS["toy"] else sizes
 
 
 def save_config(config: SpeechCodecConfig, path: Path) -> None:

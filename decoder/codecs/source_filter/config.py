@@ -39,9 +39,6 @@ class SpeechCodecConfig:
     mel_bins: int = 100
     mel_n_fft: int = 1024
     kernel: int = 7
-    encoder_dim: int = 384
-    encoder_ff: int = 1152
-    encoder_blocks: int = 4  # at the rate of frames, and as many at that of codes
     voice_dim: int = 256
     voice_ff: int = 768
     voice_blocks: int = 4
@@ -92,16 +89,15 @@ class SpeechCodecConfig:
     @property
     def num_weights(self) -> int:
         """Approximate number of values of the networks and their tables."""
-        encoder = 2 * self.encoder_blocks * self.encoder_dim * (2 * self.encoder_ff + self.kernel)
         voice = (self.voice_blocks + 4) * self.voice_dim * (2 * self.voice_ff + 4 * self.voice_dim)
         block = 2 * self.decoder_ff + self.kernel + 2 * self.condition_dim
         heads = self.spectra_per_frame * 5 * self.bins
         decoder = self.decoder_dim * (self.decoder_blocks * block + heads)
         width = (self.behind + 1 + self.ahead) * len(self.levels) * self.frames_per_code
         tables = self.mel_n_fft * self.mel_bins + self.sample_rate
-        mel = self.mel_bins * self.spectra_per_frame * (self.encoder_dim + self.voice_dim)
+        mel = self.mel_bins * self.spectra_per_frame * self.voice_dim
         tokens = self.voice_tokens * (self.voice_dim + 2 * len(self.levels) * self.condition_dim)
-        return encoder + voice + decoder + width * self.decoder_dim + tables + mel + tokens
+        return voice + decoder + width * self.decoder_dim + tables + mel + tokens
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SpeechCodecConfig:
@@ -131,7 +127,7 @@ class SpeechCodecConfig:
             )
         if self.voice_dim % voice_heads(self.voice_dim):
             raise DecoderConfigError(f"{NAME} config: voice_dim must be a multiple of its heads")
-        blocks = max(self.encoder_blocks, self.voice_blocks, self.decoder_blocks)
+        blocks = max(self.voice_blocks, self.decoder_blocks)
         if blocks > MAX_BLOCKS or self.num_weights > MAX_WEIGHTS:
             raise DecoderConfigError(
                 f"{NAME} config: the sizes are too large: {blocks} blocks of {MAX_BLOCKS}, about "
