@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tts.errors import InvalidRequestError
-from tts.http.exchange import JsonBody
+from tts.http.exchange import Items, JsonBody
 from tts.server.wire.common import to_duration
 from tts.server.wire.speech import MAX_CODES_PER_CHUNK
 from tts.v1 import common_pb2
@@ -104,7 +104,7 @@ class SpeechSettings(JsonBody):
     seed: int | None = Field(default=None, ge=0, lt=2**64)
     language: str = ""
     timestamps: Literal["none", "segment", "word"] = "none"
-    chunk_size: ChunkSize | list[ChunkSize] = Field(default_factory=list)
+    chunk_size: ChunkSize | Items[ChunkSize] = Field(default_factory=list)
     sample_rate: int = Field(default=0, ge=0, lt=2**31)
     ref_audio: str = ""
     ref_text: str = ""
