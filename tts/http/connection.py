@@ -145,7 +145,7 @@ class Connection(H11Protocol):
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Hand the connection over to a `WebSocketConnection`, which releases it."""
-        if self.flow.write_paused:  # the transport tells its first protocol only
+        if self.flow.write_paused:  # the session would not be notified
             self.close()
             return
         self._clear_timer()
