@@ -10,9 +10,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tts.errors import InvalidRequestError
-from tts.http.exchange import JsonBody
+from tts.http.exchange import Items, JsonBody
 from tts.server.wire.common import to_duration
 from tts.server.wire.speech import MAX_CODES_PER_CHUNK
+from tts.speech.synthesizer import Synthesizer
 from tts.v1 import common_pb2
 from tts.v1 import speech_pb2 as pb
 from tts.voices.registry import VoiceRegistry
@@ -56,6 +57,7 @@ TIMESTAMPS: Mapping[str, pb.TimestampGranularity] = {
 
 NAMES: Mapping[str, str] = {
     "config.model": "model",
+    "config.lora": "model",
     "input": "input",
     "config.voice": "voice",
     "config.voice.language_code": "language",
@@ -104,7 +106,7 @@ class SpeechSettings(JsonBody):
     seed: int | None = Field(default=None, ge=0, lt=2**64)
     language: str = ""
     timestamps: Literal["none", "segment", "word"] = "none"
-    chunk_size: ChunkSize | list[ChunkSize] = Field(default_factory=list)
+    chunk_size: ChunkSize | Items[ChunkSize] = Field(default_factory=list)
     sample_rate: int = Field(default=0, ge=0, lt=2**31)
     ref_audio: str = ""
     ref_text: str = ""
@@ -137,7 +139,7 @@ class SessionFrame(SpeechSettings):
     idle_timeout: float | None = Field(default=None, gt=0, le=MAX_SECONDS)
 
 
-def to_request(body: SpeechBody, voices: VoiceRegistry) -> pb.SynthesizeStreamRequest:
+def to_request(body: SpeechBody, synthesizer: Synthesizer) -> pb.SynthesizeStreamRequest:
     """Return the message of the wire contract for a speech request.
 
     Raises InvalidRequestError for fields that do not go together, or broken base64.
@@ -145,34 +147,44 @@ def to_request(body: SpeechBody, voices: VoiceRegistry) -> pb.SynthesizeStreamRe
     if body.timestamps != "none" and body.stream_format == "audio":
         raise InvalidRequestError.of("timestamps", "needs stream_format sse or json")
     return pb.SynthesizeStreamRequest(
-        config=_config(body, voices), input=pb.SynthesisInput(text=body.input)
+        config=_config(body, synthesizer), input=pb.SynthesisInput(text=body.input)
     )
 
 
-def to_session(frame: SessionFrame, voices: VoiceRegistry) -> pb.StreamingSynthesizeRequest:
+def to_session(frame: SessionFrame, synthesizer: Synthesizer) -> pb.StreamingSynthesizeRequest:
     """Return the first message of the wire contract for a session; raises as `to_request` does."""
     return pb.StreamingSynthesizeRequest(
         config=pb.StreamingSynthesizeConfig(
-            synthesis=_config(frame, voices),
+            synthesis=_config(frame, synthesizer),
             max_text_delay=to_duration(frame.max_text_delay),
             idle_timeout=to_duration(frame.idle_timeout),
         )
     )
 
 
-def _config(body: SpeechSettings, voices: VoiceRegistry) -> pb.SynthesisConfig:
+def _config(body: SpeechSettings, synthesizer: Synthesizer) -> pb.SynthesisConfig:
+    model, lora = _model_and_adapter(body.model, synthesizer)
     rate = body.sample_rate or (PCM_RATE if body.response_format == "pcm" else 0)
     encoding = FORMATS[body.response_format][0]
     sizes = [body.chunk_size] if isinstance(body.chunk_size, int) else body.chunk_size
     return pb.SynthesisConfig(
-        model="" if body.model in OPENAI_MODELS else body.model,
-        voice=_voice(body, voices),
+        model=model,
+        lora=lora,
+        voice=_voice(body, synthesizer.voices),
         audio_format=pb.AudioFormat(encoding=encoding, sample_rate_hertz=rate),
         speaking_rate=body.speed,
         sampling=common_pb2.SamplingParams(seed=body.seed),
         chunking=pb.ChunkingConfig(chunk_sizes=sizes),
         timestamps=TIMESTAMPS[body.timestamps],
     )
+
+
+def _model_and_adapter(name: str, synthesizer: Synthesizer) -> tuple[str, str]:
+    """Return the model and the adapter that a name selects; "" for the served model."""
+    settings = synthesizer.settings
+    if name != settings.model and name in settings.adapters:
+        return "", name
+    return "" if name in OPENAI_MODELS else name, ""
 
 
 def _voice(body: SpeechSettings, voices: VoiceRegistry) -> pb.VoiceSelection:
