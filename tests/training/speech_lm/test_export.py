@@ -316,6 +316,7 @@ def test_weights_that_do_not_belong_together_are_errors(runs: Path, tmp_path: Pa
         ({"first_code": "x"}, "first_code must be a token's number"),
         ({"symbols": "abc"}, "symbols must be a list"),
         ({"colour": 1}, "sonant has no colour"),
+        ({"first_symbol": 10**9}, "the tokens of symbols must be below first_code"),
         ({"first_code": 400}, "the language model writes frames of 1 codes below 112"),
     ],
 )
@@ -330,4 +331,26 @@ def test_a_broken_speech_file_is_named(
     values = json.loads((folder / "speech.json").read_text())
     (own / "speech.json").write_text(json.dumps(values | changes))
     with pytest.raises(CheckpointError, match=message):
+        create_service(configured(own, **SERVED))
+
+
+@pytest.mark.parametrize(
+    ("codes", "message"),
+    [
+        ([1, 2, 3], "'hazel' has 3 speech tokens, a voice of this model has 4"),
+        ([1, 2, 3, 64], r"voice 'hazel': speech tokens must be in 0\.\.63"),
+    ],
+)
+def test_a_broken_row_of_voices_is_named(
+    folder: Path, tmp_path: Path, codes: list[int], message: str
+) -> None:
+    own = tmp_path / "voice"
+    own.mkdir()
+    for path in folder.iterdir():
+        if path.name != "voices.json":
+            (own / path.name).symlink_to(path)
+    values = json.loads((folder / "voices.json").read_text())
+    values["voices"][0]["codes"] = codes
+    (own / "voices.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=rf"voices\.json: .*{message}"):
         create_service(configured(own, **SERVED))
