@@ -299,7 +299,7 @@ def test_the_command_says_with_it(folder: Path, tmp_path: Path) -> None:
 
 
 def test_riva_takes_phonemes_and_recordings_without_a_transcript(service: Service) -> None:
-    """As docs/riva.md says of models that read phonemes and need no transcript."""
+    """The claim of docs/riva.md about models that read phonemes and need no transcript."""
     clip = np.random.default_rng(0).normal(size=24_000, scale=3_000).astype("<i2").tobytes()
     asked = SynthesizeSpeechRequest(
         text="bad cab",
