@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decoder import AudioEncoding
-from llm import CheckpointError, SamplingParams, is_embedding_model
+from llm import CheckpointError, RequestError, SamplingParams, is_embedding_model
 from tts.checkpoint.files import load_eos_ids, load_sampling_defaults, read_json
 from tts.engine.client import EngineInfo
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tts.families.prompt import PromptBuilder
     from tts.speech.run import SynthesisSettings
     from tts.speech.synthesizer import Synthesizer
+    from tts.voices.types import Voice
 
 logger = logging.getLogger(__name__)
 
@@ -307,8 +308,16 @@ def _synthesizer(
     voices = VoiceRegistry(own.voices, own.default, limits, folder)
     for voice in own.voices:
         if voice.clip is None:
-            prompts.speech_prompt("", voice)  # raises for an unusable voice at start
+            _check_voice(parts.folder / family.traits.voices_file, prompts, voice)
     return Synthesizer(client, prompts, voices, settings)
+
+
+def _check_voice(path: Path, prompts: PromptBuilder, voice: Voice) -> None:
+    """Raise CheckpointError for a voice of the checkpoint that cannot be used."""
+    try:
+        prompts.speech_prompt("", voice)
+    except RequestError as error:
+        raise CheckpointError(f"{path}: voice '{voice.name}': {error}") from error
 
 
 def _aligner_folder(folder: Path) -> Path | None:

@@ -38,6 +38,7 @@ logger = logging.getLogger("tts.supervisor")
 ENGINE, FRONT_END = "tts.processes.engine", "tts.processes.front_end"
 STALL_S = 15.0  # without a heartbeat for so long, a process hangs
 STOP_S = 15.0  # grace period of a process without calls
+REPORT_BYTES = 2**26  # longest line of a process: its report names every voice
 
 OnEnd = Callable[[int], None]  # called with the id of a process that has ended
 
@@ -122,7 +123,11 @@ class Worker:
         pipe = asyncio.subprocess.PIPE
         # A separate session: only the supervisor receives Ctrl-C of the terminal.
         process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", self._module, stdin=pipe, stdout=pipe, start_new_session=True
+            *(sys.executable, "-m", self._module),
+            stdin=pipe,
+            stdout=pipe,
+            limit=REPORT_BYTES,
+            start_new_session=True,
         )
         assert process.stdin is not None
         process.stdin.write(self._launch.to_bytes())
@@ -334,6 +339,7 @@ def reserved_port(host: str, port: int, *, is_shared: bool) -> Iterator[int]:
 
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 10.0
+MAX_DOUBLINGS = 10  # more than LONGEST_DELAY_S needs, and few enough for a float
 STEADY_S = 60.0
 
 
@@ -356,6 +362,6 @@ class Restarts:
             self.count = 0
         if self.count >= self._limit:
             return None
-        delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0**self.count)
+        delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(self.count, MAX_DOUBLINGS))
         self.count += 1
         return delay_s

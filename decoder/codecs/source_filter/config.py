@@ -11,7 +11,8 @@ from decoder.base import DecoderConfigError
 from decoder.codec_config import must_be, scalar, sizes
 
 # a larger number means a damaged file; checked before memory is allocated
-MAX_BLOCKS, MAX_WEIGHTS = 256, 1 << 28
+MAX_BLOCKS, MAX_WEIGHTS, MAX_CODES = 256, 1 << 28, 1 << 20
+RATES = 8_000, 192_000  # Hz
 MAY_BE_ZERO = ("behind", "ahead")
 NAME = "source_filter"
 HEAD_DIM = 64
@@ -89,7 +90,8 @@ class SpeechCodecConfig:
     @property
     def num_weights(self) -> int:
         """Approximate number of values of the networks and their tables."""
-        voice = (self.voice_blocks + 4) * self.voice_dim * (2 * self.voice_ff + 4 * self.voice_dim)
+        pool = 2 * self.voice_ff + 4 * self.voice_dim + self.kernel
+        voice = (self.voice_blocks + 4) * self.voice_dim * pool
         block = 2 * self.decoder_ff + self.kernel + 2 * self.condition_dim
         heads = self.spectra_per_frame * 5 * self.bins
         decoder = self.decoder_dim * (self.decoder_blocks * block + heads)
@@ -121,6 +123,18 @@ class SpeechCodecConfig:
 
     def check(self) -> None:
         """Raise DecoderConfigError for sizes that do not fit each other, or are too large."""
+        low, high = RATES
+        if not low <= self.sample_rate <= high:
+            raise DecoderConfigError(f"{NAME} config: sample_rate must be in [{low}, {high}]")
+        if min(self.levels) == 1 or self.codebook_size > MAX_CODES:
+            raise DecoderConfigError(
+                f"{NAME} config: levels must be 2 or more each, and at most {MAX_CODES} multiplied"
+            )
+        for name in ("hop", "n_fft", "mel_n_fft"):
+            if getattr(self, name) > self.sample_rate:
+                raise DecoderConfigError(
+                    f"{NAME} config: {name} is {getattr(self, name)} samples, more than a second"
+                )
         if self.n_fft % self.stft_hop or self.n_fft % 2:
             raise DecoderConfigError(
                 f"{NAME} config: n_fft must be even and a multiple of stft_hop"

@@ -23,6 +23,7 @@ from tests.decoder.toys import windows_of
 from tests.fakes import LlamaShape, random_llama
 from tests.training.speech_lm.tokens import CODEBOOK, KNOWN, write_tables
 from tests.tts.family_services import configured
+from tests.tts.serving import Serving, error_of, run_with_server
 from training.llama import ModelConfig
 from training.speech_codec.checkpoint import CODEC, halved, read, write
 from training.speech_codec.config import DESIGNS, save_config
@@ -40,6 +41,9 @@ from training.vocabulary import FIRST_CODE, PHONEMES, START_OF_SPEECH
 from tts.checkpoint.tokenizer import TextTokenizer
 from tts.errors import InvalidRequestError, Precondition, PreconditionError
 from tts.factory import Service, create_service
+from tts.riva.stubs.common_pb2 import LINEAR_PCM
+from tts.riva.stubs.tts_pb2 import SynthesizeSpeechRequest, ZeroShotData
+from tts.riva.stubs.tts_pb2_grpc import RivaSpeechSynthesisStub
 from tts.speech.types import SamplingOverrides, SpeechRequest, TimestampGranularity
 from tts.text.ipa import marked
 from tts.voices.types import Voice, VoicePrompt
@@ -294,6 +298,28 @@ def test_the_command_says_with_it(folder: Path, tmp_path: Path) -> None:
         assert len(voice.clone(path).say("cab", seed=1, max_audio_s=1.0).samples)
 
 
+def test_riva_takes_phonemes_and_recordings_without_a_transcript(service: Service) -> None:
+    """The claim of docs/riva.md about models that read phonemes and need no transcript."""
+    clip = np.random.default_rng(0).normal(size=24_000, scale=3_000).astype("<i2").tobytes()
+    asked = SynthesizeSpeechRequest(
+        text="bad cab",
+        sample_rate_hz=8_000,
+        custom_dictionary="cab  dˈəf",
+        custom_configuration={"seed": "3", "max_tokens": "10"},
+        zero_shot_data=ZeroShotData(audio_prompt=clip, encoding=LINEAR_PCM, sample_rate_hz=24_000),
+    )
+
+    async def ask(served: Serving) -> None:
+        stub = RivaSpeechSynthesisStub(served.channel)
+        assert (await stub.Synthesize(asked)).audio
+        assert b"".join([part.audio async for part in stub.SynthesizeOnline(iter([asked]))])
+        asked.custom_dictionary = "cab  ʘ"
+        error = await error_of(stub.Synthesize(asked))
+        assert "custom_dictionary: 'ʘ' stands for no phoneme" in str(error.details())
+
+    run_with_server(service, ask)
+
+
 def test_weights_that_do_not_belong_together_are_errors(runs: Path, tmp_path: Path) -> None:
     for name in ("lm.safetensors", "lm.json", "voices.json", "toy.safetensors"):
         (tmp_path / name).write_bytes((runs / name).read_bytes())
@@ -316,6 +342,7 @@ def test_weights_that_do_not_belong_together_are_errors(runs: Path, tmp_path: Pa
         ({"first_code": "x"}, "first_code must be a token's number"),
         ({"symbols": "abc"}, "symbols must be a list"),
         ({"colour": 1}, "sonant has no colour"),
+        ({"first_symbol": 10**9}, "the tokens of symbols must be below first_code"),
         ({"first_code": 400}, "the language model writes frames of 1 codes below 112"),
     ],
 )
@@ -330,4 +357,26 @@ def test_a_broken_speech_file_is_named(
     values = json.loads((folder / "speech.json").read_text())
     (own / "speech.json").write_text(json.dumps(values | changes))
     with pytest.raises(CheckpointError, match=message):
+        create_service(configured(own, **SERVED))
+
+
+@pytest.mark.parametrize(
+    ("codes", "message"),
+    [
+        ([1, 2, 3], "'hazel' has 3 speech tokens, a voice of this model has 4"),
+        ([1, 2, 3, 64], r"voice 'hazel': speech tokens must be in 0\.\.63"),
+    ],
+)
+def test_a_broken_row_of_voices_is_named(
+    folder: Path, tmp_path: Path, codes: list[int], message: str
+) -> None:
+    own = tmp_path / "voice"
+    own.mkdir()
+    for path in folder.iterdir():
+        if path.name != "voices.json":
+            (own / path.name).symlink_to(path)
+    values = json.loads((folder / "voices.json").read_text())
+    values["voices"][0]["codes"] = codes
+    (own / "voices.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=rf"voices\.json: .*{message}"):
         create_service(configured(own, **SERVED))
