@@ -38,7 +38,7 @@ from tts.v1 import text_pb2 as pb
 if TYPE_CHECKING:
     from tts.factory import Service
 
-GenerateProto = pb.GenerateRequest | pb.GenerateStreamRequest
+GenerateProto = pb.GenerateRequest | pb.GenerateStreamRequest | pb.GenerateSpeechRequest
 
 
 class TextApi:
