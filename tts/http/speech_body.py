@@ -82,6 +82,7 @@ SESSION_NAMES: Mapping[str, str] = {
 
 MAX_SECONDS = 86_400.0
 
+SpeechFormat = Literal["mp3", "opus", "flac", "wav", "pcm"]
 ChunkSize = Annotated[int, Field(ge=1, le=MAX_CODES_PER_CHUNK)]
 
 
@@ -93,13 +94,12 @@ class VoiceReference(BaseModel):
     id: str
 
 
-class SpeechSettings(JsonBody):
-    """JSON that requests and sessions share: OpenAI's fields, then ours."""
+class VoiceSettings(JsonBody):
+    """JSON of how a text is spoken: OpenAI's fields, then ours."""
 
     model: str = ""
     voice: str | VoiceReference = ""
     instructions: str = ""
-    response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
     speed: float = 1.0
     seed: int | None = Field(default=None, ge=0, lt=2**64)
     language: str = ""
@@ -110,15 +110,25 @@ class SpeechSettings(JsonBody):
     ref_text: str = ""
 
     @property
-    def media_type(self) -> str:
-        """Return the media type of the audio."""
-        return FORMATS[self.response_format][1]
-
-    @property
     def ignored(self) -> list[str]:
         """Return the names of fields that have no effect."""
         unknown = list(self.model_extra or ())
         return ["instructions", *unknown] if self.instructions else unknown
+
+
+class SpeechSettings(VoiceSettings):
+    """JSON that requests and sessions share."""
+
+    response_format: SpeechFormat = "mp3"
+
+    @property
+    def media_type(self) -> str:
+        """Return the media type of the audio."""
+        return FORMATS[self.response_format][1]
+
+    def synthesis(self, voices: VoiceRegistry) -> pb.SynthesisConfig:
+        """Return the config of the wire contract; raises as `to_request` does."""
+        return to_synthesis(self, self.response_format, voices)
 
 
 class SpeechBody(SpeechSettings):
@@ -145,7 +155,7 @@ def to_request(body: SpeechBody, voices: VoiceRegistry) -> pb.SynthesizeStreamRe
     if body.timestamps != "none" and body.stream_format == "audio":
         raise InvalidRequestError.of("timestamps", "needs stream_format sse or json")
     return pb.SynthesizeStreamRequest(
-        config=_config(body, voices), input=pb.SynthesisInput(text=body.input)
+        config=body.synthesis(voices), input=pb.SynthesisInput(text=body.input)
     )
 
 
@@ -153,16 +163,19 @@ def to_session(frame: SessionFrame, voices: VoiceRegistry) -> pb.StreamingSynthe
     """Return the first message of the wire contract for a session; raises as `to_request` does."""
     return pb.StreamingSynthesizeRequest(
         config=pb.StreamingSynthesizeConfig(
-            synthesis=_config(frame, voices),
+            synthesis=frame.synthesis(voices),
             max_text_delay=to_duration(frame.max_text_delay),
             idle_timeout=to_duration(frame.idle_timeout),
         )
     )
 
 
-def _config(body: SpeechSettings, voices: VoiceRegistry) -> pb.SynthesisConfig:
-    rate = body.sample_rate or (PCM_RATE if body.response_format == "pcm" else 0)
-    encoding = FORMATS[body.response_format][0]
+def to_synthesis(
+    body: VoiceSettings, response_format: SpeechFormat, voices: VoiceRegistry
+) -> pb.SynthesisConfig:
+    """Return the config of the wire contract; raises as `to_request` does."""
+    rate = body.sample_rate or (PCM_RATE if response_format == "pcm" else 0)
+    encoding = FORMATS[response_format][0]
     sizes = [body.chunk_size] if isinstance(body.chunk_size, int) else body.chunk_size
     return pb.SynthesisConfig(
         model="" if body.model in OPENAI_MODELS else body.model,
@@ -175,7 +188,7 @@ def _config(body: SpeechSettings, voices: VoiceRegistry) -> pb.SynthesisConfig:
     )
 
 
-def _voice(body: SpeechSettings, voices: VoiceRegistry) -> pb.VoiceSelection:
+def _voice(body: VoiceSettings, voices: VoiceRegistry) -> pb.VoiceSelection:
     if body.ref_audio:
         audio = decoded(body.ref_audio, "ref_audio")
         prompt = pb.VoicePrompt(audio=audio, transcript=body.ref_text)

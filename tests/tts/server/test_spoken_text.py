@@ -247,8 +247,8 @@ def test_wrong_fields_are_named(
 
 def test_unknown_voices_and_models_are_not_found(speaking: Service) -> None:
     async def ask(served: Serving) -> None:
-        nobody = speech_pb2.VoiceSelection(name="nobody")
-        error = await error_of(served.text.GenerateSpeech(spoken(generation(), voice=nobody)))
+        unknown = speech_pb2.VoiceSelection(name="unknown")
+        error = await error_of(served.text.GenerateSpeech(spoken(generation(), voice=unknown)))
         assert reason_of(error) == "VOICE_NOT_FOUND"
         for fields, synthesis in ((generation(model="x"), {}), (generation(), {"model": "x"})):
             error = await error_of(served.text.GenerateSpeech(spoken(fields, **synthesis)))
