@@ -25,7 +25,7 @@ class TextResponse(ABC):
     event_kind: str
 
     def __init__(self, exchange: Exchange, body: GenerationBody, is_scored: bool) -> None:
-        service = exchange.host.service
+        service = exchange.host.text.service
         self._created = int(time.time())
         self._fields = {
             "id": f"{self.prefix}-{exchange.call.request_id}",

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from starlette.routing import BaseRoute
 
-from tts.errors import Precondition, PreconditionError
+from tts.errors import InvalidRequestError, Precondition, PreconditionError
 from tts.http.endpoint import Shared
 from tts.http.exchange import Exchange, data_event
 from tts.http.responses import LAST_EVENT, ChatResponse, CompletionResponse, TextResponse
@@ -48,7 +48,9 @@ def routes(shared: Shared) -> list[BaseRoute]:
 
 async def _chat(exchange: Exchange) -> None:
     body = await _read(exchange, ChatBody)
-    message = chat_request(body, exchange.host.service)
+    message = chat_request(body, exchange.host.text.service)
+    if body.spoken is not None and exchange.host.service.synthesizer is None:
+        raise InvalidRequestError.of("modalities", "must be text; this server has no voice")
     if body.spoken is None:
         await _generate(exchange, body, message, ChatResponse(exchange, body, body.logprobs))
     else:
@@ -58,7 +60,7 @@ async def _chat(exchange: Exchange) -> None:
 
 async def _complete(exchange: Exchange) -> None:
     body = await _read(exchange, CompletionBody)
-    message = completion_request(body, exchange.host.service)
+    message = completion_request(body, exchange.host.text.service)
     scored = body.logprobs is not None
     await _generate(exchange, body, message, CompletionResponse(exchange, body, scored))
 
@@ -94,9 +96,9 @@ async def _generate(
 async def _embed(exchange: Exchange) -> None:
     host, call = exchange.host, exchange.call
     body = await _read(exchange, EmbeddingBody)
-    message = embed_request(body, host.service)
+    message = embed_request(body, host.text.service)
     host.text.check_embed(call, message)
-    if not host.service.text.pools_embeddings:
+    if not host.text.service.text.pools_embeddings:
         raise PreconditionError(
             Precondition.EMBEDDING,
             "this server has a vector for each token (pool_embeddings is off); use gRPC",
@@ -107,7 +109,7 @@ async def _embed(exchange: Exchange) -> None:
     await exchange.reply(
         {
             "object": "list",
-            "model": body.model or host.service.model,
+            "model": body.model or host.text.service.model,
             "data": await asyncio.to_thread(_vectors, found, body.encoding_format),
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }

@@ -225,8 +225,6 @@ def chat_request(body: ChatBody, service: Service) -> pb.GenerateRequest:
         raise InvalidRequestError.of("top_logprobs", "needs logprobs: true")
     if body.audio is not None and body.spoken is None:
         raise InvalidRequestError.of("audio", "needs modalities: text and audio")
-    if body.spoken is not None and service.synthesizer is None:
-        raise InvalidRequestError.of("modalities", "must be text; this server has no voice")
     messages = [_message(index, message) for index, message in enumerate(body.messages)]
     config = _config(body, service)
     config.logprobs, config.top_logprobs = body.logprobs, body.top_logprobs

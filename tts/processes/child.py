@@ -49,6 +49,7 @@ class Launch:
     endpoints: Endpoints
     ports: Mapping[str, int] = field(default_factory=dict)
     voice_folder: Path | None = None
+    text_endpoints: Endpoints | None = None  # of the engine of a text model
 
     def to_bytes(self) -> bytes:
         """Return the bytes for the child's standard input."""
@@ -56,7 +57,10 @@ class Launch:
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """Report of a child that is ready: what a front end serves; empty for the engine."""
+    """Report of a child that is ready: what a front end serves; empty for the engine.
+
+    `model` has the names of several models with commas.
+    """
 
     address: str = ""
     model: str = ""

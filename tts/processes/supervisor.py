@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -169,7 +170,10 @@ class Worker:
 
 
 class Workers:
-    """Engine and front ends of one server. `on_end` is called with the id of each ended process."""
+    """Engines and front ends of one server. `on_end` is called with the id of each ended process.
+
+    With `text_endpoints` a second engine has the text model.
+    """
 
     def __init__(
         self,
@@ -177,15 +181,21 @@ class Workers:
         endpoints: Endpoints,
         ports: Mapping[str, int],
         voice_folder: Path,
+        text_endpoints: Endpoints | None = None,
         on_end: OnEnd = _ignore,
     ) -> None:
         most = config.server.max_restarts
         self._config, self._port = config.server, ports["port"]
         self._drain_s = config.server.drain_delay_s + config.server.drain_grace_s + STOP_S
-        self.engine = Worker(ENGINE, Launch(config, "engine", endpoints), most, on_end)
+        launches = [Launch(config, "engine", endpoints)]
+        if config.text is not None and text_endpoints is not None:
+            own = replace(config, model=config.text, text=None)
+            launches.append(Launch(own, "text-engine", text_endpoints))
+        self.engines = [Worker(ENGINE, launch, most, on_end) for launch in launches]
         self.front_ends = []
         for number in range(config.server.front_ends):
-            launch = Launch(config, f"front-end-{number}", endpoints, ports, voice_folder)
+            name = f"front-end-{number}"
+            launch = Launch(config, name, endpoints, ports, voice_folder, text_endpoints)
             self.front_ends.append(Worker(FRONT_END, launch, most, on_end))
 
     async def run(self) -> None:
@@ -211,9 +221,9 @@ class Workers:
                 worker.restart("takes no connections")
 
     async def stop(self) -> None:
-        """Drain and stop the front ends, then stop the engine."""
+        """Drain and stop the front ends, then stop the engines."""
         await asyncio.gather(*(worker.stop(self._drain_s) for worker in self.front_ends))
-        await self.engine.stop(STOP_S)
+        await asyncio.gather(*(worker.stop(STOP_S) for worker in self.engines))
 
     def kill(self) -> None:
         """Kill all processes."""
@@ -222,7 +232,7 @@ class Workers:
 
     @property
     def _all(self) -> list[Worker]:
-        return [self.engine, *self.front_ends]
+        return [*self.engines, *self.front_ends]
 
 
 async def supervise(config: ServeConfig, folder: Path | None = None) -> int:
@@ -241,22 +251,29 @@ async def supervise(config: ServeConfig, folder: Path | None = None) -> int:
             for field, address in listening_addresses(server).items()
         }
         endpoints = files.enter_context(reserved(config.model.zmq_endpoint_base))
+        text_endpoints = None
+        if config.text is not None:
+            text_endpoints = files.enter_context(reserved(config.text.zmq_endpoint_base))
         voices = files.enter_context(temporary_folder("voices"))
         on_end: OnEnd = _ignore
         if folder is not None:
             from tts.processes.shared_metrics import exported_metrics
 
-            on_end = await held.enter_async_context(exported_metrics(config, endpoints, folder))
-        return await _keep_alive(Workers(config, endpoints, ports, voices, on_end), files)
+            on_end = await held.enter_async_context(
+                exported_metrics(config, endpoints, text_endpoints, folder)
+            )
+        workers = Workers(config, endpoints, ports, voices, text_endpoints, on_end)
+        return await _keep_alive(workers, files)
 
 
 def check_processes(config: ServeConfig) -> None:
     """Raise ConfigError for options that do not work with several processes."""
-    if config.model.zmq_endpoint_base.startswith("inproc:"):
-        raise ConfigError(
-            f"zmq_endpoint_base={config.model.zmq_endpoint_base} reaches no other process; "
-            "use ipc:// or tcp://, or front_ends=0"
-        )
+    for model in filter(None, (config.model, config.text)):
+        if model.zmq_endpoint_base.startswith("inproc:"):
+            raise ConfigError(
+                f"zmq_endpoint_base={model.zmq_endpoint_base} reaches no other process; "
+                "use ipc:// or tcp://, or front_ends=0"
+            )
     mode = config.model.prometheus_metrics_mode
     if config.server.front_ends > 1 and mode is PrometheusMetricsMode.LAUNCH_SERVER:
         raise ConfigError(

@@ -90,7 +90,7 @@ class TextServicer(pb_grpc.TextServiceServicer):
     def _started(self, asked: TextRequest) -> pb.GenerateStreamResponse:
         started = pb.GenerationStarted(
             request_id=asked.request_id,
-            model=self._host.service.model,
+            model=self._host.text.service.model,
             seed=asked.sampling.seed,
         )
         return pb.GenerateStreamResponse(started=started)
