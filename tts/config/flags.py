@@ -142,6 +142,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "slow_reader_timeout_s",
             "step_timeout_s",
             "max_restarts",
+            "unload_after_s",
             "drain_delay_s",
             "drain_grace_s",
         ),

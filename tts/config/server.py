@@ -52,6 +52,12 @@ class ServerConfig(StrictModel):
     max_restarts: int = Field(
         default=5, ge=0, description="restarts in a row of a process that died"
     )
+    unload_after_s: float | None = Field(
+        default=None,
+        ge=1,
+        description="idle time after which a model is unloaded until the next call (default: "
+        "never)",
+    )
     step_timeout_s: float = Field(
         default=120.0,
         gt=0,
@@ -154,6 +160,8 @@ class ServerConfig(StrictModel):
             raise ValueError("tls_cert and tls_key go together")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ValueError("tls_client_ca needs tls_cert and tls_key")
+        if self.unload_after_s is not None and not self.front_ends:
+            raise ValueError("unload_after_s needs front_ends of at least 1")
         if self.text_model_config and self.text_model is None:
             raise ValueError("text_model_config needs text_model")
         if self.wyoming_port is not None and not self._may_speak_wyoming:

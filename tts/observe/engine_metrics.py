@@ -81,6 +81,8 @@ def _state(status: EngineStatus) -> Iterator[Metric]:
         states |= {"decoding": stats.decoding, "paused": stats.paused}
         pages |= {"cached": stats.cached_pages, "host": stats.host_pages}
     yield _gauge("sonant_engine_sequences", "Sequences in the engine.", states)
+    loaded = "Whether the model is loaded: 1, or 0 when it was unloaded for lack of calls."
+    yield GaugeMetricFamily("sonant_engine_loaded", loaded, value=int(status.is_loaded))
     yield _gauge("sonant_kv_pages", "Pages of the KV pool.", pages)
     yield GaugeMetricFamily(
         "sonant_audio_streams", "Decoder states alive.", value=status.audio_streams

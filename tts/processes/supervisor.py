@@ -2,6 +2,7 @@
 
     start        engine and front ends at once: the port answers NOT_SERVING while the model loads
     exit         of a process: restart with back-off; after too many: give up, status 1
+    unloaded     of an idle engine: start it when a front end reports that it is wanted
     heartbeats   stop: kill the process, then restart
     connections  fail after they have worked: kill and restart all front ends
     SIGTERM      front ends drain and exit, then the engine
@@ -30,7 +31,15 @@ from tts.config.server import ServerConfig
 from tts.ipc.endpoints import Endpoints, reserved
 from tts.ipc.heartbeat import Heartbeat
 from tts.leftovers import temporary_folder
-from tts.processes.child import Launch, Ready, Signals
+from tts.processes.child import (
+    ENGINE_NAME,
+    TEXT_ENGINE_NAME,
+    UNLOADED,
+    Launch,
+    Ready,
+    Signals,
+    Wanted,
+)
 from tts.processes.reach import unreachable
 from tts.server.sockets import bound_socket
 
@@ -41,9 +50,10 @@ STALL_S = 15.0  # without a heartbeat for so long, a process hangs
 STOP_S = 15.0  # grace period of a process without calls
 
 OnEnd = Callable[[int], None]  # called with the id of a process that has ended
+OnWanted = Callable[[str], None]  # called with the name of an engine that calls wait for
 
 
-def _ignore(_: int) -> None:
+def _ignore(_: object) -> None:
     pass
 
 
@@ -64,11 +74,14 @@ class Worker:
         launch: Launch,
         max_restarts: int,
         on_end: OnEnd,
+        on_wanted: OnWanted = _ignore,
     ) -> None:
-        self._module, self._launch, self._on_end = module, launch, on_end
+        self._module, self._launch = module, launch
+        self._on_end, self._on_wanted = on_end, on_wanted
         self._restarts = Restarts(max_restarts)
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
+        self._wanted = asyncio.Event()  # also when it stops
         self._worked_at: float | None = None
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         """Its first report of readiness."""
@@ -83,14 +96,16 @@ class Worker:
         """
         while not self._stopping.is_set():
             status = await self._live()
-            if not self._stopping.is_set():
+            if status == UNLOADED:
+                await self._wait_wanted()
+            elif not self._stopping.is_set():
                 delay_s = self._delay_s(status)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), delay_s)
 
     async def stop(self, grace_s: float) -> None:
         """Send SIGTERM; kill the process after the grace period."""
-        self._stopping.set()
+        self._end()
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -104,10 +119,28 @@ class Worker:
 
     def kill(self) -> None:
         """Kill the process."""
-        self._stopping.set()
+        self._end()
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.kill()
+
+    def wake(self) -> None:
+        """Start the process if it has unloaded its model; may be called at any time."""
+        self._wanted.set()
+
+    def _end(self) -> None:
+        self._stopping.set()
+        self._wanted.set()
+
+    async def _wait_wanted(self) -> None:
+        """Wait until the process is wanted after this moment, or stops.
+
+        What was reported before does not count: front ends repeat it.
+        """
+        logger.info("%s has unloaded its model", self._launch.name)
+        if not self._stopping.is_set():
+            self._wanted.clear()
+        await self._wanted.wait()
 
     def restart(self, reason: str) -> None:
         """Kill the process; `run` restarts it."""
@@ -146,13 +179,16 @@ class Worker:
     async def _read(self, process: asyncio.subprocess.Process, heartbeat: Heartbeat) -> None:
         assert process.stdout is not None
         async for line in process.stdout:
-            heartbeat.beat()
-            if not line.strip():
+            report = msgspec.json.decode(line, type=Ready | Wanted) if line.strip() else None
+            if isinstance(report, Wanted):  # no heartbeat: those begin with Ready
+                self._on_wanted(report.engine)
                 continue
-            ready = msgspec.json.decode(line, type=Ready)
+            heartbeat.beat()
+            if report is None:
+                continue
             self._worked_at = time.monotonic()
             if not self.ready.done():
-                self.ready.set_result(ready)
+                self.ready.set_result(report)
             else:
                 logger.info("%s is back, process %d", self._launch.name, process.pid)
 
@@ -187,16 +223,16 @@ class Workers:
         most = config.server.max_restarts
         self._config, self._port = config.server, ports["port"]
         self._drain_s = config.server.drain_delay_s + config.server.drain_grace_s + STOP_S
-        launches = [Launch(config, "engine", endpoints)]
+        launches = [Launch(config, ENGINE_NAME, endpoints)]
         if config.text is not None and text_endpoints is not None:
             own = replace(config, model=config.text, text=None)
-            launches.append(Launch(own, "text-engine", text_endpoints))
-        self.engines = [Worker(ENGINE, launch, most, on_end) for launch in launches]
+            launches.append(Launch(own, TEXT_ENGINE_NAME, text_endpoints))
+        self.engines = {launch.name: Worker(ENGINE, launch, most, on_end) for launch in launches}
         self.front_ends = []
         for number in range(config.server.front_ends):
             name = f"front-end-{number}"
             launch = Launch(config, name, endpoints, ports, voice_folder, text_endpoints)
-            self.front_ends.append(Worker(FRONT_END, launch, most, on_end))
+            self.front_ends.append(Worker(FRONT_END, launch, most, on_end, self._wake))
 
     async def run(self) -> None:
         """Keep all processes alive until `stop`. Raises WorkerError once all have ended."""
@@ -223,16 +259,19 @@ class Workers:
     async def stop(self) -> None:
         """Drain and stop the front ends, then stop the engines."""
         await asyncio.gather(*(worker.stop(self._drain_s) for worker in self.front_ends))
-        await asyncio.gather(*(worker.stop(STOP_S) for worker in self.engines))
+        await asyncio.gather(*(worker.stop(STOP_S) for worker in self.engines.values()))
 
     def kill(self) -> None:
         """Kill all processes."""
         for worker in self._all:
             worker.kill()
 
+    def _wake(self, engine: str) -> None:
+        self.engines[engine].wake()
+
     @property
     def _all(self) -> list[Worker]:
-        return [*self.engines, *self.front_ends]
+        return [*self.engines.values(), *self.front_ends]
 
 
 async def supervise(config: ServeConfig, folder: Path | None = None) -> int:
