@@ -67,7 +67,7 @@ class Session:
 
 @dataclass(slots=True)
 class Spoken:
-    """One line on its way: where it belongs, and what the teacher has made of it so far."""
+    """One line: where it belongs, and what the teacher has made of it so far."""
 
     session: int
     ids: tuple[int, ...]
@@ -80,7 +80,7 @@ class Spoken:
 
 @dataclass(frozen=True, slots=True)
 class Reel:
-    """What a take's lines are written to."""
+    """Arrays that a take's lines are written to."""
 
     pitch: Tensor
     energy: Tensor
@@ -95,7 +95,7 @@ class Reel:
         return cls(pitch, energy, tuple(silent))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """As a take holds them."""
+        """Return the arrays of a take."""
         found = dict(zip(("own", "other"), self.samples, strict=False))
         curves = {"pitch": self.pitch.half(), "energy": self.energy.half()}
         return {name: value.cpu().numpy() for name, value in (found | curves).items()}
@@ -142,7 +142,7 @@ class Studio:
         return self._record(sessions, aloud=True)
 
     def plan(self, sessions: Sequence[Session]) -> dict[str, np.ndarray]:
-        """What `take` gives, but for the samples."""
+        """Return the arrays of `take` without the samples."""
         return self._record(sessions, aloud=False)
 
     def _record(self, sessions: Sequence[Session], *, aloud: bool) -> dict[str, np.ndarray]:

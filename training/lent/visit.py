@@ -5,10 +5,11 @@
     takes  (studios)   --------------------------------> decoder ... to the end
     plans  (planners)  ---> codes (coder) ---> tokens --> language model --> encoder of voices
 
-Everything is in OUT: takes, plans, coder, tokens, codec, lm, and every process's log in logs.
+Everything is in OUT: takes, plans, coder, tokens, codec, lm, and every process's log in logs; with
+--clips FILE (lines that `training.speech_codec.clips --spell` wrote) clips to judge the codec by.
 OUT/status holds one word: synthesis, training, done or failed. The decoder learns on the first GPU,
-all else on the last one. With --coder FILE codes are those of an earlier visit, and a decoder or
-language model can go on from one (`--start`). What comes after `--` goes to
+all else on the last one. With --coder FILE codes are those of an earlier visit; --start and
+--lm-start continue its decoder and its language model. What comes after `--` goes to
 `training.speech_codec.train`, after a second `--` to `training.speech_lm.train`.
 """
 
@@ -28,7 +29,7 @@ import torch
 from training.kokoro.convert import VOICES_FILE
 from training.speech_codec.config import DESIGNS, save_config
 
-FINISHED = "finished"  # beside plans or tokens: no more will come
+FINISHED = "finished"  # next to plans or tokens: no more will come
 MARGIN_S = 25.0  # of saving, after training
 LOOK_EVERY_S = 0.5
 LEAST_MINUTES = 0.05
@@ -44,29 +45,42 @@ class Processes:
     def __init__(self, out: Path) -> None:
         self.logs = out / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
-        self._running: dict[str, subprocess.Popen] = {}
+        self._started: dict[str, subprocess.Popen] = {}
 
     def start(self, name: str, gpu: int, module: str, arguments: Sequence[object]) -> None:
         environment = os.environ | {"PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": str(gpu)}
         command = [sys.executable, "-m", module, *map(str, arguments)]
         with (self.logs / f"{name}.log").open("w") as log:
-            self._running[name] = subprocess.Popen(
+            self._started[name] = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=subprocess.STDOUT
             )
 
+    def are_running(self, kind: str) -> bool:
+        """Return whether any process runs whose name begins with `kind`."""
+        return any(
+            process.poll() is None
+            for name, process in self._started.items()
+            if name.startswith(kind)
+        )
+
     def wait(self, kind: str = "") -> None:
-        """Until all whose names begin with `kind` have ended, even when one fails. Raises
-        VisitError."""
-        failed = []
-        while waited := [name for name in self._running if name.startswith(kind)]:
-            for name in waited:
-                process = self._running[name]
-                if process.poll() is not None:
-                    del self._running[name]
-                    failed += [name] if process.returncode else []
+        """Wait until all whose names begin with `kind` have ended, even when one fails.
+
+        Raises VisitError.
+        """
+        while self.are_running(kind):
             time.sleep(LOOK_EVERY_S)
+        ended = [name for name in self._started if name.startswith(kind)]
+        failed = [name for name in ended if self._started.pop(name).returncode]
         if failed:
             raise VisitError("\n".join(map(self.end_of, failed)))
+
+    def stop(self) -> None:
+        """End all that still run."""
+        for process in self._started.values():
+            process.terminate()
+        for process in self._started.values():
+            process.wait()
 
     def end_of(self, name: str) -> str:
         """The last lines of a log."""
@@ -92,7 +106,7 @@ class Visit:
         return time.monotonic() - self.began
 
     def left_minutes(self) -> float:
-        """Of the whole visit, from now on."""
+        """Return what is left of the whole visit."""
         return max(LEAST_MINUTES, self.args.minutes - (self.passed + MARGIN_S) / 60)
 
     def run(self) -> None:
@@ -103,14 +117,15 @@ class Visit:
             self._start_language_model()
         self._write_codes()
         self.processes.wait("studio")
-        if not list(self.takes.glob("take_*[0-9].npz")):
+        if not self._finished(self.takes):
             raise VisitError("there are no takes")
         say(self.out, "training")
+        self._start_clips()
         self._start_decoder()
         try:
             self._tokenise()
             self.processes.wait("lm")
-        except VisitError as error:  # the decoder goes on
+        except VisitError as error:  # the decoder continues
             print(f"without a language model: {error}", flush=True)
         self._start_voices()
         self.processes.wait()
@@ -155,19 +170,30 @@ class Visit:
         if args.coder:
             shutil.copy(args.coder, self.coder)
             return
-        while self.passed < args.coder_after or not list(self.plans.glob("plan_*[0-9].npz")):
-            self._alive("planner")
+        while self.processes.are_running("planner") and (
+            self.passed < args.coder_after or not self._finished(self.plans)
+        ):
             time.sleep(LOOK_EVERY_S)
+        if not self._finished(self.plans):
+            self.processes.wait("planner")
+            raise VisitError("there are no plans")
         self.processes.start("coder", self.gpus - 1, "training.speech_codec.train_coder", [
             "--plans", self.plans, "--voices", self.voices, "--out", self.coder.parent,
             "--design", args.design, "--minutes", args.coder_minutes, "--batch", args.coder_batch,
         ])  # fmt: skip
         self.processes.wait("coder")
 
-    def _alive(self, kind: str) -> None:
-        if not any(name.startswith(kind) for name in self.processes._running):
-            self.processes.wait(kind)
-            raise VisitError(f"there is no {kind}")
+    @staticmethod
+    def _finished(folder: Path) -> list[Path]:
+        """Return the takes or plans that are written."""
+        return list(folder.glob("*[0-9].npz"))
+
+    def _start_clips(self) -> None:
+        args = self.args
+        if args.clips:
+            self.processes.start("clips", self.gpus - 1, "training.speech_codec.clips", [
+                "--teacher", args.teacher, "--spelled", args.clips, "--out", self.out / "clips",
+            ])  # fmt: skip
 
     def _start_decoder(self) -> None:
         args = self.args
@@ -179,7 +205,7 @@ class Visit:
         ])  # fmt: skip
 
     def _tokenise(self) -> None:
-        """Of all plans; the language model waits for them."""
+        """Write the tokens of all plans, for which the language model waits."""
         self.processes.wait("planner")
         (self.plans / FINISHED).touch()
         self.processes.start("tokenise", self.gpus - 1, "training.speech_codec.tokenise", [
@@ -198,13 +224,13 @@ class Visit:
 
 
 def say(out: Path, word: str) -> None:
-    """Where the visit is."""
+    """Write and print where the visit is."""
     (out / "status").write_text(word + "\n")
     print(time.strftime("%H:%M:%S"), word, flush=True)
 
 
 def parts_of(given: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """What stands before the first `--`, before the second, and after it."""
+    """Return the words before the first `--`, before the second, and after it."""
     parts: list[list[str]] = [[]]
     for word in given:
         if word == "--" and len(parts) < 3:
@@ -220,8 +246,9 @@ def build_parser() -> argparse.ArgumentParser:
     for name in ("teacher", "package", "phonemes", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--coder", type=Path, help="codes of an earlier visit")
-    parser.add_argument("--start", type=Path, help="a decoder to go on from")
-    parser.add_argument("--lm-start", type=Path, help="a language model to go on from")
+    parser.add_argument("--start", type=Path, help="a decoder to continue")
+    parser.add_argument("--lm-start", type=Path, help="a language model to continue")
+    parser.add_argument("--clips", type=Path, help="spelled lines of clips to make")
     parser.add_argument("--design", choices=sorted(DESIGNS), default="source_free")
     parser.add_argument("--no-lm", action="store_true", help="without a language model")
     parser.add_argument("--minutes", type=float, default=26.0, help="of the whole")
@@ -245,12 +272,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(own)
     args.rest, args.rest_lm = rest, rest_lm
     args.out.mkdir(parents=True, exist_ok=True)
+    visit = Visit(args)
     try:
-        Visit(args).run()
+        visit.run()
     except VisitError as error:
         print(error, flush=True)
         say(args.out, "failed")
         return 1
+    finally:
+        visit.processes.stop()
     say(args.out, "done")
     return 0
 

@@ -56,12 +56,16 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def load(weights: Path, config: Path, voices: Path | None = None) -> SpeechCodec:
-    """A trained codec on the CPU, for use: `weights` of the decoder and, in the same or another
-    file, `voices` of the encoder of voices."""
+    """Return a trained codec on the CPU, for use: the decoder of the file `weights`, the encoder of
+    voices of `voices`.
+
+    Without `voices` the encoder of voices is untrained unless `weights` has it. Raises ValueError
+    for a file that lacks tensors or has others.
+    """
     codec = SpeechCodec(load_config(config))
     found = read(weights) | (read(voices) if voices else {})
     state = {k.removeprefix(CODEC): v for k, v in found.items() if k.startswith(CODEC)}
     missing, unknown = codec.load_state_dict(state, strict=False)
-    if unknown or any(name.startswith("decoder.") for name in missing):
+    if unknown or any(voices or name.startswith("decoder.") for name in missing):
         raise ValueError(f"{weights} is not of {config}: without {missing}, with {unknown}")
     return codec.eval()

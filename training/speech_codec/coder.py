@@ -22,6 +22,7 @@ from decoder.codecs.source_filter.modules import ConvNext, Even
 from training.kokoro.text import NUM_SYMBOLS
 from training.speech_codec.plans import POINT, Plan
 
+CODER = "coder."  # before the names of a file's tensors
 STYLE = 256
 PHONE_DIM = 48
 PARTS = 3  # of a point beside its phone: octaves, voiced, energy
@@ -48,7 +49,6 @@ class ContentEncoder(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         dim, half = sizes.dim, sizes.points_per_code // 2
-        self.half = half
         self.phones = nn.Embedding(NUM_SYMBOLS, PHONE_DIM)
         self.input = nn.Linear((PHONE_DIM + PARTS) * half, dim)
         self.frames = _stack(sizes)
@@ -171,8 +171,8 @@ def load_coder(path: Path, sizes: Sizes) -> Coder:
     """A trained coder for use, in float32 of what is stored in float16."""
     coder = Coder(sizes)
     stored = {name: value.float() for name, value in load_file(path).items()}
-    coder.load_state_dict({k.removeprefix("coder."): v for k, v in stored.items()
-                           if k.startswith("coder.")})  # fmt: skip
+    own = {k.removeprefix(CODER): v for k, v in stored.items() if k.startswith(CODER)}
+    coder.load_state_dict(own)
     return coder.eval().requires_grad_(requires_grad=False)
 
 

@@ -1,4 +1,4 @@
-"""The codec's design, a smaller one beside it, and one for tests."""
+"""The codec's design, and one for tests."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ DESIGNS = {
 }  # fmt: skip
 
 
-SMALL_CODER = {"dim": 16, "ff": 32, "blocks": 1, "kernel": 3, "reader": 16}  # of the toy design
-
-
 def coder_sizes(design: SpeechCodecConfig) -> Sizes:
     """Sizes of the coder whose codes a design decodes."""
     sizes = Sizes(design.levels, design.voice_tokens, design.spectra_per_code)
-    return sizes._replace(**SMALL_CODER) if design == DESIGNS["toy"] else sizes
+    if design == DESIGNS["toy"]:
+        return sizes._replace(dim=16, ff=32, blocks=1, kernel=3, reader=16)
+    return sizes
 
 
 def save_config(config: SpeechCodecConfig, path: Path) -> None:
@@ -34,5 +33,5 @@ def save_config(config: SpeechCodecConfig, path: Path) -> None:
 
 
 def load_config(path: Path) -> SpeechCodecConfig:
-    """Read the sizes that `save_config` wrote, or those of a trial's file."""
+    """Read the sizes that `save_config` wrote."""
     return SpeechCodecConfig.from_dict(json.loads(path.read_text(encoding="utf-8")))

@@ -34,7 +34,7 @@ from training.speech_codec.coder import Coder, load_coder, points_of
 from training.speech_codec.config import DESIGNS, coder_sizes
 from training.speech_codec.plans import CURVE_GRID, POINT, plan_at
 
-MARGIN = 12  # codes of silence after a line: more than the encoder sees of its end
+MARGIN = 14  # codes of silence after a line: as many as the encoder sees after a code
 CODES_PER_CALL = 131_072  # padding included
 ERRORS = (0.0, 0.15, 0.3, 0.45)  # of voice tokens' latent values, whose deviation is 1
 LOOK_EVERY_S = 0.5

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from decoder.codecs.source_filter.excitation import Drive
 from decoder.codecs.source_filter.modules import Decoder
 from training.losses import Discriminators, MelLoss, discriminator_loss, generator_losses
+from training.progress import Mean, Progress, Rate
 from training.speech_codec.checkpoint import DECODER, eighth_bits, halved, read, write
 from training.speech_codec.coder import Coder, load_coder
 from training.speech_codec.config import DESIGNS, coder_sizes, save_config
@@ -33,7 +34,7 @@ from training.speech_codec.pitch import pitch_loss, true_drive
 
 RESOLUTIONS = (512, 1024, 2048)  # of the spectral discriminators
 MEAN_EVERY, MEAN_SHARE = 10, 0.01  # steps; of the newest weights in those that are kept
-WARM_STEPS = 300  # the learning rate rises
+WARM_STEPS, LAST_RATE = 300, 0.05  # of the learning rate: it rises, its share at the end
 
 
 class Said(NamedTuple):
@@ -86,17 +87,20 @@ class Trainer:
         self.model = Model(Decoder(self.config).to(self.device), coder, args.voice_error)
         self.judges = Discriminators(args.judge_width, RESOLUTIONS).to(self.device)
         if self.device.type == "cuda":  # the layout of a GPU's matrix units
-            self.judges.to(memory_format=torch.channels_last)
+            self.judges.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.mel = MelLoss(self.config.sample_rate).to(self.device)
-        settings = {"betas": (0.8, 0.99), "weight_decay": 0.01}
-        settings["fused"] = self.device.type == "cuda"
-        decoder = self.model.decoder
-        self.player = torch.optim.AdamW(decoder.parameters(), lr=args.lr, **settings)
-        self.critic = torch.optim.AdamW(self.judges.parameters(), lr=args.lr, **settings)
-        self.step, self.began, self.judging = 0, time.monotonic(), False
+        self.player, self.critic = map(self._optimiser, (self.model.decoder, self.judges))
+        self.rate, self.judging = Rate(args.lr, WARM_STEPS, LAST_RATE), False
+        self.progress = Progress(args.minutes, args.steps, args.log)
         if args.start:
             self._resume(args.start)
-        self.mean = {k: v.detach().clone() for k, v in decoder.state_dict().items()}
+        self.mean = Mean(self.model.decoder, MEAN_EVERY, MEAN_SHARE)
+
+    def _optimiser(self, network: nn.Module) -> torch.optim.AdamW:
+        return torch.optim.AdamW(
+            network.parameters(), lr=self.args.lr, betas=(0.8, 0.99), weight_decay=0.01,
+            fused=self.device.type == "cuda",
+        )  # fmt: skip
 
     def _resume(self, start: Path) -> None:
         """Load a file of an earlier run, and the judges next to it. Of another design those tensors
@@ -116,12 +120,6 @@ class Trainer:
         if judges.exists():
             self.judges.load_state_dict(read(judges))
 
-    @property
-    def share(self) -> float:
-        """Share of the run that is over: of the time or of the steps, whichever is larger."""
-        passed = (time.monotonic() - self.began) / (60 * self.args.minutes)
-        return min(1.0, max(passed, self.step / self.args.steps if self.args.steps else 0.0))
-
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
 
@@ -130,11 +128,11 @@ class Trainer:
         config = self.config
         return samples[:, config.behind * config.hop : (self.args.crop - config.ahead) * config.hop]
 
-    def train_step(self) -> dict[str, Tensor]:
-        """One step of all; the losses."""
-        args, share = self.args, self.share
+    def train_step(self, share: float) -> dict[str, Tensor]:
+        """Return the losses of one step of all, at this share of the run."""
+        args = self.args
         self.judging = self.judging or share >= args.alone
-        self._set_rates(share)
+        self.rate.set(self.progress.step, share, self.player, self.critic)
         examples = self.crops.draw(self.crops.training)
         with self.autocast():
             got, source = self.model(examples)
@@ -151,9 +149,7 @@ class Trainer:
         loss.backward()
         seen["norm"] = nn.utils.clip_grad_norm_(self.model.decoder.parameters(), args.clip)
         self.player.step()
-        self.step += 1
-        if self.step % MEAN_EVERY == 0:
-            self._update_mean()
+        self.mean.update(self.progress.step + 1)
         return {name: value.detach() for name, value in seen.items()}
 
     def _judge(self, real: Tensor, fake: Tensor) -> dict[str, Tensor]:
@@ -177,25 +173,11 @@ class Trainer:
         self.judges.requires_grad_(requires_grad=True)
         return {"critic": critic, "fooled": fooled, "match": match}
 
-    def _set_rates(self, share: float) -> None:
-        rate = self.args.lr * min(1.0, (self.step + 1) / WARM_STEPS) * (1 - 0.95 * share)
-        for settings in (*self.player.param_groups, *self.critic.param_groups):
-            settings["lr"] = rate
-
-    @torch.no_grad()
-    def _update_mean(self) -> None:
-        early = min(0.5, 10 / (self.step + 1))  # the first weights are soon forgotten
-        for name, value in self.model.decoder.state_dict().items():
-            if value.is_floating_point():
-                self.mean[name].lerp_(value, max(MEAN_SHARE, early))
-
     @torch.no_grad()
     def held_out(self) -> str:
         """The kept weights on sessions that are not learned from, same voice and crossed."""
         lines = self.crops.held_out if len(self.crops.held_out) else self.crops.training
-        decoder = Decoder(self.config).to(self.device)
-        decoder.load_state_dict(self.mean)
-        model = Model(decoder, self.model.coder, 0.0).eval()
+        model = Model(self.mean.network, self.model.coder, 0.0).eval()
         examples = self.crops.draw(lines, torch.Generator(self.device).manual_seed(0))
         with self.autocast():
             got, source = model(examples)
@@ -209,14 +191,15 @@ class Trainer:
     def save(self) -> None:
         """Everything that is kept, whole."""
         args = self.args
-        state = halved({f"{DECODER}{name}": value for name, value in self.mean.items()})
+        kept = self.mean.network.state_dict()
+        state = halved({f"{DECODER}{name}": value for name, value in kept.items()})
         write(state, args.out / f"{args.design}.safetensors")
         write(eighth_bits(state), args.out / f"{args.design}.8bit.safetensors")
         write(halved(self.judges.state_dict()), args.out / f"{args.design}.judges.safetensors")
         save_config(self.config, args.out / f"{args.design}.json")
 
     def log(self, *parts: object) -> None:
-        print(f"[{time.monotonic() - self.began:6.0f}] {self.args.design}", *parts, flush=True)
+        self.progress.clock.log(self.args.design, *parts)
 
 
 def halves(both: list[tuple[Tensor, list[Tensor]]]) -> tuple[list, list]:
@@ -229,12 +212,6 @@ def halves(both: list[tuple[Tensor, list[Tensor]]]) -> tuple[list, list]:
     return first, second
 
 
-def describe(step: int, seen: dict[str, Tensor], pace_ms: float) -> str:
-    """One line of a log."""
-    values = " ".join(f"{name} {value.item():.3f}" for name, value in seen.items())
-    return f"step {step} {values} {pace_ms:.0f} ms"
-
-
 def train(args: argparse.Namespace) -> None:
     """Until the time is over."""
     torch.manual_seed(args.seed)
@@ -245,27 +222,20 @@ def train(args: argparse.Namespace) -> None:
     trainer = Trainer(args)
     trainer.log(f"{trainer.crops.hours:.1f} h in {len(trainer.crops.training)} lines "
                 f"and {len(trainer.crops.held_out)} held out, on {trainer.device}")  # fmt: skip
-    logged = saved = time.monotonic()
-    last = 0
-    while trainer.share < 1:
-        seen = trainer.train_step()
-        now = time.monotonic()
-        if now - logged > args.log or trainer.step in (1, 20):
-            pace = 1e3 * (now - logged) / (trainer.step - last)
-            trainer.log(describe(trainer.step, seen, pace))
-            logged, last = time.monotonic(), trainer.step
-            if not torch.isfinite(seen["mel"]):
-                raise SystemExit(f"{args.design}: the loss is not finite at step {trainer.step}")
-        if now - saved > args.save:
+    progress, saved = trainer.progress, time.monotonic()
+    for share in progress:
+        seen = trainer.train_step(share)
+        if progress.log_losses(seen) and not torch.isfinite(seen["mel"]):
+            raise SystemExit(f"{args.design}: the loss is not finite at step {progress.step + 1}")
+        if time.monotonic() - saved > args.save:
             trainer.save()
             trainer.log(trainer.held_out())
-            saved = logged = time.monotonic()
-            last = trainer.step
+            saved = time.monotonic()
     trainer.save()
     trainer.log(trainer.held_out())
     if trainer.device.type == "cuda":
         trainer.log(f"peak {torch.cuda.max_memory_allocated() / 2**30:.0f} GiB")
-    trainer.log(f"done after {trainer.step} steps")
+    trainer.log(f"done after {progress.step} steps")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,14 +21,15 @@ from torch import Tensor, nn
 
 from training.kokoro.studio import MIDDLING
 from training.kokoro.style import StyleBook
+from training.progress import Mean, Progress, Rate
 from training.speech_codec.checkpoint import halved, write
-from training.speech_codec.coder import Coder, Read, Reader, Sizes, points_of, read_losses
+from training.speech_codec.coder import CODER, Coder, Read, Reader, Sizes, points_of, read_losses
 from training.speech_codec.config import DESIGNS, coder_sizes
 from training.speech_codec.plans import CURVE_GRID, POINT, Plan, plan_at
 
 SHORTEST, LONGEST = 40, 200  # ids of texts whose style rows are learned
 MIDDLING_SHARE = 0.7  # of those at the length that is used
-WARM_STEPS = 200
+WARM_STEPS, LAST_RATE = 200, 0.02  # of the learning rate: it rises, its share at the end
 MEAN_EVERY, MEAN_SHARE = 5, 0.02  # steps; of the newest weights in those that are kept
 HELD_OUT = 32  # every so many lines one is not learned from
 
@@ -97,64 +97,68 @@ def styles(book: StyleBook, count: int, rng: random.Random) -> Tensor:
     return torch.stack([book.style(book.draw(rng), length) for length in lengths])
 
 
-def train(args: argparse.Namespace) -> None:
-    """Until the time is over."""
-    torch.manual_seed(args.seed)
-    rng = random.Random(args.seed)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    sizes = coder_sizes(DESIGNS[args.design])
-    lines = Lines(sorted(args.plans.glob("plan_*[0-9].npz")), device)
-    book = StyleBook.load(args.voices, device)
-    model = Model(sizes).to(device)
-    pool = styles(book, args.voices_drawn, rng).to(device)
-    model.coder.style.mean.copy_(pool.mean(0))
-    model.coder.style.size.copy_(pool.std(0).clamp_min(1e-3))
-    optimiser = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95))
-    mean = {k: v.detach().clone() for k, v in model.state_dict().items()}
-    args.out.mkdir(parents=True, exist_ok=True)
-    began = logged = time.monotonic()
-    print(f"{lines.hours:.1f} h, {len(lines.training)} lines, on {device}", flush=True)
-    step, share = 0, 0.0
-    while share < 1:
-        share = (time.monotonic() - began) / (60 * args.minutes)
-        share = max(share, step / args.steps if args.steps else 0.0)
-        for group in optimiser.param_groups:
-            group["lr"] = args.lr * min(1.0, (step + 1) / WARM_STEPS) * max(0.02, 1 - share)
-        plan = lines.draw(lines.training, args.batch, args.crop, sizes)
-        drawn = pool[torch.randint(len(pool), (args.styles,), device=device)]
-        read, style = model(plan, drawn)
+class Trainer:
+    """The coder and its reader, their data and their optimiser."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.sizes = coder_sizes(DESIGNS[args.design])
+        self.lines = Lines(sorted(args.plans.glob("plan_*[0-9].npz")), self.device)
+        book = StyleBook.load(args.voices, torch.device("cpu"))
+        pool = styles(book, args.voices_drawn, random.Random(args.seed))
+        self.pool = pool.to(self.device)
+        self.model = Model(self.sizes).to(self.device)
+        self.model.coder.style.mean.copy_(self.pool.mean(0))
+        self.model.coder.style.size.copy_(self.pool.std(0).clamp_min(1e-3))
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=args.lr, betas=(0.9, 0.95))
+        self.rate = Rate(args.lr, WARM_STEPS, LAST_RATE)
+        self.mean = Mean(self.model, MEAN_EVERY, MEAN_SHARE)
+
+    def train_step(self, step: int, share: float) -> dict[str, Tensor]:
+        """Return the losses of the step after `step` others, at this share of the run."""
+        args = self.args
+        self.rate.set(step, share, self.optimiser)
+        plan = self.lines.draw(self.lines.training, args.batch, args.crop, self.sizes)
+        drawn = self.pool[torch.randint(len(self.pool), (args.styles,), device=self.device)]
+        read, style = self.model(plan, drawn)
         loss = args.phone_weight * read.phone + args.pitch_weight * read.octaves + read.voiced
         loss = loss + args.energy_weight * read.energy + args.style_weight * style
-        optimiser.zero_grad(set_to_none=True)
+        self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-        optimiser.step()
-        step += 1
-        if step % MEAN_EVERY == 0:
-            weight = max(MEAN_SHARE, min(0.5, 5 / step))
-            for name, value in model.state_dict().items():
-                if value.is_floating_point():
-                    mean[name].lerp_(value, weight)
-        if time.monotonic() - logged > args.log:
-            values = " ".join(f"{k} {v.item():.3f}" for k, v in read._asdict().items())
-            print(f"[{time.monotonic() - began:6.0f}] step {step} {values} "
-                  f"style {style.item():.4f}", flush=True)  # fmt: skip
-            logged = time.monotonic()
-    state = {k: v for k, v in mean.items() if k.startswith("coder.")}
-    write(halved(state), args.out / "coder.safetensors")
-    model.load_state_dict(mean)
-    print(held_out(model.eval(), lines, sizes, pool), f"after {step} steps", flush=True)
+        nn.utils.clip_grad_norm_(self.model.parameters(), 5.0)
+        self.optimiser.step()
+        self.mean.update(step + 1)
+        return {**read._asdict(), "style": style.detach()}
+
+    @torch.no_grad()
+    def held_out(self) -> str:
+        """Return what the kept weights read from codes of lines that were not learned from."""
+        model = self.mean.network
+        plan = self.lines.draw(self.lines.held_out, 64, 64, self.sizes)
+        read, style = model(plan, self.pool[:256])
+        _, codes = model.coder.codes(plan)
+        values = ", ".join(f"{k} {v.item():.4f}" for k, v in read._asdict().items())
+        different = f"{len(codes.unique())} of {codes.numel()} codes differ"
+        return f"held out: {values}, style {style.item():.4f}, {different}"
+
+    def save(self) -> None:
+        """Write the encoders, without their reader."""
+        state = {f"{CODER}{k}": v for k, v in self.mean.network.coder.state_dict().items()}
+        write(halved(state), self.args.out / "coder.safetensors")
 
 
-@torch.no_grad()
-def held_out(model: Model, lines: Lines, sizes: Sizes, pool: Tensor) -> str:
-    """What is read from codes of lines that were not learned from."""
-    plan = lines.draw(lines.held_out, 64, 64, sizes)
-    read, style = model(plan, pool[:256])
-    _, codes = model.coder.codes(plan)
-    values = ", ".join(f"{k} {v.item():.4f}" for k, v in read._asdict().items())
-    used = len(codes.unique())
-    return f"held out: {values}, style {style.item():.4f}, {used} of {codes.numel()} codes differ"
+def train(args: argparse.Namespace) -> None:
+    """Train until the time is over."""
+    torch.manual_seed(args.seed)
+    args.out.mkdir(parents=True, exist_ok=True)
+    trainer, progress = Trainer(args), Progress(args.minutes, args.steps, args.log)
+    lines = trainer.lines
+    progress.clock.log(f"{lines.hours:.1f} h, {len(lines.training)} lines, on {trainer.device}")
+    for share in progress:
+        progress.log_losses(trainer.train_step(progress.step, share))
+    trainer.save()
+    progress.clock.log(f"{trainer.held_out()} after {progress.step} steps")
 
 
 def build_parser() -> argparse.ArgumentParser:

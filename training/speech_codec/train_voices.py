@@ -11,7 +11,7 @@ OUT/voices.safetensors holds the running mean of the weights (float16).
 from __future__ import annotations
 
 import argparse
-import time
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,15 +22,18 @@ from torch import Tensor, nn
 
 from decoder.codecs.source_filter.config import SpeechCodecConfig
 from decoder.codecs.source_filter.modules import LogMel, VoiceEncoder
+from training.progress import Mean, Progress, Rate
 from training.speech_codec.checkpoint import VOICE_ENCODER, halved, write
-from training.speech_codec.coder import Coder, load_coder
+from training.speech_codec.coder import load_coder
 from training.speech_codec.config import DESIGNS, coder_sizes
 
 SHORTEST_S, LONGEST_S = 2.0, 8.0
-WARM_STEPS = 200
+WARM_STEPS, LAST_RATE = 200, 0.02  # of the learning rate: it rises, its share at the end
 MEAN_EVERY, MEAN_SHARE = 5, 0.02  # steps; of the newest weights in those that are kept
 HELD_OUT = 48  # every so many sessions one is not learned from
+HELD_OUT_CLIPS, HELD_OUT_S = 64, 4.0
 CLEAN_SHARE = 0.4  # of the batches
+VOICES_FILE = "voices.safetensors"
 
 
 class Sessions:
@@ -111,75 +114,84 @@ def distance(latent: Tensor, wanted: Tensor) -> Tensor:
     return (latent.tanh() - wanted.tanh()).square().mean()
 
 
-def train(args: argparse.Namespace) -> None:
-    """Until the time is over."""
-    torch.manual_seed(args.seed)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    config = DESIGNS[args.design]
-    sessions = Sessions(sorted(args.takes.glob("take_*[0-9].npz")), device)
-    coder = load_coder(args.coder, coder_sizes(config)).to(device)
-    model = Model(config).to(device)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95))
-    mean = {k: v.detach().clone() for k, v in model.encoder.state_dict().items()}
-    args.out.mkdir(parents=True, exist_ok=True)
-    generator = torch.Generator().manual_seed(args.seed)
-    began = logged = time.monotonic()
-    step, share = 0, 0.0
-    while share < 1:
-        share = (time.monotonic() - began) / (60 * args.minutes)
-        share = max(share, step / args.steps if args.steps else 0.0)
-        for group in optimiser.param_groups:
-            group["lr"] = args.lr * min(1.0, (step + 1) / WARM_STEPS) * max(0.02, 1 - share)
-        seconds = SHORTEST_S + (LONGEST_S - SHORTEST_S) * float(torch.rand((), generator=generator))
-        count = max(2, int(args.batch * LONGEST_S / seconds))
-        size = int(seconds * config.sample_rate) // config.frame * config.frame
-        clips, style = sessions.draw(sessions.training, count, size)
-        if float(torch.rand((), generator=generator)) >= CLEAN_SHARE:
-            clips = recorded(clips, config.sample_rate)
-        with torch.no_grad():
-            wanted = coder.style(style)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = distance(model(clips), wanted)
-        optimiser.zero_grad(set_to_none=True)
+class Trainer:
+    """The encoder of voices, its data and its optimiser."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.config = args, DESIGNS[args.design]
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.sessions = Sessions(sorted(args.takes.glob("take_*[0-9].npz")), self.device)
+        self.coder = load_coder(args.coder, coder_sizes(self.config)).to(self.device)
+        self.model = Model(self.config).to(self.device)
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=args.lr, betas=(0.9, 0.95))
+        self.rate = Rate(args.lr, WARM_STEPS, LAST_RATE)
+        self.mean = Mean(self.model, MEAN_EVERY, MEAN_SHARE)
+        self.rng = random.Random(args.seed)
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """Return clips of one length, recorded or clean, and their styles."""
+        seconds = self.rng.uniform(SHORTEST_S, LONGEST_S)
+        count = max(2, int(self.args.batch * LONGEST_S / seconds))
+        clips, style = self.sessions.draw(self.sessions.training, count, self.samples(seconds))
+        if self.rng.random() >= CLEAN_SHARE:
+            clips = recorded(clips, self.config.sample_rate)
+        return clips, style
+
+    def samples(self, seconds: float) -> int:
+        """Return the number of samples in whole frames."""
+        return int(seconds * self.config.sample_rate) // self.config.frame * self.config.frame
+
+    def train_step(self, step: int, share: float) -> dict[str, Tensor]:
+        """Return the loss of the step after `step` others, at this share of the run."""
+        self.rate.set(step, share, self.optimiser)
+        clips, style = self.draw()
+        wanted = self.coder.style(style)
+        device = self.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            loss = distance(self.model(clips), wanted)
+        self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-        optimiser.step()
-        step += 1
-        if step % MEAN_EVERY == 0:
-            weight = max(MEAN_SHARE, min(0.5, 5 / step))
-            for name, value in model.encoder.state_dict().items():
-                if value.is_floating_point():
-                    mean[name].lerp_(value, weight)
-        if time.monotonic() - logged > args.log:
-            print(f"[{time.monotonic() - began:6.0f}] step {step} distance {loss.item():.4f}",
-                  flush=True)  # fmt: skip
-            logged = time.monotonic()
-    model.encoder.load_state_dict(mean)
-    said = held_out(model.eval(), sessions, coder, config)
-    state = {f"{VOICE_ENCODER}{name}": value for name, value in mean.items()}
-    write(halved(state), args.out / "voices.safetensors")
-    print(f"{said} after {step} steps", flush=True)
+        nn.utils.clip_grad_norm_(self.model.parameters(), 5.0)
+        self.optimiser.step()
+        self.mean.update(step + 1)
+        return {"distance": loss.detach()}
 
-
-@torch.no_grad()
-def held_out(model: Model, sessions: Sessions, coder: Coder, config: SpeechCodecConfig) -> str:
-    """How far the voices of clips are from their own tokens, and from another session's."""
-    size = int(4 * config.sample_rate) // config.frame * config.frame
-    chosen = sessions.held_out if len(sessions.held_out) > 1 else sessions.training
-    clips, style = sessions.draw(chosen, min(64, 4 * len(chosen)), size)
-    wanted = coder.style(style)
-    parts = []
-    for name, heard in (("clean", clips), ("recorded", recorded(clips, config.sample_rate))):
-        latent = model(heard)
-        own = distance(latent, wanted).item()
-        error = (latent - wanted).std().item()
-        gaps = (latent[:, None].tanh() - wanted[None].tanh()).square().mean((2, 3))
+    @torch.no_grad()
+    def held_out(self) -> str:
+        """Return how far voices of clips are from their own tokens, and from another session's."""
+        sessions = self.sessions
+        chosen = sessions.held_out if len(sessions.held_out) > 1 else sessions.training
+        count = min(HELD_OUT_CLIPS, 4 * len(chosen))
+        clips, style = sessions.draw(chosen, count, self.samples(HELD_OUT_S))
+        wanted = self.coder.style(style)
         same = (style[:, None] - style[None]).abs().amax(2) < 1e-4
-        nearest = same.gather(1, gaps.argmin(1, keepdim=True)).float().mean().item()
-        parts.append(f"{name} {own:.4f}, error of latents {error:.2f}, "
-                     f"nearest is the own one in {nearest:.2f}")  # fmt: skip
-    other = distance(wanted, wanted.roll(1, 0)).item()
-    return f"held out: {'; '.join(parts)}; others {other:.4f}"
+        kinds, parts = {"clean": clips, "recorded": recorded(clips, self.config.sample_rate)}, []
+        for name, heard in kinds.items():
+            latent = self.mean.network(heard)
+            own, error = distance(latent, wanted).item(), (latent - wanted).std().item()
+            gaps = (latent[:, None].tanh() - wanted[None].tanh()).square().mean((2, 3))
+            nearest = same.gather(1, gaps.argmin(1, keepdim=True)).float().mean().item()
+            parts.append(f"{name} {own:.4f}, error of latents {error:.2f}, "
+                         f"nearest is the own one in {nearest:.2f}")  # fmt: skip
+        other = distance(wanted, wanted.roll(1, 0)).item()
+        return f"held out: {'; '.join(parts)}; others {other:.4f}"
+
+    def save(self) -> None:
+        """Write the encoder under its names in a codec."""
+        state = self.mean.network.encoder.state_dict()
+        own = {f"{VOICE_ENCODER}{name}": value for name, value in state.items()}
+        write(halved(own), self.args.out / VOICES_FILE)
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train until the time is over."""
+    torch.manual_seed(args.seed)
+    args.out.mkdir(parents=True, exist_ok=True)
+    trainer, progress = Trainer(args), Progress(args.minutes, args.steps, args.log)
+    for share in progress:
+        progress.log_losses(trainer.train_step(progress.step, share))
+    trainer.save()
+    progress.clock.log(f"{trainer.held_out()} after {progress.step} steps")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -142,7 +142,7 @@ def test_a_long_stream_equals_the_whole(decoder, network) -> None:
 def test_a_block_alone_is_the_beginning_of_a_stream(decoder, network) -> None:
     codes = some_codes(12)
     (window,) = windows_of(decoder.spec, AT_ONCE, codes, prompt_codes=VOICE)
-    assert np.abs(render(decoder, [DecodeRequest(window)])[0] - whole(network, codes)).max() < 1e-5
+    assert np.abs(render(decoder, [DecodeRequest(window)])[0] - whole(network, codes)).max() < 2e-5
 
 
 def test_a_continued_stream_begins_with_its_carry(decoder, network) -> None:
@@ -371,7 +371,7 @@ def test_weights_that_do_not_fit_are_named(folder: Path, change: str) -> None:
         ({"frames_per_code": 1 << 16, "decoder_dim": 1}, "hop is 31457280 samples, more than a s"),
         ({"n_fft": 240 << 10, "decoder_dim": 1}, "n_fft is 245760 samples, more than a second"),
         ({"mel_n_fft": 1 << 27, "mel_bins": 1}, "mel_n_fft is 134217728 samples"),
-        ({"kernel": 1 << 20, "decoder_dim": 1, "encoder_dim": 1, "voice_dim": 512}, "too large"),
+        ({"kernel": 1 << 20, "decoder_dim": 1, "voice_dim": 512}, "too large"),
     ],
 )
 def test_a_config_that_cannot_work(folder: Path, changes: dict[str, object], message: str) -> None:
