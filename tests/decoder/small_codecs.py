@@ -66,9 +66,6 @@ SMALL_SOURCE_FILTER = SpeechCodecConfig(
     levels=(4, 4, 4),
     mel_bins=20,
     mel_n_fft=512,
-    encoder_dim=16,
-    encoder_ff=32,
-    encoder_blocks=1,
     voice_dim=16,
     voice_ff=32,
     voice_blocks=1,
@@ -81,10 +78,7 @@ SMALL_SOURCE_FILTER = SpeechCodecConfig(
 
 
 def write_source_filter(folder: Path) -> SpeechCodec:
-    """Write a source-filter codec as the service reads it: without the encoder of content.
-
-    Its random weights make every part audible.
-    """
+    """Write a source-filter codec as the service reads it; random weights, every part audible."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         codec = SpeechCodec(SMALL_SOURCE_FILTER)
@@ -94,9 +88,7 @@ def write_source_filter(folder: Path) -> SpeechCodec:
         codec.voice(torch.randn(8, 24_000) * torch.rand(8, 24_000) * 0.1)  # its mean values
     config = asdict(SMALL_SOURCE_FILTER) | {"hop": SMALL_SOURCE_FILTER.hop}
     (folder / "config.json").write_text(json.dumps({"type": "source_filter"} | config))
-    state = codec.eval().state_dict().items()
-    kept = {name: value for name, value in state if not name.startswith("encoder.")}
-    save_file(kept, folder / "model.safetensors")
+    save_file(codec.eval().state_dict(), folder / "model.safetensors")
     return codec
 
 

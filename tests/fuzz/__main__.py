@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from tests.fuzz.clips import CLIPS
 from tests.fuzz.files import FILES
 from tests.fuzz.frames import FRAMES
+from tests.fuzz.http import HTTP, HTTP_CONNECTIONS
 from tests.fuzz.rpcs import RPCS
 from tests.fuzz.run import run_all
 from tests.fuzz.schemas import SCHEMAS
 from tests.fuzz.texts import TEXTS
 
-TARGETS = {target.name: target for target in (TEXTS, FILES, SCHEMAS, CLIPS, RPCS, FRAMES)}
+ALL = (TEXTS, FILES, SCHEMAS, CLIPS, RPCS, FRAMES, HTTP, HTTP_CONNECTIONS)
+TARGETS = {target.name: target for target in ALL}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -142,7 +142,13 @@ def _parsed(line: bytes) -> dict[str, Any]:
 def served(folder: Path) -> Iterator[Served]:
     """Start a server on a tiny checkpoint in a separate process, with its log in the folder."""
     checkpoint, log = build_tiny_checkpoint(folder / "tiny"), folder / "log"
-    flags = ("--port=0", "--log-format=json", FRONT_ENDS, "--model.device-specs=cpu")
+    flags = (
+        "--port=0",
+        "--http-port=0",
+        "--log-format=json",
+        FRONT_ENDS,
+        "--model.device-specs=cpu",
+    )
     sizes = ("--max-batch-size=16", "--model.kv-cache.num-pages=512")
     model = ("--model", str(checkpoint), "--sampling.enable-structured-output", *sizes)
     command = (sys.executable, "-m", "tts.serve", *model, *flags)

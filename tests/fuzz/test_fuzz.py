@@ -10,13 +10,14 @@ import pytest
 from tests.fuzz.__main__ import TARGETS
 from tests.fuzz.base import random_of
 from tests.fuzz.frames import Sender
+from tests.fuzz.http import Breaker, Poster
 from tests.fuzz.rpcs import FILES, Caller, methods
 from tests.fuzz.run import Slice, tried
 from tests.fuzz.server import Served, served
 
 SEED = 1
 INPUTS = {"texts": 25, "files": 60, "schemas": 100, "clips": 300}
-CALLS, CONNECTIONS = 60, 60
+CALLS, CONNECTIONS, REQUESTS = 60, 60, 80
 LONG_S = 10_000.0
 
 
@@ -49,8 +50,22 @@ def test_connections(server: Served) -> None:
         sender.try_one(random_of(SEED, "frames", index))
 
 
+def test_requests_over_http(server: Served) -> None:
+    """`try_one` raises when an invariant does not hold."""
+    poster = Poster(server)
+    for index in range(REQUESTS):
+        poster.try_one(random_of(SEED, "http", index))
+
+
+def test_connections_of_http(server: Served) -> None:
+    """`try_one` raises when an invariant does not hold."""
+    breaker = Breaker(server)
+    for index in range(CONNECTIONS):
+        breaker.try_one(random_of(SEED, "http_connections", index))
+
+
 def test_every_target_is_tried_here() -> None:
-    assert set(TARGETS) == {*INPUTS, "rpcs", "frames"}
+    assert set(TARGETS) == {*INPUTS, "rpcs", "frames", "http", "http_connections"}
 
 
 def test_all_methods_are_called() -> None:

@@ -25,7 +25,7 @@ from decoder import (
     to_s16,
     with_graphs,
 )
-from decoder.base import TailSlot
+from decoder.base import DecoderOptions, TailSlot
 from decoder.cuda.graphs import CapturedDecoder
 from decoder.cuda.padded_graphs import PaddedGraphs
 from decoder.keyed_noise import keyed_noise
@@ -50,7 +50,9 @@ SLEEP_CYCLES = 400_000_000  # of the device's clock: a fifth of a second
 
 
 @pytest.fixture(scope="module", params=sorted(WRITERS))
-def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+def decoder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AudioDecoder:
     folder = tmp_path_factory.mktemp(request.param)
     WRITERS[request.param](folder)
     return create_decoder(folder, device="cuda", options={"max_batch": 4}, allow_pickle=True)
@@ -99,7 +101,9 @@ def close(got: np.ndarray, expected: np.ndarray) -> bool:
     return got.shape == expected.shape and bool(np.abs(got - expected).max() < limit)
 
 
-def test_replayed_streams_sound_like_plain_ones(decoder, graphs) -> None:
+def test_replayed_streams_sound_like_plain_ones(
+    decoder: AudioDecoder, graphs: CapturedDecoder
+) -> None:
     assert graphs.num_graphs > 0
     renderer = Renderer(graphs)
     rendered = [renderer.launch(block) for block in streams_of(decoder, 3)]
@@ -117,14 +121,18 @@ def fading(decoder: AudioDecoder) -> Iterator[AudioDecoder]:
     """The decoder with a crossfade, where it has a look-ahead."""
     plain = decoder.options
     fade_ms = 10.0 if decoder.spec.recommended.look_ahead else None
-    decoder.options = replace(plain, crossfade_ms=fade_ms)
-    decoder.fade = crossfade_samples(decoder.spec, decoder.options)
+    set_options(decoder, replace(plain, crossfade_ms=fade_ms))
     yield decoder
-    decoder.options = plain
-    decoder.fade = crossfade_samples(decoder.spec, plain)
+    set_options(decoder, plain)
 
 
-def test_postprocessing_on_the_device_equals_the_host(fading) -> None:
+def set_options(decoder: AudioDecoder, options: DecoderOptions) -> None:
+    decoder.options = options
+    if isinstance(decoder, PaddedNetwork):
+        decoder.fade = crossfade_samples(decoder.spec, options)
+
+
+def test_postprocessing_on_the_device_equals_the_host(fading: AudioDecoder) -> None:
     """Crossfade and 16 bits, bit for bit, of streams that share calls."""
     renderer = Renderer(fading)
     on_host, on_device = ([StreamState() for _ in range(3)] for _ in range(2))
@@ -137,7 +145,7 @@ def test_postprocessing_on_the_device_equals_the_host(fading) -> None:
             np.testing.assert_array_equal(found, to_s16(want) if as_s16 else want)
 
 
-def test_nothing_is_compiled_or_pinned_for_the_usual_calls(graphs) -> None:
+def test_nothing_is_compiled_or_pinned_for_the_usual_calls(graphs: CapturedDecoder) -> None:
     """For any widths of rows: most are multiples of 16 samples, but not all."""
     renderer = Renderer(graphs)
     postprocessor = renderer._postprocessor
@@ -146,7 +154,7 @@ def test_nothing_is_compiled_or_pinned_for_the_usual_calls(graphs) -> None:
     before = compiled_kernels(), {size: len(free) for size, free in pool.items()}
     for number, block in enumerate(streams_of(graphs, 3)):
         as_s16 = number % 2 == 1
-        renderer.launch([item._replace(as_s16=as_s16) for item in block]).samples()
+        renderer.launch([replace(item, as_s16=as_s16) for item in block]).samples()
     from decoder.kernels import finish
 
     rows = torch.zeros((2, 1001), device="cuda")
@@ -162,7 +170,7 @@ def compiled_kernels() -> int:
     return sum(len(kernel.device_caches[device][0]) for kernel in kernels)
 
 
-def test_two_blocks_of_a_stream_in_one_call(fading) -> None:
+def test_two_blocks_of_a_stream_in_one_call(fading: AudioDecoder) -> None:
     """The second is blended with the first one's tail, which is of the same call."""
     if not isinstance(fading, PaddedNetwork) or not fading.fade:
         pytest.skip("no fade, or no padding")
@@ -179,11 +187,11 @@ def with_states(
     ready: Sequence[DecodeRequest], states: Sequence[StreamState], *, as_s16: bool = False
 ) -> list[DecodeRequest]:
     return [
-        item._replace(state=state, as_s16=as_s16) for item, state in zip(ready, states, strict=True)
+        replace(item, state=state, as_s16=as_s16) for item, state in zip(ready, states, strict=True)
     ]
 
 
-def test_a_launch_waits_for_nothing(decoder, graphs) -> None:
+def test_a_launch_waits_for_nothing(decoder: AudioDecoder, graphs: CapturedDecoder) -> None:
     """The device sleeps while blocks are launched; they are rendered when it wakes up."""
     renderer = Renderer(graphs)
     for warming in [renderer.launch(block) for block in streams_of(decoder, 2)[:2]]:
@@ -203,7 +211,9 @@ def test_a_launch_waits_for_nothing(decoder, graphs) -> None:
     assert len(rendered.samples()) == 2
 
 
-def test_any_mixture_is_one_launch_that_sounds_like_its_windows(decoder, padded) -> None:
+def test_any_mixture_is_one_launch_that_sounds_like_its_windows(
+    decoder: AudioDecoder, padded: PaddedGraphs
+) -> None:
     """First and last blocks, short streams, streams at different positions."""
     streams = [
         windows_of(decoder.spec, decoder.spec.recommended, random_codes(decoder, frames, frames))
@@ -221,7 +231,9 @@ def test_any_mixture_is_one_launch_that_sounds_like_its_windows(decoder, padded)
             assert close(eager[: len(alone)], alone)
 
 
-def test_every_window_of_the_schedule_is_replayed(decoder, padded) -> None:
+def test_every_window_of_the_schedule_is_replayed(
+    decoder: AudioDecoder, padded: PaddedGraphs
+) -> None:
     for frames in range(1, 100, 7):
         for window in windows_of(
             decoder.spec, decoder.spec.recommended, random_codes(decoder, frames)
@@ -231,7 +243,7 @@ def test_every_window_of_the_schedule_is_replayed(decoder, padded) -> None:
             assert padded.num_replays == before + 1
 
 
-def test_a_replay_allocates_nothing(decoder, graphs) -> None:
+def test_a_replay_allocates_nothing(decoder: AudioDecoder, graphs: CapturedDecoder) -> None:
     windows = [item.window for item in streams_of(decoder, 3)[1]]
     graphs.decode(windows)
     torch.cuda.synchronize()

@@ -102,7 +102,7 @@ def test_only_recorded_calls_change_the_precision_of_the_process(pair: Pair) -> 
     """Work that runs in parallel with eager calls is not affected."""
     seen: list[str] = []
     decoder = pair.cuda
-    note = decoder._network.register_forward_pre_hook(
+    note = decoder._network.register_forward_pre_hook(  # type: ignore[attr-defined] # of its class
         lambda *_: seen.append(torch.get_float32_matmul_precision())
     )
     audio_of(decoder, random_codes(decoder, 3))

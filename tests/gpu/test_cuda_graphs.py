@@ -32,7 +32,12 @@ pytestmark = [
 PAGE_SIZE = 16
 VOCAB = 512
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.03}  # of the largest logit
-SHAPE = {"vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "head_dim": 64,
+}
 
 
 @pytest.fixture(scope="module")

@@ -206,7 +206,8 @@ def padding(setting: Setting, count: int) -> Step:
 @pytest.fixture(params=[((24, 8), 128), ((32, 8), 64), ((16, 8), 64), ((14, 2), 64)], ids=str)
 def filled(request: pytest.FixtureRequest) -> tuple[Setting, list[Row]]:
     """Return rows whose keys and values are in the pool already."""
-    setting = Setting(*request.param, 16)
+    heads, head_dim = request.param
+    setting = Setting(heads, head_dim, 16)
     rows = [setting.row(length, length) for length in (500, 17, 16, 33, 1000, 250)]
     setting.check([(row, 0, len(row.query)) for row in rows])
     return setting, rows

@@ -22,7 +22,12 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-SHAPE = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 200, "head_dim": 64}
+SHAPE: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "vocab_size": 200,
+    "head_dim": 64,
+}
 PROMPT = 12
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ pytestmark = [
 
 VOCAB = 512
 TOLERANCE = 0.03  # relative
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 256,
     "intermediate_size": 512,

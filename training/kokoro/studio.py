@@ -12,6 +12,7 @@ A take (OUT/take_SEED_NUMBER.npz) holds some sessions, one after the other:
     own, other    int16 [S]      samples at 24 kHz in the two timbres
     phones        uint8 [S/600]  the teacher's id in every 25 ms
     pitch         float16 [S/300] in Hz; below 10 where there is no voice
+    energy        float16 [S/300] of the teacher's own unit
     start, end    int64 [N]      each session's samples, multiples of 600
     partner       int64 [N]      the session whose timbre `other` has
     style         float16 [N, 256] the voice at a middling length
@@ -21,6 +22,9 @@ A take (OUT/take_SEED_NUMBER.npz) holds some sessions, one after the other:
     durations     uint8 [D]      of all symbols, in frames of 25 ms
     voice         int16 [N]      number of a named voice among the English ones, or -1: a mixture
     accent        uint8 [N]      number of the accent among the tables
+
+A plan is a take without samples: all that the teacher decides before it speaks, at a fifteenth of
+the work.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from training.kokoro.blocks import Pointwise
 from training.kokoro.convert import VOICES_FILE, WEIGHTS_FILE
-from training.kokoro.network import FRAME, Curves, Kokoro
+from training.kokoro.network import FRAME, Kokoro
 from training.kokoro.packages import symbols
 from training.kokoro.phonemes import ACCENTS, ids_of, read_table, table
 from training.kokoro.style import StyleBook, Voice
@@ -49,6 +53,7 @@ from training.kokoro.weights import unpack
 SYMBOLS_PER_CALL = 32_768  # padding included
 FRAMES_PER_CALL = 16_384  # of 25 ms, padding included: 6 to 11 GiB on a GPU
 MIDDLING = 100  # ids
+PITCH_GRID = 300  # samples of a pitch value
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,7 @@ class Session:
 
 @dataclass(slots=True)
 class Spoken:
-    """One line on its way: where it belongs, and what the teacher has made of it so far."""
+    """One line: where it belongs, and what the teacher has made of it so far."""
 
     session: int
     ids: tuple[int, ...]
@@ -71,6 +76,29 @@ class Spoken:
     prosody: Prosody
     frames: int  # of 25 ms
     start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reel:
+    """Arrays that a take's lines are written to."""
+
+    pitch: Tensor
+    energy: Tensor
+    samples: tuple[Tensor, ...]  # int16: own timbre, the partner's; empty for a plan
+
+    @classmethod
+    def blank(cls, total: int, device: torch.device, *, aloud: bool) -> Reel:
+        """Zeros for `total` samples."""
+        pitch, energy = torch.zeros(2, total // PITCH_GRID, device=device)
+        count = 2 if aloud else 0
+        silent = torch.zeros(count, total, dtype=torch.int16, device=device)
+        return cls(pitch, energy, tuple(silent))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the arrays of a take."""
+        found = dict(zip(("own", "other"), self.samples, strict=False))
+        curves = {"pitch": self.pitch.half(), "energy": self.energy.half()}
+        return {name: value.cpu().numpy() for name, value in (found | curves).items()}
 
 
 def batches(items: Sequence, size: Callable[[object], int], limit: int) -> Iterator[list]:
@@ -111,19 +139,22 @@ class Studio:
 
     def take(self, sessions: Sequence[Session]) -> dict[str, np.ndarray]:
         """Speak sessions; arrays as the module says."""
+        return self._record(sessions, aloud=True)
+
+    def plan(self, sessions: Sequence[Session]) -> dict[str, np.ndarray]:
+        """Return the arrays of `take` without the samples."""
+        return self._record(sessions, aloud=False)
+
+    def _record(self, sessions: Sequence[Session], *, aloud: bool) -> dict[str, np.ndarray]:
         paired = partners(sessions)
         spoken = self._plan(sessions, paired)
         starts, ends = self._lay_out(spoken, len(sessions))
         total = int(ends[-1])
-        own = torch.zeros(total, dtype=torch.int16, device=self.device)
-        other, pitch = torch.zeros_like(own), torch.zeros(total // 300, device=self.device)
+        reel = Reel.blank(total, self.device, aloud=aloud)
         for batch in batches(spoken, lambda line: line.frames, FRAMES_PER_CALL):
-            self._speak(batch, own, other, pitch)
+            self._speak(batch, reel)
         middle = [self.book.style(session.voice, MIDDLING) for session in sessions]
-        return {
-            "own": own.cpu().numpy(),
-            "other": other.cpu().numpy(),
-            "pitch": pitch.cpu().numpy().astype(np.float16),
+        return reel.arrays() | {
             "phones": _phones(spoken, total),
             "start": starts,
             "end": ends,
@@ -185,26 +216,26 @@ class Studio:
             ends[line.session] = at
         return starts, ends
 
-    def _speak(self, batch: list[Spoken], own: Tensor, other: Tensor, pitch: Tensor) -> None:
-        """Write a batch's lines in both timbres to their places."""
+    def _speak(self, batch: list[Spoken], reel: Reel) -> None:
+        """Write a batch's lines to their places, in both timbres where they are to be heard."""
         parts = zip(*(line.prosody for line in batch), strict=True)
         prosody = Prosody(*(pad_sequence(list(part), batch_first=True) for part in parts))
         style = torch.stack([line.style for line in batch])
         curves = self.teacher.curves(prosody, style)
+        places = [(line.start // PITCH_GRID, 2 * line.frames) for line in batch]
+        _lay(curves.pitch, places, reel.pitch)
+        _lay(curves.energy, places, reel.energy)
         timbres = (style, torch.stack([line.partner_style for line in batch]))
-        for out, timbre in zip((own, other), timbres, strict=True):
+        places = [(line.start, line.frames * FRAME) for line in batch]
+        for out, timbre in zip(reel.samples, timbres, strict=False):
             samples = self.teacher.speak(prosody, curves, timbre)
-            scaled = (samples.clamp(-1, 1) * 32767).to(torch.int16)
-            for line, row in zip(batch, scaled, strict=True):
-                size = line.frames * FRAME
-                out[line.start : line.start + size] = row[:size]
-        self._keep_pitch(batch, curves, pitch)
+            _lay((samples.clamp(-1, 1) * 32767).to(torch.int16), places, out)
 
-    @staticmethod
-    def _keep_pitch(batch: list[Spoken], curves: Curves, pitch: Tensor) -> None:
-        for line, row in zip(batch, curves.pitch, strict=True):
-            first = line.start // 300
-            pitch[first : first + 2 * line.frames] = row[: 2 * line.frames]
+
+def _lay(rows: Tensor, places: Sequence[tuple[int, int]], out: Tensor) -> None:
+    """Copy the beginning of each row to its place: first index and size."""
+    for row, (first, size) in zip(rows, places, strict=True):
+        out[first : first + size] = row[:size]
 
 
 def _durations(line: Spoken) -> np.ndarray:
@@ -237,17 +268,17 @@ def draw_sessions(
 
 
 def record(
-    studio: Studio, draw: Callable[[], list[Session]], out: Path, name: str, seconds: float
+    make: Callable[[], dict[str, np.ndarray]], out: Path, name: str, seconds: float
 ) -> float:
-    """Write takes OUT/NAME_NUMBER.npz until the time is over; returns hours of both timbres."""
+    """Write takes or plans OUT/NAME_NUMBER.npz until the time is over; returns their hours."""
     out.mkdir(parents=True, exist_ok=True)
     began, samples, number = time.monotonic(), 0, 0
     while number == 0 or time.monotonic() - began < seconds:
-        take = studio.take(draw())
+        take = make()
         partial = out / f"{name}_{number:04d}.tmp.npz"
         np.savez(partial, **take)
         partial.rename(out / f"{name}_{number:04d}.npz")
-        number, samples = number + 1, samples + 2 * len(take["own"])
+        number, samples = number + 1, samples + FRAME * len(take["phones"])
         passed, hours = time.monotonic() - began, samples / 24_000 / 3600
         print(f"take {number}: {hours:.2f} h in {passed:.0f} s, {hours * 3600 / passed:.0f} x real "
               f"time, {np.mean(take['pitch'] > 10):.2f} voiced", flush=True)  # fmt: skip
@@ -273,6 +304,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--sessions", type=int, default=120, help="per take")
     parser.add_argument("--lines", type=int, default=8, help="per session")
+    parser.add_argument("--silent", action="store_true", help="plans without samples")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
@@ -285,8 +317,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     passed, count = time.monotonic() - began, sum(map(len, lines.values()))
     print(f"ready in {passed:.0f} s: {count} lines, {len(studio.book.all)} voices", flush=True)
     sizes = args.sessions, args.lines
-    record(studio, lambda: draw_sessions(studio.book, lines, sizes, rng), args.out,
-           f"take_{args.seed}", args.seconds)  # fmt: skip
+    make, kind = (studio.plan, "plan") if args.silent else (studio.take, "take")
+    record(lambda: make(draw_sessions(studio.book, lines, sizes, rng)), args.out,
+           f"{kind}_{args.seed}", args.seconds)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Put together what a machine without network needs for a trial of the codec.
+"""Put together what a machine without network needs for a visit.
 
     python -m training.lent.bundle --teacher runs/teacher --package runs/teacher/package \
-        --phonemes runs/phonemes --out bundle [--wheels DIR]
+        --phonemes runs/phonemes --out bundle [--wheels DIR] [--clips FILE]
 
-The folder holds code, the teacher's weights, thinned style rows, phonemes with their texts, and
-start.sh and poll.sh.
+The folder holds code, the teacher's weights, thinned style rows, phonemes with their texts,
+start.sh and poll.sh, and as clips.json the lines that `training.speech_codec.clips --spell` wrote.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def bundle(args: argparse.Namespace) -> float:
     shutil.copy(args.teacher / WEIGHTS_FILE, out / "teacher")
     with np.load(args.teacher / VOICES_FILE) as voices:
         rows = thin({name: voices[name] for name in voices.files}, STEP, LAST)
-    np.savez_compressed(out / "teacher" / VOICES_FILE, **rows)
+    np.savez_compressed(out / "teacher" / VOICES_FILE, allow_pickle=False, **rows)
     (out / "package" / SYMBOLS).parent.mkdir(parents=True)
     shutil.copy(args.package / SYMBOLS, out / "package" / SYMBOLS)
     (out / "phonemes").mkdir()
@@ -46,6 +46,8 @@ def bundle(args: argparse.Namespace) -> float:
         shutil.copy(table(args.phonemes, accent), out / "phonemes")
     if args.wheels:
         shutil.copytree(args.wheels, out / "wheels")
+    if args.clips:
+        shutil.copy(args.clips, out / "clips.json")
     for script in ("start.sh", "poll.sh"):
         shutil.copy(Path(__file__).with_name(script), out / script)
     return sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 2**20
@@ -56,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in ("teacher", "package", "phonemes", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--wheels", type=Path)
+    parser.add_argument("--clips", type=Path, help="spelled lines")
     args = parser.parse_args(argv)
     size = bundle(args)
     print(f"{args.out}: {size:.1f} MiB")

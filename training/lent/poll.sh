@@ -1,10 +1,8 @@
 #!/usr/bin/env bash
-# Watch a trial for some seconds, then bring its logs and newest weights to $OUT.
-#   bash poll.sh SECONDS [DESIGN ...]
-#   bash poll.sh SECONDS lm|tokens FIRST LAST
-# Without a design: all designs in 8 bits. With one: its float16 weights and its discriminators, in
-# pieces of 15 MiB (cat NAME.* >NAME). lm and tokens: a folder as one archive, its pieces FIRST to
-# LAST (cat NAME.tar.* | tar x); piece 0 packs it anew. Ends early when the trial has ended.
+# Watch a visit for some seconds, then bring its logs and the newest files of a folder to $OUT.
+#   bash poll.sh SECONDS [coder|codec|lm|tokens|takes FIRST LAST]
+# A folder comes as one archive, its pieces FIRST to LAST of 15 MiB (cat NAME.tar.* | tar x);
+# piece 0 packs it anew. Ends early when the visit has ended.
 set -u
 work=${VOICE_WORK:-/tmp/voice}
 seconds=${1:-60}
@@ -27,7 +25,7 @@ done
 out=${OUT:-$work/home}
 mkdir -p "$out"
 (
-    for log in "$work"/out/trial.log "$work"/out/logs/*.log; do
+    for log in "$work"/out/visit.log "$work"/out/logs/*.log; do
         echo "##### $log"
         cat "$log"
     done
@@ -35,13 +33,6 @@ mkdir -p "$out"
     du -sh "$work/out/takes" 2>/dev/null
 ) >"$out/logs.txt" 2>&1
 tail -c 4000000 "$out/logs.txt" >"$out/logs.tmp" && mv "$out/logs.tmp" "$out/logs.txt"
-pack() { # one file, in pieces when it is large
-    if [ "$(stat -c %s "$1")" -gt 15728640 ]; then
-        split -b 15728640 -d "$1" "$out/$(basename "$1")."
-    else
-        cp "$1" "$out/"
-    fi
-}
 pieces() { # some of those of a folder's archive
     packed=$work/out/packed/$1
     if [ "$2" = 0 ]; then
@@ -56,30 +47,18 @@ pieces() { # some of those of a folder's archive
         if [ -e "$piece" ]; then cp "$piece" "$out/"; fi
     done
 }
-codec=$work/out/codec
-if [ $# -eq 0 ]; then
-    for file in "$codec"/*.8bit.safetensors; do [ -e "$file" ] && pack "$file"; done
-elif [ "$1" = lm ] || [ "$1" = tokens ]; then
-    pieces "$1" "${2:-0}" "${3:-3}"
-else
-    for design in "$@"; do
-        for file in "$codec/$design.safetensors" "$codec/$design.judges.safetensors"; do
-            if [ -e "$file" ]; then pack "$file"; else echo "$file is not there"; fi
-        done
-    done
-fi
-cat "$codec"/*.json 2>/dev/null | tr -d '\n ' >"$out/designs.txt"
+if [ $# -gt 0 ]; then pieces "$1" "${2:-0}" "${3:-3}"; fi
 echo "== losses"
-for log in "$work"/out/logs/train_*.log "$work"/out/logs/lm.log; do
+for log in "$work"/out/logs/{coder,decoder,lm,voices}.log; do
     [ -e "$log" ] && grep -h 'held out:' "$log" | tail -n 12
     [ -e "$log" ] && tail -n 4 "$log"
 done
-[ "$(status)" = synthesis ] && tail -qn 2 "$work"/out/logs/{studio,tokenise}*.log 2>/dev/null
+[ "$(status)" = synthesis ] && tail -qn 2 "$work"/out/logs/{studio,planner,tokenise}*.log 2>/dev/null
 ls -la "$out"
 echo "status: $(status)"
 if ended && [ "$(status)" != done ]; then
-    echo "THE TRIAL HAS FAILED"
-    tail -n 60 "$work/out/trial.log"
+    echo "THE VISIT HAS FAILED"
+    tail -n 60 "$work/out/visit.log"
     exit 1
 fi
 exit 0

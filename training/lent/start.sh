@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Start a trial on this machine in the background, from a folder that training.lent.bundle made.
-#   bash start.sh [MINUTES [arguments of training.speech_codec.trial]]
-#   bash start.sh 25 --voice --designs source_free --start FILE [-- decoder's [-- language model's]]
+# Start a visit on this machine in the background, from a folder that training.lent.bundle made.
+#   bash start.sh [MINUTES [arguments of training.lent.visit]]
 # Copies itself to $VOICE_WORK (/tmp/voice), so that later calls need not carry the folder again.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -9,7 +8,7 @@ work=${VOICE_WORK:-/tmp/voice}
 minutes=${1:-20}
 [ $# -gt 0 ] && shift
 if [ -e "$work/pid" ] && kill -0 "$(cat "$work/pid")" 2>/dev/null; then
-    echo "a trial runs already (process $(cat "$work/pid")): poll it"
+    echo "a visit runs already (process $(cat "$work/pid")): poll it"
     exit 1
 fi
 rm -rf "$work/out"
@@ -30,16 +29,16 @@ print("torch", torch.__version__, "transformers", transformers.__version__, "num
       [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())], flush=True)
 PY
 cd "$work/bundle"
-setsid nohup "$python" -u -m training.speech_codec.trial --teacher teacher --package package \
+setsid nohup "$python" -u -m training.lent.visit --teacher teacher --package package \
     --phonemes phonemes --out "$work/out" --minutes "$minutes" "$@" \
-    >"$work/out/trial.log" 2>&1 </dev/null &
+    >"$work/out/visit.log" 2>&1 </dev/null &
 echo $! >"$work/pid"
 for _ in $(seq 1 "${VOICE_WATCH:-25}"); do
     sleep 1
     kill -0 "$(cat "$work/pid")" 2>/dev/null || break
 done
-tail -n 5 "$work/out/trial.log" "$work"/out/logs/*.log 2>/dev/null || true
+tail -n 5 "$work/out/visit.log" "$work"/out/logs/*.log 2>/dev/null || true
 if ! kill -0 "$(cat "$work/pid")" 2>/dev/null && [ "$(cat "$work/out/status" 2>/dev/null)" != done ]; then
-    echo "the trial has ended early"
+    echo "the visit has ended early"
     exit 1
 fi

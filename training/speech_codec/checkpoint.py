@@ -19,6 +19,7 @@ from decoder.codecs.source_filter.weights import SCALE, restored
 from training.speech_codec.config import load_config
 
 CODEC = "codec."
+DECODER, VOICE_ENCODER = f"{CODEC}decoder.", f"{CODEC}voice_encoder."
 FEW_ROWS = 4
 
 
@@ -54,9 +55,17 @@ def read(path: Path) -> dict[str, Tensor]:
     return restored(load_file(path))
 
 
-def load(weights: Path, config: Path) -> SpeechCodec:
-    """A trained codec on the CPU, for use."""
+def load(weights: Path, config: Path, voices: Path | None = None) -> SpeechCodec:
+    """Return a trained codec on the CPU, for use: the decoder of the file `weights`, the encoder of
+    voices of `voices`.
+
+    Without `voices` the encoder of voices is untrained unless `weights` has it. Raises ValueError
+    for a file that lacks tensors or has others.
+    """
     codec = SpeechCodec(load_config(config))
-    state = {k.removeprefix(CODEC): v for k, v in read(weights).items() if k.startswith(CODEC)}
-    codec.load_state_dict(state)
+    found = read(weights) | (read(voices) if voices else {})
+    state = {k.removeprefix(CODEC): v for k, v in found.items() if k.startswith(CODEC)}
+    missing, unknown = codec.load_state_dict(state, strict=False)
+    if unknown or any(voices or name.startswith("decoder.") for name in missing):
+        raise ValueError(f"{weights} is not of {config}: without {missing}, with {unknown}")
     return codec.eval()

@@ -1,4 +1,4 @@
-"""The codec's design, a smaller one beside it, and one for tests."""
+"""The codec's design, and one for tests."""
 
 from __future__ import annotations
 
@@ -7,16 +7,24 @@ from dataclasses import asdict
 from pathlib import Path
 
 from decoder.codecs.source_filter.config import SpeechCodecConfig
+from training.speech_codec.coder import Sizes
 
 BASE = SpeechCodecConfig()
 DESIGNS = {
     "source_free": BASE,
     "toy": SpeechCodecConfig(
-        levels=(4, 4, 4), mel_bins=20, mel_n_fft=512, encoder_dim=16, encoder_ff=32,
-        encoder_blocks=1, voice_dim=16, voice_ff=32, voice_blocks=1, voice_tokens=4,
-        condition_dim=8, decoder_dim=16, decoder_ff=32, decoder_blocks=2,
+        levels=(4, 4, 4), mel_bins=20, mel_n_fft=512, voice_dim=16, voice_ff=32, voice_blocks=1,
+        voice_tokens=4, condition_dim=8, decoder_dim=16, decoder_ff=32, decoder_blocks=2,
     ),
 }  # fmt: skip
+
+
+def coder_sizes(design: SpeechCodecConfig) -> Sizes:
+    """Sizes of the coder whose codes a design decodes."""
+    sizes = Sizes(design.levels, design.voice_tokens, design.spectra_per_code)
+    if design == DESIGNS["toy"]:
+        return sizes._replace(dim=16, ff=32, blocks=1, kernel=3, reader=16)
+    return sizes
 
 
 def save_config(config: SpeechCodecConfig, path: Path) -> None:
@@ -25,5 +33,5 @@ def save_config(config: SpeechCodecConfig, path: Path) -> None:
 
 
 def load_config(path: Path) -> SpeechCodecConfig:
-    """Read the sizes that `save_config` wrote, or those of a trial's file."""
+    """Read the sizes that `save_config` wrote."""
     return SpeechCodecConfig.from_dict(json.loads(path.read_text(encoding="utf-8")))

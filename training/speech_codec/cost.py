@@ -27,7 +27,8 @@ def shipped(config: CodecConfig) -> float:
     """Return the shipped decoder's multiply-adds per second, without what windows compute again."""
     decoder = ShippedDecoder(config)
     frames = config.sample_rate / config.hop * config.frames_per_code
-    linear = sum(m.weight.numel() for m in decoder.modules() if isinstance(m, nn.Linear))
+    layers = (m for m in decoder.modules() if isinstance(m, nn.Linear))
+    linear: float = sum(layer.weight.numel() for layer in layers)
     linear -= decoder.input.weight.numel() * (1 - 1 / config.frames_per_code)
     seen = (config.left_window + 1 + config.right_window) * config.frames_per_code
     attention = 2 * config.decoder_layers * config.decoder_dim * seen
@@ -39,8 +40,9 @@ def designed(config: SpeechCodecConfig) -> float:
     decoder = SpeechCodec(config).decoder
     frames = config.sample_rate / config.frame
     per_frame = sum(
-        block.mix.weight.numel() + block.ff_in.weight.numel() + block.ff_out.weight.numel()
+        block.get_parameter(f"{layer}.weight").numel()
         for block in decoder.blocks
+        for layer in ("mix", "ff_in", "ff_out")
     )
     per_frame += sum(
         head.weight.numel() for head in (decoder.spectra, decoder.pitch, decoder.filters)
@@ -49,9 +51,9 @@ def designed(config: SpeechCodecConfig) -> float:
 
 
 def parameters(config: SpeechCodecConfig) -> Iterator[str]:
-    """Each part's parameters in millions."""
+    """Iterate over each part's parameters in millions."""
     codec = SpeechCodec(config)
-    for name in ("encoder", "voice_encoder", "decoder"):
+    for name in ("voice_encoder", "decoder"):
         count = sum(p.numel() for p in getattr(codec, name).parameters())
         yield f"{name} {count / 1e6:.1f} M"
 

@@ -1,11 +1,13 @@
 """The teacher's clips through a trained codec, and what listeners' models say of both.
 
     python -m training.speech_codec.render --clips runs/clips --weights one.safetensors \
-        --config one.json --moonshine DIR [--out DIR]
+        --config one.json --coder coder.safetensors --voice-encoder voices.safetensors \
+        --moonshine DIR [--out DIR]
 
-Every clip is encoded, and decoded with the voice tokens of its voice's reference, another clip.
-`crossed` rows are decoded with the next voice's tokens of the same kind: their speaker is compared
-with that voice. The teacher's own rows come from the same run. Needs the packages that
+Every clip's plan is encoded. `codec` rows are decoded with the voice tokens of the clip's own
+style, `crossed` rows with those of the next voice of the same kind: their speaker is compared with
+that voice. `cloned` rows, which need --voice-encoder, have the voice tokens of the voice's
+reference, another clip. The teacher's own rows come from the same run. Needs the packages that
 training.speech_codec.listeners names.
 """
 
@@ -26,7 +28,14 @@ from benchmarks.word_errors import WordErrors, total
 from decoder.codecs.source_filter.modules import SpeechCodec
 from training.speech_codec.checkpoint import load
 from training.speech_codec.clips import Clip, read_clips
+from training.speech_codec.coder import Coder, load_coder
+from training.speech_codec.config import coder_sizes, load_config
 from training.speech_codec.listeners import Listeners, errors, prepared
+from training.speech_codec.plans import CURVE_GRID
+from training.speech_codec.tokenise import codes_of_lines
+
+Rendering = tuple[str, Clip, Clip, np.ndarray]
+"""System, clip, the reference of the voice that is meant, samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,42 +60,79 @@ def read(path: Path) -> np.ndarray:
 
 
 @torch.inference_mode()
-def through(codec: SpeechCodec, samples: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """A clip's codes in the voice of a reference, float32 [S]."""
-    hop = codec.config.hop
-    padded = np.pad(samples, (0, -len(samples) % hop + codec.config.ahead * hop))
-    _, codes = codec.encode(torch.from_numpy(padded)[None])
-    whole = len(reference) // codec.config.frame * codec.config.frame
-    _, tokens = codec.voice(torch.from_numpy(reference[:whole])[None])
-    return codec.decode(codes, tokens)[0, : len(samples)].numpy()
+def through(codec: SpeechCodec, coder: Coder, clip: Clip, voice: Sequence[int]) -> np.ndarray:
+    """Return a clip's codes in a voice of tokens, float32 [S]."""
+    plan = clip.plan()
+    codes, _ = codes_of_lines(coder, plan, torch.zeros(1, dtype=torch.long))
+    samples = codec.decode(codes[None], torch.tensor([voice]))[0]
+    return samples[: CURVE_GRID * len(plan["pitch"])].numpy()
 
 
-def renderings(
-    codec: SpeechCodec, clips: Sequence[Clip]
-) -> Iterator[tuple[str, Clip, Clip, np.ndarray]]:
-    """System, clip, the reference of the voice that is wanted, samples."""
+@torch.inference_mode()
+def own_voice(coder: Coder, clip: Clip) -> list[int]:
+    """Return the voice tokens of a clip's style."""
+    tokens: list[int] = coder.voice(clip.plan()["style"].float()[None])[1][0].tolist()
+    return tokens
+
+
+@torch.inference_mode()
+def heard_voice(codec: SpeechCodec, samples: np.ndarray) -> list[int]:
+    """Return the voice tokens of samples, float32 [S] at the codec's rate."""
+    frame = codec.config.frame
+    whole = torch.from_numpy(samples[: len(samples) // frame * frame])
+    tokens: list[int] = codec.voice(whole[None])[1][0].tolist()
+    return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A codec, the coder that writes its codes, and whether its encoder of voices is trained."""
+
+    codec: SpeechCodec
+    coder: Coder
+    clones: bool
+
+    @classmethod
+    def load(cls, weights: Path, config: Path, coder: Path, voices: Path | None) -> Trained:
+        """Load the files of `training.speech_codec.checkpoint.load`, and the coder's."""
+        sizes = coder_sizes(load_config(config))
+        codec = load(weights, config, voices)
+        return cls(codec, load_coder(coder, sizes), voices is not None)
+
+
+def references_of(clips: Sequence[Clip]) -> dict[str, Clip]:
+    """Return the first clip of every voice."""
     references: dict[str, Clip] = {}
     for clip in clips:
         references.setdefault(clip.voice, clip)
+    return references
+
+
+def renderings(trained: Trained, clips: Sequence[Clip]) -> Iterator[Rendering]:
+    """Iterate over the teacher's and the codec's renderings; references are left out."""
+    codec, coder = trained.codec, trained.coder
+    references = references_of(clips)
     names = list(references)
     for clip in clips:
         own = references[clip.voice]
         if clip is own:
             continue
-        samples = read(clip.path)
         same = [name for name in names if references[name].kind == clip.kind]
         other = references[same[(same.index(clip.voice) + 1) % len(same)]]
-        yield "teacher", clip, own, samples
-        yield "codec", clip, own, through(codec, samples, read(own.path))
-        yield "crossed", clip, other, through(codec, samples, read(other.path))
+        yield "teacher", clip, own, read(clip.path)
+        yield "codec", clip, own, through(codec, coder, clip, own_voice(coder, own))
+        yield "crossed", clip, other, through(codec, coder, clip, own_voice(coder, other))
+        if trained.clones:
+            heard = heard_voice(codec, read(own.path))
+            yield "cloned", clip, own, through(codec, coder, clip, heard)
 
 
 def judge(
-    listeners: Listeners, codec: SpeechCodec, clips: Sequence[Clip], out: Path | None
+    listeners: Listeners, trained: Trained, clips: Sequence[Clip], out: Path | None
 ) -> Iterator[Verdict]:
-    """A verdict on every rendering, which is written below `out`."""
-    rate, speakers = codec.config.sample_rate, {}
-    for system, clip, wanted, samples in renderings(codec, clips):
+    """Iterate over a verdict on every rendering, which is written below `out`."""
+    rate, speakers = trained.codec.config.sample_rate, {}
+    for system, clip, wanted, samples in renderings(trained, clips):
         if out is not None and system != "teacher":
             soundfile.write(out / f"{system}_{clip.path.name}", samples, rate)
         if wanted.path not in speakers:
@@ -121,15 +167,16 @@ def table(verdicts: Sequence[Verdict]) -> Iterator[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("clips", "weights", "config", "moonshine"):
+    for name in ("clips", "weights", "config", "coder", "moonshine"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--voice-encoder", type=Path, help="weights, for cloned voices")
     parser.add_argument("--out", type=Path, help="folder for the renderings and verdicts.json")
     args = parser.parse_args(argv)
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-    codec = load(args.weights, args.config)
+    trained = Trained.load(args.weights, args.config, args.coder, args.voice_encoder)
     verdicts = []
-    for verdict in judge(Listeners(args.moonshine), codec, read_clips(args.clips), args.out):
+    for verdict in judge(Listeners(args.moonshine), trained, read_clips(args.clips), args.out):
         verdicts.append(verdict)
         print(
             f"{verdict.system:8s} {verdict.voice:12s} {verdict.natural:.2f} "

@@ -1,15 +1,13 @@
-"""Train one design of the codec on one device, from the teacher's takes, for a while.
+"""Train one design of the decoder on one device, from the teacher's takes, for a while.
 
-    python -m training.speech_codec.train --design source_free --takes runs/speech \
-        --out runs/codec --minutes 15
+    python -m training.speech_codec.train --design source_free --takes runs/takes \
+        --coder runs/coder/coder.safetensors --out runs/codec --minutes 15
 
-First by mel distance and by what must be heard in codes and voice tokens, soon against
-discriminators as well; all parts learn to the end. OUT/NAME.safetensors holds the running mean of
-the weights (float16), OUT/NAME.8bit.safetensors the same in 8 bits, OUT/NAME.judges.safetensors
-the discriminators; they are written every `--save` seconds. Optimisers' state is not kept.
-
-With --frozen-encoders only the decoder learns: codes and voice tokens stay those of --start, so
-that a language model of them can learn at the same time.
+First by mel distance, soon against discriminators as well. Codes and voice tokens are the coder's,
+which does not change, so everything else that learns from codes can learn at the same time.
+OUT/NAME.safetensors holds the running mean of the weights (float16), OUT/NAME.8bit.safetensors the
+same in 8 bits, OUT/NAME.judges.safetensors the discriminators; they are written every `--save`
+seconds. Optimisers' state is not kept.
 """
 
 from __future__ import annotations
@@ -25,71 +23,55 @@ import torch
 from torch import Tensor, nn
 
 from decoder.codecs.source_filter.excitation import Drive
-from decoder.codecs.source_filter.modules import SpeechCodec
+from decoder.codecs.source_filter.modules import Decoder
 from training.losses import Discriminators, MelLoss, discriminator_loss, generator_losses
-from training.speech_codec.checkpoint import CODEC, eighth_bits, halved, read, write
-from training.speech_codec.config import DESIGNS, save_config
+from training.progress import Mean, Progress, Rate
+from training.speech_codec.checkpoint import DECODER, eighth_bits, halved, read, write
+from training.speech_codec.coder import Coder, load_coder
+from training.speech_codec.config import DESIGNS, coder_sizes, save_config
 from training.speech_codec.crops import Crops, Examples, Sizes, load_takes
-from training.speech_codec.listener import Heard, Listener
 from training.speech_codec.pitch import pitch_loss, true_drive
 
 RESOLUTIONS = (512, 1024, 2048)  # of the spectral discriminators
 MEAN_EVERY, MEAN_SHARE = 10, 0.01  # steps; of the newest weights in those that are kept
-WARM_STEPS = 300  # the learning rate rises
+WARM_STEPS, LAST_RATE = 300, 0.05  # of the learning rate: it rises, its share at the end
 
 
 class Said(NamedTuple):
-    """What a model makes of a batch."""
+    """What a decoder makes of a batch."""
 
     samples: Tensor  # float32 [B, S]
-    heard: Heard | None  # None where the encoders are not to learn
-    codes: Tensor  # int64 [B, T]
     source: Tensor  # loss of the decoder's pitch
 
 
 class Model(nn.Module):
-    """What learns to fool the judges: the codec and who listens to its codes.
+    """What learns to fool the judges: the decoder, which hears what the coder writes."""
 
-    With `frozen` the decoder alone learns, and what it hears is encoded as in use.
-    """
-
-    def __init__(self, codec: SpeechCodec, listener: Listener, *, frozen: bool = False) -> None:
+    def __init__(self, decoder: Decoder, coder: Coder, voice_error: float) -> None:
         super().__init__()
-        self.codec, self.listener, self.frozen = codec, listener, frozen
-        if frozen:
-            self.requires_grad_(requires_grad=False)
-            codec.decoder.requires_grad_()
-        self.train()
-
-    def train(self, mode: bool = True) -> Model:
-        """Frozen encoders keep their running statistics."""
-        super().train(mode)
-        if self.frozen:
-            self.codec.encoder.eval()
-            self.codec.voice_encoder.eval()
-        return self
+        self.decoder, self.coder, self.voice_error = decoder, coder, voice_error
 
     def forward(self, examples: Examples) -> Said:
-        """In training every other row is driven by the true pitch, the others by the decoder's."""
-        with torch.set_grad_enabled(self.training and not self.frozen):
-            values, codes = self.codec.encode(examples.source)
-            voice, _ = self.codec.voice(examples.reference)
-        heard: Heard | None = None
-        if not (self.frozen and self.training):
-            heard = self.listener(values, voice, examples)
-        decoder = self.codec.decoder
+        """In training every other row is driven by the true pitch, the others by the decoder's, and
+        voice tokens have errors of any size up to `voice_error`."""
+        decoder, training = self.decoder, self.training
+        rows = len(examples.codes)
+        with torch.no_grad(), torch.autocast(examples.target.device.type, enabled=False):
+            values = self.coder.quantizer.values(examples.codes)
+            share = torch.rand(rows, 1, 1, device=values.device) if training else 0.0
+            voice, _ = self.coder.voice(examples.style, self.voice_error * share)
         x = decoder.features(values, voice)
         curve = decoder.curve(x)
-        turns = torch.rand(len(x), device=x.device, dtype=torch.float64)
+        turns = torch.rand(rows, device=x.device, dtype=torch.float64)
         drive = decoder.drive(curve, turns)
-        if self.training:
+        if training:
             true = true_drive(examples.drive, examples.turns)
-            even = torch.arange(len(x), device=x.device)[:, None] % 2 == 0
+            even = torch.arange(rows, device=x.device)[:, None] % 2 == 0
             pairs = zip(true, drive, strict=True)
             drive = Drive(*(torch.where(even, told, own) for told, own in pairs))
         source = pitch_loss(curve, examples.drive[:, decoder.reach :])
-        noise = None if self.training else decoder.noise_under(drive)
-        return Said(decoder.synthesise(x, drive, noise), heard, codes, source)
+        noise = None if training else decoder.noise_under(drive)
+        return Said(decoder.synthesise(x, drive, noise), source)
 
 
 class Trainer:
@@ -100,48 +82,43 @@ class Trainer:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.config = DESIGNS[args.design]
         takes = load_takes(sorted(args.takes.glob("take_*[0-9].npz")), self.device)
-        sizes = Sizes(args.batch, args.crop, args.reference)
-        self.crops = Crops(takes, self.config, sizes)
-        self.model = self._model().to(self.device)
+        coder = load_coder(args.coder, coder_sizes(self.config)).to(self.device)
+        self.crops = Crops(takes, coder, self.config, Sizes(args.batch, args.crop))
+        self.model = Model(Decoder(self.config).to(self.device), coder, args.voice_error)
         self.judges = Discriminators(args.judge_width, RESOLUTIONS).to(self.device)
         if self.device.type == "cuda":  # the layout of a GPU's matrix units
-            self.judges.to(memory_format=torch.channels_last)
+            self.judges.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.mel = MelLoss(self.config.sample_rate).to(self.device)
-        settings = {"betas": (0.8, 0.99), "weight_decay": 0.01}
-        settings["fused"] = self.device.type == "cuda"
-        learning = [part for part in self.model.parameters() if part.requires_grad]
-        self.player = torch.optim.AdamW(learning, lr=args.lr, **settings)
-        self.critic = torch.optim.AdamW(self.judges.parameters(), lr=args.lr, **settings)
-        self.step, self.began, self.judging = 0, time.monotonic(), False
+        self.player, self.critic = map(self._optimiser, (self.model.decoder, self.judges))
+        self.rate, self.judging = Rate(args.lr, WARM_STEPS, LAST_RATE), False
+        self.progress = Progress(args.minutes, args.steps, args.log)
         if args.start:
             self._resume(args.start)
-        self.mean = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
+        self.mean = Mean(self.model.decoder, MEAN_EVERY, MEAN_SHARE)
 
-    def _model(self) -> Model:
-        listener = Listener(self.config, *self.crops.style_size())
-        return Model(SpeechCodec(self.config), listener, frozen=self.args.frozen_encoders)
+    def _optimiser(self, network: nn.Module) -> torch.optim.AdamW:
+        return torch.optim.AdamW(
+            network.parameters(), lr=self.args.lr, betas=(0.8, 0.99), weight_decay=0.01,
+            fused=self.device.type == "cuda",
+        )  # fmt: skip
 
     def _resume(self, start: Path) -> None:
         """Load a file of an earlier run, and the judges next to it. Of another design those tensors
         are taken that fit; the file's name is the design's."""
         found, name = read(start), start.name.split(".")[0]
+        found = {k.removeprefix(DECODER): v for k, v in found.items() if k.startswith(DECODER)}
+        decoder = self.model.decoder
         if name == self.args.design:
-            self.model.load_state_dict(found)
+            decoder.load_state_dict(found)
         else:
-            own = self.model.state_dict()
+            own = decoder.state_dict()
             fits = {k: v for k, v in found.items() if k in own and own[k].shape == v.shape}
-            self.model.load_state_dict(fits, strict=False)
+            decoder.load_state_dict(fits, strict=False)
             new, unused = sorted(own.keys() - fits), sorted(found.keys() - fits)
             self.log(f"{len(fits)} tensors from {start}; new: {new}; left out: {unused}")
         judges = start.with_name(f"{name}.judges.safetensors")
         if judges.exists():
             self.judges.load_state_dict(read(judges))
-
-    @property
-    def share(self) -> float:
-        """Share of the run that is over: of the time or of the steps, whichever is larger."""
-        passed = (time.monotonic() - self.began) / (60 * self.args.minutes)
-        return min(1.0, max(passed, self.step / self.args.steps if self.args.steps else 0.0))
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
@@ -151,35 +128,29 @@ class Trainer:
         config = self.config
         return samples[:, config.behind * config.hop : (self.args.crop - config.ahead) * config.hop]
 
-    def train_step(self) -> dict[str, Tensor]:
-        """One step of all; the losses."""
-        args, share = self.args, self.share
+    def train_step(self, share: float) -> dict[str, Tensor]:
+        """Return the losses of one step of all, at this share of the run."""
+        args = self.args
         self.judging = self.judging or share >= args.alone
-        self._set_rates(share)
+        self.rate.set(self.progress.step, share, self.player, self.critic)
         examples = self.crops.draw(self.crops.training)
         with self.autocast():
-            got, heard, codes, source = self.model(examples)
+            got, source = self.model(examples)
         got, wanted = self.window(got), self.window(examples.target)
         mel, timbre = self.mel(got, wanted)
         loss = args.mel_weight * (mel + args.timbre_weight * timbre)
         loss = loss + args.source_weight * source
         seen = {"mel": mel, "timbre": timbre, "source": source}
-        if heard is not None:
-            loss = loss + args.phone_weight * heard.phone + args.pitch_weight * heard.pitch
-            loss = loss + args.style_weight * heard.style
-            seen |= heard._asdict()
         if self.judging:
             judged = self._judge(wanted, got)
             loss = loss + args.fool_weight * judged["fooled"] + args.match_weight * judged["match"]
             seen |= judged
         self.player.zero_grad(set_to_none=True)
         loss.backward()
-        seen["norm"] = nn.utils.clip_grad_norm_(self.model.parameters(), args.clip)
+        seen["norm"] = nn.utils.clip_grad_norm_(self.model.decoder.parameters(), args.clip)
         self.player.step()
-        self.step += 1
-        if self.step % MEAN_EVERY == 0:
-            self._update_mean()
-        return {name: value.detach() for name, value in (seen | {"codes": codes}).items()}
+        self.mean.update(self.progress.step + 1)
+        return {name: value.detach() for name, value in seen.items()}
 
     def _judge(self, real: Tensor, fake: Tensor) -> dict[str, Tensor]:
         """A second of each: the critic's step, then how the decoder fared."""
@@ -202,50 +173,33 @@ class Trainer:
         self.judges.requires_grad_(requires_grad=True)
         return {"critic": critic, "fooled": fooled, "match": match}
 
-    def _set_rates(self, share: float) -> None:
-        rate = self.args.lr * min(1.0, (self.step + 1) / WARM_STEPS) * (1 - 0.95 * share)
-        for settings in (*self.player.param_groups, *self.critic.param_groups):
-            settings["lr"] = rate
-
-    @torch.no_grad()
-    def _update_mean(self) -> None:
-        early = min(0.5, 10 / (self.step + 1))  # the first weights are soon forgotten
-        for name, value in self.model.state_dict().items():
-            if value.is_floating_point():
-                self.mean[name].lerp_(value, max(MEAN_SHARE, early))
-
     @torch.no_grad()
     def held_out(self) -> str:
         """The kept weights on sessions that are not learned from, same voice and crossed."""
-        sessions = self.crops.held_out if len(self.crops.held_out) else self.crops.training
-        model = self._model().to(self.device).eval()
-        model.load_state_dict(self.mean)
-        generator = torch.Generator(self.device).manual_seed(0)
-        examples = self.crops.draw(sessions, generator)
+        lines = self.crops.held_out if len(self.crops.held_out) else self.crops.training
+        model = Model(self.mean.network, self.model.coder, 0.0).eval()
+        examples = self.crops.draw(lines, torch.Generator(self.device).manual_seed(0))
         with self.autocast():
-            got, heard, _, source = model(examples)
+            got, source = model(examples)
         parts = []
         for name, rows in (("same", ~examples.crosses), ("crossed", examples.crosses)):
             if rows.any():
                 mel, _ = self.mel(self.window(got)[rows], self.window(examples.target)[rows])
                 parts.append(f"{name} mel {mel.item():.3f}")
-        assert heard is not None  # not in training
-        return (f"held out: {', '.join(parts)}, phones right {heard.right.item():.3f}, "
-                f"pitch {heard.pitch.item():.3f}, style {heard.style.item():.3f}, "
-                f"source {source.item():.3f}")  # fmt: skip
+        return f"held out: {', '.join(parts)}, source {source.item():.3f}"
 
     def save(self) -> None:
         """Everything that is kept, whole."""
         args = self.args
-        state = halved(self.mean)
+        kept = self.mean.network.state_dict()
+        state = halved({f"{DECODER}{name}": value for name, value in kept.items()})
         write(state, args.out / f"{args.design}.safetensors")
-        small = {name: value for name, value in state.items() if name.startswith(CODEC)}
-        write(eighth_bits(small), args.out / f"{args.design}.8bit.safetensors")
+        write(eighth_bits(state), args.out / f"{args.design}.8bit.safetensors")
         write(halved(self.judges.state_dict()), args.out / f"{args.design}.judges.safetensors")
         save_config(self.config, args.out / f"{args.design}.json")
 
     def log(self, *parts: object) -> None:
-        print(f"[{time.monotonic() - self.began:6.0f}] {self.args.design}", *parts, flush=True)
+        self.progress.clock.log(self.args.design, *parts)
 
 
 def halves(both: list[tuple[Tensor, list[Tensor]]]) -> tuple[list, list]:
@@ -258,13 +212,6 @@ def halves(both: list[tuple[Tensor, list[Tensor]]]) -> tuple[list, list]:
     return first, second
 
 
-def describe(step: int, seen: dict[str, Tensor], pace_ms: float) -> str:
-    """One line of a log."""
-    codes = seen.pop("codes")
-    values = " ".join(f"{name} {value.item():.3f}" for name, value in seen.items())
-    return f"step {step} {values} codes {len(codes.unique())} of {codes.numel()} {pace_ms:.0f} ms"
-
-
 def train(args: argparse.Namespace) -> None:
     """Until the time is over."""
     torch.manual_seed(args.seed)
@@ -273,43 +220,34 @@ def train(args: argparse.Namespace) -> None:
     torch.backends.cudnn.benchmark = True
     args.out.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(args)
-    trainer.log(f"{trainer.crops.hours:.1f} h in {len(trainer.crops.training)} sessions "
+    trainer.log(f"{trainer.crops.hours:.1f} h in {len(trainer.crops.training)} lines "
                 f"and {len(trainer.crops.held_out)} held out, on {trainer.device}")  # fmt: skip
-    logged = saved = time.monotonic()
-    last = 0
-    while trainer.share < 1:
-        seen = trainer.train_step()
-        now = time.monotonic()
-        if now - logged > args.log or trainer.step in (1, 20):
-            pace = 1e3 * (now - logged) / (trainer.step - last)
-            trainer.log(describe(trainer.step, seen, pace))
-            logged, last = time.monotonic(), trainer.step
-            if not torch.isfinite(seen["mel"]):
-                raise SystemExit(f"{args.design}: the loss is not finite at step {trainer.step}")
-        if now - saved > args.save:
+    progress, saved = trainer.progress, time.monotonic()
+    for share in progress:
+        seen = trainer.train_step(share)
+        if progress.log_losses(seen) and not torch.isfinite(seen["mel"]):
+            raise SystemExit(f"{args.design}: the loss is not finite at step {progress.step + 1}")
+        if time.monotonic() - saved > args.save:
             trainer.save()
             trainer.log(trainer.held_out())
-            saved = logged = time.monotonic()
-            last = trainer.step
+            saved = time.monotonic()
     trainer.save()
     trainer.log(trainer.held_out())
     if trainer.device.type == "cuda":
         trainer.log(f"peak {torch.cuda.max_memory_allocated() / 2**30:.0f} GiB")
-    trainer.log(f"done after {trainer.step} steps")
+    trainer.log(f"done after {progress.step} steps")
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--design", choices=sorted(DESIGNS), required=True)
-    parser.add_argument("--takes", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    for name in ("takes", "coder", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--start", type=Path, help="weights of an earlier run to continue")
-    parser.add_argument("--frozen-encoders", action="store_true", help="only the decoder learns")
     parser.add_argument("--steps", type=int, default=0, help="at most; 0: as time allows")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--crop", type=int, default=40, help="codes")
-    parser.add_argument("--reference", type=int, default=100, help="codes")
     parser.add_argument("--judged", type=int, default=25, help="codes that the judges see")
     parser.add_argument("--judge-width", type=int, default=32)
     parser.add_argument("--alone", type=float, default=0.1, help="share of time without judges")
@@ -317,9 +255,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--clip", type=float, default=10.0)
     parser.add_argument("--mel-weight", type=float, default=6.0)
     parser.add_argument("--timbre-weight", type=float, default=20.0)
-    parser.add_argument("--phone-weight", type=float, default=4.0)
-    parser.add_argument("--pitch-weight", type=float, default=4.0)
-    parser.add_argument("--style-weight", type=float, default=1.0)
+    parser.add_argument("--voice-error", type=float, default=0.4, help="of voice tokens, at most")
     parser.add_argument("--source-weight", type=float, default=4.0, help="of the decoder's pitch")
     parser.add_argument("--fool-weight", type=float, default=0.5)
     parser.add_argument("--match-weight", type=float, default=1.0)
@@ -330,11 +266,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = build_parser()
-    args = parser.parse_args(argv)
-    if args.frozen_encoders and not args.start:
-        parser.error("--frozen-encoders: encoders that never learned are of no use, name --start")
-    train(args)
+    train(build_parser().parse_args(argv))
 
 
 if __name__ == "__main__":

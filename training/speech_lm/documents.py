@@ -4,8 +4,8 @@
     <phonemes> [<british>] text <end of text> symbols <end of text>
 
 A document's turns are lines of one track in any order; the first turn may hold two or three of
-them. Voice tokens come from another place of the track where there is one, or are a named voice's
-fixed row. A text is bytes, or symbols after a marker, or bytes with some words as symbols.
+them. Voice tokens are one of the track's rows, or a named voice's fixed one. A text is bytes, or
+symbols after a marker, or bytes with some words as symbols.
 """
 
 from __future__ import annotations
@@ -151,12 +151,9 @@ def lengths(
 def choose_rows(
     speech: Speech, order: np.ndarray, at: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """For each document a row of its track that was heard in none of its lines, where there is one;
-    -1 for a named voice's fixed row."""
+    """For each document one of its track's rows; -1 for a named voice's fixed row."""
     track = speech.track[order[at]]
-    lines = np.bitwise_or.reduceat(1 << speech.place[order], at)
-    overlaps = (speech.covers[track] & lines[:, None]) != 0
-    row = np.argmin(overlaps + rng.random(overlaps.shape) / 2, axis=1)
+    row = rng.integers(speech.rows.shape[1], size=len(at))
     fixed = (speech.voice[track] >= 0) & (rng.random(len(at)) < FIXED_SHARE)
     return np.where(fixed, -1, row)
 

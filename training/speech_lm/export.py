@@ -2,13 +2,14 @@
 
     python -m training.speech_lm.export --lm runs/lm/lm.safetensors \
         --codec runs/codec/source_free.safetensors --config runs/codec/source_free.json \
-        --package runs/teacher/package --out runs/voice
+        --voice-encoder runs/codec/voices.safetensors --package runs/teacher/package \
+        --out runs/voice
     python -m tts.say --model runs/voice -v hazel "Good morning."
 
 voices.json and lm.json are read next to --lm. The language model is stored in int8 with one scale
 per row, the codec's decoder in int8, its encoder of voices in float16, as its codes depend on it.
-The encoder of content is left out: the service never encodes what is said. Word times need an
-aligner, which is trained later; MODEL_CARD.md is written by hand.
+The coder is left out: the service never encodes what is said. Word times need an aligner, which is
+trained later; MODEL_CARD.md is written by hand.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ from torch import Tensor
 from training.export import llama_config, write_json
 from training.kokoro.packages import symbols
 from training.llama import quantise
-from training.speech_codec.checkpoint import CODEC, eighth_bits, halved, read
+from training.speech_codec.checkpoint import (
+    CODEC,
+    DECODER,
+    VOICE_ENCODER,
+    eighth_bits,
+    halved,
+    read,
+)
 from training.speech_codec.config import load_config
 from training.speech_lm.names import NAMES, entry
 from training.speech_lm.vocabulary import (
@@ -39,7 +47,6 @@ from training.vocabulary import END_OF_SPEECH, END_OF_TEXT, FIRST_CODE, PAD
 HEAD_DIM = 64
 TEMPERATURE, TOP_K = 0.6, 50
 LIMIT_MB = 64.0  # of the voice that is part of the program
-DECODER, VOICE_ENCODER = f"{CODEC}decoder.", f"{CODEC}voice_encoder."
 CHAT_TEMPLATE = (
     "<|phonemes|>{% for message in messages %}"
     "{% if message['role'] == 'system' and message['content'] == 'en-GB' %}"
@@ -86,20 +93,23 @@ def export_voices(rows: Path, out: Path) -> None:
     write_json(out / "voices.json", {"default": voices[0]["name"], "voices": voices})
 
 
-def export_codec(weights: Path, config: Path, out: Path) -> None:
-    """Write the codec's folder. Raises ValueError for weights without a part."""
-    sizes, state = load_config(config), read(weights)
+def export_codec(decoder: Path, voice_encoder: Path, config: Path, out: Path) -> None:
+    """Write the codec's folder. Raises ValueError for a file without its part."""
+    sizes = load_config(config)
     out.mkdir(parents=True, exist_ok=True)
     values = asdict(sizes) | {"levels": list(sizes.levels)}
     write_json(out / "config.json", {"type": "source_filter", "hop": sizes.hop, **values})
-    tensors: dict[str, Tensor] = {}
-    for part, small in ((DECODER, eighth_bits), (VOICE_ENCODER, dict)):
-        found = {name: value for name, value in halved(state).items() if name.startswith(part)}
-        if not found:
-            raise ValueError(f"{weights} has no {part.removeprefix(CODEC)}*")
-        tensors |= small(found)
+    tensors = eighth_bits(part_of(decoder, DECODER)) | part_of(voice_encoder, VOICE_ENCODER)
     own = {name.removeprefix(CODEC): value.contiguous() for name, value in tensors.items()}
     save_file(own, out / "model.safetensors", metadata={"format": "pt"})
+
+
+def part_of(weights: Path, part: str) -> dict[str, Tensor]:
+    """Read the tensors whose names begin with `part`, float16. Raises ValueError for none."""
+    found = {name: value for name, value in read(weights).items() if name.startswith(part)}
+    if not found:
+        raise ValueError(f"{weights} has no {part.removeprefix(CODEC)}*")
+    return halved(found)
 
 
 def export(args: argparse.Namespace) -> float:
@@ -111,13 +121,13 @@ def export(args: argparse.Namespace) -> float:
         raise ValueError(f"{args.lm} writes {codebook} codes, {args.config} has others")
     export_texts(known, out)
     export_voices(args.lm.with_name("voices.json"), out)
-    export_codec(args.codec, args.config, out / "codec")
+    export_codec(args.codec, args.voice_encoder, args.config, out / "codec")
     return sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 1e6
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("lm", "codec", "config", "package", "out"):
+    for name in ("lm", "codec", "voice-encoder", "config", "package", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     args = parser.parse_args(argv)
     size = export(args)

@@ -4,9 +4,11 @@
         --out runs/clips --named af_heart am_michael --lines 20
     python -m training.speech_lm.judge --clips runs/clips --weights runs/lm/lm.safetensors \
         --codec runs/codec/source_free.safetensors --config runs/codec/source_free.json \
+        --coder runs/coder/coder.safetensors --voice-encoder runs/codec/voices.safetensors \
         --moonshine DIR --voices af_heart am_michael [--out DIR]
 
-Named voices speak with their fixed row, other voices follow their reference clip. `through` rows
+Named voices speak with their fixed row, other voices follow their reference clip, for which
+--voice-encoder is needed. `through` rows
 are the teacher's clips through the codec: what the codec costs. Durations are shares of the
 teacher's.
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,8 +26,18 @@ import numpy as np
 import soundfile
 
 from training.speech_codec.clips import Clip, read_clips
+from training.speech_codec.coder import Coder, load_coder
+from training.speech_codec.config import coder_sizes
 from training.speech_codec.listeners import Listeners, errors, prepared
-from training.speech_codec.render import Verdict, read, table, through
+from training.speech_codec.render import (
+    Rendering,
+    Verdict,
+    own_voice,
+    read,
+    references_of,
+    table,
+    through,
+)
 from training.speech_lm.speaker import Speaker, tokens_of
 
 
@@ -37,12 +49,10 @@ class Spoken(Verdict):
 
 
 def renderings(
-    speaker: Speaker, clips: Sequence[Clip], seed: int
-) -> Iterator[tuple[str, Clip, Clip, np.ndarray]]:
-    """System, clip, the voice's reference, samples; nothing of the references themselves."""
-    references: dict[str, Clip] = {}
-    for clip in clips:
-        references.setdefault(clip.voice, clip)
+    speaker: Speaker, coder: Coder, clips: Sequence[Clip], seed: int
+) -> Iterator[Rendering]:
+    """Iterate over renderings by the teacher, the codec and the model, without references."""
+    references = references_of(clips)
     rows = {
         name: speaker.voices.get(name) or speaker.voice_of(read(clip.path))
         for name, clip in references.items()
@@ -51,18 +61,19 @@ def renderings(
         own = references[clip.voice]
         if clip is own:
             continue
-        samples = read(clip.path)
-        yield "teacher", clip, own, samples
-        yield "through", clip, own, through(speaker.codec, samples, read(own.path))
+        yield "teacher", clip, own, read(clip.path)
+        voice = own_voice(coder, own)
+        yield "through", clip, own, through(speaker.codec, coder, clip, voice)
         yield "spoken", clip, own, speaker.say(rows[clip.voice], tokens_of(clip.text), seed)
 
 
 def judge(
-    listeners: Listeners, speaker: Speaker, clips: Sequence[Clip], seed: int, out: Path | None
+    listeners: Listeners, rate: int, said: Iterable[Rendering], out: Path | None
 ) -> Iterator[Spoken]:
-    """A verdict on every rendering, which is written below `out`."""
-    rate, speakers, length = speaker.codec.config.sample_rate, {}, 1
-    for system, clip, wanted, samples in renderings(speaker, clips, seed):
+    """Iterate over a verdict on every one of the `renderings`, which are written below `out`."""
+    speakers: dict[Path, np.ndarray] = {}
+    length = 1
+    for system, clip, wanted, samples in said:
         if system == "teacher":
             length = len(samples)
         elif out is not None:
@@ -93,8 +104,9 @@ def durations(verdicts: Sequence[Spoken]) -> Iterator[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("clips", "weights", "codec", "config", "moonshine"):
+    for name in ("clips", "weights", "codec", "config", "coder", "moonshine"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--voice-encoder", type=Path, help="weights, to follow clips")
     parser.add_argument("--voices", nargs="+", help="those of the clips; all without it")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder for the renderings and verdicts.json")
@@ -102,8 +114,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
     clips = [c for c in read_clips(args.clips) if not args.voices or c.voice in args.voices]
-    speaker, verdicts = Speaker(args.weights, args.codec, args.config), []
-    for verdict in judge(Listeners(args.moonshine), speaker, clips, args.seed, args.out):
+    speaker = Speaker(args.weights, args.codec, args.config, args.voice_encoder)
+    sizes = speaker.codec.config
+    said = renderings(speaker, load_coder(args.coder, coder_sizes(sizes)), clips, args.seed)
+    verdicts = []
+    for verdict in judge(Listeners(args.moonshine), sizes.sample_rate, said, args.out):
         verdicts.append(verdict)
         print(
             f"{verdict.system:8s} {verdict.voice:12s} {verdict.natural:.2f} "

@@ -4,8 +4,8 @@
         --codec runs/codec/source_free.safetensors --config runs/codec/source_free.json \
         --voice af_heart --text "Good morning." --out said.wav
 
---reference FILE (24 kHz, mono) instead of --voice follows a clip. With --phonemes the text is the
-teacher's symbols, whose file --package holds.
+--reference FILE (24 kHz, mono) and --voice-encoder FILE instead of --voice follow a clip. With
+--phonemes the text is the teacher's symbols, whose file --package holds.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     voice = parser.add_mutually_exclusive_group(required=True)
     voice.add_argument("--voice", help="a name in voices.json")
     voice.add_argument("--reference", type=Path, help="a clip to follow")
+    parser.add_argument("--voice-encoder", type=Path, help="weights, to follow a clip")
     parser.add_argument("--text", required=True)
     parser.add_argument("--phonemes", action="store_true", help="the text is phonemes")
     parser.add_argument("--package", type=Path, help="folder with the teacher's symbols")
@@ -37,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.phonemes and not args.package:
         parser.error("--phonemes needs --package")
-    speaker = Speaker(args.weights, args.codec, args.config)
+    if args.reference and not args.voice_encoder:
+        parser.error("--reference needs --voice-encoder")
+    speaker = Speaker(args.weights, args.codec, args.config, args.voice_encoder)
     if args.voice and args.voice not in speaker.voices:
         parser.error(f"--voice: {args.voice} is none of {', '.join(sorted(speaker.voices))}")
     row = speaker.voices[args.voice] if args.voice else speaker.voice_of(read(args.reference))

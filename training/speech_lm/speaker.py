@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from training.export import llama_config
 from training.speech_codec.checkpoint import load
+from training.speech_codec.render import heard_voice
 from training.speech_lm.documents import spelled
 from training.speech_lm.texts import written
 from training.speech_lm.vocabulary import Symbols
@@ -29,8 +30,11 @@ MAX_CODES = 500
 class Speaker:
     """A language model, a codec and the named voices."""
 
-    def __init__(self, weights: Path, codec: Path, config: Path) -> None:
-        """`weights`: lm.safetensors, voices.json next to it; `codec`, `config`: of the codec."""
+    def __init__(
+        self, weights: Path, codec: Path, config: Path, voice_encoder: Path | None = None
+    ) -> None:
+        """`weights`: lm.safetensors, voices.json next to it; `codec`, `config`: of the codec;
+        `voice_encoder`: weights, to follow clips."""
         import transformers
 
         state = {name: value.float() for name, value in load_file(weights).items()}
@@ -41,14 +45,16 @@ class Speaker:
         self.model.load_state_dict(state)
         rows = weights.with_name("voices.json").read_text(encoding="utf-8")
         self.voices: dict[str, list[int]] = json.loads(rows)
-        self.codec = load(codec, config)
+        self.codec, self._hears = load(codec, config, voice_encoder), voice_encoder is not None
 
-    @torch.inference_mode()
     def voice_of(self, samples: np.ndarray) -> list[int]:
-        """Voice tokens of a reference, float32 [S] at the codec's rate."""
-        frame = self.codec.config.frame
-        whole = torch.from_numpy(samples[: len(samples) // frame * frame])
-        return self.codec.voice(whole[None])[1][0].tolist()
+        """Return the voice tokens of a reference, float32 [S] at the codec's rate.
+
+        Raises ValueError without an encoder of voices.
+        """
+        if not self._hears:
+            raise ValueError("a clip's voice needs the weights of the encoder of voices")
+        return heard_voice(self.codec, samples)
 
     @torch.inference_mode()
     def codes(self, voice: Sequence[int], text: Sequence[int], seed: int = 0) -> list[int]:

@@ -1,7 +1,7 @@
 """Tokenised sessions as flat arrays, from the files of `training.speech_codec.tokenise`.
 
-An utterance is one line in one timbre. A track is a session in one timbre: utterances of one voice,
-with rows of voice tokens that were heard in it.
+An utterance is one line. A track is a session: utterances of one voice, with rows of its voice
+tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from training.speech_lm.vocabulary import FIRST_CODE
 from training.strings import flat_index
 
 MAX_HELD_OUT = 512
-NO_VOICE = -1
 
 
 def token_files(folder: Path) -> list[Path]:
@@ -27,10 +26,9 @@ def token_files(folder: Path) -> list[Path]:
 class Speech:
     """Every utterance's codes, text and track; every track's rows.
 
-    code_start, code_len, text, track, place: int64 [U]; `place` counts the session's lines.
-    codes: int16 tokens. voice: int64 [T], a named voice's number where the track is its own.
-    rows: int16 tokens [T, R, K]; covers: int64 [T, R], a bit for each line of the session.
-    fixed: for each named voice's number its row, int16 [K].
+    code_start, code_len, text, track: int64 [U]. codes: int16 tokens.
+    voice: int64 [T], a named voice's number, or -1. rows: int16 tokens [T, R, K]; the first is the
+    voice's own, the others have errors. fixed: each named voice's own row by its number, int16 [K].
     Raises ValueError where the texts are not those that were spoken.
     """
 
@@ -46,16 +44,16 @@ class Speech:
             self._check(part, texts, path)
             for name, value in self._flat(part, texts, codes, tracks).items():
                 found.setdefault(name, []).append(value)
-            codes, tracks = codes + part["codes"].size, tracks + 2 * len(part["voice"])
-            for session, row in zip(part["named_by"], part["named"], strict=True):
-                self.fixed.setdefault(int(part["voice"][session]), _tokens(row))
+            codes, tracks = codes + part["codes"].size, tracks + len(part["voice"])
+            for session in np.flatnonzero(part["voice"] >= 0):
+                row = _tokens(part["rows"][session, 0])
+                self.fixed.setdefault(int(part["voice"][session]), row)
         if not found:
             raise ValueError("there are no tokens to learn from")
         whole = {name: np.concatenate(values) for name, values in found.items()}
         self.codes, self.voice = whole["codes"], whole["voice"]
         self.code_start, self.code_len = whole["code_start"], whole["code_len"]
-        self.text, self.track, self.place = whole["text"], whole["track"], whole["place"]
-        self.rows, self.covers = whole["rows"], whole["covers"]
+        self.text, self.track, self.rows = whole["text"], whole["track"], whole["rows"]
         held_out = texts.held_out[self.text]
         self.train = np.flatnonzero(~held_out)
         self.held_out = np.flatnonzero(held_out)[:MAX_HELD_OUT]
@@ -72,27 +70,16 @@ class Speech:
     def _flat(
         part: dict[str, np.ndarray], texts: Texts, codes: int, tracks: int
     ) -> dict[str, np.ndarray]:
-        """One file's arrays with its places in the whole: own timbre first, then the partners'."""
+        """One file's arrays with its places in the whole."""
         size, session = part["size"].astype(np.int64), part["session"].astype(np.int64)
-        start = np.cumsum(size) - size
-        first = np.searchsorted(session, np.arange(len(part["voice"])))
-        text = texts.first[part["accent"][session]] + part["row"].astype(np.int64)
-        rows = len(part["rows"]) // (2 * len(part["voice"]))
-        heard = part["heard"].astype(np.int64)
-        lines = heard[:, 2:] - first[heard[:, 0], None]
-        covers = (2 << lines[:, 1]) - (1 << lines[:, 0])
-        voice = np.full((len(part["voice"]), 2), NO_VOICE)
-        voice[:, 0] = part["voice"]
         return {
-            "codes": _tokens(part["codes"]).ravel(),
-            "code_start": codes + np.concatenate((start, start + size.sum())),
-            "code_len": np.tile(size, 2),
-            "text": np.tile(text, 2),
-            "track": tracks + np.concatenate((2 * session, 2 * session + 1)),
-            "place": np.tile(np.arange(len(session)) - first[session], 2),
-            "voice": voice.ravel(),
-            "rows": _tokens(part["rows"]).reshape(-1, rows, part["rows"].shape[1]),
-            "covers": covers.reshape(-1, rows),
+            "codes": _tokens(part["codes"]),
+            "code_start": codes + np.cumsum(size) - size,
+            "code_len": size,
+            "text": texts.first[part["accent"][session]] + part["row"].astype(np.int64),
+            "track": tracks + session,
+            "voice": part["voice"].astype(np.int64),
+            "rows": _tokens(part["rows"]),
         }
 
     @property

@@ -33,6 +33,7 @@ from training.documents import Batch, assemble, bucketed
 from training.kokoro.packages import symbols
 from training.kokoro.style import StyleBook
 from training.llama import LanguageModel, ModelConfig, checkpoint, restore
+from training.progress import Mean, Rate
 from training.speech_codec.checkpoint import halved, write
 from training.speech_codec.config import load_config
 from training.speech_lm.documents import (
@@ -51,7 +52,7 @@ from training.speech_lm.vocabulary import FIRST_CODE, Symbols
 
 AHEAD = 24  # batches
 MEAN_EVERY, MEAN_SHARE = 10, 0.01  # steps; of the newest weights in those that are kept
-WARM_STEPS = 300  # the learning rate rises
+WARM_STEPS, LAST_RATE = 300, 0.01  # of the learning rate: it rises, its share at the end
 HELD_OUT_TOKENS = 16_384  # of a batch that is not learned from
 LOOK_EVERY_S = 0.2
 
@@ -118,9 +119,8 @@ class Trainer:
         self.optimiser = torch.optim.AdamW(
             groups, lr=args.lr, betas=(0.9, 0.96), fused=self.group.is_cuda
         )
-        self.kept = LanguageModel(self.config, levels).to(self.device).eval()
-        self.kept.load_state_dict(self.model.state_dict())
-        self.step = 0
+        self.mean = Mean(self.model, MEAN_EVERY, MEAN_SHARE)
+        self.rate, self.step = Rate(args.lr, WARM_STEPS, LAST_RATE), 0
         count = sum(p.numel() for p in self.parameters)
         self.clock.log(f"{count / 1e6:.1f} M parameters on {self.device}")
         if args.compile:
@@ -158,24 +158,15 @@ class Trainer:
 
     def train_step(self, batch: Batch, share: float) -> Tensor:
         """One step at this share of the time; the loss."""
-        rate = self.args.lr * min(1.0, (self.step + 1) / WARM_STEPS) * (1 - 0.99 * share)
-        for setting in self.optimiser.param_groups:
-            setting["lr"] = rate
+        self.rate.set(self.step, share, self.optimiser)
         loss = self.loss(self.model, batch)
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimiser.step()
         self.step += 1
-        if self.step % MEAN_EVERY == 0:
-            self._update_mean()
+        self.mean.update(self.step)
         return loss.detach()
-
-    @torch.no_grad()
-    def _update_mean(self) -> None:
-        early = min(0.5, 10 / (self.step + 1))  # the first weights are soon forgotten
-        kept = list(self.kept.parameters())
-        torch._foreach_lerp_(kept, self.parameters, max(MEAN_SHARE, early))
 
     @torch.no_grad()
     def held_out(self, documents: Part, voice_tokens: int) -> float:
@@ -185,14 +176,14 @@ class Trainer:
         for bucket, members in bucketed([documents], HELD_OUT_TOKENS, rng, BUCKETS):
             rows = [documents.tokens(i) for _, i in members]
             batch = batch_of(rows, bucket, HELD_OUT_TOKENS, voice_tokens)
-            loss = float(self.loss(self.kept, batch))
+            loss = float(self.loss(self.mean.network, batch))
             total, count = total + loss * len(batch.targets), count + len(batch.targets)
         return total / max(count, 1)
 
     def save(self, fixed: dict[str, list[int]], voice_tokens: int) -> None:
         """Everything that is kept, whole."""
         out = self.args.out
-        write(halved(checkpoint(self.kept)), out / "lm.safetensors")
+        write(halved(checkpoint(self.mean.network)), out / "lm.safetensors")
         sizes = {"voice_tokens": voice_tokens, "levels": list(self.levels)}
         for name, value in (("lm", asdict(self.config) | sizes), ("voices", fixed)):
             partial_ = out / f"{name}.tmp"

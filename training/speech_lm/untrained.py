@@ -3,7 +3,8 @@
     python -m training.speech_lm.untrained --out runs/untrained --layers 8
     python -m training.speech_lm.export --lm runs/untrained/lm.safetensors \
         --codec runs/untrained/source_free.safetensors --config runs/untrained/source_free.json \
-        --package runs/untrained/package --out runs/untrained/voice
+        --voice-encoder runs/untrained/voices.safetensors --package runs/untrained/package \
+        --out runs/untrained/voice
     python -m benchmarks.speed --model runs/untrained/voice --repeat 3
 
 The symbols are those that English uses, without the teacher's others.
@@ -23,7 +24,7 @@ import torch
 from decoder.codecs.source_filter.modules import SpeechCodec
 from training.kokoro.packages import SYMBOLS
 from training.llama import LanguageModel, ModelConfig, checkpoint
-from training.speech_codec.checkpoint import CODEC, halved, write
+from training.speech_codec.checkpoint import DECODER, VOICE_ENCODER, halved, write
 from training.speech_codec.config import DESIGNS, save_config
 from training.speech_lm.documents import BUCKETS
 from training.speech_lm.names import NAMES
@@ -48,8 +49,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = np.random.default_rng(0).integers(design.codebook_size, size=(9, design.voice_tokens))
     voices = dict(zip(NAMES, rows.tolist(), strict=False))
     (out / "voices.json").write_text(json.dumps(voices) + "\n")
-    state = {f"{CODEC}{name}": value for name, value in codec.state_dict().items()}
-    write(halved(state), out / f"{args.design}.safetensors")
+    parts = ((DECODER, codec.decoder, args.design), (VOICE_ENCODER, codec.voice_encoder, "voices"))
+    for prefix, part, file in parts:
+        state = {f"{prefix}{name}": value for name, value in part.state_dict().items()}
+        write(halved(state), out / f"{file}.safetensors")
     save_config(design, out / f"{args.design}.json")
     known = {symbol: 1 + place for place, symbol in enumerate(sorted(USED))}
     (out / "package" / SYMBOLS).write_text(json.dumps({"model": {"vocab": known}}))

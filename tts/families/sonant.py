@@ -37,7 +37,10 @@ class SonantFamily(SpeechFamily):
         super().__init__(checkpoint)
         self._first_code = self._token("first_code")
         self._first_symbol = self._token("first_symbol")
-        self._symbols = SymbolTable(self._phonemes_of_symbols())
+        phonemes = self._phonemes_of_symbols()
+        if self._first_symbol + len(phonemes) > self._first_code:
+            raise self._error("the tokens of symbols must be below first_code")
+        self._symbols = SymbolTable(phonemes)
         names = START_OF_SPEECH, END_OF_SPEECH, SYMBOLS
         self._start, self._end, self._marker = map(self.tokenizer.control_id, names)
         self._voice_codes = 0  # known with the codec

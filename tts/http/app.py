@@ -12,6 +12,7 @@ from starlette.responses import Response
 from tts.http import info, page, speech, speech_session, text, voices
 from tts.http.endpoint import Shared
 from tts.http.errors import http_error
+from tts.http.exchange import IGNORED_HEADER
 from tts.server.call import REQUEST_ID_KEY
 
 MODULES = (info, speech, speech_session, text, voices, page)
@@ -25,7 +26,7 @@ def create_app(shared: Shared) -> Starlette:
         allow_origins=origins,
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
-        expose_headers=[REQUEST_ID_KEY, "retry-after"],
+        expose_headers=[REQUEST_ID_KEY, IGNORED_HEADER, "retry-after", "retry-after-ms"],
     )
     app = Starlette(
         routes=[route for module in MODULES for route in module.routes(shared)],

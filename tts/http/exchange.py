@@ -7,10 +7,10 @@ import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from email.utils import formatdate
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
@@ -28,6 +28,7 @@ LARGE_BYTES = 256 * 1024  # parsing this much takes about a millisecond
 EVENT_STREAM = "text/event-stream"
 IGNORED_HEADER = "x-ignored-fields"
 MAX_IGNORED = 10
+PART_BYTES = 64 * 1024  # of a body; the client has the write timeout for each
 
 _PLAIN_NAME = re.compile(r"\w{1,40}", re.ASCII)
 
@@ -47,6 +48,10 @@ class JsonBody(BaseModel):
 
 Body = TypeVar("Body", bound=JsonBody)
 
+Item = TypeVar("Item")
+Items = Annotated[list[Item], Field(fail_fast=True)]
+"""List in JSON. Its first wrong item is reported: 250,000 reports take a second and 300 MiB."""
+
 
 class Exchange:
     """Request and response of one call. The first write sends the status and the headers."""
@@ -56,8 +61,7 @@ class Exchange:
         self.request = Request(scope, receive)
         self.call: Call
         """The call; set before the handler runs."""
-        self.data = b""
-        """The body; set before the handler runs."""
+        self._data = b""  # the body
         self.headers: dict[str, str] = {}
         """Headers of the response."""
         self.status = 200
@@ -88,7 +92,12 @@ class Exchange:
             self._check_size(size, max_bytes)
             parts.append(message["body"])
             is_last = not message["more_body"]
-        self.data = b"".join(parts)
+        self._data = b"".join(parts)
+
+    def take_body(self) -> bytes:
+        """Return the body, once: it is not held while the call waits and runs."""
+        data, self._data = self._data, b""
+        return data
 
     @staticmethod
     def _check_size(size: int, max_bytes: int) -> None:
@@ -97,7 +106,7 @@ class Exchange:
 
     async def json(self, kind: type[Body]) -> Body:
         """Return the body as a checked object. Raises InvalidRequestError with all wrong fields."""
-        return await parsed(kind, self.data)
+        return await parsed(kind, self.take_body())
 
     @asynccontextmanager
     async def cancelled_by_disconnect(self) -> AsyncIterator[None]:
@@ -122,13 +131,15 @@ class Exchange:
         Raises SlowReaderError when the client leaves them unread for too long.
         """
         await self._start(self.call.write)
-        await self.call.write(_part(data, is_last=False))
+        for start in range(0, len(data), PART_BYTES):
+            part = data[start : start + PART_BYTES]
+            await self.call.write(_part(part, is_last=False))
 
     async def finish(self, last: bytes = b"") -> None:
-        """Send the end of the body."""
-        await self._start(self.call.write)
+        """Send the last bytes of the body and its end; raises as `write` does."""
+        await self.write(last)
         self.is_complete = True
-        await self.call.write(_part(last, is_last=True))
+        await self.call.write(_part(b"", is_last=True))
 
     def begin_events(self) -> None:
         """Prepare a response of server-sent events."""

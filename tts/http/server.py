@@ -7,6 +7,7 @@ on TLS handshakes; what it does besides is to drain, which `CallTracker` does fo
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 from contextlib import suppress
@@ -24,7 +25,6 @@ from tts.server.access import AccessControl
 from tts.server.context import ServerContext
 from tts.server.sockets import address_of, bound_socket
 
-MAX_HEAD_BYTES = 16 * 1024
 SEND_BUFFER_BYTES = 256 * 1024  # of the kernel, for each connection
 BACKLOG = 512
 POLL_S = 0.01
@@ -111,6 +111,7 @@ class HttpServer:
 
 
 def _uvicorn_config(shared: Shared) -> Config:
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # clients cause its warnings
     return Config(
         create_app(shared),
         http=Connection,
@@ -128,7 +129,6 @@ def _uvicorn_config(shared: Shared) -> Config:
         server_header=False,
         date_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
 
 

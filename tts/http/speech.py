@@ -35,7 +35,7 @@ async def speak(exchange: Exchange) -> None:
     """Synthesize the text of a request."""
     body = await exchange.json(SpeechBody)
     speech, call = exchange.host.speech, exchange.call
-    message = to_request(body, speech.synthesizer.voices)
+    message = to_request(body, speech.synthesizer)
     request = speech.check(message, call.request_id)
     call.note_text(request.text)
     exchange.name_ignored(body.ignored)

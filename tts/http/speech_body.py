@@ -10,9 +10,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tts.errors import InvalidRequestError
-from tts.http.exchange import JsonBody
+from tts.http.exchange import Items, JsonBody
 from tts.server.wire.common import to_duration
 from tts.server.wire.speech import MAX_CODES_PER_CHUNK
+from tts.speech.synthesizer import Synthesizer
 from tts.v1 import common_pb2
 from tts.v1 import speech_pb2 as pb
 from tts.voices.registry import VoiceRegistry
@@ -56,6 +57,7 @@ TIMESTAMPS: Mapping[str, pb.TimestampGranularity] = {
 
 NAMES: Mapping[str, str] = {
     "config.model": "model",
+    "config.lora": "model",
     "input": "input",
     "config.voice": "voice",
     "config.voice.language_code": "language",
@@ -82,6 +84,7 @@ SESSION_NAMES: Mapping[str, str] = {
 
 MAX_SECONDS = 86_400.0
 
+SpeechFormat = Literal["mp3", "opus", "flac", "wav", "pcm"]
 ChunkSize = Annotated[int, Field(ge=1, le=MAX_CODES_PER_CHUNK)]
 
 
@@ -93,32 +96,41 @@ class VoiceReference(BaseModel):
     id: str
 
 
-class SpeechSettings(JsonBody):
-    """JSON that requests and sessions share: OpenAI's fields, then ours."""
+class VoiceSettings(JsonBody):
+    """JSON of how a text is spoken: OpenAI's fields, then ours."""
 
     model: str = ""
     voice: str | VoiceReference = ""
     instructions: str = ""
-    response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
     speed: float = 1.0
     seed: int | None = Field(default=None, ge=0, lt=2**64)
     language: str = ""
     timestamps: Literal["none", "segment", "word"] = "none"
-    chunk_size: ChunkSize | list[ChunkSize] = Field(default_factory=list)
+    chunk_size: ChunkSize | Items[ChunkSize] = Field(default_factory=list)
     sample_rate: int = Field(default=0, ge=0, lt=2**31)
     ref_audio: str = ""
     ref_text: str = ""
-
-    @property
-    def media_type(self) -> str:
-        """Return the media type of the audio."""
-        return FORMATS[self.response_format][1]
 
     @property
     def ignored(self) -> list[str]:
         """Return the names of fields that have no effect."""
         unknown = list(self.model_extra or ())
         return ["instructions", *unknown] if self.instructions else unknown
+
+
+class SpeechSettings(VoiceSettings):
+    """JSON that requests and sessions share."""
+
+    response_format: SpeechFormat = "mp3"
+
+    @property
+    def media_type(self) -> str:
+        """Return the media type of the audio."""
+        return FORMATS[self.response_format][1]
+
+    def synthesis(self, synthesizer: Synthesizer) -> pb.SynthesisConfig:
+        """Return the config of the wire contract; raises as `to_request` does."""
+        return to_synthesis(self, self.response_format, synthesizer)
 
 
 class SpeechBody(SpeechSettings):
@@ -137,7 +149,7 @@ class SessionFrame(SpeechSettings):
     idle_timeout: float | None = Field(default=None, gt=0, le=MAX_SECONDS)
 
 
-def to_request(body: SpeechBody, voices: VoiceRegistry) -> pb.SynthesizeStreamRequest:
+def to_request(body: SpeechBody, synthesizer: Synthesizer) -> pb.SynthesizeStreamRequest:
     """Return the message of the wire contract for a speech request.
 
     Raises InvalidRequestError for fields that do not go together, or broken base64.
@@ -145,28 +157,33 @@ def to_request(body: SpeechBody, voices: VoiceRegistry) -> pb.SynthesizeStreamRe
     if body.timestamps != "none" and body.stream_format == "audio":
         raise InvalidRequestError.of("timestamps", "needs stream_format sse or json")
     return pb.SynthesizeStreamRequest(
-        config=_config(body, voices), input=pb.SynthesisInput(text=body.input)
+        config=body.synthesis(synthesizer), input=pb.SynthesisInput(text=body.input)
     )
 
 
-def to_session(frame: SessionFrame, voices: VoiceRegistry) -> pb.StreamingSynthesizeRequest:
+def to_session(frame: SessionFrame, synthesizer: Synthesizer) -> pb.StreamingSynthesizeRequest:
     """Return the first message of the wire contract for a session; raises as `to_request` does."""
     return pb.StreamingSynthesizeRequest(
         config=pb.StreamingSynthesizeConfig(
-            synthesis=_config(frame, voices),
+            synthesis=frame.synthesis(synthesizer),
             max_text_delay=to_duration(frame.max_text_delay),
             idle_timeout=to_duration(frame.idle_timeout),
         )
     )
 
 
-def _config(body: SpeechSettings, voices: VoiceRegistry) -> pb.SynthesisConfig:
-    rate = body.sample_rate or (PCM_RATE if body.response_format == "pcm" else 0)
-    encoding = FORMATS[body.response_format][0]
+def to_synthesis(
+    body: VoiceSettings, response_format: SpeechFormat, synthesizer: Synthesizer
+) -> pb.SynthesisConfig:
+    """Return the config of the wire contract; raises as `to_request` does."""
+    model, lora = _model_and_adapter(body.model, synthesizer)
+    rate = body.sample_rate or (PCM_RATE if response_format == "pcm" else 0)
+    encoding = FORMATS[response_format][0]
     sizes = [body.chunk_size] if isinstance(body.chunk_size, int) else body.chunk_size
     return pb.SynthesisConfig(
-        model="" if body.model in OPENAI_MODELS else body.model,
-        voice=_voice(body, voices),
+        model=model,
+        lora=lora,
+        voice=_voice(body, synthesizer.voices),
         audio_format=pb.AudioFormat(encoding=encoding, sample_rate_hertz=rate),
         speaking_rate=body.speed,
         sampling=common_pb2.SamplingParams(seed=body.seed),
@@ -175,7 +192,15 @@ def _config(body: SpeechSettings, voices: VoiceRegistry) -> pb.SynthesisConfig:
     )
 
 
-def _voice(body: SpeechSettings, voices: VoiceRegistry) -> pb.VoiceSelection:
+def _model_and_adapter(name: str, synthesizer: Synthesizer) -> tuple[str, str]:
+    """Return the model and the adapter that a name selects; "" for the served model."""
+    settings = synthesizer.settings
+    if name != settings.model and name in settings.adapters:
+        return "", name
+    return "" if name in OPENAI_MODELS else name, ""
+
+
+def _voice(body: VoiceSettings, voices: VoiceRegistry) -> pb.VoiceSelection:
     if body.ref_audio:
         audio = decoded(body.ref_audio, "ref_audio")
         prompt = pb.VoicePrompt(audio=audio, transcript=body.ref_text)

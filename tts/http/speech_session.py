@@ -74,7 +74,7 @@ async def converse(session: Session) -> None:
     """Synthesize the text of a session."""
     host, call = session.host, session.call
     frame = await parsed(SessionFrame, session.first.encode())
-    first = to_session(frame, host.speech.synthesizer.voices)
+    first = to_session(frame, host.speech.synthesizer)
     request, times = host.speech.check_session(first, call.request_id)
     async with aclosing(_requests(session)) as requests:
         events = host.speech.converse(request, times, requests)

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tts.errors import FieldViolation, InvalidRequestError
 from tts.factory import Service
-from tts.http.exchange import JsonBody
-from tts.v1 import common_pb2
+from tts.http.exchange import Items, JsonBody
+from tts.http.speech_body import NAMES as SPEECH_NAMES
+from tts.http.speech_body import SpeechFormat, VoiceSettings, to_synthesis
+from tts.server.wire.text import MAX_MESSAGES
+from tts.speech.synthesizer import Synthesizer
+from tts.v1 import common_pb2, speech_pb2
 from tts.v1 import text_pb2 as pb
 
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
+Part = TypeVar("Part")
+Parts = Annotated[list[Part], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+"""Messages of a chat, or parts of a message: 80,000 of them take a second."""
 
 JSON_OBJECT = '{"type": "object"}'
 """Schema of `response_format` json_object."""
@@ -44,8 +51,8 @@ REFUSED: Mapping[str, tuple[Sequence[Any], str]] = {
     "tool_choice": (("none", "auto"), _NO_TOOLS),
     "functions": (([],), _NO_TOOLS),
     "function_call": (("none", "auto"), _NO_TOOLS),
-    "modalities": ((["text"],), "must be text; /v1/audio/speech speaks"),
-    "audio": ((), "is not supported; /v1/audio/speech speaks"),
+    "modalities": ((["text"],), "must be text; /v1/chat/completions speaks"),
+    "audio": ((), "is not supported; /v1/chat/completions speaks"),
     "web_search_options": ((), "is not supported"),
     "dimensions": ((), "is not supported: the vectors of a model have one size"),
 }
@@ -58,7 +65,19 @@ _NAMES: Mapping[str, str] = {
     "config.sampling": "",
     **{f"config.sampling.{name}": name for name in (*SAMPLING, "stop")},
 }
-CHAT_NAMES = {**_NAMES, "config.top_logprobs": "top_logprobs", "input": "messages"}
+CHAT_NAMES = {
+    **_NAMES,
+    "config.top_logprobs": "top_logprobs",
+    "input": "messages",
+    **{
+        path.replace("config.", "synthesis.", 1): f"audio.{name}"
+        for path, name in SPEECH_NAMES.items()
+        if path.startswith("config.")
+    },
+    "synthesis.audio_format": "audio.format",
+    "ref_audio": "audio.ref_audio",
+    "ref_text": "audio.ref_text",
+}
 COMPLETION_NAMES = {**_NAMES, "config.top_logprobs": "logprobs", "input": "prompt"}
 EMBEDDING_NAMES = {"inputs": "input"}
 """Fields of the contract by their names in JSON, for errors."""
@@ -100,7 +119,7 @@ class Message(_Part):
     """One turn of a conversation."""
 
     role: str
-    content: str | list[ContentPart] | None = None
+    content: str | Parts[ContentPart] | None = None
     tool_calls: list[Any] | None = None
     function_call: Any = None
 
@@ -135,7 +154,7 @@ class GenerationBody(TextBody):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     seed: int | None = Field(default=None, ge=0, lt=2**64)
-    stop: str | list[str] = Field(default=[])
+    stop: str | Items[str] = Field(default=[])
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
@@ -144,7 +163,7 @@ class GenerationBody(TextBody):
     repetition_penalty: float | None = None
     repetition_window: Int32 | None = None
     min_tokens: Int32 | None = None
-    stop_token_ids: list[Int32] = Field(default=[])
+    stop_token_ids: Items[Int32] = Field(default=[])
     ignore_eos: bool = False
     priority: Int32 = 0
 
@@ -154,26 +173,53 @@ class GenerationBody(TextBody):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
+AUDIO_FORMATS: Mapping[str, SpeechFormat] = {
+    "mp3": "mp3",
+    "opus": "opus",
+    "flac": "flac",
+    "wav": "wav",
+    "pcm16": "pcm",
+}
+"""`format` of a chat's audio to `response_format` of speech."""
+
+
+class ChatAudio(VoiceSettings):
+    """JSON of how the text of a chat is spoken."""
+
+    format: Literal["mp3", "opus", "flac", "wav", "pcm16"] = "wav"
+
+    def synthesis(self, synthesizer: Synthesizer) -> speech_pb2.SynthesisConfig:
+        """Return the message of the wire contract; raises as `to_request` does."""
+        return to_synthesis(self, AUDIO_FORMATS[self.format], synthesizer)
+
+
 class ChatBody(GenerationBody):
     """JSON of a chat."""
 
-    messages: list[Message]
+    messages: Parts[Message]
+    modalities: list[Literal["text", "audio"]] = Field(default=["text"], min_length=1)
+    audio: ChatAudio | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: Int32 = 0
+
+    @property
+    def spoken(self) -> ChatAudio | None:
+        """Return how the text is spoken; None for a text that is not."""
+        return (self.audio or ChatAudio()) if "audio" in self.modalities else None
 
 
 class CompletionBody(GenerationBody):
     """JSON of a prompt to continue: a text or token ids, alone or as the only item of a list."""
 
-    prompt: str | list[Int32] | list[str] | list[list[Int32]]
+    prompt: str | Items[Int32] | Items[str] | Items[Items[Int32]]
     logprobs: Int32 | None = None
 
 
 class EmbeddingBody(TextBody):
     """JSON of texts to embed."""
 
-    input: str | list[str] | list[Int32] | list[list[Int32]]
+    input: str | Items[str] | Items[Int32] | Items[Items[Int32]]
     encoding_format: Literal["float", "base64"] = "float"
 
 
@@ -181,6 +227,8 @@ def chat_request(body: ChatBody, service: Service) -> pb.GenerateRequest:
     """Return the message of the wire contract for a chat. Raises InvalidRequestError."""
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequestError.of("top_logprobs", "needs logprobs: true")
+    if body.audio is not None and body.spoken is None:
+        raise InvalidRequestError.of("audio", "needs modalities: text and audio")
     messages = [_message(index, message) for index, message in enumerate(body.messages)]
     config = _config(body, service)
     config.logprobs, config.top_logprobs = body.logprobs, body.top_logprobs

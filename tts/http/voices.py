@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from python_multipart.exceptions import MultipartParseError
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.routing import BaseRoute
@@ -60,7 +61,7 @@ async def _list(exchange: Exchange) -> None:
 
 
 async def _create(exchange: Exchange) -> None:
-    if exchange.request.headers.get("content-type", "").startswith(MULTIPART):
+    if exchange.request.headers.get("content-type", "").lower().startswith(MULTIPART):
         body, audio = await _read_form(exchange)
     else:
         body = await exchange.json(VoiceBody)
@@ -80,9 +81,11 @@ async def _read_form(exchange: Exchange) -> tuple[VoiceBody, bytes]:
     """Return the fields of a form and the bytes of its recording."""
 
     async def parts() -> AsyncGenerator[bytes, None]:
-        yield exchange.data
+        yield exchange.take_body()
 
-    parser = _InMemory(exchange.request.headers, parts(), max_files=1, max_fields=MAX_FIELDS)
+    headers = exchange.request.headers
+    _check_charset(headers["content-type"])
+    parser = _InMemory(headers, parts(), max_files=1, max_fields=MAX_FIELDS)
     try:
         form = await parser.parse()
     except (MultiPartException, MultipartParseError) as error:
@@ -95,6 +98,17 @@ async def _read_form(exchange: Exchange) -> tuple[VoiceBody, bytes]:
         return validated(VoiceBody, {**fields, CLIP: ""}), await clip.read()
     finally:
         await form.close()
+
+
+def _check_charset(content_type: str) -> None:
+    """Raise InvalidRequestError for a form that is not in UTF-8.
+
+    Python's other codecs may take minutes for a megabyte (punycode), or raise errors of any kind.
+    """
+    _, options = parse_options_header(content_type)
+    charset = options.get(b"charset", b"utf-8")
+    if charset.lower() != b"utf-8":
+        raise InvalidRequestError.of("", "the form must be in UTF-8; leave charset out")
 
 
 class _InMemory(MultiPartParser):

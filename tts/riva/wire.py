@@ -124,14 +124,14 @@ def to_config(
 
 
 def check_phrase(text: str, max_characters: int) -> None:
-    """Raise NotAvailableError for SSML, which Riva's `text` may be, and InvalidRequestError for a
-    text that is too long.
+    """Raise InvalidRequestError for a text that is too long, and NotAvailableError for SSML, which
+    Riva's `text` may be.
     """
-    if _SSML.match(text):
-        raise NotAvailableError("SSML is not available in this release; send plain text")
     if len(text) > max_characters:
         limit = f"has {len(text)} characters, the limit is {max_characters}"
         raise InvalidRequestError.of("text", limit)
+    if _SSML.match(text):
+        raise NotAvailableError("SSML is not available in this release; send plain text")
 
 
 def check_settings(first: pb.SynthesizeSpeechRequest, later: pb.SynthesizeSpeechRequest) -> None:

@@ -103,10 +103,10 @@ def _builtin_voice(path: Path, entry: Any) -> Voice:
         raise CheckpointError(f"{path}: voice '{name}' has unknown keys: {', '.join(unknown)}")
     voice = Voice(
         name=name,
-        display_name=str(entry.get("display_name", name)),
+        display_name=_text(path, entry, "display_name") or name,
         language_codes=_language_codes(path, entry),
-        control_token=str(entry.get("control_token", "")),
-        speaker=str(entry.get("speaker", "")),
+        control_token=_text(path, entry, "control_token"),
+        speaker=_text(path, entry, "speaker"),
         prompt=_builtin_prompt(path, entry),
         clip=_builtin_clip(path, entry),
         is_builtin=True,
@@ -116,22 +116,33 @@ def _builtin_voice(path: Path, entry: Any) -> Voice:
 
 def _language_codes(path: Path, entry: Mapping[str, Any]) -> tuple[str, ...]:
     codes = entry.get("language_codes", [])
-    if not isinstance(codes, list):
-        raise CheckpointError(f"{path}: language_codes of voice '{entry['name']}' must be a list")
-    return tuple(map(str, codes))
+    if not isinstance(codes, list) or not all(isinstance(code, str) for code in codes):
+        raise CheckpointError(
+            f"{path}: language_codes of voice '{entry['name']}' must be a list of text"
+        )
+    return tuple(codes)
+
+
+def _text(path: Path, entry: Mapping[str, Any], key: str) -> str:
+    """Return a text of an entry; "" if it is absent."""
+    value = entry.get(key, "")
+    if not isinstance(value, str):
+        raise CheckpointError(f"{path}: {key} of voice '{entry['name']}' must be text")
+    return value
 
 
 def _builtin_prompt(path: Path, entry: Mapping[str, Any]) -> VoicePrompt | None:
     if "codes" not in entry:
         return None
-    return VoicePrompt(whole_codes(path, entry["codes"]), str(entry.get("transcript", "")))
+    return VoicePrompt(whole_codes(path, entry["codes"]), _text(path, entry, "transcript"))
 
 
 def _builtin_clip(path: Path, entry: Mapping[str, Any]) -> VoiceClip | None:
     """Return the clip of an entry; `audio` must name a file in the folder of voices.json."""
     if "audio" not in entry:
         return None
-    audio, transcript = path.parent / str(entry["audio"]), str(entry.get("transcript", ""))
+    audio = path.parent / _text(path, entry, "audio")
+    transcript = _text(path, entry, "transcript")
     if not _is_in_folder(path, audio):
         raise CheckpointError(f"{path}: there is no {entry['audio']} in its folder")
     if not transcript:
@@ -160,7 +171,7 @@ def checked_texts(path: Path, voice: Voice) -> Voice:
 
 def whole_codes(path: Path, values: Any) -> tuple[int, ...]:
     """Return codes from JSON. Raises CheckpointError, which names the file, for other values."""
-    codes = tuple(values)
-    if not all(type(code) is int and 0 <= code < 2**31 for code in codes) or not codes:
-        raise CheckpointError(f"{path}: codes must be whole numbers")
-    return codes
+    is_list = isinstance(values, list | tuple) and values
+    if not is_list or not all(type(code) is int and 0 <= code < 2**31 for code in values):
+        raise CheckpointError(f"{path}: codes must be whole numbers, in a list")
+    return tuple(values)

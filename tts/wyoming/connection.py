@@ -116,6 +116,7 @@ class Connection:
                 return
             if self._is_used(event.type):
                 await self._take(event)
+            await asyncio.sleep(0)  # events that have arrived together would stop other calls
 
     async def _has_next(self) -> bool:
         while True:
@@ -236,6 +237,7 @@ class Connection:
             call.note_text(text)
             for start in range(0, len(text), longest):
                 yield pb.StreamingSynthesizeRequest(text=text[start : start + longest])
+                await asyncio.sleep(0)  # let other streams run
 
     async def _send_audio(self, call: Call, events: AsyncGenerator[SessionEvent, None]) -> None:
         async with self._host.enter(call), aclosing(events):

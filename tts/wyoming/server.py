@@ -83,7 +83,7 @@ class WyomingServer:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         address = writer.get_extra_info("peername")
-        if address is None:  # the client has disconnected
+        if address is None or self._server is None:  # disconnected, or accepted while stopping
             writer.transport.abort()
         elif len(self._serving) >= MAX_CONNECTIONS:
             self._refuse(writer)

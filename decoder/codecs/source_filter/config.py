@@ -11,7 +11,8 @@ from decoder.base import DecoderConfigError
 from decoder.codec_config import must_be, scalar, sizes
 
 # a larger number means a damaged file; checked before memory is allocated
-MAX_BLOCKS, MAX_WEIGHTS = 256, 1 << 28
+MAX_BLOCKS, MAX_WEIGHTS, MAX_CODES = 256, 1 << 28, 1 << 20
+RATES = 8_000, 192_000  # Hz
 MAY_BE_ZERO = ("behind", "ahead")
 NAME = "source_filter"
 HEAD_DIM = 64
@@ -39,9 +40,6 @@ class SpeechCodecConfig:
     mel_bins: int = 100
     mel_n_fft: int = 1024
     kernel: int = 7
-    encoder_dim: int = 384
-    encoder_ff: int = 1152
-    encoder_blocks: int = 4  # at the rate of frames, and as many at that of codes
     voice_dim: int = 256
     voice_ff: int = 768
     voice_blocks: int = 4
@@ -92,16 +90,16 @@ class SpeechCodecConfig:
     @property
     def num_weights(self) -> int:
         """Approximate number of values of the networks and their tables."""
-        encoder = 2 * self.encoder_blocks * self.encoder_dim * (2 * self.encoder_ff + self.kernel)
-        voice = (self.voice_blocks + 4) * self.voice_dim * (2 * self.voice_ff + 4 * self.voice_dim)
+        pool = 2 * self.voice_ff + 4 * self.voice_dim + self.kernel
+        voice = (self.voice_blocks + 4) * self.voice_dim * pool
         block = 2 * self.decoder_ff + self.kernel + 2 * self.condition_dim
         heads = self.spectra_per_frame * 5 * self.bins
         decoder = self.decoder_dim * (self.decoder_blocks * block + heads)
         width = (self.behind + 1 + self.ahead) * len(self.levels) * self.frames_per_code
         tables = self.mel_n_fft * self.mel_bins + self.sample_rate
-        mel = self.mel_bins * self.spectra_per_frame * (self.encoder_dim + self.voice_dim)
+        mel = self.mel_bins * self.spectra_per_frame * self.voice_dim
         tokens = self.voice_tokens * (self.voice_dim + 2 * len(self.levels) * self.condition_dim)
-        return encoder + voice + decoder + width * self.decoder_dim + tables + mel + tokens
+        return voice + decoder + width * self.decoder_dim + tables + mel + tokens
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SpeechCodecConfig:
@@ -125,13 +123,25 @@ class SpeechCodecConfig:
 
     def check(self) -> None:
         """Raise DecoderConfigError for sizes that do not fit each other, or are too large."""
+        low, high = RATES
+        if not low <= self.sample_rate <= high:
+            raise DecoderConfigError(f"{NAME} config: sample_rate must be in [{low}, {high}]")
+        if min(self.levels) == 1 or self.codebook_size > MAX_CODES:
+            raise DecoderConfigError(
+                f"{NAME} config: levels must be 2 or more each, and at most {MAX_CODES} multiplied"
+            )
+        for name in ("hop", "n_fft", "mel_n_fft"):
+            if getattr(self, name) > self.sample_rate:
+                raise DecoderConfigError(
+                    f"{NAME} config: {name} is {getattr(self, name)} samples, more than a second"
+                )
         if self.n_fft % self.stft_hop or self.n_fft % 2:
             raise DecoderConfigError(
                 f"{NAME} config: n_fft must be even and a multiple of stft_hop"
             )
         if self.voice_dim % voice_heads(self.voice_dim):
             raise DecoderConfigError(f"{NAME} config: voice_dim must be a multiple of its heads")
-        blocks = max(self.encoder_blocks, self.voice_blocks, self.decoder_blocks)
+        blocks = max(self.voice_blocks, self.decoder_blocks)
         if blocks > MAX_BLOCKS or self.num_weights > MAX_WEIGHTS:
             raise DecoderConfigError(
                 f"{NAME} config: the sizes are too large: {blocks} blocks of {MAX_BLOCKS}, about "

@@ -220,7 +220,8 @@ class VoicesOfClips(nn.Module):
 
     def forward(self, clip: Tensor) -> Tensor:
         """Map a clip [1, S] to codes [1, voice_tokens]; silence is added to a very short one."""
-        clip = F.pad(clip, (0, max(0, 2 * self.config.mel_n_fft - clip.shape[1])))
+        least = max(2 * self.config.mel_n_fft, self.config.frame)
+        clip = F.pad(clip, (0, max(0, least - clip.shape[1])))
         whole = clip.shape[1] // self.config.frame * self.config.frame
         codes: Tensor = self.quantizer(self.encoder(self.mel(clip[:, :whole])))[1]
         return codes
@@ -265,8 +266,8 @@ def load_part(build: Callable[[], NetworkT], part: str, source: CodecSource) -> 
         network = build()
     if source.weights is not None:
         stored = read_tensors(source.weights, lambda name: name.startswith(part))
-        own = {name.removeprefix(part): value for name, value in restored(stored).items()}
         try:
+            own = {name.removeprefix(part): value for name, value in restored(stored).items()}
             network.load_state_dict(own)
         except RuntimeError as error:
             reason = " ".join(str(error).split())

@@ -1,6 +1,5 @@
 """The codec's networks, shared by serving and training.
 
-    samples   --log mel, 20 ms--> ConvNeXt --pairs--> ConvNeXt --FSQ--> codes, 25 a second
     reference --log mel, 20 ms--> ConvNeXt --attention pooling--> FSQ --> voice tokens, a fixed row
     codes, voice tokens --20 ms--> causal ConvNeXt, norms conditioned on the voice
               --2 spectra each, pitch, and 2 filters each of pulses and of noise--> inverse STFT
@@ -156,27 +155,6 @@ class Even(nn.BatchNorm1d):
     def forward(self, x: Tensor) -> Tensor:
         """Map x [B, T, values] or [B, values] to float32 of the same shape."""
         return super().forward(x.float().flatten(0, -2)).view(x.shape)
-
-
-class ContentEncoder(nn.Module):
-    """Log-mel frames to latent values, one vector per time of a code."""
-
-    def __init__(self, config: SpeechCodecConfig, inputs: int) -> None:
-        super().__init__()
-        dim, ff, kernel = config.encoder_dim, config.encoder_ff, config.kernel
-        self.input = nn.Linear(inputs, dim)
-        self.frames = _stack(config.encoder_blocks, dim, ff, kernel)
-        self.join = nn.Linear(dim * config.frames_per_code, dim)
-        self.codes = _stack(config.encoder_blocks, dim, ff, kernel)
-        self.norm = nn.LayerNorm(dim)
-        self.output = nn.Linear(dim, len(config.levels))
-        self.even = Even(len(config.levels))
-
-    def forward(self, mel: Tensor) -> Tensor:
-        """Map mel [B, T * frames_per_code, width] to float32 [B, T, levels]."""
-        x = self.frames(self.input(mel))
-        x = self.join(x.reshape(len(x), -1, self.join.in_features))
-        return self.even(self.output(self.norm(self.codes(x))))
 
 
 def _stack(count: int, dim: int, ff: int, kernel: int) -> nn.Sequential:
@@ -383,21 +361,15 @@ def polar(log_magnitude: Tensor, phase: Tensor) -> Tensor:
 
 
 class SpeechCodec(nn.Module):
-    """Both encoders, the quantiser and the decoder."""
+    """The encoder of voices, the quantiser and the decoder."""
 
     def __init__(self, config: SpeechCodecConfig) -> None:
         super().__init__()
         self.config = config
         self.mel = LogMel(config)
         self.quantizer = FiniteScalarQuantizer(config.levels)
-        self.encoder = ContentEncoder(config, self.mel.width)
         self.voice_encoder = VoiceEncoder(config, self.mel.width)
         self.decoder = Decoder(config)
-
-    def encode(self, samples: Tensor) -> tuple[Tensor, Tensor]:
-        """Map samples [B, T * hop] to quantised values [B, T, levels] and codes [B, T]."""
-        values, codes = self.quantizer(self.encoder(self.mel(samples)))
-        return values, codes
 
     def voice(self, samples: Tensor) -> tuple[Tensor, Tensor]:
         """Map a reference [B, F * frame] to quantised values [B, K, levels] and tokens [B, K]."""

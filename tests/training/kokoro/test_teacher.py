@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 
 from training.kokoro.network import FRAME, STYLE, Kokoro
 from training.kokoro.studio import Session, Studio, batches, draw_sessions, partners, record
 from training.kokoro.style import StyleBook, Voice
+from training.speech_codec import clips
 from training.speech_codec.crops import load_takes
 
 NAMES = ("af_one", "af_two", "am_one", "am_two", "bf_one", "bm_one", "zf_one")
@@ -23,8 +26,7 @@ def teacher() -> Kokoro:
         torch.manual_seed(0)
         network = Kokoro()
         torch.nn.init.constant_(network.predictor.duration_proj["linear_layer"].bias, QUICK)
-        weights = {name: value.clone() for name, value in network.state_dict().items()}
-    return Kokoro.load(weights, torch.device("cpu"))
+        return Kokoro.load(network.state_dict(), torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +89,63 @@ def test_a_take_holds_aligned_timbres(studio: Studio) -> None:
     assert take["accent"].tolist() == [0, 0, 1]
 
 
+def test_a_plan_is_a_take_without_samples(studio: Studio) -> None:
+    voices = [Voice.named(name) for name in ("af_one", "am_one")]
+    sessions = [Session(voice, ((50, 43), (61, 62, 83)), (7, 9)) for voice in voices]
+    take, plan = studio.take(sessions), studio.plan(sessions)
+    assert take.keys() - plan.keys() == {"own", "other"}
+    for name, value in plan.items():
+        assert value.dtype == take[name].dtype
+        assert np.array_equal(value, take[name])
+    assert len(plan["energy"]) == len(plan["pitch"]) == 2 * len(plan["phones"])
+    assert np.unique(plan["energy"]).size > 10
+
+
+def test_clips_have_the_plan_and_the_style_of_their_line(studio: Studio, tmp_path: Path) -> None:
+    rng = random.Random(0)
+    mixed = studio.book.mixture(rng)
+    voices = [("named", "af_one", Voice.named("af_one")), ("mixture", "mixture0", mixed)]
+    lines = [
+        clips.Line(kind, name, voice.timbre, voice.prosody, text, ids)
+        for kind, name, voice in voices
+        for text, ids in (("Hi.", (50, 43)), ("So it is.", (61, 62, 83)))
+    ]
+    clips.write_lines(lines, tmp_path / "lines.json")
+    assert clips.read_lines(tmp_path / "lines.json") == lines
+    clips.record(studio, lines, tmp_path)
+    found = clips.read_clips(tmp_path)
+    assert [(clip.voice, clip.text) for clip in found] == [(line.name, line.text) for line in lines]
+    for clip, line in zip(found, lines, strict=True):
+        samples, rate = soundfile.read(clip.path, dtype="int16")
+        (session,) = [Session(line.voice, (line.ids,), (0,))]
+        plan, wanted = clip.plan(), studio.plan([session])
+        assert rate == 24_000
+        assert len(samples) == FRAME * len(wanted["phones"])
+        assert samples.std() > 0
+        assert np.array_equal(plan["phones"], wanted["phones"])
+        assert np.array_equal(plan["style"], wanted["style"][0])
+        for name in ("pitch", "energy"):
+            assert np.allclose(plan[name], wanted[name], rtol=2e-3, atol=2e-3)
+
+
+def test_clips_need_symbols_or_spelled_lines(capsys) -> None:
+    for given, message in (
+        (["--out", "."], "name --package to spell texts"),
+        (["--spelled", "lines.json"], "name --out, --spell or both"),
+    ):
+        with pytest.raises(SystemExit):
+            clips.main(["--teacher", ".", *given])
+        assert message in capsys.readouterr().err
+
+
 def test_recording_goes_on_until_the_time_is_over(studio: Studio, tmp_path) -> None:
     lines = {"a": [(50, 43)], "b": [(61, 62)]}
     rng = random.Random(0)
     hours = record(
-        studio, lambda: draw_sessions(studio.book, lines, (2, 1), rng), tmp_path, "take_7", 0.0
+        lambda: studio.take(draw_sessions(studio.book, lines, (2, 1), rng)), tmp_path, "take_7", 0.0
     )
     takes = load_takes([tmp_path / "take_7_0000.npz"] * 2, torch.device("cpu"))
-    assert len(takes["own"]) == pytest.approx(hours * 3600 * 24_000)
+    assert len(takes["own"]) == pytest.approx(2 * hours * 3600 * 24_000)
     assert takes["start"].tolist() == sorted(takes["start"].tolist())
     assert (takes["partner"][2:] - takes["partner"][:2]).tolist() == [2, 2]
 

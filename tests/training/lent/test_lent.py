@@ -1,8 +1,7 @@
-"""The folder for a machine without network, and the scripts that watch a trial there."""
+"""The folder for a machine without network, and the script that watches a visit there."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import tarfile
@@ -18,7 +17,7 @@ from training.lent import bundle
 SCRIPTS = Path(bundle.__file__).parent
 
 
-def test_the_folder_holds_code_teacher_phonemes_and_texts(tmp_path: Path) -> None:
+def test_the_folder_holds_code_teacher_phonemes_and_texts(tmp_path: Path, capsys) -> None:
     teacher, package, phonemes = (tmp_path / name for name in ("teacher", "package", "phonemes"))
     for folder in (teacher, (package / SYMBOLS).parent, phonemes):
         folder.mkdir(parents=True)
@@ -28,16 +27,21 @@ def test_the_folder_holds_code_teacher_phonemes_and_texts(tmp_path: Path) -> Non
     for accent in "ab":
         write_table(["hˈI\tHi"], table(phonemes, accent))
     out = tmp_path / "bundle"
-    given = argparse.Namespace(
-        teacher=teacher, package=package, phonemes=phonemes, out=out, wheels=None
-    )
-    assert 0 < bundle.bundle(given) < 5
+    (tmp_path / "lines.json").write_text("[]")
+    folders = {"teacher": teacher, "package": package, "phonemes": phonemes, "out": out}
+    given = [f"--{name}={folder}" for name, folder in folders.items()]
+    bundle.main([*given, f"--clips={tmp_path / 'lines.json'}"])
+    assert 0 < sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) < 5e6
+    assert f"{out}: " in capsys.readouterr().out
+    assert (out / "clips.json").read_text() == "[]"
     assert read_table(table(out / "phonemes", "a")) == ["hˈI\tHi"]
     assert (out / "training" / "speech_codec" / "train.py").exists()
     assert (out / "decoder" / "codecs" / "embedded" / "modules.py").exists()
     assert {"start.sh", "poll.sh"} <= {path.name for path in out.iterdir()}
     with np.load(out / "teacher" / bundle.VOICES_FILE) as voices:
         assert len(voices["af_one"]) == 33
+    bundle.main(given)  # replaces the folder
+    assert not (out / "clips.json").exists()
 
 
 def poll(work: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -48,42 +52,29 @@ def poll(work: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """A trial that has ended: its process number is that of nothing."""
-    (tmp_path / "out" / "logs").mkdir(parents=True)
-    (tmp_path / "out" / "codec").mkdir()
+    """A visit that has ended: its process number is that of nothing."""
+    logs = tmp_path / "out" / "logs"
+    logs.mkdir(parents=True)
     (tmp_path / "out" / "status").write_text("done\n")
-    (tmp_path / "out" / "trial.log").write_text("all went well\n")
-    (tmp_path / "out" / "logs" / "train_one.log").write_text("held out: same mel 1.0\n")
+    (tmp_path / "out" / "visit.log").write_text("all went well\n")
+    (logs / "decoder.log").write_text("held out: same mel 1.0\n")
+    (logs / "studio0.log").write_text("take 1\n")
     (tmp_path / "pid").write_text("999999999")
-    codec = tmp_path / "out" / "codec"
-    (codec / "one.8bit.safetensors").write_bytes(b"eight")
-    (codec / "one.safetensors").write_bytes(bytes(range(256)) * 70_000)
-    (codec / "one.judges.safetensors").write_bytes(b"judges")
-    (codec / "one.json").write_text("{}")
     return tmp_path
 
 
-def test_a_poll_brings_small_weights_and_logs(work: Path) -> None:
+def test_a_poll_brings_logs_and_prints_losses(work: Path) -> None:
     ended = poll(work)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "same mel 1.0" in ended.stdout
-    assert "all went well" in (work / "home" / "logs.txt").read_text()
-    assert (work / "home" / "one.8bit.safetensors").read_bytes() == b"eight"
-    assert not list((work / "home").glob("one.safetensors*"))
+    assert "status: done" in ended.stdout
+    logs = (work / "home" / "logs.txt").read_text()
+    assert "all went well" in logs
+    assert "take 1" in logs
+    assert [path.name for path in (work / "home").iterdir()] == ["logs.txt"]
 
 
-def test_a_poll_of_a_design_brings_its_weights_in_pieces(work: Path) -> None:
-    ended = poll(work, "one")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    pieces = sorted((work / "home").glob("one.safetensors.*"))
-    assert len(pieces) == 2
-    assert max(piece.stat().st_size for piece in pieces) <= 16 * 2**20
-    joined = b"".join(piece.read_bytes() for piece in pieces)
-    assert joined == (work / "out" / "codec" / "one.safetensors").read_bytes()
-    assert (work / "home" / "one.judges.safetensors").read_bytes() == b"judges"
-
-
-@pytest.mark.parametrize("name", ["tokens", "lm"])
+@pytest.mark.parametrize("name", ["codec", "lm"])
 def test_a_poll_of_a_folder_brings_pieces_of_one_archive(work: Path, name: str) -> None:
     folder = work / "out" / name
     folder.mkdir()
@@ -99,19 +90,30 @@ def test_a_poll_of_a_folder_brings_pieces_of_one_archive(work: Path, name: str) 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "is not there" not in ended.stdout
     home = work / "home"
-    archive = b"".join(path.read_bytes() for path in sorted(home.glob(f"{name}.tar.*")))
-    (work / "whole.tar").write_bytes(archive)
+    pieces = sorted(home.glob(f"{name}.tar.*"))
+    assert max(piece.stat().st_size for piece in pieces) <= 15 * 2**20
+    (work / "whole.tar").write_bytes(b"".join(path.read_bytes() for path in pieces))
     with tarfile.open(work / "whole.tar") as found:
         found.extractall(work / "found", filter="data")
     assert (work / "found" / "a.npz").read_bytes() == content
     assert sorted(path.name for path in (work / "found").iterdir()) == ["a.npz", "b.npz"]
-    assert not list(home.glob("*.safetensors*"))
 
 
-def test_a_trial_that_has_failed_makes_the_poll_fail(work: Path) -> None:
+def test_a_poll_of_a_folder_alone_packs_it_again(work: Path) -> None:
+    (work / "out" / "coder").mkdir()
+    weights = work / "out" / "coder" / "coder.safetensors"
+    for content in (b"first", b"second"):
+        weights.write_bytes(content)
+        ended = poll(work, "coder")
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        with tarfile.open(work / "home" / "coder.tar.00") as found:
+            found.extractall(work / "found", filter="data")
+        assert (work / "found" / weights.name).read_bytes() == content
+
+
+def test_a_visit_that_has_failed_makes_the_poll_fail(work: Path) -> None:
     (work / "out" / "status").write_text("failed\n")
-    (work / "out" / "trial.log").write_text("no memory\n")
+    (work / "out" / "visit.log").write_text("no memory\n")
     ended = poll(work)
     assert ended.returncode == 1
     assert "no memory" in ended.stdout
-    assert (work / "home" / "one.8bit.safetensors").exists()

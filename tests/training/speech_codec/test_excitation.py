@@ -12,8 +12,9 @@ from torch import Tensor
 from decoder.codecs.source_filter.excitation import Curve, Drive, drive_of, pulses
 from decoder.codecs.source_filter.modules import SpeechCodec
 from training.speech_codec.config import DESIGNS
-from training.speech_codec.crops import PITCH_GRID, phases
+from training.speech_codec.crops import phases
 from training.speech_codec.pitch import HIGHEST_HZ, LOWEST_HZ, held, pitch_loss, true_drive
+from training.speech_codec.plans import CURVE_GRID
 
 TOY = DESIGNS["toy"]
 HOP, RATE = TOY.stft_hop, TOY.sample_rate
@@ -137,9 +138,9 @@ def test_phases_are_those_of_the_teachers_source() -> None:
     """Two lines; 2 pi times the phase is what training.kokoro.vocoder.Merge takes the sine of."""
     generator = np.random.default_rng(0)
     pitch = generator.uniform(80, 300, 50)
-    found = phases(pitch, np.array([0, 20 * PITCH_GRID]))
+    found = phases(pitch, np.array([0, 20 * CURVE_GRID]))
     for first, end in ((0, 20), (20, 50)):
-        wanted = np.cumsum((pitch[first:end] / RATE) % 1) * PITCH_GRID
+        wanted = np.cumsum((pitch[first:end] / RATE) % 1) * CURVE_GRID
         off = (found[first:end] - wanted + 0.5) % 1 - 0.5
         assert np.abs(off).max() < 1e-6
-    assert math.isclose(found[20], pitch[20] * PITCH_GRID / RATE % 1, rel_tol=1e-6)
+    assert math.isclose(found[20], pitch[20] * CURVE_GRID / RATE % 1, rel_tol=1e-6)

@@ -1,26 +1,27 @@
-"""Examples from takes, what listens to codes, and whole runs at toy size."""
+"""Examples from takes, and whole runs of the decoder's training at toy size."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.training.takes import write_take
-from training.speech_codec import trial
+from tests.training.takes import TOY, take_of, toy_coder, write_coder, write_take
 from training.speech_codec.checkpoint import load, read
-from training.speech_codec.config import DESIGNS
-from training.speech_codec.crops import GRID, HELD_OUT, Crops, Sizes, load_takes
-from training.speech_codec.listener import Listener
+from training.speech_codec.coder import Coder
+from training.speech_codec.config import DESIGNS, coder_sizes
+from training.speech_codec.crops import HELD_OUT, Crops, Examples, Sizes, load_takes
+from training.speech_codec.plans import PHONE_GRID
+from training.speech_codec.tokenise import codes_of_lines
 from training.speech_codec.train import main as train
 
-TOY = DESIGNS["toy"]
-SIZES = Sizes(batch=16, crop=6, reference=8)
-SMALL = ["--design", "toy", "--minutes", "20", "--batch", "2", "--crop", "8", "--reference", "8"]
+SIZES = Sizes(batch=16, crop=6)
+SMALL = ["--design", "toy", "--minutes", "20", "--batch", "2", "--crop", "8"]
 SMALL += ["--judged", "3", "--judge-width", "2", "--log", "0"]
+SESSIONS, LINE = HELD_OUT + 3, 36_000
+SMALL_CODER = coder_sizes(TOY)
 
 
 @pytest.fixture
@@ -28,48 +29,71 @@ def takes(tmp_path: Path) -> Path:
     folder = tmp_path / "takes"
     folder.mkdir()
     write_take(folder / "take_0_0000.npz")
+    write_coder(tmp_path / "coder.safetensors", toy_coder())
     return folder
 
 
-def test_examples_are_aligned_and_their_reference_has_the_targets_timbre(takes: Path) -> None:
-    crops = Crops(load_takes(sorted(takes.glob("*.npz")), torch.device("cpu")), TOY, SIZES)
-    assert set(crops.held_out.tolist()) == {0, HELD_OUT}
+@pytest.fixture
+def coder() -> Coder:
+    return toy_coder()
+
+
+def flags(takes: Path) -> list[str]:
+    places = {"takes": takes, "coder": takes.parent / "coder.safetensors", "out": out_of(takes)}
+    return [*SMALL, *(f"--{name}={place}" for name, place in places.items())]
+
+
+def out_of(takes: Path) -> Path:
+    return takes.parent / "codec"
+
+
+def crops_of(folder: Path, coder: Coder, sizes: Sizes = SIZES) -> Crops:
+    takes = load_takes(sorted(folder.glob("*.npz")), torch.device("cpu"))
+    return Crops(takes, coder, TOY, sizes)
+
+
+def starts_of(found: Examples) -> torch.Tensor:
+    """Every crop's first sample in its session, from the drive: pitch is a ramp of 1 Hz in 300
+    samples from the session's start, and too low for a voice below 10 Hz."""
+    at = TOY.stft_hop * torch.arange(found.drive.shape[1])
+    first = (found.drive > 0).int().argmax(1)
+    starts = 300 * found.drive.gather(1, first[:, None])[:, 0] - at[first]
+    return (starts / TOY.stft_hop).round().long() * TOY.stft_hop
+
+
+def test_examples_are_aligned_and_crossed_ones_have_the_partners_timbre(
+    takes: Path, coder: Coder
+) -> None:
+    write_take(takes / "take_0_0000.npz", take_of(lines=2))
+    crops = crops_of(takes, coder)
+    assert crops.held_out.tolist() == [0, 1, 2 * HELD_OUT, 2 * HELD_OUT + 1]
     found = crops.draw(crops.training, torch.Generator().manual_seed(0))
-    assert found.source.shape == found.target.shape == (16, 6 * TOY.hop)
-    assert found.reference.shape == (16, 8 * TOY.hop)
-    assert found.phones.shape == found.pitch.shape == (16, 12)
+    assert found.target.shape == (16, 6 * TOY.hop)
+    assert found.codes.shape == (16, 6)
     assert 0 < int(found.crosses.sum()) < 16
-    source, target, reference = (x * 32768 for x in (found.source, found.target, found.reference))
-    assert torch.equal(source.abs(), target.abs())  # the same session and place
-    assert torch.equal((source.sign() != target.sign()).any(1), found.crosses)
-    session = (target.abs()[:, 0] / 600).floor()
-    owner = torch.where(target[:, 1] < 0, (session + 1) % (HELD_OUT + 3), session)
-    assert torch.equal((reference[:, 0] / 600).floor(), owner)
-    assert torch.equal(found.style[:, 0], owner)
+    samples = found.target * 32768
+    assert torch.equal((samples < 0).any(1), found.crosses)
+    session = (samples.abs()[:, 0] / 600).floor().long()
+    owner = torch.where(found.crosses, (session + 1) % SESSIONS, session)
+    assert torch.equal(found.style[:, 0].long(), owner)
+    start = starts_of(found)
+    place = (start[:, None] + torch.arange(6 * TOY.hop)) % PHONE_GRID
+    assert torch.equal(samples.abs().long(), session[:, None] * 600 + place)
+    codes, at = codes_of_lines(coder, crops.takes, crops.takes["first"])
+    line = 2 * session + start // LINE
+    assert ((start % LINE) % TOY.hop == 0).all()
+    first = at[line] + start % LINE // TOY.hop
+    assert torch.equal(found.codes, codes[first[:, None] + torch.arange(6)])
+    assert len(found.codes.unique()) > 5
 
 
-def test_labels_are_those_of_the_frames_middles(takes: Path) -> None:
-    crops = Crops(load_takes(sorted(takes.glob("*.npz")), torch.device("cpu")), TOY, SIZES)
-    found = crops.draw(crops.training, torch.Generator().manual_seed(1))
-    # pitch is a ramp of 300 samples from the session's start, and phones count its 600s
-    first = (found.pitch[:, 0] * 300).long() // GRID
-    for frame in range(12):
-        middle = int((frame + 0.5) * TOY.frame)
-        assert torch.equal(
-            found.pitch[:, frame].long() - 2 * first, torch.full((16,), middle // 300)
-        )
-        assert torch.equal(found.phones[:, frame], (first + middle // GRID) % 5)
-
-
-def test_drives_begin_at_the_crops_first_sample(takes: Path) -> None:
-    crops = Crops(load_takes(sorted(takes.glob("*.npz")), torch.device("cpu")), TOY, SIZES)
+def test_drives_begin_at_the_crops_first_sample(takes: Path, coder: Coder) -> None:
+    crops = crops_of(takes, coder)
     found = crops.draw(crops.training, torch.Generator().manual_seed(1))
     points = 6 * TOY.hop // TOY.stft_hop + TOY.n_fft // TOY.stft_hop
     assert found.drive.shape == found.turns.shape == (16, points)
-    # pitch is a ramp of 1 Hz in 300 samples; the first frame's middle is in the crop's first 300
     ramp = torch.where(found.drive > 0, found.drive, torch.nan)
-    start = 300 * found.pitch[:, :1]
-    at = start + TOY.stft_hop * torch.arange(points)
+    at = starts_of(found)[:, None] + TOY.stft_hop * torch.arange(points)
     inside = (ramp > 11) & (at < 36_000 - 600)
     assert inside.any(1).sum() > 8
     assert torch.allclose(ramp[inside], at[inside] / 300, atol=0.01)
@@ -81,31 +105,13 @@ def test_drives_begin_at_the_crops_first_sample(takes: Path) -> None:
     assert float(off[inside].abs().max()) < 1e-4
 
 
-def test_sessions_that_are_too_short_are_an_error(takes: Path) -> None:
-    held = load_takes(sorted(takes.glob("*.npz")), torch.device("cpu"))
-    with pytest.raises(ValueError, match="no session"):
-        Crops(held, TOY, Sizes(2, 6, 1000))
-
-
-def test_the_listener_asks_codes_for_phones_and_voices_for_styles(takes: Path) -> None:
-    crops = Crops(load_takes(sorted(takes.glob("*.npz")), torch.device("cpu")), TOY, SIZES)
-    found = crops.draw(crops.training, torch.Generator().manual_seed(2))
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        listener = Listener(TOY, *crops.style_size())
-        values = torch.randn(16, 6, len(TOY.levels), requires_grad=True)
-        voice = torch.randn(16, TOY.voice_tokens, len(TOY.levels), requires_grad=True)
-    heard = listener(values, voice, found)
-    (codes,) = torch.autograd.grad(heard.phone + heard.pitch, values, retain_graph=True)
-    (tokens,) = torch.autograd.grad(heard.style, voice)
-    assert codes.abs().amax((1, 2)).min() > 0
-    assert tokens.abs().amax((1, 2)).min() > 0
-    assert 0 <= float(heard.right) <= 1
+def test_lines_that_are_too_short_are_an_error(takes: Path, coder: Coder) -> None:
+    with pytest.raises(ValueError, match=f"no line of {SESSIONS} has 1000 codes"):
+        crops_of(takes, coder, Sizes(2, 1000))
 
 
 def test_a_run_leaves_weights_that_another_goes_on_from(takes: Path, capsys) -> None:
-    out = takes.parent / "codec"
-    arguments = [*SMALL, "--takes", str(takes), "--out", str(out), "--steps", "11"]
+    arguments, out = [*flags(takes), "--steps", "11"], out_of(takes)
     train([*arguments, "--alone", "0.5"])
     printed = capsys.readouterr().out
     assert "held out:" in printed
@@ -120,14 +126,14 @@ def test_a_run_leaves_weights_that_another_goes_on_from(takes: Path, capsys) -> 
 
 def test_a_design_goes_on_from_another_ones_file(takes: Path, capsys, monkeypatch) -> None:
     monkeypatch.setitem(DESIGNS, "narrow", replace(TOY, decoder_ff=24))
-    out = takes.parent / "codec"
-    arguments = [*SMALL, "--takes", str(takes), "--out", str(out)]
+    monkeypatch.setattr("training.speech_codec.train.coder_sizes", lambda design: SMALL_CODER)
+    arguments, out = flags(takes), out_of(takes)
     train([*arguments, "--steps", "1", "--alone", "0"])
     start = out / "toy.safetensors"
     before = read(start)
     arguments[arguments.index("toy")] = "narrow"
     train([*arguments, "--steps", "1", "--lr", "0", "--start", str(start)])
-    assert "new: ['codec.decoder.blocks.0.ff_in.bias'," in capsys.readouterr().out
+    assert "new: ['blocks.0.ff_in.bias'," in capsys.readouterr().out
     own = out / "narrow.safetensors"
     after = read(own)
     kept = {name for name, value in before.items() if value.shape == after[name].shape}
@@ -138,83 +144,11 @@ def test_a_design_goes_on_from_another_ones_file(takes: Path, capsys, monkeypatc
 
 
 def test_a_trained_codec_has_finite_weights_and_is_heard(takes: Path, capsys) -> None:
-    out = takes.parent / "codec"
-    train([*SMALL, "--takes", str(takes), "--out", str(out), "--steps", "12", "--alone", "0.2"])
+    out = out_of(takes)
+    train([*flags(takes), "--steps", "12", "--alone", "0.2"])
     assert "fooled" in capsys.readouterr().out
     assert not any(value.isnan().any() for value in read(out / "toy.safetensors").values())
     codec = load(out / "toy.8bit.safetensors", out / "toy.json")
     codes = torch.zeros(1, 4, dtype=torch.long)
     samples = codec.decode(codes, torch.zeros(1, TOY.voice_tokens, dtype=torch.long))
     assert float(samples.detach().std()) > 0
-
-
-def test_frozen_encoders_keep_their_codes_to_the_bit(takes: Path, capsys) -> None:
-    out = takes.parent / "codec"
-    arguments = [*SMALL, "--takes", str(takes), "--out", str(out)]
-    start = out / "toy.safetensors"
-    train([*arguments, "--steps", "3"])
-    crops = Crops(load_takes(sorted(takes.glob("*.npz")), torch.device("cpu")), TOY, SIZES)
-    heard = crops.draw(crops.held_out, torch.Generator().manual_seed(3))
-    before, codec = read(start), load(start, start.with_suffix(".json"))
-    capsys.readouterr()
-    train([*arguments, "--steps", "12", "--frozen-encoders", "--start", str(start)])
-    assert "phone" not in capsys.readouterr().out.split("held out")[0]
-    after, frozen = read(start), load(start, start.with_suffix(".json"))
-    for name in ("encode", "voice"):
-        samples = heard.source if name == "encode" else heard.reference
-        pairs = zip(getattr(codec, name)(samples), getattr(frozen, name)(samples), strict=True)
-        assert all(torch.equal(old, new) for old, new in pairs)
-    changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
-    assert changed
-    assert all(name.startswith("codec.decoder.") for name in changed)
-
-
-def test_frozen_encoders_need_weights_to_go_on_from(takes: Path, capsys) -> None:
-    with pytest.raises(SystemExit):
-        train([*SMALL, "--takes", str(takes), "--out", ".", "--frozen-encoders"])
-    assert "name --start" in capsys.readouterr().err
-
-
-def test_a_trial_takes_a_file_or_a_folder_to_go_on_from(tmp_path: Path, capsys) -> None:
-    file = tmp_path / "one.safetensors"
-    file.write_bytes(b"")
-    assert trial.start_of(file, "toy") == file
-    assert trial.start_of(tmp_path, "toy") == tmp_path / "toy.safetensors"
-    folders = [
-        part for name in ("teacher", "package", "phonemes", "out") for part in (f"--{name}", ".")
-    ]
-    with pytest.raises(SystemExit):
-        trial.main([*folders, "--designs", "source_free", "toy", "--start", str(tmp_path)])
-    assert "source_free.safetensors is not there" in capsys.readouterr().err
-
-
-def test_a_voices_trial_needs_encoders(tmp_path: Path, capsys) -> None:
-    folders = [
-        part for name in ("teacher", "package", "phonemes", "out") for part in (f"--{name}", ".")
-    ]
-    with pytest.raises(SystemExit):
-        trial.main([*folders, "--voice", "--designs", "toy"])
-    assert "--voice needs --start and one design" in capsys.readouterr().err
-    assert trial.parts_of(["a", "--", "b", "--", "c", "--"]) == (["a"], ["b"], ["c", "--"])
-    assert trial.parts_of(["a"]) == (["a"], [], [])
-
-
-def test_a_trial_that_fails_says_why(tmp_path: Path, capsys) -> None:
-    folders = [tmp_path / name for name in ("teacher", "package", "phonemes", "out")]
-    flags = ["--teacher", "--package", "--phonemes", "--out"]
-    given = [str(part) for pair in zip(flags, folders, strict=True) for part in pair]
-    assert trial.main([*given, "--designs", "toy", "--studios", "1"]) == 1
-    assert "studio0 failed" in capsys.readouterr().out
-    assert (tmp_path / "out" / "status").read_text() == "failed\n"
-    assert "FileNotFoundError" in (tmp_path / "out" / "logs" / "studio0.log").read_text()
-
-
-def test_processes_run_beside_each_other_and_all_are_waited_for(tmp_path: Path) -> None:
-    processes = trial.Processes(tmp_path)
-    processes.start("fine", 0, "this", [])
-    processes.wait("fi")
-    processes.start("wrong", 1, "no_such_module", [])
-    with pytest.raises(trial.TrialError, match="no_such_module"):
-        processes.wait()
-    assert "Zen" in (tmp_path / "logs" / "fine.log").read_text()
-    assert sys.executable

@@ -10,8 +10,8 @@ import pytest
 
 from tests.training.speech_lm.tokens import (
     KNOWN,
-    LINES,
     ROWS,
+    VOICE_ROWS,
     VOICE_TOKENS,
     rows,
     write_tables,
@@ -121,8 +121,7 @@ def test_a_text_is_that_of_its_codes(speech: Speech, texts: Texts) -> None:
     for line, (text, codes) in zip(lines, turns, strict=True):
         row = int(speech.text[line])
         assert bytes(text.tolist()) == texts.text[row].tobytes()
-        side = int(speech.track[line]) % 2
-        assert set((codes - FIRST_CODE).tolist()) == {row % ROWS * 2 % 64 | side}
+        assert set((codes - FIRST_CODE).tolist()) == {row % ROWS % 64}
     joined = one(made, (made.joined > 1) & (made.way == TEXT))
     lines = made.order[made.at[joined] : made.at[joined] + made.joined[joined]]
     text, codes = parts_of(made.tokens(joined))[1][0]
@@ -143,26 +142,26 @@ def test_texts_may_be_symbols_or_have_some_words_in_symbols(speech: Speech, text
     assert any("uzz" in text or "gab" in text for text in found if "|" in text)
 
 
-def test_voice_tokens_are_of_another_place_or_a_fixed_row(speech: Speech, texts: Texts) -> None:
+def test_voice_tokens_are_a_row_of_their_session_or_its_voices_fixed_one(
+    speech: Speech, texts: Texts
+) -> None:
     made = spoken(speech, texts, np.random.default_rng(3))
     named = fixed = 0
+    chosen = set()
     for i in range(len(made.at)):
-        lines = made.order[made.at[i] : made.at[i] + made.count[i]]
-        track, places = int(speech.track[lines[0]]), set(speech.place[lines].tolist())
+        track = int(speech.track[made.order[made.at[i]]])
         voice = made.tokens(i)[:VOICE_TOKENS]
         named += speech.voice[track] >= 0
         if made.row[i] < 0:
             fixed += 1
-            assert track % 2 == 0  # never the partner's timbre with this voice's prosody
             assert np.array_equal(voice, speech.fixed[int(speech.voice[track])])
             continue
+        chosen.add(int(made.row[i]))
         assert np.array_equal(voice, speech.rows[track, made.row[i]])
-        free = [{0}, {LINES - 2, LINES - 1}, set(range(LINES))]
-        if any(places.isdisjoint(span) for span in free):
-            assert places.isdisjoint(free[made.row[i]])
     assert 0.3 < fixed / named < 0.7
+    assert chosen == set(range(VOICE_ROWS))
     assert sorted(speech.fixed) == [0, 1, 2]
-    assert (speech.fixed[1] - FIRST_CODE).tolist() == [2, 3, 4, 5]  # of the first session
+    assert (speech.fixed[1] - FIRST_CODE).tolist() == [4, 5, 6, 7]  # its first session's own row
 
 
 def test_fixed_rows_of_an_earlier_run_stay(tmp_path: Path, speech: Speech, texts: Texts) -> None:

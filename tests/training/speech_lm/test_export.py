@@ -23,8 +23,9 @@ from tests.decoder.toys import windows_of
 from tests.fakes import LlamaShape, random_llama
 from tests.training.speech_lm.tokens import CODEBOOK, KNOWN, write_tables
 from tests.tts.family_services import configured
+from tests.tts.serving import Serving, error_of, run_with_server
 from training.llama import ModelConfig
-from training.speech_codec.checkpoint import CODEC, halved, read, write
+from training.speech_codec.checkpoint import CODEC, DECODER, VOICE_ENCODER, halved, read, write
 from training.speech_codec.config import DESIGNS, save_config
 from training.speech_lm.documents import spelled
 from training.speech_lm.export import main as export
@@ -40,6 +41,9 @@ from training.vocabulary import FIRST_CODE, PHONEMES, START_OF_SPEECH
 from tts.checkpoint.tokenizer import TextTokenizer
 from tts.errors import InvalidRequestError, Precondition, PreconditionError
 from tts.factory import Service, create_service
+from tts.riva.stubs.common_pb2 import LINEAR_PCM
+from tts.riva.stubs.tts_pb2 import SynthesizeSpeechRequest, ZeroShotData
+from tts.riva.stubs.tts_pb2_grpc import RivaSpeechSynthesisStub
 from tts.speech.types import SamplingOverrides, SpeechRequest, TimestampGranularity
 from tts.text.ipa import marked
 from tts.voices.types import Voice, VoicePrompt
@@ -56,11 +60,8 @@ def audible(codec: SpeechCodec) -> SpeechCodec:
         torch.nn.init.constant_(block.scale, 1.0)
     torch.nn.init.normal_(codec.decoder.pitch.weight, std=0.1)
     with torch.no_grad():
-        for part in (codec.encoder.even, codec.voice_encoder.even):
-            part.momentum = 1.0
-        noise = torch.randn(8, 20 * TOY.hop) * torch.rand(8, 20 * TOY.hop) * 0.1
-        codec.encode(noise)
-        codec.voice(noise)
+        codec.voice_encoder.even.momentum = 1.0
+        codec.voice(torch.randn(8, 20 * TOY.hop) * torch.rand(8, 20 * TOY.hop) * 0.1)
     return codec.eval()
 
 
@@ -75,8 +76,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(halved(model), folder / "lm.safetensors")
     (folder / "lm.json").write_text(json.dumps(asdict(SIZES)))
     (folder / "voices.json").write_text(json.dumps(ROWS))
-    state = {f"{CODEC}{name}": value for name, value in codec.state_dict().items()}
-    write(halved(state), folder / "toy.safetensors")
+    decoder = {f"{DECODER}{k}": v for k, v in codec.decoder.state_dict().items()}
+    write(halved(decoder), folder / "toy.safetensors")
+    voices = {f"{VOICE_ENCODER}{k}": v for k, v in codec.voice_encoder.state_dict().items()}
+    write(halved(voices), folder / "voices.safetensors")
     save_config(TOY, folder / "toy.json")
     write_tables(folder / "package")
     return folder
@@ -84,7 +87,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def export_to(runs: Path, out: Path) -> None:
     flags = ["--lm", runs / "lm.safetensors", "--codec", runs / "toy.safetensors"]
-    flags += ["--config", runs / "toy.json", "--package", runs / "package", "--out", out]
+    flags += ["--voice-encoder", runs / "voices.safetensors", "--config", runs / "toy.json"]
+    flags += ["--package", runs / "package", "--out", out]
     export(list(map(str, flags)))
 
 
@@ -106,10 +110,9 @@ def service(folder: Path) -> Iterator[Service]:
 def speaker(runs: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Speaker:
     """Training's own way to speak, with the codec's weights as they were exported."""
     rounded = tmp_path_factory.mktemp("rounded") / "toy.safetensors"
-    own = read(runs / "toy.safetensors")
     exported = read(folder / "codec" / "model.safetensors")
-    write(own | {f"{CODEC}{k}": v for k, v in exported.items()}, rounded)
-    return Speaker(runs / "lm.safetensors", rounded, runs / "toy.json")
+    write({f"{CODEC}{k}": v for k, v in exported.items()}, rounded)
+    return Speaker(runs / "lm.safetensors", rounded, runs / "toy.json", rounded)
 
 
 def request(text: str = "bad cab", seed: int = 3, **values: object) -> SpeechRequest:
@@ -294,8 +297,31 @@ def test_the_command_says_with_it(folder: Path, tmp_path: Path) -> None:
         assert len(voice.clone(path).say("cab", seed=1, max_audio_s=1.0).samples)
 
 
+def test_riva_takes_phonemes_and_recordings_without_a_transcript(service: Service) -> None:
+    """The claim of docs/riva.md about models that read phonemes and need no transcript."""
+    clip = np.random.default_rng(0).normal(size=24_000, scale=3_000).astype("<i2").tobytes()
+    asked = SynthesizeSpeechRequest(
+        text="bad cab",
+        sample_rate_hz=8_000,
+        custom_dictionary="cab  dˈəf",
+        custom_configuration={"seed": "3", "max_tokens": "10"},
+        zero_shot_data=ZeroShotData(audio_prompt=clip, encoding=LINEAR_PCM, sample_rate_hz=24_000),
+    )
+
+    async def ask(served: Serving) -> None:
+        stub = RivaSpeechSynthesisStub(served.channel)
+        assert (await stub.Synthesize(asked)).audio
+        assert b"".join([part.audio async for part in stub.SynthesizeOnline(iter([asked]))])
+        asked.custom_dictionary = "cab  ʘ"
+        error = await error_of(stub.Synthesize(asked))
+        assert "custom_dictionary: 'ʘ' stands for no phoneme" in str(error.details())
+
+    run_with_server(service, ask)
+
+
 def test_weights_that_do_not_belong_together_are_errors(runs: Path, tmp_path: Path) -> None:
-    for name in ("lm.safetensors", "lm.json", "voices.json", "toy.safetensors"):
+    files = ("lm.safetensors", "lm.json", "voices.json", "toy.safetensors", "voices.safetensors")
+    for name in files:
         (tmp_path / name).write_bytes((runs / name).read_bytes())
     (tmp_path / "package").symlink_to(runs / "package")
     values = json.loads((runs / "toy.json").read_text())
@@ -303,11 +329,28 @@ def test_weights_that_do_not_belong_together_are_errors(runs: Path, tmp_path: Pa
     with pytest.raises(ValueError, match="writes 64 codes"):
         export_to(tmp_path, tmp_path / "out")
     (tmp_path / "toy.json").write_text(json.dumps(values))
-    state = load_file(tmp_path / "toy.safetensors")
-    kept = {name: value for name, value in state.items() if "voice_encoder" not in name}
-    write(kept, tmp_path / "toy.safetensors")
-    with pytest.raises(ValueError, match=r"has no voice_encoder"):
-        export_to(tmp_path, tmp_path / "out")
+    for file, part in (("toy", "decoder"), ("voices", "voice_encoder")):
+        path = tmp_path / f"{file}.safetensors"
+        kept = path.read_bytes()
+        write({"coder.content.norm.weight": torch.ones(2)}, path)
+        with pytest.raises(ValueError, match=rf"{file}.safetensors has no {part}"):
+            export_to(tmp_path, tmp_path / "out")
+        path.write_bytes(kept)
+
+
+def test_one_file_may_have_both_parts_and_others(runs: Path, folder: Path, tmp_path: Path) -> None:
+    for path in runs.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    both = {"coder.content.norm.weight": torch.ones(2)}
+    for name in ("toy.safetensors", "voices.safetensors"):
+        both |= load_file(runs / name)
+        (tmp_path / name).unlink()
+    for name in ("toy.safetensors", "voices.safetensors"):
+        write(both, tmp_path / name)
+    export_to(tmp_path, tmp_path / "out")
+    own, wanted = (load_file(f / "codec" / "model.safetensors") for f in (tmp_path / "out", folder))
+    assert own.keys() == wanted.keys()
+    assert all(torch.equal(own[name], wanted[name]) for name in wanted)
 
 
 @pytest.mark.parametrize(
@@ -316,6 +359,7 @@ def test_weights_that_do_not_belong_together_are_errors(runs: Path, tmp_path: Pa
         ({"first_code": "x"}, "first_code must be a token's number"),
         ({"symbols": "abc"}, "symbols must be a list"),
         ({"colour": 1}, "sonant has no colour"),
+        ({"first_symbol": 10**9}, "the tokens of symbols must be below first_code"),
         ({"first_code": 400}, "the language model writes frames of 1 codes below 112"),
     ],
 )
@@ -330,4 +374,26 @@ def test_a_broken_speech_file_is_named(
     values = json.loads((folder / "speech.json").read_text())
     (own / "speech.json").write_text(json.dumps(values | changes))
     with pytest.raises(CheckpointError, match=message):
+        create_service(configured(own, **SERVED))
+
+
+@pytest.mark.parametrize(
+    ("codes", "message"),
+    [
+        ([1, 2, 3], "'hazel' has 3 speech tokens, a voice of this model has 4"),
+        ([1, 2, 3, 64], r"voice 'hazel': speech tokens must be in 0\.\.63"),
+    ],
+)
+def test_a_broken_row_of_voices_is_named(
+    folder: Path, tmp_path: Path, codes: list[int], message: str
+) -> None:
+    own = tmp_path / "voice"
+    own.mkdir()
+    for path in folder.iterdir():
+        if path.name != "voices.json":
+            (own / path.name).symlink_to(path)
+    values = json.loads((folder / "voices.json").read_text())
+    values["voices"][0]["codes"] = codes
+    (own / "voices.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=rf"voices\.json: .*{message}"):
         create_service(configured(own, **SERVED))

@@ -12,17 +12,25 @@ import torch
 
 from decoder.codecs.source_filter.modules import SpeechCodec
 from tests.training.speech_lm.tokens import CODEBOOK, KNOWN, write_tables
+from tests.training.takes import take_of, toy_coder, write_coder
 from training.llama import LanguageModel, ModelConfig, checkpoint
+from training.speech_codec import render
 from training.speech_codec.checkpoint import CODEC, halved, write
-from training.speech_codec.clips import TABLE
+from training.speech_codec.clips import TABLE, Clip, read_clips
 from training.speech_codec.config import DESIGNS, save_config
-from training.speech_lm.judge import durations, judge
+from training.speech_lm.judge import durations, judge, renderings
 from training.speech_lm.say import main as say
 from training.speech_lm.speaker import Speaker, tokens_of, tokens_of_phonemes
 from training.speech_lm.vocabulary import FIRST_SYMBOL, SPELLED, Symbols
 from training.vocabulary import END_OF_SPEECH, FIRST_CODE, START_OF_SPEECH
 
 TOY = DESIGNS["toy"]
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random weights seldom write an end."""
+    monkeypatch.setattr("training.speech_lm.speaker.MAX_CODES", 40)
 
 
 @pytest.fixture
@@ -43,7 +51,7 @@ def files(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def speaker(files: Path) -> Speaker:
-    names = ("lm.safetensors", "toy.safetensors", "toy.json")
+    names = ("lm.safetensors", "toy.safetensors", "toy.json", "toy.safetensors")
     return Speaker(*(files / name for name in names))
 
 
@@ -89,12 +97,23 @@ def test_say_writes_a_sound_file(files: Path, capsys) -> None:
     soundfile.write(files / "clip.wav", np.random.default_rng(0).normal(0, 0.1, 30_000), rate)
     write_tables(files / "tables")
     spelled = ["--phonemes", "--package", str(files / "tables")]
-    say([*given, "--reference", str(files / "clip.wav"), *spelled])
+    encoder = ["--voice-encoder", str(files / "toy.safetensors")]
+    reference = ["--reference", str(files / "clip.wav")]
+    say([*given, *reference, *encoder, *spelled])
     assert "said.wav" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        say([*given, *reference])
+    assert "--reference needs --voice-encoder" in capsys.readouterr().err
     for wrong in (["--voice", "nobody"], ["--voice", "af_one", "--phonemes"]):
         with pytest.raises(SystemExit):
             say([*given, *wrong])
     assert "af_one, bf_one" in capsys.readouterr().err
+
+
+def test_a_clip_is_not_followed_without_an_encoder_of_voices(files: Path) -> None:
+    speaker = Speaker(*(files / name for name in ("lm.safetensors", "toy.safetensors", "toy.json")))
+    with pytest.raises(ValueError, match="needs the weights of the encoder of voices"):
+        speaker.voice_of(np.zeros(24_000, np.float32))
 
 
 class Deaf:
@@ -110,29 +129,67 @@ class Deaf:
         return np.array([1.0, 0.0])
 
 
-def test_named_voices_have_their_row_and_others_follow_their_clip(
-    speaker: Speaker, tmp_path: Path
-) -> None:
-    from training.speech_codec.clips import read_clips
-
+@pytest.fixture
+def spoken_clips(tmp_path: Path) -> list[Clip]:
+    """Clips of noise with plans and styles, as the teacher leaves them."""
     rng, rows = np.random.default_rng(0), []
-    for kind, voice, count in (("named", "af_one", 3), ("mixture", "mixture0", 2)):
+    for kind, voice, count in (
+        ("named", "af_one", 3),
+        ("named", "bf_one", 2),
+        ("mixture", "m0", 2),
+    ):
+        style = rng.normal(0, 1, 256).astype(np.float16)
         for number in range(count):
-            name = f"{voice}_{number}.wav"
+            name, take = f"{voice}_{number}.wav", take_of(1, 1.0)
             soundfile.write(tmp_path / name, rng.normal(0, 0.1, 24_000), TOY.sample_rate)
+            phones = rng.integers(1, 20, 40).astype(np.uint8)
+            curves = {kind: take[kind] for kind in ("pitch", "energy")}
+            np.savez(tmp_path / f"{voice}_{number}.npz", phones=phones, style=style, **curves)
             rows.append(f"{kind}\t{voice}\t{name}\tBad cab.")
     (tmp_path / TABLE).write_text("\n".join(rows) + "\n")
+    return read_clips(tmp_path)
+
+
+def test_named_voices_have_their_row_and_others_follow_their_clip(
+    speaker: Speaker, spoken_clips: list[Clip], tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    found = list(judge(Deaf(), speaker, read_clips(tmp_path), 0, out))
-    assert [v.system for v in found] == ["teacher", "through", "spoken"] * 3
-    assert [v.duration for v in found if v.system == "teacher"] == [1.0] * 3
+    said = renderings(speaker, toy_coder(), spoken_clips, 0)
+    found = list(judge(Deaf(), TOY.sample_rate, said, out))
+    assert [v.system for v in found] == ["teacher", "through", "spoken"] * 4
+    assert [v.duration for v in found if v.system in ("teacher", "through")] == [1.0] * 8
     assert all(v.wrong == 0 and v.words == 2 for v in found)
     said = [v for v in found if v.system == "spoken"]
     row = speaker.voices["af_one"]
     assert said[0].duration == len(speaker.say(row, tokens_of("Bad cab."))) / 24_000
-    clip, _ = soundfile.read(tmp_path / "mixture0_0.wav", dtype="float32")
+    clip, _ = soundfile.read(tmp_path / "m0_0.wav", dtype="float32")
     followed = speaker.say(speaker.voice_of(clip), tokens_of("Bad cab."))
-    assert said[2].duration == len(followed) / 24_000
-    assert len(list(durations(found))) == 2
-    assert (out / "spoken_mixture0_1.wav").exists()
+    assert said[3].duration == len(followed) / 24_000
+    assert len(list(durations(found))) == 3
+    assert (out / "spoken_m0_1.wav").exists()
+
+
+@pytest.mark.parametrize("clones", [False, True])
+def test_plans_go_through_the_codec_in_their_own_and_in_other_voices(
+    files: Path, spoken_clips: list[Clip], clones: bool
+) -> None:
+    write_coder(files / "coder.safetensors", toy_coder())
+    voices = files / "toy.safetensors" if clones else None
+    trained = render.Trained.load(
+        files / "toy.safetensors", files / "toy.json", files / "coder.safetensors", voices
+    )
+    found = list(render.renderings(trained, spoken_clips))
+    systems = ["teacher", "codec", "crossed", *(["cloned"] if clones else [])]
+    assert [system for system, *_ in found] == systems * 4
+    codec, coder = trained.codec, trained.coder
+    named, other = spoken_clips[0], spoken_clips[3]
+    assert [wanted.voice for _, _, wanted, _ in found[:3]] == ["af_one", "af_one", "bf_one"]
+    clip, (_, own, crossed) = spoken_clips[1], [samples for *_, samples in found[:3]]
+    for samples, voice in ((own, named), (crossed, other)):
+        wanted = render.through(codec, coder, clip, render.own_voice(coder, voice))
+        assert len(wanted) == 24_000
+        assert np.array_equal(samples, wanted)
+    assert not np.array_equal(own, crossed)
+    verdicts = list(render.judge(Deaf(), trained, spoken_clips, None))
+    assert len(list(render.table(verdicts))) == 1 + len(systems) * 4

@@ -62,7 +62,7 @@ def test_it_learns_and_another_run_goes_on(flags: list[str], tmp_path: Path, cap
     assert sizes["voice_tokens"] == VOICE_TOKENS
     assert state["model.embed_tokens.weight"].shape == (FIRST_CODE + CODEBOOK, 128)
     rows = json.loads((tmp_path / "lm" / "voices.json").read_text())
-    assert rows == {"af_one": [0, 1, 2, 3], "am_two": [2, 3, 4, 5], "bf_one": [4, 5, 6, 7]}
+    assert rows == {"af_one": [0, 1, 2, 3], "am_two": [4, 5, 6, 7], "bf_one": [8, 9, 10, 11]}
     (tmp_path / "lm" / "voices.json").write_text(json.dumps(rows | {"af_one": [9] * VOICE_TOKENS}))
     start = ["--start", str(tmp_path / "lm" / "lm.safetensors")]
     train([*flags, *start, "--steps", "10", "--lr", "0"])

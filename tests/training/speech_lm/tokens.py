@@ -15,6 +15,7 @@ from training.speech_lm.vocabulary import Symbols
 KNOWN = {symbol: 3 + 2 * place for place, symbol in enumerate(".,! abdefgˈˌəðiz\u201c\u201d")}
 VOICE_TOKENS, CODEBOOK = 4, 64
 LINES = 6  # of a session
+VOICE_ROWS = 3
 ROWS = 60
 
 
@@ -39,9 +40,8 @@ def write_tables(folder: Path) -> None:
 
 
 def write_tokens(path: Path, sessions: int = 8, seed: int = 0) -> None:
-    """Sessions of LINES lines; codes tell the line, its timbre in the lowest bit; every session's
-    references are its first line, its last two and all of it. Even sessions have named voices,
-    every third is British."""
+    """Write sessions of LINES lines: codes say the line, voice tokens the session and the row. Even
+    sessions have named voices, every third is British."""
     rng, order = np.random.default_rng(seed), np.arange(sessions)
     accent = (order % 3 == 2).astype(np.uint8)
     row = rng.integers(0, ROWS, sessions * LINES).astype(np.uint32)
@@ -50,16 +50,12 @@ def write_tokens(path: Path, sessions: int = 8, seed: int = 0) -> None:
     said = [rows("ab"[accent[s]])[r].split("\t")[0] for s, r in zip(session, row, strict=True)]
     length = np.array([len(symbols.places(line)) + 2 for line in said], np.uint8)
     size = (length + 3).astype(np.uint16)
-    own = np.repeat((row * 2 % CODEBOOK).astype(np.uint16), size)
-    spans = np.array([(0, 0), (LINES - 2, LINES - 1), (0, LINES - 1)])
-    heard = [
-        (s, side, s * LINES + first, s * LINES + last)
-        for s in order for side in (0, 1) for first, last in spans
-    ]  # fmt: skip
-    named = np.flatnonzero(order % 2 == 0)
+    own = order[:, None, None] * 2 + np.arange(VOICE_TOKENS)
+    errors = np.arange(VOICE_ROWS)[:, None] * 16
     np.savez_compressed(
         path,
-        codes=np.stack((own, own | 1)),
+        allow_pickle=False,
+        codes=np.repeat((row % CODEBOOK).astype(np.uint16), size),
         size=size,
         session=session.astype(np.uint16),
         row=row,
@@ -67,10 +63,5 @@ def write_tokens(path: Path, sessions: int = 8, seed: int = 0) -> None:
         durations=np.ones(int(length.sum()), np.uint8),
         voice=np.where(order % 2, -1, order // 2 % 3).astype(np.int16),
         accent=accent,
-        partner=((order + 1) % sessions).astype(np.uint16),
-        style=order.astype(np.uint32),
-        rows=np.arange(len(heard))[:, None].repeat(VOICE_TOKENS, 1).astype(np.uint16) % CODEBOOK,
-        heard=np.array(heard, np.uint16),
-        named=(named[:, None] + [0, 1, 2, 3]).astype(np.uint16),
-        named_by=named.astype(np.uint16),
+        rows=((own + errors) % CODEBOOK).astype(np.uint16),
     )

@@ -202,6 +202,8 @@ def test_named_origins_may_call(service: Service) -> None:
         posted = await served.client.post("/v1/audio/speech", headers={"origin": page})
         assert posted.status_code == 400
         assert posted.headers["access-control-allow-origin"] == page
+        shown = posted.headers["access-control-expose-headers"].split(", ")
+        assert {"x-request-id", "x-ignored-fields", "retry-after", "retry-after-ms"} == set(shown)
         other = {**asked, "origin": "https://other.example"}
         refused = await served.client.options("/v1/audio/speech", headers=other)
         assert "access-control-allow-origin" not in refused.headers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import socket
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from llm import ConfigError
 from tests.fakes import tiny_config
+from tests.tts.processes import many_voices
 from tts.config.serve import ServeConfig
 from tts.config.server import ServerConfig
 from tts.ipc.endpoints import Endpoints
@@ -18,6 +20,7 @@ from tts.processes.supervisor import (
     LONGEST_DELAY_S,
     STEADY_S,
     Restarts,
+    Worker,
     check_processes,
     reserved_port,
 )
@@ -31,6 +34,26 @@ def test_restart_delays_grow_up_to_the_restart_limit() -> None:
     assert restarts.next_delay_s(up_s=1) is None
     assert restarts.next_delay_s(up_s=STEADY_S) == 0.1, "it was fine for a while"
     assert Restarts(0).next_delay_s(up_s=STEADY_S) is None
+
+
+def test_a_delay_is_bounded_after_thousands_of_restarts() -> None:
+    restarts = Restarts(3_000)
+    assert {restarts.next_delay_s(up_s=1) for _ in range(2_000)} >= {0.1, LONGEST_DELAY_S}
+
+
+def test_a_report_may_name_very_many_voices(tiny_checkpoint: Path) -> None:
+    async def scenario() -> None:
+        launch = Launch(config(tiny_checkpoint), "front-end-0", Endpoints.of("ipc:///tmp/x", "x"))
+        worker = Worker(many_voices.__name__, launch, 0, lambda _: None)
+        running = asyncio.create_task(worker.run())
+        try:
+            ready = await asyncio.wait_for(asyncio.shield(worker.ready), 60)
+            assert ready.voices == many_voices.NAMES
+        finally:
+            await worker.stop(30)
+            await running
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("is_shared", [False, True])

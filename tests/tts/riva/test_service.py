@@ -376,6 +376,7 @@ def test_wrong_fields_are_named_as_the_client_knows_them(service: Service) -> No
     ("values", "code", "reason", "message"),
     [
         ({"text": "<speak>hi</speak>"}, "UNIMPLEMENTED", "NOT_AVAILABLE", "SSML"),
+        ({"text": "<speak>" + "a" * 20_000}, "INVALID_ARGUMENT", "INVALID_REQUEST", "has 20007 "),
         (
             {"custom_dictionary": "tomato  təˈmeɪˌtoʊ"},
             "FAILED_PRECONDITION",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import socket
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -203,6 +205,68 @@ def test_idle_connections_are_closed(service: Service) -> None:
             error = await streaming.last()
             assert error.data["code"] == "IDLE_TIMEOUT"
             assert "no text arrived for 1 s" in error.data["text"]
+
+    run(scenario())
+
+
+# --- floods: other calls continue
+
+
+async def _ticks(waiting: asyncio.Future[Any]) -> int:
+    """Return how often the event loop runs until a future is done."""
+    count = 0
+    while not waiting.done():
+        count += 1
+        await asyncio.sleep(0)
+    return count
+
+
+@pytest.mark.parametrize("event", [b'{"type":"x"}\n', frame("ping")])
+def test_events_that_arrive_together_do_not_stop_other_calls(
+    service: Service, event: bytes
+) -> None:
+    async def scenario() -> None:
+        async with wyoming_server(service) as served, served.client() as client:
+            client.writer.write(event * 5_000 + frame("describe"))
+            assert await _ticks(asyncio.ensure_future(client.until("info"))) >= 5_000
+
+    run(scenario())
+
+
+def test_chunks_that_waited_together_do_not_stop_other_calls(service: Service) -> None:
+    chunk = b'{"type":"synthesize-chunk","data":{"text":" "}}\n'
+
+    async def scenario() -> None:
+        async with wyoming_server(service, max_concurrent_requests=1) as served:
+            holder = served.grpc.speech.StreamingSynthesize()
+            await holder.write(session_config())
+            await holder.read()
+            async with served.client() as client:
+                text = frame("synthesize-start") + chunk * 20_000 + frame("synthesize-stop")
+                client.writer.write(text + frame("ping"))
+                await client.until("pong")
+                stopped = asyncio.ensure_future(client.until("synthesize-stopped"))
+                holder.cancel()
+                assert await _ticks(stopped) >= 20_000
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("num_ticks", [0, 1, 3, 4, 8])  # after 2, asyncio has it half accepted
+def test_a_connection_that_arrives_while_the_server_stops_is_closed(
+    service: Service, num_ticks: int
+) -> None:
+    async def scenario() -> None:
+        async with wyoming_server(service) as served:
+            with socket.create_connection(("127.0.0.1", served.server.port)) as late:
+                for _ in range(num_ticks):
+                    await asyncio.sleep(0)
+                await served.server.stop()
+                late.setblocking(False)
+                loop = asyncio.get_running_loop()
+                with suppress(ConnectionResetError):
+                    assert await asyncio.wait_for(loop.sock_recv(late, 1), 30) == b""
+            assert served.server.num_connections == 0
 
     run(scenario())
 

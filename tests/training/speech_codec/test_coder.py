@@ -1,0 +1,114 @@
+"""The coder: what its reader sees, voice tokens, and its training at toy size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training.takes import TOY, take_of, toy_coder, write_take, write_voices
+from training.kokoro.text import NUM_SYMBOLS
+from training.speech_codec.coder import Reader, load_coder, read_losses, symbols_of
+from training.speech_codec.config import coder_sizes
+from training.speech_codec.plans import Plan
+from training.speech_codec.train_coder import main as train
+
+SIZES = coder_sizes(TOY)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_reader_sees_as_many_codes_ahead_as_a_decoder_and_no_more(ahead: int) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        reader = Reader(SIZES._replace(ahead=ahead)).eval()
+        values = torch.randn(1, 12, len(TOY.levels))
+    other, at = values.clone(), 6
+    other[:, at + ahead + 1] += 1.0
+    pairs = zip(reader.plan(values), reader.plan(other), strict=True)
+    for first, second in pairs:
+        assert first.shape[1] == 12 * SIZES.points_per_code
+        changed = (first != second).any(2)[0].nonzero().flatten()
+        assert int(changed.min()) == (at + 1) * SIZES.points_per_code
+
+
+def test_a_style_has_the_same_voice_tokens_and_errors_change_some() -> None:
+    coder = toy_coder()
+    styles = torch.randn(200, 256, generator=torch.Generator().manual_seed(3))
+    values, tokens = coder.voice(styles)
+    assert tokens.shape == (200, TOY.voice_tokens)
+    assert torch.equal(coder.voice(styles)[1], tokens)
+    assert torch.equal(coder.quantizer.values(tokens), values)
+    assert len(tokens.unique()) > TOY.codebook_size // 2
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        shares = [float((coder.voice(styles, e)[1] == tokens).float().mean()) for e in (0.1, 0.4)]
+        each = torch.tensor([0.0, 0.4]).repeat(100)[:, None, None]
+        kept = (coder.voice(styles, each)[1] == tokens).all(1)
+    assert 0.2 < shares[1] < shares[0] < 0.99
+    assert kept[::2].all()
+    assert not kept[1::2].all()
+
+
+@pytest.fixture
+def flags(tmp_path: Path) -> list[str]:
+    """Arguments of a training on two plans; phones are drawn, each for 75 ms."""
+    (tmp_path / "plans").mkdir()
+    for number in range(2):
+        take = take_of(sessions=40)
+        phones = np.random.default_rng(number).integers(1, 9, len(take["phones"]) // 3)
+        take["phones"] = phones.repeat(3).astype(np.uint8)
+        write_take(tmp_path / "plans" / f"plan_{number}_0000.npz", take)
+    write_voices(tmp_path / "voices.npz")
+    folders = [f"--plans={tmp_path / 'plans'}", f"--voices={tmp_path / 'voices.npz'}"]
+    sizes = ["--batch=8", "--crop=16", "--styles=16", "--voices-drawn=64"]
+    return [*folders, f"--out={tmp_path}", "--design=toy", "--minutes=20", *sizes]
+
+
+def read_shares(printed: str) -> list[float]:
+    """The share of phones that are read, of every step."""
+    lines = (line for line in printed.splitlines() if " right " in line and "held" not in line)
+    return [float(line.split("right ")[1].split()[0]) for line in lines]
+
+
+def test_phones_are_read_better_from_codes_after_training(
+    flags: list[str], tmp_path: Path, capsys
+) -> None:
+    train([*flags, "--steps=150", "--lr=2e-2", "--log=0"])
+    printed = capsys.readouterr().out
+    right = read_shares(printed)
+    assert len(right) == 150
+    assert np.mean(right[-10:]) > np.mean(right[:10]) + 0.2
+    assert "held out: phone" in printed
+    coder = load_coder(tmp_path / "coder.safetensors", SIZES)
+    points = 64 * SIZES.points_per_code
+    phones = torch.randint(1, 9, (1, points // 8), generator=torch.Generator().manual_seed(0))
+    curves = torch.zeros(3, 1, points)
+    codes = coder.codes(Plan(phones.repeat_interleave(8, 1), *curves))[1]
+    assert codes.shape == (1, 64)
+    assert len(codes.unique()) > 3
+
+
+def test_without_plans_there_is_nothing_to_learn(flags: list[str], tmp_path: Path) -> None:
+    for path in (tmp_path / "plans").iterdir():
+        path.unlink()
+    with pytest.raises(ValueError, match="no plans to learn from"):
+        train(flags)
+
+
+def test_a_symbol_counts_the_same_whatever_its_length() -> None:
+    phones = torch.tensor([[5, 5, 5, 5, 7, 5], [5, 9, 9, 9, 9, 9]])
+    assert symbols_of(phones).tolist() == [0, 0, 0, 0, 1, 2, 3, 4, 4, 4, 4, 4]
+    flat = torch.zeros(2, 6)
+    plan = Plan(phones, flat, flat, flat)
+    logits = torch.zeros(2, 6, NUM_SYMBOLS)
+    sure = logits.scatter(2, phones[..., None], 50.0)
+    short, long = sure.clone(), sure.clone()
+    short[0, 4] = long[0, :4] = 0.0
+    curves = torch.zeros(2, 6, 3)
+    losses = [read_losses(read, curves, plan) for read in (sure, short, long)]
+    assert float(losses[0].phone) < 1e-6
+    assert float(losses[1].phone) == pytest.approx(float(losses[2].phone), rel=1e-5)
+    assert [round(float(loss.wrong) * 5) for loss in losses] == [0, 1, 1]

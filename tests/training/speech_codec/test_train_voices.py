@@ -1,0 +1,101 @@
+"""The encoder of voices: clips as people record them, and its training at toy size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from decoder.codecs.source_filter.modules import SpeechCodec
+from tests.training.takes import TOY, take_of, toy_coder, write_coder, write_take
+from training.speech_codec.checkpoint import DECODER, halved, load, read, write
+from training.speech_codec.config import save_config
+from training.speech_codec.train_voices import Sessions, recorded
+from training.speech_codec.train_voices import main as train
+
+RATE = TOY.sample_rate
+
+
+def test_recorded_clips_are_others_of_the_same_size() -> None:
+    time_s = torch.arange(RATE) / RATE
+    tone = 0.3 * torch.sin(2 * torch.pi * 200 * time_s)
+    clips = torch.cat((tone.repeat(16, 1), torch.zeros(1, RATE)))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        found = recorded(clips, RATE)
+    assert found.shape == clips.shape
+    assert found.isfinite().all()
+    assert float(found.abs().max()) < 1
+    voiced, levels = found[:16], found[:16].abs().amax(1)
+    assert float(levels.max() / levels.min()) > 2
+    spectra = torch.fft.rfft(voiced).abs()
+    assert (spectra.argmax(1) == 200).sum() > 12  # most still have the tone above their noise
+    alike = torch.corrcoef(voiced - voiced.mean(1, keepdim=True))
+    assert float((alike - torch.eye(16)).max()) < 0.9999  # each is recorded in its own way
+    assert not found[16].any()
+
+
+def voiced_take(sessions: int) -> dict[str, np.ndarray]:
+    """Sessions of noise between 200 Hz and a limit that their style says as well."""
+    take, rng = take_of(sessions), np.random.default_rng(0)
+    kinds = rng.normal(0, 1, (4, 256))
+    hz = np.fft.rfftfreq(int(take["end"][0]), 1 / RATE)
+    for number, (start, end) in enumerate(zip(take["start"], take["end"], strict=True)):
+        spectrum = np.fft.rfft(rng.normal(0, 3000, end - start))
+        limit = 500 * 2 ** (number % 4 + 1)
+        take["own"][start:end] = np.fft.irfft(spectrum * ((hz > 200) & (hz < limit)), end - start)
+    take["style"] = kinds[np.arange(sessions) % 4].astype(np.float16)
+    return take
+
+
+@pytest.fixture
+def flags(tmp_path: Path) -> list[str]:
+    (tmp_path / "takes").mkdir()
+    write_take(tmp_path / "takes" / "take_0_0000.npz", voiced_take(12))
+    write_coder(tmp_path / "coder.safetensors", toy_coder())
+    places = [f"--takes={tmp_path / 'takes'}", f"--coder={tmp_path / 'coder.safetensors'}"]
+    return [*places, f"--out={tmp_path}", "--design=toy", "--minutes=20", "--batch=2"]
+
+
+def test_clips_are_of_their_session(flags: list[str], tmp_path: Path) -> None:
+    write_take(tmp_path / "takes" / "take_0_0001.npz", take_of(9))
+    sessions = Sessions(sorted((tmp_path / "takes").iterdir()), torch.device("cpu"))
+    chosen = torch.arange(12, 21)
+    clips, style = sessions.draw(chosen, 32, 48_000)  # longer than a session: repeated
+    assert clips.shape == (32, 48_000)
+    number = (clips * 32768 / 600).floor()
+    assert torch.equal(number, style[:, :1].expand_as(number))
+    assert len(style[:, 0].unique()) > 4
+
+
+def test_voices_of_clips_come_near_their_tokens_and_the_codec_takes_them(
+    flags: list[str], tmp_path: Path, capsys
+) -> None:
+    train([*flags, "--steps=80", "--lr=2e-2", "--log=0"])
+    printed = capsys.readouterr().out
+    losses = [float(line.split("distance ")[1].split()[0]) for line in printed.splitlines()[:-1]]
+    assert len(losses) == 80
+    assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:10])
+    assert "nearest is the own one" in printed.splitlines()[-1]
+    codec = SpeechCodec(TOY)
+    state = {f"{DECODER}{name}": v for name, v in codec.decoder.state_dict().items()}
+    write(halved(state), tmp_path / "toy.safetensors")
+    save_config(TOY, tmp_path / "toy.json")
+    files = [tmp_path / name for name in ("toy.safetensors", "toy.json", "voices.safetensors")]
+    found = load(*files)
+    kept = read(files[2])
+    for name, value in found.voice_encoder.state_dict().items():
+        assert torch.equal(value.float(), kept[f"codec.voice_encoder.{name}"])
+    with torch.inference_mode():
+        _, tokens = found.voice(torch.randn(1, 20 * TOY.hop) / 10)
+    assert tokens.shape == (1, TOY.voice_tokens)
+    with pytest.raises(ValueError, match="without"):
+        load(files[0], files[1], voices=files[0])
+
+
+def test_without_takes_there_is_nothing_to_learn(flags: list[str], tmp_path: Path) -> None:
+    (tmp_path / "takes" / "take_0_0000.npz").unlink()
+    with pytest.raises(ValueError, match="no takes to learn from"):
+        train(flags)

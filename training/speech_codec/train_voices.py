@@ -1,0 +1,216 @@
+"""Train the encoder of voices: from a clip to the voice tokens of who speaks in it.
+
+    python -m training.speech_codec.train_voices --takes runs/takes \
+        --coder runs/coder/coder.safetensors --out runs/codec --minutes 3
+
+The teacher's own style vector says which tokens are right. Clips of 2 to 8 s are recorded in a
+room, with noise, through a telephone's band or too softly, as people record them (`recorded`).
+OUT/voices.safetensors holds the running mean of the weights (float16).
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from decoder.codecs.source_filter.config import SpeechCodecConfig
+from decoder.codecs.source_filter.modules import LogMel, VoiceEncoder
+from training.progress import Mean, Progress, Rate
+from training.speech_codec.checkpoint import VOICE_ENCODER, halved, write
+from training.speech_codec.coder import load_coder
+from training.speech_codec.config import DESIGNS, coder_sizes
+
+SHORTEST_S, LONGEST_S = 2.0, 8.0
+WARM_STEPS, LAST_RATE = 200, 0.02  # of the learning rate: it rises, its share at the end
+MEAN_EVERY, MEAN_SHARE = 5, 0.02  # steps; of the newest weights in those that are kept
+HELD_OUT = 48  # every so many sessions one is not learned from
+HELD_OUT_CLIPS, HELD_OUT_S = 64, 4.0
+CLEAN_SHARE = 0.4  # of the batches
+VOICES_FILE = "voices.safetensors"
+
+
+class Sessions:
+    """What every session's own voice says, on the device."""
+
+    def __init__(self, paths: Sequence[Path], device: torch.device) -> None:
+        """Raises ValueError where there are none."""
+        parts: dict[str, list[np.ndarray]] = {n: [] for n in ("own", "start", "end", "style")}
+        samples = 0
+        for path in paths:
+            with np.load(path) as stored:
+                take = {name: stored[name] for name in parts}
+            for name, value in take.items():
+                parts[name].append(value + samples if name in ("start", "end") else value)
+            samples += len(take["own"])
+        if not samples:
+            raise ValueError("there are no takes to learn from")
+        whole = {name: torch.from_numpy(np.concatenate(found)) for name, found in parts.items()}
+        self.own, self.start, self.end = (whole[n].to(device) for n in ("own", "start", "end"))
+        self.style = whole["style"].to(device).float()
+        order = torch.arange(len(self.start), device=device)
+        self.training, self.held_out = order[order % HELD_OUT > 0], order[order % HELD_OUT == 0]
+
+    def draw(self, sessions: Tensor, count: int, size: int) -> tuple[Tensor, Tensor]:
+        """Clips float32 [count, size], repeated where a session is shorter, and styles."""
+        picked = sessions[torch.randint(len(sessions), (count,), device=sessions.device)]
+        length = self.end[picked] - self.start[picked]
+        share = torch.rand(count, device=picked.device)
+        first = (share * (length - size).clamp_min(0)).long()
+        index = (first[:, None] + torch.arange(size, device=picked.device)) % length[:, None]
+        return self.own[self.start[picked, None] + index].float() / 32768, self.style[picked]
+
+
+def recorded(clips: Tensor, rate: int) -> Tensor:
+    """Clips [B, S] as of a room, with a tone control, noise and another level, drawn for each."""
+    rows, size = clips.shape
+    device = clips.device
+    draw = torch.rand(rows, 8, device=device)
+    length = rate // 2
+    time_s = torch.arange(length, device=device) / rate
+    decay_s = 0.03 + 0.3 * draw[:, :1]
+    room = torch.randn(rows, length, device=device) * (-time_s / decay_s * 3).exp()
+    room = room / room.square().sum(1, keepdim=True).sqrt()
+    room *= 0.6 * draw[:, 1:2].square() * (draw[:, 2:3] < 0.6)
+    room[:, 0] = 1.0
+    bins = 1 << (size + length).bit_length()
+    spectrum = torch.fft.rfft(clips, bins) * torch.fft.rfft(room, bins)
+    hz = torch.linspace(0, rate / 2, spectrum.shape[1], device=device)
+    low = 300 * draw[:, 3:4] * (draw[:, 4:5] < 0.4)
+    high = torch.where(draw[:, 4:5] < 0.25, 3400 + 4600 * draw[:, 5:6], torch.full_like(low, rate))
+    tilt = (hz.clamp_min(50) / 1000) ** (0.6 * (draw[:, 6:7] - 0.5))
+    band = torch.sigmoid((hz - low) / 30) * torch.sigmoid((high - hz) / 200)
+    sound = torch.fft.irfft(spectrum * tilt * band, bins)[:, :size]
+    level = sound.square().mean(1, keepdim=True).sqrt()
+    noise = torch.randn_like(sound)
+    noise = noise + 2 * F.avg_pool1d(F.pad(noise, (7, 0)), 8, 1)  # more of it below 1 kHz
+    decibels = 8 + 42 * draw[:, 7:8]
+    sound = sound + noise * level * 10 ** (-decibels / 20) / 1.5
+    peak = sound.abs().amax(1, keepdim=True).clamp_min(1e-4)
+    return sound / peak * (0.05 + 0.9 * torch.rand(rows, 1, device=device))
+
+
+class Model(nn.Module):
+    """The encoder and what stands before it."""
+
+    def __init__(self, config: SpeechCodecConfig) -> None:
+        super().__init__()
+        self.mel = LogMel(config)
+        self.encoder = VoiceEncoder(config, self.mel.width)
+
+    def forward(self, clips: Tensor) -> Tensor:
+        """Clips [B, S] to latent values [B, K, levels]."""
+        return self.encoder(self.mel(clips))
+
+
+def distance(latent: Tensor, wanted: Tensor) -> Tensor:
+    """Mean square of the bounded values' difference."""
+    return (latent.tanh() - wanted.tanh()).square().mean()
+
+
+class Trainer:
+    """The encoder of voices, its data and its optimiser."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.config = args, DESIGNS[args.design]
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.sessions = Sessions(sorted(args.takes.glob("take_*[0-9].npz")), self.device)
+        self.coder = load_coder(args.coder, coder_sizes(self.config)).to(self.device)
+        self.model = Model(self.config).to(self.device)
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=args.lr, betas=(0.9, 0.95))
+        self.rate = Rate(args.lr, WARM_STEPS, LAST_RATE)
+        self.mean = Mean(self.model, MEAN_EVERY, MEAN_SHARE)
+        self.rng = random.Random(args.seed)
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """Return clips of one length, recorded or clean, and their styles."""
+        seconds = self.rng.uniform(SHORTEST_S, LONGEST_S)
+        count = max(2, int(self.args.batch * LONGEST_S / seconds))
+        clips, style = self.sessions.draw(self.sessions.training, count, self.samples(seconds))
+        if self.rng.random() >= CLEAN_SHARE:
+            clips = recorded(clips, self.config.sample_rate)
+        return clips, style
+
+    def samples(self, seconds: float) -> int:
+        """Return the number of samples in whole frames."""
+        return int(seconds * self.config.sample_rate) // self.config.frame * self.config.frame
+
+    def train_step(self, step: int, share: float) -> dict[str, Tensor]:
+        """Return the loss of the step after `step` others, at this share of the run."""
+        self.rate.set(step, share, self.optimiser)
+        clips, style = self.draw()
+        wanted = self.coder.style(style)
+        device = self.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            loss = distance(self.model(clips), wanted)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 5.0)
+        self.optimiser.step()
+        self.mean.update(step + 1)
+        return {"distance": loss.detach()}
+
+    @torch.no_grad()
+    def held_out(self) -> str:
+        """Return how far voices of clips are from their own tokens, and from another session's."""
+        sessions = self.sessions
+        chosen = sessions.held_out if len(sessions.held_out) > 1 else sessions.training
+        count = min(HELD_OUT_CLIPS, 4 * len(chosen))
+        clips, style = sessions.draw(chosen, count, self.samples(HELD_OUT_S))
+        wanted = self.coder.style(style)
+        same = (style[:, None] - style[None]).abs().amax(2) < 1e-4
+        kinds, parts = {"clean": clips, "recorded": recorded(clips, self.config.sample_rate)}, []
+        for name, heard in kinds.items():
+            latent = self.mean.network(heard)
+            own, error = distance(latent, wanted).item(), (latent - wanted).std().item()
+            gaps = (latent[:, None].tanh() - wanted[None].tanh()).square().mean((2, 3))
+            nearest = same.gather(1, gaps.argmin(1, keepdim=True)).float().mean().item()
+            parts.append(f"{name} {own:.4f}, error of latents {error:.2f}, "
+                         f"nearest is the own one in {nearest:.2f}")  # fmt: skip
+        other = distance(wanted, wanted.roll(1, 0)).item()
+        return f"held out: {'; '.join(parts)}; others {other:.4f}"
+
+    def save(self) -> None:
+        """Write the encoder under its names in a codec."""
+        state = self.mean.network.encoder.state_dict()
+        own = {f"{VOICE_ENCODER}{name}": value for name, value in state.items()}
+        write(halved(own), self.args.out / VOICES_FILE)
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train until the time is over."""
+    torch.manual_seed(args.seed)
+    args.out.mkdir(parents=True, exist_ok=True)
+    trainer, progress = Trainer(args), Progress(args.minutes, args.steps, args.log)
+    for share in progress:
+        progress.log_losses(trainer.train_step(progress.step, share))
+    trainer.save()
+    progress.clock.log(f"{trainer.held_out()} after {progress.step} steps")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("takes", "coder", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, required=True)
+    parser.add_argument("--design", choices=sorted(DESIGNS), default="source_free")
+    parser.add_argument("--steps", type=int, default=0, help="at most; 0: as time allows")
+    parser.add_argument("--batch", type=int, default=32, help="clips of the longest kind")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--log", type=float, default=10.0, help="seconds")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    train(build_parser().parse_args(argv))
+
+
+if __name__ == "__main__":
+    main()
