@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 
+import grpc
 import numpy as np
 import pytest
 import soundfile
@@ -33,6 +34,7 @@ from benchmarks import (
     scheduler,
     seams,
     speed,
+    spoken_text,
     streams,
     understood,
 )
@@ -49,6 +51,7 @@ from benchmarks.stub_engine import stub_engine_server
 from benchmarks.word_errors import Recogniser, WordErrors, edit_distance, total, word_errors
 from tests.decoder.small_codecs import to_safetensors, write_snac
 from tests.speech_server import Server, SpeechClient, serving
+from tts.v1.text_pb2_grpc import TextServiceStub
 
 ROOT = Path(__file__).parent.parent
 NOT_COMMANDS = {"__init__", "stub_engine", "report", "word_errors"}
@@ -85,6 +88,7 @@ def test_each_command_has_a_main_and_a_place_in_the_documentation() -> None:
         "serve",
         "soak",
         "speed",
+        "spoken_text",
         "streams",
         "understood",
     }
@@ -328,6 +332,23 @@ def test_first_audio_comes_before_the_rest(tiny_server: Server) -> None:
     first, audio = report.figures
     assert 0 < first.value < wall_ms
     assert audio.value > 0
+
+
+def test_the_first_audio_of_a_generated_text_is_divided(
+    tiny_checkpoint: Path, text_checkpoint: Path
+) -> None:
+    flags = ["--text-model", str(text_checkpoint)]
+    with (
+        serving(str(tiny_checkpoint), flags) as server,
+        SpeechClient(server.address) as client,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        report = spoken_text.measure(TextServiceStub(channel), client, repeat=2)
+    clause, first, usual, rest, share = (figure.values for figure in report.figures)
+    for number in range(2):
+        assert 0 < clause[number] < first[number]
+        assert rest[number] == pytest.approx(first[number] - clause[number] - usual[number])
+        assert 0 < share[number] <= 100
 
 
 def test_http_is_compared_with_grpc_in_pairs(tiny_checkpoint: Path) -> None:

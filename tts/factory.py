@@ -13,12 +13,18 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decoder import AudioEncoding
-from llm import CheckpointError, RequestError, SamplingParams, is_embedding_model
+from llm import (
+    CheckpointError,
+    ConfigError,
+    RequestError,
+    SamplingParams,
+    is_embedding_model,
+)
 from tts.checkpoint.files import load_eos_ids, load_sampling_defaults, read_json
 from tts.engine.client import EngineInfo
 
@@ -66,6 +72,23 @@ class Service:
     prompts: PromptBuilder
     text: TextModel
     synthesizer: Synthesizer | None
+    text_service: Service | None = None
+    """Service of a second model, which answers requests for text; see `with_text_model`."""
+
+    @property
+    def for_text(self) -> Service:
+        """The service that answers requests for text."""
+        return self.text_service or self
+
+    @property
+    def services(self) -> tuple[Service, ...]:
+        """The services of all models, this one first."""
+        return (self,) if self.text_service is None else (self, self.text_service)
+
+    async def close(self) -> None:
+        """Stop the engines."""
+        for service in self.services:
+            await service.client.close()
 
     @property
     def codec(self) -> CodecSpec | None:
@@ -74,18 +97,37 @@ class Service:
 
 
 def create_service(
-    config: AudioGenerationConfig | None = None, server: ServerConfig | None = None
+    config: AudioGenerationConfig | None = None,
+    server: ServerConfig | None = None,
+    text: AudioGenerationConfig | None = None,
 ) -> Service:
     """Load a model and start its engine; block until both are done.
 
     `config` None, or one without a model path, means the embedded voice; `server` limits voices,
-    prompts, audio and readers. Raises CheckpointError, ConfigError, CapacityError and
-    DecoderConfigError.
+    prompts, audio and readers; `text` is the configuration of a second model for requests for
+    text. Raises CheckpointError, ConfigError, CapacityError and DecoderConfigError.
     """
     config = with_model(config)
     checkpoint = open_checkpoint(config)
     client, info = create_engine_client(config, server, checkpoint)
-    return connect_service(config, server, client, info, checkpoint=checkpoint)
+    service = connect_service(config, server, client, info, checkpoint=checkpoint)
+    return service if text is None else with_text_model(service, create_service(text, server))
+
+
+def with_text_model(service: Service, text: Service) -> Service:
+    """Return the service of a voice whose requests for text go to another model.
+
+    Raises ConfigError for models that do not go together.
+    """
+    if service.synthesizer is None:
+        raise ConfigError(f"text_model={text.model} needs a model that speaks; name it with model")
+    if text.synthesizer is not None:
+        raise ConfigError(f"text_model={text.model} is a model that speaks; name it with model")
+    if text.model == service.model:
+        raise ConfigError(
+            f"text_model={text.model} has the name of the model; set model.served_model_name"
+        )
+    return replace(service, text_service=text)
 
 
 def open_checkpoint(config: AudioGenerationConfig) -> Checkpoint:
@@ -351,8 +393,6 @@ def _settings(parts: _Parts, client: EngineClient, family: SpeechFamily) -> Synt
     )
     if parts.server is None:
         return settings
-    from dataclasses import replace
-
     return replace(
         settings,
         max_audio_s=parts.server.max_audio_duration_s,
@@ -362,8 +402,6 @@ def _settings(parts: _Parts, client: EngineClient, family: SpeechFamily) -> Synt
 
 def _sampling(config: AudioGenerationConfig, family: SpeechFamily) -> SamplingParams:
     """Return the family's sampling parameters, without penalties if they are disabled."""
-    from dataclasses import replace
-
     if config.sampling.enable_penalties:
         return family.sampling()
     return replace(

@@ -54,13 +54,13 @@ def build_parser(*, show_all: bool = False, program: str = PROGRAM) -> argparse.
 
 
 def read_config(args: argparse.Namespace) -> ServeConfig:
-    """Read both configurations from parsed arguments, file, environment and the model's defaults.
+    """Read all configurations from parsed arguments, file, environment and the models' defaults.
 
-    A model of the hub is downloaded first, unless it is cached.
+    Models of the hub are downloaded first, unless they are cached.
     """
     model = config_from_args(AudioGenerationConfig, args, base=complete_values)
     model.resolve()  # which `defer_resolve` leaves to this command
-    return ServeConfig(model, config_from_args(ServerConfig, args))
+    return ServeConfig.of(model, config_from_args(ServerConfig, args))
 
 
 def shared_folder(config: ServeConfig) -> AbstractContextManager[Path | None]:

@@ -21,7 +21,7 @@ from llm.batch import (
     ScheduledBatch,
     ScheduledRow,
 )
-from llm.config import ModelConfig, PipelineConfig
+from llm.config import KVCacheConfig, ModelConfig, PipelineConfig
 from llm.models.pickle_weights import find_weights
 from llm.request import SamplingParams
 from llm.runner.model_runner import ModelRunner
@@ -105,11 +105,11 @@ def pipeline_config(
         quantization_encoding=keys.pop("encoding", None),
         rope_type=keys.pop("rope_type", None),
         attention_backend=keys.pop("attention_backend", "auto"),
-        kv_cache={
-            "num_pages": num_pages,
-            "kv_cache_page_size": page_size,
-            "kv_cache_format": keys.pop("kv_format", None),
-        },
+        kv_cache=KVCacheConfig(
+            num_pages=num_pages,
+            kv_cache_page_size=page_size,
+            kv_cache_format=keys.pop("kv_format", None),
+        ),
     )
     return PipelineConfig(model=model, **({"max_batch_size": 32} | keys))
 

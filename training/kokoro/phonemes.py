@@ -155,11 +155,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--lines", type=Path, required=True)
     parser.add_argument("--package", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder of a.tsv.xz and b.tsv.xz")
+    parser.add_argument("--accents", nargs="+", choices=sorted(ACCENTS), default=list(ACCENTS))
     args = parser.parse_args(argv)
     known = symbols(args.package)
     lines = args.lines.read_text(encoding="utf-8").splitlines()
     args.out.mkdir(parents=True, exist_ok=True)
-    for accent in ACCENTS:
+    for accent in args.accents:
         pairs = zip(spell_lines(lines, accent, known), lines, strict=True)
         rows = [f"{phonemes}\t{line}" for phonemes, line in pairs if phonemes.strip()]
         write_table(rows, table(args.out, accent))

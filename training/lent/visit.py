@@ -255,7 +255,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--synthesis", type=float, default=170.0, help="seconds of takes")
     parser.add_argument("--planning", type=float, default=190.0, help="seconds of plans")
     parser.add_argument("--coder-after", type=float, default=60.0, help="seconds")
-    parser.add_argument("--coder-minutes", type=float, default=1.6)
+    parser.add_argument("--coder-minutes", type=float, default=3.0)
     parser.add_argument("--coder-batch", type=int, default=192)
     parser.add_argument("--lm-minutes", type=float, default=16.0, help="from the beginning on")
     parser.add_argument("--voices-minutes", type=float, default=3.0)

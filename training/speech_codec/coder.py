@@ -144,27 +144,50 @@ class Reader(nn.Module):
 
 
 class Read(NamedTuple):
-    """Losses, and the share of points whose phone is right."""
+    """Losses, the share of points whose phone is right, and that of symbols which are wrong."""
 
     phone: Tensor
     octaves: Tensor
     voiced: Tensor
     energy: Tensor
     right: Tensor
+    wrong: Tensor
 
 
 def read_losses(logits: Tensor, curves: Tensor, wanted: Plan) -> Read:
-    """How well plans are read: octaves where there is voice."""
+    """How well plans are read: a symbol counts the same whatever its length, octaves count where
+    there is voice."""
     octaves, voiced, energy = curves.unbind(-1)
     spoken = wanted.voiced
     off = ((octaves - wanted.octaves).abs() * spoken).sum() / spoken.sum().clamp_min(1)
+    symbol = symbols_of(wanted.phones)
+    count = int(symbol.max()) + 1
+    length = torch.bincount(symbol, minlength=count)
+    missed = F.cross_entropy(logits.flatten(0, 1), wanted.phones.flatten(), reduction="none")
     return Read(
-        F.cross_entropy(logits.flatten(0, 1), wanted.phones.flatten()),
+        (missed / length[symbol]).sum() / count,
         off,
         F.binary_cross_entropy_with_logits(voiced, spoken),
         (energy - wanted.energy).abs().mean(),
         (logits.detach().argmax(-1) == wanted.phones).float().mean(),
+        wrong_symbols(logits.detach(), wanted.phones, symbol, count),
     )
+
+
+def symbols_of(phones: Tensor) -> Tensor:
+    """Number the runs of equal phones [B, P] through: int64 [B * P]."""
+    begins = torch.ones_like(phones, dtype=torch.bool)
+    begins[:, 1:] = phones[:, 1:] != phones[:, :-1]
+    return begins.flatten().cumsum(0) - 1
+
+
+def wrong_symbols(logits: Tensor, phones: Tensor, symbol: Tensor, count: int) -> Tensor:
+    """Return the share of symbols that are read as others, by the sum over their points."""
+    chances = logits.flatten(0, 1).softmax(-1)
+    summed = chances.new_zeros(count, NUM_SYMBOLS).index_add_(0, symbol, chances)
+    meant = torch.empty(count, dtype=torch.long, device=phones.device)
+    meant[symbol] = phones.flatten()
+    return (summed.argmax(-1) != meant).float().mean()
 
 
 def load_coder(path: Path, sizes: Sizes) -> Coder:

@@ -173,7 +173,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--styles", type=int, default=128, help="style vectors of a step")
     parser.add_argument("--voices-drawn", type=int, default=20_000)
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--phone-weight", type=float, default=1.0)
+    parser.add_argument("--phone-weight", type=float, default=3.0)
     parser.add_argument("--pitch-weight", type=float, default=8.0)
     parser.add_argument("--energy-weight", type=float, default=1.0)
     parser.add_argument("--style-weight", type=float, default=1.0)

@@ -47,6 +47,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "offline",
             "family",
             "model.served_model_name",
+            "text_model",
+            "text_model_config",
             "model.weight_path",
             "allow_pickle",
             "audio_decoder",
@@ -140,6 +142,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "slow_reader_timeout_s",
             "step_timeout_s",
             "max_restarts",
+            "unload_after_s",
             "drain_delay_s",
             "drain_grace_s",
         ),
@@ -161,6 +164,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 METAVARS: Mapping[str, str] = MappingProxyType(
     {
         "model_path": "NAME",
+        "text_model": "NAME",
         "chunk_size": "N,N,...",
         "s": "SECONDS",
         "ms": "MS",

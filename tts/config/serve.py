@@ -1,4 +1,4 @@
-"""`ServeConfig`: model and server configuration together, and the report of a wrong one."""
+"""`ServeConfig`: configuration of models and server together, and the report of a wrong one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from decoder import DecoderConfigError
 from llm import CapacityError, CheckpointError, ConfigError
+from tts.config.defaults import complete_values
 from tts.config.pipeline import AudioGenerationConfig, describe_error
 from tts.config.server import ServerConfig
 
@@ -25,10 +26,29 @@ WRONG_CONFIGURATION = (
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """Configuration of the model and of the server."""
+    """Configuration of the model and of the server, and of a second model for text if any."""
 
     model: AudioGenerationConfig
     server: ServerConfig
+    text: AudioGenerationConfig | None = None
+
+    @classmethod
+    def of(cls, model: AudioGenerationConfig, server: ServerConfig) -> ServeConfig:
+        """Return the configuration with that of the server's text model, if it names one.
+
+        A model of the hub is downloaded first, unless it is cached. Raises ConfigError and
+        CheckpointError.
+        """
+        if server.text_model is None:
+            return cls(model, server)
+        named = {"model": {"model_path": server.text_model}}
+        given = AudioGenerationConfig.merged(
+            {"offline": model.offline}, server.text_model_config, named
+        )
+        try:
+            return cls(model, server, AudioGenerationConfig(**complete_values(given)))
+        except ValidationError as error:
+            raise ConfigError(f"text_model_config: {describe_error(error)}") from error
 
 
 def refuse(error: Exception) -> int:

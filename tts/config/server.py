@@ -38,11 +38,25 @@ class ServerConfig(StrictModel):
     wyoming_without_token: bool = Field(
         default=False, description="serve Wyoming on any address although others need a token"
     )
+    text_model: str | None = Field(
+        default=None,
+        min_length=1,
+        description="second model, which answers requests for text: folder or hub OWNER/NAME",
+    )
+    text_model_config: dict[str, Any] = Field(
+        default_factory=dict, description="configuration of the text model, as of the model"
+    )
     front_ends: int = Field(
         default=1, ge=0, le=64, description="processes for calls; 0: the engine's"
     )
     max_restarts: int = Field(
         default=5, ge=0, description="restarts in a row of a process that died"
+    )
+    unload_after_s: float | None = Field(
+        default=None,
+        ge=1,
+        description="idle time after which a model is unloaded until the next call (default: "
+        "never)",
     )
     step_timeout_s: float = Field(
         default=120.0,
@@ -146,6 +160,10 @@ class ServerConfig(StrictModel):
             raise ValueError("tls_cert and tls_key go together")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ValueError("tls_client_ca needs tls_cert and tls_key")
+        if self.unload_after_s is not None and not self.front_ends:
+            raise ValueError("unload_after_s needs front_ends of at least 1")
+        if self.text_model_config and self.text_model is None:
+            raise ValueError("text_model_config needs text_model")
         if self.wyoming_port is not None and not self._may_speak_wyoming:
             raise ValueError(
                 "Wyoming has no tokens and no TLS, which this server requires: set wyoming_host to "

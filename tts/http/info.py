@@ -25,16 +25,17 @@ def routes(shared: Shared) -> list[BaseRoute]:
     started = int(time.time())
 
     def models(exchange: Exchange) -> dict[str, dict[str, Any]]:
-        """Return the served model and its adapters by name."""
-        service = exchange.host.service
-        fields = {
-            "object": "model",
-            "created": started,
-            "owned_by": "sonant",
-            "capabilities": _capabilities(service),
-        }
+        """Return the served models and their adapters by name."""
         return {
-            name: {"id": name, **fields, "parent": service.model if name != service.model else None}
+            name: {
+                "id": name,
+                "object": "model",
+                "created": started,
+                "owned_by": "sonant",
+                "capabilities": _capabilities(service),
+                "parent": service.model if name != service.model else None,
+            }
+            for service in exchange.host.service.services
             for name in (service.model, *service.text.adapters)
         }
 

@@ -84,6 +84,7 @@ SESSION_NAMES: Mapping[str, str] = {
 
 MAX_SECONDS = 86_400.0
 
+SpeechFormat = Literal["mp3", "opus", "flac", "wav", "pcm"]
 ChunkSize = Annotated[int, Field(ge=1, le=MAX_CODES_PER_CHUNK)]
 
 
@@ -95,13 +96,12 @@ class VoiceReference(BaseModel):
     id: str
 
 
-class SpeechSettings(JsonBody):
-    """JSON that requests and sessions share: OpenAI's fields, then ours."""
+class VoiceSettings(JsonBody):
+    """JSON of how a text is spoken: OpenAI's fields, then ours."""
 
     model: str = ""
     voice: str | VoiceReference = ""
     instructions: str = ""
-    response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
     speed: float = 1.0
     seed: int | None = Field(default=None, ge=0, lt=2**64)
     language: str = ""
@@ -112,15 +112,25 @@ class SpeechSettings(JsonBody):
     ref_text: str = ""
 
     @property
-    def media_type(self) -> str:
-        """Return the media type of the audio."""
-        return FORMATS[self.response_format][1]
-
-    @property
     def ignored(self) -> list[str]:
         """Return the names of fields that have no effect."""
         unknown = list(self.model_extra or ())
         return ["instructions", *unknown] if self.instructions else unknown
+
+
+class SpeechSettings(VoiceSettings):
+    """JSON that requests and sessions share."""
+
+    response_format: SpeechFormat = "mp3"
+
+    @property
+    def media_type(self) -> str:
+        """Return the media type of the audio."""
+        return FORMATS[self.response_format][1]
+
+    def synthesis(self, synthesizer: Synthesizer) -> pb.SynthesisConfig:
+        """Return the config of the wire contract; raises as `to_request` does."""
+        return to_synthesis(self, self.response_format, synthesizer)
 
 
 class SpeechBody(SpeechSettings):
@@ -147,7 +157,7 @@ def to_request(body: SpeechBody, synthesizer: Synthesizer) -> pb.SynthesizeStrea
     if body.timestamps != "none" and body.stream_format == "audio":
         raise InvalidRequestError.of("timestamps", "needs stream_format sse or json")
     return pb.SynthesizeStreamRequest(
-        config=_config(body, synthesizer), input=pb.SynthesisInput(text=body.input)
+        config=body.synthesis(synthesizer), input=pb.SynthesisInput(text=body.input)
     )
 
 
@@ -155,17 +165,20 @@ def to_session(frame: SessionFrame, synthesizer: Synthesizer) -> pb.StreamingSyn
     """Return the first message of the wire contract for a session; raises as `to_request` does."""
     return pb.StreamingSynthesizeRequest(
         config=pb.StreamingSynthesizeConfig(
-            synthesis=_config(frame, synthesizer),
+            synthesis=frame.synthesis(synthesizer),
             max_text_delay=to_duration(frame.max_text_delay),
             idle_timeout=to_duration(frame.idle_timeout),
         )
     )
 
 
-def _config(body: SpeechSettings, synthesizer: Synthesizer) -> pb.SynthesisConfig:
+def to_synthesis(
+    body: VoiceSettings, response_format: SpeechFormat, synthesizer: Synthesizer
+) -> pb.SynthesisConfig:
+    """Return the config of the wire contract; raises as `to_request` does."""
     model, lora = _model_and_adapter(body.model, synthesizer)
-    rate = body.sample_rate or (PCM_RATE if body.response_format == "pcm" else 0)
-    encoding = FORMATS[body.response_format][0]
+    rate = body.sample_rate or (PCM_RATE if response_format == "pcm" else 0)
+    encoding = FORMATS[response_format][0]
     sizes = [body.chunk_size] if isinstance(body.chunk_size, int) else body.chunk_size
     return pb.SynthesisConfig(
         model=model,
@@ -187,7 +200,7 @@ def _model_and_adapter(name: str, synthesizer: Synthesizer) -> tuple[str, str]:
     return "" if name in OPENAI_MODELS else name, ""
 
 
-def _voice(body: SpeechSettings, voices: VoiceRegistry) -> pb.VoiceSelection:
+def _voice(body: VoiceSettings, voices: VoiceRegistry) -> pb.VoiceSelection:
     if body.ref_audio:
         audio = decoded(body.ref_audio, "ref_audio")
         prompt = pb.VoicePrompt(audio=audio, transcript=body.ref_text)

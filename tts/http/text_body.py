@@ -11,8 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from tts.errors import FieldViolation, InvalidRequestError
 from tts.factory import Service
 from tts.http.exchange import Items, JsonBody
+from tts.http.speech_body import NAMES as SPEECH_NAMES
+from tts.http.speech_body import SpeechFormat, VoiceSettings, to_synthesis
 from tts.server.wire.text import MAX_MESSAGES
-from tts.v1 import common_pb2
+from tts.speech.synthesizer import Synthesizer
+from tts.v1 import common_pb2, speech_pb2
 from tts.v1 import text_pb2 as pb
 
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
@@ -48,8 +51,8 @@ REFUSED: Mapping[str, tuple[Sequence[Any], str]] = {
     "tool_choice": (("none", "auto"), _NO_TOOLS),
     "functions": (([],), _NO_TOOLS),
     "function_call": (("none", "auto"), _NO_TOOLS),
-    "modalities": ((["text"],), "must be text; /v1/audio/speech speaks"),
-    "audio": ((), "is not supported; /v1/audio/speech speaks"),
+    "modalities": ((["text"],), "must be text; /v1/chat/completions speaks"),
+    "audio": ((), "is not supported; /v1/chat/completions speaks"),
     "web_search_options": ((), "is not supported"),
     "dimensions": ((), "is not supported: the vectors of a model have one size"),
 }
@@ -62,7 +65,19 @@ _NAMES: Mapping[str, str] = {
     "config.sampling": "",
     **{f"config.sampling.{name}": name for name in (*SAMPLING, "stop")},
 }
-CHAT_NAMES = {**_NAMES, "config.top_logprobs": "top_logprobs", "input": "messages"}
+CHAT_NAMES = {
+    **_NAMES,
+    "config.top_logprobs": "top_logprobs",
+    "input": "messages",
+    **{
+        path.replace("config.", "synthesis.", 1): f"audio.{name}"
+        for path, name in SPEECH_NAMES.items()
+        if path.startswith("config.")
+    },
+    "synthesis.audio_format": "audio.format",
+    "ref_audio": "audio.ref_audio",
+    "ref_text": "audio.ref_text",
+}
 COMPLETION_NAMES = {**_NAMES, "config.top_logprobs": "logprobs", "input": "prompt"}
 EMBEDDING_NAMES = {"inputs": "input"}
 """Fields of the contract by their names in JSON, for errors."""
@@ -158,13 +173,40 @@ class GenerationBody(TextBody):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
+AUDIO_FORMATS: Mapping[str, SpeechFormat] = {
+    "mp3": "mp3",
+    "opus": "opus",
+    "flac": "flac",
+    "wav": "wav",
+    "pcm16": "pcm",
+}
+"""`format` of a chat's audio to `response_format` of speech."""
+
+
+class ChatAudio(VoiceSettings):
+    """JSON of how the text of a chat is spoken."""
+
+    format: Literal["mp3", "opus", "flac", "wav", "pcm16"] = "wav"
+
+    def synthesis(self, synthesizer: Synthesizer) -> speech_pb2.SynthesisConfig:
+        """Return the message of the wire contract; raises as `to_request` does."""
+        return to_synthesis(self, AUDIO_FORMATS[self.format], synthesizer)
+
+
 class ChatBody(GenerationBody):
     """JSON of a chat."""
 
     messages: Parts[Message]
+    modalities: list[Literal["text", "audio"]] = Field(default=["text"], min_length=1)
+    audio: ChatAudio | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: Int32 = 0
+
+    @property
+    def spoken(self) -> ChatAudio | None:
+        """Return how the text is spoken; None for a text that is not."""
+        return (self.audio or ChatAudio()) if "audio" in self.modalities else None
 
 
 class CompletionBody(GenerationBody):
@@ -185,6 +227,8 @@ def chat_request(body: ChatBody, service: Service) -> pb.GenerateRequest:
     """Return the message of the wire contract for a chat. Raises InvalidRequestError."""
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequestError.of("top_logprobs", "needs logprobs: true")
+    if body.audio is not None and body.spoken is None:
+        raise InvalidRequestError.of("audio", "needs modalities: text and audio")
     messages = [_message(index, message) for index, message in enumerate(body.messages)]
     config = _config(body, service)
     config.logprobs, config.top_logprobs = body.logprobs, body.top_logprobs

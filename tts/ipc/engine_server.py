@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -60,6 +61,7 @@ BEAT_S = 0.5
 REQUEST_BOUND = 1024  # queued messages from one front end
 REPLY_BOUND = 16_384  # queued messages to one front end
 NOTICE_BOUND = 65_536  # queued cancellations and credit; a few per stream
+UNLOAD_S = 2.0  # for front ends to learn that the engine unloads
 BUNDLE_BYTES = 2**18  # maximum size of a bundle; a larger message is sent alone
 
 
@@ -120,6 +122,9 @@ class EngineServer:
         self._reply: zmq.Socket | None = None
         self._beating: asyncio.Task[None] | None = None
         self._status: EngineStatus | None = None
+        self._last_work_s = time.monotonic()
+        self._is_unloading = False
+        self._peer_left = asyncio.Event()
         self.broken = asyncio.Event()
         """Set when the client's engine has stopped unexpectedly, or hangs."""
 
@@ -130,6 +135,17 @@ class EngineServer:
     def num_streams(self) -> int:
         """Number of streams and admission slots that front ends hold."""
         return sum(len(peer.streams) for peer in self._peers.values())
+
+    async def wait_idle(self, idle_s: float) -> None:
+        """Wait until there has been no stream for a time."""
+        while True:
+            now_s = time.monotonic()
+            if self.num_streams:
+                self._last_work_s = now_s
+            left_s = self._last_work_s + idle_s - now_s
+            if left_s <= 0:
+                return
+            await asyncio.sleep(left_s)
 
     async def start(self) -> None:
         """Bind the endpoints and accept work. Raises zmq.ZMQError when one cannot be bound.
@@ -147,6 +163,20 @@ class EngineServer:
             socket = bound_socket(self._context, zmq.PULL, address, bound)
             self._inlets.append(Inlet(socket, self._received))
         self._beating = asyncio.create_task(self._beat())
+
+    async def unload(self) -> None:
+        """Accept no more work and notify the front ends; wait until they know it. Then `close`.
+
+        They repeat requests that have no answer yet, when the engine is back.
+        """
+        self._is_unloading = True
+        for peer in self._peers.values():
+            self._send(peer, Farewell(unloads=True))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(UNLOAD_S):
+                while self._peers:
+                    self._peer_left.clear()
+                    await self._peer_left.wait()
 
     async def close(self) -> None:
         """Cancel all streams, notify the front ends, and unbind."""
@@ -178,6 +208,8 @@ class EngineServer:
         except msgspec.DecodeError as error:
             logger.warning("invalid message: %s", error)
             return
+        if self._is_unloading and isinstance(message, Hello | Work):
+            return  # it is repeated for the next engine
         if isinstance(message, Hello):
             self._greet(message)
             return
@@ -219,7 +251,11 @@ class EngineServer:
         peer.streams[number] = stream
         stream.task = asyncio.create_task(self._work(peer, work, stream))
         # Done here because a task that is cancelled before its first step does not run.
-        stream.task.add_done_callback(lambda _: peer.streams.pop(number, None))
+        stream.task.add_done_callback(lambda _: self._ended(peer, number))
+
+    def _ended(self, peer: _Peer, number: int) -> None:
+        peer.streams.pop(number, None)
+        self._last_work_s = time.monotonic()
 
     @staticmethod
     def _cancel(number: int, peer: _Peer) -> None:
@@ -313,6 +349,7 @@ class EngineServer:
     def _drop(self, peer: _Peer) -> list[asyncio.Task[None]]:
         """Drop a front end and cancel its streams."""
         self._peers.pop(peer.name, None)
+        self._peer_left.set()
         tasks = [stream.task for stream in peer.streams.values() if stream.task is not None]
         for task in tasks:
             task.cancel()

@@ -48,6 +48,10 @@ RECONNECT_MS, LONGEST_RECONNECT_MS = 20, 500
 LAST_WORDS_MS = 200
 
 
+class EngineUnloadedError(EngineLostError):
+    """Error of a request whose engine has unloaded its model; it may be repeated."""
+
+
 class Stream:
     """Answers to one request, in order, for a single reader."""
 
@@ -89,6 +93,8 @@ class Link:
         self.name = f"{name}-{secrets.token_hex(4)}"
         self.status: EngineStatus | None = None
         self.lost = asyncio.Event()
+        self.is_unloaded = False
+        """Whether the engine has announced that it unloads its model; `lost` is set then."""
         self._endpoints = endpoints
         self._welcomed: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._streams: dict[int, Stream] = {}
@@ -224,7 +230,10 @@ class Link:
                 self.status = status
             case Welcome() | Refused() as greeting:
                 self._greeted(greeting)
-            case Farewell():
+            case Farewell(unloads=unloads):
+                self.is_unloaded = unloads
+                if unloads:
+                    self._notify(self._control, Goodbye(self.name))  # the engine waits for it
                 self._break()
 
     def _greeted(self, greeting: Welcome | Refused) -> None:
@@ -246,7 +255,8 @@ class Link:
     def _break(self) -> None:
         """Mark the link as lost and fail all streams."""
         self.lost.set()
-        error = EngineLostError("the engine has exited; it is being restarted, try again")
+        kind = EngineUnloadedError if self.is_unloaded else EngineLostError
+        error = kind("the engine has exited; it is being restarted, try again")
         for stream in self._streams.values():
             stream.fail(error)
         self._streams.clear()

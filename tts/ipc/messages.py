@@ -110,7 +110,13 @@ class Beat(Message, frozen=True):
 
 
 class Farewell(Message, frozen=True):
-    """Last message of the engine before it stops."""
+    """Last message of the engine before it stops.
+
+    `unloads`: it was idle, accepts no more work, and is started again when work is wanted. Front
+    ends answer with Goodbye.
+    """
+
+    unloads: bool = False
 
 
 class Answer(Message, frozen=True):

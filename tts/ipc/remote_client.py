@@ -3,16 +3,18 @@
     keeper:  new link ─▶ welcomed ─▶ up … lost ─▶ new link ─▶ …
     speak:   Speak ─▶ Audio, Audio … (Credit, Credit …) ─▶ the last block, or Cancel
 
-While no engine is connected, requests raise EngineLostError at once.
+While no engine is connected, requests raise EngineLostError at once. If the engine has unloaded its
+model, they have it loaded and wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import zmq
@@ -24,7 +26,7 @@ from tts.errors import EngineLostError
 from tts.ipc.endpoints import Endpoints
 from tts.ipc.engine_server import AUDIO_WINDOW, TEXT_WINDOW
 from tts.ipc.heartbeat import LATE_S
-from tts.ipc.link import Link, Stream
+from tts.ipc.link import EngineUnloadedError, Link, Stream
 from tts.ipc.messages import (
     Admit,
     Admitted,
@@ -43,32 +45,52 @@ logger = logging.getLogger("tts.ipc")
 
 RECONNECTED = "reconnected to the engine"  # log message
 UNKNOWN = EngineStatus(0, 0, 0, 0, 0, 0, 0, is_alive=False)
+UNLOADED = EngineStatus(0, 0, 0, 0, 0, 0, 0, is_loaded=False)
+WAKE_S = 0.5  # between two requests to load the model
+
+
+def _wake_nothing() -> None:
+    pass
 
 
 class RemoteEngineClient:
     """`EngineClient` for the endpoints of an `EngineServer`. One event loop.
 
-    `connect` returns a connected client.
+    `connect` returns a connected client. `wake` asks for the engine to be started if its model is
+    unloaded; it is called repeatedly until the engine answers.
     """
 
-    def __init__(self, endpoints: Endpoints, name: str, context: zmq.Context | None = None) -> None:
-        self._endpoints, self._name = endpoints, name
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        name: str,
+        context: zmq.Context | None = None,
+        wake: Callable[[], None] = _wake_nothing,
+    ) -> None:
+        self._endpoints, self._name, self._wake = endpoints, name, wake
         self._context = context or zmq.Context.instance()
         self._link = Link(endpoints, name, self._context)
         self._info: EngineInfo | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._was_unloaded = False
+        self._connected = asyncio.Event()
 
     @classmethod
     async def connect(
-        cls, endpoints: Endpoints, name: str, context: zmq.Context | None = None
+        cls,
+        endpoints: Endpoints,
+        name: str,
+        context: zmq.Context | None = None,
+        wake: Callable[[], None] = _wake_nothing,
     ) -> RemoteEngineClient:
         """Connect to the engine; wait while it loads.
 
         Raises ConfigError for the engine of another server.
         """
-        client = cls(endpoints, name, context)
+        client = cls(endpoints, name, context, wake)
         try:
-            client._info = await client._handshake()
+            async with client._waking():
+                client._info = await client._handshake()
         except BaseException:
             client._link.close()
             raise
@@ -94,7 +116,7 @@ class RemoteEngineClient:
 
         Raises what the engine's own client raises, and EngineLostError.
         """
-        with self._reading(Generate, request, TEXT_WINDOW) as reader:
+        async with self._reading(Generate, request, TEXT_WINDOW) as reader:
             chunk = None
             while chunk is None or chunk.finish_reason is None:
                 answer = await reader.next()
@@ -108,7 +130,7 @@ class RemoteEngineClient:
 
         Raises what the engine's own client raises, and EngineLostError.
         """
-        with self._reading(Speak, job, AUDIO_WINDOW) as reader:
+        async with self._reading(Speak, job, AUDIO_WINDOW) as reader:
             block = None
             while block is None or block.finish_reason is None:
                 answer = await reader.next()
@@ -119,7 +141,7 @@ class RemoteEngineClient:
 
     async def encode_prompt(self, samples: np.ndarray) -> tuple[int, ...]:
         """Return the codes of a reference clip: float32 [S], mono at the codec's rate."""
-        with self._reading(Encode, samples, 1) as reader:
+        async with self._reading(Encode, samples, 1) as reader:
             answer = await reader.next()
             assert isinstance(answer, Codes)
             reader.stream.has_ended = True
@@ -131,13 +153,23 @@ class RemoteEngineClient:
 
         Raises ServerBusyError or StreamLimitError when a limit is reached, and EngineLostError.
         """
-        with self._reading(Admit, client, 1) as reader:
+        async with self._reading(Admit, client, 1) as reader:
             answer = await reader.next()
             assert isinstance(answer, Admitted)
             yield
 
+    @property
+    def is_unloaded(self) -> bool:
+        """Whether the engine has unloaded its model and is not connected again."""
+        return self._was_unloaded or self._link.is_unloaded
+
     async def status(self) -> EngineStatus:
-        """Return the engine's newest snapshot; `is_alive` is False without heartbeats."""
+        """Return the engine's newest snapshot; `is_alive` is False without heartbeats.
+
+        `is_loaded` is False for an engine that has unloaded its model, and counts as alive.
+        """
+        if self.is_unloaded:
+            return UNLOADED
         if not self._link.is_answering:
             await asyncio.sleep(LATE_S)  # if this process was suspended, heartbeats wait to be read
         status = self._link.status or UNKNOWN
@@ -166,7 +198,10 @@ class RemoteEngineClient:
         """Connect to the next engine after each loss."""
         while True:
             await self._link.wait_lost()
-            logger.warning("the engine has exited; its requests have failed")
+            self._connected.clear()
+            self._was_unloaded = self._link.is_unloaded
+            if not self._was_unloaded:
+                logger.warning("the engine has exited; its requests have failed")
             self._replace_link()
             try:
                 await self._reconnect()
@@ -177,32 +212,85 @@ class RemoteEngineClient:
             logger.info(RECONNECTED)
 
     async def _reconnect(self) -> None:
-        if await self._handshake() != self._info:
+        """Connect to the next engine; one that did not unload its model is wanted at once."""
+        async with nullcontext() if self._was_unloaded else self._waking():
+            info = await self._handshake()
+        if info != self._info:
             raise ConfigError("the engine restarted with another model")
+        self._was_unloaded = False
+        self._connected.set()
 
-    @contextmanager
-    def _reading(self, kind: Callable[..., Work], value: object, window: int) -> Iterator[_Reader]:
-        """Send a request; cancel it at the end of the block if it has not ended."""
-        link = self._link
-        stream = link.open(kind(link.name, link.new_number(), value))
+    @asynccontextmanager
+    async def _waking(self) -> AsyncIterator[None]:
+        """Have an unloaded engine started while the block waits for it."""
+        waking = asyncio.create_task(self._keep_waking())
         try:
-            yield _Reader(link, stream, window)
+            yield
         finally:
-            link.close_stream(stream)
+            waking.cancel()
+
+    async def _keep_waking(self) -> None:
+        while True:
+            self._wake()
+            await asyncio.sleep(WAKE_S)
+
+    async def _open(self, kind: Callable[..., Work], value: object) -> tuple[Link, Stream]:
+        """Send a request; if the engine has unloaded its model, wait until it is loaded again."""
+        while self.is_unloaded:
+            if self._link.is_unloaded:
+                self._connected.clear()  # the keeper has not noticed it yet
+            async with self._waking():
+                await self._connected.wait()
+        link = self._link
+        return link, link.open(kind(link.name, link.new_number(), value))
+
+    @asynccontextmanager
+    async def _reading(
+        self, kind: Callable[..., Work], value: object, window: int
+    ) -> AsyncIterator[_Reader]:
+        """Send a request; cancel it at the end of the block if it has not ended."""
+        send = partial(self._open, kind, value)
+        reader = _Reader(send, *await send(), window)
+        try:
+            yield reader
+        finally:
+            reader.close()
 
 
 class _Reader:
-    """Reader of a stream that grants credit to the engine."""
+    """Reader of a stream that grants credit to the engine.
 
-    def __init__(self, link: Link, stream: Stream, window: int) -> None:
+    `send` repeats the request, when the engine has unloaded its model before the first answer.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[], Awaitable[tuple[Link, Stream]]],
+        link: Link,
+        stream: Stream,
+        window: int,
+    ) -> None:
         self.stream = stream
-        self._link = link
+        self._send, self._link = send, link
         self._batch = max(1, window // 2)
         self._num_taken = -1  # an item counts as read when the next one is requested
+        self._is_answered = False
 
     async def next(self) -> Answer:
         self._num_taken += 1
         if self._num_taken >= self._batch:
             self._link.took(self.stream, self._num_taken)
             self._num_taken = 0
-        return await self.stream.get()
+        while True:
+            try:
+                answer = await self.stream.get()
+            except EngineUnloadedError:
+                if self._is_answered:
+                    raise
+                self._link, self.stream = await self._send()
+            else:
+                self._is_answered = True
+                return answer
+
+    def close(self) -> None:
+        self._link.close_stream(self.stream)

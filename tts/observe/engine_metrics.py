@@ -25,14 +25,25 @@ BATCH_HISTOGRAMS = (
 """Field of the engine's statistics, metric name and description; all by kind of batch."""
 
 
-class EngineCollector(Collector):
-    """Collector of the engine's last snapshot; empty before the first one."""
+PREFIX = "sonant_"
 
-    def __init__(self) -> None:
+
+class EngineCollector(Collector):
+    """Collector of an engine's last snapshot; empty before the first one.
+
+    `prefix` begins the names of the metrics, which begin with PREFIX here.
+    """
+
+    def __init__(self, prefix: str = PREFIX) -> None:
+        self._prefix = prefix
         self.status: EngineStatus | None = None
 
     def collect(self) -> Iterable[Metric]:
         """Iterate over the snapshot's metrics (called by the registry at each scrape)."""
+        for metric in self._metrics():
+            yield metric if self._prefix == PREFIX else _renamed(metric, self._prefix)
+
+    def _metrics(self) -> Iterator[Metric]:
         status = self.status
         if status is None:
             return
@@ -53,6 +64,15 @@ class EngineCollector(Collector):
             yield from _audio(status.audio)
 
 
+def _renamed(metric: Metric, prefix: str) -> Metric:
+    """Return a metric whose name and samples begin with another prefix."""
+    renamed = Metric(prefix + metric.name.removeprefix(PREFIX), metric.documentation, metric.type)
+    for sample in metric.samples:
+        name = prefix + sample.name.removeprefix(PREFIX)
+        renamed.samples.append(sample._replace(name=name))
+    return renamed
+
+
 def _state(status: EngineStatus) -> Iterator[Metric]:
     stats = status.stats
     states = {"running": status.running, "waiting": status.waiting}
@@ -61,6 +81,8 @@ def _state(status: EngineStatus) -> Iterator[Metric]:
         states |= {"decoding": stats.decoding, "paused": stats.paused}
         pages |= {"cached": stats.cached_pages, "host": stats.host_pages}
     yield _gauge("sonant_engine_sequences", "Sequences in the engine.", states)
+    loaded = "Whether the model is loaded: 1, or 0 when it was unloaded for lack of calls."
+    yield GaugeMetricFamily("sonant_engine_loaded", loaded, value=int(status.is_loaded))
     yield _gauge("sonant_kv_pages", "Pages of the KV pool.", pages)
     yield GaugeMetricFamily(
         "sonant_audio_streams", "Decoder states alive.", value=status.audio_streams

@@ -29,6 +29,7 @@ class EngineStatus:
     preemptions: int
     prefix_hit_tokens: int
     is_alive: bool = True  # False when the engine has stopped, failed or hangs
+    is_loaded: bool = True  # False when its model is unloaded until the next request
     stats: EngineStats | None = None
     audio: AudioStats | None = None
     linear_layers: tuple[tuple[str, int], ...] = ()  # (kernel, number of layers)

@@ -60,7 +60,7 @@ def serve_metrics(
     if folder is not None:
         registry = CollectorRegistry()
         MultiProcessCollector(registry, str(folder))
-        registry.register(metrics.engine)
+        metrics.register_engines(registry)
     try:
         http, thread = start_metrics_server(host, port, registry)
     except OSError as error:
@@ -86,7 +86,7 @@ def exposition(metrics: Metrics) -> bytes:
         return generate_latest(metrics.registry)
     registry = CollectorRegistry()
     MultiProcessCollector(registry)
-    registry.register(metrics.engine)
+    metrics.register_engines(registry)
     return generate_latest(registry)
 
 

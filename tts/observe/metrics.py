@@ -1,7 +1,7 @@
 """Prometheus metrics of the service, in base units, with the standard names of gRPC metrics.
 
 `Metrics` has its own registry, so two servers in one process do not mix. The engine's values are
-read at each scrape from the newest `EngineStatus` of `Metrics.engine`.
+read at each scrape from the newest `EngineStatus` of `Metrics.engine` and `Metrics.text_engine`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from tts.observe.engine_metrics import EngineCollector
 LATENCY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60)
 UNDERRUN_BUCKETS_S = (0.0, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 FACTOR_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 5)
+TEXT_PREFIX = "sonant_text_"  # of the engine of a second model, for text
 CALL_LABELS = ("grpc_service", "grpc_method")
 
 
@@ -22,7 +23,8 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.engine = EngineCollector()
-        self.registry.register(self.engine)
+        self.text_engine = EngineCollector(TEXT_PREFIX)
+        self.register_engines(self.registry)
         self.started = self._counter(
             "grpc_server_started", "Calls that reached a method.", CALL_LABELS
         )
@@ -63,6 +65,11 @@ class Metrics:
             registry=self.registry,
             multiprocess_mode="livesum",
         )
+
+    def register_engines(self, registry: CollectorRegistry) -> None:
+        """Add the engines' metrics to a registry."""
+        registry.register(self.engine)
+        registry.register(self.text_engine)
 
     def note_requests(self, running: int, waiting: int) -> None:
         """Set the two states of `sonant_requests`."""

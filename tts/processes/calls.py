@@ -110,7 +110,7 @@ async def serve_calls(
         service = await _loaded(load(server), signals)
         if service is None:
             end_process(0)  # a loading thread cannot be interrupted
-        ending.push_async_callback(service.client.close)
+        ending.push_async_callback(service.close)
         await warm_up(service)
         tune_gc()
         ending.enter_context(expose_metrics(config, server.host.metrics, folder))
@@ -128,7 +128,7 @@ async def serve_in_process(config: ServeConfig, folder: Path | None = None) -> i
     """Serve with the engine in this process; return the exit status."""
 
     async def load(_: SpeechServer) -> Service:
-        return await asyncio.to_thread(create_service, config.model, config.server)
+        return await asyncio.to_thread(create_service, config.model, config.server, config.text)
 
     return await serve_calls(
         config, Signals(), load, lambda ready: print(ready, flush=True), folder
@@ -140,7 +140,8 @@ async def warm_up(service: Service) -> None:
 
     Raises CheckpointError for defects that only a first call finds.
     """
-    service.prompts.check_chat()
+    for served in service.services:
+        served.prompts.check_chat()
     if service.synthesizer is not None:
         sampling = SamplingOverrides(seed=0, max_tokens=WARM_UP_CODES)
         await service.synthesizer.synthesize(SpeechRequest("Ready.", sampling=sampling))
@@ -174,4 +175,5 @@ def _ready_report(
 ) -> Ready:
     voices = service.synthesizer.voices.voices() if service.synthesizer else ()
     addresses = tuple((other.name, other.address) for other in others)
-    return Ready(server.address, service.model, tuple(v.name for v in voices), addresses)
+    models = ",".join(served.model for served in service.services)
+    return Ready(server.address, models, tuple(v.name for v in voices), addresses)

@@ -3,6 +3,7 @@
     supervisor ── Launch (pickled) ──▶ stdin        stays open; its end means: the supervisor died
     supervisor ◀── Ready (JSON, a line) ── stdout   all other output goes to stderr
     supervisor ◀── an empty line ───────── stdout   heartbeat, from then on
+    supervisor ◀── Wanted (JSON, a line) ─ stdout   of a front end: calls wait for an engine
 
 Both ends are this program in the same version, and no other process can write to the pipe, so
 unpickling is safe.
@@ -35,6 +36,8 @@ logger = logging.getLogger("tts.process")
 STDIN, STDOUT, STDERR = 0, 1, 2
 BEAT_S = 1.0
 ORPHANED = 70  # exit status of a child whose supervisor has exited
+UNLOADED = 71  # exit status of an engine that was idle; it is started when it is wanted
+ENGINE_NAME, TEXT_ENGINE_NAME = "engine", "text-engine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +52,18 @@ class Launch:
     endpoints: Endpoints
     ports: Mapping[str, int] = field(default_factory=dict)
     voice_folder: Path | None = None
+    text_endpoints: Endpoints | None = None  # of the engine of a text model
 
     def to_bytes(self) -> bytes:
         """Return the bytes for the child's standard input."""
         return pickle.dumps(self)
 
 
-class Ready(msgspec.Struct, frozen=True):
-    """Report of a child that is ready: what a front end serves; empty for the engine."""
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Report of a child that is ready: what a front end serves; empty for the engine.
+
+    `model` has the names of several models with commas.
+    """
 
     address: str = ""
     model: str = ""
@@ -68,6 +75,12 @@ class Ready(msgspec.Struct, frozen=True):
         names = ", ".join(self.voices) or "none"
         others = "".join(f" {name}={address}" for name, address in self.others)
         return f"ready: {self.address}{others} model={self.model} voices={names}"
+
+
+class Wanted(msgspec.Struct, frozen=True, tag=True):
+    """Report of a front end whose calls wait for an engine, by its name; repeated."""
+
+    engine: str
 
 
 class Reporter:
@@ -84,6 +97,11 @@ class Reporter:
         self._out.write(msgspec.json.encode(ready) + b"\n")
         os.set_blocking(self._out.fileno(), False)
         self._beating = asyncio.get_running_loop().create_task(self._beat())
+
+    def request_engine(self, engine: str) -> None:
+        """Request that an engine that was unloaded is started; does not wait for a full pipe."""
+        with suppress(BrokenPipeError):
+            self._out.write(msgspec.json.encode(Wanted(engine)) + b"\n")
 
     async def _beat(self) -> None:
         """Send heartbeats until the supervisor has exited; never wait for a full pipe."""

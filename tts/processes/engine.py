@@ -1,6 +1,7 @@
 """`python -m tts.processes.engine`: the engine's process, started by the supervisor.
 
-It exits with status 1 when its engine fails or hangs, so that the supervisor restarts it.
+It exits with status 1 when its engine fails or hangs, so that the supervisor restarts it, and with
+UNLOADED after an idle time, so that it is started again when it is wanted.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import zmq
 
@@ -20,7 +22,7 @@ from tts.engine.admission import Admission
 from tts.factory import connect_service, create_engine_client
 from tts.ipc.engine_server import EngineServer
 from tts.processes.calls import warm_up
-from tts.processes.child import Launch, Ready, Reporter, Signals, end_process, run_child
+from tts.processes.child import UNLOADED, Launch, Ready, Reporter, Signals, end_process, run_child
 from tts.processes.collector import tune_gc
 from tts.server.context import admission_limits
 
@@ -33,6 +35,7 @@ async def run(launch: Launch, report: Reporter) -> int:
     """Load, bind, and serve until a signal; return the exit status."""
     config = launch.config
     client, info = await asyncio.to_thread(create_engine_client, config.model, config.server)
+    unloads = False
     signals = Signals()  # before this a signal ends the process, with nothing to clean up
     try:
         await warm_up(connect_service(config.model, config.server, client, info))
@@ -42,14 +45,16 @@ async def run(launch: Launch, report: Reporter) -> int:
             with owner_only():
                 await _start(server, _base(config))
             report(Ready(model=config.model.model.model_path))
-            is_broken = await _first(signals.asked, server.broken)
+            unloads = await _is_idle(server, signals, config.server.unload_after_s)
+            if unloads:
+                await server.unload()
         finally:
             await server.close()
-        if is_broken:
+        if server.broken.is_set():
             end_process(1)  # without waiting for a thread that hangs
     finally:
         await client.close()
-    return 0
+    return UNLOADED if unloads else 0
 
 
 async def _start(server: EngineServer, base: str) -> None:
@@ -80,13 +85,17 @@ def owner_only() -> Iterator[None]:
         os.umask(former)
 
 
-async def _first(asked: asyncio.Event, broken: asyncio.Event) -> bool:
-    """Wait for either event; return whether it was the second."""
-    waits = [asyncio.ensure_future(event.wait()) for event in (asked, broken)]
+async def _is_idle(server: EngineServer, signals: Signals, unload_after_s: float | None) -> bool:
+    """Wait for a signal, a failure of the engine or the idle time; return whether it was idle."""
+    waits: list[asyncio.Future[Any]] = [
+        asyncio.ensure_future(event.wait()) for event in (signals.asked, server.broken)
+    ]
+    if unload_after_s is not None:
+        waits.append(asyncio.ensure_future(server.wait_idle(unload_after_s)))
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
-    return broken.is_set()
+    return not (signals.asked.is_set() or server.broken.is_set())
 
 
 if __name__ == "__main__":

@@ -7,29 +7,47 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 
-from tts.factory import Service, connect_service
+from tts.factory import Service, connect_service, with_text_model
+from tts.ipc.endpoints import Endpoints
 from tts.ipc.remote_admission import RemoteAdmission
 from tts.ipc.remote_client import RemoteEngineClient
 from tts.processes.calls import serve_calls
-from tts.processes.child import Launch, Reporter, Signals, run_child
+from tts.processes.child import (
+    ENGINE_NAME,
+    TEXT_ENGINE_NAME,
+    Launch,
+    Reporter,
+    Signals,
+    run_child,
+)
 from tts.server.server import SpeechServer
 
 
 async def run(launch: Launch, report: Reporter) -> int:
     """Listen on the server's ports; serve once the engine is connected."""
     model, server_config = launch.config.model, launch.config.server
-    model.load_architectures()  # the configuration was resolved in another process
+    text = launch.config.text
+    for config in filter(None, (model, text)):
+        config.load_architectures()  # the configuration was resolved in another process
+
+    async def connected(endpoints: Endpoints, engine: str) -> RemoteEngineClient:
+        wake = partial(report.request_engine, engine)
+        return await RemoteEngineClient.connect(endpoints, launch.name, wake=wake)
 
     async def load(server: SpeechServer) -> Service:
-        client = await RemoteEngineClient.connect(launch.endpoints, launch.name)
+        client = await connected(launch.endpoints, ENGINE_NAME)
         if server_config.front_ends > 1:
             server.host.admission = RemoteAdmission(client, server.host.metrics.note_requests)
-        return connect_service(model, server_config, client, client.info, launch.voice_folder)
+        service = connect_service(model, server_config, client, client.info, launch.voice_folder)
+        if text is None or launch.text_endpoints is None:
+            return service
+        writer = await connected(launch.text_endpoints, TEXT_ENGINE_NAME)
+        return with_text_model(service, connect_service(text, server_config, writer, writer.info))
 
     listening = server_config.model_copy(update=dict(launch.ports))
-    config = replace(launch.config, server=listening)
-    return await serve_calls(config, Signals(), load, report)
+    return await serve_calls(replace(launch.config, server=listening), Signals(), load, report)
 
 
 if __name__ == "__main__":

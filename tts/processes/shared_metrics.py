@@ -11,6 +11,7 @@ from pathlib import Path
 from tts.config.serve import ServeConfig
 from tts.ipc.endpoints import Endpoints
 from tts.ipc.remote_client import RemoteEngineClient
+from tts.observe.engine_metrics import EngineCollector
 from tts.observe.exporter import forget_process, serve_metrics
 from tts.observe.metrics import Metrics
 
@@ -19,31 +20,34 @@ PERIOD_S = 0.5
 
 @asynccontextmanager
 async def exported_metrics(
-    config: ServeConfig, endpoints: Endpoints, folder: Path
+    config: ServeConfig, endpoints: Endpoints, text_endpoints: Endpoints | None, folder: Path
 ) -> AsyncIterator[Callable[[int], None]]:
     """Serve the metrics inside the block; yield the function to call with a dead process's id.
 
-    The engine's status arrives over IPC, as for a front end. Raises ConfigError when the address
+    The engines' status arrives over IPC, as for a front end. Raises ConfigError when the address
     cannot be used.
     """
     metrics = Metrics()
     server = config.server
     stop = serve_metrics(metrics, server.metrics_host, server.metrics_port, folder)
-    following = asyncio.create_task(_follow(metrics, endpoints))
+    following = [asyncio.create_task(_follow(metrics.engine, endpoints))]
+    if text_endpoints is not None:
+        following.append(asyncio.create_task(_follow(metrics.text_engine, text_endpoints)))
     try:
         yield partial(forget_process, folder=folder)
     finally:
-        following.cancel()
-        await asyncio.wait((following,))
+        for task in following:
+            task.cancel()
+        await asyncio.wait(following)
         await asyncio.to_thread(stop)
 
 
-async def _follow(metrics: Metrics, endpoints: Endpoints) -> None:
-    """Update the snapshot of the engine."""
+async def _follow(collector: EngineCollector, endpoints: Endpoints) -> None:
+    """Update the snapshot of an engine."""
     client = await RemoteEngineClient.connect(endpoints, "metrics")
     try:
         while True:
-            metrics.engine.status = await client.status()
+            collector.status = await client.status()
             await asyncio.sleep(PERIOD_S)
     finally:
         await client.close()

@@ -2,6 +2,7 @@
 
     start        engine and front ends at once: the port answers NOT_SERVING while the model loads
     exit         of a process: restart with back-off; after too many: give up, status 1
+    unloaded     of an idle engine: start it when a front end reports that it is wanted
     heartbeats   stop: kill the process, then restart
     connections  fail after they have worked: kill and restart all front ends
     SIGTERM      front ends drain and exit, then the engine
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -29,7 +31,15 @@ from tts.config.server import ServerConfig
 from tts.ipc.endpoints import Endpoints, reserved
 from tts.ipc.heartbeat import Heartbeat
 from tts.leftovers import temporary_folder
-from tts.processes.child import Launch, Ready, Signals
+from tts.processes.child import (
+    ENGINE_NAME,
+    TEXT_ENGINE_NAME,
+    UNLOADED,
+    Launch,
+    Ready,
+    Signals,
+    Wanted,
+)
 from tts.processes.reach import unreachable
 from tts.server.sockets import bound_socket
 
@@ -41,9 +51,10 @@ STOP_S = 15.0  # grace period of a process without calls
 REPORT_BYTES = 2**26  # longest line of a process: its report names every voice
 
 OnEnd = Callable[[int], None]  # called with the id of a process that has ended
+OnWanted = Callable[[str], None]  # called with the name of an engine that calls wait for
 
 
-def _ignore(_: int) -> None:
+def _ignore(_: object) -> None:
     pass
 
 
@@ -64,11 +75,14 @@ class Worker:
         launch: Launch,
         max_restarts: int,
         on_end: OnEnd,
+        on_wanted: OnWanted = _ignore,
     ) -> None:
-        self._module, self._launch, self._on_end = module, launch, on_end
+        self._module, self._launch = module, launch
+        self._on_end, self._on_wanted = on_end, on_wanted
         self._restarts = Restarts(max_restarts)
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
+        self._wanted = asyncio.Event()  # also when it stops
         self._worked_at: float | None = None
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         """Its first report of readiness."""
@@ -83,14 +97,16 @@ class Worker:
         """
         while not self._stopping.is_set():
             status = await self._live()
-            if not self._stopping.is_set():
+            if status == UNLOADED:
+                await self._wait_wanted()
+            elif not self._stopping.is_set():
                 delay_s = self._delay_s(status)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), delay_s)
 
     async def stop(self, grace_s: float) -> None:
         """Send SIGTERM; kill the process after the grace period."""
-        self._stopping.set()
+        self._end()
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -104,10 +120,28 @@ class Worker:
 
     def kill(self) -> None:
         """Kill the process."""
-        self._stopping.set()
+        self._end()
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.kill()
+
+    def wake(self) -> None:
+        """Start the process if it has unloaded its model; may be called at any time."""
+        self._wanted.set()
+
+    def _end(self) -> None:
+        self._stopping.set()
+        self._wanted.set()
+
+    async def _wait_wanted(self) -> None:
+        """Wait until the process is wanted after this moment, or stops.
+
+        What was reported before does not count: front ends repeat it.
+        """
+        logger.info("%s has unloaded its model", self._launch.name)
+        if not self._stopping.is_set():
+            self._wanted.clear()
+        await self._wanted.wait()
 
     def restart(self, reason: str) -> None:
         """Kill the process; `run` restarts it."""
@@ -150,13 +184,16 @@ class Worker:
     async def _read(self, process: asyncio.subprocess.Process, heartbeat: Heartbeat) -> None:
         assert process.stdout is not None
         async for line in process.stdout:
-            heartbeat.beat()
-            if not line.strip():
+            report = msgspec.json.decode(line, type=Ready | Wanted) if line.strip() else None
+            if isinstance(report, Wanted):  # no heartbeat: those begin with Ready
+                self._on_wanted(report.engine)
                 continue
-            ready = msgspec.json.decode(line, type=Ready)
+            heartbeat.beat()
+            if report is None:
+                continue
             self._worked_at = time.monotonic()
             if not self.ready.done():
-                self.ready.set_result(ready)
+                self.ready.set_result(report)
             else:
                 logger.info("%s is back, process %d", self._launch.name, process.pid)
 
@@ -174,7 +211,10 @@ class Worker:
 
 
 class Workers:
-    """Engine and front ends of one server. `on_end` is called with the id of each ended process."""
+    """Engines and front ends of one server. `on_end` is called with the id of each ended process.
+
+    With `text_endpoints` a second engine has the text model.
+    """
 
     def __init__(
         self,
@@ -182,16 +222,22 @@ class Workers:
         endpoints: Endpoints,
         ports: Mapping[str, int],
         voice_folder: Path,
+        text_endpoints: Endpoints | None = None,
         on_end: OnEnd = _ignore,
     ) -> None:
         most = config.server.max_restarts
         self._config, self._port = config.server, ports["port"]
         self._drain_s = config.server.drain_delay_s + config.server.drain_grace_s + STOP_S
-        self.engine = Worker(ENGINE, Launch(config, "engine", endpoints), most, on_end)
+        launches = [Launch(config, ENGINE_NAME, endpoints)]
+        if config.text is not None and text_endpoints is not None:
+            own = replace(config, model=config.text, text=None)
+            launches.append(Launch(own, TEXT_ENGINE_NAME, text_endpoints))
+        self.engines = {launch.name: Worker(ENGINE, launch, most, on_end) for launch in launches}
         self.front_ends = []
         for number in range(config.server.front_ends):
-            launch = Launch(config, f"front-end-{number}", endpoints, ports, voice_folder)
-            self.front_ends.append(Worker(FRONT_END, launch, most, on_end))
+            name = f"front-end-{number}"
+            launch = Launch(config, name, endpoints, ports, voice_folder, text_endpoints)
+            self.front_ends.append(Worker(FRONT_END, launch, most, on_end, self._wake))
 
     async def run(self) -> None:
         """Keep all processes alive until `stop`. Raises WorkerError once all have ended."""
@@ -216,18 +262,21 @@ class Workers:
                 worker.restart("takes no connections")
 
     async def stop(self) -> None:
-        """Drain and stop the front ends, then stop the engine."""
+        """Drain and stop the front ends, then stop the engines."""
         await asyncio.gather(*(worker.stop(self._drain_s) for worker in self.front_ends))
-        await self.engine.stop(STOP_S)
+        await asyncio.gather(*(worker.stop(STOP_S) for worker in self.engines.values()))
 
     def kill(self) -> None:
         """Kill all processes."""
         for worker in self._all:
             worker.kill()
 
+    def _wake(self, engine: str) -> None:
+        self.engines[engine].wake()
+
     @property
     def _all(self) -> list[Worker]:
-        return [self.engine, *self.front_ends]
+        return [*self.engines.values(), *self.front_ends]
 
 
 async def supervise(config: ServeConfig, folder: Path | None = None) -> int:
@@ -246,22 +295,29 @@ async def supervise(config: ServeConfig, folder: Path | None = None) -> int:
             for field, address in listening_addresses(server).items()
         }
         endpoints = files.enter_context(reserved(config.model.zmq_endpoint_base))
+        text_endpoints = None
+        if config.text is not None:
+            text_endpoints = files.enter_context(reserved(config.text.zmq_endpoint_base))
         voices = files.enter_context(temporary_folder("voices"))
         on_end: OnEnd = _ignore
         if folder is not None:
             from tts.processes.shared_metrics import exported_metrics
 
-            on_end = await held.enter_async_context(exported_metrics(config, endpoints, folder))
-        return await _keep_alive(Workers(config, endpoints, ports, voices, on_end), files)
+            on_end = await held.enter_async_context(
+                exported_metrics(config, endpoints, text_endpoints, folder)
+            )
+        workers = Workers(config, endpoints, ports, voices, text_endpoints, on_end)
+        return await _keep_alive(workers, files)
 
 
 def check_processes(config: ServeConfig) -> None:
     """Raise ConfigError for options that do not work with several processes."""
-    if config.model.zmq_endpoint_base.startswith("inproc:"):
-        raise ConfigError(
-            f"zmq_endpoint_base={config.model.zmq_endpoint_base} reaches no other process; "
-            "use ipc:// or tcp://, or front_ends=0"
-        )
+    for model in filter(None, (config.model, config.text)):
+        if model.zmq_endpoint_base.startswith("inproc:"):
+            raise ConfigError(
+                f"zmq_endpoint_base={model.zmq_endpoint_base} reaches no other process; "
+                "use ipc:// or tcp://, or front_ends=0"
+            )
     mode = config.model.prometheus_metrics_mode
     if config.server.front_ends > 1 and mode is PrometheusMetricsMode.LAUNCH_SERVER:
         raise ConfigError(

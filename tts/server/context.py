@@ -47,7 +47,7 @@ class ServerContext:
         """Whether load balancers should send calls: the model is loaded, its engine lives, and the
         server does not drain."""
         self.service: Service
-        """The model's components; set by `serve`, before the first call."""
+        """The models' components; set by `serve`, before the first call."""
         self.speech: SpeechApi
         """Implementation of SpeechService; set by `serve`."""
         self.text: TextApi
@@ -67,7 +67,7 @@ class ServerContext:
         """Accept calls with the loaded model."""
         self.service = service
         self.speech = SpeechApi(service.synthesizer, self.config)
-        self.text = TextApi(service, self.config)
+        self.text = TextApi(service.for_text, self.config)
         self.calls.state = ServerState.SERVING
 
     def drain(self) -> None:

@@ -35,6 +35,7 @@ CARRIES_MUCH = frozenset(
         "/tts.v1.SpeechService/CreateVoice",
         "/tts.v1.TextService/Generate",
         "/tts.v1.TextService/GenerateStream",
+        "/tts.v1.TextService/GenerateSpeech",
         "/tts.v1.TextService/Embed",
         "/nvidia.riva.tts.RivaSpeechSynthesis/Synthesize",
         "/nvidia.riva.tts.RivaSpeechSynthesis/SynthesizeOnline",

@@ -197,21 +197,27 @@ class SpeechServer:
         return int(server.add_secure_port(address, self._credentials))
 
     async def _watch_engine(self, service: Service) -> None:
-        """Update the metrics' snapshot of the engine; report NOT_SERVING while there is no live
-        engine, and while no connection can be made.
-        """
+        """Report NOT_SERVING while an engine is not alive, and while no connection can be made."""
         was_alive = was_serving = True
         while True:
-            status = await service.client.status()
-            self.host.metrics.engine.status = status
-            if status.is_alive != was_alive:
-                was_alive = status.is_alive
+            is_alive = await self._read_status(service)
+            if is_alive != was_alive:
+                was_alive = is_alive
                 logger.log(*(_BACK if was_alive else _GONE))
             if (is_serving := was_alive and self._listener.is_up) != was_serving:
                 was_serving = is_serving
                 health_status = _Status.SERVING if is_serving else _Status.NOT_SERVING
                 await self._set_health(health_status, self._services(service))
             await asyncio.sleep(STATUS_PERIOD_S)
+
+    async def _read_status(self, service: Service) -> bool:
+        """Update the metrics' snapshots; return whether all engines live."""
+        metrics = self.host.metrics
+        status = metrics.engine.status = await service.client.status()
+        if service.text_service is None:
+            return status.is_alive
+        text_status = metrics.text_engine.status = await service.text_service.client.status()
+        return status.is_alive and text_status.is_alive
 
     def _services(self, service: Service) -> Iterable[str]:
         return self._names if service.synthesizer else TEXT_ONLY

@@ -20,6 +20,7 @@ from tts.server.wire.speech import check_abilities, read_config, read_text, read
 from tts.speech.session import SessionTimes, StreamingSession
 from tts.speech.synthesizer import Synthesizer
 from tts.speech.types import SessionEvent, SpeechRequest, SynthesizedSpeech
+from tts.text.segmenter import SegmentMode
 from tts.v1 import speech_pb2 as pb
 
 MAX_FLUSH_ID = 128
@@ -66,10 +67,14 @@ class SpeechApi:
 
     async def whole(self, request: SpeechRequest) -> SynthesizedSpeech:
         """Return the whole synthesis; audio too long for one message ends early (LENGTH)."""
+        return await self.synthesizer.synthesize(self.within_message(request))
+
+    def within_message(self, request: SpeechRequest) -> SpeechRequest:
+        """Return the request with audio that fits into one message, if it is not shorter."""
         longest_s = self._longest_whole_s(request)
         if request.max_audio_s is None or request.max_audio_s > longest_s:
-            request = replace(request, max_audio_s=longest_s)
-        return await self.synthesizer.synthesize(request)
+            return replace(request, max_audio_s=longest_s)
+        return request
 
     def check_session(
         self, proto: pb.StreamingSynthesizeRequest | None, default_id: str = ""
@@ -91,6 +96,26 @@ class SpeechApi:
         times = SessionTimes(delay_s, longest_s if idle_s is None else min(idle_s, longest_s))
         return self._with_voice(request, config.synthesis), times
 
+    def check_spoken(self, config: pb.SynthesisConfig, default_id: str = "") -> SpeechRequest:
+        """Return the checked request for the speech of a text that is generated.
+
+        Without a segment mode clauses are spoken, for the lowest latency. Raises as `check` does.
+        """
+        codec = self._checked_model(config).codec
+        with Violations() as wrong:
+            request = read_config(config, codec, "synthesis", wrong, default_id=default_id)
+        if not config.segment_mode:
+            request = replace(request, segment_mode=SegmentMode.CLAUSE)
+        return self._with_voice(request, config)
+
+    async def open_session(
+        self, request: SpeechRequest, times: SessionTimes | None = None
+    ) -> StreamingSession:
+        """Return a session for a checked request; the voice of a recording is read first."""
+        synthesizer = self.synthesizer
+        voice = await synthesizer.cloner.ready(request.voice or synthesizer.voices.default)
+        return synthesizer.open_session(replace(request, voice=voice), times)
+
     async def converse(
         self,
         request: SpeechRequest,
@@ -101,9 +126,7 @@ class SpeechApi:
 
         An invalid message ends the session with InvalidRequestError.
         """
-        synthesizer = self.synthesizer
-        voice = await synthesizer.cloner.ready(request.voice or synthesizer.voices.default)
-        session = synthesizer.open_session(replace(request, voice=voice), times)
+        session = await self.open_session(request, times)
         feeding = asyncio.ensure_future(self._feed(session, messages))
         try:
             async with aclosing(_while_fed(session.events(), feeding)) as events:

@@ -12,6 +12,7 @@ import grpc
 from decoder import supported_encodings
 from tts import __version__
 from tts.errors import IdleTimeoutError, InvalidRequestError
+from tts.factory import Service
 from tts.server.call import Call
 from tts.server.context import ServerContext
 from tts.server.speech_stats import note_event, note_input, note_result
@@ -131,7 +132,7 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
         async with self._host.calls.serve(context, SERVICE, "GetServerInfo"):
             return pb.GetServerInfoResponse(
                 version=__version__,
-                models=[self._model_info()],
+                models=[_model_info(service) for service in self._host.service.services],
                 limits=self._limits(),
                 encodings=sorted(ENCODING_NUMBERS[e] for e in supported_encodings()),
             )
@@ -159,28 +160,6 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
             max_streams_per_client=config.max_streams_per_client,
         )
 
-    def _model_info(self) -> pb.ModelInfo:
-        service = self._host.service
-        text = service.text
-        info = pb.ModelInfo(
-            name=service.model,
-            family=service.family,
-            text_generation=not text.embeds,
-            embeddings=text.embeds,
-            echo=text.echoes and not text.embeds,
-            structured_output=text.takes_schemas and not text.embeds,
-            adapters=text.adapters,
-        )
-        if service.synthesizer is not None:
-            codec = service.synthesizer.codec
-            info.codec = codec.name
-            info.native_sample_rate_hertz = codec.sample_rate
-            info.speech_tokens_per_second = codec.codes_per_second
-            info.voice_cloning = codec.can_encode
-            info.word_timestamps = service.synthesizer.settings.aligner is not None
-            info.default_chunking.CopyFrom(to_chunking(service.synthesizer.settings.streaming))
-        return info
-
 
 async def _noted(
     call: Call, messages: AsyncIterator[pb.StreamingSynthesizeRequest]
@@ -199,3 +178,26 @@ def _page_start(voices: tuple[Voice, ...], token: str) -> int:
         if voice.name == token:
             return index + 1
     raise InvalidRequestError.of("page_token", "is not valid (any more); start from the first page")
+
+
+def _model_info(service: Service) -> pb.ModelInfo:
+    """Return the message of a served model; another one may answer its requests for text."""
+    text = service.text
+    info = pb.ModelInfo(
+        name=service.model,
+        family=service.family,
+        text_generation=not text.embeds and service.for_text is service,
+        embeddings=text.embeds,
+        echo=text.echoes and not text.embeds,
+        structured_output=text.takes_schemas and not text.embeds,
+        adapters=text.adapters,
+    )
+    if service.synthesizer is not None:
+        codec = service.synthesizer.codec
+        info.codec = codec.name
+        info.native_sample_rate_hertz = codec.sample_rate
+        info.speech_tokens_per_second = codec.codes_per_second
+        info.voice_cloning = codec.can_encode
+        info.word_timestamps = service.synthesizer.settings.aligner is not None
+        info.default_chunking.CopyFrom(to_chunking(service.synthesizer.settings.streaming))
+    return info

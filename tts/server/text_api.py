@@ -38,14 +38,15 @@ from tts.v1 import text_pb2 as pb
 if TYPE_CHECKING:
     from tts.factory import Service
 
-GenerateProto = pb.GenerateRequest | pb.GenerateStreamRequest
+GenerateProto = pb.GenerateRequest | pb.GenerateStreamRequest | pb.GenerateSpeechRequest
 
 
 class TextApi:
     """Implementation of TextService's messages on one served model."""
 
     def __init__(self, service: Service, config: ServerConfig) -> None:
-        self._service, self._config = service, config
+        self.service = service
+        self._config = config
         self._generator = TextGenerator(service.client, service.prompts)
         pools = service.text.pools_embeddings
         self._embedder = TextEmbedder(service.client, service.prompts, pools=pools)
@@ -56,7 +57,7 @@ class TextApi:
         Raises InvalidRequestError with every wrong field found, ModelNotFoundError,
         AdapterNotFoundError or PreconditionError.
         """
-        config, text = proto.config, self._service.text
+        config, text = proto.config, self.service.text
         call.adopt_id(config.request_id)
         self._check_model(config.model)
         if text.embeds:
@@ -74,7 +75,7 @@ class TextApi:
             await self._check_schema(config.json_schema)
         for part in input_texts(proto.input):
             call.note_text(part)
-        prompts = self._service.prompts
+        prompts = self.service.prompts
         return TextRequest(
             request_id=call.request_id,
             prompt_ids=await encoded(length_of(proto.input), prompt_ids, proto.input, prompts),
@@ -92,7 +93,7 @@ class TextApi:
         """Check a request for embeddings; raises as `check` does."""
         call.adopt_id(proto.request_id)
         self._check_model(proto.model)
-        if not self._service.text.embeds:
+        if not self.service.text.embeds:
             raise PreconditionError(
                 Precondition.EMBEDDING, "this model generates; it does not embed texts"
             )
@@ -108,17 +109,17 @@ class TextApi:
         return found
 
     def _check_model(self, name: str) -> None:
-        known = self._service.model
+        known = self.service.model
         if name not in ("", known):
             raise ModelNotFoundError(name, (known,))
 
     def _check_adapter(self, name: str) -> None:
-        adapters = self._service.text.adapters
+        adapters = self.service.text.adapters
         if name and name not in adapters:
             raise AdapterNotFoundError(name, adapters)
 
     async def _check_schema(self, schema: str) -> None:
-        if not self._service.text.takes_schemas:
+        if not self.service.text.takes_schemas:
             raise InvalidRequestError.of(
                 "config.json_schema", "this server runs without sampling.enable_structured_output"
             )

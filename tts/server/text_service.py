@@ -1,7 +1,8 @@
-"""TextService over gRPC: text generation and embedding on the engine."""
+"""TextService over gRPC: text generation, spoken or not, and embedding on the engine."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import aclosing
 from typing import TypeAlias
 
@@ -9,11 +10,14 @@ import grpc
 
 from tts.server.call import Call
 from tts.server.context import ServerContext
+from tts.server.spoken_text import check_spoken, generate_spoken
 from tts.server.text_api import note_piece
 from tts.server.wire.common import FINISH_REASONS, to_timings
+from tts.server.wire.speech import to_fields
 from tts.server.wire.text import to_logprobs
-from tts.textgen.generator import TextPiece
-from tts.v1 import common_pb2
+from tts.speech.types import SpeechEvent
+from tts.textgen.generator import TextPiece, TextRequest
+from tts.v1 import common_pb2, speech_pb2
 from tts.v1 import text_pb2 as pb
 from tts.v1 import text_pb2_grpc as pb_grpc
 
@@ -48,16 +52,23 @@ class TextServicer(pb_grpc.TextServiceServicer):
     async def GenerateStream(self, request: pb.GenerateStreamRequest, context: Context) -> None:
         async with self._host.calls.serve(context, SERVICE, "GenerateStream") as call:
             asked = await self._host.text.check(call, request)
-            started = pb.GenerationStarted(
-                request_id=asked.request_id,
-                model=self._host.service.model,
-                seed=asked.sampling.seed,
-            )
             async with self._host.enter(call):
-                await call.write(pb.GenerateStreamResponse(started=started))
+                await call.write(self._started(asked))
                 async with aclosing(self._host.text.write(asked)) as pieces:
                     async for piece in pieces:
-                        await _send(call, piece)
+                        note_piece(call, piece)
+                        for response in _responses(call, piece):
+                            await call.write(response)
+
+    async def GenerateSpeech(self, request: pb.GenerateSpeechRequest, context: Context) -> None:
+        async with self._host.calls.serve(context, SERVICE, "GenerateSpeech") as call:
+            asked = await check_spoken(self._host, call, request)
+            async with self._host.enter(call):
+                await call.write(pb.GenerateSpeechResponse(text=self._started(asked.text)))
+                async with aclosing(generate_spoken(self._host, call, asked)) as events:
+                    async for event in events:
+                        for response in _spoken_responses(call, event):
+                            await call.write(response)
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         async with self._host.calls.serve(context, SERVICE, "Embed") as call:
@@ -76,24 +87,44 @@ class TextServicer(pb_grpc.TextServiceServicer):
                 ),
             )
 
+    def _started(self, asked: TextRequest) -> pb.GenerateStreamResponse:
+        started = pb.GenerationStarted(
+            request_id=asked.request_id,
+            model=self._host.text.service.model,
+            seed=asked.sampling.seed,
+        )
+        return pb.GenerateStreamResponse(started=started)
 
-async def _send(call: Call, piece: TextPiece) -> None:
+
+def _responses(call: Call, piece: TextPiece) -> Iterator[pb.GenerateStreamResponse]:
+    """Yield the messages of a piece."""
     scored = piece.prompt_logprobs
     for start in range(0, len(scored), ECHO_PER_MESSAGE):
         part = to_logprobs(scored[start : start + ECHO_PER_MESSAGE])
-        await call.write(pb.GenerateStreamResponse(delta=pb.TextDelta(prompt_logprobs=part)))
+        yield pb.GenerateStreamResponse(delta=pb.TextDelta(prompt_logprobs=part))
     if piece.text or piece.token_ids:
         scores = to_logprobs(piece.logprobs) if piece.logprobs else ()
         delta = pb.TextDelta(text=piece.text, token_ids=piece.token_ids, logprobs=scores)
-        await call.write(pb.GenerateStreamResponse(delta=delta))
-    note_piece(call, piece)
+        yield pb.GenerateStreamResponse(delta=delta)
     if piece.finish_reason is not None:
         done = pb.GenerationDone(
             finish_reason=FINISH_REASONS[piece.finish_reason],
             usage=_usage(call, piece),
             timings=to_timings(piece.queue_s, piece.prefill_s, piece.total_s),
         )
-        await call.write(pb.GenerateStreamResponse(done=done))
+        yield pb.GenerateStreamResponse(done=done)
+
+
+def _spoken_responses(
+    call: Call, event: TextPiece | SpeechEvent
+) -> Iterator[pb.GenerateSpeechResponse]:
+    """Yield the messages of a piece of text or of an event of its speech."""
+    if isinstance(event, TextPiece):
+        for response in _responses(call, event):
+            yield pb.GenerateSpeechResponse(text=response)
+    else:
+        fields = to_fields(event)
+        yield pb.GenerateSpeechResponse(speech=speech_pb2.SynthesizeStreamResponse(**fields))
 
 
 def _usage(call: Call, piece: TextPiece) -> common_pb2.Usage:

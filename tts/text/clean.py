@@ -63,6 +63,11 @@ def check_text(text: str, offset: int = 0, field: str = "text") -> None:
         raise TextError(f"control character U+{code:04X} at position {position}", field)
 
 
+def without_controls(text: str) -> str:
+    """Return text that `check_text` accepts, of the same length: a space for each control."""
+    return _FORBIDDEN.sub(" ", text)
+
+
 def clean_word(word: str, *, ascii_only: bool, keep_signs: bool) -> tuple[str, int]:
     """Return a cleaned run of characters without white space, and the number of removed letters.
 

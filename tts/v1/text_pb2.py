@@ -23,51 +23,56 @@ _sym_db = _symbol_database.Default()
 
 
 from tts.v1 import common_pb2 as tts_dot_v1_dot_common__pb2
+from tts.v1 import speech_pb2 as tts_dot_v1_dot_speech__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11tts/v1/text.proto\x12\x06tts.v1\x1a\x13tts/v1/common.proto\"O\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06inputs\x18\x02 \x03(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0c\n\x04lora\x18\x04 \x01(\t\"N\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\x12\r\n\x05input\x18\x02 \x01(\x05\x12\x15\n\x08token_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\x0b\n\t_token_id\"T\n\rEmbedResponse\x12%\n\nembeddings\x18\x01 \x03(\x0b\x32\x11.tts.v1.Embedding\x12\x1c\n\x05usage\x18\x02 \x01(\x0b\x32\r.tts.v1.Usage\">\n\x0b\x43hatMessage\x12\x1e\n\x04role\x18\x01 \x01(\x0e\x32\x10.tts.v1.ChatRole\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"5\n\x0c\x43hatMessages\x12%\n\x08messages\x18\x01 \x03(\x0b\x32\x13.tts.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"y\n\x0fGenerationInput\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12$\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x14.tts.v1.ChatMessagesH\x00\x12%\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x10.tts.v1.TokenIdsH\x00\x42\x07\n\x05input\"\xca\x01\n\x10GenerationConfig\x12\r\n\x05model\x18\x01 \x01(\t\x12(\n\x08sampling\x18\x02 \x01(\x0b\x32\x16.tts.v1.SamplingParams\x12\x13\n\x0bjson_schema\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x14\n\x0ctop_logprobs\x18\x06 \x01(\x05\x12\x0c\n\x04\x65\x63ho\x18\x07 \x01(\x08\x12\x0c\n\x04lora\x18\x08 \x01(\t\x12\x10\n\x08logprobs\x18\t \x01(\x08\"c\n\x0fGenerateRequest\x12(\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x18.tts.v1.GenerationConfig\x12&\n\x05input\x18\x02 \x01(\x0b\x32\x17.tts.v1.GenerationInput\"\xe9\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12+\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x14.tts.v1.FinishReason\x12\x1c\n\x05usage\x18\x05 \x01(\x0b\x32\r.tts.v1.Usage\x12&\n\x08logprobs\x18\x06 \x03(\x0b\x32\x14.tts.v1.TokenLogprob\x12-\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x14.tts.v1.TokenLogprob\"i\n\x15GenerateStreamRequest\x12(\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x18.tts.v1.GenerationConfig\x12&\n\x05input\x18\x02 \x01(\x0b\x32\x17.tts.v1.GenerationInput\"}\n\x0eGenerationDone\x12+\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x14.tts.v1.FinishReason\x12\x1c\n\x05usage\x18\x02 \x01(\x0b\x32\r.tts.v1.Usage\x12 \n\x07timings\x18\x03 \x01(\x0b\x32\x0f.tts.v1.Timings\"c\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x14\n\x07logprob\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x1f\n\x03top\x18\x03 \x03(\x0b\x32\x12.tts.v1.TopLogprobB\n\n\x08_logprob\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x83\x01\n\tTextDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12&\n\x08logprobs\x18\x03 \x03(\x0b\x32\x14.tts.v1.TokenLogprob\x12-\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x14.tts.v1.TokenLogprob\"D\n\x11GenerationStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\"\x9b\x01\n\x16GenerateStreamResponse\x12,\n\x07started\x18\x01 \x01(\x0b\x32\x19.tts.v1.GenerationStartedH\x00\x12\"\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x11.tts.v1.TextDeltaH\x00\x12&\n\x04\x64one\x18\x03 \x01(\x0b\x32\x16.tts.v1.GenerationDoneH\x00\x42\x07\n\x05\x65vent*h\n\x08\x43hatRole\x12\x19\n\x15\x43HAT_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43HAT_ROLE_SYSTEM\x10\x01\x12\x12\n\x0e\x43HAT_ROLE_USER\x10\x02\x12\x17\n\x13\x43HAT_ROLE_ASSISTANT\x10\x03\x32\xd5\x01\n\x0bTextService\x12=\n\x08Generate\x12\x17.tts.v1.GenerateRequest\x1a\x18.tts.v1.GenerateResponse\x12Q\n\x0eGenerateStream\x12\x1d.tts.v1.GenerateStreamRequest\x1a\x1e.tts.v1.GenerateStreamResponse0\x01\x12\x34\n\x05\x45mbed\x12\x14.tts.v1.EmbedRequest\x1a\x15.tts.v1.EmbedResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11tts/v1/text.proto\x12\x06tts.v1\x1a\x13tts/v1/common.proto\x1a\x13tts/v1/speech.proto\"O\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06inputs\x18\x02 \x03(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0c\n\x04lora\x18\x04 \x01(\t\"N\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\x12\r\n\x05input\x18\x02 \x01(\x05\x12\x15\n\x08token_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\x0b\n\t_token_id\"T\n\rEmbedResponse\x12%\n\nembeddings\x18\x01 \x03(\x0b\x32\x11.tts.v1.Embedding\x12\x1c\n\x05usage\x18\x02 \x01(\x0b\x32\r.tts.v1.Usage\">\n\x0b\x43hatMessage\x12\x1e\n\x04role\x18\x01 \x01(\x0e\x32\x10.tts.v1.ChatRole\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"5\n\x0c\x43hatMessages\x12%\n\x08messages\x18\x01 \x03(\x0b\x32\x13.tts.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"y\n\x0fGenerationInput\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12$\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x14.tts.v1.ChatMessagesH\x00\x12%\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x10.tts.v1.TokenIdsH\x00\x42\x07\n\x05input\"\xca\x01\n\x10GenerationConfig\x12\r\n\x05model\x18\x01 \x01(\t\x12(\n\x08sampling\x18\x02 \x01(\x0b\x32\x16.tts.v1.SamplingParams\x12\x13\n\x0bjson_schema\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x14\n\x0ctop_logprobs\x18\x06 \x01(\x05\x12\x0c\n\x04\x65\x63ho\x18\x07 \x01(\x08\x12\x0c\n\x04lora\x18\x08 \x01(\t\x12\x10\n\x08logprobs\x18\t \x01(\x08\"c\n\x0fGenerateRequest\x12(\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x18.tts.v1.GenerationConfig\x12&\n\x05input\x18\x02 \x01(\x0b\x32\x17.tts.v1.GenerationInput\"\xe9\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12+\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x14.tts.v1.FinishReason\x12\x1c\n\x05usage\x18\x05 \x01(\x0b\x32\r.tts.v1.Usage\x12&\n\x08logprobs\x18\x06 \x03(\x0b\x32\x14.tts.v1.TokenLogprob\x12-\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x14.tts.v1.TokenLogprob\"i\n\x15GenerateStreamRequest\x12(\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x18.tts.v1.GenerationConfig\x12&\n\x05input\x18\x02 \x01(\x0b\x32\x17.tts.v1.GenerationInput\"}\n\x0eGenerationDone\x12+\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x14.tts.v1.FinishReason\x12\x1c\n\x05usage\x18\x02 \x01(\x0b\x32\r.tts.v1.Usage\x12 \n\x07timings\x18\x03 \x01(\x0b\x32\x0f.tts.v1.Timings\"c\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x14\n\x07logprob\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x1f\n\x03top\x18\x03 \x03(\x0b\x32\x12.tts.v1.TopLogprobB\n\n\x08_logprob\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x83\x01\n\tTextDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12&\n\x08logprobs\x18\x03 \x03(\x0b\x32\x14.tts.v1.TokenLogprob\x12-\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x14.tts.v1.TokenLogprob\"D\n\x11GenerationStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\"\x9b\x01\n\x16GenerateStreamResponse\x12,\n\x07started\x18\x01 \x01(\x0b\x32\x19.tts.v1.GenerationStartedH\x00\x12\"\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x11.tts.v1.TextDeltaH\x00\x12&\n\x04\x64one\x18\x03 \x01(\x0b\x32\x16.tts.v1.GenerationDoneH\x00\x42\x07\n\x05\x65vent\"\x95\x01\n\x15GenerateSpeechRequest\x12(\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x18.tts.v1.GenerationConfig\x12&\n\x05input\x18\x02 \x01(\x0b\x32\x17.tts.v1.GenerationInput\x12*\n\tsynthesis\x18\x03 \x01(\x0b\x32\x17.tts.v1.SynthesisConfig\"\x85\x01\n\x16GenerateSpeechResponse\x12.\n\x04text\x18\x01 \x01(\x0b\x32\x1e.tts.v1.GenerateStreamResponseH\x00\x12\x32\n\x06speech\x18\x02 \x01(\x0b\x32 .tts.v1.SynthesizeStreamResponseH\x00\x42\x07\n\x05\x65vent*h\n\x08\x43hatRole\x12\x19\n\x15\x43HAT_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43HAT_ROLE_SYSTEM\x10\x01\x12\x12\n\x0e\x43HAT_ROLE_USER\x10\x02\x12\x17\n\x13\x43HAT_ROLE_ASSISTANT\x10\x03\x32\xa8\x02\n\x0bTextService\x12=\n\x08Generate\x12\x17.tts.v1.GenerateRequest\x1a\x18.tts.v1.GenerateResponse\x12Q\n\x0eGenerateStream\x12\x1d.tts.v1.GenerateStreamRequest\x1a\x1e.tts.v1.GenerateStreamResponse0\x01\x12Q\n\x0eGenerateSpeech\x12\x1d.tts.v1.GenerateSpeechRequest\x1a\x1e.tts.v1.GenerateSpeechResponse0\x01\x12\x34\n\x05\x45mbed\x12\x14.tts.v1.EmbedRequest\x1a\x15.tts.v1.EmbedResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tts.v1.text_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHATROLE']._serialized_start=1852
-  _globals['_CHATROLE']._serialized_end=1956
-  _globals['_EMBEDREQUEST']._serialized_start=50
-  _globals['_EMBEDREQUEST']._serialized_end=129
-  _globals['_EMBEDDING']._serialized_start=131
-  _globals['_EMBEDDING']._serialized_end=209
-  _globals['_EMBEDRESPONSE']._serialized_start=211
-  _globals['_EMBEDRESPONSE']._serialized_end=295
-  _globals['_CHATMESSAGE']._serialized_start=297
-  _globals['_CHATMESSAGE']._serialized_end=359
-  _globals['_CHATMESSAGES']._serialized_start=361
-  _globals['_CHATMESSAGES']._serialized_end=414
-  _globals['_TOKENIDS']._serialized_start=416
-  _globals['_TOKENIDS']._serialized_end=439
-  _globals['_GENERATIONINPUT']._serialized_start=441
-  _globals['_GENERATIONINPUT']._serialized_end=562
-  _globals['_GENERATIONCONFIG']._serialized_start=565
-  _globals['_GENERATIONCONFIG']._serialized_end=767
-  _globals['_GENERATEREQUEST']._serialized_start=769
-  _globals['_GENERATEREQUEST']._serialized_end=868
-  _globals['_GENERATERESPONSE']._serialized_start=871
-  _globals['_GENERATERESPONSE']._serialized_end=1104
-  _globals['_GENERATESTREAMREQUEST']._serialized_start=1106
-  _globals['_GENERATESTREAMREQUEST']._serialized_end=1211
-  _globals['_GENERATIONDONE']._serialized_start=1213
-  _globals['_GENERATIONDONE']._serialized_end=1338
-  _globals['_TOKENLOGPROB']._serialized_start=1340
-  _globals['_TOKENLOGPROB']._serialized_end=1439
-  _globals['_TOPLOGPROB']._serialized_start=1441
-  _globals['_TOPLOGPROB']._serialized_end=1488
-  _globals['_TEXTDELTA']._serialized_start=1491
-  _globals['_TEXTDELTA']._serialized_end=1622
-  _globals['_GENERATIONSTARTED']._serialized_start=1624
-  _globals['_GENERATIONSTARTED']._serialized_end=1692
-  _globals['_GENERATESTREAMRESPONSE']._serialized_start=1695
-  _globals['_GENERATESTREAMRESPONSE']._serialized_end=1850
-  _globals['_TEXTSERVICE']._serialized_start=1959
-  _globals['_TEXTSERVICE']._serialized_end=2172
+  _globals['_CHATROLE']._serialized_start=2161
+  _globals['_CHATROLE']._serialized_end=2265
+  _globals['_EMBEDREQUEST']._serialized_start=71
+  _globals['_EMBEDREQUEST']._serialized_end=150
+  _globals['_EMBEDDING']._serialized_start=152
+  _globals['_EMBEDDING']._serialized_end=230
+  _globals['_EMBEDRESPONSE']._serialized_start=232
+  _globals['_EMBEDRESPONSE']._serialized_end=316
+  _globals['_CHATMESSAGE']._serialized_start=318
+  _globals['_CHATMESSAGE']._serialized_end=380
+  _globals['_CHATMESSAGES']._serialized_start=382
+  _globals['_CHATMESSAGES']._serialized_end=435
+  _globals['_TOKENIDS']._serialized_start=437
+  _globals['_TOKENIDS']._serialized_end=460
+  _globals['_GENERATIONINPUT']._serialized_start=462
+  _globals['_GENERATIONINPUT']._serialized_end=583
+  _globals['_GENERATIONCONFIG']._serialized_start=586
+  _globals['_GENERATIONCONFIG']._serialized_end=788
+  _globals['_GENERATEREQUEST']._serialized_start=790
+  _globals['_GENERATEREQUEST']._serialized_end=889
+  _globals['_GENERATERESPONSE']._serialized_start=892
+  _globals['_GENERATERESPONSE']._serialized_end=1125
+  _globals['_GENERATESTREAMREQUEST']._serialized_start=1127
+  _globals['_GENERATESTREAMREQUEST']._serialized_end=1232
+  _globals['_GENERATIONDONE']._serialized_start=1234
+  _globals['_GENERATIONDONE']._serialized_end=1359
+  _globals['_TOKENLOGPROB']._serialized_start=1361
+  _globals['_TOKENLOGPROB']._serialized_end=1460
+  _globals['_TOPLOGPROB']._serialized_start=1462
+  _globals['_TOPLOGPROB']._serialized_end=1509
+  _globals['_TEXTDELTA']._serialized_start=1512
+  _globals['_TEXTDELTA']._serialized_end=1643
+  _globals['_GENERATIONSTARTED']._serialized_start=1645
+  _globals['_GENERATIONSTARTED']._serialized_end=1713
+  _globals['_GENERATESTREAMRESPONSE']._serialized_start=1716
+  _globals['_GENERATESTREAMRESPONSE']._serialized_end=1871
+  _globals['_GENERATESPEECHREQUEST']._serialized_start=1874
+  _globals['_GENERATESPEECHREQUEST']._serialized_end=2023
+  _globals['_GENERATESPEECHRESPONSE']._serialized_start=2026
+  _globals['_GENERATESPEECHRESPONSE']._serialized_end=2159
+  _globals['_TEXTSERVICE']._serialized_start=2268
+  _globals['_TEXTSERVICE']._serialized_end=2564
 # @@protoc_insertion_point(module_scope)

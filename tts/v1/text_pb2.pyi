@@ -1,4 +1,5 @@
 from tts.v1 import common_pb2 as _common_pb2
+from tts.v1 import speech_pb2 as _speech_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -194,3 +195,21 @@ class GenerateStreamResponse(_message.Message):
     delta: TextDelta
     done: GenerationDone
     def __init__(self, started: _Optional[_Union[GenerationStarted, _Mapping]] = ..., delta: _Optional[_Union[TextDelta, _Mapping]] = ..., done: _Optional[_Union[GenerationDone, _Mapping]] = ...) -> None: ...
+
+class GenerateSpeechRequest(_message.Message):
+    __slots__ = ("config", "input", "synthesis")
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    SYNTHESIS_FIELD_NUMBER: _ClassVar[int]
+    config: GenerationConfig
+    input: GenerationInput
+    synthesis: _speech_pb2.SynthesisConfig
+    def __init__(self, config: _Optional[_Union[GenerationConfig, _Mapping]] = ..., input: _Optional[_Union[GenerationInput, _Mapping]] = ..., synthesis: _Optional[_Union[_speech_pb2.SynthesisConfig, _Mapping]] = ...) -> None: ...
+
+class GenerateSpeechResponse(_message.Message):
+    __slots__ = ("text", "speech")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    SPEECH_FIELD_NUMBER: _ClassVar[int]
+    text: GenerateStreamResponse
+    speech: _speech_pb2.SynthesizeStreamResponse
+    def __init__(self, text: _Optional[_Union[GenerateStreamResponse, _Mapping]] = ..., speech: _Optional[_Union[_speech_pb2.SynthesizeStreamResponse, _Mapping]] = ...) -> None: ...

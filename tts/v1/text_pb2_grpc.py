@@ -45,6 +45,11 @@ class TextServiceStub:
                 request_serializer=tts_dot_v1_dot_text__pb2.GenerateStreamRequest.SerializeToString,
                 response_deserializer=tts_dot_v1_dot_text__pb2.GenerateStreamResponse.FromString,
                 _registered_method=True)
+        self.GenerateSpeech = channel.unary_stream(
+                '/tts.v1.TextService/GenerateSpeech',
+                request_serializer=tts_dot_v1_dot_text__pb2.GenerateSpeechRequest.SerializeToString,
+                response_deserializer=tts_dot_v1_dot_text__pb2.GenerateSpeechResponse.FromString,
+                _registered_method=True)
         self.Embed = channel.unary_unary(
                 '/tts.v1.TextService/Embed',
                 request_serializer=tts_dot_v1_dot_text__pb2.EmbedRequest.SerializeToString,
@@ -68,6 +73,13 @@ class TextServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GenerateSpeech(self, request, context):
+        """Text that is spoken while it is generated, by the server's voice.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Embed(self, request, context):
         """FAILED_PRECONDITION when the model is not an embedding model
         """
@@ -87,6 +99,11 @@ def add_TextServiceServicer_to_server(servicer, server):
                     servicer.GenerateStream,
                     request_deserializer=tts_dot_v1_dot_text__pb2.GenerateStreamRequest.FromString,
                     response_serializer=tts_dot_v1_dot_text__pb2.GenerateStreamResponse.SerializeToString,
+            ),
+            'GenerateSpeech': grpc.unary_stream_rpc_method_handler(
+                    servicer.GenerateSpeech,
+                    request_deserializer=tts_dot_v1_dot_text__pb2.GenerateSpeechRequest.FromString,
+                    response_serializer=tts_dot_v1_dot_text__pb2.GenerateSpeechResponse.SerializeToString,
             ),
             'Embed': grpc.unary_unary_rpc_method_handler(
                     servicer.Embed,
@@ -149,6 +166,33 @@ class TextService:
             '/tts.v1.TextService/GenerateStream',
             tts_dot_v1_dot_text__pb2.GenerateStreamRequest.SerializeToString,
             tts_dot_v1_dot_text__pb2.GenerateStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateSpeech(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tts.v1.TextService/GenerateSpeech',
+            tts_dot_v1_dot_text__pb2.GenerateSpeechRequest.SerializeToString,
+            tts_dot_v1_dot_text__pb2.GenerateSpeechResponse.FromString,
             options,
             channel_credentials,
             insecure,

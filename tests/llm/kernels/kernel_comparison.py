@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from llm.sampling.logits import TokenMask
 from tests.llm.sampling.device_rows import a_row, coarse_logits, random_logits, random_rows
 
 NUM_KINDS = 5
+
+Cuts = tuple[dict[str, Any], ...]
 
 
 def some_logits(seed: int, rows: int, vocab: int) -> Tensor:
@@ -91,8 +94,8 @@ def compare_late_cuts(device: torch.device, tile: int, vocab: int = 2000) -> Non
     compared = Comparison(DeviceSampler(vocab, device, 6), device, tile)
     logits = random_logits(6, vocab, scale=0.3)
     logits[:, 77] += 10.0
-    cuts = ({"top_p": 0.98}, {"top_p": 0.999}, {"top_p": 0.99, "min_p": 1e-5}, {"top_p": 0.5})
-    more = ({"top_p": 0.999, "top_k": 900}, {"top_p": 0.99, "min_p": 0.5})
+    cuts: Cuts = ({"top_p": 0.98}, {"top_p": 0.999}, {"top_p": 0.99, "min_p": 1e-5}, {"top_p": 0.5})
+    more: Cuts = ({"top_p": 0.999, "top_k": 900}, {"top_p": 0.99, "min_p": 0.5})
     for seed in range(6):
         batch = [a_row(f"r{n}", seed=seed, **cut) for n, cut in enumerate((*cuts, *more))]
         compared.step(batch, logits)
@@ -108,7 +111,7 @@ def compare_bitmasks(device: torch.device, tile: int, vocab: int = 500) -> None:
         allowed[1, 3] = True
         words = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
         mask = TokenMask(torch.arange(4, device=device), torch.from_numpy(words).to(device))
-        cuts = ({}, {"top_p": 0.9}, {"top_p": 0.9, "top_k": 5}, {"temperature": 0.0})
+        cuts: Cuts = ({}, {"top_p": 0.9}, {"top_p": 0.9, "top_k": 5}, {"temperature": 0.0})
         batch = [
             a_row(f"r{n}", seed=seed, json_schema="{}", stop_token_ids=(1,), **cut)
             for n, cut in enumerate(cuts)

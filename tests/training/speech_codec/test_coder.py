@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.training.takes import TOY, take_of, toy_coder, write_take, write_voices
-from training.speech_codec.coder import Reader, load_coder
+from training.kokoro.text import NUM_SYMBOLS
+from training.speech_codec.coder import Reader, load_coder, read_losses, symbols_of
 from training.speech_codec.config import coder_sizes
 from training.speech_codec.plans import Plan
 from training.speech_codec.train_coder import main as train
@@ -97,3 +98,19 @@ def test_without_plans_there_is_nothing_to_learn(flags: list[str], tmp_path: Pat
         path.unlink()
     with pytest.raises(ValueError, match="no plans to learn from"):
         train(flags)
+
+
+def test_a_symbol_counts_the_same_whatever_its_length() -> None:
+    phones = torch.tensor([[5, 5, 5, 5, 7, 5], [5, 9, 9, 9, 9, 9]])
+    assert symbols_of(phones).tolist() == [0, 0, 0, 0, 1, 2, 3, 4, 4, 4, 4, 4]
+    flat = torch.zeros(2, 6)
+    plan = Plan(phones, flat, flat, flat)
+    logits = torch.zeros(2, 6, NUM_SYMBOLS)
+    sure = logits.scatter(2, phones[..., None], 50.0)
+    short, long = sure.clone(), sure.clone()
+    short[0, 4] = long[0, :4] = 0.0
+    curves = torch.zeros(2, 6, 3)
+    losses = [read_losses(read, curves, plan) for read in (sure, short, long)]
+    assert float(losses[0].phone) < 1e-6
+    assert float(losses[1].phone) == pytest.approx(float(losses[2].phone), rel=1e-5)
+    assert [round(float(loss.wrong) * 5) for loss in losses] == [0, 1, 1]

@@ -82,7 +82,7 @@ def reads(
     with recorded() as found:
         _run_command()
         _serve(tiny_checkpoint, folder)
-        _supervise(tiny_checkpoint, folder)
+        _supervise(tiny_checkpoint, text_checkpoint, folder)
         for values in _special(text_checkpoint, folder):
             _generate(text_checkpoint, values)
     return found
@@ -140,13 +140,15 @@ async def call_all(address: str) -> None:
         )
 
 
-def _supervise(checkpoint: Path, folder: Path) -> None:
+def _supervise(checkpoint: Path, text_checkpoint: Path, folder: Path) -> None:
     """Run the supervisor; the engine process ends at once because the weights were removed."""
     copy = Path(shutil.copytree(checkpoint, folder / "copy"))
     model = tiny_config(copy, zmq_endpoint_base=new_base())
     (copy / "model.safetensors").unlink()
-    server = ServerConfig(port=0, wyoming_port=0, wyoming_host="127.0.0.2")
-    serving = supervise(ServeConfig(model, server))
+    server = ServerConfig(
+        port=0, wyoming_port=0, wyoming_host="127.0.0.2", text_model=str(text_checkpoint)
+    )
+    serving = supervise(ServeConfig.of(model, server))
     assert asyncio.run(asyncio.wait_for(serving, 60)) == 2
 
 

@@ -30,6 +30,8 @@ TEXTS = {  # where not any text will do
     "model.device_specs": "cuda:3",
     "draft_model.device_specs": "cuda:3",
     "audio_decoder_config": '{"max_batch": 3}',
+    "text_model_config": '{"max_batch_size": 3}',
+    "unload_after_s": "900",
     "chunk_size": "7,8",
     "max_num_steps": "3",
     "max_prompt_duration_s": "0.25",

@@ -1,0 +1,109 @@
+"""A voice and a text model as real processes: one call of both, and the loss of either engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import urllib.request
+from asyncio import to_thread
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+
+from tests.tts.processes.test_kills import channel_to, synthesize_on, until
+from tests.tts.server.test_spoken_text import LONG_STORY, STORY, spoken, telling
+from tests.tts.server.test_text_service import generation
+from tests.tts.server_process import ENGINE, Process, processes_of, serving_process
+from tests.tts.serving import error_of_reading, health, reason_of, run
+from tts.v1 import text_pb2 as pb
+from tts.v1.text_pb2_grpc import TextServiceStub
+
+Status = health_pb2.HealthCheckResponse
+CONFIG = '{"sampling": {"enable_structured_output": true}}'
+
+
+@asynccontextmanager
+async def talking(
+    voice: Path, text: Path, **flags: object
+) -> AsyncIterator[tuple[Process, grpc.aio.Channel]]:
+    """Run a server with both models, and a channel to it."""
+    own = {"text_model": text, "text_model_config": CONFIG, **flags}
+    async with (
+        serving_process(voice, **own) as process,
+        channel_to(await process.ready()) as channel,
+    ):
+        yield process, channel
+
+
+async def pid_of_text_engine(process: Process, channel: grpc.aio.Channel) -> int:
+    """Return the id of the engine that computes while a text is generated."""
+    engines = processes_of(process, ENGINE)
+    before = {pid: _cpu_ticks(pid) for pid in engines}
+    endless = generation(max_tokens=900, min_tokens=900, ignore_eos=True)
+    await TextServiceStub(channel).Generate(pb.GenerateRequest(**endless))
+    return max(engines, key=lambda pid: _cpu_ticks(pid) - before[pid])
+
+
+def _cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def test_a_generated_text_is_spoken(tiny_checkpoint: Path, text_checkpoint: Path) -> None:
+    async def scenario() -> None:
+        shared = {"prometheus_metrics_mode": "launch_multiproc_server", "metrics_port": 0}
+        async with talking(tiny_checkpoint, text_checkpoint, front_ends=2, **shared) as (
+            process,
+            channel,
+        ):
+            assert len(processes_of(process, ENGINE)) == 2
+            call = TextServiceStub(channel).GenerateSpeech(spoken(telling(STORY)))
+            responses = [response async for response in call]
+            assert sum(response.speech.audio.sample_count for response in responses) > 16_000
+            url = (await process.logged(r"metrics.*(http://\S+)"))[1]
+
+            async def has_both() -> bool:
+                text = (await to_thread(urllib.request.urlopen, url)).read().decode()
+                return "\nsonant_kv_pages" in text and "\nsonant_text_kv_pages" in text
+
+            await until(has_both)
+            process.process.terminate()
+            assert await process.ended() == 0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("lost", ["text", "voice"])
+def test_a_killed_engine_ends_the_call_and_comes_back(
+    tiny_checkpoint: Path, text_checkpoint: Path, lost: str
+) -> None:
+    async def scenario() -> None:
+        async with talking(tiny_checkpoint, text_checkpoint) as (process, channel):
+            stub = TextServiceStub(channel)
+            text_engine = await pid_of_text_engine(process, channel)
+            (voice_engine,) = set(processes_of(process, ENGINE)) - {text_engine}
+            endless = spoken(telling(" ".join([LONG_STORY] * 3)), max_tokens=None)
+            call = stub.GenerateSpeech(endless)
+            assert (await call.read()).text.WhichOneof("event") == "started"
+            os.kill(text_engine if lost == "text" else voice_engine, signal.SIGKILL)
+            error = await error_of_reading(call)
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            assert reason_of(error) == "ENGINE_LOST"
+            if lost == "text":
+                assert (await synthesize_on(channel)).audio
+            else:
+                assert (await stub.Generate(pb.GenerateRequest(**generation()))).token_ids
+
+            async def serves() -> bool:
+                return await health(channel) == Status.SERVING
+
+            await process.logged("is back, process")
+            await until(serves)
+            responses = [r async for r in stub.GenerateSpeech(spoken(telling(STORY)))]
+            assert responses[-1].speech.WhichOneof("event") == "done"
+
+    run(scenario())

@@ -1,0 +1,57 @@
+"""Calls whose text is spoken while it is generated, for the servicers of all protocols."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from tts.server.call import Call
+from tts.server.context import ServerContext
+from tts.server.speech_stats import note_event
+from tts.server.text_api import note_piece
+from tts.speech.types import Done, SpeechEvent, SpeechRequest, SpeechUsage
+from tts.textgen.generator import TextPiece, TextRequest
+from tts.textgen.spoken import speak_text
+from tts.v1 import text_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenTextRequest:
+    """Checked request for a text and for its speech, whose own text is empty."""
+
+    text: TextRequest
+    speech: SpeechRequest
+
+
+async def check_spoken(
+    host: ServerContext, call: Call, proto: pb.GenerateSpeechRequest
+) -> SpokenTextRequest:
+    """Return the checked request; raises as `TextApi.check` and `SpeechApi.check` do."""
+    text = await host.text.check(call, proto)
+    return SpokenTextRequest(text, host.speech.check_spoken(proto.synthesis, call.request_id))
+
+
+async def generate_spoken(
+    host: ServerContext, call: Call, request: SpokenTextRequest
+) -> AsyncGenerator[TextPiece | SpeechEvent, None]:
+    """Yield the pieces of the text and the events of its speech, and record them in the call.
+
+    The latency of the first audio counts from the first text. Closing the iterator cancels both.
+    """
+    session = await host.speech.open_session(request.speech)
+    written, usage = TextPiece(""), SpeechUsage()
+    async with aclosing(speak_text(host.text.write(request.text), session)) as events:
+        async for event in events:
+            if isinstance(event, TextPiece):
+                written = event
+                note_piece(call, event)
+                if event.text and call.first_input is None:
+                    call.first_input = time.monotonic()
+            else:
+                note_event(call, host.metrics, event)
+                usage = event.result.usage if isinstance(event, Done) else usage
+            yield event
+    call.stats.prompt_tokens = written.prompt_tokens + usage.prompt_tokens
+    call.stats.output_tokens = written.output_tokens + usage.output_tokens

@@ -1,0 +1,64 @@
+"""Text that is spoken while it is generated: one stream of its pieces and of the speech's events.
+
+pieces ─▶ fed to the session ─▶ events
+   └──────────────┬────────────────┘
+                  ▼ each when it is there
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from tts.speech.session import StreamingSession
+from tts.speech.types import FlushDone, SpeechEvent, UtteranceCancelled
+from tts.text.clean import without_controls
+from tts.textgen.generator import TextPiece
+
+Source = AsyncGenerator[Any, None]
+
+
+async def speak_text(
+    pieces: AsyncGenerator[TextPiece, None], session: StreamingSession
+) -> AsyncGenerator[TextPiece | SpeechEvent, None]:
+    """Yield the pieces of a text as they are generated, and the events of a session that speaks it.
+
+    Both have their own order. Closing the iterator cancels both. Raises what either of them
+    raises; the other one is cancelled.
+    """
+    async with aclosing(pieces), aclosing(session.events()) as events:
+        steps: dict[asyncio.Future[Any], Source] = {_step(pieces): pieces, _step(events): events}
+        try:
+            while steps:
+                done, _ = await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
+                for step in done:
+                    item, source = step.result(), steps.pop(step)
+                    if source is pieces:
+                        _feed(session, item)
+                    if item is None:
+                        continue
+                    assert not isinstance(item, FlushDone | UtteranceCancelled)
+                    steps[_step(source)] = source
+                    yield item
+        finally:
+            for step in steps:
+                step.cancel()
+            await asyncio.gather(*steps, return_exceptions=True)
+
+
+def _step(source: Source) -> asyncio.Future[Any]:
+    """Request the next item of a source; None at its end."""
+    return asyncio.ensure_future(anext(source, None))
+
+
+def _feed(session: StreamingSession, piece: TextPiece | None) -> None:
+    """Feed a piece to a session; close its input after the last one.
+
+    A model may generate control characters, which sessions refuse.
+    """
+    if piece is None:
+        session.close()
+    elif piece.text:
+        session.feed(without_controls(piece.text))
