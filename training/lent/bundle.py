@@ -1,10 +1,11 @@
-"""Put together what a machine without network needs for a visit.
+"""Put together what a machine without network needs for a visit, in two parts to carry.
 
     python -m training.lent.bundle --teacher runs/teacher --package runs/teacher/package \
         --phonemes runs/phonemes --out bundle [--wheels DIR] [--clips FILE]
 
-The folder holds code, the teacher's weights, thinned style rows, phonemes with their texts,
-start.sh and poll.sh, and as clips.json the lines that `training.speech_codec.clips --spell` wrote.
+OUT/machine holds code, the teacher's weights, thinned style rows, start.sh and poll.sh; OUT/texts
+phonemes with their texts and, as clips.json, the lines that `training.speech_codec.clips --spell`
+wrote. lay.sh in each of them copies it to where start.sh finds it.
 """
 
 from __future__ import annotations
@@ -21,36 +22,49 @@ from training.kokoro.packages import SYMBOLS
 from training.kokoro.phonemes import ACCENTS, table
 from training.kokoro.style import thin
 
-ROOT = Path(__file__).parents[2]
+ROOT, SCRIPTS = Path(__file__).parents[2], Path(__file__).parent
 CODE = ("training", "decoder")
 STEP, LAST = 8, 256  # ids between style rows, and in the longest text
 LIMIT_MIB = 60.0
 
 
-def bundle(args: argparse.Namespace) -> float:
-    """Replace the folder and return its size in MiB."""
-    out: Path = args.out
-    shutil.rmtree(out, ignore_errors=True)
-    (out / "teacher").mkdir(parents=True)
+def bundle(args: argparse.Namespace) -> dict[str, float]:
+    """Replace the folder and return the size of each of its parts in MiB."""
+    shutil.rmtree(args.out, ignore_errors=True)
+    parts = args.out / "machine", args.out / "texts"
+    for part, fill in zip(parts, (_machine, _texts), strict=True):
+        part.mkdir(parents=True)
+        fill(args, part)
+        shutil.copy(SCRIPTS / "lay.sh", part)
+    return {
+        part.name: sum(p.stat().st_size for p in part.rglob("*") if p.is_file()) / 2**20
+        for part in parts
+    }
+
+
+def _machine(args: argparse.Namespace, out: Path) -> None:
     for package in CODE:
         ignore = shutil.ignore_patterns("__pycache__", "*.txt", "*.md")
         shutil.copytree(ROOT / package, out / package, ignore=ignore)
+    (out / "teacher").mkdir()
     shutil.copy(args.teacher / WEIGHTS_FILE, out / "teacher")
     with np.load(args.teacher / VOICES_FILE) as voices:
         rows = thin({name: voices[name] for name in voices.files}, STEP, LAST)
     np.savez_compressed(out / "teacher" / VOICES_FILE, allow_pickle=False, **rows)
     (out / "package" / SYMBOLS).parent.mkdir(parents=True)
     shutil.copy(args.package / SYMBOLS, out / "package" / SYMBOLS)
+    if args.wheels:
+        shutil.copytree(args.wheels, out / "wheels")
+    for script in ("start.sh", "poll.sh"):
+        shutil.copy(SCRIPTS / script, out)
+
+
+def _texts(args: argparse.Namespace, out: Path) -> None:
     (out / "phonemes").mkdir()
     for accent in ACCENTS:
         shutil.copy(table(args.phonemes, accent), out / "phonemes")
-    if args.wheels:
-        shutil.copytree(args.wheels, out / "wheels")
     if args.clips:
         shutil.copy(args.clips, out / "clips.json")
-    for script in ("start.sh", "poll.sh"):
-        shutil.copy(Path(__file__).with_name(script), out / script)
-    return sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 2**20
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -60,10 +74,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--wheels", type=Path)
     parser.add_argument("--clips", type=Path, help="spelled lines")
     args = parser.parse_args(argv)
-    size = bundle(args)
-    print(f"{args.out}: {size:.1f} MiB")
-    if size > LIMIT_MIB:
-        raise SystemExit(f"{args.out} is larger than {LIMIT_MIB:.0f} MiB: spell fewer lines")
+    for part, size in bundle(args).items():
+        print(f"{args.out / part}: {size:.1f} MiB")
+        if size > LIMIT_MIB:
+            raise SystemExit(f"{args.out / part} is larger than {LIMIT_MIB:.0f} MiB")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
-# Start a visit on this machine in the background, from a folder that training.lent.bundle made.
-#   bash start.sh [MINUTES [arguments of training.lent.visit]]
-# Copies itself to $VOICE_WORK (/tmp/voice), so that later calls need not carry the folder again.
+# Start a visit on this machine in the background, once lay.sh of both parts of a bundle has run.
+#   bash /tmp/voice/bundle/start.sh [MINUTES [arguments of training.lent.visit]]
 set -eu
-here=$(cd "$(dirname "$0")" && pwd)
 work=${VOICE_WORK:-/tmp/voice}
 minutes=${1:-20}
 [ $# -gt 0 ] && shift
@@ -13,10 +11,6 @@ if [ -e "$work/pid" ] && kill -0 "$(cat "$work/pid")" 2>/dev/null; then
 fi
 rm -rf "$work/out"
 mkdir -p "$work/out"
-if [ "$here" != "$work/bundle" ]; then
-    rm -rf "$work/bundle"
-    cp -r "$here" "$work/bundle"
-fi
 python=${VOICE_PYTHON:-python3}
 export PYTHONPATH="$work/bundle:$work/site${PYTHONPATH:+:$PYTHONPATH}"
 if ls "$work"/bundle/wheels/*.whl >/dev/null 2>&1 && ! "$python" -c 'import soxr' 2>/dev/null; then

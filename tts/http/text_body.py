@@ -20,6 +20,7 @@ from tts.v1 import text_pb2 as pb
 
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
+Modality = Literal["text", "audio"]
 Part = TypeVar("Part")
 Parts = Annotated[list[Part], Field(max_length=MAX_MESSAGES, fail_fast=True)]
 """Messages of a chat, or parts of a message: 80,000 of them take a second."""
@@ -197,7 +198,7 @@ class ChatBody(GenerationBody):
     """JSON of a chat."""
 
     messages: Parts[Message]
-    modalities: list[Literal["text", "audio"]] = Field(default=["text"], min_length=1)
+    modalities: Items[Modality] = Field(default=["text"], min_length=1)
     audio: ChatAudio | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool = False

@@ -32,7 +32,11 @@ def test_the_folder_holds_code_teacher_phonemes_and_texts(tmp_path: Path, capsys
     given = [f"--{name}={folder}" for name, folder in folders.items()]
     bundle.main([*given, f"--clips={tmp_path / 'lines.json'}"])
     assert 0 < sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) < 5e6
-    assert f"{out}: " in capsys.readouterr().out
+    assert f"{out / 'texts'}: " in capsys.readouterr().out
+    for part in ("machine", "texts"):
+        environment = os.environ | {"VOICE_WORK": str(tmp_path / "work")}
+        subprocess.run(["bash", str(out / part / "lay.sh")], env=environment, check=True)
+    parts, out = out, tmp_path / "work" / "bundle"
     assert (out / "clips.json").read_text() == "[]"
     assert read_table(table(out / "phonemes", "a")) == ["hˈI\tHi"]
     assert (out / "training" / "speech_codec" / "train.py").exists()
@@ -41,7 +45,7 @@ def test_the_folder_holds_code_teacher_phonemes_and_texts(tmp_path: Path, capsys
     with np.load(out / "teacher" / bundle.VOICES_FILE) as voices:
         assert len(voices["af_one"]) == 33
     bundle.main(given)  # replaces the folder
-    assert not (out / "clips.json").exists()
+    assert not (parts / "texts" / "clips.json").exists()
 
 
 def poll(work: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -53,8 +53,9 @@ def test_a_style_has_the_same_voice_tokens_and_errors_change_some() -> None:
 
 
 @pytest.fixture
-def flags(tmp_path: Path) -> list[str]:
+def flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Arguments of a training on two plans; phones are drawn, each for 75 ms."""
+    monkeypatch.setattr("training.speech_codec.train_coder.WARM_STEPS", 10)
     (tmp_path / "plans").mkdir()
     for number in range(2):
         take = take_of(sessions=40)
@@ -76,11 +77,12 @@ def read_shares(printed: str) -> list[float]:
 def test_phones_are_read_better_from_codes_after_training(
     flags: list[str], tmp_path: Path, capsys
 ) -> None:
-    train([*flags, "--steps=150", "--lr=2e-2", "--log=0"])
+    train([*flags, "--steps=160", "--lr=3e-2", "--log=0"])
     printed = capsys.readouterr().out
     right = read_shares(printed)
-    assert len(right) == 150
-    assert np.mean(right[-10:]) > np.mean(right[:10]) + 0.2
+    assert len(right) == 160
+    assert np.mean(right[:10]) < 0.15
+    assert np.mean(right[-10:]) > 0.3  # by chance one in 8 is right
     assert "held out: phone" in printed
     coder = load_coder(tmp_path / "coder.safetensors", SIZES)
     points = 64 * SIZES.points_per_code

@@ -121,6 +121,7 @@ LISTS = [
     (SpeechBody, {"input": "x"}, "chunk_size", ""),
     (ChatBody, {}, "messages", {}),
     (ChatBody, {}, "messages", {"role": "user", "content": [{}] * 1000}),
+    (ChatBody, {"messages": []}, "modalities", "video"),
     (ChatBody, {"messages": []}, "stop", 0),
     (ChatBody, {"messages": []}, "stop_token_ids", ""),
     (CompletionBody, {}, "prompt", {}),
