@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -81,3 +82,32 @@ class Progress:
             self.clock.log(f"step {step} {values} {pace_ms:.0f} ms")
             self._logged, self._last = now, step
         return due
+
+
+class Trainer(Protocol):
+    """Training with a step, weights to save and a figure of what is held out."""
+
+    def train_step(self, step: int, share: float) -> Mapping[str, Tensor]:
+        """Return the losses of the step after `step` others, at this share of the run."""
+
+    def save(self) -> None:
+        """Write what is kept."""
+
+    def held_out(self) -> str:
+        """Return a line about what is not learned from."""
+
+
+def run_to_the_end(trainer: Trainer, progress: Progress) -> None:
+    """Train until the time is over, save, and log what is held out."""
+    for share in progress:
+        progress.log_losses(trainer.train_step(progress.step, share))
+    trainer.save()
+    progress.clock.log(f"{trainer.held_out()} after {progress.step} steps")
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that all trainings have."""
+    parser.add_argument("--minutes", type=float, required=True)
+    parser.add_argument("--steps", type=int, default=0, help="at most; 0: as time allows")
+    parser.add_argument("--log", type=float, default=10.0, help="seconds")
+    parser.add_argument("--seed", type=int, default=1)

@@ -36,32 +36,22 @@ def test_inputs_of_a_target(name: str, tmp_path: Path) -> None:
     assert [found.text for found in tried(part, tmp_path)] == []
 
 
-def test_calls(server: Served) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind", "count"),
+    [
+        ("rpcs", Caller, CALLS),
+        ("frames", Sender, CONNECTIONS),
+        ("http", Poster, REQUESTS),
+        ("http_connections", Breaker, CONNECTIONS),
+    ],
+)
+def test_inputs_of_a_server(
+    server: Served, name: str, kind: type[Caller | Sender | Poster | Breaker], count: int
+) -> None:
     """`try_one` raises when an invariant does not hold."""
-    caller = Caller(server)
-    for index in range(CALLS):
-        caller.try_one(random_of(SEED, "rpcs", index))
-
-
-def test_connections(server: Served) -> None:
-    """`try_one` raises when an invariant does not hold."""
-    sender = Sender(server)
-    for index in range(CONNECTIONS):
-        sender.try_one(random_of(SEED, "frames", index))
-
-
-def test_requests_over_http(server: Served) -> None:
-    """`try_one` raises when an invariant does not hold."""
-    poster = Poster(server)
-    for index in range(REQUESTS):
-        poster.try_one(random_of(SEED, "http", index))
-
-
-def test_connections_of_http(server: Served) -> None:
-    """`try_one` raises when an invariant does not hold."""
-    breaker = Breaker(server)
-    for index in range(CONNECTIONS):
-        breaker.try_one(random_of(SEED, "http_connections", index))
+    target = kind(server)
+    for index in range(count):
+        target.try_one(random_of(SEED, name, index))
 
 
 def test_every_target_is_tried_here() -> None:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from decoder.codecs.source_filter.excitation import Drive
 from decoder.codecs.source_filter.modules import Decoder
 from training.losses import Discriminators, MelLoss, discriminator_loss, generator_losses
-from training.progress import Mean, Progress, Rate
+from training.progress import Mean, Progress, Rate, add_run_arguments
 from training.speech_codec.checkpoint import DECODER, eighth_bits, halved, read, write
 from training.speech_codec.coder import Coder, load_coder
 from training.speech_codec.config import DESIGNS, coder_sizes, save_config
@@ -243,9 +243,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--design", choices=sorted(DESIGNS), required=True)
     for name in ("takes", "coder", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, required=True)
+    add_run_arguments(parser)
     parser.add_argument("--start", type=Path, help="weights of an earlier run to continue")
-    parser.add_argument("--steps", type=int, default=0, help="at most; 0: as time allows")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--crop", type=int, default=40, help="codes")
     parser.add_argument("--judged", type=int, default=25, help="codes that the judges see")
@@ -259,9 +258,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--source-weight", type=float, default=4.0, help="of the decoder's pitch")
     parser.add_argument("--fool-weight", type=float, default=0.5)
     parser.add_argument("--match-weight", type=float, default=1.0)
-    parser.add_argument("--log", type=float, default=10.0, help="seconds")
     parser.add_argument("--save", type=float, default=120.0, help="seconds")
-    parser.add_argument("--seed", type=int, default=1)
     return parser
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from training.kokoro.studio import MIDDLING
 from training.kokoro.style import StyleBook
-from training.progress import Mean, Progress, Rate
+from training.progress import Mean, Progress, Rate, add_run_arguments, run_to_the_end
 from training.speech_codec.checkpoint import halved, write
 from training.speech_codec.coder import CODER, Coder, Read, Reader, Sizes, points_of, read_losses
 from training.speech_codec.config import DESIGNS, coder_sizes
@@ -155,19 +155,15 @@ def train(args: argparse.Namespace) -> None:
     trainer, progress = Trainer(args), Progress(args.minutes, args.steps, args.log)
     lines = trainer.lines
     progress.clock.log(f"{lines.hours:.1f} h, {len(lines.training)} lines, on {trainer.device}")
-    for share in progress:
-        progress.log_losses(trainer.train_step(progress.step, share))
-    trainer.save()
-    progress.clock.log(f"{trainer.held_out()} after {progress.step} steps")
+    run_to_the_end(trainer, progress)
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("plans", "voices", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, required=True)
+    add_run_arguments(parser)
     parser.add_argument("--design", choices=sorted(DESIGNS), default="source_free")
-    parser.add_argument("--steps", type=int, default=0, help="at most; 0: as time allows")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--crop", type=int, default=64, help="codes")
     parser.add_argument("--styles", type=int, default=128, help="style vectors of a step")
@@ -177,8 +173,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--pitch-weight", type=float, default=8.0)
     parser.add_argument("--energy-weight", type=float, default=1.0)
     parser.add_argument("--style-weight", type=float, default=1.0)
-    parser.add_argument("--log", type=float, default=10.0, help="seconds")
-    parser.add_argument("--seed", type=int, default=1)
     return parser
 
 

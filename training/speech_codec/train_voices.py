@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from decoder.codecs.source_filter.config import SpeechCodecConfig
 from decoder.codecs.source_filter.modules import LogMel, VoiceEncoder
-from training.progress import Mean, Progress, Rate
+from training.progress import Mean, Progress, Rate, add_run_arguments, run_to_the_end
 from training.speech_codec.checkpoint import VOICE_ENCODER, halved, write
 from training.speech_codec.coder import load_coder
 from training.speech_codec.config import DESIGNS, coder_sizes
@@ -188,23 +188,17 @@ def train(args: argparse.Namespace) -> None:
     torch.manual_seed(args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
     trainer, progress = Trainer(args), Progress(args.minutes, args.steps, args.log)
-    for share in progress:
-        progress.log_losses(trainer.train_step(progress.step, share))
-    trainer.save()
-    progress.clock.log(f"{trainer.held_out()} after {progress.step} steps")
+    run_to_the_end(trainer, progress)
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("takes", "coder", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, required=True)
+    add_run_arguments(parser)
     parser.add_argument("--design", choices=sorted(DESIGNS), default="source_free")
-    parser.add_argument("--steps", type=int, default=0, help="at most; 0: as time allows")
     parser.add_argument("--batch", type=int, default=32, help="clips of the longest kind")
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--log", type=float, default=10.0, help="seconds")
-    parser.add_argument("--seed", type=int, default=1)
     return parser
 
 

@@ -33,7 +33,7 @@ from training.documents import Batch, assemble, bucketed
 from training.kokoro.packages import symbols
 from training.kokoro.style import StyleBook
 from training.llama import LanguageModel, ModelConfig, checkpoint, restore
-from training.progress import Mean, Rate
+from training.progress import Mean, Rate, add_run_arguments
 from training.speech_codec.checkpoint import halved, write
 from training.speech_codec.config import load_config
 from training.speech_lm.documents import (
@@ -286,10 +286,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("tokens", "phonemes", "package", "voices", "config", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, required=True)
+    add_run_arguments(parser)
     parser.add_argument("--after", type=Path, help="begin when this file is there")
     parser.add_argument("--start", type=Path, help="weights of an earlier run to continue")
-    parser.add_argument("--steps", type=int, default=0, help="at most; 0: as time allows")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--dim", type=int, default=512, help="heads of 64, two to a key-value head")
     parser.add_argument("--tokens-per-step", type=int, default=131_072)
@@ -298,9 +297,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--phoneme-weight", type=float, default=1.0, help="of letters to sounds")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--log", type=float, default=10.0, help="seconds")
     parser.add_argument("--save", type=float, default=120.0, help="seconds")
-    parser.add_argument("--seed", type=int, default=1)
     return parser
 
 

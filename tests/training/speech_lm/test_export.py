@@ -353,6 +353,16 @@ def test_one_file_may_have_both_parts_and_others(runs: Path, folder: Path, tmp_p
     assert all(torch.equal(own[name], wanted[name]) for name in wanted)
 
 
+def folder_without(folder: Path, name: str, parent: Path) -> Path:
+    """Return a folder with links to all files of a voice but one."""
+    own = parent / "voice"
+    own.mkdir()
+    for path in folder.iterdir():
+        if path.name != name:
+            (own / path.name).symlink_to(path)
+    return own
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -366,11 +376,7 @@ def test_one_file_may_have_both_parts_and_others(runs: Path, folder: Path, tmp_p
 def test_a_broken_speech_file_is_named(
     folder: Path, tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
-    own = tmp_path / "voice"
-    own.mkdir()
-    for path in folder.iterdir():
-        if path.name != "speech.json":
-            (own / path.name).symlink_to(path)
+    own = folder_without(folder, "speech.json", tmp_path)
     values = json.loads((folder / "speech.json").read_text())
     (own / "speech.json").write_text(json.dumps(values | changes))
     with pytest.raises(CheckpointError, match=message):
@@ -387,11 +393,7 @@ def test_a_broken_speech_file_is_named(
 def test_a_broken_row_of_voices_is_named(
     folder: Path, tmp_path: Path, codes: list[int], message: str
 ) -> None:
-    own = tmp_path / "voice"
-    own.mkdir()
-    for path in folder.iterdir():
-        if path.name != "voices.json":
-            (own / path.name).symlink_to(path)
+    own = folder_without(folder, "voices.json", tmp_path)
     values = json.loads((folder / "voices.json").read_text())
     values["voices"][0]["codes"] = codes
     (own / "voices.json").write_text(json.dumps(values))

@@ -104,7 +104,7 @@ def test_say_writes_a_sound_file(files: Path, capsys) -> None:
     with pytest.raises(SystemExit):
         say([*given, *reference])
     assert "--reference needs --voice-encoder" in capsys.readouterr().err
-    for wrong in (["--voice", "nobody"], ["--voice", "af_one", "--phonemes"]):
+    for wrong in (["--voice", "unknown"], ["--voice", "af_one", "--phonemes"]):
         with pytest.raises(SystemExit):
             say([*given, *wrong])
     assert "af_one, bf_one" in capsys.readouterr().err
