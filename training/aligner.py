@@ -1,15 +1,20 @@
 """Train the aligner, which predicts the spoken letter from the codes alone.
 
-    python -m training.aligner --codes runs/codes --out runs --until 1400
+    python -m training.aligner --codes runs/codes --config runs/codec/source_free.json \
+        --out tts/embedded/aligner --until 300
 
-The targets are the teacher's own times (`training.labels`).
+Files runs/codes*.npz hold `codes` (uint16, all clips one after another) and `letters` (uint8, a
+label for every 10 ms, four to a code, see `training.labels`). The targets are the teacher's own
+times. The folder that is written is a checkpoint's `aligner`.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +23,21 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from decoder.codecs.embedded.modules import FiniteScalarQuantizer
+from decoder.codecs.source_filter.modules import FiniteScalarQuantizer
 from training.aligner_network import AlignerNetwork
-from training.codes import part_files
 from training.distributed import Clock, Deadline, Group
-from training.recipe import parse
+from training.export import write_json
+from training.speech_codec.config import load_config
 from tts.speech.aligner import AlignerConfig
 
 CROP_CODES = 128
 WARM_UP = 200
+
+
+def part_files(prefix: Path) -> list[Path]:
+    """Return parts prefix*.npz in the order of their numbers."""
+    found = prefix.parent.glob(f"{prefix.name}*.npz")
+    return sorted(found, key=lambda path: int(re.sub(r"\D", "", path.stem) or 0))
 
 
 class LevelTable(nn.Module):
@@ -99,18 +110,25 @@ def train(args: argparse.Namespace, levels: tuple[int, ...]) -> None:
     with torch.no_grad():
         network.table.weight.copy_(table())
     state = {k: v.detach().half().cpu().contiguous() for k, v in network.state_dict().items()}
-    save_file(state, args.out / "aligner.safetensors")
+    args.out.mkdir(parents=True, exist_ok=True)
+    write_json(args.out / "config.json", asdict(network.config))
+    save_file(state, args.out / "model.safetensors")
     clock.log(f"aligner done: {step} steps")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--codes", type=Path, required=True, help="prefix of codes*.npz")
+    parser.add_argument("--config", type=Path, required=True, help="the codec's")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--until", type=float, required=True, help="seconds since RECIPE_START")
-    args, recipe = parse(parser, "aligner", argv)
-    args.out.mkdir(parents=True, exist_ok=True)
-    train(args, recipe.codec.levels)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--max-hours", type=float, default=150.0)
+    parser.add_argument("--steps", type=int, default=0, help="at most (0: no limit)")
+    parser.add_argument("--seed", type=int, default=3)
+    args = parser.parse_args(argv)
+    train(args, load_config(args.config).levels)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Labels for every 10 ms of a line: the phone, and the letter of the spoken word.
+"""Labels for every 10 ms of a line: the letter of the spoken word.
 
 A word's letters are spread evenly over its time: inside a word they are approximate, but the
 borders of words are exact, which is what the aligner is trained for.
@@ -7,35 +7,26 @@ borders of words are exact, which is what the aligner is trained for.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from training.teacher import SAMPLE_RATE, Phone
 from tts.speech.aligner import letter_labels as letters_of
 
-FRAME = 160  # samples
-SILENCE = 0
-PHONES = (
-    "aa", "ae", "ah", "ao", "aw", "ax", "ay", "b", "ch", "d", "dh", "eh", "er", "ey", "f", "g",
-    "hh", "ih", "iy", "jh", "k", "l", "m", "n", "ng", "ow", "oy", "p", "r", "s", "sh", "t", "th",
-    "uh", "uw", "v", "w", "y", "z", "zh",
-)  # fmt: skip
-NUM_PHONE_LABELS = len(PHONES) + 1
+FRAMES_PER_S = 100
 
-_PHONE_LABEL = {name: label for label, name in enumerate(PHONES, start=1)}
+
+@dataclass(frozen=True, slots=True)
+class Phone:
+    """One phone: the word that it belongs to, and its times in seconds."""
+
+    word_index: int
+    start_s: float
+    end_s: float
 
 
 def _frame(time_s: float) -> int:
-    return round(time_s * SAMPLE_RATE / FRAME)
-
-
-def phone_labels(phones: Sequence[Phone], num_frames: int) -> np.ndarray:
-    """Return uint8 [num_frames]; 0 is silence."""
-    labels = np.zeros(num_frames, np.uint8)
-    for phone in phones:
-        name = phone.name.rstrip("012")
-        labels[_frame(phone.start_s) : _frame(phone.end_s)] = _PHONE_LABEL.get(name, SILENCE)
-    return labels
+    return round(time_s * FRAMES_PER_S)
 
 
 def word_times(words: Sequence[str], phones: Sequence[Phone]) -> list[tuple[str, float, float]]:

@@ -1,5 +1,5 @@
-"""Reconstruction losses: multi-scale mel distance, mean envelope of the voice, recognition of
-phones, and two families of discriminators.
+"""Reconstruction losses: multi-scale mel distance, mean envelope of the voice, and two families of
+discriminators.
 
 Sources: multi-scale mel L1, DAC, arXiv 2306.06546; multi-period discriminator, HiFi-GAN, arXiv
 2010.05646; multi-resolution spectral discriminator, UnivNet, arXiv 2106.07889.
@@ -62,32 +62,6 @@ def timbre_distance(difference: Tensor, log_wanted: Tensor) -> Tensor:
     level = log_wanted.mean(1, keepdim=True)
     loud = (level > level.mean(-1, keepdim=True)).float()
     return ((difference * loud).sum(-1) / loud.sum(-1).clamp_min(1)).square().mean()
-
-
-class PhoneListener(nn.Module):
-    """Maps log-mel frames to phone logits, with context.
-
-    It is trained on real speech only. It scores the decoder's output, so that the codec uses its
-    bits for distinguishing phones; the mel distance alone does not ensure that.
-    """
-
-    def __init__(self, num_mels: int, num_labels: int, width: int) -> None:
-        super().__init__()
-        sizes = (num_mels, *(width,) * 4)
-        dilations = (1, 1, 2, 4)
-        self.layers = nn.ModuleList(
-            nn.Conv1d(a, b, 5, padding=2 * d, dilation=d)
-            for (a, b), d in zip(pairwise(sizes), dilations, strict=True)
-        )
-        self.output = nn.Conv1d(width, num_labels, 1)
-
-    def forward(self, mel: Tensor) -> Tensor:
-        """Map mel [B, F, num_mels] to logits [B, F, num_labels]."""
-        x = mel.transpose(1, 2)
-        for number, layer in enumerate(self.layers):
-            y = F.gelu(layer(x))
-            x = y if number == 0 else x + y
-        return self.output(x).transpose(1, 2)
 
 
 class PeriodDiscriminator(nn.Module):
