@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.report import Figure, Report
+from training.labels import TimedWord
 from tts.speech.aligner import Aligner
 from tts.speech.word_times import WordTimer
 from tts.text.segmenter import SpokenWord
@@ -19,10 +20,10 @@ MOST_MS, MOST_WORK = 30.0, 5.0
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Codes of one line, and every audible word with its start and end in seconds."""
+    """Codes of one line, and its words."""
 
     codes: tuple[int, ...]
-    words: tuple[tuple[str, float, float], ...]
+    words: tuple[TimedWord, ...]
 
 
 def evaluate(aligner: Aligner, lines: Iterable[Line], codes_per_second: float) -> Report:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from training.labels import TimedWord
 from training.timings import Line, evaluate
 from tts.speech.aligner import LETTERS, NUM_LABELS, Aligner, AlignerConfig
 
@@ -31,7 +32,9 @@ def aligner() -> Aligner:
 def line(*words: tuple[str, int, int], spoken: str = SPOKEN) -> Line:
     """Return a spoken line with words whose starts and ends are given in codes."""
     codes = tuple(0 if c == "_" else 1 + LETTERS.index(c) for c in spoken)
-    return Line(codes, tuple((word, start / RATE, end / RATE) for word, start, end in words))
+    return Line(
+        codes, tuple(TimedWord(word, start / RATE, end / RATE) for word, start, end in words)
+    )
 
 
 def test_errors_are_of_starts_and_ends_in_milliseconds(aligner: Aligner) -> None:

@@ -8,8 +8,8 @@
 
 voices.json and lm.json are read next to --lm. The language model is stored in int8 with one scale
 per row, the codec's decoder in int8, its encoder of voices in float16, as its codes depend on it.
-The coder is left out: the service never encodes what is said. Word times need an aligner, which is
-trained later; MODEL_CARD.md is written by hand.
+The coder is left out: the service never encodes what is said. Word times need a folder OUT/aligner,
+which `training.aligner` writes; MODEL_CARD.md is written by hand.
 """
 
 from __future__ import annotations
