@@ -23,6 +23,7 @@ from decoder.base import (
     grown_look_ahead,
 )
 from decoder.batching import DecodeResult, Renderer, render
+from decoder.identity import codec_identity
 from decoder.pcm import (
     MAX_SPEAKING_RATE,
     MIN_SPEAKING_RATE,
@@ -98,6 +99,7 @@ __all__ = [
     "apply_patches",
     "attention_mask",
     "check_output_format",
+    "codec_identity",
     "create_decoder",
     "create_encoder",
     "decode_samples",

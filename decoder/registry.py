@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from decoder.base import AudioDecoder, DecoderConfigError, DecoderOptions, StreamingOptions
 from decoder.cuda.devices import on_device
@@ -93,24 +93,15 @@ def create_decoder(
     pickle, without running code from it. Raises DecoderConfigError naming an unknown name, file or
     option.
     """
-    folder = _find_folder(folder_or_name)
-    if folder is None:
-        name = str(folder_or_name)
-        decoder_class = _load_class(name)
-        weights_path = _find_weights(weights, None)
-        config = _adjacent_config(weights_path)
-    else:
-        config = read_json(folder / CONFIG_FILE)
-        name = _name_in(config, folder / CONFIG_FILE)
-        decoder_class = _load_class(name)
-        weights_path = _find_weights(weights, folder)
-    checked = parse_options(options or {}, name, decoder_class.supported_options)
+    files = find_files(folder_or_name, weights)
+    decoder_class = _load_class(files.name)
+    checked = parse_options(options or {}, files.name, decoder_class.supported_options)
     if _is_gpu(device) and "max_batch" not in (options or {}):
         checked = replace(checked, max_batch=GPU_MAX_BATCH)
     source = CodecSource(
-        name=name,
-        config=config,
-        weights=weights_path,
+        name=files.name,
+        config=files.config,
+        weights=files.weights,
         options=checked,
         device=device,
         test_mode=test_mode,
@@ -119,6 +110,28 @@ def create_decoder(
     with on_device(device):
         decoder: AudioDecoder = decoder_class.create(source)
     return decoder
+
+
+class CodecFiles(NamedTuple):
+    """Name, config.json and weights of a codec, as in `CodecSource`."""
+
+    name: str
+    config: Mapping[str, Any]
+    weights: Path | None
+
+
+def find_files(folder_or_name: str | Path, weights: str = "") -> CodecFiles:
+    """Return what `create_decoder` reads. Raises its errors for unknown names and files."""
+    folder = _find_folder(folder_or_name)
+    if folder is None:
+        name = str(folder_or_name)
+        _check_name(name)
+        path = _find_weights(weights, None)
+        return CodecFiles(name, _adjacent_config(path), path)
+    config = read_json(folder / CONFIG_FILE)
+    name = _name_in(config, folder / CONFIG_FILE)
+    _check_name(name)
+    return CodecFiles(name, config, _find_weights(weights, folder))
 
 
 def _is_gpu(device: str) -> bool:
@@ -178,11 +191,14 @@ def _name_in(config: Mapping[str, Any], path: Path) -> str:
     raise DecoderConfigError(f"{path} has no 'type': the codec's name")
 
 
-def _load_class(name: str) -> Any:
+def _check_name(name: str) -> None:
     if name not in _DECODERS:
         raise DecoderConfigError(
             f"unknown audio decoder '{name}'; supported: {', '.join(supported_decoders())}"
         )
+
+
+def _load_class(name: str) -> Any:
     module_name, class_name = _DECODERS[name].split(":")
     return getattr(import_module(module_name), class_name)
 

@@ -191,6 +191,7 @@ def create_engine_client(
         codec=client.codec,
         max_seq_len=min(engine.pipeline.max_seq_len, config.max_length or 2**31),
         raw_encoding=_raw_encoding(decoder),
+        voice_codec=_voice_codec(config, server, family, decoder),
     )
     return client, info
 
@@ -301,6 +302,21 @@ def _decoder(config: AudioGenerationConfig, family: SpeechFamily) -> AudioDecode
     )
 
 
+def _voice_codec(
+    config: AudioGenerationConfig,
+    server: ServerConfig | None,
+    family: SpeechFamily | None,
+    decoder: AudioDecoder | None,
+) -> str:
+    """Return the identity of the codec of voices that are kept; empty where none are."""
+    from decoder import codec_identity
+
+    if server is None or server.voice_folder is None or family is None or decoder is None:
+        return ""
+    source = _codec_source(config, family)
+    return codec_identity(source, config.audio_decoder_weights, decoder.spec)
+
+
 def _codec_source(config: AudioGenerationConfig, family: SpeechFamily) -> str | Path:
     """Return a codec's name or folder: the configured codec, else the checkpoint's."""
     from decoder import supported_decoders
@@ -347,7 +363,7 @@ def _synthesizer(
     own, server = family.voices(), parts.server
     limits = VoiceLimits(server.max_voices, server.max_voice_bytes) if server else None
     folder = (server.voice_folder if server else None) or parts.voice_folder
-    voices = VoiceRegistry(own.voices, own.default, limits, folder)
+    voices = VoiceRegistry(own.voices, own.default, limits, folder, parts.info.voice_codec)
     for voice in own.voices:
         if voice.clip is None:
             _check_voice(parts.folder / family.traits.voices_file, prompts, voice)

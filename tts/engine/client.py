@@ -62,11 +62,14 @@ class EngineInfo:
     """Constant properties of the loaded model, for the preparation of requests.
 
     `codec` is None for a text-only model; `raw_encoding` is the encoding of requests without one.
+    `voice_codec` is the codec's identity, which is stored with created voices; empty where no
+    voice outlives the server.
     """
 
     codec: CodecSpec | None
     max_seq_len: int  # in tokens
     raw_encoding: AudioEncoding
+    voice_codec: str = ""
 
 
 class EngineClient(Protocol):

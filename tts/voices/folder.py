@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 PREFIX, SUFFIX = ".voice-", ".tmp"  # of files that are being written
 MAX_FILE_BYTES = 64 * 2**20
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_KEYS = ("name", "display_name", "language_codes", "prompt", "consent")
+_KEYS = ("name", "display_name", "language_codes", "prompt", "consent", "codec")
 
 
 class FileMark(NamedTuple):
@@ -157,6 +157,7 @@ def _from_json(path: Path) -> Voice:
             language_codes=tuple(map(str, values["language_codes"])),
             prompt=VoicePrompt(codes, str(prompt["transcript"])),
             consent=str(values["consent"]),
+            codec=str(values.get("codec", "")),  # files of 0.1 have none
         )
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is incomplete: {error}") from error

@@ -2,7 +2,9 @@
 
 Created voices are bounded in number and bytes; beyond the bounds creation fails, and no voice is
 evicted. With a folder they survive a restart, one JSON file each; registries of several processes
-with the same folder always hold the same voices.
+with the same folder always hold the same voices. Each keeps the identity of the codec that its
+codes are of: with another codec they would be another voice or noise, so that such voices can only
+be deleted.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llm import CheckpointError
@@ -57,23 +59,29 @@ class VoiceRegistry:
         default: str,
         limits: VoiceLimits | None = None,
         folder: Path | None = None,
+        codec: str = "",
     ) -> None:
+        """`codec`: identity of the model's codec."""
         self._voices = {voice.name: voice for voice in builtin}
         if default and default not in self._voices:
             raise CheckpointError(f"the default voice '{default}' is not among the voices")
         self._default = default
-        self._limits = limits or VoiceLimits()
+        self._limits, self._codec = limits or VoiceLimits(), codec
         self._folder = VoiceFolder(folder) if folder else None
         self._files: dict[str, FileMark] = {}  # last versions read, by file name
         self._refresh()
 
     @classmethod
     def load(
-        cls, path: Path, limits: VoiceLimits | None = None, folder: Path | None = None
+        cls,
+        path: Path,
+        limits: VoiceLimits | None = None,
+        folder: Path | None = None,
+        codec: str = "",
     ) -> VoiceRegistry:
         """Return a registry of the voices in voices.json and the created ones in `folder`."""
         found = load_voices(path)
-        return cls(found.voices, found.default, limits, folder)
+        return cls(found.voices, found.default, limits, folder, codec)
 
     def __len__(self) -> int:
         return len(self._voices)
@@ -92,16 +100,20 @@ class VoiceRegistry:
         return self._voices[self._default]
 
     def get(self, name: str) -> Voice:
-        """Return the voice of a name. Raises VoiceNotFoundError with the known names."""
-        self._refresh()
-        if name not in self._voices:
-            raise VoiceNotFoundError(name, self._voices)
-        return self._voices[name]
+        """Return the voice of a name.
+
+        Raises VoiceNotFoundError with the known names, and PreconditionError for a voice of another
+        codec.
+        """
+        voice = self._find(name)
+        if not self._is_usable(voice):
+            raise PreconditionError(Precondition.VOICE_CODEC, self._reason(voice))
+        return voice
 
     def choose(self, name: str = "", language_code: str = "", field: str = "language") -> Voice:
         """Return the named voice; without a name the default one, or one for the language.
 
-        Raises VoiceNotFoundError, and InvalidRequestError that names `field` for a named voice
+        Raises the errors of `get`, and InvalidRequestError that names `field` for a named voice
         that does not speak the language.
         """
         if name:
@@ -114,12 +126,15 @@ class VoiceRegistry:
             return self.default
         for voice in self.voices(language_code):
             return voice
-        raise VoiceNotFoundError(f"for language {language_code}", self._voices)
+        raise VoiceNotFoundError(f"for language {language_code}", self._known())
 
     def voices(self, language_code: str = "") -> tuple[Voice, ...]:
-        """Return built-in voices in their file's order, then created ones by name."""
+        """Return built-in voices in their file's order, then created ones by name; none of another
+        codec.
+        """
         self._refresh()
-        found = [v for v in self._voices.values() if not language_code or v.speaks(language_code)]
+        usable = filter(self._is_usable, self._voices.values())
+        found = [v for v in usable if not language_code or v.speaks(language_code)]
         return tuple(sorted(found, key=lambda v: "" if v.is_builtin else v.name))
 
     def check_new(self, name: str) -> None:
@@ -137,6 +152,7 @@ class VoiceRegistry:
 
         Raises InvalidRequestError, VoiceExistsError or PreconditionError for its name or size,
         and StorageFullError or UnavailableError when it cannot be stored."""
+        voice = replace(voice, codec=self._codec)
         with self._exclusive():
             self.check_new(voice.name)
             held = sum(created.num_bytes for created in self._created())
@@ -154,7 +170,7 @@ class VoiceRegistry:
 
     def delete(self, name: str) -> None:
         """Delete a created voice; built-in ones cannot be deleted. Running requests keep theirs."""
-        voice = self.get(name)
+        voice = self._find(name)
         if voice.is_builtin:
             raise PreconditionError(
                 Precondition.BUILTIN_VOICE, f"'{name}' is built in and cannot be deleted"
@@ -166,6 +182,27 @@ class VoiceRegistry:
             self._folder.remove(name)
             self._refresh()
 
+    def _find(self, name: str) -> Voice:
+        """Return the voice of a name, of any codec."""
+        self._refresh()
+        if name not in self._voices:
+            raise VoiceNotFoundError(name, self._known())
+        return self._voices[name]
+
+    def _known(self) -> list[str]:
+        return [voice.name for voice in self._voices.values() if self._is_usable(voice)]
+
+    def _is_usable(self, voice: Voice) -> bool:
+        return voice.is_builtin or voice.codec == self._codec
+
+    def _reason(self, voice: Voice) -> str:
+        """Return why a voice is refused, and what to do."""
+        made = "of another codec" if voice.codec else "of an unknown codec, by an earlier version"
+        return (
+            f"voice '{voice.name}' was made with codes {made}: delete it, and create it from its "
+            "recording again"
+        )
+
     def _exclusive(self) -> AbstractContextManager[None]:
         return nullcontext() if self._folder is None else self._folder.exclusive()
 
@@ -176,7 +213,9 @@ class VoiceRegistry:
                 "use 1 to 64 characters: a-z, 0-9, '_' and '-', the first a letter or digit",
             )
         if name in self._voices:
-            raise VoiceExistsError(f"there is a voice '{name}' already")
+            has_other = not self._is_usable(self._voices[name])
+            kind = ", of another codec: delete it first" if has_other else ""
+            raise VoiceExistsError(f"there is a voice '{name}' already{kind}")
 
     def _created(self) -> list[Voice]:
         return [voice for voice in self._voices.values() if not voice.is_builtin]
@@ -203,3 +242,6 @@ class VoiceRegistry:
             logger.warning("voice file %s is not used: %s", folder.path / name, error)
         else:
             self._voices[voice.name] = voice
+            if not self._is_usable(voice):
+                path = folder.path / name
+                logger.warning("voice file %s is not used: %s", path, self._reason(voice))

@@ -49,6 +49,7 @@ class Voice:
     clip: VoiceClip | None = None
     is_builtin: bool = False
     consent: str = ""  # what the creator stated about the speaker's agreement
+    codec: str = ""  # identity of the codec that a created voice's codes are of
 
     @property
     def texts(self) -> tuple[str, ...]:

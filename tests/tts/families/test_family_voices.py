@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -149,6 +150,31 @@ def test_the_count_and_the_bytes_of_created_voices_have_limits(llasa: Path, tmp_
     names = [voice.name for voice in again.synthesizer.voices.voices()]
     assert names == ["default", "one", "two"]
     asyncio.run(again.client.close())
+
+
+def test_a_stored_voice_is_refused_with_another_codec(llasa: Path, tmp_path: Path) -> None:
+    server = ServerConfig(voice_folder=tmp_path / "voices")
+    other = Path(shutil.copytree(llasa, tmp_path / "other"))
+    sizes = other / "codec" / "config.json"
+    sizes.write_text(json.dumps(json.loads(sizes.read_text()) | {"version": 2}))
+    mine = pb.VoiceSelection(name="mine")
+
+    async def create(served: Serving) -> None:
+        await served.speech.CreateVoice(pb.CreateVoiceRequest(voice_id="mine", prompt=clip()))
+        assert (await collect_over_grpc(served, "Hello.", voice=mine)).data
+
+    async def refused(served: Serving) -> None:
+        error = await error_of(collect_over_grpc(served, "Hello.", voice=mine))
+        assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert reason_of(error) == "VOICE_OF_ANOTHER_CODEC"
+        assert "create it from its recording again" in str(error.details())
+        await served.speech.DeleteVoice(pb.DeleteVoiceRequest(name="mine"))
+        await create(served)
+
+    for folder, ask in ((llasa, create), (other, refused)):
+        service = create_service(configured(folder), server)
+        run_with_server(service, ask)
+        asyncio.run(service.client.close())
 
 
 def test_a_server_without_penalties_applies_none(llasa: Path) -> None:

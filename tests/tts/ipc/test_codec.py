@@ -119,7 +119,7 @@ def test_replies_round_trip() -> None:
     status = EngineStatus(1, 2, 3, 4, 5, 6, 7, is_alive=False)
     chunk = TokenChunk("r", (1,), (TokenLogprob(1, -0.5, ((1, -0.5),)),), queue_s=1.0)
     for answer in (
-        Welcome("abc", EngineInfo(codec, 9, AudioEncoding.MULAW), status),
+        Welcome("abc", EngineInfo(codec, 9, AudioEncoding.MULAW, "digest"), status),
         Welcome("abc", EngineInfo(odd, 9, AudioEncoding.PCM_F32LE), status),
         Welcome("abc", EngineInfo(None, 9, AudioEncoding.PCM_S16LE), status),
         Beat(status),

@@ -38,6 +38,7 @@ def test_foreign_files_are_reported_and_ignored(tiny_checkpoint: Path, tmp_path:
             async with stub_of(await process.ready()) as stub:
                 await stub.CreateVoice(pb.CreateVoiceRequest(voice_id="mine", prompt=clip()))
                 assert await names(stub) == ["hazel", "owen", "edith", "mine"]
+                assert len(json.loads((tmp_path / "mine.json").read_text())["codec"]) == 64
             for name in ("deep.json", "forged.json"):
                 await process.logged(rf"voice file \S*/{name} is not used")
 

@@ -147,6 +147,43 @@ def test_created_voices_survive_a_restart(voices_file: Path, tmp_path: Path) -> 
     assert [path.name for path in (tmp_path / "voices").iterdir()] == ["mine.json"]
 
 
+@pytest.mark.parametrize(("made_with", "reason"), [("old", "another"), ("", "an unknown")])
+def test_voices_of_another_codec_can_only_be_deleted(
+    voices_file: Path, tmp_path: Path, made_with: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    former = VoiceRegistry.load(voices_file, folder=tmp_path, codec=made_with)
+    assert former.create(MINE).codec == made_with
+    assert former.get("mine").codec == made_with
+    registry = VoiceRegistry.load(voices_file, folder=tmp_path, codec="new")
+    with pytest.raises(PreconditionError, match=f"of {reason} codec.*: delete it, and create it"):
+        registry.choose("mine")
+    with pytest.raises(PreconditionError) as caught:
+        registry.get("mine")
+    assert caught.value.reason is Precondition.VOICE_CODEC
+    assert f"mine.json is not used: {caught.value}" in caplog.text
+    assert all(voice.is_builtin for voice in registry.voices())
+    with pytest.raises(VoiceNotFoundError):
+        registry.choose("", "de")
+    with pytest.raises(VoiceExistsError, match="of another codec: delete it first"):
+        registry.create(MINE)
+    with pytest.raises(VoiceNotFoundError, match=r"there are: edith, hazel, owen$"):
+        registry.get("unknown")
+    registry.delete("mine")
+    registry.create(MINE)
+    assert registry.get("mine") == replace(MINE, codec="new")
+    again = VoiceRegistry.load(voices_file, folder=tmp_path, codec="new")
+    assert again.choose("", "de") == registry.get("mine")
+
+
+def test_files_of_the_first_version_are_of_an_unknown_codec(
+    voices_file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.json").write_text(stored())
+    registry = VoiceRegistry.load(voices_file, folder=tmp_path, codec="new")
+    with pytest.raises(PreconditionError, match="of an unknown codec, by an earlier version: del"):
+        registry.get("broken")
+
+
 def test_registries_with_one_folder_are_consistent(voices_file: Path, tmp_path: Path) -> None:
     """Two front ends of one server share a folder, and each serves any voice."""
     limits = VoiceLimits(max_voices=2)
