@@ -116,7 +116,7 @@ def test_a_front_end_that_accepts_no_connections_is_restarted(
 
     async def scenario() -> None:
         flags = {"custom-architectures": f"{tmp_path}:deaf"}
-        async with serving_process(model, **flags) as process:
+        async with serving_process(model, is_impatient=True, **flags) as process:
             address = await process.ready()
             async with channel_to(address) as channel:
                 before = await synthesize_on(channel)
