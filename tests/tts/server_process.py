@@ -74,18 +74,23 @@ class Process:
         return status
 
 
-@asynccontextmanager
-async def serving_process(
-    checkpoint: Path, *, is_impatient: bool = False, **flags: object
-) -> AsyncIterator[Process]:
-    """Run the command on a tiny checkpoint and a free port; kill it at the end if it still runs.
+def serving_process(checkpoint: Path, **flags: object) -> AbstractAsyncContextManager[Process]:
+    """Run the command on a tiny checkpoint and a free port; kill it at the end if it still runs."""
+    return _running(("-m", "tts.serve"), checkpoint, flags)
 
-    An impatient supervisor restarts processes that hang after IMPATIENT_S.
-    """
+
+def impatient_process(checkpoint: Path, **flags: object) -> AbstractAsyncContextManager[Process]:
+    """Run the same with a supervisor that restarts processes that hang after IMPATIENT_S."""
+    return _running(("-c", IMPATIENT), checkpoint, flags)
+
+
+@asynccontextmanager
+async def _running(
+    program: tuple[str, str], checkpoint: Path, flags: dict[str, object]
+) -> AsyncIterator[Process]:
     values = {"model.model-path": checkpoint, "port": 0, **flags}
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
     pipe = asyncio.subprocess.PIPE
-    program = ("-c", IMPATIENT) if is_impatient else ("-m", "tts.serve")
     command = (sys.executable, *program, *arguments)
     process = Process(
         await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe, cwd=ROOT)

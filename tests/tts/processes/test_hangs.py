@@ -23,6 +23,7 @@ from tests.tts.server_process import (
     IMPATIENT_S,
     Process,
     Shared,
+    impatient_process,
     processes_of,
     serving_process,
     shared,
@@ -112,10 +113,13 @@ def hanging(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     @asynccontextmanager
     async def serving() -> AsyncIterator[tuple[Process, grpc.aio.Channel]]:
         model = hanging_checkpoint(tiny_checkpoint, folder)
-        flags = {"custom-architectures": f"{folder}:sticking", "step-timeout-s": STEP_TIMEOUT_S}
-        own = {"is_impatient": True, "zmq-endpoint-base": base}
+        flags = {
+            "custom-architectures": f"{folder}:sticking",
+            "step-timeout-s": STEP_TIMEOUT_S,
+            "zmq-endpoint-base": base,
+        }
         async with (
-            serving_process(model, **own, **flags) as process,
+            impatient_process(model, **flags) as process,
             channel_to(await process.ready()) as channel,
         ):
             yield process, channel
