@@ -10,13 +10,11 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from re import Match, Pattern
 
-from tts.text.english.numbers import (
-    AMOUNT_RULES,
-    CODE_RULES,
-    DATE_AND_TIME_RULES,
-    NUMBER_RULES,
-    Rule,
-)
+from tts.text.english.codes import IDENTIFIER_RULES, PHONE_RULES, VERSION_RULES
+from tts.text.english.emoji import EMOJI_RULES
+from tts.text.english.formulas import OPERATOR_RULES, POWER_RULES
+from tts.text.english.numbers import AMOUNT_RULES, DATE_AND_TIME_RULES, NUMBER_RULES, Rule
+from tts.text.english.places import PLACE_RULES
 from tts.text.english.words import ABBREVIATION_RULES, ADDRESS_RULES, SIGN_RULES
 
 
@@ -78,12 +76,29 @@ def _tidy_rule(pattern: str, template: str) -> Rule:
     return re.compile(pattern), lambda match: match.expand(template)
 
 
-_HAS_DIGIT = re.compile(r"\d")
 _WITH_DIGITS = (
+    *IDENTIFIER_RULES,
     *DATE_AND_TIME_RULES,
-    *CODE_RULES,
+    *PHONE_RULES,
+    *VERSION_RULES,
     *AMOUNT_RULES,
 )
+_STAGES: tuple[tuple[Pattern[str], tuple[Rule, ...]], ...] = tuple(
+    (re.compile(trigger), rules)
+    for trigger, rules in (
+        (r"\S[.@:/\]]\S|[:;=8]", ADDRESS_RULES),
+        (r"[.,]\s|\d|\.$", PLACE_RULES),
+        (r"\d|\^|squared|cubed", POWER_RULES),
+        (r"\d", _WITH_DIGITS),
+        (r"", ABBREVIATION_RULES),
+        (r"\d", NUMBER_RULES),
+        (r"[^\w\s,.;:?'\"-]|\.[A-Za-z]", OPERATOR_RULES),
+        (r"[^\w\s,.;:?!'\"]|[^\x00-\x7f]|_|\.[A-Za-z]", SIGN_RULES),
+        (r"[^\x00-\x7f]", EMOJI_RULES),
+    )
+)
+"""Rules in their order; a stage whose pattern is not in the text is skipped."""
+
 _TIDY: tuple[Rule, ...] = (
     _tidy_rule(r"\.{2,}(?=\s*[a-z])", ","),
     _tidy_rule(r"[^\w\s,.;:?!'-]|_", " "),
@@ -103,11 +118,7 @@ _TIDY: tuple[Rule, ...] = (
 
 def speak_words(text: AlignedText) -> AlignedText:
     """Apply all English rules and clean up. The result has no digits and is stable."""
-    text = text.apply(ADDRESS_RULES)
-    has_digits = _HAS_DIGIT.search(text.text) is not None
-    if has_digits:
-        text = text.apply(_WITH_DIGITS)
-    text = text.apply(ABBREVIATION_RULES)
-    if has_digits:
-        text = text.apply(NUMBER_RULES)
-    return text.apply(SIGN_RULES).apply(_TIDY)
+    for trigger, rules in _STAGES:
+        if trigger.search(text.text):
+            text = text.apply(rules)
+    return text.apply(_TIDY)
