@@ -76,8 +76,8 @@ class Failure:
     said: str
 
     def __str__(self) -> str:
-        case = self.case
-        return f"{case.kind}: {case.written}\n  said     {words_of(self.said)}\n  expected {case.spoken}"
+        said, case = words_of(self.said), self.case
+        return f"{case.kind}: {case.written}\n  said     {said}\n  expected {case.spoken}"
 
 
 def failures(table: Sequence[Case], normalise: Normaliser) -> tuple[Failure, ...]:

@@ -14,8 +14,14 @@ from tts.text.english.codes import IDENTIFIER_RULES, PHONE_RULES, VERSION_RULES
 from tts.text.english.emoji import EMOJI_RULES
 from tts.text.english.formulas import OPERATOR_RULES, POWER_RULES
 from tts.text.english.numbers import AMOUNT_RULES, DATE_AND_TIME_RULES, NUMBER_RULES, Rule
-from tts.text.english.places import PLACE_RULES
-from tts.text.english.words import ABBREVIATION_RULES, ADDRESS_RULES, SIGN_RULES
+from tts.text.english.places import ENDS_OF_STREETS, PLACE_RULES
+from tts.text.english.words import (
+    ABBREVIATION_RULES,
+    ADDRESS_RULES,
+    CAPITAL_RULES,
+    PAUSE_RULES,
+    SIGN_RULES,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,8 @@ class AlignedText:
 
     def sub(self, pattern: Pattern[str], replace: Callable[[Match[str]], str]) -> AlignedText:
         """Replace each match; the origin of a replacement is the word where the match starts."""
+        if pattern.search(self.text) is None:
+            return self
         texts: list[str] = []
         origins: list[int] = []
         done = 0
@@ -53,8 +61,6 @@ class AlignedText:
             origins += self.origins[done : match.start()]
             origins += [self.origins[min(match.start(), len(self.origins) - 1)]] * len(words)
             done = match.end()
-        if not done and not texts:
-            return self
         return AlignedText("".join((*texts, self.text[done:])), (*origins, *self.origins[done:]))
 
     def apply(self, rules: Iterable[Rule]) -> AlignedText:
@@ -76,25 +82,27 @@ def _tidy_rule(pattern: str, template: str) -> Rule:
     return re.compile(pattern), lambda match: match.expand(template)
 
 
-_WITH_DIGITS = (
-    *IDENTIFIER_RULES,
-    *DATE_AND_TIME_RULES,
-    *PHONE_RULES,
-    *VERSION_RULES,
-    *AMOUNT_RULES,
-)
 _STAGES: tuple[tuple[Pattern[str], tuple[Rule, ...]], ...] = tuple(
     (re.compile(trigger), rules)
     for trigger, rules in (
-        (r"\S[.@:/\]]\S|[:;=8]", ADDRESS_RULES),
-        (r"[.,]\s|\d|\.$", PLACE_RULES),
-        (r"\d|\^|squared|cubed", POWER_RULES),
-        (r"\d", _WITH_DIGITS),
+        (r"\S[.@:/\]]\S|[:;=8]|\.\s\d", ADDRESS_RULES),
+        (
+            r"\b[NSEW]\.?\s|[A-Z]{2}\s\d{5}|,\s[A-Z]{2}\b|[Zz][Ii][Pp]|" + ENDS_OF_STREETS,
+            PLACE_RULES,
+        ),
+        (r"[\^×!]|\d[eE*x/]|\d\s[*x/]|squared|cubed|\b[fgh]\(", POWER_RULES),
+        (r"::|#|0[xX]|\d\(|:\d|\d\.\d+\.\d|[A-Z]\w?[- ]?\d|[a-z.]\s\d{2}|:\w\w:", IDENTIFIER_RULES),
+        (r"\d", DATE_AND_TIME_RULES),
+        (r"\d{3}|[Ee]xt\b", PHONE_RULES),
+        (r"\d\.[\dx*]|[vV]\.?\s?\d", VERSION_RULES),
+        (r"\d", AMOUNT_RULES),
+        (r"[a-z][A-Z]|pH|[A-Z]{3}[a-z]", CAPITAL_RULES),
         (r"", ABBREVIATION_RULES),
         (r"\d", NUMBER_RULES),
-        (r"[^\w\s,.;:?'\"-]|\.[A-Za-z]", OPERATOR_RULES),
-        (r"[^\w\s,.;:?!'\"]|[^\x00-\x7f]|_|\.[A-Za-z]", SIGN_RULES),
+        (r"#|[!<>]=|&&|\|\||Ctrl|\*\.|(?<![\w/<.])~?/|[A-Za-z]\+|\.[A-Za-z]", OPERATOR_RULES),
+        (r"[^\w\s,.;:?!'\"()`-]|[^\x00-\x7f]|\.[A-Za-z]", SIGN_RULES),
         (r"[^\x00-\x7f]", EMOJI_RULES),
+        (r"[-–—()\[\]{}]|=>", PAUSE_RULES),
     )
 )
 """Rules in their order; a stage whose pattern is not in the text is skipped."""

@@ -121,17 +121,18 @@ IDENTIFIER_RULES: tuple[Rule, ...] = (
     ),
     _rule(rf"(?<![\w:])(?:{_HEX}{{2}}[:-]){{5}}{_HEX}{{2}}(?![\w:])", _hardware_address),
     _rule(
-        rf"(?<![\w:]){_HEX}{{1,4}}(?::{_HEX}{{1,4}})*::(?:{_HEX}{{1,4}}(?::{_HEX}{{1,4}})*)?(?![\w:])",
+        rf"(?<![\w:])(?=[A-Fa-f:]*\d){_HEX}{{1,4}}(?::{_HEX}{{1,4}})*::(?:{_HEX}{{1,4}}(?::{_HEX}{{1,4}})*)?(?![\w:])",
         _ip6,
     ),
     _rule(rf"\b0[xX]({_HEX}+)\b", lambda m: f"zero x {characters(m[1])}"),
     _rule(rf"#(?=\d*[A-Fa-f])(?=[A-Fa-f]*\d)({_HEX}{{6}})\b", lambda m: f"hash {characters(m[1])}"),
     _rule(r"\b([45]\d\d)\(([a-z])\)", _pension_plan),
     _rule(
-        r"(?<![\w.])(?<![Vv]ersion )((?:\d{1,3}\.){3}\d{1,3})(?:/(\d{1,2}))?(?::(\d{2,5}))?(?![\w:]|\.\d)",
+        r"(?<![\w.])(?<![Vv]ersion )((?:\d{1,3}\.){3}\d{1,3})"
+        r"(?:/(\d{1,2}))?(?::(\d{2,5}))?(?![\w:]|\.\d)",
         _ip4,
     ),
-    _rule(r"\b([A-Za-z]+):(?=\d{4,5}\b)", lambda m: f"{m[1]} port "),
+    _rule(r"\b(localhost|[Hh]ost|[Ss]erver):(?=\d{2,5}\b)", lambda m: f"{m[1]} port "),
     _rule(rf"\b({'|'.join(AIRLINES)})(\d{{2,4}})\b", _flight),
     _rule(rf"\b({'|'.join(AIRLINES)})\s(\d{{3,4}})\b", _flight),
     _rule(r"\b([Ff]lights?\s)([A-Z][A-Z\d])\s?(\d{1,4})\b", _named_flight),
@@ -150,7 +151,8 @@ PHONE_RULES: tuple[Rule, ...] = (
     ),
     _rule(r"(?<!\w)\+\d{1,3}(?:[ .-]?\d{2,8}){1,5}(?![\w-])", _spell_phone),
     _rule(
-        r"\b((?:[Tt]el|[Tt]elephone|[Pp]hone|[Ff]ax|[Mm]obile|[Cc]ell)(?: no| number)?\.?:?(?: is)?\s)"
+        r"\b((?:[Tt]el|[Tt]elephone|[Pp]hone|[Ff]ax|[Mm]obile|[Cc]ell)"
+        r"(?: no| number)?\.?:?(?: is)?\s)"
         r"(\+?\(?\d[\d() /.-]{4,}\d)(?![\w-])",
         _labelled_phone,
     ),

@@ -44,7 +44,8 @@ POWER_RULES: tuple[Rule, ...] = (
     _rule(r"\s?[×x*]\s?(?=10\s?\^)", " times "),
     _rule(rf"(?<=\d)\s?×\s?(?={NUMBER}\s?=)", " times "),
     _rule(
-        rf"\b((?:[Cc]ompute|[Cc]alculate|[Ee]valuate|[Ww]hat is|[Ww]hat's)\s{NUMBER})\s?[×x*]\s?(?=\d)",
+        rf"\b((?:[Cc]ompute|[Cc]alculate|[Ee]valuate|[Ww]hat is|[Ww]hat's)\s{NUMBER})"
+        r"\s?[×x*]\s?(?=\d)",
         r"\1 times ",
     ),
     (re.compile(rf"\b(?:{_CONSONANTS}){{2}}(?=\s(?:squared|cubed)\b|\^\d)"), _product),
@@ -57,14 +58,14 @@ POWER_RULES: tuple[Rule, ...] = (
 OPERATOR_RULES: tuple[Rule, ...] = (
     _rule(r"\b([A-G])#(?!\w)", r"\1 sharp"),
     _rule(r"\s*!==?\s*", " is not equal to "),
-    _rule(r"(?<=[\w)])\s*>=\s*(?=[\w(-])", " is greater than or equal to "),
-    _rule(r"(?<=[\w)])\s*<=\s*(?=[\w(-])", " is less than or equal to "),
+    _rule(r"(?<=[\w)])(?:\s+is)?\s*>=\s*(?=[\w(-])", " is greater than or equal to "),
+    _rule(r"(?<=[\w)])(?:\s+is)?\s*<=\s*(?=[\w(-])", " is less than or equal to "),
     _rule(r"\s*&&\s*", " and "),
     _rule(r"\s*\|\|\s*", " or "),
     _rule(r"\bCtrl\b", "control"),
     _rule(r"(?<!\S)\*\.(?=\w)", "star dot "),
     _rule(r"(?<!\S)~/(?=\w)", "tilde slash "),
-    _rule(r"(?<!\S)/(?=[a-z])", "slash "),
+    _rule(r"(?:^|(?<=[\s`'\"(]))/(?=[a-z])", "slash "),
     _rule(r"\b([A-Z][a-z]?)\+(?=\s+and\b|[,.;)]|\s*$)", r"\1 plus"),
     (re.compile(r"(?<=[A-Za-z])\.([a-z]{2,5})(?![\w'])"), _extension),
     _rule(r"(?<![\w.])\.(?=[A-Za-z])", "dot "),

@@ -365,7 +365,7 @@ AMOUNT_RULES: tuple[Rule, ...] = (
     _rule(r"(?<![\w.,])'?([2-9]0|[12]\d{2}0)'?s\b", _decade),
     _rule(r"(?<![\w.])(\d+)'\s?(\d{1,2})(?:\"|'')(?!\w)", _feet_inches),
     _rule(
-        rf"(?<![\w.])({NUMBER})(?:[ -]?({_SPACED_UNITS})|({_GLUED_UNITS}))"
+        rf"(?<![\w.])({NUMBER})(?:(?:\s?|-(?=[a-zA-Z]{{2}}))({_SPACED_UNITS})|({_GLUED_UNITS}))"
         rf"(?:\s?(squared\b|cubed\b|[23](?!\d)))?(?:/({'|'.join(PER_UNITS)}))?(?![\w'])"
         r"(?:\.(?=\s[a-z]))?",
         _measure,

@@ -23,6 +23,8 @@ def _state(match: Match[str]) -> str:
 _STREET = "|".join(name.capitalize() for name in STREETS)
 _STATE = "|".join(STATES)
 
+ENDS_OF_STREETS = rf"\b(?:{_STREET}|Ste|Apt)\b"
+
 PLACE_RULES: tuple[Rule, ...] = (
     (
         re.compile(
@@ -31,7 +33,12 @@ PLACE_RULES: tuple[Rule, ...] = (
         lambda match: DIRECTIONS[match[1]] + " ",
     ),
     (re.compile(rf"\b([A-Z][a-z]+|\d+(?:st|nd|rd|th))\s({_STREET})\b\.?(?!\s+[A-Z])"), _street),
-    (re.compile(rf"(?<=[a-z])(,\s)({_STATE})(?:\s(\d{{5}})(?:-\d{{4}})?)?\b(?!\.)"), _state),
+    (
+        re.compile(
+            rf"\b([A-Z][a-z]+,\s)({_STATE})(?:\s(\d{{5}})(?:-\d{{4}})?)?\b(?![-'/]|\.[A-Z])"
+        ),
+        _state,
+    ),
     (re.compile(rf"\b()({_STATE})\s(\d{{5}})(?:-\d{{4}})?\b"), _state),
     (re.compile(r"\bSte\.?\s(?=\d)"), lambda match: "Suite "),
     (re.compile(r"\bApt\.?\s(?=\w?\d)"), lambda match: "Apartment "),

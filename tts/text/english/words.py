@@ -20,6 +20,7 @@ from tts.text.english.tables import (
     SIGN_WORDS,
     SPELLED,
     SPELLED_DOMAINS,
+    STARTERS,
     TITLES,
     WEEKDAYS,
     WORDS_IN_CAPITALS,
@@ -49,6 +50,8 @@ def _address_part(part: str, sign: str) -> str:
     """Return a part of an address in words; `sign` is the part before it."""
     if not part.isalnum():
         return ADDRESS_SIGNS.get(part, "")
+    if part.isdigit():
+        return part if len(part) < MAX_SPELLED else " ".join(part)
     low = part.lower()
     is_short = 1 < len(part) <= MAX_SPELLED and not VOWELS & set(part.upper())
     if is_short or (sign == "." and low in SPELLED_DOMAINS) or low in ("faq", "api", "url", "id"):
@@ -75,7 +78,8 @@ def _phrase(match: Match[str]) -> str:
 
 
 def _ending(match: Match[str]) -> str:
-    return ENDINGS[match[1].lower()] + _dot_after(match)
+    spoken = ENDINGS.get(match[1].lower())
+    return match.group() if spoken is None or match[1] == "EST" else spoken + _dot_after(match)
 
 
 def _saint_or_street(match: Match[str]) -> str:
@@ -125,7 +129,8 @@ def _roman(match: Match[str]) -> str:
     value = _roman_value(text)
     kind = name.capitalize()
     is_pronoun = text == "I" and f"{name} {text}" not in ("War I", "Type I", "Phase I", "Class I")
-    if value is None or is_pronoun:
+    is_letter = len(text) == 1 and name != kind  # "a top-level X window"
+    if value is None or is_pronoun or is_letter or kind in STARTERS:
         return match.group()
     if kind in NUMBERED:
         return f"{name} {cardinal(value)}"
@@ -205,12 +210,14 @@ ADDRESS_RULES: tuple[Rule, ...] = (
     (re.compile(rf"\b({'|'.join(BIBLE)})\.\s(\d{{1,3}}):(\d{{1,3}})\b"), _verse),
     _rule(r"(?:^|(?<=\s))[:;=8]-?[)(DPpOo|\\/](?=\s|$)", ""),
 )
-ABBREVIATION_RULES: tuple[Rule, ...] = (
+CAPITAL_RULES: tuple[Rule, ...] = (
     _rule(rf"{_NO_PREFIX}(?<=[a-z])(?=[A-Z]+[a-z])(?![A-Z]+s\b)", " "),
     (re.compile(r"\b([a-z]+|[A-Z][a-z]+)([A-Z]{2,4})\b"), _final_acronym),
-    _rule(r"(?<=[A-Z]{2})(?=[A-Z][a-z]{2})", " "),
+    _rule(r"(?<=[A-Z]{2})(?=[A-Z](?!s\b)[a-z])", " "),
     _rule(r"\bpH\b", "P H"),
-    _rule(r"\b([Mm]ax|[Mm]in)\.\s?(?=\d)", r"\1imum "),
+)
+ABBREVIATION_RULES: tuple[Rule, ...] = (
+    _rule(r"(^M|\bm)(ax|in)\.\s?(?=\d)", r"\1\2imum "),
     (re.compile(rf"\b({_capitalised(TITLES)}|mrs?|ms|dr|prof)\.\s*(?=[A-Z])"), _title),
     (re.compile(r"\b(Mrs?|Ms)\.\s*"), _title),
     (re.compile(r"\b(Mrs?|Ms|Dr|Prof|Mt)\s+(?=[A-Z])"), _title),
@@ -218,7 +225,7 @@ ABBREVIATION_RULES: tuple[Rule, ...] = (
     (re.compile(r"(?<![\w.])(e\.g|i\.e)(?![\w.])", re.I), _phrase),
     (re.compile(r"(?<!\w)(vs)(?=\s)", re.I), _phrase),
     _rule(r"\bet al\b\.?", "and others"),
-    (re.compile(rf"\b(?!EST\b)({_choices(ENDINGS)})\.(?!\w)", re.I), _ending),
+    (re.compile(r"\b(\w{2,6})\.(?!\w)"), _ending),
     _rule(r"(?<![/\w])etc\b", "et cetera"),
     (re.compile(r"\bSt\b\.?(?!\w)"), _saint_or_street),
     (
@@ -275,6 +282,8 @@ SIGN_RULES: tuple[Rule, ...] = (
     _rule(r"(?<=[a-z])/(?=[a-z])", " slash ", re.I),
     _rule(r"(?<=[a-z])\.(?=[a-z]{2})", " dot "),
     (re.compile("|".join(SIGN_WORDS)), lambda match: f" {SIGN_WORDS[match.group()]} "),
+)
+PAUSE_RULES: tuple[Rule, ...] = (
     _rule(r"\s*(?:-{1,2}>|=>|—|--+|(?<=\s)[–-](?=\s)|–)\s*", ", "),
     _rule(r"\s*[(\[{]\s*|\s*[)\]}]\s*(?=[A-Za-z\d])", ", "),
 )
