@@ -90,9 +90,8 @@ def peer() -> Normaliser | None:
     """Return WeTextProcessing's normaliser; None when it is not installed."""
     if importlib.util.find_spec("tn") is None:
         return None
-    from tn.english.normalizer import Normalizer  # type: ignore[import-not-found]
-
-    return Normalizer().normalize  # type: ignore[no-any-return]
+    normaliser = importlib.import_module("tn.english.normalizer").Normalizer()
+    return lambda text: str(normaliser.normalize(text))
 
 
 def shares(name: str, normalise: Normaliser, bar: float | None) -> Iterator[Figure]:

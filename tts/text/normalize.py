@@ -8,18 +8,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from re import Match, Pattern
 
 from tts.text.english.codes import IDENTIFIER_RULES, PHONE_RULES, VERSION_RULES
 from tts.text.english.emoji import EMOJI_RULES
-from tts.text.english.formulas import OPERATOR_RULES, POWER_RULES
+from tts.text.english.formulas import FILE_RULES, OPERATOR_RULES, POWER_RULES
 from tts.text.english.numbers import AMOUNT_RULES, DATE_AND_TIME_RULES, NUMBER_RULES, Rule
 from tts.text.english.places import ENDS_OF_STREETS, PLACE_RULES
 from tts.text.english.words import (
     ABBREVIATION_RULES,
+    ACRONYM_RULES,
     ADDRESS_RULES,
+    CALENDAR_NAMES,
+    CALENDAR_RULES,
     CAPITAL_RULES,
     PAUSE_RULES,
+    ROMAN_RULES,
     SIGN_RULES,
 )
 
@@ -50,12 +55,14 @@ class AlignedText:
 
     def sub(self, pattern: Pattern[str], replace: Callable[[Match[str]], str]) -> AlignedText:
         """Replace each match; the origin of a replacement is the word where the match starts."""
-        if pattern.search(self.text) is None:
+        matches = pattern.finditer(self.text)
+        first = next(matches, None)
+        if first is None:
             return self
         texts: list[str] = []
         origins: list[int] = []
         done = 0
-        for match in pattern.finditer(self.text):
+        for match in chain((first,), matches):
             words = replace(match)
             texts += (self.text[done : match.start()], words)
             origins += self.origins[done : match.start()]
@@ -82,10 +89,29 @@ def _tidy_rule(pattern: str, template: str) -> Rule:
     return re.compile(pattern), lambda match: match.expand(template)
 
 
+_TIDY: tuple[Rule, ...] = (
+    _tidy_rule(r"\.{2,}(?=\s*[a-z])", ","),
+    _tidy_rule(r"[^\w\s,.;:?!'-]|_", " "),
+    _tidy_rule(r"(?<!\w)['-]+|['-]+(?!\w)", " "),
+    _tidy_rule(r"['-]{2,}", "-"),
+    _tidy_rule(r"\s+(?=[,.;:?!])", ""),
+)
+_TIDY_RUNS: tuple[Rule, ...] = (
+    _tidy_rule(r"[,.;:?!]*\?[,.;:?!]*", "?"),
+    _tidy_rule(r"[,.;:!]*![,.;:!]*", "!"),
+    _tidy_rule(r"[,.;:]*\.[,.;:]*", "."),
+    _tidy_rule(r"[,;:]*([;:])[,;:]*|,{2,}", r"\1,"),
+    _tidy_rule(r"([;:]),", r"\1"),
+)
+_TIDY_SPACES: tuple[Rule, ...] = (
+    _tidy_rule(r"([,.;:?!])(?=\w)", r"\1 "),
+    _tidy_rule(r"^[\s,.;:?!]+|[\s,;:]+$", ""),
+    _tidy_rule(r"\s{2,}|[^\S ]", " "),
+)
 _STAGES: tuple[tuple[Pattern[str], tuple[Rule, ...]], ...] = tuple(
     (re.compile(trigger), rules)
     for trigger, rules in (
-        (r"\S[.@:/\]]\S|[:;=8]|\.\s\d", ADDRESS_RULES),
+        (r"\w\.\w|@|//|\]\(|[:;=8]-?[)(DPpOo|\\/]|\.\s\d", ADDRESS_RULES),
         (
             r"\b[NSEW]\.?\s|[A-Z]{2}\s\d{5}|,\s[A-Z]{2}\b|[Zz][Ii][Pp]|" + ENDS_OF_STREETS,
             PLACE_RULES,
@@ -98,30 +124,21 @@ _STAGES: tuple[tuple[Pattern[str], tuple[Rule, ...]], ...] = tuple(
         (r"\d", AMOUNT_RULES),
         (r"[a-z][A-Z]|pH|[A-Z]{3}[a-z]", CAPITAL_RULES),
         (r"", ABBREVIATION_RULES),
+        (CALENDAR_NAMES, CALENDAR_RULES),
+        (r"\s[IVXLC]+\b|\s[ivx]{2,}\b|\b[IVX]{2}", ROMAN_RULES),
+        (r"[A-Z]{2}", ACRONYM_RULES),
         (r"\d", NUMBER_RULES),
-        (r"#|[!<>]=|&&|\|\||Ctrl|\*\.|(?<![\w/<.])~?/|[A-Za-z]\+|\.[A-Za-z]", OPERATOR_RULES),
+        (r"#|[!<>]=|&&|\|\||Ctrl|\*\.|(?<![\w/<.])~?/|[A-Za-z]\+", OPERATOR_RULES),
+        (r"\.[A-Za-z]", FILE_RULES),
         (r"[^\w\s,.;:?!'\"()`-]|[^\x00-\x7f]|\.[A-Za-z]", SIGN_RULES),
         (r"[^\x00-\x7f]", EMOJI_RULES),
         (r"[-–—()\[\]{}]|=>", PAUSE_RULES),
+        (r"", _TIDY),
+        (r"[,.;:?!]{2}", _TIDY_RUNS),
+        (r"", _TIDY_SPACES),
     )
 )
 """Rules in their order; a stage whose pattern is not in the text is skipped."""
-
-_TIDY: tuple[Rule, ...] = (
-    _tidy_rule(r"\.{2,}(?=\s*[a-z])", ","),
-    _tidy_rule(r"[^\w\s,.;:?!'-]|_", " "),
-    _tidy_rule(r"(?<!\w)['-]+|['-]+(?!\w)", " "),
-    _tidy_rule(r"['-]{2,}", "-"),
-    _tidy_rule(r"\s+(?=[,.;:?!])", ""),
-    _tidy_rule(r"[,.;:?!]*\?[,.;:?!]*", "?"),
-    _tidy_rule(r"[,.;:!]*![,.;:!]*", "!"),
-    _tidy_rule(r"[,.;:]*\.[,.;:]*", "."),
-    _tidy_rule(r"[,;:]*([;:])[,;:]*|,{2,}", r"\1,"),
-    _tidy_rule(r"([;:]),", r"\1"),
-    _tidy_rule(r"([,.;:?!])(?=\w)", r"\1 "),
-    _tidy_rule(r"^[\s,.;:?!]+|[\s,;:]+$", ""),
-    _tidy_rule(r"\s{2,}|[^\S ]", " "),
-)
 
 
 def speak_words(text: AlignedText) -> AlignedText:
@@ -129,4 +146,4 @@ def speak_words(text: AlignedText) -> AlignedText:
     for trigger, rules in _STAGES:
         if trigger.search(text.text):
             text = text.apply(rules)
-    return text.apply(_TIDY)
+    return text

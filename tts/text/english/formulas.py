@@ -67,6 +67,8 @@ OPERATOR_RULES: tuple[Rule, ...] = (
     _rule(r"(?<!\S)~/(?=\w)", "tilde slash "),
     _rule(r"(?:^|(?<=[\s`'\"(]))/(?=[a-z])", "slash "),
     _rule(r"\b([A-Z][a-z]?)\+(?=\s+and\b|[,.;)]|\s*$)", r"\1 plus"),
+)
+FILE_RULES: tuple[Rule, ...] = (
     (re.compile(r"(?<=[A-Za-z])\.([a-z]{2,5})(?![\w'])"), _extension),
     _rule(r"(?<![\w.])\.(?=[A-Za-z])", "dot "),
 )

@@ -199,6 +199,8 @@ def _rule(pattern: str, text: str, flags: int = 0) -> Rule:
 _DAY = _capitalised(WEEKDAYS)
 _MONTH = _capitalised(_MONTH_NAMES)
 
+CALENDAR_NAMES = rf"\b(?:{_DAY}|{_MONTH})\b"
+
 ADDRESS_RULES: tuple[Rule, ...] = (
     _rule(r"!?\[([^\]\[]+)\]\((?:https?://)?\S*?\)", r"\1"),
     (re.compile(r"\b(?:(?:https?|ftp)://|www\.)\S+", re.I), _address),
@@ -228,6 +230,14 @@ ABBREVIATION_RULES: tuple[Rule, ...] = (
     (re.compile(r"\b(\w{2,6})\.(?!\w)"), _ending),
     _rule(r"(?<![/\w])etc\b", "et cetera"),
     (re.compile(r"\bSt\b\.?(?!\w)"), _saint_or_street),
+    _rule(r"\ba\.k\.a\.?(?!\w)", "also known as", re.I),
+    _rule(r"\bPh\.?\s?D(s?)\b\.?(?!\w)", r"P H D\1"),
+    (re.compile(r"(?<![\w.])((?:[A-Za-z]\.){2,})(?!\w)"), _dotted_letters),
+    _rule(r"\b([A-Z])\.(?=\s+[A-Z])", r"\1"),
+    _rule(r"(?<!\w)w/o(?!\w)", "without", re.I),
+    _rule(r"(?<!\w)w/(?=\s?[A-Za-z])", "with ", re.I),
+)
+CALENDAR_RULES: tuple[Rule, ...] = (
     (
         re.compile(rf"\b({_capitalised(WEEKDAYS)})\b(?:\.,?|,)\s+(?=(?:{'|'.join(MONTHS)})\b)"),
         _weekday,
@@ -236,12 +246,8 @@ ABBREVIATION_RULES: tuple[Rule, ...] = (
     (re.compile(rf"\b({_MONTH})\.?\s?[-–]\s?({_MONTH})\b\.?"), _month_range),
     (re.compile(rf"\b({_DAY})\.(?=,?\s(?:[a-z]|\d))"), _lone_weekday),
     (re.compile(rf"\b({_capitalised(MONTH_DOTS)})\.(?!\w)"), _month_name),
-    _rule(r"\ba\.k\.a\.?(?!\w)", "also known as", re.I),
-    _rule(r"\bPh\.?\s?D(s?)\b\.?(?!\w)", r"P H D\1"),
-    (re.compile(r"(?<![\w.])((?:[A-Za-z]\.){2,})(?!\w)"), _dotted_letters),
-    _rule(r"\b([A-Z])\.(?=\s+[A-Z])", r"\1"),
-    _rule(r"(?<!\w)w/o(?!\w)", "without", re.I),
-    _rule(r"(?<!\w)w/(?=\s?[A-Za-z])", "with ", re.I),
+)
+ROMAN_RULES: tuple[Rule, ...] = (
     (
         re.compile(
             r"\b((?:King|Queen|Pope|Emperor|Empress|Tsar|Czar|Kaiser|Sultan)\s[A-Z][a-z]+)"
@@ -257,6 +263,8 @@ ABBREVIATION_RULES: tuple[Rule, ...] = (
         _small_roman,
     ),
     (re.compile(r"\b([IVX]{2,})(?=\s[Cc]entur)"), _century),
+)
+ACRONYM_RULES: tuple[Rule, ...] = (
     _rule(r"\bOK\b", "okay"),
     (re.compile(r"\b([A-Z]{2})(?=\s?\d)"), _code_letters),
     (re.compile(r"(?<!')(?<![A-Z]-)\b([A-Z]{2,5})(s?)\b(?!'[A-Z])"), _acronym),
