@@ -113,7 +113,7 @@ _STAGES: tuple[tuple[Pattern[str], tuple[Rule, ...]], ...] = tuple(
     for trigger, rules in (
         (r"\w\.\w|@|//|\]\(|[:;=8]-?[)(DPpOo|\\/]|\.\s\d", ADDRESS_RULES),
         (
-            r"\b[NSEW]\.?\s|[A-Z]{2}\s\d{5}|,\s[A-Z]{2}\b|[Zz][Ii][Pp]|" + ENDS_OF_STREETS,
+            r"\b[NSEW]\b\.?[\s,]|[A-Z]{2}\s\d{5}|,\s[A-Z]{2}\b|[Zz][Ii][Pp]|" + ENDS_OF_STREETS,
             PLACE_RULES,
         ),
         (r"[\^×!]|\d[eE*x/]|\d\s[*x/]|squared|cubed|\b[fgh]\(", POWER_RULES),
@@ -128,7 +128,7 @@ _STAGES: tuple[tuple[Pattern[str], tuple[Rule, ...]], ...] = tuple(
         (r"\s[IVXLC]+\b|\s[ivx]{2,}\b|\b[IVX]{2}", ROMAN_RULES),
         (r"[A-Z]{2}", ACRONYM_RULES),
         (r"\d", NUMBER_RULES),
-        (r"#|[!<>]=|&&|\|\||Ctrl|\*\.|(?<![\w/<.])~?/|[A-Za-z]\+", OPERATOR_RULES),
+        (r"#|[!<>]=|&&|\|\||Ctrl|\*\.|(?<![\w/<.])~?/|[A-Za-z]\+|(?<!\S)\.", OPERATOR_RULES),
         (r"\.[A-Za-z]", FILE_RULES),
         (r"[^\w\s,.;:?!'\"()`-]|[^\x00-\x7f]|\.[A-Za-z]", SIGN_RULES),
         (r"[^\x00-\x7f]", EMOJI_RULES),

@@ -50,7 +50,7 @@ POWER_RULES: tuple[Rule, ...] = (
     ),
     (re.compile(rf"\b(?:{_CONSONANTS}){{2}}(?=\s(?:squared|cubed)\b|\^\d)"), _product),
     (re.compile(r"(?<=[\w)])\s?\^\s?\{?(-?\d+)\}?"), _power),
-    _rule(r"(?:(?<=squared)|(?<=cubed)|(?<=\b[b-hj-z])) - (?=\d|[a-z]\b)", " minus "),
+    _rule(r"(?:(?<=squared)|(?<=cubed)|(?<=\b[b-hj-z])|(?<=\d[a-z])) - (?=\d|[a-z]\b)", " minus "),
     _rule(r"(?<=\d)\s/\s(?=\d)", " divided by "),
     _rule(r"(?<=\d)!(?=\s*=)", " factorial"),
     _rule(r"\b([fgh])\(([a-z])\)", r"\1 of \2"),
@@ -64,8 +64,10 @@ OPERATOR_RULES: tuple[Rule, ...] = (
     _rule(r"\s*\|\|\s*", " or "),
     _rule(r"\bCtrl\b", "control"),
     _rule(r"(?<!\S)\*\.(?=\w)", "star dot "),
-    _rule(r"(?<!\S)~/(?=\w)", "tilde slash "),
-    _rule(r"(?:^|(?<=[\s`'\"(]))/(?=[a-z])", "slash "),
+    _rule(r"(?<![\w/])~/(?=[\w.])", "tilde slash "),
+    _rule(r"(?<!\S)\.\./(?=\w)", "dot dot slash "),
+    _rule(r"(?<!\S)\./(?=\w)", "dot slash "),
+    _rule(r"(?:^|(?<=[\s`'\"(=]))/(?=[a-z])", "slash "),
     _rule(r"\b([A-Z][a-z]?)\+(?=\s+and\b|[,.;)]|\s*$)", r"\1 plus"),
 )
 FILE_RULES: tuple[Rule, ...] = (

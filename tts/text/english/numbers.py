@@ -211,8 +211,9 @@ def _money(match: Match[str]) -> str:
 
 
 def _money_range(match: Match[str]) -> str:
-    scale = _scale(match[4], match[5])
-    return f"{number(match[2])} to {_amount(match[1], match[3], scale)}"
+    first, last = _scale(None, match[3]), _scale(match[5], match[6])
+    least = f"{number(match[2])} {first}" if first not in ("", last) else number(match[2])
+    return f"{least} to {_amount(match[1], match[4], last)}"
 
 
 def _money_after(match: Match[str]) -> str:
@@ -249,10 +250,12 @@ def _fraction(match: Match[str]) -> str:
         return f"{match[1] or ''} {number(match[2])} over {number(match[3])}".strip()
     name = {2: "half", 4: "quarter"}.get(bottom) or ordinal(bottom)
     plural = "" if top == 1 else "s"
+    unit = UNITS.get(match[4] or "", "")
     if not match[1]:
-        return f"{cardinal(top)} {name}{plural}"
+        return f"{cardinal(top)} {name}{plural} {unit}".rstrip()
     amount = "a" if (top, bottom) == (1, 2) else cardinal(top)
-    return f"{number(match[1])} and {amount} {name}{plural}"
+    units = _plural(unit) if unit else ""
+    return f"{number(match[1])} and {amount} {name}{plural} {units}".rstrip()
 
 
 def _degrees(match: Match[str]) -> str:
@@ -347,7 +350,10 @@ DATE_AND_TIME_RULES: tuple[Rule, ...] = (
 )
 AMOUNT_RULES: tuple[Rule, ...] = (
     _rule(r"(?:(?<=[\s(=:;])|^)-(?=[\d$£€¥₹]|\.\d)", lambda m: "minus "),
-    _rule(rf"({_SIGN})\s?({NUMBER})\s?[-–]\s?{_SIGN}?({NUMBER}){SCALE}", _money_range),
+    _rule(
+        rf"({_SIGN})\s?({NUMBER})(k|K|m|M|bn|b|B|tn)?\s?[-–]\s?{_SIGN}?({NUMBER}){SCALE}",
+        _money_range,
+    ),
     _rule(rf"(?:\b(?:US|A|C))?({_SIGN})\s?({NUMBER}){SCALE}(?:\s?USD\b)?(/(?=[a-z]))?", _money),
     _rule(rf"(?<![\w.])({NUMBER}){SCALE}\s?([€£¥₹₽₺₪₴₫₱฿₿]|(?:{_CODES})\b)", _money_after),
     _rule(rf"\b({_CODES})\s?({NUMBER}){SCALE}", _money_code),
@@ -355,7 +361,11 @@ AMOUNT_RULES: tuple[Rule, ...] = (
         rf"(?<![\w.])({NUMBER})\s?¢",
         lambda m: f"{number(m[1])} cent{'' if m[1] == '1' else 's'}",
     ),
-    _rule(r"(?<![\w/.])(?:(\d+)\s+(?:and\s+)?)?(\d{1,3})/(\d{1,3})(?![\w/])", _fraction),
+    _rule(
+        r"(?<![\w/.])(?:(\d+)\s+(?:and\s+)?)?(\d{1,3})/(\d{1,3})(?![\w/])"
+        rf"(?:[ -]({_SPACED_UNITS})\b(?!/)(?:\.(?=\s[a-z]))?)?",
+        _fraction,
+    ),
     _rule(rf"(?<![\w-])({NUMBER})\s?[-–]\s?({NUMBER})(?=\s*=)", lambda m: f"{m[1]} minus {m[2]}"),
     _rule(rf"(?<![\w.,-])({NUMBER})\s?[-–]\s?({NUMBER})(?![\d-])", lambda m: f"{m[1]} to {m[2]}"),
     _rule(rf"(?<![\w.])({NUMBER})\s?°(?:\s?([CFK])\b)?", _degrees),

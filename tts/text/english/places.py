@@ -27,6 +27,10 @@ ENDS_OF_STREETS = rf"\b(?:{_STREET}|Ste|Apt)\b"
 
 PLACE_RULES: tuple[Rule, ...] = (
     (
+        re.compile(rf"\b({_STREET}|St)\.?\s([NSEW])\b\.?(?=[,\s]|$)"),
+        lambda match: f"{STREETS.get(match[1].lower(), 'Street')} {DIRECTIONS[match[2]]}",
+    ),
+    (
         re.compile(
             rf"\b([NSEW])\.?\s+(?=(?:[A-Z][a-z]+|\d+(?:st|nd|rd|th))\s(?:{_STREET}|St|Street|Avenue)\b)"
         ),

@@ -153,7 +153,12 @@ BIBLE = _pairs(
 )
 """Books of the Bible, before chapter and verse."""
 
-BEFORE_DIGITS = frozenset(_words("no max min ste ext") + tuple(map(str.lower, BIBLE)))
+LABELS = _pairs("ch=chapter | chap=chapter | rm=room | sec=section | ex=example | ver=version")
+"""Abbreviations before a number."""
+
+BEFORE_DIGITS = frozenset(
+    (*_words("no max min ste ext"), *LABELS, *(name.lower() for name in BIBLE))
+)
 """Abbreviations that end a sentence unless a number follows."""
 
 DOMAINS = _words(

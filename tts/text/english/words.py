@@ -12,6 +12,7 @@ from tts.text.english.tables import (
     BIBLE,
     DOMAINS,
     ENDINGS,
+    LABELS,
     MONTH_DOTS,
     MONTHS,
     NUMBERED,
@@ -79,7 +80,8 @@ def _phrase(match: Match[str]) -> str:
 
 def _ending(match: Match[str]) -> str:
     spoken = ENDINGS.get(match[1].lower())
-    return match.group() if spoken is None or match[1] == "EST" else spoken + _dot_after(match)
+    is_name = match[1] == "EST" or match.string[: match.start()].endswith("dot ")
+    return match.group() if spoken is None or is_name else spoken + _dot_after(match)
 
 
 def _saint_or_street(match: Match[str]) -> str:
@@ -220,6 +222,7 @@ CAPITAL_RULES: tuple[Rule, ...] = (
 )
 ABBREVIATION_RULES: tuple[Rule, ...] = (
     _rule(r"(^M|\bm)(ax|in)\.\s?(?=\d)", r"\1\2imum "),
+    (re.compile(rf"\b({_choices(LABELS)})\.\s?(?=\d)", re.I), lambda m: LABELS[m[1].lower()] + " "),
     (re.compile(rf"\b({_capitalised(TITLES)}|mrs?|ms|dr|prof)\.\s*(?=[A-Z])"), _title),
     (re.compile(r"\b(Mrs?|Ms)\.\s*"), _title),
     (re.compile(r"\b(Mrs?|Ms|Dr|Prof|Mt)\s+(?=[A-Z])"), _title),
@@ -266,6 +269,7 @@ ROMAN_RULES: tuple[Rule, ...] = (
 )
 ACRONYM_RULES: tuple[Rule, ...] = (
     _rule(r"\bOK\b", "okay"),
+    _rule(r"\bWWII\b", "World War two"),
     (re.compile(r"\b([A-Z]{2})(?=\s?\d)"), _code_letters),
     (re.compile(r"(?<!')(?<![A-Z]-)\b([A-Z]{2,5})(s?)\b(?!'[A-Z])"), _acronym),
 )
@@ -279,7 +283,7 @@ SIGN_RULES: tuple[Rule, ...] = (
     _rule(r"(?<=[a-z])\+\+", " plus plus", re.I),
     _rule(r"(?<!\w)\+(?=\w)", "plus "),
     _rule(r"(?<=\w)\+(?!\w)", " plus"),
-    _rule(r"(?<=[\w)])\s*=+\s*(?=[\w(])", " equals "),
+    _rule(r"(?<=[\w)])\s*=+\s*(?=[\w(/~])", " equals "),
     _rule(r"(?<=\w)\s+<\s+(?=\w)", " is less than "),
     _rule(r"(?<=\w)\s+>\s+(?=\w)", " is greater than "),
     _rule(r"(?<=[a-z])\s+\*\s+(?=[a-z])", " times ", re.I),
