@@ -3,7 +3,7 @@
     fragments → words → sentences → spoken words → segments of at most `max_characters`
 
 Memory is bounded. The cuts depend on the text and on flushes only, not on how the text arrived.
-Text that is not spoken (emoji, lone punctuation) gives no segment.
+Text that is not spoken (emoji without words, lone punctuation) gives no segment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from operator import itemgetter
 from re import Match
 
 from tts.errors import InvalidRequestError
-from tts.text.clean import TextError, check_text, clean_word
+from tts.text.clean import TextError, check_text, clean_word, without_emoji
 from tts.text.ipa import marked
 from tts.text.normalize import AlignedText, speak_words
 from tts.text.sentences import (
@@ -105,8 +105,9 @@ class TextOptions:
                 raise InvalidRequestError.of(field, "a phrase has no letters")
 
     def clean(self, text: str) -> str:
-        """Return a phrase, cleaned word by word."""
-        return " ".join(filter(None, (self.clean_word(word)[0] for word in text.split())))
+        """Return a phrase, cleaned word by word, without emoji."""
+        words = (self.clean_word(word)[0] for word in without_emoji(text).split())
+        return " ".join(filter(None, words))
 
     def clean_word(self, word: str) -> tuple[str, int]:
         """Return a cleaned word, and the number of removed letters."""
