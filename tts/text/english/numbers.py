@@ -100,7 +100,7 @@ def _month(text: str) -> str:
     return next(name for name in MONTHS if name.startswith(start))
 
 
-def _date(day: int, month: int, year_text: str | None) -> str | None:
+def date(day: int, month: int, year_text: str | None) -> str | None:
     """Return a date with the month first, as in American English; None for an invalid day."""
     if not (1 <= month <= 12 and 1 <= day <= 31):
         return None
@@ -109,7 +109,7 @@ def _date(day: int, month: int, year_text: str | None) -> str | None:
 
 
 def _iso_date(match: Match[str]) -> str:
-    words = _date(int(match[3]), int(match[2]), match[1])
+    words = date(int(match[3]), int(match[2]), match[1])
     if words is None:
         return match.group()
     return f"{words} at {match[4]}" if match[4] else words
@@ -118,12 +118,12 @@ def _iso_date(match: Match[str]) -> str:
 def _slash_date(match: Match[str]) -> str:
     first, second, text = int(match[1]), int(match[2]), match[3]
     full = text if len(text) == 4 else ("19" if int(text) > 50 else "20") + text
-    words = _date(second, first, full) or _date(first, second, full)
+    words = date(second, first, full) or date(first, second, full)
     return words or match.group()
 
 
 def _dotted_date(match: Match[str]) -> str:
-    return _date(int(match[1]), int(match[2]), match[3]) or match.group()
+    return date(int(match[1]), int(match[2]), match[3]) or match.group()
 
 
 def _day_first(match: Match[str]) -> str:
@@ -189,17 +189,22 @@ def _amount(sign: str, text: str, scale: str) -> str:
 
 def _fraction(match: Match[str]) -> str:
     text = f"{match[2]}/{match[3]}"
-    top, bottom = int(match[2]), int(match[3])
     if text in FIXED and not match[1]:
         return FIXED[text]
+    return fraction(match[1], match[2], match[3])
+
+
+def fraction(whole: str | None, above: str, below: str) -> str:
+    """Return a fraction: "3", "1", "2" is "three and a half"; an improper one is "… over …"."""
+    top, bottom = int(above), int(below)
     if not 0 < top < bottom:
-        return f"{match[1] or ''} {number(match[2])} over {number(match[3])}".strip()
+        return f"{whole or ''} {number(above)} over {number(below)}".strip()
     name = {2: "half", 4: "quarter"}.get(bottom) or ordinal(bottom)
-    plural = "" if top == 1 else "s"
-    if not match[1]:
-        return f"{cardinal(top)} {name}{plural}"
+    name += "" if top == 1 else "s"
+    if not whole:
+        return f"{cardinal(top)} {name}"
     amount = "a" if (top, bottom) == (1, 2) else cardinal(top)
-    return f"{number(match[1])} and {amount} {name}{plural}"
+    return f"{number(whole)} and {amount} {name}"
 
 
 def _degrees(match: Match[str]) -> str:
