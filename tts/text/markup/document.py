@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tts.text.clean import TextError
 
@@ -21,7 +22,7 @@ MAX_PARTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a text is spoken, relative to the request that contains it."""
+    """Properties of a spoken text, relative to the request that contains it."""
 
     voice: str = ""  # name; "": the voice of the request
     voice_language: str = ""  # BCP-47 code that chooses a voice where none is named
@@ -85,14 +86,20 @@ Part = Spoken | Break | Mark | Border
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Parts in order, and warnings about what was skipped or limited."""
+    """Parts in order, and warnings about what was skipped or limited.
+
+    `lenient`: parts that are not available are skipped with a warning, too. `field` is the
+    source's field path in its request.
+    """
 
     source: str
     parts: tuple[Part, ...]
     warnings: tuple[str, ...] = ()
+    lenient: bool = False
+    field: str = "input.ssml"
 
     @classmethod
-    def of(cls, source: str, parts: Iterable[Part], warnings: Iterable[str] = ()) -> Document:
+    def of(cls, source: str, parts: Iterable[Part], **values: Any) -> Document:
         """Return a document in which adjacent pieces of one style are joined."""
         runs: list[list[Part]] = []
         for part in parts:
@@ -100,7 +107,7 @@ class Document:
                 runs[-1].append(part)
             else:
                 runs.append([part])
-        return cls(source, tuple(map(_joined, runs)), tuple(dict.fromkeys(warnings)))
+        return cls(source, tuple(map(_joined, runs)), **values)
 
     @property
     def text(self) -> str:

@@ -123,7 +123,13 @@ class _Reader:
             where = f"line {error.lineno}, column {error.offset + 1}"
             problem = expat.ErrorString(error.code)
             raise TextError(f"{where}: {problem}", self._field) from error
-        return Document.of(self._source, self._parts, self._warnings)
+        return Document.of(
+            self._source,
+            self._parts,
+            warnings=tuple(dict.fromkeys(self._warnings)),
+            lenient=self._lenient,
+            field=self._field,
+        )
 
     # --- positions and errors
 

@@ -36,7 +36,8 @@ def read_tags(source: str, *, field: str = "input.tags") -> Document:
     check_text(source, field=field)
     check_size(source, field)
     warnings: list[str] = []
-    return Document.of(source, _parts(source, field, warnings), warnings)
+    parts = tuple(_parts(source, field, warnings))
+    return Document.of(source, parts, warnings=tuple(warnings), field=field)
 
 
 def _parts(source: str, field: str, warnings: list[str]) -> Iterator[Part]:
