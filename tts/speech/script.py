@@ -17,7 +17,15 @@ from tts.errors import (
 )
 from tts.speech.cloning import VoiceCloner
 from tts.speech.types import GAIN_DB, SpeechRequest
-from tts.text.markup.document import Break, Mark, Part, Spoken, Style, place
+from tts.text.markup.document import (
+    MAX_WARNINGS,
+    Break,
+    Mark,
+    Part,
+    Spoken,
+    Style,
+    place,
+)
 from tts.text.markup.passages import Passage, PassageText, passages_of
 from tts.text.segmenter import SegmentStream, TextOptions, TextSegment
 from tts.voices.registry import VoiceRegistry
@@ -129,7 +137,10 @@ class ScriptWriter:
             if language and voice.language_codes and not voice.speaks(language):
                 self._warn(piece.start, f"voice '{voice.name}' does not speak {language}")
         text = PassageText(passage)
-        stream = SegmentStream(self._options(voice, text))
+        options = self._options(voice, text)
+        if text.phonemes:
+            options.check_pronunciations(self._document.field)
+        stream = SegmentStream(options)
         for segment in stream.split(text.text):
             yield replace(text.located(segment), index=self._num_segments)
             self._num_segments += 1
@@ -142,7 +153,8 @@ class ScriptWriter:
         self._warn(start, f"{error}: skipped")
 
     def _warn(self, start: int, problem: str) -> None:
-        self.warnings.append(self._at(start, problem))
+        if len(self.warnings) < MAX_WARNINGS:
+            self.warnings.append(self._at(start, problem))
 
     def _at(self, start: int, problem: str) -> str:
         return f"{place(self._document.source, start)}: {problem}"

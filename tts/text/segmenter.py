@@ -53,9 +53,17 @@ _SPACES = re.compile(r"\s+")
 FIRST_STAND_IN, MAX_PHONEMES = 0x12000, 900
 """Cuneiform letters, which no normalisation changes, stand for phonemes."""
 FIRST_PLACE = 0x13000
-"""Hieroglyphs are the phrases of `TextOptions.phonemes` that stand at one place of a text."""
-PLACES = re.compile(f"([{chr(FIRST_PLACE)}-{chr(FIRST_PLACE + MAX_PHONEMES - 1)}])")
+PLACES = re.compile(f"([{chr(FIRST_PLACE)}-{chr(FIRST_PLACE + MAX_PHONEMES)}])")
+"""Pairs of hieroglyphs, see `phrase_of_place`, are kept if there are `TextOptions.phonemes`."""
 _STAND_INS = re.compile(f"[{chr(FIRST_STAND_IN)}-{chr(FIRST_STAND_IN + MAX_PHONEMES - 1)}]")
+
+
+def phrase_of_place(number: int) -> str:
+    """Return a phrase that stands at one place of a text: the first hieroglyph and another one.
+
+    One letter alone would be an initial, which ends no sentence.
+    """
+    return chr(FIRST_PLACE) + chr(FIRST_PLACE + 1 + number)
 
 
 class TextNormalization(Enum):

@@ -18,6 +18,7 @@ MAX_BREAK_S = 10.0
 MAX_CHARACTERS = 1_000_000
 MAX_PARTS = 10_000
 """Limits of a source, and of its elements or tags."""
+MAX_WARNINGS = 20  # of one document; later ones are left out
 
 
 @dataclass(frozen=True, slots=True)

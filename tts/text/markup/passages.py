@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from tts.text.markup.document import Border, Break, Document, Spoken, Style
-from tts.text.segmenter import FIRST_PLACE, PLACES, SpokenWord, TextSegment
+from tts.text.segmenter import FIRST_PLACE, PLACES, SpokenWord, TextSegment, phrase_of_place
 
 BORDER = "\n\n"  # the segmenter ends a sentence here
 _REPLACEMENT = "\ufffd"  # instead of letters that would stand for phonemes
@@ -53,24 +53,26 @@ def _is_turn(before: Style, after: Style) -> bool:
 
 
 class PassageText:
-    """Text of a passage, with a letter instead of each word that is pronounced as in `phonemes`."""
+    """Text of a passage; phrases of `phonemes`, (phrase, IPA), replace words with phonemes."""
 
     def __init__(self, passage: Passage) -> None:
+        self._is_pronounced = any(piece.ipa for piece in passage.pieces)
         self._pieces: list[Spoken] = []
-        self._letters: dict[tuple[str, str], str] = {}  # of a text and its phonemes
+        self._phrases: dict[tuple[str, str], str] = {}  # of a text and its phonemes
         for piece in passage.pieces:
             self._append(piece)
         self._starts = [*accumulate((len(piece.text) for piece in self._pieces), initial=0)]
-        self._written = str.maketrans({c: text for (text, _), c in self._letters.items()})
+        written = {phrase[1]: text for (text, _), phrase in self._phrases.items()}
+        self._written = str.maketrans({chr(FIRST_PLACE): "", **written})
         self.text = "".join(piece.text for piece in self._pieces)
-        self.phonemes = tuple((letter, ipa) for (_, ipa), letter in self._letters.items())
+        self.phonemes = tuple((phrase, ipa) for (_, ipa), phrase in self._phrases.items())
 
     def _append(self, piece: Spoken) -> None:
-        """Add a piece, or a letter for its phonemes, which must be a word by itself."""
-        text = PLACES.sub(_REPLACEMENT, piece.text)
+        """Add a piece, or a phrase for its phonemes, which must be a word by itself."""
+        text = PLACES.sub(_REPLACEMENT, piece.text) if self._is_pronounced else piece.text
         if piece.ipa:
-            letter = chr(FIRST_PLACE + len(self._letters))
-            text = self._letters.setdefault((text, piece.ipa), letter)
+            phrase = phrase_of_place(len(self._phrases))
+            text = self._phrases.setdefault((text, piece.ipa), phrase)
         last = self._pieces[-1] if self._pieces else None
         if last is not None and (piece.ipa or last.ipa) and _touch(last.text, text):
             self._pieces.append(Spoken(" ", piece.start, piece.start, piece.style))

@@ -14,6 +14,7 @@ from tts.text.clean import TextError, check_text
 from tts.text.markup.document import (
     MAX_BREAK_S,
     MAX_PARTS,
+    MAX_WARNINGS,
     PLAIN,
     Border,
     Break,
@@ -126,7 +127,7 @@ class _Reader:
         return Document.of(
             self._source,
             self._parts,
-            warnings=tuple(dict.fromkeys(self._warnings)),
+            warnings=tuple(self._warnings),
             lenient=self._lenient,
             field=self._field,
         )
@@ -150,7 +151,8 @@ class _Reader:
         self._warn(start, f"{problem}: skipped")
 
     def _warn(self, start: int, problem: str) -> None:
-        self._warnings.append(f"{place(self._source, start)}: {problem}")
+        if len(self._warnings) < MAX_WARNINGS:
+            self._warnings.append(f"{place(self._source, start)}: {problem}")
 
     def _refuse_doctype(self, *declaration: object) -> None:
         raise self._error(self._position(), "a DOCTYPE is not allowed; leave it out")

@@ -13,6 +13,7 @@ from tts.text.clean import TextError, check_text
 from tts.text.markup.document import (
     MAX_BREAK_S,
     MAX_PARTS,
+    MAX_WARNINGS,
     PLAIN,
     Break,
     Document,
@@ -52,7 +53,7 @@ def _parts(source: str, field: str, warnings: list[str]) -> Iterator[Part]:
         match tag.lastgroup:
             case "pause":
                 seconds = seconds_of(tag["pause"], None)
-                if seconds > MAX_BREAK_S:
+                if seconds > MAX_BREAK_S and len(warnings) < MAX_WARNINGS:
                     text = f"the break is shortened to {MAX_BREAK_S:g} s"
                     warnings.append(f"{place(source, start)}: {text}")
                 yield Break(min(seconds, MAX_BREAK_S), start, end)
