@@ -5,6 +5,7 @@ Document → passages → Turn, TextSegment…, Pause, Turn, TextSegment…
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -86,8 +87,12 @@ class ScriptWriter:
                 steps.append(Pause(found.seconds, found.start, found.end))
                 continue
             turn = await self._turn(found)
-            segments = list(self._segments(found, turn.voice))
-            steps += [turn, *segments] if segments else []
+            steps.append(turn)
+            for segment in self._segments(found, turn.voice):
+                steps.append(segment)
+                await asyncio.sleep(0)  # let other streams run
+            if steps[-1] is turn:  # white space or punctuation
+                steps.pop()
         return steps
 
     def _available(self, part: Part) -> Part:
