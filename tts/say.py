@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from tts.api.suffixes import SUFFIXES
 from tts.cli.console import prepare_streams, print_error
-from tts.cli.options import FORMATS, PREPEND, UsageError, read_options
+from tts.cli.options import FORMATS, MARKUP, PREPEND, UsageError, read_options
 from tts.cli.parser import HelpFormatter, OptionGroup, add_information, add_tls_options
 
 NAME = "say"
@@ -75,6 +75,9 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
     group.add_argument("text", nargs="*", metavar="TEXT", help="text to say; - is standard input")
     group.add_argument(
         "-f", "--file", default="", metavar="FILE", help="read the text from FILE; - as above"
+    )
+    group.add_argument(
+        "--markup", choices=MARKUP, default="", help="the text is SSML, or has [tags]"
     )
     group.add_argument(
         "--stream-stdin", action="store_true", help="say lines of standard input as they come"

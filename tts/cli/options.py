@@ -19,6 +19,7 @@ STANDARD_STREAM = "-"
 
 FORMATS = tuple(dict.fromkeys(SUFFIXES.values()))
 PREPEND = ("never", "once", "rolling")
+MARKUP = ("ssml", "tags")
 
 
 class UsageError(Exception):
@@ -64,6 +65,7 @@ class SayOptions:
     """Options of one run. `text` is None for lines of standard input as they come."""
 
     text: str | None
+    markup: str  # one of MARKUP, or "" for plain text
     voice: str
     list_voices: bool
     phonemes: bool  # print them instead of synthesizing
@@ -96,6 +98,7 @@ def read_options(args: argparse.Namespace, stdin: BinaryIO | None = None) -> Say
     _check_streams(args, has_input=stdin is not None)
     return SayOptions(
         text=None if args.stream_stdin or list_voices else _text(args, stdin),
+        markup=args.markup,
         voice="" if args.voice == "?" else args.voice,
         list_voices=list_voices,
         phonemes=args.phonemes,
@@ -133,6 +136,10 @@ def _check_together(args: argparse.Namespace) -> None:
         (
             args.phonemes and (_asks_for_sound(args) or args.stream_stdin),
             "--phonemes prints text: no voice, no output file, no --stream-stdin",
+        ),
+        (
+            bool(args.markup) and (args.phonemes or args.stream_stdin),
+            "--markup is for whole texts that are spoken: no --phonemes, no --stream-stdin",
         ),
         (bool(args.ref_text) and not args.ref_audio, "--ref-text needs --ref-audio"),
         (bool(args.ref_audio and args.voice), "give --voice or --ref-audio, not both"),

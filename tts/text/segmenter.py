@@ -52,7 +52,18 @@ _RUNS = re.compile(r"\s+|[^\s。！？｡]*[。！？｡]|[^\s。！？｡]+")
 _SPACES = re.compile(r"\s+")
 FIRST_STAND_IN, MAX_PHONEMES = 0x12000, 900
 """Cuneiform letters, which no normalisation changes, stand for phonemes."""
+FIRST_PLACE = 0x13000
+PLACES = re.compile(f"([{chr(FIRST_PLACE)}-{chr(FIRST_PLACE + MAX_PHONEMES)}])")
+"""Pairs of hieroglyphs, see `phrase_of_place`, are kept if there are `TextOptions.phonemes`."""
 _STAND_INS = re.compile(f"[{chr(FIRST_STAND_IN)}-{chr(FIRST_STAND_IN + MAX_PHONEMES - 1)}]")
+
+
+def phrase_of_place(number: int) -> str:
+    """Return a phrase that stands at one place of a text: the first hieroglyph and another one.
+
+    One letter alone would be an initial, which ends no sentence.
+    """
+    return chr(FIRST_PLACE) + chr(FIRST_PLACE + 1 + number)
 
 
 class TextNormalization(Enum):
@@ -111,6 +122,12 @@ class TextOptions:
 
     def clean_word(self, word: str) -> tuple[str, int]:
         """Return a cleaned word, and the number of removed letters."""
+        if not self.phonemes or PLACES.search(word) is None:
+            return self._cleaned(word)
+        parts = [(p, 0) if PLACES.match(p) else self._cleaned(p) for p in PLACES.split(word)]
+        return "".join(text for text, _ in parts), sum(lost for _, lost in parts)
+
+    def _cleaned(self, word: str) -> tuple[str, int]:
         keep_signs = self.normalization is TextNormalization.ON
         return clean_word(word, ascii_only=self.ascii_only, keep_signs=keep_signs)
 

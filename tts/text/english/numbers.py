@@ -131,11 +131,11 @@ def _day_range(match: Match[str]) -> str:
 
 
 def _weekday_date(match: Match[str]) -> str:
-    words = _date(int(match[3]), int(match[2]), None)
+    words = date(int(match[3]), int(match[2]), None)
     return f"{_weekday(match[1])}, {words}" if words else match.group()
 
 
-def _date(day: int, month: int, year_text: str | None) -> str | None:
+def date(day: int, month: int, year_text: str | None) -> str | None:
     """Return a date with the month first, as in American English; None for an invalid day."""
     if not (1 <= month <= 12 and 1 <= day <= 31):
         return None
@@ -144,7 +144,7 @@ def _date(day: int, month: int, year_text: str | None) -> str | None:
 
 
 def _iso_date(match: Match[str]) -> str:
-    words = _date(int(match[3]), int(match[2]), match[1])
+    words = date(int(match[3]), int(match[2]), match[1])
     if words is None:
         return match.group()
     return f"{words} at {match[4]}" if match[4] else words
@@ -153,12 +153,12 @@ def _iso_date(match: Match[str]) -> str:
 def _slash_date(match: Match[str]) -> str:
     first, second, text = int(match[1]), int(match[2]), match[3]
     full = text if len(text) == 4 else ("19" if int(text) > 50 else "20") + text
-    words = _date(second, first, full) or _date(first, second, full)
+    words = date(second, first, full) or date(first, second, full)
     return words or match.group()
 
 
 def _dotted_date(match: Match[str]) -> str:
-    return _date(int(match[1]), int(match[2]), match[3]) or match.group()
+    return date(int(match[1]), int(match[2]), match[3]) or match.group()
 
 
 def _day_first(match: Match[str]) -> str:
@@ -243,19 +243,25 @@ def _amount(sign: str, text: str, scale: str) -> str:
 
 def _fraction(match: Match[str]) -> str:
     text = f"{match[2]}/{match[3]}"
-    top, bottom = int(match[2]), int(match[3])
     if text in FIXED and not match[1]:
         return FIXED[text]
+    words, unit = fraction(match[1], match[2], match[3]), UNITS.get(match[4] or "", "")
+    if not unit:
+        return words
+    return f"{words} {_plural(unit) if match[1] else unit}"
+
+
+def fraction(whole: str | None, above: str, below: str) -> str:
+    """Return a fraction: "3", "1", "2" is "three and a half"; an improper one is "… over …"."""
+    top, bottom = int(above), int(below)
     if not 0 < top < bottom:
-        return f"{match[1] or ''} {number(match[2])} over {number(match[3])}".strip()
+        return f"{whole or ''} {number(above)} over {number(below)}".strip()
     name = {2: "half", 4: "quarter"}.get(bottom) or ordinal(bottom)
-    plural = "" if top == 1 else "s"
-    unit = UNITS.get(match[4] or "", "")
-    if not match[1]:
-        return f"{cardinal(top)} {name}{plural} {unit}".rstrip()
+    name += "" if top == 1 else "s"
+    if not whole:
+        return f"{cardinal(top)} {name}"
     amount = "a" if (top, bottom) == (1, 2) else cardinal(top)
-    units = _plural(unit) if unit else ""
-    return f"{number(match[1])} and {amount} {name}{plural} {units}".rstrip()
+    return f"{number(whole)} and {amount} {name}"
 
 
 def _degrees(match: Match[str]) -> str:
