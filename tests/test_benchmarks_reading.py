@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from benchmarks.reading import BAR_PERCENT, FRESH, INFORMED, Case, cases, failures, read
+from benchmarks.reading import BAR_PERCENT, FRESH, INFORMED, OPTIONS, Case, cases, failures, read
+from tts.text.segmenter import split_text
 
 MIN_CASES, MIN_KINDS = 300, 25
 
@@ -55,3 +57,11 @@ def test_a_case_accepts_each_of_its_readings_and_no_other() -> None:
 )
 def test_rules_do_not_match_what_only_resembles_their_text(written: str, spoken: str) -> None:
     assert read(written) == spoken
+
+
+def test_spoken_words_keep_their_place_in_the_text() -> None:
+    for case in (*cases(FRESH), *cases(INFORMED)):
+        words = [w for segment in split_text(case.written, OPTIONS) for w in segment.words]
+        assert words
+        assert all(before.end <= word.start < word.end for before, word in pairwise(words))
+        assert words[-1].end <= len(case.written)

@@ -126,10 +126,6 @@ def _weekday(text: str) -> str:
     return WEEKDAYS[text.rstrip(".").lower()]
 
 
-def _day_range(match: Match[str]) -> str:
-    return f"{_weekday(match[1])} to {_weekday(match[2])}"
-
-
 def _weekday_date(match: Match[str]) -> str:
     words = date(int(match[3]), int(match[2]), None)
     return f"{_weekday(match[1])}, {words}" if words else match.group()
@@ -323,7 +319,6 @@ _GLUED_UNITS = "|".join(ATTACHED_UNITS)
 _SIGN = f"[{''.join(sign for sign in CURRENCIES if len(sign) == 1)}]"
 _CODES = "|".join((*CURRENCY_CODES, *(code for code in CURRENCIES if len(code) > 1)))
 _WEEKDAY = "|".join(name.capitalize() for name in sorted(WEEKDAYS, key=len, reverse=True))
-_SHORT_MONTH = "|".join(name[:3] for name in MONTHS)
 _AM_PM = r"[AaPp]\.?[Mm]\b"
 
 DATE_AND_TIME_RULES: tuple[Rule, ...] = (
