@@ -1,6 +1,6 @@
 """Audio output of one stream: post-processing and encoding.
 
-codec samples → loudness → silence trimming → speaking rate → sample rate → gain → bytes
+codec samples → loudness → silence trimming → speaking rate → sample rate → gain → watermark → bytes
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from decoder import (
     LoudnessNormalizer,
     Resampler,
     SilenceTrimmer,
+    StreamMarker,
     TimeStretcher,
+    Watermark,
     create_encoder,
     gain_factor,
 )
@@ -46,11 +48,12 @@ class AudioOutput:
         gain_db: float = 0.0,
         trim_silence: bool = False,
         steady_loudness: bool = False,
+        watermark: Watermark | None = None,
     ) -> None:
         """Create an output.
 
         `trim_silence` removes silence at the ends of an utterance; with `steady_loudness` later
-        segments get the level of the first.
+        segments get the level of the first. `watermark` marks what is encoded.
         """
         self._codec_rate = codec_rate
         self._loudness = LoudnessNormalizer(codec_rate) if steady_loudness else None
@@ -64,13 +67,18 @@ class AudioOutput:
             self._stages.append(Resampler(codec_rate, audio_format.sample_rate))
         self._gain = np.float32(gain_factor(gain_db))
         self._encoder = create_encoder(audio_format)
+        self._marker = StreamMarker(watermark, audio_format.sample_rate) if watermark else None
         is_plain = not self._stages and self._loudness is None and gain_db == 0.0
+        is_plain = is_plain and self._marker is None
         self.takes_s16 = is_plain and audio_format.encoding in SIXTEEN_BIT
         """Whether the output accepts 16-bit samples: conversion to 16 bits is the only stage."""
         is_costly = audio_format.encoding in COMPRESSED or speaking_rate != 1.0
         self._step = round((COSTLY_PIECE_S if is_costly else PIECE_S) * codec_rate)
         sample_bytes = 4 if audio_format.encoding is AudioEncoding.PCM_F32LE else 2
         self._max_piece = MAX_PIECE_BYTES // sample_bytes
+        if self._marker is not None:
+            piece = round(COSTLY_PIECE_S * audio_format.sample_rate)
+            self._max_piece = min(self._max_piece, piece)
         self._speaking_rate = speaking_rate
         self._output_rate = audio_format.sample_rate
         self._num_unsent = 0  # samples in the encoder since its last bytes
@@ -166,6 +174,8 @@ class AudioOutput:
         for start in range(0, len(samples), self._max_piece):
             piece = samples[start : start + self._max_piece]
             self._num_unsent += len(piece)
+            if self._marker is not None:
+                piece = self._marker.process(piece)
             data = self._encoder.write(piece)
             if data:
                 self._count_sent()
