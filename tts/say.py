@@ -130,6 +130,9 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--trim-silence", action="store_true", help="remove silence at both ends")
     group.add_argument(
+        "--watermark", action="store_true", help="mark the audio as generated (extra watermark)"
+    )
+    group.add_argument(
         "--timestamps", default="", metavar="FILE", help="write times of the text: .srt or .json"
     )
     group.add_argument(

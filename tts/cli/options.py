@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -58,6 +58,7 @@ class ModelChoice:
     audio_decoder: str = ""  # a codec's folder or name; empty: the family's own
     offline: bool = False
     allow_pickle: bool = False
+    watermark: bool = False  # of the built-in voice, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +145,9 @@ def _check_together(args: argparse.Namespace) -> None:
         (bool(args.ref_text) and not args.ref_audio, "--ref-text needs --ref-audio"),
         (bool(args.ref_audio and args.voice), "give --voice or --ref-audio, not both"),
         (bool(args.server and args.model), "--model is for speaking without --server"),
+        (bool(args.server and args.watermark), "--watermark is for speaking without --server"),
         (
-            not args.model and _model(args) != ModelChoice(),
+            not args.model and replace(_model(args), watermark=False) != ModelChoice(),
             "--revision, --family, --audio-decoder, --offline and --allow-pickle need --model",
         ),
         (not args.server and _asks_for_server(args), "--tls-* and --token need --server"),
@@ -169,6 +171,7 @@ def _model(args: argparse.Namespace) -> ModelChoice:
         audio_decoder=args.audio_decoder,
         offline=args.offline,
         allow_pickle=args.allow_pickle,
+        watermark=args.watermark,
     )
 
 

@@ -27,6 +27,7 @@ from decoder import (
     CodecSpec,
     DecoderConfigError,
     StreamingOptions,
+    Watermark,
     check_output_format,
     nearest_rate,
     supported_encodings,
@@ -89,6 +90,7 @@ class SynthesisSettings:
     cloning: CloningLimits = field(default_factory=CloningLimits)
     adapters: tuple[str, ...] = ()  # names for requests
     aligner: Path | None = None  # folder of the word aligner
+    watermark: Watermark | None = None  # of all audio
 
 
 def segment_seed(seed: int, index: int) -> int:
@@ -137,6 +139,7 @@ class SynthesisRun:
             gain_db=request.gain_db,
             trim_silence=request.trim_silence,
             steady_loudness=settings.traits.steady_loudness,
+            watermark=settings.watermark,
         )
         self._segment_codes: list[int] = []
         self._carry = request.carry

@@ -43,6 +43,7 @@ TLS = Path(__file__).parents[1] / "tls"
         (["hi", "-v", "slt", "--ref-audio", "a.wav", "--ref-text", "a"], "not both"),
         (["hi", "--token", "secret"], "need --server"),
         (["hi", "--server", "x:1", "--model", "y"], "--model is for speaking without"),
+        (["hi", "--server", "x:1", "--watermark"], "--watermark is for speaking without"),
         (["hi", "--server", "x:1", "--tls-cert", "a"], "--tls-cert and --tls-key"),
         (["hi", "--chunk-size", "4,0"], "--chunk-size: 0: must be 1 or more"),
         (["hi", "--chunk-size", "a"], "--chunk-size"),
