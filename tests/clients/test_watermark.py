@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 import soundfile
 
 import tts
+from benchmarks import watermark
 from tts.api.voice import LoadedVoice
 
 for package in ("perth", "librosa"):
@@ -81,3 +83,10 @@ def test_the_same_samples_alone_and_among_others(marking: LoadedVoice, plain: Lo
         np.testing.assert_array_equal(together[seed], samples)
         np.testing.assert_array_equal(np.concatenate([part.samples for part in parts]), samples)
         assert len(plain.say(TEXTS[seed], seed=seed).samples) == len(samples)
+
+
+def test_the_benchmark_finds_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert watermark.main(["--repeat=1"]) == 0
+    found = {f["name"]: f["value"] for f in json.loads(capsys.readouterr().out)["figures"]}
+    assert found["not marked"] < 1 - SURE < SURE < found["marked, Ogg Opus"]
+    assert -20 < found["change relative to the speech"] < -10
