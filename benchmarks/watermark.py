@@ -10,6 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -92,7 +93,8 @@ def speak(texts: Sequence[str], *, watermark: bool) -> tuple[list[Samples], int]
 def detector() -> Callable[[Samples, int], float]:
     """Return the value of samples at a rate."""
     module = import_module("perth.perth_net.perth_net_implicit.perth_watermarker")
-    network = module.PerthImplicitWatermarker()
+    with redirect_stdout(sys.stderr):  # it prints that it is loaded
+        network = module.PerthImplicitWatermarker()
 
     def detect(samples: Samples, rate: int) -> float:
         clip = samples.astype(np.float32)
