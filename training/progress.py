@@ -51,9 +51,13 @@ class Rate(NamedTuple):
     def set(self, step: int, share: float, *optimisers: torch.optim.Optimizer) -> None:
         """Set the rate of the step after `step` others, at this share of the run."""
         rate = self.highest * min(1.0, (step + 1) / self.warm_steps)
+        rate *= 1 - (1 - self.last) * share
         for optimiser in optimisers:
             for settings in optimiser.param_groups:
-                settings["lr"] = rate * (1 - (1 - self.last) * share)
+                if isinstance(settings["lr"], Tensor):  # that a recorded step reads
+                    settings["lr"].fill_(rate)
+                else:
+                    settings["lr"] = rate
 
 
 class Clock:

@@ -8,10 +8,14 @@ pitch and energy: in the voice's own timbre, and in that of a partner, the next 
 its sex. So what is said is the same frame by frame, and only who says it differs; and a partner's
 own session is a reference of its timbre.
 
+The lines of a session are spoken as one row: the teacher's last stage has instance norms, so its
+sound depends on the statistics of all that it says at once. Those of a single line are nothing that
+a decoder could know while it streams; those of a whole session are the voice's.
+
 A take (OUT/take_SEED_NUMBER.npz) holds some sessions, one after the other:
     own, other    int16 [S]      samples at 24 kHz in the two timbres
     phones        uint8 [S/600]  the teacher's id in every 25 ms
-    pitch         float16 [S/300] in Hz; below 10 where there is no voice
+    pitch         float32 [S/300] in Hz; below 10 where there is no voice
     energy        float16 [S/300] of the teacher's own unit
     start, end    int64 [N]      each session's samples, multiples of 600
     partner       int64 [N]      the session whose timbre `other` has
@@ -43,7 +47,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from training.kokoro.blocks import Pointwise
 from training.kokoro.convert import VOICES_FILE, WEIGHTS_FILE
-from training.kokoro.network import FRAME, Kokoro
+from training.kokoro.network import FRAME, Curves, Kokoro
 from training.kokoro.packages import symbols
 from training.kokoro.phonemes import ACCENTS, ids_of, read_table, table
 from training.kokoro.style import StyleBook, Voice
@@ -72,7 +76,6 @@ class Spoken:
     session: int
     ids: tuple[int, ...]
     style: Tensor
-    partner_style: Tensor
     prosody: Prosody
     frames: int  # of 25 ms
     start: int = 0
@@ -97,7 +100,7 @@ class Reel:
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays of a take."""
         found = dict(zip(("own", "other"), self.samples, strict=False))
-        curves = {"pitch": self.pitch.half(), "energy": self.energy.half()}
+        curves = {"pitch": self.pitch, "energy": self.energy.half()}
         return {name: value.cpu().numpy() for name, value in (found | curves).items()}
 
 
@@ -147,13 +150,16 @@ class Studio:
 
     def _record(self, sessions: Sequence[Session], *, aloud: bool) -> dict[str, np.ndarray]:
         paired = partners(sessions)
-        spoken = self._plan(sessions, paired)
+        spoken = self._plan(sessions)
         starts, ends = self._lay_out(spoken, len(sessions))
         total = int(ends[-1])
         reel = Reel.blank(total, self.device, aloud=aloud)
         for batch in batches(spoken, lambda line: line.frames, FRAMES_PER_CALL):
-            self._speak(batch, reel)
+            self._decide(batch, reel)
         middle = [self.book.style(session.voice, MIDDLING) for session in sessions]
+        timbres = [middle, [middle[number] for number in paired]]
+        for out, styles in zip(reel.samples, timbres, strict=False):
+            self._speak(spoken, styles, reel, out)
         return reel.arrays() | {
             "phones": _phones(spoken, total),
             "start": starts,
@@ -170,14 +176,13 @@ class Studio:
             ),
         }
 
-    def _plan(self, sessions: Sequence[Session], paired: Sequence[int]) -> list[Spoken]:
+    def _plan(self, sessions: Sequence[Session]) -> list[Spoken]:
         """Every line with its prosody, in the sessions' order."""
         wanted = [
-            (number, ids, self.book.style(session.voice, len(ids)),
-             self.book.style(sessions[paired[number]].voice, len(ids)))
+            (number, ids, self.book.style(session.voice, len(ids)))
             for number, session in enumerate(sessions)
             for ids in session.lines
-        ]  # fmt: skip
+        ]
         planned: dict[int, Spoken] = {}
         order = range(len(wanted))
         for batch in batches(order, lambda i: len(wanted[i][1]) + 2, SYMBOLS_PER_CALL):
@@ -188,14 +193,14 @@ class Studio:
         return [planned[i] for i in order]
 
     def _prosody(
-        self, rows: Sequence[tuple[int, tuple[int, ...], Tensor, Tensor]]
+        self, rows: Sequence[tuple[int, tuple[int, ...], Tensor]]
     ) -> list[tuple[Prosody, int]]:
         """Each row's prosody without padding, and its frames."""
-        lengths = [len(ids) + 2 for _, ids, _, _ in rows]
+        lengths = [len(ids) + 2 for _, ids, _ in rows]
         ids = torch.zeros(len(rows), max(lengths), dtype=torch.long)
-        for row, (_, line, _, _) in zip(ids, rows, strict=True):
+        for row, (_, line, _) in zip(ids, rows, strict=True):
             row[1 : len(line) + 1] = torch.tensor(line)
-        style = torch.stack([own for _, _, own, _ in rows])
+        style = torch.stack([own for _, _, own in rows])
         found = self.teacher.prosody(ids.to(self.device), torch.tensor(lengths), style)
         return [
             (Prosody(*(part[row, :length] for part in found)), frames)
@@ -216,20 +221,50 @@ class Studio:
             ends[line.session] = at
         return starts, ends
 
-    def _speak(self, batch: list[Spoken], reel: Reel) -> None:
-        """Write a batch's lines to their places, in both timbres where they are to be heard."""
-        parts = zip(*(line.prosody for line in batch), strict=True)
-        prosody = Prosody(*(pad_sequence(list(part), batch_first=True) for part in parts))
-        style = torch.stack([line.style for line in batch])
-        curves = self.teacher.curves(prosody, style)
+    def _decide(self, batch: list[Spoken], reel: Reel) -> None:
+        """Write the pitch and the energy of a batch's lines to their places."""
+        prosody = _padded([line.prosody for line in batch])
+        curves = self.teacher.curves(prosody, torch.stack([line.style for line in batch]))
         places = [(line.start // PITCH_GRID, 2 * line.frames) for line in batch]
         _lay(curves.pitch, places, reel.pitch)
         _lay(curves.energy, places, reel.energy)
-        timbres = (style, torch.stack([line.partner_style for line in batch]))
-        places = [(line.start, line.frames * FRAME) for line in batch]
-        for out, timbre in zip(reel.samples, timbres, strict=False):
-            samples = self.teacher.speak(prosody, curves, timbre)
+
+    def _speak(
+        self, spoken: Sequence[Spoken], styles: Sequence[Tensor], reel: Reel, out: Tensor
+    ) -> None:
+        """Write the sound of all sessions in the timbres of `styles`, a session's lines at once."""
+        sessions: list[list[Spoken]] = [[] for _ in styles]
+        for line in spoken:
+            sessions[line.session].append(line)
+        for batch in batches(list(filter(None, sessions)), _frames, FRAMES_PER_CALL):
+            frames = [_frames(lines) for lines in batch]
+            firsts = [lines[0].start // PITCH_GRID for lines in batch]
+            pitch, energy = (
+                pad_sequence(
+                    [curve[at : at + 2 * n] for at, n in zip(firsts, frames, strict=True)],
+                    batch_first=True,
+                )
+                for curve in (reel.pitch, reel.energy)
+            )
+            prosody = _padded([_joined(lines) for lines in batch])
+            curves = Curves(pitch, energy, torch.tensor(frames, device=self.device))
+            style = torch.stack([styles[lines[0].session] for lines in batch])
+            samples = self.teacher.speak(prosody, curves, style)
+            places = [(lines[0].start, n * FRAME) for lines, n in zip(batch, frames, strict=True)]
             _lay((samples.clamp(-1, 1) * 32767).to(torch.int16), places, out)
+
+
+def _frames(lines: Sequence[Spoken]) -> int:
+    return sum(line.frames for line in lines)
+
+
+def _joined(lines: Sequence[Spoken]) -> Prosody:
+    """The prosody of lines that are spoken one after the other."""
+    return Prosody(*map(torch.cat, zip(*(line.prosody for line in lines), strict=True)))
+
+
+def _padded(rows: Sequence[Prosody]) -> Prosody:
+    return Prosody(*(pad_sequence(part, batch_first=True) for part in zip(*rows, strict=True)))
 
 
 def _lay(rows: Tensor, places: Sequence[tuple[int, int]], out: Tensor) -> None:

@@ -29,11 +29,16 @@ class Merge(nn.Module):
 
     def forward(self, pitch: Tensor, noise: float) -> Tensor:
         """pitch [B, P] in Hz to samples [B, 300 P]. Independent noise of every harmonic is merged
-        before it is drawn: it is as large as the weights' norm."""
+        before it is drawn: it is as large as the weights' norm. Turns are added up in float64, so
+        that the phase is exact after minutes."""
         order = torch.arange(1, HARMONICS + 1, device=pitch.device)[None, :, None]
-        turns = torch.cumsum((pitch[:, None] * order / SAMPLE_RATE) % 1, 2)
-        phase = 2 * math.pi * PITCH_HOP * turns
-        phase = F.interpolate(phase, scale_factor=float(PITCH_HOP), mode="linear")
+        step = PITCH_HOP * (pitch[:, None] * order / SAMPLE_RATE) % PITCH_HOP  # turns of a value
+        turns = step.double().cumsum(2) % 1  # in the middle of a value's samples
+        following = F.pad(step[..., 1:], (0, 1))
+        before = torch.cat((torch.zeros_like(step[..., :1]), step[..., 1:]), 2)
+        share = (torch.arange(PITCH_HOP, device=pitch.device) + 0.5) / PITCH_HOP - 0.5
+        passed = share * torch.where(share < 0, before[..., None], following[..., None])
+        phase = 2 * math.pi * (turns.float()[..., None] + passed).flatten(2)
         voiced = (pitch > VOICED_HZ).float().repeat_interleave(PITCH_HOP, 1)
         weight, bias = self.l_linear.weight[0], self.l_linear.bias
         sines = (torch.sin(phase) * (SINE_SIZE * weight[None, :, None])).sum(1) * voiced

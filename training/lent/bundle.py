@@ -4,8 +4,8 @@
         --phonemes runs/phonemes --out bundle [--wheels DIR] [--clips FILE]
 
 OUT/machine holds code, the teacher's weights, thinned style rows, start.sh and poll.sh; OUT/texts
-phonemes with their texts and, as clips.json, the lines that `training.speech_codec.clips --spell`
-wrote. lay.sh in each of them copies it to where start.sh finds it.
+phonemes with their texts, coder.safetensors and, as clips.json, the lines that
+`training.speech_codec.clips --spell` wrote. lay.sh in each copies it to where start.sh finds it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from training.kokoro.convert import VOICES_FILE, WEIGHTS_FILE
 from training.kokoro.packages import SYMBOLS
 from training.kokoro.phonemes import ACCENTS, table
 from training.kokoro.style import thin
+from training.speech_codec.coder import CODER_FILE
 
 ROOT, SCRIPTS = Path(__file__).parents[2], Path(__file__).parent
 CODE = ("training", "decoder")
@@ -44,7 +45,7 @@ def bundle(args: argparse.Namespace) -> dict[str, float]:
 
 def _machine(args: argparse.Namespace, out: Path) -> None:
     for package in CODE:
-        ignore = shutil.ignore_patterns("__pycache__", "*.txt", "*.md")
+        ignore = shutil.ignore_patterns("__pycache__", "*.txt", "*.md", "*.safetensors")
         shutil.copytree(ROOT / package, out / package, ignore=ignore)
     (out / "teacher").mkdir()
     shutil.copy(args.teacher / WEIGHTS_FILE, out / "teacher")
@@ -63,6 +64,7 @@ def _texts(args: argparse.Namespace, out: Path) -> None:
     (out / "phonemes").mkdir()
     for accent in ACCENTS:
         shutil.copy(table(args.phonemes, accent), out / "phonemes")
+    shutil.copy(CODER_FILE, out)
     if args.clips:
         shutil.copy(args.clips, out / "clips.json")
 

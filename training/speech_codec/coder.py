@@ -21,6 +21,9 @@ from decoder.codecs.source_filter.modules import ConvNext, Even, FiniteScalarQua
 from training.kokoro.text import NUM_SYMBOLS
 from training.speech_codec.plans import POINT, Plan
 
+CODER_FILE = Path(__file__).with_name("coder.safetensors")
+"""The weights that write the codes. Others write other codes: decoder, language model and aligner
+would have to be trained again."""
 CODER = "coder."  # before the names of a file's tensors
 STYLE = 256
 PHONE_DIM = 48
@@ -160,16 +163,15 @@ def read_losses(logits: Tensor, curves: Tensor, wanted: Plan) -> Read:
     spoken = wanted.voiced
     off = ((octaves - wanted.octaves).abs() * spoken).sum() / spoken.sum().clamp_min(1)
     symbol = symbols_of(wanted.phones)
-    count = int(symbol.max()) + 1
-    length = torch.bincount(symbol, minlength=count)
+    length = torch.zeros_like(symbol).index_add_(0, symbol, torch.ones_like(symbol))
     missed = F.cross_entropy(logits.flatten(0, 1), wanted.phones.flatten(), reduction="none")
     return Read(
-        (missed / length[symbol]).sum() / count,
+        (missed / length[symbol]).sum() / (symbol[-1] + 1),
         off,
         F.binary_cross_entropy_with_logits(voiced, spoken),
         (energy - wanted.energy).abs().mean(),
         (logits.detach().argmax(-1) == wanted.phones).float().mean(),
-        wrong_symbols(logits.detach(), wanted.phones, symbol, count),
+        wrong_symbols(logits.detach(), wanted.phones, symbol),
     )
 
 
@@ -180,13 +182,13 @@ def symbols_of(phones: Tensor) -> Tensor:
     return begins.flatten().cumsum(0) - 1
 
 
-def wrong_symbols(logits: Tensor, phones: Tensor, symbol: Tensor, count: int) -> Tensor:
+def wrong_symbols(logits: Tensor, phones: Tensor, symbol: Tensor) -> Tensor:
     """Return the share of symbols that are read as others, by the sum over their points."""
     chances = logits.flatten(0, 1).softmax(-1)
-    summed = chances.new_zeros(count, NUM_SYMBOLS).index_add_(0, symbol, chances)
-    meant = torch.empty(count, dtype=torch.long, device=phones.device)
-    meant[symbol] = phones.flatten()
-    return (summed.argmax(-1) != meant).float().mean()
+    summed = torch.zeros_like(chances).index_add_(0, symbol, chances)
+    read = summed.argmax(-1)[symbol]  # at each point, that of its symbol
+    begins = F.pad(symbol.diff(), (1, 0), value=1)
+    return ((read != phones.flatten()) * begins).sum() / (symbol[-1] + 1)
 
 
 def load_coder(path: Path, sizes: Sizes) -> Coder:

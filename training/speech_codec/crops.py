@@ -18,8 +18,8 @@ from torch import Tensor
 
 from decoder.codecs.source_filter.config import SpeechCodecConfig
 from training.kokoro.vocoder import SAMPLE_RATE
-from training.speech_codec.coder import Coder
-from training.speech_codec.plans import CURVE_GRID, VOICED_HZ
+from training.speech_codec.coder import Coder, points_of
+from training.speech_codec.plans import CURVE_GRID, VOICED_HZ, Plan, plan_at
 from training.speech_codec.tokenise import codes_of_lines
 
 HELD_OUT = 48  # every so many sessions one is not learned from
@@ -34,6 +34,7 @@ class Examples(NamedTuple):
     drive: Tensor  # float32 [B, P] in Hz at every spectrum's first sample and on, 0: no voice
     turns: Tensor  # float64 [B, P]: the phase of the teacher's source there
     crosses: Tensor  # bool [B]: the timbre is not that of the line's own voice
+    plan: Plan  # of all points in the codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def load_takes(paths: Sequence[Path], device: torch.device) -> dict[str, Tensor]
             take = dict(stored)
         session, first = take.pop("lines").T
         take |= {"session": session, "first": first}
-        take["turns"] = phases(take["pitch"], first)
+        take["turns"] = phases(take["pitch"], take["start"])
         shifts = {
             "start": samples, "end": samples, "first": samples, "partner": sessions,
             "session": sessions,
@@ -67,12 +68,12 @@ def load_takes(paths: Sequence[Path], device: torch.device) -> dict[str, Tensor]
 
 def phases(pitch: np.ndarray, first: np.ndarray) -> np.ndarray:
     """The phase of the teacher's source in turns, float32 [S / 300], in the middle of every pitch
-    value's samples; it begins again with every line (their first samples, [L])."""
+    value's samples; it begins again with every session (their first samples, [N])."""
     step = pitch.astype(np.float64) * (CURVE_GRID / SAMPLE_RATE)
     turns = step.cumsum()
     first = np.sort(first) // CURVE_GRID
-    line = np.searchsorted(first, np.arange(len(pitch)), side="right") - 1
-    return ((turns - (turns - step)[first][line]) % 1).astype(np.float32)
+    session = np.searchsorted(first, np.arange(len(pitch)), side="right") - 1
+    return ((turns - (turns - step)[first][session]) % 1).astype(np.float32)
 
 
 class Crops:
@@ -85,7 +86,9 @@ class Crops:
         self.takes, self.config, self.sizes = takes, config, sizes
         first = takes["first"]
         total = torch.tensor([len(takes["own"])], device=first.device)
-        self._whole = (torch.cat((first[1:], total)) - first) // config.hop  # codes
+        self._ends = torch.cat((first[1:], total))
+        self._whole = (self._ends - first) // config.hop  # codes
+        self._coder_sizes = coder.sizes
         self._codes, self._at = codes_of_lines(coder, takes, first)
         order = torch.arange(len(first), device=first.device)
         long, held_out = self._whole >= sizes.crop, takes["session"] % HELD_OUT == 0
@@ -113,12 +116,14 @@ class Crops:
         span = torch.arange(self.sizes.crop * hop, device=device)
         place = (self._at[line] + code)[:, None] + torch.arange(self.sizes.crop, device=device)
         owner = torch.where(crosses, takes["partner"][session], session)
+        points = points_of(start, self.sizes.crop, self._coder_sizes)
         return Examples(
             self._codes[place],
             self._samples(start[:, None] + span, crosses),
             takes["style"][owner].float(),
             *self._drive(session, start),
             crosses & (owner != session),
+            plan_at(takes, points, takes["first"][line, None], self._ends[line, None]),
         )
 
     def _drive(self, session: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ def held(pitch: Tensor) -> Tensor:
     """pitch [B, P] in Hz, 0 where there is no voice, with values there as well: the next one right
     before a voice begins, otherwise the last one, so that no pitch glides to or from nothing."""
     place = torch.arange(pitch.shape[1], device=pitch.device)
-    last = torch.where(pitch > 0, place, 0).cummax(1).values
+    last = (place * (pitch > 0)).cummax(1).values
     following = F.pad(pitch[:, 1:], (0, 1))
     kept = torch.where(following > 0, following, pitch.gather(1, last))
     return torch.where(pitch > 0, pitch, kept)

@@ -5,6 +5,9 @@
 
 First by mel distance, soon against discriminators as well. Codes and voice tokens are the coder's,
 which does not change, so everything else that learns from codes can learn at the same time.
+A layer behind the decoder's first blocks reads the phones, pitch and energy that the codes are of:
+without it the decoder learns to tell similar vowels apart late. It is not kept.
+
 OUT/NAME.safetensors holds the running mean of the weights (float16), OUT/NAME.8bit.safetensors the
 same in 8 bits, OUT/NAME.judges.safetensors the discriminators; they are written every `--save`
 seconds. Optimisers' state is not kept.
@@ -13,28 +16,33 @@ seconds. Optimisers' state is not kept.
 from __future__ import annotations
 
 import argparse
-import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decoder.codecs.source_filter.excitation import Drive
 from decoder.codecs.source_filter.modules import Decoder
+from training.kokoro.text import NUM_SYMBOLS
 from training.losses import Discriminators, MelLoss, discriminator_loss, generator_losses
 from training.progress import Mean, Progress, Rate, add_run_arguments
+from training.recorded import Recorded
 from training.speech_codec.checkpoint import DECODER, eighth_bits, halved, read, write
-from training.speech_codec.coder import Coder, load_coder
+from training.speech_codec.coder import PARTS, Coder, Read, load_coder, read_losses
 from training.speech_codec.config import DESIGNS, coder_sizes, save_config
 from training.speech_codec.crops import Crops, Examples, Sizes, load_takes
 from training.speech_codec.pitch import pitch_loss, true_drive
+from training.speech_codec.plans import Plan
 
 RESOLUTIONS = (512, 1024, 2048)  # of the spectral discriminators
 MEAN_EVERY, MEAN_SHARE = 10, 0.01  # steps; of the newest weights in those that are kept
 WARM_STEPS, LAST_RATE = 300, 0.05  # of the learning rate: it rises, its share at the end
+READ_AFTER = 3  # blocks of the decoder
+JUDGED_FIRST = 10  # steps against discriminators before they are recorded
 
 
 class Said(NamedTuple):
@@ -42,6 +50,7 @@ class Said(NamedTuple):
 
     samples: Tensor  # float32 [B, S]
     source: Tensor  # loss of the decoder's pitch
+    read: Read  # losses of what the decoder's first blocks know of the plan
 
 
 class Model(nn.Module):
@@ -50,6 +59,8 @@ class Model(nn.Module):
     def __init__(self, decoder: Decoder, coder: Coder, voice_error: float) -> None:
         super().__init__()
         self.decoder, self.coder, self.voice_error = decoder, coder, voice_error
+        points = decoder.config.spectra_per_frame
+        self.reading = nn.Linear(decoder.config.decoder_dim, points * (NUM_SYMBOLS + PARTS))
 
     def forward(self, examples: Examples) -> Said:
         """In training every other row is driven by the true pitch, the others by the decoder's, and
@@ -60,7 +71,7 @@ class Model(nn.Module):
             values = self.coder.quantizer.values(examples.codes)
             share = torch.rand(rows, 1, 1, device=values.device) if training else 0.0
             voice, _ = self.coder.voice(examples.style, self.voice_error * share)
-        x = decoder.features(values, voice)
+        x, read = self._features(values, voice, examples.plan)
         curve = decoder.curve(x)
         turns = torch.rand(rows, device=x.device, dtype=torch.float64)
         drive = decoder.drive(curve, turns)
@@ -71,7 +82,20 @@ class Model(nn.Module):
             drive = Drive(*(torch.where(even, told, own) for told, own in pairs))
         source = pitch_loss(curve, examples.drive[:, decoder.reach :])
         noise = None if training else decoder.noise_under(drive)
-        return Said(decoder.synthesise(x, drive, noise), source)
+        return Said(decoder.synthesise(x, drive, noise), source, read)
+
+    def _features(self, values: Tensor, voice: Tensor, plan: Plan) -> tuple[Tensor, Read]:
+        """Return `Decoder.features`, and how well the plan is read from them on the way."""
+        decoder, config = self.decoder, self.decoder.config
+        condition = decoder.voice(voice.flatten(1))
+        x = decoder.first(F.pad(values, (0, 0, config.behind, config.ahead)))
+        for block in decoder.blocks[:READ_AFTER]:
+            x = block(x, condition)
+        found = self.reading(x).float().view(len(x), -1, NUM_SYMBOLS + PARTS)
+        read = read_losses(found[..., :NUM_SYMBOLS], found[..., NUM_SYMBOLS:], plan)
+        for block in decoder.blocks[READ_AFTER:]:
+            x = block(x, condition)
+        return decoder.last(x, condition), read
 
 
 class Trainer:
@@ -84,23 +108,27 @@ class Trainer:
         takes = load_takes(sorted(args.takes.glob("take_*[0-9].npz")), self.device)
         coder = load_coder(args.coder, coder_sizes(self.config)).to(self.device)
         self.crops = Crops(takes, coder, self.config, Sizes(args.batch, args.crop))
-        self.model = Model(Decoder(self.config).to(self.device), coder, args.voice_error)
+        self.model = Model(Decoder(self.config), coder, args.voice_error).to(self.device)
         self.judges = Discriminators(args.judge_width, RESOLUTIONS).to(self.device)
         if self.device.type == "cuda":  # the layout of a GPU's matrix units
             self.judges.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.mel = MelLoss(self.config.sample_rate).to(self.device)
-        self.player, self.critic = map(self._optimiser, (self.model.decoder, self.judges))
-        self.rate, self.judging = Rate(args.lr, WARM_STEPS, LAST_RATE), False
+        self.player, self.critic = map(self._optimiser, (self.model, self.judges))
+        self.rate, self.judged_steps = Rate(args.lr, WARM_STEPS, LAST_RATE), 0
+        self.recorded: Recorded | None = None
         self.progress = Progress(args.minutes, args.steps, args.log)
         if args.start:
             self._resume(args.start)
         self.mean = Mean(self.model.decoder, MEAN_EVERY, MEAN_SHARE)
 
     def _optimiser(self, network: nn.Module) -> torch.optim.AdamW:
+        """Of what learns; on a GPU its state and rate are tensors, as a recorded step needs."""
+        gpu, parameters = self.device.type == "cuda", [*network.parameters()]
+        lr = torch.tensor(self.args.lr, device=self.device) if gpu else self.args.lr
+        learns = [value for value in parameters if value.requires_grad]
         return torch.optim.AdamW(
-            network.parameters(), lr=self.args.lr, betas=(0.8, 0.99), weight_decay=0.01,
-            fused=self.device.type == "cuda",
-        )  # fmt: skip
+            learns, lr=lr, betas=(0.8, 0.99), weight_decay=0.01, fused=gpu, capturable=gpu
+        )
 
     def _resume(self, start: Path) -> None:
         """Load a file of an earlier run, and the judges next to it. Of another design those tensors
@@ -130,33 +158,67 @@ class Trainer:
 
     def train_step(self, share: float) -> dict[str, Tensor]:
         """Return the losses of one step of all, at this share of the run."""
-        args = self.args
-        self.judging = self.judging or share >= args.alone
         self.rate.set(self.progress.step, share, self.player, self.critic)
+        given = self._given()
+        if share < self.args.alone and not self.judged_steps:
+            seen = self._step(*given, judging=False)
+        elif self.device.type == "cuda" and self.judged_steps >= JUDGED_FIRST:
+            seen = self._replayed(given)
+        else:
+            seen = self._step(*given)
+        self.judged_steps += "fooled" in seen
+        self.mean.update(self.progress.step + 1)
+        return seen
+
+    def _given(self) -> list[Tensor]:
+        """Return an example's tensors, and the first sample that the judges hear."""
         examples = self.crops.draw(self.crops.training)
+        last = self._heard - self._judged_size
+        first = torch.randint(last + 1, (1,), device=self.device)
+        return [*examples[:-1], *examples.plan, first]
+
+    @property
+    def _heard(self) -> int:
+        """Samples of a crop without its edges."""
+        return (self.args.crop - self.config.behind - self.config.ahead) * self.config.hop
+
+    @property
+    def _judged_size(self) -> int:
+        return min(self.args.judged * self.config.hop, self._heard)
+
+    def _replayed(self, given: list[Tensor]) -> dict[str, Tensor]:
+        """One step against discriminators from its recording, which is made first."""
+        if self.recorded is None:
+            self.recorded = Recorded(self._step, given)
+            self.log("recorded a step")
+        return self.recorded(*given)
+
+    def _step(self, *given: Tensor, judging: bool = True) -> dict[str, Tensor]:
+        """Return the losses of one step on given tensors."""
+        args, count = self.args, len(Examples._fields) - 1
+        examples = Examples(*given[:count], Plan(*given[count:-1]))
         with self.autocast():
-            got, source = self.model(examples)
+            got, source, read = self.model(examples)
         got, wanted = self.window(got), self.window(examples.target)
         mel, timbre = self.mel(got, wanted)
         loss = args.mel_weight * (mel + args.timbre_weight * timbre)
         loss = loss + args.source_weight * source
-        seen = {"mel": mel, "timbre": timbre, "source": source}
-        if self.judging:
-            judged = self._judge(wanted, got)
+        loss = loss + args.read_weight * (read.phone + read.octaves + read.energy)
+        seen = {"mel": mel, "timbre": timbre, "source": source, "wrong": read.wrong}
+        if judging:
+            judged = self._judge(wanted, got, given[-1])
             loss = loss + args.fool_weight * judged["fooled"] + args.match_weight * judged["match"]
             seen |= judged
         self.player.zero_grad(set_to_none=True)
         loss.backward()
         seen["norm"] = nn.utils.clip_grad_norm_(self.model.decoder.parameters(), args.clip)
         self.player.step()
-        self.mean.update(self.progress.step + 1)
         return {name: value.detach() for name, value in seen.items()}
 
-    def _judge(self, real: Tensor, fake: Tensor) -> dict[str, Tensor]:
-        """A second of each: the critic's step, then how the decoder fared."""
-        size = min(self.args.judged * self.config.hop, real.shape[1])
-        first = random.randrange(real.shape[1] - size + 1)
-        real, fake = real[:, first : first + size], fake[:, first : first + size]
+    def _judge(self, real: Tensor, fake: Tensor, first: Tensor) -> dict[str, Tensor]:
+        """A second of each from a sample on: the critic's step, then how the decoder fared."""
+        place = first + torch.arange(self._judged_size, device=self.device)
+        real, fake = (sound.gather(1, place.expand(len(sound), -1)) for sound in (real, fake))
         with self.autocast():
             both = self.judges(torch.cat((real, fake.detach())))
             scores, fakes = halves(both)
@@ -177,16 +239,18 @@ class Trainer:
     def held_out(self) -> str:
         """The kept weights on sessions that are not learned from, same voice and crossed."""
         lines = self.crops.held_out if len(self.crops.held_out) else self.crops.training
-        model = Model(self.mean.network, self.model.coder, 0.0).eval()
+        model = Model(self.mean.network, self.model.coder, 0.0).to(self.device).eval()
+        model.reading = self.model.reading
         examples = self.crops.draw(lines, torch.Generator(self.device).manual_seed(0))
         with self.autocast():
-            got, source = model(examples)
+            got, source, read = model(examples)
         parts = []
         for name, rows in (("same", ~examples.crosses), ("crossed", examples.crosses)):
             if rows.any():
                 mel, _ = self.mel(self.window(got)[rows], self.window(examples.target)[rows])
                 parts.append(f"{name} mel {mel.item():.3f}")
-        return f"held out: {', '.join(parts)}, source {source.item():.3f}"
+        source_and_wrong = f"source {source.item():.3f}, symbols wrong {read.wrong.item():.4f}"
+        return f"held out: {', '.join(parts)}, {source_and_wrong}"
 
     def save(self) -> None:
         """Everything that is kept, whole."""
@@ -215,7 +279,6 @@ def halves(both: list[tuple[Tensor, list[Tensor]]]) -> tuple[list, list]:
 def train(args: argparse.Namespace) -> None:
     """Until the time is over."""
     torch.manual_seed(args.seed)
-    random.seed(args.seed)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
     args.out.mkdir(parents=True, exist_ok=True)
@@ -256,6 +319,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--timbre-weight", type=float, default=20.0)
     parser.add_argument("--voice-error", type=float, default=0.4, help="of voice tokens, at most")
     parser.add_argument("--source-weight", type=float, default=4.0, help="of the decoder's pitch")
+    parser.add_argument("--read-weight", type=float, default=3.0, help="of what the codes are of")
     parser.add_argument("--fool-weight", type=float, default=0.5)
     parser.add_argument("--match-weight", type=float, default=1.0)
     parser.add_argument("--save", type=float, default=120.0, help="seconds")

@@ -81,7 +81,7 @@ def _cosines(turns: Tensor, harmonics: Tensor) -> Tensor:
     """
     angle = math.pi * turns
     peak = angle.abs() < 1e-6
-    ratio = torch.sin((2 * harmonics + 1) * angle) / torch.where(peak, 1.0, angle.sin())
+    ratio = torch.sin((2 * harmonics + 1) * angle) / angle.sin().masked_fill(peak, 1.0)
     total = torch.where(peak, 2 * harmonics + 1, ratio) / 2 - 0.5
     return total * (2 / harmonics).sqrt()
 

@@ -13,6 +13,7 @@ import pytest
 from training.kokoro.packages import SYMBOLS
 from training.kokoro.phonemes import read_table, table, write_table
 from training.lent import bundle
+from training.speech_codec.coder import CODER_FILE
 
 SCRIPTS = Path(bundle.__file__).parent
 
@@ -31,13 +32,14 @@ def test_the_folder_holds_code_teacher_phonemes_and_texts(tmp_path: Path, capsys
     folders = {"teacher": teacher, "package": package, "phonemes": phonemes, "out": out}
     given = [f"--{name}={folder}" for name, folder in folders.items()]
     bundle.main([*given, f"--clips={tmp_path / 'lines.json'}"])
-    assert 0 < sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) < 5e6
+    assert 0 < sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) < 10e6
     assert f"{out / 'texts'}: " in capsys.readouterr().out
     for part in ("machine", "texts"):
         environment = os.environ | {"VOICE_WORK": str(tmp_path / "work")}
         subprocess.run(["bash", str(out / part / "lay.sh")], env=environment, check=True)
     parts, out = out, tmp_path / "work" / "bundle"
     assert (out / "clips.json").read_text() == "[]"
+    assert (out / "coder.safetensors").read_bytes() == CODER_FILE.read_bytes()
     assert read_table(table(out / "phonemes", "a")) == ["hˈI\tHi"]
     assert (out / "training" / "speech_codec" / "train.py").exists()
     assert (out / "decoder" / "codecs" / "embedded" / "modules.py").exists()

@@ -10,8 +10,14 @@ import torch
 
 from tests.training.takes import TOY, take_of, toy_coder, write_take, write_voices
 from training.kokoro.text import NUM_SYMBOLS
-from training.speech_codec.coder import Reader, load_coder, read_losses, symbols_of
-from training.speech_codec.config import coder_sizes
+from training.speech_codec.coder import (
+    CODER_FILE,
+    Reader,
+    load_coder,
+    read_losses,
+    symbols_of,
+)
+from training.speech_codec.config import DESIGNS, coder_sizes
 from training.speech_codec.plans import Plan
 from training.speech_codec.train_coder import main as train
 
@@ -114,3 +120,15 @@ def test_a_symbol_counts_the_same_whatever_its_length() -> None:
     assert float(losses[0].phone) < 1e-6
     assert float(losses[1].phone) == pytest.approx(float(losses[2].phone), rel=1e-5)
     assert [round(float(loss.wrong) * 5) for loss in losses] == [0, 1, 1]
+
+
+def test_the_stored_weights_are_those_of_the_design() -> None:
+    design = DESIGNS["source_free"]
+    coder = load_coder(CODER_FILE, coder_sizes(design))
+    generator = torch.Generator().manual_seed(0)
+    points = 1, 20 * design.spectra_per_code
+    phones = torch.randint(NUM_SYMBOLS, points, generator=generator)
+    curves = (torch.randn(points, generator=generator) for _ in range(3))
+    _, codes = coder.codes(Plan(phones, *curves))
+    assert len(codes.unique()) > 15
+    assert int(codes.max()) < design.codebook_size
