@@ -226,7 +226,7 @@ class Clients:
                 case 1:
                     request.config.speaking_rate = 9.0
                 case 2:
-                    request.input.ssml = "<speak>Hello.</speak>"
+                    request.input.ssml = "<speak><b>Hello.</b></speak>"
                 case 3:
                     request.config.voice.name = "no such voice"
             await _read(asked, self._speech().SynthesizeStream(request))

@@ -72,12 +72,15 @@ def combinations() -> Iterator[Settings]:
 
 
 def quick_combinations() -> Iterator[Settings]:
-    """Iterate over one variable at a time, on two threads; and the replacement."""
-    choices = _choices()
+    """Iterate over the values of all variables at once, on two threads; and the replacement.
+
+    Each variable is of another library: every value of each is there once, and one run has none.
+    """
+    choices = {name: values for name, values in _choices().items() if name != THREADS}
     yield {THREADS: "2"}
-    for name, values in choices.items():
-        if name != THREADS:
-            yield from ({name: value, THREADS: "2"} for value in values if value)
+    for values in itertools.zip_longest(*choices.values(), fillvalue=""):
+        pairs = zip(choices, values, strict=True)
+        yield {name: value for name, value in pairs if value} | {THREADS: "2"}
     yield {BLAS: ORDER_CHANGING, THREADS: "2"}
 
 

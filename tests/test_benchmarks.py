@@ -79,6 +79,7 @@ def test_each_command_has_a_main_and_a_place_in_the_documentation() -> None:
         "memory",
         "path",
         "prompts",
+        "reading",
         "results",
         "sampling",
         "scheduler",

@@ -126,8 +126,9 @@ def test_the_core_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
     traces = tmp_path / "not" / "yet"
     sizes = ["--tokens=24", "--requests=4", "--lengths", "3", "9", "--repeat=2", "--trace-s=0.02"]
     parts = ["--part", "decode", "batch", "throughput", "gaps", "cancel", "memory", "prefill"]
-    pages = ["--model.kv-cache.num-pages=40", f"--profile={traces}"]
-    assert core.main(["--shape", "toy", "--device=cpu", *sizes, *parts, *pages]) == 0
+    limits = ["--model.kv-cache.num-pages=40", "--max-batch-input-tokens=256"]
+    given = [*sizes, *parts, *limits, f"--profile={traces}"]
+    assert core.main(["--shape", "toy", "--device=cpu", *given]) == 0
     figures = {f["name"]: f for f in json.loads(capsys.readouterr().out)["figures"]}
     assert list(figures) == [
         "toy: engine made",

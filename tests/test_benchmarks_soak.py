@@ -233,10 +233,11 @@ def test_the_median_is_of_all_processes_or_of_one_kind() -> None:
 
 
 def test_a_soak(tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six seconds each; an engine is killed while the clients continue."""
-    monkeypatch.setattr(soak, "NUM_KILLS", 1)
+    """Few seconds each; an engine is killed while the clients continue."""
+    for name, value in (("NUM_KILLS", 1), ("NUM_SAMPLES", 25), ("MAX_PROMPTS", 16)):
+        monkeypatch.setattr(soak, name, value)
     setup = serve.Setup(low_s=0.2, high_s=0.4, warm_up_s=0.1, step_s=1.0, start=2, most=2)
-    plan = soak.Plan(minutes=0.1, killing_minutes=0.1, setup=setup)
+    plan = soak.Plan(minutes=5 / 60, killing_minutes=3 / 60, setup=setup)
     report = soak.measure(plan, tmp_path, str(tiny_checkpoint))
     figures = {figure.name: figure for figure in report.figures}
     _is_complete(figures)

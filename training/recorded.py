@@ -17,8 +17,8 @@ WARM_STEPS = 3  # on the stream of the recording, before it
 class Recorded:
     """A step that is recorded at its first use and replayed with other values.
 
-    It must not look at the values of tensors. Parameters and the optimisers' state must stay in the
-    same memory. What it draws is drawn anew in every replay.
+    It must not read the values of tensors on the host. Parameters and the optimisers' state must
+    stay in the same memory. Every replay draws other random numbers.
     """
 
     def __init__(self, step: Callable[..., dict[str, Tensor]], given: Sequence[Tensor]) -> None:

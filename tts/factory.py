@@ -391,6 +391,7 @@ def _settings(parts: _Parts, client: EngineClient, family: SpeechFamily) -> Synt
     from tts.config.pipeline import streaming_options
     from tts.speech.cloning import CloningLimits
     from tts.speech.run import SynthesisSettings
+    from tts.speech.watermark import load_watermark
 
     if client.codec is None:
         raise CheckpointError(f"{parts.folder} is of family {family.name} but has no codec")
@@ -406,6 +407,7 @@ def _settings(parts: _Parts, client: EngineClient, family: SpeechFamily) -> Synt
         raw_encoding=parts.info.raw_encoding,
         adapters=_adapter_names(parts.config),
         aligner=_aligner_folder(parts.folder),
+        watermark=load_watermark() if parts.config.watermark else None,
     )
     if parts.server is None:
         return settings

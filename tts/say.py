@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from tts.api.suffixes import SUFFIXES
 from tts.cli.console import prepare_streams, print_error
-from tts.cli.options import FORMATS, PREPEND, UsageError, read_options
+from tts.cli.options import FORMATS, MARKUP, PREPEND, UsageError, read_options
 from tts.cli.parser import HelpFormatter, OptionGroup, add_information, add_tls_options
 
 NAME = "say"
@@ -77,6 +77,9 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
         "-f", "--file", default="", metavar="FILE", help="read the text from FILE; - as above"
     )
     group.add_argument(
+        "--markup", choices=MARKUP, default="", help="the text is SSML, or has [tags]"
+    )
+    group.add_argument(
         "--stream-stdin", action="store_true", help="say lines of standard input as they come"
     )
     group.add_argument(
@@ -126,6 +129,9 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         "--sample-rate", type=_integer(0), default=0, metavar="HZ", help="resample the audio"
     )
     group.add_argument("--trim-silence", action="store_true", help="remove silence at both ends")
+    group.add_argument(
+        "--watermark", action="store_true", help="mark the audio as generated (extra watermark)"
+    )
     group.add_argument(
         "--timestamps", default="", metavar="FILE", help="write times of the text: .srt or .json"
     )

@@ -28,6 +28,7 @@ from decoder.pcm.prompt_audio import PromptAudioLimits, read_prompt_audio
 from decoder.pcm.resampling import Resampler, resample
 from decoder.pcm.silence import SilenceTrimmer
 from decoder.pcm.time_stretch import MAX_SPEAKING_RATE, MIN_SPEAKING_RATE, TimeStretcher
+from decoder.pcm.watermark import StreamMarker, Watermark
 
 __all__ = [
     "MAX_SPEAKING_RATE",
@@ -40,7 +41,9 @@ __all__ = [
     "PromptAudioLimits",
     "Resampler",
     "SilenceTrimmer",
+    "StreamMarker",
     "TimeStretcher",
+    "Watermark",
     "apply_patches",
     "check_output_format",
     "create_encoder",

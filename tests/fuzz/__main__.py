@@ -13,12 +13,13 @@ from tests.fuzz.clips import CLIPS
 from tests.fuzz.files import FILES
 from tests.fuzz.frames import FRAMES
 from tests.fuzz.http import HTTP, HTTP_CONNECTIONS
+from tests.fuzz.markup import MARKUP
 from tests.fuzz.rpcs import RPCS
 from tests.fuzz.run import run_all
 from tests.fuzz.schemas import SCHEMAS
 from tests.fuzz.texts import TEXTS
 
-ALL = (TEXTS, FILES, SCHEMAS, CLIPS, RPCS, FRAMES, HTTP, HTTP_CONNECTIONS)
+ALL = (TEXTS, MARKUP, FILES, SCHEMAS, CLIPS, RPCS, FRAMES, HTTP, HTTP_CONNECTIONS)
 TARGETS = {target.name: target for target in ALL}
 
 

@@ -16,7 +16,7 @@ from tests.fuzz.run import Slice, tried
 from tests.fuzz.server import Served, served
 
 SEED = 1
-INPUTS = {"texts": 25, "files": 60, "schemas": 100, "clips": 300}
+INPUTS = {"texts": 25, "markup": 200, "files": 60, "schemas": 100, "clips": 300}
 CALLS, CONNECTIONS, REQUESTS = 60, 60, 80
 LONG_S = 10_000.0
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import grpc
 
@@ -17,6 +18,17 @@ from tts.v1.speech_pb2_grpc import SpeechServiceStub
 ROOT = Path(__file__).parents[2]
 READY = re.compile(r"ready: (127\.0\.0\.1:\d+) model=(\S+) voices=(.+)\n")
 START_S = 60
+IMPATIENT_S = 5.0  # for tests of processes that hang, instead of the supervisor's STALL_S
+IMPATIENT = f"""
+import sys
+from tts import serve
+from tts.processes import supervisor
+supervisor.STALL_S = {IMPATIENT_S}
+sys.exit(serve.main())
+"""
+
+Value = TypeVar("Value")
+Result = TypeVar("Result")
 
 
 class Process:
@@ -62,13 +74,24 @@ class Process:
         return status
 
 
-@asynccontextmanager
-async def serving_process(checkpoint: Path, **flags: object) -> AsyncIterator[Process]:
+def serving_process(checkpoint: Path, **flags: object) -> AbstractAsyncContextManager[Process]:
     """Run the command on a tiny checkpoint and a free port; kill it at the end if it still runs."""
+    return _running(("-m", "tts.serve"), checkpoint, flags)
+
+
+def impatient_process(checkpoint: Path, **flags: object) -> AbstractAsyncContextManager[Process]:
+    """Run the same with a supervisor that restarts processes that hang after IMPATIENT_S."""
+    return _running(("-c", IMPATIENT), checkpoint, flags)
+
+
+@asynccontextmanager
+async def _running(
+    program: tuple[str, str], checkpoint: Path, flags: dict[str, object]
+) -> AsyncIterator[Process]:
     values = {"model.model-path": checkpoint, "port": 0, **flags}
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
     pipe = asyncio.subprocess.PIPE
-    command = (sys.executable, "-m", "tts.serve", *arguments)
+    command = (sys.executable, *program, *arguments)
     process = Process(
         await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe, cwd=ROOT)
     )
@@ -79,6 +102,35 @@ async def serving_process(checkpoint: Path, **flags: object) -> AsyncIterator[Pr
             process.process.kill()
         await process.ended()
         process.process._transport.close()  # type: ignore[attr-defined]
+
+
+class Shared(Generic[Value]):
+    """Value of an asynchronous context, and the event loop of all tests that share it."""
+
+    def __init__(self, runner: asyncio.Runner, value: Value) -> None:
+        self._runner = runner
+        self.value = value
+
+    def run(self, work: Coroutine[Any, Any, Result], timeout_s: float = 150) -> Result:
+        return self._runner.run(asyncio.wait_for(work, timeout_s))
+
+
+@contextmanager
+def shared(context: AbstractAsyncContextManager[Value]) -> Iterator[Shared[Value]]:
+    """Enter an asynchronous context for several tests, as a fixture of their module."""
+
+    async def leave() -> None:
+        await context.__aexit__(None, None, None)
+
+    async def enter() -> Value:
+        return await context.__aenter__()
+
+    with asyncio.Runner() as runner:
+        value = runner.run(enter())
+        try:
+            yield Shared(runner, value)
+        finally:
+            runner.run(leave())
 
 
 @asynccontextmanager

@@ -27,7 +27,7 @@ would have to be trained again."""
 CODER = "coder."  # before the names of a file's tensors
 STYLE = 256
 PHONE_DIM = 48
-PARTS = 3  # of a point beside its phone: octaves, voiced, energy
+PARTS = 3  # of a point, without its phone: octaves, voiced, energy
 
 
 class Sizes(NamedTuple):
@@ -157,7 +157,7 @@ class Read(NamedTuple):
 
 
 def read_losses(logits: Tensor, curves: Tensor, wanted: Plan) -> Read:
-    """How well plans are read: a symbol counts the same whatever its length, octaves count where
+    """Losses of reading plans: a symbol counts the same whatever its length, octaves count where
     there is voice."""
     octaves, voiced, energy = curves.unbind(-1)
     spoken = wanted.voiced

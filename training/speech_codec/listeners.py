@@ -1,4 +1,4 @@
-"""What listeners' models say of a clip: how natural it is, which words it holds, who speaks.
+"""Judgement of a clip by listeners' models: how natural it is, which words it holds, who speaks.
 
 Naturalness is DistillMOS (packages distillmos and xls-r-sqa), 1 to 5. Words are those of Moonshine
 base (useful-moonshine-onnx; its weights are in the npm package @usefulsensors/moonshine-js). Who
@@ -56,7 +56,7 @@ class Listeners:
         return float(self._natural(torch.from_numpy(clip)[None]))
 
     def words(self, clip: np.ndarray) -> str:
-        """What was heard in a prepared clip."""
+        """Return the words that are recognised in a prepared clip."""
         return self._tokens.decode_batch(self._recogniser.generate(clip[None]))[0]
 
     def speaker(self, clip: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What the teacher decides before it speaks, as the codes' encoder sees it.
+"""The teacher's decisions before it speaks, as the codes' encoder reads them.
 
 A plan has a phone, a pitch and an energy for every point of 10 ms. They say everything that is
 heard of a sentence but the voice, so codes of them hold nothing of the voice.

@@ -40,7 +40,7 @@ Rendering = tuple[str, Clip, Clip, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was said of one rendering."""
+    """Judgement of one rendering."""
 
     system: str
     kind: str

@@ -46,7 +46,7 @@ JUDGED_FIRST = 10  # steps against discriminators before they are recorded
 
 
 class Said(NamedTuple):
-    """What a decoder makes of a batch."""
+    """A decoder's result for a batch."""
 
     samples: Tensor  # float32 [B, S]
     source: Tensor  # loss of the decoder's pitch
@@ -54,7 +54,7 @@ class Said(NamedTuple):
 
 
 class Model(nn.Module):
-    """What learns to fool the judges: the decoder, which hears what the coder writes."""
+    """The network that learns: the decoder, which reads the codes of the coder."""
 
     def __init__(self, decoder: Decoder, coder: Coder, voice_error: float) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Trainer:
         self.mean = Mean(self.model.decoder, MEAN_EVERY, MEAN_SHARE)
 
     def _optimiser(self, network: nn.Module) -> torch.optim.AdamW:
-        """Of what learns; on a GPU its state and rate are tensors, as a recorded step needs."""
+        """Create an optimiser; on a GPU its rate is a tensor too, as a recorded step needs."""
         gpu, parameters = self.device.type == "cuda", [*network.parameters()]
         lr = torch.tensor(self.args.lr, device=self.device) if gpu else self.args.lr
         learns = [value for value in parameters if value.requires_grad]
@@ -267,7 +267,7 @@ class Trainer:
 
 
 def halves(both: list[tuple[Tensor, list[Tensor]]]) -> tuple[list, list]:
-    """What judges said of the first half of a batch, and of the second."""
+    """Split the results of the discriminators into those of a batch's first and second half."""
     first, second = [], []
     for score, features in both:
         middle = len(score) // 2

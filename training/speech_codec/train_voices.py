@@ -37,7 +37,7 @@ VOICES_FILE = "voices.safetensors"
 
 
 class Sessions:
-    """What every session's own voice says, on the device."""
+    """The speech of every session in its own voice, on the device."""
 
     def __init__(self, paths: Sequence[Path], device: torch.device) -> None:
         """Raises ValueError where there are none."""

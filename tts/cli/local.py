@@ -93,8 +93,9 @@ def load_model(model: ModelChoice) -> Service:
 
 def _values(model: ModelChoice) -> dict[str, Any]:
     """Return the given options as configuration values."""
+    marking = {"watermark": True} if model.watermark else {}
     if not model.name:
-        return {}
+        return marking
     section = {"model_path": model.name, "huggingface_revision": model.revision or "main"}
     others = {
         "family": model.family,
@@ -102,7 +103,8 @@ def _values(model: ModelChoice) -> dict[str, Any]:
         "offline": model.offline,
         "allow_pickle": model.allow_pickle,
     }
-    return {"model": section, **{name: value for name, value in others.items() if value}}
+    given = {name: value for name, value in others.items() if value}
+    return {"model": section, **given, **marking}
 
 
 @contextmanager

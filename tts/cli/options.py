@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,6 +19,7 @@ STANDARD_STREAM = "-"
 
 FORMATS = tuple(dict.fromkeys(SUFFIXES.values()))
 PREPEND = ("never", "once", "rolling")
+MARKUP = ("ssml", "tags")
 
 
 class UsageError(Exception):
@@ -57,6 +58,7 @@ class ModelChoice:
     audio_decoder: str = ""  # a codec's folder or name; empty: the family's own
     offline: bool = False
     allow_pickle: bool = False
+    watermark: bool = False  # of the built-in voice, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class SayOptions:
     """Options of one run. `text` is None for lines of standard input as they come."""
 
     text: str | None
+    markup: str  # one of MARKUP, or "" for plain text
     voice: str
     list_voices: bool
     phonemes: bool  # print them instead of synthesizing
@@ -96,6 +99,7 @@ def read_options(args: argparse.Namespace, stdin: BinaryIO | None = None) -> Say
     _check_streams(args, has_input=stdin is not None)
     return SayOptions(
         text=None if args.stream_stdin or list_voices else _text(args, stdin),
+        markup=args.markup,
         voice="" if args.voice == "?" else args.voice,
         list_voices=list_voices,
         phonemes=args.phonemes,
@@ -134,11 +138,16 @@ def _check_together(args: argparse.Namespace) -> None:
             args.phonemes and (_asks_for_sound(args) or args.stream_stdin),
             "--phonemes prints text: no voice, no output file, no --stream-stdin",
         ),
+        (
+            bool(args.markup) and (args.phonemes or args.stream_stdin),
+            "--markup is for whole texts that are spoken: no --phonemes, no --stream-stdin",
+        ),
         (bool(args.ref_text) and not args.ref_audio, "--ref-text needs --ref-audio"),
         (bool(args.ref_audio and args.voice), "give --voice or --ref-audio, not both"),
         (bool(args.server and args.model), "--model is for speaking without --server"),
+        (bool(args.server and args.watermark), "--watermark is for speaking without --server"),
         (
-            not args.model and _model(args) != ModelChoice(),
+            not args.model and replace(_model(args), watermark=False) != ModelChoice(),
             "--revision, --family, --audio-decoder, --offline and --allow-pickle need --model",
         ),
         (not args.server and _asks_for_server(args), "--tls-* and --token need --server"),
@@ -162,6 +171,7 @@ def _model(args: argparse.Namespace) -> ModelChoice:
         audio_decoder=args.audio_decoder,
         offline=args.offline,
         allow_pickle=args.allow_pickle,
+        watermark=args.watermark,
     )
 
 

@@ -140,8 +140,10 @@ class SayRun:
 
     def _events(self, client: SpeechClient) -> AsyncGenerator[Event, None]:
         config = synthesis_config(self._options)
-        if self._options.text is not None and len(self._text) <= LONG_TEXT:
-            words = speech_pb2.SynthesisInput(text=self._text)
+        markup = self._options.markup
+        if markup or (self._options.text is not None and len(self._text) <= LONG_TEXT):
+            words = speech_pb2.SynthesisInput()
+            setattr(words, markup or "text", self._text)
             return client.synthesize(speech_pb2.SynthesizeStreamRequest(config=config, input=words))
         streaming = speech_pb2.StreamingSynthesizeConfig(synthesis=config)
         if self._options.text is None:

@@ -54,6 +54,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "audio_decoder",
             "audio_decoder_weights",
             "audio_decoder_config",
+            "watermark",
             "chat_template",
             "custom_architectures",
             "run_model_test_mode",

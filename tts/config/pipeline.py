@@ -25,6 +25,7 @@ from decoder import (
 )
 from llm import ConfigError, PipelineConfig, StrictModel
 from tts.checkpoint.hub import HubOptions
+from tts.config.packages import check_packages
 from tts.config.server import ServerConfig
 from tts.config.sources import flag_values, nested_values, walk_fields
 
@@ -125,6 +126,9 @@ class AudioGenerationConfig(PipelineConfig):
     audio_decoder_config: dict[str, Any] = Field(
         default_factory=dict, description="options of the codec"
     )
+    watermark: bool = Field(
+        default=False, description="mark all audio as generated (extra watermark)"
+    )
     offline: bool = Field(default=False, description="download nothing; use earlier downloads")
     family: str = Field(
         default="", description="speech family of the checkpoint (default: by its files)"
@@ -180,7 +184,7 @@ class AudioGenerationConfig(PipelineConfig):
         return super().take_plugin(entry)
 
     def resolve_own(self) -> None:
-        """Check that the decoder and its weights file exist."""
+        """Check that the decoder, its weights file and the watermark's packages exist."""
         known = (AUTO_DECODER, *supported_decoders())
         if self.audio_decoder not in known and not Path(self.audio_decoder).is_dir():
             raise ConfigError(
@@ -189,6 +193,8 @@ class AudioGenerationConfig(PipelineConfig):
             )
         if self.audio_decoder_weights and not Path(self.audio_decoder_weights).is_file():
             raise ConfigError(f"audio_decoder_weights={self.audio_decoder_weights} is not a file")
+        if self.watermark:
+            check_packages("watermark", "watermark", ("perth", "librosa"))
 
 
 CONFIG_CLASSES: tuple[type[StrictModel], ...] = (AudioGenerationConfig, ServerConfig)

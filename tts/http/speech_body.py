@@ -137,6 +137,7 @@ class SpeechBody(SpeechSettings):
     """JSON of a speech request."""
 
     input: str
+    markup: Literal["ssml", "tags"] | None = None
     stream_format: Literal["audio", "sse", "json"] = "audio"
 
 
@@ -156,9 +157,9 @@ def to_request(body: SpeechBody, synthesizer: Synthesizer) -> pb.SynthesizeStrea
     """
     if body.timestamps != "none" and body.stream_format == "audio":
         raise InvalidRequestError.of("timestamps", "needs stream_format sse or json")
-    return pb.SynthesizeStreamRequest(
-        config=body.synthesis(synthesizer), input=pb.SynthesisInput(text=body.input)
-    )
+    spoken = pb.SynthesisInput()
+    setattr(spoken, body.markup or "text", body.input)
+    return pb.SynthesizeStreamRequest(config=body.synthesis(synthesizer), input=spoken)
 
 
 def to_session(frame: SessionFrame, synthesizer: Synthesizer) -> pb.StreamingSynthesizeRequest:

@@ -9,11 +9,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
-from llm import ConfigError
+from tts.config.packages import check_packages
 from tts.config.pipeline import PrometheusMetricsMode
 from tts.config.serve import ServeConfig
 from tts.config.server import ServerConfig
@@ -70,16 +69,6 @@ def protocol_servers(config: ServerConfig, server: SpeechServer) -> list[Protoco
 
         found.append(WyomingServer(config, server.host, server.access))
     return found
-
-
-def check_packages(field: str, extra: str, packages: Sequence[str]) -> None:
-    """Raise ConfigError if packages are missing that an option needs."""
-    missing = [name for name in packages if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"{field} needs the packages {', '.join(missing)}; "
-            f"install the extra '{extra}': pip install 'sonant[{extra}]'"
-        )
 
 
 async def stop_all(server: SpeechServer, others: Sequence[ProtocolServer]) -> None:

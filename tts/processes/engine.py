@@ -38,7 +38,8 @@ async def run(launch: Launch, report: Reporter) -> int:
     unloads = False
     signals = Signals()  # before this a signal ends the process, with nothing to clean up
     try:
-        await warm_up(connect_service(config.model, config.server, client, info))
+        unmarked = config.model.model_copy(update={"watermark": False})  # front ends mark
+        await warm_up(connect_service(unmarked, config.server, client, info))
         tune_gc()
         server = EngineServer(client, info, launch.endpoints, _admission(config))
         try:

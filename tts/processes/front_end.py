@@ -5,6 +5,7 @@ It handles prompts, voices and formats, and holds no weights. Started by the sup
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from dataclasses import replace
 from functools import partial
@@ -31,6 +32,10 @@ async def run(launch: Launch, report: Reporter) -> int:
     text = launch.config.text
     for config in filter(None, (model, text)):
         config.load_architectures()  # the configuration was resolved in another process
+    if model.watermark:
+        import torch
+
+        torch.set_num_threads(1)  # its operations are small, and more would wait for each other
 
     async def connected(endpoints: Endpoints, engine: str) -> RemoteEngineClient:
         wake = partial(report.request_engine, engine)
@@ -40,7 +45,10 @@ async def run(launch: Launch, report: Reporter) -> int:
         client = await connected(launch.endpoints, ENGINE_NAME)
         if server_config.front_ends > 1:
             server.host.admission = RemoteAdmission(client, server.host.metrics.note_requests)
-        service = connect_service(model, server_config, client, client.info, launch.voice_folder)
+        # On a thread: loading the watermark takes seconds.
+        service = await asyncio.to_thread(
+            connect_service, model, server_config, client, client.info, launch.voice_folder
+        )
         if text is None or launch.text_endpoints is None:
             return service
         writer = await connected(launch.text_endpoints, TEXT_ENGINE_NAME)

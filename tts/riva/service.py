@@ -24,6 +24,7 @@ from tts.riva.wire import (
     riva_names,
     to_config,
     to_configs,
+    to_input,
     to_words,
 )
 from tts.server.call import Call
@@ -54,10 +55,9 @@ class RivaServicer(pb_grpc.RivaSpeechSynthesisServicer):
                 call.adopt_id(request.id.value)
                 api = self._host.speech
                 with Violations() as wrong:
-                    check_phrase(request.text, self._host.config.max_text_characters)
                     proto = speech_pb2.SynthesizeRequest(
                         config=to_config(request, api.synthesizer, wrong),
-                        input=speech_pb2.SynthesisInput(text=request.text),
+                        input=to_input(request.text),
                     )
                     checked = api.check(proto, call.request_id)
                 call.note_text(checked.text)

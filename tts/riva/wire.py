@@ -46,6 +46,7 @@ OPTIONS = (*CONFIG_OPTIONS, *sorted(SAMPLING_FIELDS))
 
 FIELDS: Mapping[str, str] = {
     "input.text": "text",
+    "input.ssml": "text",
     "config.request_id": "id.value",
     "config.voice.name": "voice_name",
     "config.voice.language_code": "language_code",
@@ -123,15 +124,23 @@ def to_config(
     return config
 
 
+def to_input(text: str) -> speech_pb2.SynthesisInput:
+    """Return a request's text, which may be SSML."""
+    if _SSML.match(text):
+        return speech_pb2.SynthesisInput(ssml=text)
+    return speech_pb2.SynthesisInput(text=text)
+
+
 def check_phrase(text: str, max_characters: int) -> None:
-    """Raise InvalidRequestError for a text that is too long, and NotAvailableError for SSML, which
-    Riva's `text` may be.
+    """Check a text of a call that streams text in.
+
+    Raises InvalidRequestError for one that is too long, and NotAvailableError for SSML.
     """
     if len(text) > max_characters:
         limit = f"has {len(text)} characters, the limit is {max_characters}"
         raise InvalidRequestError.of("text", limit)
     if _SSML.match(text):
-        raise NotAvailableError("SSML is not available in this release; send plain text")
+        raise NotAvailableError("SSML is for Synthesize; text that is streamed in must be plain")
 
 
 def check_settings(first: pb.SynthesizeSpeechRequest, later: pb.SynthesizeSpeechRequest) -> None:

@@ -16,7 +16,7 @@ from decoder import AudioEncoding
 from tts.config.server import ServerConfig
 from tts.errors import InvalidRequestError, ModelNotFoundError, Precondition, PreconditionError
 from tts.server.wire.common import Violations, optional
-from tts.server.wire.speech import check_abilities, read_config, read_text, read_voice
+from tts.server.wire.speech import check_abilities, read_config, read_input, read_voice
 from tts.speech.session import SessionTimes, StreamingSession
 from tts.speech.synthesizer import Synthesizer
 from tts.speech.types import SessionEvent, SpeechRequest, SynthesizedSpeech
@@ -59,10 +59,11 @@ class SpeechApi:
         """
         synthesizer = self._checked_model(proto.config)
         with Violations() as wrong:
-            text = read_text(proto.input, self._config.max_text_characters, wrong)
+            text, markup = read_input(proto.input, self._config.max_text_characters, wrong)
             request = read_config(
                 proto.config, synthesizer.codec, "config", wrong, text=text, default_id=default_id
             )
+            request = replace(request, markup=markup)
         return self._with_voice(request, proto.config)
 
     async def whole(self, request: SpeechRequest) -> SynthesizedSpeech:

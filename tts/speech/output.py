@@ -1,6 +1,6 @@
 """Audio output of one stream: post-processing and encoding.
 
-codec samples → loudness → silence trimming → speaking rate → sample rate → gain → bytes
+codec samples → loudness → silence trimming → speaking rate → sample rate → gain → watermark → bytes
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from decoder import (
     LoudnessNormalizer,
     Resampler,
     SilenceTrimmer,
+    StreamMarker,
     TimeStretcher,
+    Watermark,
     create_encoder,
     gain_factor,
 )
@@ -46,32 +48,30 @@ class AudioOutput:
         gain_db: float = 0.0,
         trim_silence: bool = False,
         steady_loudness: bool = False,
+        watermark: Watermark | None = None,
     ) -> None:
         """Create an output.
 
         `trim_silence` removes silence at the ends of an utterance; with `steady_loudness` later
-        segments get the level of the first.
+        segments get the level of the first. `watermark` marks what is encoded.
         """
         self._codec_rate = codec_rate
         self._loudness = LoudnessNormalizer(codec_rate) if steady_loudness else None
         self._trimmer = SilenceTrimmer(codec_rate) if trim_silence else None
-        self._stages: list[SilenceTrimmer | TimeStretcher | Resampler] = []
-        if self._trimmer is not None:
-            self._stages.append(self._trimmer)
-        if speaking_rate != 1.0:
-            self._stages.append(TimeStretcher(speaking_rate, codec_rate))
-        if audio_format.sample_rate != codec_rate:
-            self._stages.append(Resampler(codec_rate, audio_format.sample_rate))
-        self._gain = np.float32(gain_factor(gain_db))
+        self._resampler = (
+            Resampler(codec_rate, audio_format.sample_rate)
+            if audio_format.sample_rate != codec_rate
+            else None
+        )
+        self._encoding = audio_format.encoding
         self._encoder = create_encoder(audio_format)
-        is_plain = not self._stages and self._loudness is None and gain_db == 0.0
-        self.takes_s16 = is_plain and audio_format.encoding in SIXTEEN_BIT
-        """Whether the output accepts 16-bit samples: conversion to 16 bits is the only stage."""
-        is_costly = audio_format.encoding in COMPRESSED or speaking_rate != 1.0
-        self._step = round((COSTLY_PIECE_S if is_costly else PIECE_S) * codec_rate)
+        self._marker = StreamMarker(watermark, audio_format.sample_rate) if watermark else None
+        self._shape(speaking_rate, gain_db)
         sample_bytes = 4 if audio_format.encoding is AudioEncoding.PCM_F32LE else 2
         self._max_piece = MAX_PIECE_BYTES // sample_bytes
-        self._speaking_rate = speaking_rate
+        if self._marker is not None:
+            piece = round(COSTLY_PIECE_S * audio_format.sample_rate)
+            self._max_piece = min(self._max_piece, piece)
         self._output_rate = audio_format.sample_rate
         self._num_unsent = 0  # samples in the encoder since its last bytes
         self._num_written = self._segment_start = 0  # at the codec's rate, since the flush
@@ -79,6 +79,31 @@ class AudioOutput:
         self._flushed_s = 0.0  # seconds of output until then
         self.num_samples = 0
         """Number of samples sent so far, at the output rate."""
+
+    def _shape(self, speaking_rate: float, gain_db: float) -> None:
+        """Set up the stages between the codec's samples and the encoder."""
+        is_stretched = speaking_rate != 1.0
+        stretcher = TimeStretcher(speaking_rate, self._codec_rate) if is_stretched else None
+        stages = self._trimmer, stretcher, self._resampler
+        self._stages = [stage for stage in stages if stage is not None]
+        self._gain, self._speaking_rate = np.float32(gain_factor(gain_db)), speaking_rate
+        is_shaped = bool(self._stages) or self._loudness is not None or gain_db != 0.0
+        is_plain = not is_shaped and self._marker is None
+        self.takes_s16 = is_plain and self._encoding in SIXTEEN_BIT
+        """Whether the output accepts 16-bit samples: conversion to 16 bits is the only stage."""
+        is_costly = self._encoding in COMPRESSED or is_stretched
+        self._step = round((COSTLY_PIECE_S if is_costly else PIECE_S) * self._codec_rate)
+
+    def change(self, speaking_rate: float, gain_db: float) -> Iterator[bytes]:
+        """Yield what the stages buffer; later samples have another rate and gain."""
+        yield from self.flush()
+        self._shape(speaking_rate, gain_db)
+
+    def pause(self, seconds: float) -> Iterator[bytes]:
+        """Yield what the stages buffer, and silence, which is neither trimmed nor stretched."""
+        yield from self.flush()
+        yield from self._encode(np.zeros(round(seconds * self._output_rate), dtype=np.float32))
+        self._settle()
 
     def output_time_s(self, spoken_s: float) -> float:
         """Return the time in the output, in seconds, of the time `spoken_s` in the segment."""
@@ -166,6 +191,8 @@ class AudioOutput:
         for start in range(0, len(samples), self._max_piece):
             piece = samples[start : start + self._max_piece]
             self._num_unsent += len(piece)
+            if self._marker is not None:
+                piece = self._marker.process(piece)
             data = self._encoder.write(piece)
             if data:
                 self._count_sent()

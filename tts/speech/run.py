@@ -27,6 +27,7 @@ from decoder import (
     CodecSpec,
     DecoderConfigError,
     StreamingOptions,
+    Watermark,
     check_output_format,
     nearest_rate,
     supported_encodings,
@@ -45,6 +46,7 @@ from tts.families.prompt import PromptBuilder
 from tts.speech.aligner import Aligner
 from tts.speech.cloning import CloningLimits
 from tts.speech.output import AudioOutput
+from tts.speech.script import Pause, Step, Turn
 from tts.speech.types import (
     AudioChunk,
     SegmentTime,
@@ -88,6 +90,7 @@ class SynthesisSettings:
     cloning: CloningLimits = field(default_factory=CloningLimits)
     adapters: tuple[str, ...] = ()  # names for requests
     aligner: Path | None = None  # folder of the word aligner
+    watermark: Watermark | None = None  # of all audio
 
 
 def segment_seed(seed: int, index: int) -> int:
@@ -118,6 +121,9 @@ class SynthesisRun:
             raise AdapterNotFoundError(request.lora, settings.adapters)
         self._client, self._prompts, self._settings = client, prompts, settings
         self._request, self._voice, self._aligner = request, voice, aligner
+        self._turn = Turn(voice, request.speaking_rate, request.gain_db)
+        self._turn_codes, self._spent_s = 0, 0.0  # codes and seconds before this turn, or break
+        self._kept: dict[str, Voice] = {}  # by name: voices with the model's random speaker
         self._spec, self._vocabulary = client.codec, prompts.vocabulary
         self._request_id = request.request_id or uuid4().hex
         seed = request.sampling.seed
@@ -133,6 +139,7 @@ class SynthesisRun:
             gain_db=request.gain_db,
             trim_silence=request.trim_silence,
             steady_loudness=settings.traits.steady_loudness,
+            watermark=settings.watermark,
         )
         self._segment_codes: list[int] = []
         self._carry = request.carry
@@ -160,9 +167,9 @@ class SynthesisRun:
         """Number of samples sent so far, at the output rate."""
         return self._output.num_samples
 
-    def warn(self, message: str) -> None:
-        """Add a warning to the result."""
-        self._warnings[message] = None
+    def warn(self, *messages: str) -> None:
+        """Add warnings to the result."""
+        self._warnings |= dict.fromkeys(messages)
 
     def warn_of_lost(self, num_letters: int) -> None:
         """Add a warning if letters were removed from the text."""
@@ -178,6 +185,51 @@ class SynthesisRun:
         self._output.drop()
         self._carry, self._unsent_codes = None, 0
         self.restart()
+
+    async def perform(self, step: Step) -> AsyncGenerator[SpokenEvent, None]:
+        """Yield the events of a segment, or of what comes between two segments."""
+        match step:
+            case TextSegment():
+                events = self.speak(step)
+            case Turn():
+                events = self._begin(step)
+            case Pause():
+                events = self._pause(step)
+        async with aclosing(events):
+            async for event in events:
+                yield event
+
+    async def _begin(self, turn: Turn) -> AsyncGenerator[SpokenEvent, None]:
+        """Begin a turn: a voice without history, or the same voice with another rate or gain."""
+        before, self._turn = self._turn, turn
+        self._spend(before, 0.0)
+        if turn.voice != before.voice:
+            self._voice = self._kept.get(turn.voice.name, turn.voice)
+            self._carry = None
+        if (turn.speaking_rate, turn.gain_db) != (before.speaking_rate, before.gain_db):
+            for data in self._output.change(turn.speaking_rate, turn.gain_db):
+                yield self._chunk(data)
+
+    async def _pause(self, pause: Pause) -> AsyncGenerator[SpokenEvent, None]:
+        """Yield silence, as far as the request's longest audio allows."""
+        async for chunk in self.flush():
+            yield chunk
+        self._spend(self._turn, 0.0)
+        left_s = max(0.0, self._max_audio_s - self._spent_s)
+        self._spend(self._turn, min(pause.seconds, left_s))
+        self._segment = replace(self._segment, start=pause.start, end=pause.end)
+        for data in self._output.pause(min(pause.seconds, left_s)):
+            yield self._chunk(data)
+            await asyncio.sleep(0)  # let other streams run
+        if left_s < pause.seconds:
+            self.finish_reason, self.is_exhausted = FinishReason.LENGTH, True
+            self.warn("a break hit the audio cap")
+
+    def _spend(self, turn: Turn, seconds: float) -> None:
+        """Count the audio of the codes since the last call, and of a break."""
+        num_codes, self._turn_codes = self._num_codes - self._turn_codes, self._num_codes
+        spoken_s = num_codes / self._spec.codes_per_second / turn.speaking_rate
+        self._spent_s += spoken_s + seconds
 
     async def speak(self, segment: TextSegment) -> AsyncGenerator[SpokenEvent, None]:
         """Yield one segment's audio, with its word times or its own time if requested.
@@ -292,11 +344,12 @@ class SynthesisRun:
         """Return how many codes the request's limits still allow."""
         left = sys.maxsize
         if self._request.sampling.max_tokens is not None:
-            left = self._request.sampling.max_tokens
+            left = self._request.sampling.max_tokens - self._num_codes
         if self._max_audio_s < math.inf:
-            spoken_s = self._max_audio_s * self._request.speaking_rate
-            left = min(left, math.floor(spoken_s * self._spec.codes_per_second))
-        return left - self._num_codes
+            spoken_s = (self._max_audio_s - self._spent_s) * self._turn.speaking_rate
+            fitting = math.floor(spoken_s * self._spec.codes_per_second)
+            left = min(left, fitting - (self._num_codes - self._turn_codes))
+        return left
 
     def _job(self, segment: TextSegment, max_codes: int) -> SpeechJob:
         request, vocabulary = self._request, self._vocabulary
@@ -384,7 +437,7 @@ class SynthesisRun:
         length = len(self._prompts.speech_prompt(self._segment.text, voice))
         most = settings.max_seq_len
         if most is None or length + traits.max_codes <= most:
-            self._voice = voice
+            self._voice = self._kept[voice.name] = voice
 
     def _hit_cap(self, *, is_last: bool) -> None:
         """Note a segment that was cut; `is_last`: by the request's limits."""

@@ -8,7 +8,7 @@ over time.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import chain, islice
@@ -27,6 +27,7 @@ from tts.families.prompt import PromptBuilder
 from tts.speech.aligner import Aligner
 from tts.speech.cloning import CloningLimits, VoiceCloner
 from tts.speech.run import SynthesisRun, SynthesisSettings
+from tts.speech.script import ScriptWriter, Step
 from tts.speech.session import SessionTimes, StreamingSession
 from tts.speech.types import (
     AudioChunk,
@@ -40,6 +41,7 @@ from tts.speech.types import (
     WordTime,
     WordTimes,
 )
+from tts.text.markup.passages import PassageText
 from tts.text.segmenter import SegmentStream, TextOptions
 from tts.voices.registry import VoiceRegistry
 from tts.voices.types import Voice
@@ -87,14 +89,20 @@ class Synthesizer:
             raise InvalidRequestError.of("input.text", "is empty")
         voice = await self.cloner.ready(request.voice or self.voices.default)
         speech = self._run(request, voice)
-        text = SegmentStream(self._text_options(request, voice, "input.text"))
-        segments = text.split(request.text)
-        first = [*islice(segments, 1)]  # raises for text that cannot be spoken
+        text: SegmentStream | ScriptWriter
+        if request.markup is None:
+            text = SegmentStream(self._text_options(request, voice, "input.text"))
+            steps: Iterator[Step] = text.split(request.text)
+        else:
+            text = self._script(request, voice)
+            steps = iter(await text.write())
+            speech.warn(*text.warnings)
+        first = [*islice(steps, 1)]  # raises for text that cannot be spoken
         yield speech.started
-        for segment in chain(first, segments):
+        for step in chain(first, steps):
             if speech.is_exhausted:
                 break
-            async with aclosing(speech.speak(segment)) as chunks:
+            async with aclosing(speech.perform(step)) as chunks:
                 async for chunk in chunks:
                     yield chunk
         async for chunk in speech.finish():
@@ -138,6 +146,18 @@ class Synthesizer:
         speech = self._run(request, voice)
         options = self._text_options(request, voice, "text")
         return StreamingSession(speech, options, times or SessionTimes())
+
+    def _script(self, request: SpeechRequest, voice: Voice) -> ScriptWriter:
+        """Return the writer of a document's script."""
+        assert request.markup is not None
+        field = request.markup.field
+
+        def options(voice: Voice, text: PassageText) -> TextOptions:
+            found = self._text_options(request, voice, field)
+            return replace(found, phonemes=found.phonemes + text.phonemes)
+
+        phonemes = self._prompts.phonemes
+        return ScriptWriter(request, voice, self.voices, self.cloner, phonemes, options)
 
     def _text_options(self, request: SpeechRequest, voice: Voice, field: str) -> TextOptions:
         path = f"{request.path}.pronunciations"

@@ -25,6 +25,7 @@ from decoder import (
 from llm import FinishReason, SamplingParams
 from tts.errors import FieldViolation, InvalidRequestError
 from tts.text.clean import TextError, check_text
+from tts.text.markup.document import Document
 from tts.text.segmenter import SegmentMode, TextNormalization
 from tts.voices.types import Voice
 
@@ -153,6 +154,7 @@ class SpeechRequest:
     """
 
     text: str = ""
+    markup: Document | None = None  # parts of `text`, if it is a source with markup
     voice: Voice | None = None  # None: the default voice
     encoding: AudioEncoding | None = None  # None: the server's raw format
     sample_rate: int = 0  # Hz; 0 = the codec's rate, or the encoding's nearest

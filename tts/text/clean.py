@@ -1,8 +1,8 @@
 """Unicode cleaning: reduces typed or pasted text to characters that a model can read.
 
-Compatibility forms, curly quotes and accents become plain; emoji and formatting characters are
-removed; a few signs with a spoken name (£, °, ×, …) are kept for the rules of
-`tts.text.english.words`.
+Compatibility forms, curly quotes and accents become plain; formatting characters are removed; a few
+signs with a spoken name (£, °, ×, …) and, for models that read ASCII, emoji are kept for the rules
+of `tts.text.english`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import unicodedata
 
 from tts.errors import FieldViolation, InvalidRequestError
+from tts.text.english.emoji import EMOJI
 from tts.text.english.tables import SIGN_WORDS
 
 DASHES = "–—"  # kept for the rules too: ranges and pauses
@@ -40,6 +41,8 @@ _LETTERS_TABLE = str.maketrans(
 )
 _PLAIN_TABLE = str.maketrans(PLAIN)
 _DROPPED_CATEGORIES = frozenset({"So", "Sk", "Cf", "Cn", "Co", "Cs", "Mn", "Me", "Cc"})
+_SUPERSCRIPTS = re.compile("(?<=[0-9)])[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]{2,}|(?<=[0-9)])[⁰¹⁴⁵⁶⁷⁸⁹]")
+_EMOJI = re.compile(f"[{EMOJI}]")
 _FORBIDDEN = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 _MAX_GREEK_LETTERS = 2  # longer runs are Greek words, not formulas
 
@@ -68,6 +71,11 @@ def without_controls(text: str) -> str:
     return _FORBIDDEN.sub(" ", text)
 
 
+def without_emoji(text: str) -> str:
+    """Return text with a space for each emoji."""
+    return text if text.isascii() else _EMOJI.sub(" ", text)
+
+
 def clean_word(word: str, *, ascii_only: bool, keep_signs: bool) -> tuple[str, int]:
     """Return a cleaned run of characters without white space, and the number of removed letters.
 
@@ -76,13 +84,25 @@ def clean_word(word: str, *, ascii_only: bool, keep_signs: bool) -> tuple[str, i
     """
     if word.isascii():
         return word, 0
-    text = unicodedata.normalize("NFKC", word.translate(_BEFORE_TABLE)).translate(_AFTER_TABLE)
+    word = _SUPERSCRIPTS.sub(_power, word).translate(_BEFORE_TABLE)
+    text = unicodedata.normalize("NFKC", word).translate(_AFTER_TABLE)
     if not keep_signs:
         text = text.translate(_PLAIN_TABLE)
     text = _ascii_letters(text) if ascii_only else text
-    kept = [c for c in text if c.isascii() or c in KEPT or (not ascii_only and _is_kept(c))]
+    is_kept = (lambda c: keep_signs and _is_emoji(c)) if ascii_only else _is_kept
+    kept = [c for c in text if c.isascii() or c in KEPT or is_kept(c)]
     lost = sum(c.isalpha() for c in text if not c.isascii() and c not in KEPT) if ascii_only else 0
     return " ".join("".join(kept).split()), lost
+
+
+def _power(match: re.Match[str]) -> str:
+    """Return superscript digits as an exponent: "10⁻³" is "10^-3"."""
+    return "^" + unicodedata.normalize("NFKC", match.group()).replace("−", "-")
+
+
+def _is_emoji(character: str) -> bool:
+    is_symbol = unicodedata.category(character) == "So"
+    return is_symbol and _EMOJI.fullmatch(character) is not None
 
 
 def _is_kept(character: str) -> bool:

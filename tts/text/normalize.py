@@ -8,16 +8,25 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from re import Match, Pattern
 
-from tts.text.english.numbers import (
-    AMOUNT_RULES,
-    CODE_RULES,
-    DATE_AND_TIME_RULES,
-    NUMBER_RULES,
-    Rule,
+from tts.text.english.codes import IDENTIFIER_RULES, PHONE_RULES, VERSION_RULES
+from tts.text.english.emoji import EMOJI_RULES
+from tts.text.english.formulas import FILE_RULES, OPERATOR_RULES, POWER_RULES
+from tts.text.english.numbers import AMOUNT_RULES, DATE_AND_TIME_RULES, NUMBER_RULES, Rule
+from tts.text.english.places import ENDS_OF_STREETS, PLACE_RULES
+from tts.text.english.words import (
+    ABBREVIATION_RULES,
+    ACRONYM_RULES,
+    ADDRESS_RULES,
+    CALENDAR_NAMES,
+    CALENDAR_RULES,
+    CAPITAL_RULES,
+    PAUSE_RULES,
+    ROMAN_RULES,
+    SIGN_RULES,
 )
-from tts.text.english.words import ABBREVIATION_RULES, ADDRESS_RULES, SIGN_RULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +55,19 @@ class AlignedText:
 
     def sub(self, pattern: Pattern[str], replace: Callable[[Match[str]], str]) -> AlignedText:
         """Replace each match; the origin of a replacement is the word where the match starts."""
+        matches = pattern.finditer(self.text)
+        first = next(matches, None)
+        if first is None:
+            return self
         texts: list[str] = []
         origins: list[int] = []
         done = 0
-        for match in pattern.finditer(self.text):
+        for match in chain((first,), matches):
             words = replace(match)
             texts += (self.text[done : match.start()], words)
             origins += self.origins[done : match.start()]
             origins += [self.origins[min(match.start(), len(self.origins) - 1)]] * len(words)
             done = match.end()
-        if not done and not texts:
-            return self
         return AlignedText("".join((*texts, self.text[done:])), (*origins, *self.origins[done:]))
 
     def apply(self, rules: Iterable[Rule]) -> AlignedText:
@@ -78,36 +89,61 @@ def _tidy_rule(pattern: str, template: str) -> Rule:
     return re.compile(pattern), lambda match: match.expand(template)
 
 
-_HAS_DIGIT = re.compile(r"\d")
-_WITH_DIGITS = (
-    *DATE_AND_TIME_RULES,
-    *CODE_RULES,
-    *AMOUNT_RULES,
-)
 _TIDY: tuple[Rule, ...] = (
     _tidy_rule(r"\.{2,}(?=\s*[a-z])", ","),
     _tidy_rule(r"[^\w\s,.;:?!'-]|_", " "),
     _tidy_rule(r"(?<!\w)['-]+|['-]+(?!\w)", " "),
     _tidy_rule(r"['-]{2,}", "-"),
     _tidy_rule(r"\s+(?=[,.;:?!])", ""),
+)
+_TIDY_RUNS: tuple[Rule, ...] = (
     _tidy_rule(r"[,.;:?!]*\?[,.;:?!]*", "?"),
     _tidy_rule(r"[,.;:!]*![,.;:!]*", "!"),
     _tidy_rule(r"[,.;:]*\.[,.;:]*", "."),
     _tidy_rule(r"[,;:]*([;:])[,;:]*|,{2,}", r"\1,"),
     _tidy_rule(r"([;:]),", r"\1"),
+)
+_TIDY_SPACES: tuple[Rule, ...] = (
     _tidy_rule(r"([,.;:?!])(?=\w)", r"\1 "),
     _tidy_rule(r"^[\s,.;:?!]+|[\s,;:]+$", ""),
     _tidy_rule(r"\s{2,}|[^\S ]", " "),
 )
+_STAGES: tuple[tuple[Pattern[str], tuple[Rule, ...]], ...] = tuple(
+    (re.compile(trigger), rules)
+    for trigger, rules in (
+        (r"\w\.\w|@|//|\]\(|[:;=8]-?[)(DPpOo|\\/]|\.\s\d", ADDRESS_RULES),
+        (
+            r"\b[NSEW]\b\.?[\s,]|[A-Z]{2}\s\d{5}|,\s[A-Z]{2}\b|[Zz][Ii][Pp]|" + ENDS_OF_STREETS,
+            PLACE_RULES,
+        ),
+        (r"[\^×!]|\d[eE*x/]|\d\s[*x/]|squared|cubed|\b[fgh]\(", POWER_RULES),
+        (r"::|#|0[xX]|\d\(|:\d|\d\.\d+\.\d|[A-Z]\w?[- ]?\d|[a-z.]\s\d{2}|:\w\w:", IDENTIFIER_RULES),
+        (r"\d", DATE_AND_TIME_RULES),
+        (r"\d{3}|[Ee]xt\b", PHONE_RULES),
+        (r"\d\.[\dx*]|[vV]\.?\s?\d", VERSION_RULES),
+        (r"\d", AMOUNT_RULES),
+        (r"[a-z][A-Z]|pH|[A-Z]{3}[a-z]", CAPITAL_RULES),
+        (r"", ABBREVIATION_RULES),
+        (CALENDAR_NAMES, CALENDAR_RULES),
+        (r"\s[IVXLC]+\b|\s[ivx]{2,}\b|\b[IVX]{2}", ROMAN_RULES),
+        (r"[A-Z]{2}", ACRONYM_RULES),
+        (r"\d", NUMBER_RULES),
+        (r"#|[!<>]=|&&|\|\||Ctrl|\*\.|(?<![\w/<.])~?/|[A-Za-z]\+|(?<!\S)\.", OPERATOR_RULES),
+        (r"\.[A-Za-z]", FILE_RULES),
+        (r"[^\w\s,.;:?!'\"()`-]|[^\x00-\x7f]|\.[A-Za-z]", SIGN_RULES),
+        (r"[^\x00-\x7f]", EMOJI_RULES),
+        (r"[-–—()\[\]{}]|=>", PAUSE_RULES),
+        (r"", _TIDY),
+        (r"[,.;:?!]{2}", _TIDY_RUNS),
+        (r"", _TIDY_SPACES),
+    )
+)
+"""Rules in their order; a stage whose pattern is not in the text is skipped."""
 
 
 def speak_words(text: AlignedText) -> AlignedText:
     """Apply all English rules and clean up. The result has no digits and is stable."""
-    text = text.apply(ADDRESS_RULES)
-    has_digits = _HAS_DIGIT.search(text.text) is not None
-    if has_digits:
-        text = text.apply(_WITH_DIGITS)
-    text = text.apply(ABBREVIATION_RULES)
-    if has_digits:
-        text = text.apply(NUMBER_RULES)
-    return text.apply(SIGN_RULES).apply(_TIDY)
+    for trigger, rules in _STAGES:
+        if trigger.search(text.text):
+            text = text.apply(rules)
+    return text

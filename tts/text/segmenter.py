@@ -3,7 +3,7 @@
     fragments → words → sentences → spoken words → segments of at most `max_characters`
 
 Memory is bounded. The cuts depend on the text and on flushes only, not on how the text arrived.
-Text that is not spoken (emoji, lone punctuation) gives no segment.
+Text that is not spoken (emoji without words, lone punctuation) gives no segment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from operator import itemgetter
 from re import Match
 
 from tts.errors import InvalidRequestError
-from tts.text.clean import TextError, check_text, clean_word
+from tts.text.clean import TextError, check_text, clean_word, without_emoji
 from tts.text.ipa import marked
 from tts.text.normalize import AlignedText, speak_words
 from tts.text.sentences import (
@@ -52,7 +52,18 @@ _RUNS = re.compile(r"\s+|[^\s。！？｡]*[。！？｡]|[^\s。！？｡]+")
 _SPACES = re.compile(r"\s+")
 FIRST_STAND_IN, MAX_PHONEMES = 0x12000, 900
 """Cuneiform letters, which no normalisation changes, stand for phonemes."""
+FIRST_PLACE = 0x13000
+PLACES = re.compile(f"([{chr(FIRST_PLACE)}-{chr(FIRST_PLACE + MAX_PHONEMES)}])")
+"""Pairs of hieroglyphs, see `phrase_of_place`, are kept if there are `TextOptions.phonemes`."""
 _STAND_INS = re.compile(f"[{chr(FIRST_STAND_IN)}-{chr(FIRST_STAND_IN + MAX_PHONEMES - 1)}]")
+
+
+def phrase_of_place(number: int) -> str:
+    """Return a phrase that stands at one place of a text: the first hieroglyph and another one.
+
+    One letter alone would be an initial, which ends no sentence.
+    """
+    return chr(FIRST_PLACE) + chr(FIRST_PLACE + 1 + number)
 
 
 class TextNormalization(Enum):
@@ -105,11 +116,18 @@ class TextOptions:
                 raise InvalidRequestError.of(field, "a phrase has no letters")
 
     def clean(self, text: str) -> str:
-        """Return a phrase, cleaned word by word."""
-        return " ".join(filter(None, (self.clean_word(word)[0] for word in text.split())))
+        """Return a phrase, cleaned word by word, without emoji."""
+        words = (self.clean_word(word)[0] for word in without_emoji(text).split())
+        return " ".join(filter(None, words))
 
     def clean_word(self, word: str) -> tuple[str, int]:
         """Return a cleaned word, and the number of removed letters."""
+        if not self.phonemes or PLACES.search(word) is None:
+            return self._cleaned(word)
+        parts = [(p, 0) if PLACES.match(p) else self._cleaned(p) for p in PLACES.split(word)]
+        return "".join(text for text, _ in parts), sum(lost for _, lost in parts)
+
+    def _cleaned(self, word: str) -> tuple[str, int]:
         keep_signs = self.normalization is TextNormalization.ON
         return clean_word(word, ascii_only=self.ascii_only, keep_signs=keep_signs)
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 
 from tts.text.english.tables import (
+    BEFORE_DIGITS,
     ENDINGS,
     MONTH_DOTS,
     MONTHS,
     PHRASES,
     STARTERS,
     TITLES,
+    UNITS,
     WEEKDAYS,
 )
 
@@ -43,22 +45,27 @@ def _ends_at_dot(previous: str, stem: str, following: str | None) -> bool | None
     is_marker = not previous and (stem.isdigit() or (len(stem) == 1 and stem.isalpha()))
     if low in PHRASES or _is_title(stem) or is_marker:
         return False
-    if not _is_abbreviation(stem):
+    is_measure = previous[-1:].isdigit() and stem in UNITS and len(stem) > 1
+    if not (is_measure or _is_abbreviation(stem)):
         return True
-    return None if following is None else _ends_before(low, following)
+    if following is None:
+        return None
+    return not _starts_small(following) if is_measure else _ends_before(low, following)
 
 
 def _is_abbreviation(stem: str) -> bool:
     """Return whether a word is an abbreviation or an initial, whose dot may be a full stop too."""
     low = stem.lower()
     is_date = stem[:1].isupper() and (low in MONTH_DOTS or low in WEEKDAYS)
-    is_short = low in ENDINGS or low in ("no", "st") or (len(stem) == 1 and stem.isalpha())
+    is_short = (
+        low in ENDINGS or low in (*BEFORE_DIGITS, "st") or (len(stem) == 1 and stem.isalpha())
+    )
     return is_short or is_date or _DOTTED.fullmatch(stem) is not None
 
 
 def _ends_before(low: str, following: str) -> bool:
     """Return whether the dot of an abbreviation is a full stop, decided by the next word."""
-    if low == "no":
+    if low in BEFORE_DIGITS:
         return not following[:1].isdigit()
     if low == "etc":
         return not _starts_small(following)

@@ -184,12 +184,16 @@ class SynthesisConfig(_message.Message):
     def __init__(self, model: _Optional[str] = ..., voice: _Optional[_Union[VoiceSelection, _Mapping]] = ..., audio_format: _Optional[_Union[AudioFormat, _Mapping]] = ..., speaking_rate: _Optional[float] = ..., volume_gain_db: _Optional[float] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., chunking: _Optional[_Union[ChunkingConfig, _Mapping]] = ..., timestamps: _Optional[_Union[TimestampGranularity, str]] = ..., text_normalization: _Optional[_Union[TextNormalization, str]] = ..., segment_mode: _Optional[_Union[SegmentMode, str]] = ..., pronunciations: _Optional[_Iterable[_Union[Pronunciation, _Mapping]]] = ..., instructions: _Optional[str] = ..., max_audio_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., buffer_speech_tokens: _Optional[_Union[SpeechTokens, _Mapping]] = ..., trim_silence: _Optional[bool] = ..., lora: _Optional[str] = ..., stream_token_offset: _Optional[int] = ...) -> None: ...
 
 class SynthesisInput(_message.Message):
-    __slots__ = ("text", "ssml")
+    __slots__ = ("text", "ssml", "tags", "lenient")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     SSML_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    LENIENT_FIELD_NUMBER: _ClassVar[int]
     text: str
     ssml: str
-    def __init__(self, text: _Optional[str] = ..., ssml: _Optional[str] = ...) -> None: ...
+    tags: str
+    lenient: bool
+    def __init__(self, text: _Optional[str] = ..., ssml: _Optional[str] = ..., tags: _Optional[str] = ..., lenient: _Optional[bool] = ...) -> None: ...
 
 class SynthesizeRequest(_message.Message):
     __slots__ = ("config", "input")

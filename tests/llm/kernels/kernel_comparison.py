@@ -89,23 +89,23 @@ def compare_kernels(
         compared.step(batch, some_logits(seed + step, rows, vocab), step)
 
 
-def compare_late_cuts(device: torch.device, tile: int, vocab: int = 2000) -> None:
+def compare_late_cuts(device: torch.device, tile: int, vocab: int = 2000, seeds: int = 6) -> None:
     """Compare where one token is likely, and only thousands of unlikely ones make up top_p."""
     compared = Comparison(DeviceSampler(vocab, device, 6), device, tile)
     logits = random_logits(6, vocab, scale=0.3)
     logits[:, 77] += 10.0
     cuts: Cuts = ({"top_p": 0.98}, {"top_p": 0.999}, {"top_p": 0.99, "min_p": 1e-5}, {"top_p": 0.5})
     more: Cuts = ({"top_p": 0.999, "top_k": 900}, {"top_p": 0.99, "min_p": 0.5})
-    for seed in range(6):
+    for seed in range(seeds):
         batch = [a_row(f"r{n}", seed=seed, **cut) for n, cut in enumerate((*cuts, *more))]
         compared.step(batch, logits)
 
 
-def compare_bitmasks(device: torch.device, tile: int, vocab: int = 500) -> None:
+def compare_bitmasks(device: torch.device, tile: int, vocab: int = 500, seeds: int = 4) -> None:
     """Compare rows restricted to a random half of the vocabulary, to one token, and to none."""
     compared = Comparison(DeviceSampler(vocab, device, 8), device, tile)
     chance = np.random.default_rng(0)
-    for seed in range(4):
+    for seed in range(seeds):
         allowed = chance.random((4, -(-vocab // 32) * 32)) < 0.5
         allowed[1:3] = False
         allowed[1, 3] = True

@@ -251,7 +251,7 @@ def test_the_selection_of_products() -> None:
 
 @pytest.mark.parametrize(
     ("contexts", "window", "soft_cap"),
-    [([50], None, None), ([130, 7, 1], None, None), ([100, 90], 20, None), ([70], None, 5.0)],
+    [([50], None, None), ([130, 7, 1], None, None), ([72, 65], 20, None), ([66], None, 5.0)],
 )
 def test_decoding_a_few_rows(
     contexts: list[int], window: int | None, soft_cap: float | None

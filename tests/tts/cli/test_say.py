@@ -58,6 +58,19 @@ def test_the_same_seed_gives_the_same_audio_locally_and_over_grpc(
     assert frames_of(tmp_path / "a.wav")
 
 
+def test_markup(say: Say, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plain, tags, ssml = (tmp_path / f"{name}.wav" for name in ("plain", "tags", "ssml"))
+    assert say(TEXT, "-o", plain, "--seed", "3") == 0
+    assert say(f"{TEXT} [pause:1s]", "--markup", "tags", "-o", tags, "--seed", "3") == 0
+    document = f"<speak>{TEXT}<break time='1s'/><mark name='end'/></speak>"
+    capfd.readouterr()
+    assert say(document, "--markup", "ssml", "-o", ssml, "--seed", "3") == 0
+    assert frames_of(tags) == frames_of(ssml) == frames_of(plain) + bytes(2 * RATE)
+    assert "marks are not reported" in capfd.readouterr().err
+    assert say("hello", "--markup", "ssml", "-o", ssml) == 2
+    assert "line 1, column 1: syntax error" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("suffix", ["flac", "ogg", "opus", "mp3"])
 def test_the_suffix_picks_the_container(
     server: str, samples: bytes, suffix: str, tmp_path: Path

@@ -23,10 +23,10 @@ from tests.tts.http.http_serving import (
     run_with_http,
 )
 from tests.tts.serving import run
+from tts.config.packages import check_packages
 from tts.config.server import ServerConfig
 from tts.factory import Service
 from tts.http.server import HttpServer
-from tts.processes.calls import check_packages
 from tts.server.server import SpeechServer
 
 TLS = Path(__file__).parents[1] / "tls"

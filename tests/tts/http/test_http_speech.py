@@ -89,6 +89,26 @@ def long_speech() -> dict[str, Any]:
     return {"input": "and on it went " * 60, "response_format": "pcm", "sample_rate": 48_000}
 
 
+def test_markup(service: Service) -> None:
+    async def ask(served: HttpServing) -> None:
+        plain = await served.speak(input="Hello. ", sample_rate=16_000)
+        for kind, text in (
+            ("ssml", "<speak>Hello. <break time='1s'/></speak>"),
+            ("tags", "Hello. [pause:1s]"),
+        ):
+            marked = await served.speak(input=text, markup=kind, sample_rate=16_000)
+            assert marked.content == plain.content + bytes(2 * 16_000)
+        wrong = await served.speak(input="<speak><b/></speak>", markup="ssml")
+        assert wrong.status_code == 400
+        error = wrong.json()["error"]
+        assert error["param"] == "input"
+        assert "line 1, column 8: <b> is no element of SSML" in error["message"]
+        unknown = await served.speak(markup="html")
+        assert unknown.json()["error"]["param"] == "markup"
+
+    run_with_http(service, ask)
+
+
 def test_voices_by_name_by_id_and_by_openais_names(service: Service) -> None:
     async def ask(served: HttpServing) -> None:
         ours = [

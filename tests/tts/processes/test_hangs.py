@@ -8,41 +8,31 @@ import re
 import shutil
 import signal
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+import pytest
 
 from tests.tts.ipc.remote_engine import new_tcp_base
 from tests.tts.processes.test_kills import Status, channel_to, long_request, synthesize_on, until
-from tests.tts.server_process import ENGINE, Process, processes_of, serving_process
+from tests.tts.server_process import (
+    ENGINE,
+    IMPATIENT_S,
+    Process,
+    Shared,
+    impatient_process,
+    processes_of,
+    serving_process,
+    shared,
+)
 from tests.tts.serving import error_of_reading, health, run
 from tts.processes.child import BEAT_S
-from tts.processes.supervisor import STALL_S
 from tts.v1.speech_pb2_grpc import SpeechServiceStub
 
-
-def test_a_hanging_engine_is_killed_and_its_endpoints_stay_reserved(tiny_checkpoint: Path) -> None:
-    base = new_tcp_base()
-
-    async def scenario() -> None:
-        async with (
-            serving_process(tiny_checkpoint, **{"zmq-endpoint-base": base}) as process,
-            channel_to(await process.ready()) as channel,
-        ):
-            before = await synthesize_on(channel)
-            (engine,) = processes_of(process, ENGINE)
-            await _stop_engine(process, channel, engine)
-            # The engine's ports are free for a moment; the base is not.
-            async with serving_process(tiny_checkpoint, **{"zmq-endpoint-base": base}) as second:
-                assert await second.ended(60) == 2
-                assert re.search(r"serve: zmq_endpoint_base=\S+ is another server's", second.log)
-            await process.logged("engine is back")
-            await until(lambda: _is_served(channel))
-            assert (await synthesize_on(channel)).data == before.data
-            assert processes_of(process, ENGINE) != [engine]
-
-    run(scenario(), 150)
+STEP_TIMEOUT_S = 5
 
 
 def test_a_stopped_engine_is_not_serving_before_it_is_killed(
@@ -107,35 +97,85 @@ def hanging_checkpoint(checkpoint: Path, folder: Path) -> Path:
     return copy
 
 
-def test_an_engine_whose_step_never_returns_is_restarted(
-    tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    """The process and its event loop run; only the step hangs."""
-    flags = {"custom-architectures": f"{tmp_path}:sticking", "step-timeout-s": 10}
-    stuck = tmp_path / "stuck"
+@dataclass(frozen=True)
+class Hanging:
+    """A server that detects a hanging engine soon; the engine's steps wait for `stuck` to go."""
 
-    async def scenario() -> None:
+    server: Shared[tuple[Process, grpc.aio.Channel]]
+    base: str
+    stuck: Path
+
+
+@pytest.fixture(scope="module")
+def hanging(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hanging]:
+    folder, base = tmp_path_factory.mktemp("hanging"), new_tcp_base()
+
+    @asynccontextmanager
+    async def serving() -> AsyncIterator[tuple[Process, grpc.aio.Channel]]:
+        model = hanging_checkpoint(tiny_checkpoint, folder)
+        flags = {
+            "custom-architectures": f"{folder}:sticking",
+            "step-timeout-s": STEP_TIMEOUT_S,
+            "zmq-endpoint-base": base,
+        }
         async with (
-            serving_process(hanging_checkpoint(tiny_checkpoint, tmp_path), **flags) as process,
+            impatient_process(model, **flags) as process,
             channel_to(await process.ready()) as channel,
         ):
-            before = await synthesize_on(channel)
-            (engine,) = processes_of(process, ENGINE)
-            call = SpeechServiceStub(channel).SynthesizeStream(long_request(), wait_for_ready=True)
-            await call.read()
-            stuck.touch()
-            error = await error_of_reading(call)
-            assert error.code() is grpc.StatusCode.UNAVAILABLE
-            await until(lambda: _is_refused(channel))
-            stuck.unlink()
-            await process.logged(r"\(step_timeout_s=10\): the engine hangs")
-            await process.logged("engine ended with status 1; starting it again")
-            await process.logged("engine is back")
-            await until(lambda: _is_served(channel))
-            assert (await synthesize_on(channel)).data == before.data
-            assert processes_of(process, ENGINE) != [engine]
+            yield process, channel
 
-    run(scenario(), 150)
+    with shared(serving()) as server:
+        yield Hanging(server, base, folder / "stuck")
+
+
+def test_a_hanging_engine_is_killed_and_its_endpoints_stay_reserved(
+    hanging: Hanging, tiny_checkpoint: Path
+) -> None:
+    async def scenario() -> None:
+        process, channel = hanging.server.value
+        before = await synthesize_on(channel)
+        (engine,) = processes_of(process, ENGINE)
+        await _stop_engine(process, channel, engine)
+        # The engine's ports are free for a moment; the base is not.
+        own = {"zmq-endpoint-base": hanging.base}
+        async with serving_process(tiny_checkpoint, **own) as second:
+            assert await second.ended(60) == 2
+            assert re.search(r"serve: zmq_endpoint_base=\S+ is another server's", second.log)
+        await process.logged("engine is back")
+        await until(lambda: _is_served(channel))
+        assert (await synthesize_on(channel)).data == before.data
+        assert processes_of(process, ENGINE) != [engine]
+
+    hanging.server.run(scenario())
+
+
+def test_an_engine_whose_step_never_returns_is_restarted(hanging: Hanging) -> None:
+    """The process and its event loop run; only the step hangs."""
+
+    async def scenario() -> None:
+        process, channel = hanging.server.value
+        start = len(process.log)
+
+        async def is_back() -> bool:
+            return "engine is back" in process.log[start:]
+
+        before = await synthesize_on(channel)
+        (engine,) = processes_of(process, ENGINE)
+        call = SpeechServiceStub(channel).SynthesizeStream(long_request(), wait_for_ready=True)
+        await call.read()
+        hanging.stuck.touch()
+        error = await error_of_reading(call)
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        await until(lambda: _is_refused(channel))
+        hanging.stuck.unlink()
+        await process.logged(rf"\(step_timeout_s={STEP_TIMEOUT_S}\): the engine hangs")
+        await process.logged("engine ended with status 1; starting it again")
+        await until(is_back)
+        await until(lambda: _is_served(channel))
+        assert (await synthesize_on(channel)).data == before.data
+        assert processes_of(process, ENGINE) != [engine]
+
+    hanging.server.run(scenario())
 
 
 async def _stop_engine(process: Process, channel: grpc.aio.Channel, engine: int) -> None:
@@ -152,7 +192,7 @@ async def _stop_engine(process: Process, channel: grpc.aio.Channel, engine: int)
         with suppress(ProcessLookupError):
             os.kill(engine, signal.SIGCONT)
     assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert time.monotonic() - stopped_s > STALL_S - BEAT_S
+    assert time.monotonic() - stopped_s > IMPATIENT_S - BEAT_S
 
 
 async def _is_refused(channel: grpc.aio.Channel) -> bool:

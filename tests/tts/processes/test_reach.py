@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.tts.processes.test_kills import channel_to, synthesize_on
-from tests.tts.server_process import FRONT_END, processes_of, serving_process
+from tests.tts.server_process import FRONT_END, impatient_process, processes_of
 from tests.tts.serving import run
 from tts.config.server import ServerConfig
 from tts.processes.reach import is_reachable, unreachable
@@ -116,7 +116,7 @@ def test_a_front_end_that_accepts_no_connections_is_restarted(
 
     async def scenario() -> None:
         flags = {"custom-architectures": f"{tmp_path}:deaf"}
-        async with serving_process(model, **flags) as process:
+        async with impatient_process(model, **flags) as process:
             address = await process.ready()
             async with channel_to(address) as channel:
                 before = await synthesize_on(channel)

@@ -6,7 +6,7 @@ import os
 import signal
 import urllib.request
 from asyncio import to_thread
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2
 from tests.tts.processes.test_kills import channel_to, synthesize_on, until
 from tests.tts.server.test_spoken_text import LONG_STORY, STORY, spoken, telling
 from tests.tts.server.test_text_service import generation
-from tests.tts.server_process import ENGINE, Process, processes_of, serving_process
+from tests.tts.server_process import ENGINE, Process, Shared, processes_of, serving_process, shared
 from tests.tts.serving import error_of_reading, health, reason_of, run
 from tts.v1 import text_pb2 as pb
 from tts.v1.text_pb2_grpc import TextServiceStub
@@ -30,13 +30,25 @@ CONFIG = '{"sampling": {"enable_structured_output": true}}'
 async def talking(
     voice: Path, text: Path, **flags: object
 ) -> AsyncIterator[tuple[Process, grpc.aio.Channel]]:
-    """Run a server with both models, and a channel to it."""
+    """Run a server with both models, and a channel to it; then let it drain."""
     own = {"text_model": text, "text_model_config": CONFIG, **flags}
     async with (
         serving_process(voice, **own) as process,
         channel_to(await process.ready()) as channel,
     ):
         yield process, channel
+        process.process.terminate()
+        assert await process.ended() == 0
+
+
+Talking = Shared[tuple[Process, grpc.aio.Channel]]
+
+
+@pytest.fixture(scope="module")
+def talker(tiny_checkpoint: Path, text_checkpoint: Path) -> Iterator[Talking]:
+    """A server whose engines both serve again after each test."""
+    with shared(talking(tiny_checkpoint, text_checkpoint)) as server:
+        yield server
 
 
 async def pid_of_text_engine(process: Process, channel: grpc.aio.Channel) -> int:
@@ -55,8 +67,8 @@ def _cpu_ticks(pid: int) -> int:
 
 def test_a_generated_text_is_spoken(tiny_checkpoint: Path, text_checkpoint: Path) -> None:
     async def scenario() -> None:
-        shared = {"prometheus_metrics_mode": "launch_multiproc_server", "metrics_port": 0}
-        async with talking(tiny_checkpoint, text_checkpoint, front_ends=2, **shared) as (
+        metrics = {"prometheus_metrics_mode": "launch_multiproc_server", "metrics_port": 0}
+        async with talking(tiny_checkpoint, text_checkpoint, front_ends=2, **metrics) as (
             process,
             channel,
         ):
@@ -71,39 +83,38 @@ def test_a_generated_text_is_spoken(tiny_checkpoint: Path, text_checkpoint: Path
                 return "\nsonant_kv_pages" in text and "\nsonant_text_kv_pages" in text
 
             await until(has_both)
-            process.process.terminate()
-            assert await process.ended() == 0
 
     run(scenario())
 
 
 @pytest.mark.parametrize("lost", ["text", "voice"])
-def test_a_killed_engine_ends_the_call_and_comes_back(
-    tiny_checkpoint: Path, text_checkpoint: Path, lost: str
-) -> None:
+def test_a_killed_engine_ends_the_call_and_comes_back(talker: Talking, lost: str) -> None:
     async def scenario() -> None:
-        async with talking(tiny_checkpoint, text_checkpoint) as (process, channel):
-            stub = TextServiceStub(channel)
-            text_engine = await pid_of_text_engine(process, channel)
-            (voice_engine,) = set(processes_of(process, ENGINE)) - {text_engine}
-            endless = spoken(telling(" ".join([LONG_STORY] * 3)), max_tokens=None)
-            call = stub.GenerateSpeech(endless)
-            assert (await call.read()).text.WhichOneof("event") == "started"
-            os.kill(text_engine if lost == "text" else voice_engine, signal.SIGKILL)
-            error = await error_of_reading(call)
-            assert error.code() is grpc.StatusCode.UNAVAILABLE
-            assert reason_of(error) == "ENGINE_LOST"
-            if lost == "text":
-                assert (await synthesize_on(channel)).audio
-            else:
-                assert (await stub.Generate(pb.GenerateRequest(**generation()))).token_ids
+        process, channel = talker.value
+        stub, start = TextServiceStub(channel), len(process.log)
+        text_engine = await pid_of_text_engine(process, channel)
+        (voice_engine,) = set(processes_of(process, ENGINE)) - {text_engine}
+        endless = spoken(telling(" ".join([LONG_STORY] * 3)), max_tokens=None)
+        call = stub.GenerateSpeech(endless)
+        assert (await call.read()).text.WhichOneof("event") == "started"
+        os.kill(text_engine if lost == "text" else voice_engine, signal.SIGKILL)
+        error = await error_of_reading(call)
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert reason_of(error) == "ENGINE_LOST"
+        if lost == "text":
+            assert (await synthesize_on(channel)).audio
+        else:
+            assert (await stub.Generate(pb.GenerateRequest(**generation()))).token_ids
 
-            async def serves() -> bool:
-                return await health(channel) == Status.SERVING
+        async def is_back() -> bool:
+            return "is back, process" in process.log[start:]
 
-            await process.logged("is back, process")
-            await until(serves)
-            responses = [r async for r in stub.GenerateSpeech(spoken(telling(STORY)))]
-            assert responses[-1].speech.WhichOneof("event") == "done"
+        async def serves() -> bool:
+            return await health(channel) == Status.SERVING
 
-    run(scenario())
+        await until(is_back)
+        await until(serves)
+        responses = [r async for r in stub.GenerateSpeech(spoken(telling(STORY)))]
+        assert responses[-1].speech.WhichOneof("event") == "done"
+
+    talker.run(scenario())

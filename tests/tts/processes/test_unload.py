@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -21,8 +21,10 @@ from tests.tts.server_process import (
     ENGINE,
     FRONT_END,
     Process,
+    Shared,
     processes_of,
     serving_process,
+    shared,
 )
 from tests.tts.serving import (
     error_of,
@@ -46,12 +48,25 @@ IDLE_S = 1
 async def unloading(
     checkpoint: Path, **flags: object
 ) -> AsyncIterator[tuple[Process, grpc.aio.Channel]]:
-    """Run a server that unloads its models soon, and a channel to it."""
+    """Run a server that unloads its models soon, and a channel to it; then let it drain."""
     async with (
         serving_process(checkpoint, unload_after_s=IDLE_S, **flags) as process,
         channel_to(await process.ready()) as channel,
     ):
         yield process, channel
+        process.process.terminate()
+        assert await process.ended() == 0
+
+
+Unloading = Shared[tuple[Process, grpc.aio.Channel]]
+
+
+@pytest.fixture(scope="module")
+def unloader(tiny_checkpoint: Path) -> Iterator[Unloading]:
+    """A server with two front ends, which every test leaves usable: loaded or unloaded."""
+    exported = {"prometheus_metrics_mode": "launch_multiproc_server", "metrics_port": 0}
+    with shared(unloading(tiny_checkpoint, front_ends=2, **exported)) as server:
+        yield server
 
 
 async def until_unloaded(process: Process) -> None:
@@ -72,38 +87,37 @@ async def gauge(url: str, name: str) -> float:
     return float(lines[0].split()[1])
 
 
-def test_an_idle_model_is_unloaded_and_loaded_by_the_next_call(tiny_checkpoint: Path) -> None:
+def test_an_idle_model_is_unloaded_and_loaded_by_the_next_call(unloader: Unloading) -> None:
     async def scenario() -> None:
-        exported = {"prometheus_metrics_mode": "launch_server", "metrics_port": 0}
-        async with unloading(tiny_checkpoint, **exported) as (process, channel):
-            before, loaded = await synthesize_on(channel), resident_bytes(process)
-            url = (await process.logged(r"metrics.*(http://\S+)"))[1]
-            (engine,) = processes_of(process, ENGINE)
-            statuses = asyncio.create_task(watched_health(channel))
-            await until_unloaded(process)
-            await process.logged("engine has unloaded its model")
-            unloaded = resident_bytes(process)
-            assert unloaded < 0.75 * loaded, (unloaded, loaded)
+        process, channel = unloader.value
+        start = len(process.log)
+        before, loaded = await synthesize_on(channel), resident_bytes(process)
+        url = (await process.logged(r"metrics.*(http://\S+)"))[1]
+        (engine,) = processes_of(process, ENGINE)
+        statuses = asyncio.create_task(watched_health(channel))
 
-            async def metric_is(value: int) -> bool:
-                return await gauge(url, "sonant_engine_loaded") == value
+        async def is_logged() -> bool:
+            return "engine has unloaded its model" in process.log[start:]
 
-            await until(lambda: metric_is(0))
-            after = await synthesize_on(channel)
-            assert after.data == before.data
-            await until(lambda: metric_is(1))
-            (again,) = processes_of(process, ENGINE)
-            assert again != engine
-            await until_unloaded(process)
-            assert (await synthesize_on(channel)).data == before.data
-            statuses.cancel()
-            assert set(await statuses) == {SERVING}
-            for text in ("ERROR", "WARNING", "Traceback", "starting it again"):
-                assert text not in process.log
-            process.process.terminate()
-            assert await process.ended() == 0
+        async def metric_is(value: int) -> bool:
+            return await gauge(url, "sonant_engine_loaded") == value
 
-    run(scenario(), 150)
+        await until_unloaded(process)
+        await until(is_logged)
+        unloaded = resident_bytes(process)
+        assert unloaded < 0.75 * loaded, (unloaded, loaded)
+        await until(lambda: metric_is(0))
+        after = await synthesize_on(channel)
+        assert after.data == before.data
+        await until(lambda: metric_is(1))
+        (again,) = processes_of(process, ENGINE)
+        assert again != engine
+        statuses.cancel()
+        assert set(await statuses) == {SERVING}
+        for text in ("ERROR", "WARNING", "Traceback", "starting it again"):
+            assert text not in process.log[start:]
+
+    unloader.run(scenario())
 
 
 async def watched_health(channel: grpc.aio.Channel) -> list[int]:
@@ -117,93 +131,87 @@ async def watched_health(channel: grpc.aio.Channel) -> list[int]:
         return found
 
 
-def test_calls_of_all_kinds_wait_for_one_load(tiny_checkpoint: Path) -> None:
+def test_calls_of_all_kinds_wait_for_one_load(unloader: Unloading) -> None:
     async def scenario() -> None:
-        async with unloading(tiny_checkpoint, front_ends=2) as (process, channel):
-            await until_unloaded(process)
-            speech, text = SpeechServiceStub(channel), TextServiceStub(channel)
+        process, channel = unloader.value
+        await until_unloaded(process)
+        start = len(process.log)
+        speech, text = SpeechServiceStub(channel), TextServiceStub(channel)
 
-            async def converse() -> bytes:
-                call = speech.StreamingSynthesize(iter([session_config(), say("Hello there.")]))
-                return grouped([response async for response in call]).data
+        async def converse() -> bytes:
+            call = speech.StreamingSynthesize(iter([session_config(), say("Hello there.")]))
+            return grouped([response async for response in call]).data
 
-            async def generate() -> str:
-                return str((await text.Generate(pb.GenerateRequest(**generation()))).text)
+        async def generate() -> str:
+            return str((await text.Generate(pb.GenerateRequest(**generation()))).text)
 
-            calls = [call() for call in (converse, generate) for _ in range(4)]
-            found = await asyncio.gather(*calls)
-            assert len(set(found[:4])) == len(set(found[4:])) == 1
-            assert all(found)
-            assert len(processes_of(process, ENGINE)) == 1
-            assert process.log.count("has unloaded its model") == 1
+        calls = [call() for call in (converse, generate) for _ in range(4)]
+        found = await asyncio.gather(*calls)
+        assert len(set(found[:4])) == len(set(found[4:])) == 1
+        assert all(found)
+        assert len(processes_of(process, ENGINE)) == 1
+        assert process.log[start:].count("engine is back") == 1
 
-    run(scenario(), 150)
+    unloader.run(scenario())
 
 
-def test_a_deadline_bounds_the_wait(tiny_checkpoint: Path) -> None:
+def test_a_deadline_bounds_the_wait(unloader: Unloading) -> None:
     async def scenario() -> None:
-        async with unloading(tiny_checkpoint) as (process, channel):
-            await until_unloaded(process)
-            call = SpeechServiceStub(channel).SynthesizeStream(stream_request(), timeout=0.1)
-            error = await error_of(call)
-            assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            assert (await synthesize_on(channel)).audio
+        process, channel = unloader.value
+        await until_unloaded(process)
+        call = SpeechServiceStub(channel).SynthesizeStream(stream_request(), timeout=0.1)
+        error = await error_of(call)
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert (await synthesize_on(channel)).audio
 
-    run(scenario(), 150)
+    unloader.run(scenario())
 
 
-def test_an_unloaded_server_drains_and_exits(tiny_checkpoint: Path) -> None:
+def test_front_ends_that_are_restarted_meanwhile_serve(unloader: Unloading) -> None:
     async def scenario() -> None:
-        async with unloading(tiny_checkpoint) as (process, _):
-            await until_unloaded(process)
-            await process.logged("engine has unloaded its model")
-            process.process.terminate()
-            assert await process.ended() == 0
+        process, channel = unloader.value
+        before = await synthesize_on(channel)
+        await until_unloaded(process)
+        for front_end in processes_of(process, FRONT_END):
+            os.kill(front_end, signal.SIGKILL)
+        for number in range(2):
+            await process.logged(f"front-end-{number} is back")
+        assert (await synthesize_on(channel)).data == before.data
 
-    run(scenario(), 150)
-
-
-def test_a_front_end_that_is_restarted_meanwhile_serves(tiny_checkpoint: Path) -> None:
-    async def scenario() -> None:
-        async with unloading(tiny_checkpoint) as (process, channel):
-            before = await synthesize_on(channel)
-            await until_unloaded(process)
-            os.kill(processes_of(process, FRONT_END)[0], signal.SIGKILL)
-            await process.logged("front-end-0 is back")
-            assert (await synthesize_on(channel)).data == before.data
-
-    run(scenario(), 150)
+    unloader.run(scenario())
 
 
-def test_an_engine_that_dies_while_it_is_loaded_again(tiny_checkpoint: Path) -> None:
+def test_an_engine_that_dies_while_it_is_loaded_again(unloader: Unloading) -> None:
     """The call waits for the next one."""
 
     async def scenario() -> None:
-        async with unloading(tiny_checkpoint) as (process, channel):
-            await until_unloaded(process)
-            call = asyncio.create_task(synthesize_on(channel))
+        process, channel = unloader.value
+        await until_unloaded(process)
+        call = asyncio.create_task(synthesize_on(channel))
 
-            async def is_loading() -> bool:
-                return bool(processes_of(process, ENGINE))
+        async def is_loading() -> bool:
+            return bool(processes_of(process, ENGINE))
 
-            await until(is_loading)
-            os.kill(processes_of(process, ENGINE)[0], signal.SIGKILL)
-            assert (await call).audio
-            assert "engine was ended by SIGKILL; starting it again" in process.log
+        await until(is_loading)
+        os.kill(processes_of(process, ENGINE)[0], signal.SIGKILL)
+        assert (await call).audio
+        assert "engine was ended by SIGKILL; starting it again" in process.log
 
-    run(scenario(), 150)
+    unloader.run(scenario())
 
 
 def test_only_the_model_of_a_call_is_loaded(tiny_checkpoint: Path, text_checkpoint: Path) -> None:
     async def scenario() -> None:
         async with unloading(tiny_checkpoint, text_model=text_checkpoint) as (process, channel):
-            for _ in range(2):
-                await until_unloaded(process)
-                text = TextServiceStub(channel)
-                assert (await text.Generate(pb.GenerateRequest(**generation()))).token_ids
-                assert len(processes_of(process, ENGINE)) == 1
+            await until_unloaded(process)
+            text = TextServiceStub(channel)
+            assert (await text.Generate(pb.GenerateRequest(**generation()))).token_ids
+            assert len(processes_of(process, ENGINE)) == 1
             assert "text-engine is back" in process.log
             assert " engine is back" not in process.log
+            # An unloaded server drains and exits, too.
+            await until_unloaded(process)
+            await process.logged("(?s)text-engine has unloaded .*text-engine has unloaded ")
 
     run(scenario(), 150)
 

@@ -375,7 +375,6 @@ def test_wrong_fields_are_named_as_the_client_knows_them(service: Service) -> No
 @pytest.mark.parametrize(
     ("values", "code", "reason", "message"),
     [
-        ({"text": "<speak>hi</speak>"}, "UNIMPLEMENTED", "NOT_AVAILABLE", "SSML"),
         ({"text": "<speak>" + "a" * 20_000}, "INVALID_ARGUMENT", "INVALID_REQUEST", "has 20007 "),
         (
             {"custom_dictionary": "tomato  təˈmeɪˌtoʊ"},
@@ -400,6 +399,24 @@ def test_what_this_model_cannot_do_is_refused(
             error = await error_of(call)
             assert (error.code().name, reason_of(error)) == (code, reason)
             assert message in error.details()
+
+    run_with_server(service, ask)
+
+
+def test_ssml_is_spoken_where_the_whole_text_is_known(service: Service) -> None:
+    document = '<speak>Hello <break time="1s"/> there.</speak>'
+
+    async def ask(served: Serving) -> None:
+        spoken = await whole(served, document)
+        same = unary_request()
+        same.input.ssml = document
+        assert spoken.audio == (await served.speech.Synthesize(same)).audio
+        assert spoken.meta.processed_text == "Hello there."
+        error = await error_of(riva(served).Synthesize(request("<speak><b/></speak>")))
+        assert fields_of(error) == ["text"]
+        assert "line 1, column 8: <b> is no element of SSML" in error.details()
+        error = await error_of(riva(served).SynthesizeOnline(iter([request(document)])))
+        assert (error.code().name, reason_of(error)) == ("UNIMPLEMENTED", "NOT_AVAILABLE")
 
     run_with_server(service, ask)
 

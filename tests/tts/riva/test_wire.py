@@ -24,6 +24,7 @@ from tts.riva.wire import (
     riva_names,
     to_config,
     to_configs,
+    to_input,
     to_words,
 )
 from tts.server.wire.common import Violations
@@ -177,7 +178,8 @@ def test_the_format_of_a_prompt(
     "text",
     ["<speak>hi</speak>", ' \n<speak version="1.1">', '<?xml version="1.0"?>\n<speak>hi</speak>'],
 )
-def test_ssml_is_refused(text: str) -> None:
+def test_ssml_is_refused_where_text_is_streamed_in(text: str) -> None:
+    assert to_input(text).ssml == text
     with pytest.raises(NotAvailableError, match="SSML"):
         check_phrase(text, 100)
 
@@ -185,6 +187,7 @@ def test_ssml_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["<speaker> says", "x <speak>", "<p>hi</p>", ""])
 def test_other_text_is_not_ssml(text: str) -> None:
     check_phrase(text, 100)
+    assert to_input(text).text == text
 
 
 def test_voices_are_listed_by_language() -> None:

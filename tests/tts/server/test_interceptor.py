@@ -31,7 +31,10 @@ from tests.tts.serving import (
     say,
     session_config,
 )
+from tts.config.server import ServerConfig
 from tts.factory import Service
+from tts.server import access
+from tts.server.access import RECEIVING_BYTES
 from tts.server.call import REQUEST_ID_KEY, client_of
 from tts.v1 import speech_pb2 as pb
 
@@ -175,12 +178,16 @@ def test_a_call_without_a_message_is_invalid(service: Service) -> None:
     run_with_server(service, ask)
 
 
-def test_unfinished_messages_do_not_keep_others_waiting(service: Service) -> None:
+def test_unfinished_messages_do_not_keep_others_waiting(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With more unfinished messages than receive places, a small message is still received."""
+    monkeypatch.setattr(access, "OWN_PATIENCE_S", 1.0)
 
     async def ask(served: Serving) -> None:
         async with raw_client(served.server.address) as client:
-            streams = range(1, 2 * 40, 2)
+            num_slots = RECEIVING_BYTES // ServerConfig().max_message_bytes
+            streams = range(1, 2 * 2 * num_slots, 2)
             for stream in streams:
                 client.open(stream, SERVING_STREAM)
             await asyncio.gather(*(client.send_body(stream, 15 * MIB, MIB) for stream in streams))

@@ -22,7 +22,7 @@ from tts.server.wire.common import Violations, optional, plain_float, to_duratio
 from tts.server.wire.speech import (
     check_voice_name,
     read_config,
-    read_text,
+    read_input,
     to_audio,
     to_chunking,
     to_started,
@@ -273,9 +273,9 @@ def test_voice_names_are_validated() -> None:
 
 def test_a_text_may_be_as_long_as_the_limit() -> None:
     with Violations() as wrong:
-        assert read_text(pb.SynthesisInput(text="x" * 10), 10, wrong) == "x" * 10
+        assert read_input(pb.SynthesisInput(text="x" * 10), 10, wrong) == ("x" * 10, None)
     with pytest.raises(InvalidRequestError) as caught, Violations() as wrong:
-        read_text(pb.SynthesisInput(text="x" * 11), 10, wrong)
+        read_input(pb.SynthesisInput(text="x" * 11), 10, wrong)
     assert [str(violation) for violation in caught.value.violations] == [
         "input.text: has 11 characters, the limit is 10"
     ]

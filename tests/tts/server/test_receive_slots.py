@@ -10,9 +10,18 @@ import pytest
 
 from tests.tts.serving import run
 from tts.errors import IdleTimeoutError
-from tts.server.access import OWN_PATIENCE_S, PATIENCE_S, ReceiveSlots
+from tts.server import access
+from tts.server.access import ReceiveSlots
 
 LONG_S = 50.0
+PATIENCE_S, OWN_PATIENCE_S = 0.2, 1.0
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages are late sooner."""
+    monkeypatch.setattr(access, "PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(access, "OWN_PATIENCE_S", OWN_PATIENCE_S)
 
 
 class Receiving:
@@ -59,6 +68,7 @@ def test_a_place_goes_to_the_client_with_the_fewest() -> None:
     run(scenario())
 
 
+@pytest.mark.usefixtures("impatient")
 def test_the_client_with_the_most_places_loses_its_late_message() -> None:
     async def scenario() -> None:
         slots = ReceiveSlots(2)
@@ -76,6 +86,7 @@ def test_the_client_with_the_most_places_loses_its_late_message() -> None:
     run(scenario())
 
 
+@pytest.mark.usefixtures("impatient")
 def test_many_endless_messages_do_not_block_another_client() -> None:
     async def scenario() -> None:
         slots = ReceiveSlots(2)
@@ -93,6 +104,7 @@ def test_many_endless_messages_do_not_block_another_client() -> None:
     run(scenario())
 
 
+@pytest.mark.usefixtures("impatient")
 def test_messages_of_the_same_client_get_more_time() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()

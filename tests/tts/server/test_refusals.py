@@ -173,12 +173,29 @@ def test_texts_that_are_refused(service: Service, text: str, message: str) -> No
     run_with_server(service, ask)
 
 
-def test_unsupported_fields_are_refused(service: Service) -> None:
+@pytest.mark.parametrize(
+    ("given", "code", "field"),
+    [
+        ({"ssml": ""}, grpc.StatusCode.INVALID_ARGUMENT, "input.ssml"),
+        ({"ssml": "<speak><b>hi</b></speak>"}, grpc.StatusCode.INVALID_ARGUMENT, "input.ssml"),
+        ({"tags": "x" * 10_001}, grpc.StatusCode.INVALID_ARGUMENT, "input.tags"),
+        (
+            {"ssml": "<speak><prosody pitch='high'>hi</prosody></speak>"},
+            grpc.StatusCode.UNIMPLEMENTED,
+            None,
+        ),
+        ({"tags": "[voice:nemo]hi"}, grpc.StatusCode.NOT_FOUND, None),
+        ({"tags": "[hi](/haɪ/)"}, grpc.StatusCode.FAILED_PRECONDITION, None),
+    ],
+)
+def test_markup_that_is_refused(
+    service: Service, given: dict[str, Any], code: grpc.StatusCode, field: str | None
+) -> None:
     async def ask(served: Serving) -> None:
-        ssml = pb.SynthesizeRequest(input=pb.SynthesisInput(ssml="<speak>hi</speak>"))
-        error = await error_of(served.speech.Synthesize(ssml))
-        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
-        assert reason_of(error) == "NOT_AVAILABLE"
+        request = pb.SynthesizeRequest(input=pb.SynthesisInput(**given))
+        error = await error_of(served.speech.Synthesize(request))
+        assert error.code() is code
+        assert field is None or fields_of(error) == [field]
 
     run_with_server(service, ask)
 

@@ -96,8 +96,12 @@ def test_codes_give_a_voice_when_the_codec_has_them(service: Service) -> None:
 def test_voices_are_created_listed_and_deleted(service: Service) -> None:
     async def ask(served: Serving) -> None:
         created = await served.speech.CreateVoice(
-            pb.CreateVoiceRequest(voice_id="mine", prompt=clip(), language_code="en-GB")
+            pb.CreateVoiceRequest(
+                voice_id="mine", prompt=clip(), language_code="en-GB", consent="Me, 2 May"
+            )
         )
+        assert service.synthesizer is not None
+        assert service.synthesizer.voices.get("mine").consent == "Me, 2 May"
         assert created.voice == pb.Voice(
             name="mine", display_name="mine", language_codes=["en-GB"], model=service.model
         )

@@ -276,10 +276,8 @@ def test_a_connection_that_arrives_while_the_server_stops_is_closed(
 
 def test_a_reader_that_stops_reading_is_cut_off(service: Service) -> None:
     async def scenario() -> None:
-        async with wyoming_server(service, slow_reader_timeout_s=1) as served:
-            reader, writer = await asyncio.open_connection(
-                "127.0.0.1", served.server.port, limit=1024
-            )
+        async with wyoming_server(service, slow_reader_timeout_s=0.5) as served:
+            reader, writer = await _small_connection(served)
             stuck = Client(reader, writer)
             await stuck.send("synthesize", text="and on it went " * 600)
             await _until(lambda: _slow_readers(served) == 1)
@@ -290,6 +288,17 @@ def test_a_reader_that_stops_reading_is_cut_off(service: Service) -> None:
     run(scenario())
 
 
+async def _small_connection(
+    served: WyomingServing,
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect with a small receive buffer, which little audio fills."""
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(raw, ("127.0.0.1", served.server.port))
+    return await asyncio.open_connection(sock=raw, limit=1024)
+
+
 def _slow_readers(served: WyomingServing) -> float:
     labels = {"grpc_code": "ABORTED", "reason": "SLOW_READER"}
     return served.grpc.metric("sonant_errors_total", **labels)
@@ -297,10 +306,8 @@ def _slow_readers(served: WyomingServing) -> float:
 
 def test_a_client_that_never_reads_its_answers_is_cut_off(service: Service) -> None:
     async def scenario() -> None:
-        async with wyoming_server(service, slow_reader_timeout_s=1) as served:
-            reader, writer = await asyncio.open_connection(
-                "127.0.0.1", served.server.port, limit=1024
-            )
+        async with wyoming_server(service, slow_reader_timeout_s=0.5) as served:
+            reader, writer = await _small_connection(served)
             block = frame("ping", text="x" * 10_000)
             while not reader.at_eof() and not _slow_readers(served):
                 writer.write(block)

@@ -106,6 +106,19 @@ def test_a_text_is_spoken_as_over_grpc(service: Service) -> None:
     with_server(service, body)
 
 
+def test_ssml_is_spoken(service: Service) -> None:
+    async def body(served: WyomingServing) -> None:
+        async with served.client() as client:
+            document = "<speak>Hello <break time='1s'/> there.</speak>"
+            await client.send("synthesize", text=document, text_format="ssml", seed=7)
+            marked = pcm(await client.until("audio-stop"))
+            plain = [await over_grpc(served, text) for text in ("Hello",)]
+            assert marked[: len(plain[0])] == plain[0]
+            assert not any(marked[len(plain[0]) : len(plain[0]) + 2 * RATE])
+
+    with_server(service, body)
+
+
 @pytest.mark.parametrize(
     ("voice", "selected"),
     [
@@ -259,7 +272,7 @@ def test_a_closed_sending_side_still_gets_its_information(service: Service) -> N
         ({"text": SHORT, "voice": {"language": "fr"}}, "VOICE_NOT_FOUND", "language fr"),
         ({"text": SHORT, "voice": {"name": "hazel", "speaker": "2"}}, "INVALID_REQUEST", "speaker"),
         ({"text": SHORT, "voice": "hazel"}, "INVALID_REQUEST", "got `str` - at `$.voice`"),
-        ({"text": SHORT, "text_format": "ssml"}, "NOT_AVAILABLE", "SSML"),
+        ({"text": SHORT, "text_format": "ssml"}, "INVALID_REQUEST", "input.ssml: line 1, column 1"),
         ({"text": SHORT, "text_format": "markdown"}, "INVALID_REQUEST", "must be text or ssml"),
         ({"text": SHORT, "seed": -1}, "INVALID_REQUEST", "seed"),
         ({"text": SHORT, "seed": 2**64}, "INVALID_REQUEST", "seed"),

@@ -7,6 +7,7 @@ checked later: the audio of a voice prompt by `VoiceCloner.ready`, the rest by `
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from decoder import (
@@ -16,7 +17,7 @@ from decoder import (
     PrependPromptSpeechTokens,
     StreamingOptions,
 )
-from tts.errors import InvalidRequestError, NotAvailableError, Precondition, PreconditionError
+from tts.errors import InvalidRequestError, Precondition, PreconditionError
 from tts.server.wire.common import (
     FINISH_REASONS,
     Violations,
@@ -43,6 +44,9 @@ from tts.speech.types import (
     WordTime,
     WordTimes,
 )
+from tts.text.markup.document import Document
+from tts.text.markup.ssml import read_ssml
+from tts.text.markup.tags import read_tags
 from tts.text.segmenter import SegmentMode, TextNormalization
 from tts.v1 import common_pb2
 from tts.v1 import speech_pb2 as pb
@@ -99,17 +103,26 @@ ALPHABETS = {
 }
 
 
-def read_text(proto: pb.SynthesisInput, max_characters: int, wrong: Violations) -> str:
-    """Return the text to speak; "" when it is too long.
+def read_input(
+    proto: pb.SynthesisInput, max_characters: int, wrong: Violations
+) -> tuple[str, Document | None]:
+    """Return the text to speak, and its parts if it has markup; "" and None when it is too long.
 
-    Raises NotAvailableError for SSML. Markup inside plain text is not detected.
+    Raises InvalidRequestError for wrong markup. Markup inside plain text is not detected.
     """
-    if proto.WhichOneof("input") == "ssml":
-        raise NotAvailableError("SSML is not available in this release; send plain text")
-    text = proto.text
-    wrong.require(bool(text.strip()), "input.text", "is empty")
+    kind = proto.WhichOneof("input") or "text"
+    field, text = f"input.{kind}", getattr(proto, kind)
     limit = f"has {len(text)} characters, the limit is {max_characters}"
-    return text if wrong.require(len(text) <= max_characters, "input.text", limit) else ""
+    if not wrong.require(len(text) <= max_characters, field, limit):
+        return "", None
+    if not wrong.require(bool(text.strip()), field, "is empty"):
+        return text, None
+    match kind:
+        case "ssml":
+            return text, read_ssml(text, lenient=proto.lenient, field=field)
+        case "tags":
+            return text, replace(read_tags(text, field=field), lenient=proto.lenient)
+    return text, None
 
 
 def read_config(

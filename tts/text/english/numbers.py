@@ -18,12 +18,14 @@ from tts.text.english.tables import (
     MONTHS,
     PER_UNITS,
     UNITS,
+    WEEKDAYS,
 )
 
 Rule = tuple[Pattern[str], Callable[[Match[str]], str]]
 
 NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"
 MAX_CARDINAL_DIGITS = 9  # longer runs without commas are read digit by digit
+POWERS = {"squared": "square", "2": "square", "cubed": "cubic", "3": "cubic"}
 MAX_NAMED_DIGITS = 66  # the limit of num2words
 
 MONTH = (
@@ -40,8 +42,28 @@ CURRENCIES = {
     "€": ("euro", "euros", "cent", "cents"),
     "₹": ("rupee", "rupees", "paisa", "paise"),
     "¥": ("yen", "yen", "", ""),
+    "₩": ("won", "won", "", ""),
+    "₽": ("ruble", "rubles", "kopeck", "kopecks"),
+    "₺": ("lira", "lira", "kurush", "kurush"),
+    "₪": ("shekel", "shekels", "agora", "agorot"),
+    "₦": ("naira", "naira", "kobo", "kobo"),
+    "₴": ("hryvnia", "hryvnias", "kopiyka", "kopiykas"),
+    "₫": ("dong", "dong", "", ""),
+    "₱": ("peso", "pesos", "centavo", "centavos"),
+    "฿": ("baht", "baht", "satang", "satang"),
+    "₿": ("bitcoin", "bitcoins", "", ""),
+    "CHF": ("Swiss franc", "Swiss francs", "centime", "centimes"),
+    "AUD": ("Australian dollar", "Australian dollars", "cent", "cents"),
+    "CAD": ("Canadian dollar", "Canadian dollars", "cent", "cents"),
+    "CNY": ("yuan", "yuan", "", ""),
+    "SEK": ("Swedish krona", "Swedish kronor", "", ""),
+    "NOK": ("Norwegian krone", "Norwegian kroner", "", ""),
+    "DKK": ("Danish krone", "Danish kroner", "", ""),
+    "BRL": ("real", "reais", "centavo", "centavos"),
+    "MXN": ("Mexican peso", "Mexican pesos", "centavo", "centavos"),
+    "ZAR": ("rand", "rand", "cent", "cents"),
 }
-CURRENCY_CODES = {"USD": "$", "GBP": "£", "EUR": "€", "INR": "₹", "JPY": "¥"}
+CURRENCY_CODES = {"USD": "$", "GBP": "£", "EUR": "€", "INR": "₹", "JPY": "¥", "KRW": "₩"}
 SCALES = {"k": "thousand", "m": "million", "b": "billion", "bn": "billion", "tn": "trillion"}
 SCALE = r"(?:\s?(thousand|million|billion|trillion)\b|(k|K|m|M|bn|b|B|tn)(?!\w))?"
 FIXED = {"24/7": "twenty-four seven", "9/11": "nine eleven", "50/50": "fifty fifty"}
@@ -100,7 +122,16 @@ def _month(text: str) -> str:
     return next(name for name in MONTHS if name.startswith(start))
 
 
-def _date(day: int, month: int, year_text: str | None) -> str | None:
+def _weekday(text: str) -> str:
+    return WEEKDAYS[text.rstrip(".").lower()]
+
+
+def _weekday_date(match: Match[str]) -> str:
+    words = date(int(match[3]), int(match[2]), None)
+    return f"{_weekday(match[1])}, {words}" if words else match.group()
+
+
+def date(day: int, month: int, year_text: str | None) -> str | None:
     """Return a date with the month first, as in American English; None for an invalid day."""
     if not (1 <= month <= 12 and 1 <= day <= 31):
         return None
@@ -109,7 +140,7 @@ def _date(day: int, month: int, year_text: str | None) -> str | None:
 
 
 def _iso_date(match: Match[str]) -> str:
-    words = _date(int(match[3]), int(match[2]), match[1])
+    words = date(int(match[3]), int(match[2]), match[1])
     if words is None:
         return match.group()
     return f"{words} at {match[4]}" if match[4] else words
@@ -118,12 +149,12 @@ def _iso_date(match: Match[str]) -> str:
 def _slash_date(match: Match[str]) -> str:
     first, second, text = int(match[1]), int(match[2]), match[3]
     full = text if len(text) == 4 else ("19" if int(text) > 50 else "20") + text
-    words = _date(second, first, full) or _date(first, second, full)
+    words = date(second, first, full) or date(first, second, full)
     return words or match.group()
 
 
 def _dotted_date(match: Match[str]) -> str:
-    return _date(int(match[1]), int(match[2]), match[3]) or match.group()
+    return date(int(match[1]), int(match[2]), match[3]) or match.group()
 
 
 def _day_first(match: Match[str]) -> str:
@@ -133,6 +164,10 @@ def _day_first(match: Match[str]) -> str:
 
 
 def _month_first(match: Match[str]) -> str:
+    before = match.string[: match.start()]
+    is_count = re.match(r"\s[a-z]{3}", match.string[match.end() :]) and match.group()[-1].isdigit()
+    if is_count and before.endswith(("In ", "in ")) and not match[4]:
+        return match.group()  # "in May 10 people came"
     until = f" to {ordinal(int(match[3]))}" if match[3] else ""
     tail = f", {year(int(match[4]))}" if match[4] else ""
     return f"{_month(match[1])} {ordinal(int(match[2]))}{until}{tail}"
@@ -149,6 +184,15 @@ def _clock(match: Match[str]) -> str:
     return words + (f" {half.upper()} M" if half else "") + _closing(match)
 
 
+def _duration(match: Match[str]) -> str:
+    names = ("hour", "minute", "second")
+    parts = [
+        f"{cardinal(value)} {name}{'' if value == 1 else 's'}"
+        for value, name in zip((int(text) for text in match.groups()[1:]), names, strict=True)
+    ]
+    return f"{match[1]}{', '.join(parts[:-1])} and {parts[-1]}"
+
+
 def _hour(match: Match[str]) -> str:
     return f"{cardinal(int(match[1]))} {match[2].upper()} M{_closing(match)}"
 
@@ -163,13 +207,19 @@ def _money(match: Match[str]) -> str:
 
 
 def _money_range(match: Match[str]) -> str:
-    scale = _scale(match[4], match[5])
-    return f"{number(match[2])} to {_amount(match[1], match[3], scale)}"
+    first, last = _scale(None, match[3]), _scale(match[5], match[6])
+    least = f"{number(match[2])} {first}" if first not in ("", last) else number(match[2])
+    return f"{least} to {_amount(match[1], match[4], last)}"
 
 
 def _money_after(match: Match[str]) -> str:
     sign = CURRENCY_CODES.get(match[4], match[4])
     return _amount(sign, match[1], _scale(match[2], match[3]))
+
+
+def _money_code(match: Match[str]) -> str:
+    sign = CURRENCY_CODES.get(match[1], match[1])
+    return _amount(sign, match[2], _scale(match[3], match[4]))
 
 
 def _amount(sign: str, text: str, scale: str) -> str:
@@ -189,17 +239,25 @@ def _amount(sign: str, text: str, scale: str) -> str:
 
 def _fraction(match: Match[str]) -> str:
     text = f"{match[2]}/{match[3]}"
-    top, bottom = int(match[2]), int(match[3])
     if text in FIXED and not match[1]:
         return FIXED[text]
+    words, unit = fraction(match[1], match[2], match[3]), UNITS.get(match[4] or "", "")
+    if not unit:
+        return words
+    return f"{words} {_plural(unit) if match[1] else unit}"
+
+
+def fraction(whole: str | None, above: str, below: str) -> str:
+    """Return a fraction: "3", "1", "2" is "three and a half"; an improper one is "… over …"."""
+    top, bottom = int(above), int(below)
     if not 0 < top < bottom:
-        return f"{match[1] or ''} {number(match[2])} over {number(match[3])}".strip()
+        return f"{whole or ''} {number(above)} over {number(below)}".strip()
     name = {2: "half", 4: "quarter"}.get(bottom) or ordinal(bottom)
-    plural = "" if top == 1 else "s"
-    if not match[1]:
-        return f"{cardinal(top)} {name}{plural}"
+    name += "" if top == 1 else "s"
+    if not whole:
+        return f"{cardinal(top)} {name}"
     amount = "a" if (top, bottom) == (1, 2) else cardinal(top)
-    return f"{number(match[1])} and {amount} {name}{plural}"
+    return f"{number(whole)} and {amount} {name}"
 
 
 def _degrees(match: Match[str]) -> str:
@@ -219,9 +277,24 @@ def _measure(match: Match[str]) -> str:
     unit = UNITS[match[2] or match[3]]
     head, per, tail = unit.partition(" per ")
     if match[1] != "1":
-        head = IRREGULAR_UNITS.get(head) or head + ("" if head.endswith("hertz") else "s")
-    rate = f" per {PER_UNITS[match[4]]}" if match[4] else ""
-    return f"{number(match[1])} {head}{per}{tail}{rate}"
+        head = _plural(head)
+    power = POWERS[match[4]] + " " if match[4] else ""
+    rate = f" per {PER_UNITS[match[5]]}" if match[5] else ""
+    return f"{number(match[1])} {power}{head}{per}{tail}{rate}"
+
+
+def _inches(match: Match[str]) -> str:
+    dot = "." if not match.string[match.end() :].strip() else ""
+    return f"{number(match[1])} inch{'' if match[1] == '1' else 'es'}{dot}"
+
+
+def _spaced_thousands(match: Match[str]) -> str:
+    return f"{int(match.group().replace(' ', '')):,}"
+
+
+def _plural(unit: str) -> str:
+    """Return "liters", "feet", "hertz", "parts" for a unit."""
+    return IRREGULAR_UNITS.get(unit) or unit + ("" if unit.endswith("hertz") else "s")
 
 
 def _thousands(match: Match[str]) -> str:
@@ -237,26 +310,21 @@ def _decade(match: Match[str]) -> str:
     return words[:-1] + "ies" if words.endswith("y") else words + "s"
 
 
-def _spell_phone(match: Match[str]) -> str:
-    plus = "plus " if match.group().startswith("+") else ""
-    return plus + ", ".join(digits(part) for part in re.findall(r"\d+", match.group()))
-
-
-def _dotted_number(match: Match[str]) -> str:
-    return " point ".join(number(part) for part in match.group().split("."))
-
-
 def _rule(pattern: str, read: Callable[[Match[str]], str]) -> Rule:
     return re.compile(pattern), read
 
 
 _SPACED_UNITS = "|".join(sorted((u for u in UNITS if u not in ATTACHED_UNITS), key=len)[::-1])
 _GLUED_UNITS = "|".join(ATTACHED_UNITS)
-_SIGN = "[$£€¥₹]"
+_SIGN = f"[{''.join(sign for sign in CURRENCIES if len(sign) == 1)}]"
+_CODES = "|".join((*CURRENCY_CODES, *(code for code in CURRENCIES if len(code) > 1)))
+_WEEKDAY = "|".join(name.capitalize() for name in sorted(WEEKDAYS, key=len, reverse=True))
+_AM_PM = r"[AaPp]\.?[Mm]\b"
 
 DATE_AND_TIME_RULES: tuple[Rule, ...] = (
     _rule(r"\b(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d:\d\d(?::\d\d)?)(?:\.\d+)?Z?)?(?![\d-])", _iso_date),
     _rule(r"(?<![\d/])(\d{1,2})/(\d{1,2})/(\d{4}|\d\d)(?![\d/])", _slash_date),
+    _rule(rf"\b({_WEEKDAY})\.?,?\s(\d{{1,2}})/(\d{{1,2}})(?![\d/])", _weekday_date),
     _rule(r"(?<![\d.])(\d{1,2})\.(\d{1,2})\.(\d{4})(?!\.?\d)", _dotted_date),
     _rule(rf"(?<![\w.,:/-])([Tt]he\s+)?{DAY}\s+(?:of\s+)?{MONTH}(?:,?\s+{YEAR})?", _day_first),
     _rule(
@@ -264,45 +332,58 @@ DATE_AND_TIME_RULES: tuple[Rule, ...] = (
     ),
     _rule(rf"\b{MONTH}\s+(?=[12]\d{{3}}\b)", lambda m: _month(m[1]) + " "),
     _rule(
+        r"((?:time (?:was|is|of)|took|takes|lasted|lasts|finished in|record of)\s)"
+        r"(\d{1,2}):([0-5]\d):([0-5]\d)(?![\d:])",
+        _duration,
+    ),
+    _rule(
+        rf"(\d\s?(?:{_AM_PM})?)\s?[-–]\s?(?=\d{{1,2}}(?::\d\d)?\s?{_AM_PM})",
+        lambda m: f"{m[1]} to ",
+    ),
+    _rule(r"(?<=:\d\d)\s?[-–]\s?(?=\d{1,2}:\d\d)", lambda m: " to "),
+    _rule(
         r"(?<![\w:.])([01]?\d|2[0-4]):([0-5]\d)(?::([0-5]\d))?(?![\d:])" rf"(?:\s?{MERIDIEM})?",
         _clock,
     ),
     _rule(rf"(?<![\w:.,])(0?[1-9]|1[0-2])\s?{MERIDIEM}", _hour),
-)
-CODE_RULES: tuple[Rule, ...] = (
-    _rule(
-        r"(?<![\w-])(?:\+?\d{1,3}[ .-])?(?:\(\d{3}\)\s?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w-])",
-        _spell_phone,
-    ),
-    _rule(r"(?<!\w)\+\d{1,3}(?:[ .-]?\d{2,4}){2,5}(?![\w-])", _spell_phone),
-    _rule(
-        r"(?<![\w-])(?:\d{3}-\d{4}|\d{3}-\d\d-\d{4}|\d{4}(?:[ -]\d{4}){2,4})(?![\w-])", _spell_phone
-    ),
-    _rule(r"\b[vV]\.?\s?(?=\d+\.\d)", lambda m: "version "),
-    _rule(r"(?<![\w.])\d+(?:\.\d+){2,}(?!\w)", _dotted_number),
+    _rule(r"(?<!\w)ca?\.\s?(?=[1-9]\d{2,3}\b)", lambda m: "circa "),
+    _rule(r"(?<=\b[Ii]n )(10\d\d)(?=[,.;:]?(?:\s[A-Z]|$)|,\s)", lambda m: year(int(m[1]))),
 )
 AMOUNT_RULES: tuple[Rule, ...] = (
     _rule(r"(?:(?<=[\s(=:;])|^)-(?=[\d$£€¥₹]|\.\d)", lambda m: "minus "),
-    _rule(rf"({_SIGN})\s?({NUMBER})\s?[-–]\s?{_SIGN}?({NUMBER}){SCALE}", _money_range),
+    _rule(
+        rf"({_SIGN})\s?({NUMBER})(k|K|m|M|bn|b|B|tn)?\s?[-–]\s?{_SIGN}?({NUMBER}){SCALE}",
+        _money_range,
+    ),
     _rule(rf"(?:\b(?:US|A|C))?({_SIGN})\s?({NUMBER}){SCALE}(?:\s?USD\b)?(/(?=[a-z]))?", _money),
-    _rule(rf"(?<![\w.])({NUMBER}){SCALE}\s?([€£¥₹]|(?:USD|GBP|EUR|INR|JPY)\b)", _money_after),
+    _rule(rf"(?<![\w.])({NUMBER}){SCALE}\s?([€£¥₹₽₺₪₴₫₱฿₿]|(?:{_CODES})\b)", _money_after),
+    _rule(rf"\b({_CODES})\s?({NUMBER}){SCALE}", _money_code),
     _rule(
         rf"(?<![\w.])({NUMBER})\s?¢",
         lambda m: f"{number(m[1])} cent{'' if m[1] == '1' else 's'}",
     ),
-    _rule(r"(?<![\w/.])(?:(\d+)\s+(?:and\s+)?)?(\d{1,3})/(\d{1,3})(?![\w/])", _fraction),
+    _rule(
+        r"(?<![\w/.])(?:(\d+)\s+(?:and\s+)?)?(\d{1,3})/(\d{1,3})(?![\w/])"
+        rf"(?:[ -]({_SPACED_UNITS})\b(?!/)(?:\.(?=\s[a-z]))?)?",
+        _fraction,
+    ),
     _rule(rf"(?<![\w-])({NUMBER})\s?[-–]\s?({NUMBER})(?=\s*=)", lambda m: f"{m[1]} minus {m[2]}"),
     _rule(rf"(?<![\w.,-])({NUMBER})\s?[-–]\s?({NUMBER})(?![\d-])", lambda m: f"{m[1]} to {m[2]}"),
-    _rule(rf"(?<![\w.])({NUMBER})\s?°\s?([CFK]\b)?", _degrees),
+    _rule(rf"(?<![\w.])({NUMBER})\s?°(?:\s?([CFK])\b)?", _degrees),
     _rule(rf"(?<![\w.])({NUMBER})\s?%", lambda m: f"{number(m[1])} percent"),
     _rule(rf"(?<![\w.])({NUMBER})\s?[x×]\s?(?={NUMBER})", lambda m: f"{number(m[1])} by "),
+    _rule(r"(?<![\w.,])(10{2,3})s(?= of\b)", lambda m: cardinal(int(m[1]))[4:] + "s"),
     _rule(r"(?<![\w.,])'?([2-9]0|[12]\d{2}0)'?s\b", _decade),
     _rule(r"(?<![\w.])(\d+)'\s?(\d{1,2})(?:\"|'')(?!\w)", _feet_inches),
     _rule(
-        rf"(?<![\w.])({NUMBER})(?:\s?({_SPACED_UNITS})|({_GLUED_UNITS}))"
-        rf"(?:/({'|'.join(PER_UNITS)}))?(?![\w'])",
+        rf"(?<![\w.])({NUMBER})(?:(?:\s?|-(?=[a-zA-Z]{{2}}))({_SPACED_UNITS})|({_GLUED_UNITS}))"
+        rf"(?:\s?(squared\b|cubed\b|[23](?!\d)))?(?:/({'|'.join(PER_UNITS)}))?(?![\w'])"
+        r"(?:\.(?=\s[a-z]))?",
         _measure,
     ),
+    _rule(rf"(?<![\w.])({NUMBER})\s?in\.(?!\w)", _inches),
+    _rule(r"(\d\.\d+)\ss\b(?!')", lambda m: f"{number(m[1])} seconds"),
+    _rule(r"(?<![\w.,-])\d{1,3}(?: \d{3})* 000\b(?![.,]?\d)", _spaced_thousands),
     _rule(rf"(?<![\w.])({NUMBER})([kKM])(?!\w)", _thousands),
     _rule(
         r"(?<![\w.])(\d{1,3}(?:,\d{3})+|\d{1,9})(?:st|nd|rd|th)\b",
@@ -317,6 +398,7 @@ AMOUNT_RULES: tuple[Rule, ...] = (
 )
 NUMBER_RULES: tuple[Rule, ...] = (
     _rule(r"(?<=\d)-(?=\d)", lambda m: " "),
+    _rule(r"(?<=[A-Za-z])(?=\.\d)", lambda m: " "),
     _rule(r"(?<![\w.,])(1[1-9]\d\d|20\d\d)(?![\d%]|[.,]\d)", lambda m: year(int(m[1]))),
     _rule(rf"{NUMBER}|\.\d+", lambda m: number(m.group())),
 )

@@ -1,0 +1,1 @@
+"""Markup of text: SSML and tags, both read into one `Document`."""

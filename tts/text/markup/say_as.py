@@ -1,0 +1,150 @@
+"""Readings of SSML's `say-as` as English words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from tts.text.english.numbers import (
+    MAX_NAMED_DIGITS,
+    NUMBER,
+    cardinal,
+    date,
+    digits,
+    fraction,
+    number,
+    ordinal,
+    year,
+)
+from tts.text.english.tables import ADDRESS_SIGNS, DIGITS, MONTHS
+from tts.text.normalize import AlignedText, speak_words
+
+BEEP = "beep"
+_NUMBER = re.compile(rf"([+-]?)({NUMBER}|\.\d+)")
+_WHOLE = re.compile(r"(\d{1,3}(?:,\d{3})+|\d+)(?:st|nd|rd|th)?")
+_FRACTION = re.compile(r"(?:(\d+)(?:\s*\+\s*|\s+))?(\d{1,3})/(\d{1,3})")
+_MINUTES = re.compile(r"""(\d{1,4})'(?:(\d{1,2})(?:"|''))?""")
+_CLOCK = re.compile(r"\d{1,2}(?::\d\d){0,2}\s*(?:[ap]\.?m\.?)?", re.I)
+_MONEY = re.compile(r"[$£€¥₹]|\b(?:USD|GBP|EUR|INR|JPY)\b")
+_DATE_PARTS = {"y": r"(?P<y>\d{4})", "m": r"(?P<m>\d{1,2})", "d": r"(?P<d>\d{1,2})"}
+DATE_FORMATS = ("mdy", "dmy", "ymd", "ydm", "md", "dm", "ym", "my", "y", "m", "d")
+
+
+def say_as(kind: str, text: str, layout: str = "") -> str:
+    """Return a text as words; `kind` is `interpret-as`, `layout` the attribute `format`.
+
+    Raises ValueError for an unknown kind, and for a text that it cannot read.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"interpret-as must be one of {', '.join(KINDS)}")
+    words = KINDS[kind](" ".join(text.split()), layout)
+    if not words:
+        raise ValueError(f"its text cannot be read as {kind}")
+    return words
+
+
+def _read(text: str, layout: str) -> str:
+    return speak_words(AlignedText.of_words(text.split())).text
+
+
+def _cardinal(text: str, layout: str) -> str:
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return ""
+    whole, point, decimals = match[2].replace(",", "").partition(".")
+    words = cardinal(int(whole)) if 0 < len(whole) <= MAX_NAMED_DIGITS else digits(whole)
+    words = f"{words} {number(point + decimals)}" if decimals else words
+    return f"{'minus ' if match[1] == '-' else ''}{words.strip()}"
+
+
+def _ordinal(text: str, layout: str) -> str:
+    match = _WHOLE.fullmatch(text)
+    figures = match[1].replace(",", "") if match else ""
+    return ordinal(int(figures)) if 0 < len(figures) <= MAX_NAMED_DIGITS else ""
+
+
+def _digits(text: str, layout: str) -> str:
+    return digits("".join(filter(str.isdecimal, text)))
+
+
+def _characters(text: str, layout: str) -> str:
+    return " ".join(filter(None, map(_character, text)))
+
+
+def _character(character: str) -> str:
+    if character in "0123456789":
+        return DIGITS[int(character)]
+    return ADDRESS_SIGNS.get(character, character.upper() if character.isalnum() else "")
+
+
+def _date(text: str, layout: str) -> str:
+    order = "".join(dict.fromkeys(layout.lower()))  # "yyyymmdd" is "ymd"
+    if not order:
+        return _read(text, "")
+    if order not in DATE_FORMATS:
+        raise ValueError(f"format must be one of {', '.join(DATE_FORMATS)}")
+    pattern = r"\D?".join(_DATE_PARTS[part] for part in order)
+    if text.isdecimal() and len(order) > 1:  # without signs between
+        pattern = pattern.replace("{1,2}", "{2}").replace(r"\D?", "")
+    match = re.fullmatch(pattern, text, re.ASCII)
+    found = {"y": "", "m": "", "d": ""} | (match.groupdict() if match else {})
+    return _date_words(found["d"], found["m"], found["y"])
+
+
+def _date_words(day: str, month: str, year_text: str) -> str:
+    if not month or not day:
+        name = MONTHS[int(month) - 1] if month and 1 <= int(month) <= 12 else ""
+        known_day = ordinal(int(day)) if day and 1 <= int(day) <= 31 else ""
+        known_year = year(int(year_text)) if year_text else ""
+        return ", ".join(filter(None, (name or known_day, known_year)))
+    return date(int(day), int(month), year_text) or ""
+
+
+def _time(text: str, layout: str) -> str:
+    if match := _MINUTES.fullmatch(text):
+        parts = [f"{cardinal(int(match[1]))} minute{'' if int(match[1]) == 1 else 's'}"]
+        if match[2]:
+            parts.append(f"{cardinal(int(match[2]))} second{'' if int(match[2]) == 1 else 's'}")
+        return " and ".join(parts)
+    return _read(text, "") if _CLOCK.fullmatch(text) else ""
+
+
+def _telephone(text: str, layout: str) -> str:
+    groups = re.findall(r"[A-Za-z0-9]+", text)
+    plus = "plus " if text.startswith("+") else ""
+    return plus + ", ".join(_characters(group, "") for group in groups) if groups else ""
+
+
+def _currency(text: str, layout: str) -> str:
+    return _read(text, "") if _MONEY.search(text) else ""
+
+
+def _fraction(text: str, layout: str) -> str:
+    match = _FRACTION.fullmatch(text)
+    return fraction(match[1], match[2], match[3]) if match else ""
+
+
+def _expletive(text: str, layout: str) -> str:
+    return BEEP
+
+
+KINDS: Mapping[str, Callable[[str, str], str]] = {
+    "cardinal": _cardinal,
+    "number": _cardinal,
+    "ordinal": _ordinal,
+    "digits": _digits,
+    "number_digit": _digits,
+    "characters": _characters,
+    "spell-out": _characters,
+    "verbatim": _characters,
+    "date": _date,
+    "time": _time,
+    "telephone": _telephone,
+    "currency": _currency,
+    "fraction": _fraction,
+    "unit": _read,
+    "address": _read,
+    "expletive": _expletive,
+    "bleep": _expletive,
+}
+"""`interpret-as` to its reading."""
