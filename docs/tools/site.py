@@ -11,7 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+LINK = re.compile(r"`[^`\n]*`|(!?)\[([^\]]*)\]\(([^)\s]+)\)")  # code holds no links
 MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 
 if str(ROOT) not in sys.path:
@@ -28,6 +28,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def _inside(link: re.Match[str], folder: Path) -> str:
     """Return the link; for a file that is no page of the site, its name in the repository."""
     is_image, text, target = link.groups()
+    if target is None:
+        return link[0]
     path = target.partition("#")[0]
     if is_image or not path or "://" in target:
         return link[0]
