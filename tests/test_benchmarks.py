@@ -90,6 +90,7 @@ def test_each_command_has_a_main_and_a_place_in_the_documentation() -> None:
         "spoken_text",
         "streams",
         "understood",
+        "watermark",
     }
     assert [name for name in commands if f"benchmarks.{name}" not in page] == []
 
