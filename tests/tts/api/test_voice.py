@@ -262,12 +262,15 @@ def test_closing_ends_running_requests(tiny_checkpoint: Path) -> None:
             ends.append([part.sample_offset for part in parts])
         except EngineStoppedError as error:
             ends.append(error)
+        except RuntimeError as error:  # closed between two parts
+            ends.append(str(error))
 
     reader = threading.Thread(target=read_on)
     reader.start()
     voice.close()
     reader.join()
-    assert len(ends) == 1
+    (end,) = ends
+    assert isinstance(end, list | EngineStoppedError) or end == "the voice is closed"
 
 
 def test_closing(tiny_checkpoint: Path) -> None:
