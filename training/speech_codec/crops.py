@@ -103,28 +103,48 @@ class Crops:
 
     def draw(self, lines: Tensor, generator: torch.Generator | None = None) -> Examples:
         """A batch from these lines; longer ones come more often."""
-        takes, hop, size = self.takes, self.config.hop, self.sizes.batch
-        device = lines.device
-        weights = self._whole[lines].float()
-        line = lines[torch.multinomial(weights, size, replacement=True, generator=generator)]
+        takes = self.takes
+        line, code = self._places(lines, self.sizes.batch, generator)
         session = takes["session"][line]
-        crosses = torch.rand(size, device=device, generator=generator) < 0.5
-        share = torch.rand(size, device=device, generator=generator)
-        room = self._whole[line] - self.sizes.crop + 1
-        code = (share * room).long().minimum(room - 1)
-        start = takes["first"][line] + code * hop
-        span = torch.arange(self.sizes.crop * hop, device=device)
-        place = (self._at[line] + code)[:, None] + torch.arange(self.sizes.crop, device=device)
+        crosses = torch.rand(len(line), device=line.device, generator=generator) < 0.5
+        start = takes["first"][line] + code * self.config.hop
+        span = torch.arange(self.sizes.crop * self.config.hop, device=line.device)
         owner = torch.where(crosses, takes["partner"][session], session)
-        points = points_of(start, self.sizes.crop, self._coder_sizes)
         return Examples(
-            self._codes[place],
+            self._codes_at(line, code),
             self._samples(start[:, None] + span, crosses),
             takes["style"][owner].float(),
             *self._drive(session, start),
             crosses & (owner != session),
-            plan_at(takes, points, takes["first"][line, None], self._ends[line, None]),
+            self._plan_at(line, start),
         )
+
+    def draw_plans(self, lines: Tensor, count: int) -> tuple[Tensor, Tensor, Plan]:
+        """So many codes [count, T], styles [count, 256] of their sessions, and their plan."""
+        line, code = self._places(lines, count)
+        style = self.takes["style"][self.takes["session"][line]].float()
+        start = self.takes["first"][line] + code * self.config.hop
+        return self._codes_at(line, code), style, self._plan_at(line, start)
+
+    def _places(
+        self, lines: Tensor, count: int, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Draw lines [count], and the first code of a crop in each."""
+        weights = self._whole[lines].float()
+        line = lines[torch.multinomial(weights, count, replacement=True, generator=generator)]
+        share = torch.rand(count, device=lines.device, generator=generator)
+        room = self._whole[line] - self.sizes.crop + 1
+        return line, (share * room).long().minimum(room - 1)
+
+    def _codes_at(self, line: Tensor, code: Tensor) -> Tensor:
+        span = torch.arange(self.sizes.crop, device=line.device)
+        return self._codes[(self._at[line] + code)[:, None] + span]
+
+    def _plan_at(self, line: Tensor, start: Tensor) -> Plan:
+        """Return the plan of crops of lines, from samples `start` on."""
+        points = points_of(start, self.sizes.crop, self._coder_sizes)
+        first, end = self.takes["first"][line, None], self._ends[line, None]
+        return plan_at(self.takes, points, first, end)
 
     def _drive(self, session: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         """Pitch and phase from `start` on, as the teacher's source had them: its frequency is a

@@ -3,10 +3,11 @@
     python -m training.speech_codec.train --design source_free --takes runs/takes \
         --coder runs/coder/coder.safetensors --out runs/codec --minutes 15
 
-First by mel distance, soon against discriminators as well. Codes and voice tokens are the coder's,
-which does not change, so everything else that learns from codes can learn at the same time.
-A layer behind the decoder's first blocks reads the phones, pitch and energy that the codes are of:
-without it the decoder learns to tell similar vowels apart late. It is not kept.
+First the decoder's first blocks learn to read the phones, pitch and energy that the codes are of,
+by a layer behind them that is not kept: without it the decoder learns to tell similar vowels apart
+late. Then all of it learns by mel distance, soon against discriminators as well, and goes on
+reading. Codes and voice tokens are the coder's, which does not change, so everything else that
+learns from codes can learn at the same time.
 
 OUT/NAME.safetensors holds the running mean of the weights (float16), OUT/NAME.8bit.safetensors the
 same in 8 bits, OUT/NAME.judges.safetensors the discriminators; they are written every `--save`
@@ -42,6 +43,7 @@ RESOLUTIONS = (512, 1024, 2048)  # of the spectral discriminators
 MEAN_EVERY, MEAN_SHARE = 10, 0.01  # steps; of the newest weights in those that are kept
 WARM_STEPS, LAST_RATE = 300, 0.05  # of the learning rate: it rises, its share at the end
 READ_AFTER = 3  # blocks of the decoder
+READING_BATCHES = 16  # that a step which only reads takes at once
 JUDGED_FIRST = 10  # steps against discriminators before they are recorded
 
 
@@ -86,16 +88,27 @@ class Model(nn.Module):
 
     def _features(self, values: Tensor, voice: Tensor, plan: Plan) -> tuple[Tensor, Read]:
         """Return `Decoder.features`, and how well the plan is read from them on the way."""
-        decoder, config = self.decoder, self.decoder.config
+        decoder = self.decoder
         condition = decoder.voice(voice.flatten(1))
+        x, read = self._early(values, condition, plan)
+        for block in decoder.blocks[READ_AFTER:]:
+            x = block(x, condition)
+        return decoder.last(x, condition), read
+
+    def _early(self, values: Tensor, condition: Tensor, plan: Plan) -> tuple[Tensor, Read]:
+        """Return what the first blocks make of codes, and how well the plan is read from it."""
+        decoder, config = self.decoder, self.decoder.config
         x = decoder.first(F.pad(values, (0, 0, config.behind, config.ahead)))
         for block in decoder.blocks[:READ_AFTER]:
             x = block(x, condition)
         found = self.reading(x).float().view(len(x), -1, NUM_SYMBOLS + PARTS)
-        read = read_losses(found[..., :NUM_SYMBOLS], found[..., NUM_SYMBOLS:], plan)
-        for block in decoder.blocks[READ_AFTER:]:
-            x = block(x, condition)
-        return decoder.last(x, condition), read
+        return x, read_losses(found[..., :NUM_SYMBOLS], found[..., NUM_SYMBOLS:], plan)
+
+    def read(self, codes: Tensor, style: Tensor, plan: Plan) -> Read:
+        """Return how well the plan of codes [B, T] is read, without a sound."""
+        with torch.no_grad(), torch.autocast(codes.device.type, enabled=False):
+            values, (voice, _) = self.coder.quantizer.values(codes), self.coder.voice(style)
+        return self._early(values, self.decoder.voice(voice.flatten(1)), plan)[1]
 
 
 class Trainer:
@@ -114,7 +127,8 @@ class Trainer:
             self.judges.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.mel = MelLoss(self.config.sample_rate).to(self.device)
         self.player, self.critic = map(self._optimiser, (self.model, self.judges))
-        self.rate, self.judged_steps = Rate(args.lr, WARM_STEPS, LAST_RATE), 0
+        self.rate = Rate(args.lr, WARM_STEPS, LAST_RATE)
+        self.read_steps = self.judged_steps = 0
         self.recorded: Recorded | None = None
         self.progress = Progress(args.minutes, args.steps, args.log)
         if args.start:
@@ -123,12 +137,12 @@ class Trainer:
 
     def _optimiser(self, network: nn.Module) -> torch.optim.AdamW:
         """Create an optimiser; on a GPU its rate is a tensor too, as a recorded step needs."""
-        gpu, parameters = self.device.type == "cuda", [*network.parameters()]
-        lr = torch.tensor(self.args.lr, device=self.device) if gpu else self.args.lr
-        learns = [value for value in parameters if value.requires_grad]
+        on_gpu = self.device.type == "cuda"
         return torch.optim.AdamW(
-            learns, lr=lr, betas=(0.8, 0.99), weight_decay=0.01, fused=gpu, capturable=gpu
-        )
+            [value for value in network.parameters() if value.requires_grad],
+            lr=torch.tensor(self.args.lr, device=self.device) if on_gpu else self.args.lr,
+            betas=(0.8, 0.99), weight_decay=0.01, fused=on_gpu, capturable=on_gpu,
+        )  # fmt: skip
 
     def _resume(self, start: Path) -> None:
         """Load a file of an earlier run, and the judges next to it. Of another design those tensors
@@ -158,20 +172,41 @@ class Trainer:
 
     def train_step(self, share: float) -> dict[str, Tensor]:
         """Return the losses of one step of all, at this share of the run."""
-        self.rate.set(self.progress.step, share, self.player, self.critic)
-        given = self._given()
-        if share < self.args.alone and not self.judged_steps:
-            seen = self._step(*given, judging=False)
-        elif self.device.type == "cuda" and self.judged_steps >= JUDGED_FIRST:
-            seen = self._replayed(given)
-        else:
-            seen = self._step(*given)
+        reads = share < self.args.reading and self.progress.step == self.read_steps
+        warm = self.progress.step if reads else self.progress.step - self.read_steps
+        self.rate.set(warm, share, self.player, self.critic)
+        seen = self._reading_step() if reads else self._sounding_step(share)
+        self.read_steps += reads
         self.judged_steps += "fooled" in seen
         self.mean.update(self.progress.step + 1)
         return seen
 
+    def _sounding_step(self, share: float) -> dict[str, Tensor]:
+        given = self._given()
+        if share < self.args.alone and not self.judged_steps:
+            return self._step(*given, judging=False)
+        if self.device.type == "cuda" and self.judged_steps >= JUDGED_FIRST:
+            return self._replayed(given)
+        return self._step(*given)
+
+    def _reading_step(self) -> dict[str, Tensor]:
+        """Return the losses of one step that makes no sound, of a larger batch."""
+        drawn = self.crops.draw_plans(self.crops.training, READING_BATCHES * self.args.batch)
+        with self.autocast():
+            read = self.model.read(*drawn)
+        self._learn(read.phone + read.octaves + read.energy)
+        return {"phone": read.phone.detach(), "wrong": read.wrong, "octaves": read.octaves.detach()}
+
+    def _learn(self, loss: Tensor) -> Tensor:
+        """Take the decoder's step, and return the norm of its gradients."""
+        self.player.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.model.decoder.parameters(), self.args.clip)
+        self.player.step()
+        return norm
+
     def _given(self) -> list[Tensor]:
-        """Return an example's tensors, and the first sample that the judges hear."""
+        """Return a batch's tensors, and the first sample of what the discriminators get."""
         examples = self.crops.draw(self.crops.training)
         last = self._heard - self._judged_size
         first = torch.randint(last + 1, (1,), device=self.device)
@@ -209,10 +244,7 @@ class Trainer:
             judged = self._judge(wanted, got, given[-1])
             loss = loss + args.fool_weight * judged["fooled"] + args.match_weight * judged["match"]
             seen |= judged
-        self.player.zero_grad(set_to_none=True)
-        loss.backward()
-        seen["norm"] = nn.utils.clip_grad_norm_(self.model.decoder.parameters(), args.clip)
-        self.player.step()
+        seen["norm"] = self._learn(loss)
         return {name: value.detach() for name, value in seen.items()}
 
     def _judge(self, real: Tensor, fake: Tensor, first: Tensor) -> dict[str, Tensor]:
@@ -288,7 +320,7 @@ def train(args: argparse.Namespace) -> None:
     progress, saved = trainer.progress, time.monotonic()
     for share in progress:
         seen = trainer.train_step(share)
-        if progress.log_losses(seen) and not torch.isfinite(seen["mel"]):
+        if progress.log_losses(seen) and not all(map(torch.isfinite, seen.values())):
             raise SystemExit(f"{args.design}: the loss is not finite at step {progress.step + 1}")
         if time.monotonic() - saved > args.save:
             trainer.save()
@@ -312,6 +344,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--crop", type=int, default=40, help="codes")
     parser.add_argument("--judged", type=int, default=25, help="codes that the judges see")
     parser.add_argument("--judge-width", type=int, default=32)
+    parser.add_argument("--reading", type=float, default=0.03, help="share of time, without sound")
     parser.add_argument("--alone", type=float, default=0.1, help="share of time without judges")
     parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--clip", type=float, default=10.0)

@@ -54,7 +54,7 @@ FIRST_STAND_IN, MAX_PHONEMES = 0x12000, 900
 """Cuneiform letters, which no normalisation changes, stand for phonemes."""
 FIRST_PLACE = 0x13000
 PLACES = re.compile(f"([{chr(FIRST_PLACE)}-{chr(FIRST_PLACE + MAX_PHONEMES)}])")
-"""Pairs of hieroglyphs, see `phrase_of_place`, are kept if there are `TextOptions.phonemes`."""
+"""Pairs of hieroglyphs, see `phrase_of_place`, are kept where `TextOptions.phonemes` names them."""
 _STAND_INS = re.compile(f"[{chr(FIRST_STAND_IN)}-{chr(FIRST_STAND_IN + MAX_PHONEMES - 1)}]")
 
 
@@ -122,10 +122,13 @@ class TextOptions:
 
     def clean_word(self, word: str) -> tuple[str, int]:
         """Return a cleaned word, and the number of removed letters."""
-        if not self.phonemes or PLACES.search(word) is None:
+        if PLACES.search(word) is None or not self._names_places():
             return self._cleaned(word)
         parts = [(p, 0) if PLACES.match(p) else self._cleaned(p) for p in PLACES.split(word)]
         return "".join(text for text, _ in parts), sum(lost for _, lost in parts)
+
+    def _names_places(self) -> bool:
+        return any(phrase.startswith(chr(FIRST_PLACE)) for phrase, _ in self.phonemes)
 
     def _cleaned(self, word: str) -> tuple[str, int]:
         keep_signs = self.normalization is TextNormalization.ON

@@ -19,7 +19,7 @@ from training.speech_codec.train import main as train
 
 SIZES = Sizes(batch=16, crop=6)
 SMALL = ["--design", "toy", "--minutes", "20", "--batch", "2", "--crop", "8"]
-SMALL += ["--judged", "3", "--judge-width", "2", "--log", "0"]
+SMALL += ["--reading", "0", "--judged", "3", "--judge-width", "2", "--log", "0"]
 SESSIONS, LINE = HELD_OUT + 3, 36_000
 SMALL_CODER = coder_sizes(TOY)
 
@@ -122,6 +122,36 @@ def test_a_run_leaves_weights_that_another_goes_on_from(takes: Path, capsys) -> 
     train([*arguments[:-1], "1", "--alone", "0", "--lr", "0", "--start", str(half)])
     after = read(half)
     assert all(torch.allclose(before[name], after[name], atol=1e-3) for name in before)
+
+
+def test_the_first_steps_only_read_and_leave_the_rest_of_the_decoder(takes: Path, capsys) -> None:
+    arguments, start = [*flags(takes), "--alone", "1"], out_of(takes) / "toy.safetensors"
+    train([*arguments, "--steps", "1", "--lr", "0"])
+    assert "mel " in capsys.readouterr().out
+    before = read(start)
+    train([*arguments, "--steps", "40", "--reading", "1", "--lr", "1e-2", "--start", str(start)])
+    printed = capsys.readouterr().out
+    phones = [float(line.split("phone ")[1].split()[0]) for line in printed.splitlines()
+              if "phone " in line]  # fmt: skip
+    assert len(phones) > 30
+    assert phones[-1] < phones[0] - 0.05
+    assert "mel " not in printed.split("held out")[0]
+    after = read(start)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert "codec.decoder.input.weight" in changed
+    assert "codec.decoder.spectra.weight" not in changed
+
+
+def test_plans_without_sound_are_those_of_the_codes(takes: Path, coder: Coder) -> None:
+    crops = crops_of(takes, coder)
+    torch.manual_seed(0)
+    codes, style, plan = crops.draw_plans(crops.training, 5)
+    torch.manual_seed(0)
+    line, code = crops._places(crops.training, 5)
+    whole, at = codes_of_lines(coder, crops.takes, crops.takes["first"])
+    assert torch.equal(codes, whole[(at[line] + code)[:, None] + torch.arange(6)])
+    assert torch.equal(style[:, 0].long(), crops.takes["session"][line])
+    assert plan.phones.shape == plan.energy.shape == (5, 6 * TOY.spectra_per_code)
 
 
 def test_a_design_goes_on_from_another_ones_file(takes: Path, capsys, monkeypatch) -> None:

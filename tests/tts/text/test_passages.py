@@ -129,3 +129,9 @@ def test_the_language_and_the_emphasis_do_not_split_a_passage() -> None:
     assert replace(style, language="de", emphasis="strong", pitch="high") != style
     document = read_ssml("<speak><prosody rate='2'>a <emphasis>b</emphasis> c</prosody></speak>")
     assert len(passages(document)) == 1
+
+
+def test_letters_of_places_in_a_text_of_a_client_are_not_kept() -> None:
+    options = TextOptions(phonemes=(("hello", "həlˈoʊ"),))
+    found = [segment.text for segment in SegmentStream(options).split(f"{FIRST} hello there.")]
+    assert found == ["⟨həlˈoʊ⟩ there."]
