@@ -127,7 +127,8 @@ class Visit:
             self.processes.wait("lm")
         except VisitError as error:  # the decoder continues
             print(f"without a language model: {error}", flush=True)
-        self._start_voices()
+        if self.args.voices_minutes:
+            self._start_voices()
         self.processes.wait()
 
     def _studio(self, name: str, gpu: int, seed: int, arguments: Sequence[object]) -> None:
@@ -143,7 +144,7 @@ class Visit:
         self.takes.mkdir(exist_ok=True)
         self.plans.mkdir(exist_ok=True)
         for number in range(self.gpus * args.studios):
-            self._studio(f"studio{number}", number % self.gpus, number, [
+            self._studio(f"studio{number}", number % self.gpus, args.seed + number, [
                 "--out", self.takes, "--seconds", args.synthesis, "--sessions", args.sessions,
             ])  # fmt: skip
         for number in range(args.planners):
@@ -258,8 +259,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--coder-minutes", type=float, default=3.0)
     parser.add_argument("--coder-batch", type=int, default=192)
     parser.add_argument("--lm-minutes", type=float, default=16.0, help="from the beginning on")
-    parser.add_argument("--voices-minutes", type=float, default=3.0)
+    parser.add_argument("--voices-minutes", type=float, default=3.0, help="0: leave it out")
     parser.add_argument("--studios", type=int, default=2, help="processes per GPU")
+    parser.add_argument("--seed", type=int, default=0, help="of the first studio, below 1000")
     parser.add_argument("--planners", type=int, default=2, help="processes")
     parser.add_argument("--sessions", type=int, default=60, help="per take")
     parser.add_argument("--lines", type=int, default=8, help="per session")

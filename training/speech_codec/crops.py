@@ -120,7 +120,7 @@ class Crops:
         )
 
     def draw_plans(self, lines: Tensor, count: int) -> tuple[Tensor, Tensor, Plan]:
-        """So many codes [count, T], styles [count, 256] of their sessions, and their plan."""
+        """Codes [count, T], the styles [count, 256] of their sessions, and their plan."""
         line, code = self._places(lines, count)
         style = self.takes["style"][self.takes["session"][line]].float()
         start = self.takes["first"][line] + code * self.config.hop

@@ -5,9 +5,10 @@
 
 First the decoder's first blocks learn to read the phones, pitch and energy that the codes are of,
 by a layer behind them that is not kept: without it the decoder learns to tell similar vowels apart
-late. Then all of it learns by mel distance, soon against discriminators as well, and goes on
-reading. Codes and voice tokens are the coder's, which does not change, so everything else that
-learns from codes can learn at the same time.
+late. Then all of it learns by mel distance, soon against discriminators as well, and the layer
+keeps reading. A decoder that is continued (`--start`) stays as it is until a new such layer can
+read. Codes and voice tokens are the coder's, which does not change, so everything else that learns
+from codes can learn at the same time.
 
 OUT/NAME.safetensors holds the running mean of the weights (float16), OUT/NAME.8bit.safetensors the
 same in 8 bits, OUT/NAME.judges.safetensors the discriminators; they are written every `--save`
@@ -192,9 +193,11 @@ class Trainer:
     def _reading_step(self) -> dict[str, Tensor]:
         """Return the losses of one step that makes no sound, of a larger batch."""
         drawn = self.crops.draw_plans(self.crops.training, READING_BATCHES * self.args.batch)
+        self.model.decoder.requires_grad_(self.args.start is None)
         with self.autocast():
             read = self.model.read(*drawn)
         self._learn(read.phone + read.octaves + read.energy)
+        self.model.decoder.requires_grad_()
         return {"phone": read.phone.detach(), "wrong": read.wrong, "octaves": read.octaves.detach()}
 
     def _learn(self, loss: Tensor) -> Tensor:

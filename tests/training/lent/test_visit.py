@@ -78,13 +78,15 @@ def test_a_visit_may_use_an_earlier_coder_and_continue_a_decoder(
     decoder = Decoder(DESIGNS["toy"]).state_dict()
     start = tmp_path / "toy.safetensors"
     write(halved({f"codec.decoder.{name}": value for name, value in decoder.items()}), start)
-    earlier = [f"--coder={tmp_path / 'earlier.safetensors'}", f"--start={start}", "--no-lm"]
+    earlier = [f"--coder={tmp_path / 'earlier.safetensors'}", f"--start={start}", "--no-lm",
+               "--voices-minutes=0"]  # fmt: skip
     rest = ["--", *DECODER, "--steps", "1", "--lr", "0"]
     out = tmp_path / "out"
     assert visit.main([*flags, *earlier, *rest]) == 0, capsys.readouterr().out
     kept = (out / "coder" / "coder.safetensors").read_bytes()
     assert kept == (tmp_path / "earlier.safetensors").read_bytes()
     assert not (out / "lm").exists()
+    assert not (out / "logs" / "voices.log").exists()
     first, second = load_file(start), load_file(out / "codec" / "toy.safetensors")
     assert all(first[name].equal(second[name]) for name in first)
 

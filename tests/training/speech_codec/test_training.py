@@ -124,22 +124,33 @@ def test_a_run_leaves_weights_that_another_goes_on_from(takes: Path, capsys) -> 
     assert all(torch.allclose(before[name], after[name], atol=1e-3) for name in before)
 
 
+def phone_losses(printed: str) -> list[float]:
+    return [float(line.split("phone ")[1].split()[0]) for line in printed.splitlines()
+            if "phone " in line]  # fmt: skip
+
+
 def test_the_first_steps_only_read_and_leave_the_rest_of_the_decoder(takes: Path, capsys) -> None:
-    arguments, start = [*flags(takes), "--alone", "1"], out_of(takes) / "toy.safetensors"
+    arguments, kept = [*flags(takes), "--alone", "1"], out_of(takes) / "toy.safetensors"
     train([*arguments, "--steps", "1", "--lr", "0"])
     assert "mel " in capsys.readouterr().out
-    before = read(start)
-    train([*arguments, "--steps", "40", "--reading", "1", "--lr", "1e-2", "--start", str(start)])
+    before = read(kept)
+    reading = [*arguments, "--steps", "40", "--reading", "1", "--lr", "1e-2"]
+    train(reading)
     printed = capsys.readouterr().out
-    phones = [float(line.split("phone ")[1].split()[0]) for line in printed.splitlines()
-              if "phone " in line]  # fmt: skip
+    phones = phone_losses(printed)
     assert len(phones) > 30
     assert phones[-1] < phones[0] - 0.05
     assert "mel " not in printed.split("held out")[0]
-    after = read(start)
+    after = read(kept)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert "codec.decoder.input.weight" in changed
     assert "codec.decoder.spectra.weight" not in changed
+
+    train([*reading, "--start", str(kept)])  # a decoder that is continued stays as it is
+    phones = phone_losses(capsys.readouterr().out)
+    assert phones[-1] < phones[0] - 0.01
+    again = read(kept)
+    assert all(torch.equal(after[name], again[name]) for name in after)
 
 
 def test_plans_without_sound_are_those_of_the_codes(takes: Path, coder: Coder) -> None:
