@@ -163,17 +163,25 @@ def read_losses(logits: Tensor, curves: Tensor, wanted: Plan) -> Read:
     octaves, voiced, energy = curves.unbind(-1)
     spoken = wanted.voiced
     off = ((octaves - wanted.octaves).abs() * spoken).sum() / spoken.sum().clamp_min(1)
-    symbol = symbols_of(wanted.phones)
-    length = torch.zeros_like(symbol).index_add_(0, symbol, torch.ones_like(symbol))
-    missed = F.cross_entropy(logits.flatten(0, 1), wanted.phones.flatten(), reduction="none")
+    phone, wrong = symbol_losses(logits, wanted.phones)
     return Read(
-        (missed / length[symbol]).sum() / (symbol[-1] + 1),
+        phone,
         off,
         F.binary_cross_entropy_with_logits(voiced, spoken),
         (energy - wanted.energy).abs().mean(),
         (logits.detach().argmax(-1) == wanted.phones).float().mean(),
-        wrong_symbols(logits.detach(), wanted.phones, symbol),
+        wrong,
     )
+
+
+def symbol_losses(logits: Tensor, phones: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss of reading phones [B, P] by logits [B, P, symbols], where a symbol counts the
+    same whatever its length, and the share of symbols that are read as others."""
+    symbol = symbols_of(phones)
+    length = torch.zeros_like(symbol).index_add_(0, symbol, torch.ones_like(symbol))
+    missed = F.cross_entropy(logits.flatten(0, 1), phones.flatten(), reduction="none")
+    loss = (missed / length[symbol]).sum() / (symbol[-1] + 1)
+    return loss, wrong_symbols(logits.detach(), phones, symbol)
 
 
 def symbols_of(phones: Tensor) -> Tensor:

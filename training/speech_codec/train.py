@@ -6,9 +6,10 @@
 First the decoder's first blocks learn to read the phones, pitch and energy that the codes are of,
 by a layer behind them that is not kept: without it the decoder learns to tell similar vowels apart
 late. Then all of it learns by mel distance, soon against discriminators as well, and the layer
-keeps reading. A decoder that is continued (`--start`) stays as it is until a new such layer can
-read. Codes and voice tokens are the coder's, which does not change, so everything else that learns
-from codes can learn at the same time.
+keeps reading. A recogniser of phones, which learns on the teacher's speech, has to understand the
+decoder's: a mel distance counts a formant little. A decoder that is continued (`--start`) stays as
+it is until a new reading layer can read. Codes and voice tokens are the coder's, which does not
+change, so everything else that learns from codes can learn at the same time.
 
 OUT/NAME.safetensors holds the running mean of the weights (float16), OUT/NAME.8bit.safetensors the
 same in 8 bits, OUT/NAME.judges.safetensors the discriminators; they are written every `--save`
@@ -27,14 +28,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from decoder.codecs.source_filter.config import SpeechCodecConfig
 from decoder.codecs.source_filter.excitation import Drive
-from decoder.codecs.source_filter.modules import Decoder
+from decoder.codecs.source_filter.modules import Decoder, LogMel
 from training.kokoro.text import NUM_SYMBOLS
-from training.losses import Discriminators, MelLoss, discriminator_loss, generator_losses
+from training.losses import (
+    Discriminators,
+    MelLoss,
+    PhoneListener,
+    discriminator_loss,
+    generator_losses,
+)
 from training.progress import Mean, Progress, Rate, add_run_arguments
 from training.recorded import Recorded
 from training.speech_codec.checkpoint import DECODER, eighth_bits, halved, read, write
-from training.speech_codec.coder import PARTS, Coder, Read, load_coder, read_losses
+from training.speech_codec.coder import (
+    PARTS,
+    Coder,
+    Read,
+    load_coder,
+    read_losses,
+    symbol_losses,
+)
 from training.speech_codec.config import DESIGNS, coder_sizes, save_config
 from training.speech_codec.crops import Crops, Examples, Sizes, load_takes
 from training.speech_codec.pitch import pitch_loss, true_drive
@@ -112,6 +127,21 @@ class Model(nn.Module):
         return self._early(values, self.decoder.voice(voice.flatten(1)), plan)[1]
 
 
+class Listener(nn.Module):
+    """Recognises the phones of samples."""
+
+    def __init__(self, config: SpeechCodecConfig, width: int) -> None:
+        super().__init__()
+        self.mel = LogMel(config)
+        self.phones = PhoneListener(config.mel_bins, NUM_SYMBOLS, width)
+
+    def forward(self, samples: Tensor, phones: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of samples [B, S] with the phones of their points [B, P], and the share
+        of symbols that are taken for others."""
+        mel = self.mel(samples).view(*phones.shape, -1)
+        return symbol_losses(self.phones(mel).float(), phones)
+
+
 class Trainer:
     """One design, its judges, its data and its clock."""
 
@@ -126,8 +156,10 @@ class Trainer:
         self.judges = Discriminators(args.judge_width, RESOLUTIONS).to(self.device)
         if self.device.type == "cuda":  # the layout of a GPU's matrix units
             self.judges.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.listener = Listener(self.config, args.listener_width).to(self.device)
         self.mel = MelLoss(self.config.sample_rate).to(self.device)
-        self.player, self.critic = map(self._optimiser, (self.model, self.judges))
+        learners = (self.model, self.judges, self.listener)
+        self.player, self.critic, self.hearing = map(self._optimiser, learners)
         self.rate = Rate(args.lr, WARM_STEPS, LAST_RATE)
         self.read_steps = self.judged_steps = 0
         self.recorded: Recorded | None = None
@@ -171,11 +203,17 @@ class Trainer:
         config = self.config
         return samples[:, config.behind * config.hop : (self.args.crop - config.ahead) * config.hop]
 
+    def points(self, values: Tensor) -> Tensor:
+        """Leave the same edges of a crop's points out."""
+        config = self.config
+        first, last = config.behind, self.args.crop - config.ahead
+        return values[:, first * config.spectra_per_code : last * config.spectra_per_code]
+
     def train_step(self, share: float) -> dict[str, Tensor]:
         """Return the losses of one step of all, at this share of the run."""
         reads = share < self.args.reading and self.progress.step == self.read_steps
         warm = self.progress.step if reads else self.progress.step - self.read_steps
-        self.rate.set(warm, share, self.player, self.critic)
+        self.rate.set(warm, share, self.player, self.critic, self.hearing)
         seen = self._reading_step() if reads else self._sounding_step(share)
         self.read_steps += reads
         self.judged_steps += "fooled" in seen
@@ -242,13 +280,29 @@ class Trainer:
         loss = args.mel_weight * (mel + args.timbre_weight * timbre)
         loss = loss + args.source_weight * source
         loss = loss + args.read_weight * (read.phone + read.octaves + read.energy)
-        seen = {"mel": mel, "timbre": timbre, "source": source, "wrong": read.wrong}
+        misheard = self._listen(wanted, got, self.points(examples.plan.phones))
+        trust = (-misheard["heard"].detach()).exp()  # in a listener that understands the teacher
+        loss = loss + args.hear_weight * trust * misheard["misheard"]
+        seen = {"mel": mel, "timbre": timbre, "source": source, "wrong": read.wrong, **misheard}
         if judging:
             judged = self._judge(wanted, got, given[-1])
             loss = loss + args.fool_weight * judged["fooled"] + args.match_weight * judged["match"]
             seen |= judged
         seen["norm"] = self._learn(loss)
         return {name: value.detach() for name, value in seen.items()}
+
+    def _listen(self, real: Tensor, fake: Tensor, phones: Tensor) -> dict[str, Tensor]:
+        """The listener's step on the teacher's speech, then its losses of the decoder's."""
+        with self.autocast():
+            heard, _ = self.listener(real, phones)
+        self.hearing.zero_grad(set_to_none=True)
+        heard.backward()
+        self.hearing.step()
+        self.listener.requires_grad_(requires_grad=False)
+        with self.autocast():
+            misheard, taken = self.listener(fake, phones)
+        self.listener.requires_grad_(requires_grad=True)
+        return {"heard": heard, "misheard": misheard, "taken": taken}
 
     def _judge(self, real: Tensor, fake: Tensor, first: Tensor) -> dict[str, Tensor]:
         """A second of each from a sample on: the critic's step, then how the decoder fared."""
@@ -284,8 +338,13 @@ class Trainer:
             if rows.any():
                 mel, _ = self.mel(self.window(got)[rows], self.window(examples.target)[rows])
                 parts.append(f"{name} mel {mel.item():.3f}")
-        source_and_wrong = f"source {source.item():.3f}, symbols wrong {read.wrong.item():.4f}"
-        return f"held out: {', '.join(parts)}, {source_and_wrong}"
+        phones = self.points(examples.plan.phones)
+        with self.autocast():
+            _, real = self.listener(self.window(examples.target), phones)
+            _, fake = self.listener(self.window(got), phones)
+        parts += [f"source {source.item():.3f}", f"symbols wrong {read.wrong.item():.4f}"]
+        parts.append(f"misheard {fake.item():.4f}, the teacher's {real.item():.4f}")
+        return f"held out: {', '.join(parts)}"
 
     def save(self) -> None:
         """Everything that is kept, whole."""
@@ -356,6 +415,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--voice-error", type=float, default=0.4, help="of voice tokens, at most")
     parser.add_argument("--source-weight", type=float, default=4.0, help="of the decoder's pitch")
     parser.add_argument("--read-weight", type=float, default=3.0, help="of what the codes are of")
+    parser.add_argument("--hear-weight", type=float, default=1.0, help="of phones in the sound")
+    parser.add_argument("--listener-width", type=int, default=256)
     parser.add_argument("--fool-weight", type=float, default=0.5)
     parser.add_argument("--match-weight", type=float, default=1.0)
     parser.add_argument("--save", type=float, default=120.0, help="seconds")
