@@ -13,8 +13,9 @@ from training.speech_codec.checkpoint import load, read
 from training.speech_codec.coder import Coder
 from training.speech_codec.config import DESIGNS, coder_sizes
 from training.speech_codec.crops import HELD_OUT, Crops, Examples, Sizes, load_takes
-from training.speech_codec.plans import PHONE_GRID
+from training.speech_codec.plans import PHONE_GRID, Plan
 from training.speech_codec.tokenise import codes_of_lines
+from training.speech_codec.train import Trainer, build_parser
 from training.speech_codec.train import main as train
 
 SIZES = Sizes(batch=16, crop=6)
@@ -193,3 +194,20 @@ def test_a_trained_codec_has_finite_weights_and_is_heard(takes: Path, capsys) ->
     codes = torch.zeros(1, 4, dtype=torch.long)
     samples = codec.decode(codes, torch.zeros(1, TOY.voice_tokens, dtype=torch.long))
     assert float(samples.detach().std()) > 0
+
+
+def test_a_listener_learns_on_the_teacher_and_is_heard_by_the_decoder(takes: Path) -> None:
+    args = build_parser().parse_args([*flags(takes), "--lr", "1e-2"])
+    trainer = Trainer(args)
+    given = trainer._given()
+    seen = [trainer._step(*given, judging=False) for _ in range(25)]
+    assert seen[-1]["heard"] < seen[0]["heard"] - 0.5
+    count = len(Examples._fields) - 1
+    examples = Examples(*given[:count], Plan(*given[count:-1]))
+    sound, _, _ = trainer.model(examples)
+    phones = trainer.points(examples.plan.phones)
+    trainer.player.zero_grad()
+    found = trainer._listen(trainer.window(examples.target), trainer.window(sound), phones)
+    found["misheard"].backward()
+    assert trainer.model.decoder.filters.weight.grad.abs().sum() > 0
+    assert all(value.requires_grad for value in trainer.listener.parameters())
