@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.report import Figure, Report, arguments, publish
 
-BAR_S = 7.0
+BAR_S = 4.0
 TEXT = "hello"
 
 

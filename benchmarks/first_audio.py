@@ -15,7 +15,7 @@ from contextlib import closing
 from benchmarks.report import Figure, Report, arguments, publish
 from tests.speech_server import Server, Speech, SpeechClient, serving
 
-BAR_MS = 200.0
+BAR_MS = 120.0
 HTTP_BAR_MS = 3.0
 WARM_UP = 3
 TEXTS = (  # 60 characters each

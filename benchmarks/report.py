@@ -198,7 +198,7 @@ def arguments(description: str, *, repeat: int, has_model: bool = True) -> argpa
     """Return a parser with the common options; `has_model`: with an option for a checkpoint."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
     if has_model:
-        text = "checkpoint folder (default: embedded voice)"
+        text = "checkpoint folder (default: built-in voice)"
         parser.add_argument("--model", default="", help=text)
     parser.add_argument("--repeat", type=_positive, default=repeat, help="repetitions")
     return parser

@@ -6,7 +6,7 @@ difference. A transformer codec is measured with a voice prompt as its recommend
 
 Without a codec folder the networks have their published sizes and random weights: for convolutions
 that is sufficient, because samples do not depend on anything beyond their field; the effect of a
-shorter past on a trained transformer depends on its weights. The embedded voice's codec is not
+shorter past on a trained transformer depends on its weights. Codec `embedded` is not
 measured: its blocks are masked, and streamed audio equals the whole (tests/decoder).
 """
 

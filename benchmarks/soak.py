@@ -251,7 +251,7 @@ def parser() -> argparse.ArgumentParser:
         help="share of the streams that the server holds",
     )
     options.add_argument("--front-ends", type=int, default=own.front_ends)
-    options.add_argument("--model", default="", help="checkpoint folder (default: embedded voice)")
+    options.add_argument("--model", default="", help="checkpoint folder (default: built-in voice)")
     options.add_argument("--keep", type=Path, help="folder for the server's log and the samples")
     return options
 

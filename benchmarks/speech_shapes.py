@@ -3,7 +3,7 @@
     a      Llasa: Llama 1B with 193,800 rows, 50 codes a second, XCodec2
     b      Orpheus: Llama 3B, 82 codes a second, SNAC at 24 kHz
     tiny   Orpheus with a few thousand weights, for tests
-    voice  the embedded voice
+    voice  the built-in voice
 
 Tokenizers have the published ids and few words: a letter is about one token. The codecs have
 the published sizes, the weights random, too.
@@ -29,7 +29,7 @@ class Speaker:
     """Flags of a server of one shape, and its bars on one H200."""
 
     name: str
-    write: Callable[[Path], Path] | None = None  # writes the folder; None: the embedded voice
+    write: Callable[[Path], Path] | None = None  # writes the folder; None: the built-in voice
     max_length: int | None = None  # tokens of one sequence
     streams_bar: int | None = None
     first_audio_bar_ms: float | None = None  # for one stream

@@ -19,7 +19,7 @@ from tts.factory import create_service
 from tts.speech.synthesizer import Synthesizer
 from tts.speech.types import AudioChunk, Done, SamplingOverrides, SpeechRequest
 
-BAR = 4.0  # seconds of audio per second, one stream
+BAR = 2.5  # seconds of audio per second, one stream
 GAIN_BAR = 1.3  # eight streams together, against one
 STREAMS = 8
 TEXT = (

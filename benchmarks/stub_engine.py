@@ -17,10 +17,10 @@ from fractions import Fraction
 
 import numpy as np
 
-from decoder import AudioEncoding, CodecSpec
+from decoder import AudioEncoding, CodecSpec, PrependPromptSpeechTokens, StreamingOptions
 from llm import FinishReason, Request, TokenChunk
 from tests.speech_server import Server, started
-from tts.config.defaults import default_values
+from tts.config.defaults import VOICE_TOKENS, default_values
 from tts.config.pipeline import AudioGenerationConfig
 from tts.config.server import ServerConfig
 from tts.engine.client import AudioBlock, EngineInfo, SpeechJob
@@ -29,7 +29,8 @@ from tts.observe.engine_status import EngineStatus
 from tts.processes.child import freeze_garbage
 from tts.server.server import SpeechServer
 
-RATE = 16_000
+RATE = 24_000
+NUM_CODES = 16_384
 BLOCK_S = 0.1
 MICRO = 1_000_000
 MAX_CALLS = 1_000
@@ -44,9 +45,14 @@ class StubEngineClient:
 
     @property
     def codec(self) -> CodecSpec | None:
-        """One code for each block."""
+        """One code for each block; codes and voices as in the built-in voice."""
         return CodecSpec(
-            "stub_engine_server", RATE, Fraction(len(self._samples)), codebook_size=4096
+            "stub_engine_server",
+            RATE,
+            Fraction(len(self._samples)),
+            codebook_size=NUM_CODES,
+            voice_codes=VOICE_TOKENS,
+            recommended=StreamingOptions(prepend=PrependPromptSpeechTokens.ROLLING),
         )
 
     async def speak(self, job: SpeechJob) -> AsyncGenerator[AudioBlock, None]:
@@ -79,7 +85,7 @@ class StubEngineClient:
 
 
 async def serve(client: StubEngineClient) -> None:
-    """Serve with the embedded voice's prompts, and without its weights, until ended."""
+    """Serve with the built-in voice's prompts, and without its weights, until ended."""
     config = AudioGenerationConfig(**default_values())
     server_config = ServerConfig(
         port=0, max_concurrent_requests=MAX_CALLS, max_streams_per_client=MAX_CALLS

@@ -1,33 +1,29 @@
-"""Word error rate of held-out sentences, compared with the voice's teacher.
+"""Naturalness of held-out sentences in four built-in voices, and misheard words.
 
-Every sentence is synthesized in every voice by the whole service over loopback gRPC, and by flite
-(the synthesiser whose speech trained the embedded voice), and both are recognised in the same run
-by the same recogniser. The recogniser also makes errors on clean speech: only the difference is
-meaningful.
-
-Needs the packages of `pip install -e '.[train]'` and the program `flite` (apt install flite).
+Every sentence is synthesized in every voice by the whole service over loopback gRPC, and judged by
+the models of `benchmarks.speech_judges`, whose module says what they need. They also make errors on
+natural speech: `python -m training.evaluate natural` judges the teacher in the same run.
 """
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from benchmarks.report import Figure, Report, arguments, lines_of, publish
-from benchmarks.word_errors import Recogniser, WordErrors, total, word_errors
+from benchmarks.speech_judges import Acoustics, SpeechJudges, prepared
+from benchmarks.word_errors import WordErrors, total, word_errors
 from tests.speech_server import SpeechClient, serving
 
-VOICES = ("slt", "rms", "awb")
+VOICES = ("hazel", "owen", "edith", "hugh")
 HELD_OUT = Path(__file__).parent / "held_out.txt"
-MARGIN = 0.08
 SEED = 1
+WORST = 20  # sentences that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,54 +33,49 @@ class Clip:
     samples: np.ndarray
     sample_rate: int
 
-    @property
-    def seconds(self) -> float:
-        return len(self.samples) / self.sample_rate
-
 
 Speaker = Callable[[str, str], Clip]
 """Function from text and voice to speech."""
-Listener = Callable[[np.ndarray, int], str]
-"""Function from samples and rate to words."""
+
+
+class Judges(Protocol):
+    """Judges of clips that `prepared` made."""
+
+    def naturalness(self, clip: np.ndarray) -> float: ...
+
+    def words(self, clip: np.ndarray) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
-class SpeakerScore:
-    """Word errors of one speaker's sentences in one voice."""
+class Judged:
+    """One sentence in one voice, and what the judges found."""
 
+    voice: str
+    text: str
+    heard: str
+    natural: float
     errors: WordErrors
-    seconds: float
+    acoustics: Acoustics
+
+    def __str__(self) -> str:
+        return (f"{self.voice:8s} {self.natural:.2f} {self.errors.wrong}/{self.errors.words}  "
+                f"{self.text} | {self.heard}")  # fmt: skip
 
 
-def judge(speak: Speaker, listen: Listener, voice: str, sentences: Iterable[str]) -> SpeakerScore:
-    """Synthesize and recognise every sentence; each error is printed on standard error."""
-    errors, seconds = [], 0.0
-    for sentence in sentences:
-        clip = speak(sentence, voice)
-        heard = listen(clip.samples, clip.sample_rate)
-        errors.append(word_errors(sentence, heard))
-        seconds += clip.seconds
-        if errors[-1].wrong:
-            print(f"{voice} {errors[-1].wrong:2d}  {sentence}  |  {heard}", file=sys.stderr)
-    return SpeakerScore(total(errors), seconds)
-
-
-def flite(text: str, voice: str) -> Clip:
-    """Synthesize with the teacher, Debian's flite."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "teacher.wav"
-        subprocess.run(
-            ["flite", "-voice", voice, "-t", text, "-o", str(path)], check=True, timeout=60
-        )
-        return read_clip(path)
-
-
-def read_clip(path: Path) -> Clip:
-    """Read a sound file, mixed to mono."""
-    import soundfile
-
-    samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
-    return Clip(samples.mean(axis=1), rate)
+def judge(
+    speak: Speaker, judges: Judges, voices: Iterable[str], sentences: Sequence[str]
+) -> list[Judged]:
+    """Synthesize and judge every sentence in every voice."""
+    found = []
+    for voice in voices:
+        for text in sentences:
+            said = speak(text, voice)
+            clip = prepared(said.samples, said.sample_rate)
+            heard = judges.words(clip)
+            natural, errors = judges.naturalness(clip), word_errors(text, heard)
+            acoustics = Acoustics.of(said.samples, said.sample_rate)
+            found.append(Judged(voice, text, heard, natural, errors, acoustics))
+    return found
 
 
 def served(client: SpeechClient) -> Speaker:
@@ -98,35 +89,40 @@ def served(client: SpeechClient) -> Speaker:
     return speak
 
 
-def compare(
-    service: Speaker, teacher: Speaker, listen: Listener, sentences: Sequence[str]
-) -> Report:
-    """Compare both speakers in all voices: figures per voice, means, and the verdict."""
-    figures = []
-    means = {}
-    for name, speak in (("teacher", teacher), ("service", service)):
-        judged = {voice: judge(speak, listen, voice, sentences) for voice in VOICES}
-        for voice, judgement in judged.items():
-            note = f"{judgement.errors.words} words, {judgement.seconds:.0f} s of speech"
-            figures.append(Figure(f"{name} {voice}", (judgement.errors.rate,), "WER", note=note))
-        means[name] = sum(j.errors.rate for j in judged.values()) / len(judged)
-    figures.append(Figure("teacher, mean", (means["teacher"],), "WER"))
-    bar = round(means["teacher"] + MARGIN, 4)
-    figures.append(Figure("service, mean", (means["service"],), "WER", bar=bar))
-    return Report("understood", tuple(figures))
+def figures(found: Sequence[Judged], prefix: str = "") -> Iterator[Figure]:
+    """Iterate over the figures of each voice, then of all of them; ranges are over sentences."""
+    for voice in (*dict.fromkeys(one.voice for one in found), ""):
+        own = [one for one in found if voice in {"", one.voice}]
+        name, errors = f"{prefix}{voice or 'all'}", total(one.errors for one in own)
+        natural = [one.natural for one in own]
+        note = f"mean {np.mean(natural):.2f}"
+        yield Figure(f"{name}, naturalness", tuple(natural), "MOS", note=note)
+        note = f"{errors.words} words"
+        yield Figure(f"{name}, misheard words", (errors.rate,), "of words", note=note)
+    acoustics = [one.acoustics for one in found]
+    rates = [one.errors.words / one.acoustics.seconds for one in found]
+    pitch, high = tuple(one.pitch_range for one in acoustics), tuple(one.high for one in acoustics)
+    yield Figure(f"{prefix}all, pitch range", pitch, "semitones")
+    yield Figure(f"{prefix}all, power above 6 kHz", high, "dB")
+    yield Figure(f"{prefix}all, speaking rate", tuple(rates), "words/s")
+
+
+def worst(found: Sequence[Judged]) -> Iterator[str]:
+    """Iterate over the sentences with the most misheard words, the least natural first."""
+    for one in sorted(found, key=lambda one: (-one.errors.wrong, one.natural))[:WORST]:
+        yield str(one)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = arguments(
-        "Word error rate of held-out sentences, compared with the teacher's.", repeat=1
-    )
+    options = arguments("Naturalness and misheard words of held-out sentences.", repeat=1)
+    options.add_argument("--moonshine", type=Path, required=True, help="the recogniser's folder")
     options.add_argument("--sentences", type=int, help="only the first N")
     args = options.parse_args(argv)
-    if shutil.which("flite") is None:
-        options.error("the program flite is missing: apt install flite")
     sentences = lines_of(HELD_OUT, args.sentences)
     with serving(args.model) as server, SpeechClient(server.address) as client:
-        return publish(compare(served(client), flite, Recogniser(), sentences))
+        found = judge(served(client), SpeechJudges(args.moonshine), VOICES, sentences)
+    print("\n".join(worst(found)), file=sys.stderr)
+    return publish(Report("understood", tuple(figures(found))))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Word error rate of a recogniser's output, and the recogniser."""
+"""Word error rate of a recogniser's output."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
-
-RECOGNISER_RATE = 16_000  # Hz, what pocketsphinx's US-English model was trained on
+from num2words import num2words
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +26,13 @@ class WordErrors:
 
 
 def words_of(text: str) -> list[str]:
-    """Return lower-case words; apostrophes belong to them, all other signs separate them."""
-    return re.findall(r"[a-z']+", text.lower())
+    """Return lower-case words, figures as words: a recogniser may write 6 where "six" was meant.
+
+    Apostrophes belong to words, all other signs separate them.
+    """
+    whole = re.sub(r"(?<=\d),(?=\d)", "", text)
+    spelled = re.sub(r"\d+", lambda found: f" {num2words(int(found[0]))} ", whole)
+    return re.findall(r"[a-z']+", spelled.lower())
 
 
 def edit_distance(meant: Sequence[str], heard: Sequence[str]) -> int:
@@ -56,24 +59,3 @@ def word_errors(meant: str, heard: str) -> WordErrors:
 def total(errors: Iterable[WordErrors]) -> WordErrors:
     """Return the sum, every word with the same weight."""
     return sum(errors, WordErrors())
-
-
-class Recogniser:
-    """pocketsphinx with its bundled US-English model, which is deterministic."""
-
-    def __init__(self) -> None:
-        from pocketsphinx import Decoder
-
-        self._decoder = Decoder(samprate=RECOGNISER_RATE, loglevel="FATAL")
-
-    def __call__(self, samples: np.ndarray, sample_rate: int) -> str:
-        """Recognise words in mono float32 samples."""
-        import soxr
-
-        mono = soxr.resample(samples, sample_rate, RECOGNISER_RATE)
-        pcm = (np.clip(mono, -1.0, 1.0) * 32767.0).astype("<i2").tobytes()
-        self._decoder.start_utt()
-        self._decoder.process_raw(pcm, full_utt=True)
-        self._decoder.end_utt()
-        hypothesis = self._decoder.hyp()
-        return hypothesis.hypstr if hypothesis else ""

@@ -1,6 +1,6 @@
 """Speak one text in this process, without a server, and write the audio as it is made.
 
-python -m samples.embed_voice "Good morning." morning.wav --voice rms
+python -m samples.embed_voice "Good morning." morning.wav --voice owen
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tts.engine.client import EngineClient
     from tts.engine.local_client import LocalEngineClient, StreamLimits
 
-VOICE_NAMES = ("slt", "rms", "awb")
+VOICE_NAMES = ("hazel", "owen", "edith")
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"

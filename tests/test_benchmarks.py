@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import shlex
-import shutil
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -16,7 +15,6 @@ from types import ModuleType
 import grpc
 import numpy as np
 import pytest
-import soundfile
 import torch
 
 from benchmarks import (
@@ -33,6 +31,7 @@ from benchmarks import (
     sampling,
     scheduler,
     seams,
+    speech_judges,
     speed,
     spoken_text,
     streams,
@@ -47,14 +46,16 @@ from benchmarks.report import (
     this_machine,
     until_interrupted,
 )
+from benchmarks.speech_judges import Acoustics
 from benchmarks.stub_engine import stub_engine_server
-from benchmarks.word_errors import Recogniser, WordErrors, edit_distance, total, word_errors
+from benchmarks.word_errors import WordErrors, edit_distance, total, word_errors
 from tests.decoder.small_codecs import to_safetensors, write_snac
 from tests.speech_server import Server, SpeechClient, serving
 from tts.v1.text_pb2_grpc import TextServiceStub
 
 ROOT = Path(__file__).parent.parent
-NOT_COMMANDS = {"__init__", "stub_engine", "report", "word_errors"}
+CODE_POINTS = 127 / speech_judges.PEAK  # of a clip whose peak is the last character
+NOT_COMMANDS = {"__init__", "stub_engine", "report", "speech_judges", "word_errors"}
 NOT_COMMANDS |= {"engine_load", "peers", "shapes", "trace"}
 NOT_COMMANDS |= {"client_pool", "listeners", "playback", "server_metrics", "speech_shapes"}
 NOT_COMMANDS |= {"block_readers", "kernel_shapes", "process_samples"}
@@ -186,55 +187,68 @@ def test_held_out_sentences_are_sixty_different_ones() -> None:
     assert all(sentence[0].isupper() and sentence[-1] in ".?" for sentence in sentences)
 
 
-def test_the_recogniser_finds_no_words_in_silence() -> None:
-    pytest.importorskip("pocketsphinx", reason="needs the packages of [train]")
-    assert len(Recogniser()(np.zeros(8_000, np.float32), 8_000).split()) <= 1
-
-
 # --- understood
 
 
-def test_understood_compares_service_and_teacher() -> None:
-    """A speaker whose samples spell the text, and one that drops the first word."""
+class SpellingJudges:
+    """Reads the text that a sound spells: its mean is naturalness."""
 
-    def clip(text: str) -> understood.Clip:
-        return understood.Clip(np.frombuffer(text.encode(), np.uint8).astype(np.float32), 100)
+    def naturalness(self, clip: np.ndarray) -> float:
+        return float(clip.max())
 
-    def whole(text: str, voice: str) -> understood.Clip:
-        return clip(text)
+    def words(self, clip: np.ndarray) -> str:
+        return "".join(map(chr, np.round(clip * CODE_POINTS).astype(int))).strip("\0")
 
-    def half(text: str, voice: str) -> understood.Clip:
-        return clip(text.split(" ", 1)[1])
 
-    def listen(samples: np.ndarray, rate: int) -> str:
-        return samples.astype(np.uint8).tobytes().decode()
+def test_understood_counts_the_words_of_each_voice() -> None:
+    """A speaker whose samples spell the text; in one voice the first word is missing."""
+
+    def speak(text: str, voice: str) -> understood.Clip:
+        said = text.split(" ", 1)[1] if voice == "owen" else text
+        spelled = np.frombuffer(f"{said}\x7f".encode(), np.uint8)  # the largest sets the level
+        return understood.Clip(spelled.astype(np.float32), speech_judges.RATE)
 
     sentences = ["One two three four.", "Five six seven eight."]
-    good = understood.compare(whole, whole, listen, sentences)
-    assert {figure.value for figure in good.figures} == {0.0}
-    assert good.reached
-    bad = {f.name: f for f in understood.compare(half, whole, listen, sentences).figures}
-    assert bad["service, mean"].value == 0.25
-    assert bad["service, mean"].bar == understood.MARGIN
-    assert bad["service, mean"].reached is False
-    assert bad["service rms"].note == "8 words, 0 s of speech"
+    judges, voices = SpellingJudges(), ("hazel", "owen")
+    found = understood.judge(speak, judges, voices, sentences)
+    rows = {figure.name: figure for figure in understood.figures(found, "our ")}
+    rates = {name: row.value for name, row in rows.items() if "misheard" in name}
+    assert rates == {
+        "our hazel, misheard words": 0.0,
+        "our owen, misheard words": 0.25,
+        "our all, misheard words": 0.125,
+    }
+    assert rows["our all, misheard words"].note == "16 words"
+    assert rows["our all, naturalness"].values == (np.float32(speech_judges.PEAK),) * 4
+    assert [line.split()[0] for line in understood.worst(found)] == ["owen"] * 2 + ["hazel"] * 2
 
 
-def test_clips_of_the_service_are_read_back_unchanged(tiny_server: Server, tmp_path: Path) -> None:
+def test_figures_are_words_to_the_recogniser() -> None:
+    assert word_errors("Six of 1,204.", "6 of one thousand two hundred and four") == WordErrors(
+        0, 8
+    )
+
+
+@pytest.mark.parametrize("hertz", [110, 220])
+def test_acoustics_of_a_tone_that_glides_and_of_its_overtone(hertz: int) -> None:
+    """A glide of an octave has a range of 9.6 semitones between its tenths, whatever its pitch."""
+    rate = 24_000
+    at = np.arange(2 * rate) / rate
+    phase = 2 * np.pi * np.cumsum(hertz * 2 ** (at / 2)) / rate
+    low = Acoustics.of(np.sin(phase), rate)
+    assert low.pitch_range == pytest.approx(9.6, abs=1.0)
+    assert low.high < -40
+    both = Acoustics.of(np.sin(phase) + np.sin(2 * np.pi * 8_000 * at), rate)
+    assert both.high == pytest.approx(-3, abs=0.2)
+    assert both.seconds == 2
+
+
+def test_clips_of_the_service_have_its_samples(tiny_server: Server) -> None:
     with SpeechClient(tiny_server.address) as client:
-        clip = understood.served(client)("Hello there.", "rms")
-    path = tmp_path / "x.wav"
-    soundfile.write(path, clip.samples, clip.sample_rate, subtype="PCM_16")
-    again = understood.read_clip(path)
-    assert again.sample_rate == clip.sample_rate == 16_000
-    assert np.array_equal(again.samples, clip.samples)
-    assert clip.seconds > 0
-
-
-@pytest.mark.skipif(shutil.which("flite") is None, reason="needs the program flite")
-def test_the_teacher_speaks() -> None:
-    clip = understood.flite("Hello there.", "rms")
-    assert clip.seconds > 0.5
+        clip = understood.served(client)("Hello there.", "owen")
+        speech = client.synthesize("Hello there.", voice="owen", seed=understood.SEED)
+    assert clip.sample_rate == speech.sample_rate
+    assert np.array_equal(clip.samples * 32768, np.frombuffer(speech.pcm, "<i2"))
 
 
 # --- the others

@@ -107,7 +107,7 @@ def test_a_server_outside_the_checkout(
     with started([sonant, "serve", "--port", "0", "--log-level", "error"]) as server:
         where = ("--server", server.address)
         assert "SERVING" in run(sonant, "health", *where, folder=tmp_path)
-        assert "slt" in run(sonant, "voices", *where, folder=tmp_path)
+        assert "hazel" in run(sonant, "voices", *where, folder=tmp_path)
         run(sonant, "say", "-q", "-o", "x.wav", "Good morning.", *where, folder=tmp_path)
         os.kill(server.pid, signal.SIGTERM)
     assert frames(tmp_path / "x.wav") > 8_000

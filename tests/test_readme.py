@@ -20,7 +20,6 @@ from google.protobuf.message_factory import GetMessageClass
 
 from benchmarks import core
 from benchmarks.report import arguments
-from training.run import build_parser as training_parser
 from tts.__main__ import COMMANDS, SHELLS
 from tts.config.pipeline import AudioGenerationConfig, config_from_args
 from tts.config.server import ServerConfig
@@ -43,6 +42,7 @@ OTHER_PROGRAMS = (
     "benchmarks/idle.py",
     "benchmarks/reading.py",
     "benchmarks/decode_interference.py",
+    "benchmarks/understood.py",
     "tests/fuzz/__main__.py",
     "tests/mutation.py",
 )
@@ -149,9 +149,7 @@ def test_modules_that_are_run_exist() -> None:
 @pytest.mark.parametrize("command", commands(PYTHON))
 def test_commands_parse(command: str) -> None:
     module, *words = shlex.split(command.split(" > ", maxsplit=1)[0].removeprefix(PYTHON))
-    parsers = {
-        "tts.say": say_parser, "tts.serve": serve_parser, "training.run": training_parser
-    }  # fmt: skip
+    parsers = {"tts.say": say_parser, "tts.serve": serve_parser}
     if module in parsers:
         parsers[module]().parse_args(words)
         return
@@ -234,7 +232,7 @@ def test_there_are_python_examples_to_run() -> None:
 def test_flags_that_are_named_exist() -> None:
     known = say_parser(show_all=True).format_help() + serve_parser(show_all=True).format_help()
     known += arguments("", repeat=1).format_help() + core.parser().format_help()
-    known = known.replace("[no-]", "") + training_parser().format_help()
+    known = known.replace("[no-]", "")
     known += "".join((ROOT / path).read_text(encoding="utf-8") for path in OTHER_PROGRAMS)
     flags = {
         f.replace("--no-", "--") for f in re.findall(r"`[^`\n]*?(--[a-z][a-z.-]+)", EVERYTHING)

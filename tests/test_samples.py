@@ -57,7 +57,7 @@ def test_speech_is_written_as_it_arrives(tiny_server: Server, tmp_path: Path) ->
     printed = run(
         "stream_speech",
         *("Hello there. This is a test.", str(out)),
-        *("--server", tiny_server.address, "--voice", "rms"),
+        *("--server", tiny_server.address, "--voice", "owen"),
     ).splitlines()
     assert len(printed) > 2
     assert printed[-1] == f"{seconds_of(out):.2f} s"
@@ -65,7 +65,7 @@ def test_speech_is_written_as_it_arrives(tiny_server: Server, tmp_path: Path) ->
 
 def test_a_voice_of_ones_own_speaks_without_a_server(tmp_path: Path) -> None:
     out = tmp_path / "x.wav"
-    options = ("--voice", "rms", "--seed", "7")
+    options = ("--voice", "owen", "--seed", "7")
     printed = run("embed_voice", "Hello there.", str(out), *options).splitlines()
     assert len(printed) > 1
     assert printed[-1] == f"{seconds_of(out):.2f} s"

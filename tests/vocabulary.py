@@ -1,29 +1,36 @@
-"""Token ids of the built-in voice's language model, and its tokenizer with another codebook."""
+"""Token ids of the tests' language model, and its tokenizer: bytes, control tokens, codes."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tokenizers import Tokenizer
-
-_TOKENIZER = Path(__file__).parents[1] / "tts" / "embedded" / "tokenizer.json"
-_SHIPPED: dict[str, Any] = json.loads(_TOKENIZER.read_text(encoding="utf-8"))
-_IDS: dict[str, int] = {token["content"]: token["id"] for token in _SHIPPED["added_tokens"]}
-
-PAD = _IDS["<|pad|>"]
-START_OF_SPEECH = _IDS["<|start_of_speech|>"]
-END_OF_SPEECH = _IDS["<|end_of_speech|>"]
-END_OF_TEXT = _IDS["<|end_of_text|>"]
-ANY_VOICE = _IDS["<|voice_any|>"]
-FIRST_VOICE = _IDS["<|voice_0|>"]
-MAX_VOICES = sum(name.startswith("<|voice_") for name in _IDS) - 1  # without ANY_VOICE
-FIRST_CODE = _IDS["<|s_0|>"]  # the codes are the last tokens
+PAD, START_OF_SPEECH, END_OF_SPEECH, PHONEMES, END_OF_TEXT, ANY_VOICE = range(256, 262)
+FIRST_VOICE, MAX_VOICES = 262, 32
+FIRST_CODE = 448  # the codes are the last tokens; the ids before them have no names
+NAMES = (
+    "<|pad|>", "<|start_of_speech|>", "<|end_of_speech|>", "<|phonemes|>", "<|end_of_text|>",
+    "<|voice_any|>", *(f"<|voice_{k}|>" for k in range(MAX_VOICES)),
+)  # fmt: skip
 
 
 def build_tokenizer(codebook_size: int) -> Tokenizer:
-    """Return the shipped tokenizer with so many codes, at most as many as it has."""
-    num_tokens = FIRST_CODE + codebook_size
-    kept = [token for token in _SHIPPED["added_tokens"] if token["id"] < num_tokens]
-    return Tokenizer.from_str(json.dumps(_SHIPPED | {"added_tokens": kept}))
+    """Return a tokenizer with byte-level tokens whose id is the byte, and with so many codes."""
+    codes = {f"<|s_{k}|>": FIRST_CODE + k for k in range(codebook_size)}
+    names = {name: PAD + k for k, name in enumerate(NAMES)} | codes
+    vocabulary = {letter: byte for byte, letter in enumerate(byte_alphabet())} | names
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(name, special=True, normalized=False) for name in names]
+    )
+    return tokenizer
+
+
+def byte_alphabet() -> list[str]:
+    """Return GPT-2's stand-in of each byte: those that print stand for themselves."""
+    others = iter(range(256, 512))
+    return [
+        chr(byte) if chr(byte).isprintable() and chr(byte) not in " \u00ad" else chr(next(others))
+        for byte in range(256)
+    ]

@@ -1,5 +1,5 @@
 """Training of tts/embedded: text, teacher speech, codec, language model, export.
 
-`python -m training.run` runs every stage; each stage is a separate module. tts, llm and decoder
-never import this package.
+`training/NOTES.md` lists the stages; each is a separate module. tts, llm and decoder never import
+this package.
 """

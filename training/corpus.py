@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from training.recipe import parse
 from training.templates import fill
 
 PACKAGES = (
@@ -31,6 +30,7 @@ PACKAGES = (
 )  # fmt: skip
 SHARE = Path("/usr/share")
 ROOT = Path(__file__).parent.parent
+HELD_OUT = [ROOT / "training" / "prose.txt", ROOT / "benchmarks" / "held_out.txt"]
 MIN_CHARACTERS, MAX_CHARACTERS = 3, 200
 ALLOWED = re.compile(r"^[A-Za-z0-9 ,.;:?!'\-]+$")
 HTML_PARAGRAPH = re.compile(r'<(?:p\b[^>]*|div class="para")>(.*?)</(?:p|div)>', re.S | re.I)
@@ -232,7 +232,7 @@ class Corpus:
         return lines
 
 
-def build(held_out: Iterable[str], seed: int = 7) -> Corpus:
+def build(held_out: Iterable[str], seed: int) -> Corpus:
     """Build the whole corpus from the installed packages."""
     corpus = Corpus(held_out, seed)
     doc = SHARE / "doc"
@@ -279,8 +279,11 @@ def reserve(lines: list[str], count: int) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    args, _ = parse(parser, "corpus", argv)
-    held_out = [line for path in args.held_out for line in (ROOT / path).read_text().splitlines()]
+    parser.add_argument("--held-out", type=Path, nargs="*", default=HELD_OUT, help="never spoken")
+    parser.add_argument("--reserve", type=int, default=500, help="lines kept out for evaluation")
+    parser.add_argument("--seed", type=int, default=7)
+    args = parser.parse_args(argv)
+    held_out = [line for path in args.held_out for line in path.read_text().splitlines()]
     corpus = build(held_out, args.seed)
     lines = corpus.finish()
     args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,8 @@
-"""Labels for every 10 ms of a line: the phone, and the letter of the spoken word.
+"""Words of a line with their times, and the letter that is spoken in every frame.
+
+    text       h e l l o ,   y o u
+    symbols  0 h ə l ˈ O ,   j u 0    with durations; 0 stands before and after a line
+    word       ─────────     ───      without its punctuation
 
 A word's letters are spread evenly over its time: inside a word they are approximate, but the
 borders of words are exact, which is what the aligner is trained for.
@@ -6,54 +10,56 @@ borders of words are exact, which is what the aligner is trained for.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from training.teacher import SAMPLE_RATE, Phone
+from training.kokoro.network import FRAME
+from training.kokoro.vocoder import SAMPLE_RATE
+from training.speech_lm.texts import Texts
 from tts.speech.aligner import letter_labels as letters_of
 
-FRAME = 160  # samples
-SILENCE = 0
-PHONES = (
-    "aa", "ae", "ah", "ao", "aw", "ax", "ay", "b", "ch", "d", "dh", "eh", "er", "ey", "f", "g",
-    "hh", "ih", "iy", "jh", "k", "l", "m", "n", "ng", "ow", "oy", "p", "r", "s", "sh", "t", "th",
-    "uh", "uw", "v", "w", "y", "z", "zh",
-)  # fmt: skip
-NUM_PHONE_LABELS = len(PHONES) + 1
-
-_PHONE_LABEL = {name: label for label, name in enumerate(PHONES, start=1)}
+SYMBOL_FRAME_S = FRAME / SAMPLE_RATE
 
 
-def _frame(time_s: float) -> int:
-    return round(time_s * SAMPLE_RATE / FRAME)
+class TimedWord(NamedTuple):
+    """A word with letters, its start and its end in seconds."""
+
+    text: str
+    start_s: float
+    end_s: float
 
 
-def phone_labels(phones: Sequence[Phone], num_frames: int) -> np.ndarray:
+def word_times(texts: Texts, row: int, durations: np.ndarray) -> tuple[TimedWord, ...]:
+    """Return the words of a row of texts, by the durations of its symbols in the teacher's frames.
+
+    There are none where the words of the text are not those of the symbols: where their numbers
+    differ, and where a word has figures, or sounds but no letters.
+    """
+    if not texts.aligned[row]:
+        return ()
+    ends_s = np.cumsum(durations) * SYMBOL_FRAME_S
+    found, first = [], 1  # symbol
+    for pair in texts.words(row):
+        text, sounds = pair[0].decode(), texts.bare(pair)[1]
+        if re.search(r"\d", text) or bool(letters_of(text)) != bool(sounds):
+            return ()
+        if sounds:
+            start = first + pair[1].index(sounds)
+            span_s = ends_s[[start - 1, start + len(sounds) - 1]]
+            found.append(TimedWord(text, *span_s.tolist()))
+        first += len(pair[1]) + 1
+    return tuple(found)
+
+
+def letter_labels(words: Sequence[TimedWord], num_frames: int, frames_per_s: float) -> np.ndarray:
     """Return uint8 [num_frames]; 0 is silence."""
     labels = np.zeros(num_frames, np.uint8)
-    for phone in phones:
-        name = phone.name.rstrip("012")
-        labels[_frame(phone.start_s) : _frame(phone.end_s)] = _PHONE_LABEL.get(name, SILENCE)
-    return labels
-
-
-def word_times(words: Sequence[str], phones: Sequence[Phone]) -> list[tuple[str, float, float]]:
-    """Return every audible word, its start and its end in seconds."""
-    spans: dict[int, tuple[float, float]] = {}
-    for phone in phones:
-        start, _ = spans.get(phone.word_index, (phone.start_s, 0.0))
-        spans[phone.word_index] = (start, phone.end_s)
-    return [(words[index], *span) for index, span in spans.items()]
-
-
-def letter_labels(words: Sequence[str], phones: Sequence[Phone], num_frames: int) -> np.ndarray:
-    """Return uint8 [num_frames]; 0 is silence."""
-    labels = np.zeros(num_frames, np.uint8)
-    for word, start_s, end_s in word_times(words, phones):
-        first, last = _frame(start_s), min(_frame(end_s), num_frames)
-        letters = letters_of(word)
-        if letters and last > first:
-            place = np.arange(last - first) * len(letters) // (last - first)
-            labels[first:last] = np.array(letters, np.uint8)[place]
+    for text, start_s, end_s in words:
+        first, last = round(start_s * frames_per_s), min(round(end_s * frames_per_s), num_frames)
+        if last > first:
+            letters = np.array(letters_of(text), np.uint8)
+            labels[first:last] = letters[np.arange(last - first) * len(letters) // (last - first)]
     return labels

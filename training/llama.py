@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from decoder.codecs.embedded.modules import FiniteScalarQuantizer
+from decoder.codecs.source_filter.modules import FiniteScalarQuantizer
 from training.vocabulary import FIRST_CODE, PHONEMES
 
 MAX_TOKENS = 640  # of one training sequence

@@ -1,5 +1,5 @@
-"""Reconstruction losses: multi-scale mel distance, mean envelope of the voice, recognition of
-phones, and two families of discriminators.
+"""Reconstruction losses: multi-scale mel distance, mean envelope of the voice, and two families of
+discriminators.
 
 Sources: multi-scale mel L1, DAC, arXiv 2306.06546; multi-period discriminator, HiFi-GAN, arXiv
 2010.05646; multi-resolution spectral discriminator, UnivNet, arXiv 2106.07889.
@@ -81,13 +81,18 @@ class PhoneListener(nn.Module):
         )
         self.output = nn.Conv1d(width, num_labels, 1)
 
-    def forward(self, mel: Tensor) -> Tensor:
-        """Map mel [B, F, num_mels] to logits [B, F, num_labels]."""
-        x = mel.transpose(1, 2)
+    def features(self, mel: Tensor) -> list[Tensor]:
+        """Return what each layer makes of mel [B, F, num_mels]: [B, width, F]."""
+        x, found = mel.transpose(1, 2), []
         for number, layer in enumerate(self.layers):
             y = F.gelu(layer(x))
             x = y if number == 0 else x + y
-        return self.output(x).transpose(1, 2)
+            found.append(x)
+        return found
+
+    def logits(self, features: list[Tensor]) -> Tensor:
+        """Return the logits [B, F, num_labels] of all layers' features."""
+        return self.output(features[-1]).transpose(1, 2)
 
 
 class PeriodDiscriminator(nn.Module):
@@ -169,9 +174,13 @@ def discriminator_loss(real: list, fake: list) -> Tensor:
 def generator_losses(real: list, fake: list) -> tuple[Tensor, Tensor]:
     """Return the adversarial loss, and feature matching relative to the real features' size."""
     adversarial = sum(((1 - f[0].float()) ** 2).mean() for f in fake)
-    matching = sum(
+    pairs = zip(fake, real, strict=True)
+    return adversarial, sum(feature_distance(f[1], r[1]) for f, r in pairs) / 5
+
+
+def feature_distance(got: list[Tensor], wanted: list[Tensor]) -> Tensor:
+    """Return the sum over layers of the mean L1 relative to the wanted features' size."""
+    return sum(
         (u.float() - v.float()).abs().mean() / (v.float().abs().mean() + 1e-4)
-        for r, f in zip(real, fake, strict=True)
-        for u, v in zip(f[1], r[1], strict=True)
+        for u, v in zip(got, wanted, strict=True)
     )
-    return adversarial, matching / 5

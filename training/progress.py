@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import copy
+import time
 from collections.abc import Iterator, Mapping
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
-
-from training.distributed import Clock, Deadline, Group
 
 FIRST_LOGGED = (1, 20)  # steps
 
@@ -61,13 +60,41 @@ class Rate(NamedTuple):
                     settings["lr"] = rate
 
 
+class Clock:
+    """Seconds since the start of a run, with a log line."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def now(self) -> float:
+        return time.monotonic() - self._began
+
+    def log(self, *parts: object) -> None:
+        print(f"[{self.now():7.1f}]", *parts, flush=True)
+
+
+class Deadline:
+    """Elapsed share of a run: of its time, from now to `until` on the clock, or of its steps."""
+
+    def __init__(self, clock: Clock, until: float, steps: int = 0) -> None:
+        """`steps`: at most, 0: as time allows."""
+        self._clock, self._steps, self._began = clock, steps, clock.now()
+        self._whole_s = max(until - self._began, 1e-3)
+
+    def share(self, step: int) -> float:
+        """Return 0 … 1 before the next step."""
+        of_time = (self._clock.now() - self._began) / self._whole_s
+        of_steps = step / self._steps if self._steps else 0.0
+        return min(1.0, max(of_time, of_steps))
+
+
 class Progress:
     """Steps of a run until its minutes or its steps are over, with a clock and a log."""
 
     def __init__(self, minutes: float, steps: int, log_s: float) -> None:
         """`steps`: at most, 0: as time allows. `log_s`: seconds between lines of the log."""
         self.clock, self.step = Clock(), 0
-        self._deadline = Deadline(self.clock, Group(), self.clock.now() + 60 * minutes, steps)
+        self._deadline = Deadline(self.clock, self.clock.now() + 60 * minutes, steps)
         self._log_s, self._logged, self._last = log_s, self.clock.now(), 0
 
     def __iter__(self) -> Iterator[float]:

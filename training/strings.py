@@ -33,15 +33,3 @@ class Strings:
 
     def __getitem__(self, i: int) -> np.ndarray:
         return self.bytes[self.start[i] : self.start[i] + self.length[i]]
-
-    def joined(self, order: np.ndarray, joint: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Return strings one after another, each followed by `joint`; and their starts and the
-        end.
-        """
-        length = self.length[order]
-        bounds = np.concatenate([[0], np.cumsum(length + len(joint))])
-        flat = np.empty(int(bounds[-1]), np.uint8)
-        flat[flat_index(bounds[:-1], length)] = self.bytes[flat_index(self.start[order], length)]
-        for place, byte in enumerate(joint, start=-len(joint)):
-            flat[bounds[1:] + place] = byte
-        return flat, bounds

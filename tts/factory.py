@@ -103,7 +103,7 @@ def create_service(
 ) -> Service:
     """Load a model and start its engine; block until both are done.
 
-    `config` None, or one without a model path, means the embedded voice; `server` limits voices,
+    `config` None, or one without a model path, means the built-in voice; `server` limits voices,
     prompts, audio and readers; `text` is the configuration of a second model for requests for
     text. Raises CheckpointError, ConfigError, CapacityError and DecoderConfigError.
     """
@@ -276,7 +276,7 @@ class _Parts:
 
 
 def with_model(config: AudioGenerationConfig | None = None) -> AudioGenerationConfig:
-    """Return the configuration, with the embedded voice's model if it names none."""
+    """Return the configuration, with the built-in voice's model if it names none."""
     from tts.config.defaults import default_values
     from tts.config.pipeline import AudioGenerationConfig
 

@@ -83,7 +83,7 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
         "--stream-stdin", action="store_true", help="say lines of standard input as they come"
     )
     group.add_argument(
-        "--phonemes", action="store_true", help="print the text's ARPAbet phonemes instead"
+        "--phonemes", action="store_true", help="print the text's phonemes in IPA instead"
     )
 
 

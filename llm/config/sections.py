@@ -71,7 +71,9 @@ class RopeType(StrEnum):
 class KVCacheConfig(StrictModel):
     """The paged key-value cache."""
 
-    kv_cache_page_size: int = Field(default=128, gt=0, description="tokens per page")
+    kv_cache_page_size: int = Field(
+        default=128, gt=0, description="tokens per page (default: 128; 32 without a model path)"
+    )
     num_pages: int | None = Field(
         default=None, gt=1, description="pages in the pool (default: by free memory)"
     )

@@ -7,6 +7,7 @@ itself, outside of the paged pool: requests share nothing, and a prompt is fed i
 from __future__ import annotations
 
 import inspect
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 MAX_REPORTED = 5
+
+
+def cache_name(parameters: Container[str]) -> str:
+    """Return what a model's `forward` calls its cache: transformers renamed it in 5.24."""
+    return "cache" if "cache" in parameters else "past_key_values"
 
 
 class AutoModel(CausalModel):
@@ -84,9 +90,9 @@ class AutoModel(CausalModel):
             )
         self.vocab_size = self.shape(self.huggingface_config).vocab_size
         self._model = self._load()
-        self._takes_kept_rows = (
-            "logits_to_keep" in inspect.signature(self._model.forward).parameters
-        )
+        parameters = inspect.signature(self._model.forward).parameters
+        self._takes_kept_rows = "logits_to_keep" in parameters
+        self._cache_name = cache_name(parameters)
         self._caches: dict[str, tuple[Any, int]] = {}  # by request: cache, number of tokens in it
 
     def _load(self) -> PreTrainedModel:
@@ -139,11 +145,11 @@ class AutoModel(CausalModel):
         kept = {"logits_to_keep": max(num_rows, 1)} if self._takes_kept_rows else {}
         answer = self._model(
             input_ids=batch.input_ids[None],
-            past_key_values=self._cache(batch),
             use_cache=True,
+            **{self._cache_name: self._cache(batch)},
             **kept,
         )
-        self._caches[request_id] = (answer.past_key_values, batch.context_lens[0])
+        self._caches[request_id] = (answer[self._cache_name], batch.context_lens[0])
         logits: Tensor = answer.logits[0, -max(num_rows, 1) :].float()
         return logits
 

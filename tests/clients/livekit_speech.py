@@ -18,7 +18,7 @@ PARTS = ["Hello there, my friend. This is", " the second sentence", " of this te
 
 async def speak(address: str) -> dict[str, Any]:
     """Return the voices, the audio of a whole text, and that of text that arrives in parts."""
-    tts = nvidia.TTS(server=address, use_ssl=False, voice="slt")
+    tts = nvidia.TTS(server=address, use_ssl=False, voice="hazel")
     whole = await tts.synthesize("".join(PARTS)).collect()
     stream = tts.stream()
     for part in PARTS:

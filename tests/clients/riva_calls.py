@@ -61,7 +61,7 @@ def failure(service: riva.client.SpeechSynthesisService, **values: Any) -> list[
 def speech(service: riva.client.SpeechSynthesisService, clip: Path) -> dict[str, Any]:
     """Return the audio of each kind of call."""
     encodings = riva.client.AudioEncoding
-    settings: dict[str, Any] = {"voice_name": "slt", "custom_configuration": OPTIONS}
+    settings: dict[str, Any] = {"voice_name": "hazel", "custom_configuration": OPTIONS}
     response = service.synthesize(TEXT, enable_word_time_offsets=True, **settings)
     streamed = list(service.synthesize_online(TEXT, enable_word_time_offsets=True, **settings))
     imitated = service.synthesize(
@@ -112,7 +112,7 @@ def main(address: str, clip: str, ca: str | None = None, token: str = "") -> Non
         "speech": speech(service, Path(clip)),
         "failures": [
             failure(service, voice_name="Magpie-Multilingual.EN-US.Leo"),
-            failure(service, custom_dictionary={"nine": "naɪn"}),
+            failure(service, custom_dictionary={"nine": "{@N}{@AY1}{@N}"}),
             failure(service, encoding=riva.client.AudioEncoding.OGGOPUS, sample_rate_hz=44_100),
         ],
     }

@@ -18,6 +18,7 @@ from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from tests.clients.web_page import WAIT_MS, browsing, chromium
 from tests.speech_server import serving
+from tts.config.defaults import embedded_folder
 
 pytestmark = pytest.mark.skipif(
     chromium() is None, reason="needs Chromium; on Debian: apt install chromium"
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.skipif(
 TEXT = "Good morning. Seven ships sailed north."
 WORDS = ["Good", "morning.", "Seven", "ships", "sailed", "north."]
 RATE = 24_000
+VOICES = json.loads((embedded_folder() / "voices.json").read_text(encoding="utf-8"))["voices"]
 TOKEN = "open sesame"
 SPEECH = "/v1/audio/speech"
 
@@ -199,7 +201,7 @@ def test_errors_of_the_server_are_shown(page: Page, address: str) -> None:
     page.fill("#text", TEXT)
     page.click("#speak")
     expect(error).to_contain_text("no voice 'guest'")
-    page.check("input[value=rms]")
+    page.check("input[value=owen]")
     page.fill("#text", "a " * 6000)
     page.click("#speak")
     expect(error).to_contain_text("the limit is 10000")
@@ -210,10 +212,10 @@ def test_errors_of_the_server_are_shown(page: Page, address: str) -> None:
 
 def test_a_sample_of_each_voice(page: Page) -> None:
     samples = page.get_by_role("button", name="Play a sample of")
-    assert samples.count() == page.locator("[name=voice]").count() == 8
+    assert samples.count() == page.locator("[name=voice]").count() == len(VOICES)
     with page.expect_request(f"**{SPEECH}") as request:
-        page.get_by_role("button", name="Play a sample of Rms").click()
-    assert request.value.post_data_json["voice"] == "rms"
+        page.get_by_role("button", name="Play a sample of Owen").click()
+    assert request.value.post_data_json["voice"] == "owen"
     assert finish(page)["peak"] > 0.05
 
 
@@ -221,15 +223,22 @@ def test_a_dialogue_has_several_voices_without_a_pause(page: Page) -> None:
     bodies: list[Any] = []
     page.on("request", lambda request: bodies.append(body_of(request)))
     page.get_by_text("Dialogue").click()
-    page.fill("#script", "Anna: Hello there.\nawb: Hello, Anna.\nHow do you do?")
-    page.get_by_label("Anna").select_option("june")
+    page.fill("#script", "Anna: Hello there.\nedith: Hello, Anna.\nHow do you do?")
+    page.get_by_label("Anna").select_option("opal")
     page.evaluate(WATCH)
     page.press("#script", "Control+Enter")
     expect(page.locator("#stop")).to_be_enabled()
     ended = finish(page)
     asked = [(body["voice"], body["input"]) for body in bodies if body]
-    assert asked == [("june", "Hello there."), ("awb", "Hello, Anna."), ("awb", "How do you do?")]
-    assert page.inner_text("#spoken").split("\n")[:2] == ["Anna: Hello there.", "awb: Hello, Anna."]
+    assert asked == [
+        ("opal", "Hello there."),
+        ("edith", "Hello, Anna."),
+        ("edith", "How do you do?"),
+    ]
+    assert page.inner_text("#spoken").split("\n")[:2] == [
+        "Anna: Hello there.",
+        "edith: Hello, Anna.",
+    ]
     marked = page.evaluate("window.marked")
     assert {"there.", "Anna.", "do?"} & set(marked)
     assert len(saved(page, "#wav")[1]) == round(ended["duration"] * RATE)
@@ -242,7 +251,7 @@ def body_of(request: Request) -> Any:
 
 def test_a_clip_is_imitated(page: Page, address: str, tmp_path: Path) -> None:
     clip = tmp_path / "clip.flac"
-    asked = {"input": TEXT, "response_format": "flac", "voice": "awb"}
+    asked = {"input": TEXT, "response_format": "flac", "voice": "edith"}
     clip.write_bytes(httpx.post(f"http://{address}{SPEECH}", json=asked).content)
     page.set_input_files("#upload", clip)
     expect(page.get_by_label("Your recording", exact=True)).to_be_checked()

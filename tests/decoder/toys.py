@@ -30,7 +30,8 @@ from decoder import (
     render,
 )
 from decoder.codecs.embedded.decoder import EmbeddedDecoder, codec_spec
-from decoder.codecs.embedded.modules import CodecConfig, EmbeddedCodec, rotary_table, rotate
+from decoder.codecs.embedded.modules import CodecConfig, EmbeddedCodec
+from decoder.codecs.mimi.modules import rotary_table, rotate
 from decoder.registry import CodecSource
 
 TOLERANCE = 2e-5

@@ -22,7 +22,7 @@ INT_BITS = {
     Field.CPPTYPE_UINT32: (32, False),
     Field.CPPTYPE_UINT64: (64, False),
 }
-USUAL_TEXTS = (*PLAIN_TEXTS, "Hello there. How are you?", '{"type": "integer"}', "tiny", "rms")
+USUAL_TEXTS = (*PLAIN_TEXTS, "Hello there. How are you?", '{"type": "integer"}', "tiny", "owen")
 NOT_UTF8 = (b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"a\x80", b"\xe2\x82")
 
 
@@ -132,7 +132,7 @@ def _payload(wire_type: int, chance: Random) -> bytes:
 
 
 def _delimited(chance: Random) -> bytes:
-    value = chance.choice((*NOT_UTF8, b"slt", b"", b"\xff" * 300, chance.randbytes(9)))
+    value = chance.choice((*NOT_UTF8, b"hazel", b"", b"\xff" * 300, chance.randbytes(9)))
     wrong = chance.choice((2**31 - 1, 2**32, 2**63, len(value) + 1))
     size = len(value) if chance.random() < 0.85 else wrong
     return varint(size) + value

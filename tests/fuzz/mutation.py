@@ -11,7 +11,7 @@ from typing import Any
 EDGE_INTS = (0, 1, -1, 2, 7, 127, 128, 255, 256, 65_535, 2**31 - 1, -(2**31), 2**32, 2**53)
 HUGE_INTS = (2**63 - 1, -(2**63), 2**64, 10**30)
 EDGE_FLOATS = (0.0, -0.0, 1e-45, 1e38, -1e38, 0.5, 1.0, math.inf, -math.inf, math.nan)
-PLAIN_TEXTS = ("", "a", "Hello there.", "slt", "en-US", "codec", "none", "{}", "<|s_{}|>", "0")
+PLAIN_TEXTS = ("", "a", "Hello there.", "hazel", "en-US", "codec", "none", "{}", "<|s_{}|>", "0")
 EDGE_TEXTS = ("\0", "a\0b", "../../etc/passwd", "\u202e", "\ufeff", "\U0010ffff", "{", "%s", "\n")
 RANGES = (
     (0x20, 0x7E),

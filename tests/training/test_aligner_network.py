@@ -1,4 +1,4 @@
-"""The aligner's network as it is trained, and as the service computes it without torch."""
+"""The network of the aligner's training, as the service computes it without torch."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.decoder.small_codecs import SNAC
+from tests.decoder.small_codecs import SMALL_SOURCE_FILTER, SNAC
 from tests.fakes import LlamaShape, random_llama
 
 SHAPE = LlamaShape(hidden=32, layers=1, heads=4, kv_heads=2, intermediate=48)
@@ -119,6 +120,17 @@ NEUTTS_SPECIAL = [
     "<|SPEECH_GENERATION_START|>",
     "<|SPEECH_GENERATION_END|>",
 ]
+
+SONANT_SPECIAL = {
+    "<|pad|>": 256,
+    "<|start_of_speech|>": 257,
+    "<|end_of_speech|>": 258,
+    "<|phonemes|>": 259,
+    "<|end_of_text|>": 260,
+    "<|symbols|>": 262,
+}
+SONANT_SYMBOLS, SONANT_CODES = 320, 448
+SONANT_VOICES = {"hazel": [1, 2, 3, 4], "owen": [60, 61, 62, 63]}
 
 SNAC_CODEC = SNAC | {"codebook_size": 4096}
 XCODEC2_CODEC = {
@@ -248,6 +260,23 @@ def write_neutts(folder: Path, codec: Mapping[str, object] = NEUCODEC_CODEC) -> 
         "use_sliding_window": False,
     }
     return write(folder, config, qwen_tokenizer(special), codec, likely={151_670: 5.0})
+
+
+def write_sonant(folder: Path) -> Path:
+    """The built-in voice's layout: codes without names, voices as rows of codes."""
+    size = SONANT_CODES + SMALL_SOURCE_FILTER.codebook_size
+    codec = {"type": "source_filter", "hop": SMALL_SOURCE_FILTER.hop} | asdict(SMALL_SOURCE_FILTER)
+    config = llama_config(size, eos=[258, 260]) | {"bos_token_id": None}
+    write(folder, config, qwen_tokenizer(SONANT_SPECIAL), codec, likely={258: 3.0})
+    speech = {"family": "sonant", "first_code": SONANT_CODES, "first_symbol": SONANT_SYMBOLS}
+    speech["symbols"] = ["h", "ə", "l", "ˈ", "oʊ"]
+    voices = [
+        {"name": name, "language_codes": ["en-US"], "codes": codes}
+        for name, codes in SONANT_VOICES.items()
+    ]
+    (folder / "speech.json").write_text(json.dumps(speech), encoding="utf-8")
+    (folder / "voices.json").write_text(json.dumps({"default": "hazel", "voices": voices}))
+    return folder
 
 
 def common_config(vocab_size: int) -> dict[str, object]:

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from decoder import AudioDecoder, create_decoder
-from tests.tts.family_checkpoints import write_llasa, write_neutts, write_orpheus, write_vyvo
+from tests.tts.family_checkpoints import (
+    write_llasa,
+    write_neutts,
+    write_orpheus,
+    write_sonant,
+    write_vyvo,
+)
 from tts.config.pipeline import AudioGenerationConfig
 from tts.engine.client import EngineClient
 from tts.factory import Service
@@ -41,6 +47,12 @@ class Case:
     plain: tuple[int, ...]  # in the default voice
     prompted: tuple[int, ...]  # in a voice whose clip says "hello" too
     codes: tuple[int, ...] = (0, 65535)  # of that clip
+    row: tuple[int, ...] = ()  # of the default voice, for a codec that needs it
+
+    @property
+    def prompt_codes(self) -> tuple[int, ...]:
+        """The codes of `selection` that the codec gets."""
+        return self.row if self.voices else self.codes
 
     @property
     def selection(self) -> pb.VoiceSelection:
@@ -108,6 +120,18 @@ CASES = [
             *(*USER_SPELLED, 151666, *HELLO_PHONEMES, 220, *HELLO_PHONEMES, 151667),
             *(*ASSISTANT_SPELLED, 151669, 151671, 217206),
         ),
+    ),
+    Case(
+        "sonant",
+        write_sonant,
+        codec="source_filter",
+        rate=24_000,
+        codes_per_second=25,
+        voices=("hazel", "owen"),
+        plain=(449, 450, 451, 452, 71, 68, 75, 75, 78, 257),
+        prompted=(457, 448, 511, 450, 71, 68, 75, 75, 78, 257),
+        codes=(9, 0, 63, 2),
+        row=(1, 2, 3, 4),
     ),
 ]
 

@@ -129,7 +129,7 @@ def test_errors_of_the_core_about_requests_are_the_clients(error: Exception) -> 
 @pytest.mark.parametrize(
     ("error", "reason", "key"),
     [
-        (VoiceNotFoundError("x", ["slt"]), "VOICE_NOT_FOUND", "voice"),
+        (VoiceNotFoundError("x", ["hazel"]), "VOICE_NOT_FOUND", "voice"),
         (ModelNotFoundError("x"), "MODEL_NOT_FOUND", "model"),
         (AdapterNotFoundError("x"), "ADAPTER_NOT_FOUND", "adapter"),
     ],

@@ -45,7 +45,7 @@ def test_a_speech_checkpoint_creates_all_components(service: Service) -> None:
     synthesizer = service.synthesizer
     assert synthesizer is not None
     assert service.codec is synthesizer.codec
-    assert [voice.name for voice in synthesizer.voices.voices()] == ["slt", "rms", "awb"]
+    assert [voice.name for voice in synthesizer.voices.voices()] == ["hazel", "owen", "edith"]
     settings = synthesizer.settings
     assert settings.model == "tiny"
     assert (settings.traits.max_characters, settings.traits.max_codes) == (200, 500)
@@ -185,6 +185,17 @@ def test_the_default_is_the_embedded_voice() -> None:
     values = default_values()
     assert values["model"]["model_path"] == str(embedded_folder())
     assert embedded_folder().parent.name == "tts"
+
+
+def test_a_built_in_voice_is_one_page_of_the_prefix_cache(tiny_checkpoint: Path) -> None:
+    config = AudioGenerationConfig(**default_values())
+    codec = json.loads((embedded_folder() / "codec" / "config.json").read_text())
+    assert config.model.kv_cache.kv_cache_page_size == codec["voice_tokens"]
+    assert AudioGenerationConfig.merged(
+        default_values(), {"model": {"kv_cache": {"kv_cache_page_size": 64}}}
+    )["model"]["kv_cache"] == {"kv_cache_page_size": 64}
+    other = AudioGenerationConfig(**default_values(tiny_checkpoint))
+    assert other.model.kv_cache.kv_cache_page_size == 128
 
 
 def test_defaults_are_the_lowest_layer(tiny_checkpoint: Path) -> None:

@@ -18,8 +18,7 @@ from decoder.codecs.source_filter.modules import SpeechCodec
 from decoder.codecs.source_filter.weights import SCALE, restored
 from training.speech_codec.config import load_config
 
-CODEC = "codec."
-DECODER, VOICE_ENCODER = f"{CODEC}decoder.", f"{CODEC}voice_encoder."
+DECODER, VOICE_ENCODER = "decoder.", "voice_encoder."
 FEW_ROWS = 4
 
 
@@ -63,9 +62,8 @@ def load(weights: Path, config: Path, voices: Path | None = None) -> SpeechCodec
     for a file that lacks tensors or has others.
     """
     codec = SpeechCodec(load_config(config))
-    found = read(weights) | (read(voices) if voices else {})
-    state = {k.removeprefix(CODEC): v for k, v in found.items() if k.startswith(CODEC)}
+    state = read(weights) | (read(voices) if voices else {})
     missing, unknown = codec.load_state_dict(state, strict=False)
-    if unknown or any(voices or name.startswith("decoder.") for name in missing):
+    if unknown or any(voices or name.startswith(DECODER) for name in missing):
         raise ValueError(f"{weights} is not of {config}: without {missing}, with {unknown}")
     return codec.eval()

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from decoder.codecs.embedded.modules import FiniteScalarQuantizer
-from decoder.codecs.source_filter.modules import ConvNext, Even
+from decoder.codecs.source_filter.modules import ConvNext, Even, FiniteScalarQuantizer
 from training.kokoro.text import NUM_SYMBOLS
 from training.speech_codec.plans import POINT, Plan
 

@@ -8,7 +8,7 @@ Every clip's plan is encoded. `codec` rows are decoded with the voice tokens of 
 style, `crossed` rows with those of the next voice of the same kind: their speaker is compared with
 that voice. `cloned` rows, which need --voice-encoder, have the voice tokens of the voice's
 reference, another clip. The teacher's own rows come from the same run. Needs the packages that
-training.speech_codec.listeners names.
+benchmarks.speech_judges names.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import numpy as np
 import soundfile
 import torch
 
-from benchmarks.word_errors import WordErrors, total
+from benchmarks.speech_judges import SpeechJudges, prepared
+from benchmarks.word_errors import WordErrors, total, word_errors
 from decoder.codecs.source_filter.modules import SpeechCodec
 from training.speech_codec.checkpoint import load
 from training.speech_codec.clips import Clip, read_clips
 from training.speech_codec.coder import Coder, load_coder
 from training.speech_codec.config import coder_sizes, load_config
-from training.speech_codec.listeners import Listeners, errors, prepared
 from training.speech_codec.plans import CURVE_GRID
 from training.speech_codec.tokenise import codes_of_lines
 
@@ -128,7 +128,7 @@ def renderings(trained: Trained, clips: Sequence[Clip]) -> Iterator[Rendering]:
 
 
 def judge(
-    listeners: Listeners, trained: Trained, clips: Sequence[Clip], out: Path | None
+    judges: SpeechJudges, trained: Trained, clips: Sequence[Clip], out: Path | None
 ) -> Iterator[Verdict]:
     """Iterate over a verdict on every rendering, which is written below `out`."""
     rate, speakers = trained.codec.config.sample_rate, {}
@@ -136,14 +136,14 @@ def judge(
         if out is not None and system != "teacher":
             soundfile.write(out / f"{system}_{clip.path.name}", samples, rate)
         if wanted.path not in speakers:
-            speakers[wanted.path] = listeners.speaker(prepared(read(wanted.path), rate))
+            speakers[wanted.path] = judges.speaker(prepared(read(wanted.path), rate))
         heard_clip = prepared(samples, rate)
-        heard = listeners.words(heard_clip)
-        found = errors(clip.text, heard)
+        heard = judges.words(heard_clip)
+        found = word_errors(clip.text, heard)
         yield Verdict(
-            system, clip.kind, clip.voice, clip.text, heard, listeners.naturalness(heard_clip),
+            system, clip.kind, clip.voice, clip.text, heard, judges.naturalness(heard_clip),
             found.wrong, found.words,
-            float(listeners.speaker(heard_clip) @ speakers[wanted.path]),
+            float(judges.speaker(heard_clip) @ speakers[wanted.path]),
         )  # fmt: skip
 
 
@@ -176,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.out.mkdir(parents=True, exist_ok=True)
     trained = Trained.load(args.weights, args.config, args.coder, args.voice_encoder)
     verdicts = []
-    for verdict in judge(Listeners(args.moonshine), trained, read_clips(args.clips), args.out):
+    for verdict in judge(SpeechJudges(args.moonshine), trained, read_clips(args.clips), args.out):
         verdicts.append(verdict)
         print(
             f"{verdict.system:8s} {verdict.voice:12s} {verdict.natural:.2f} "

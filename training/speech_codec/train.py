@@ -37,6 +37,7 @@ from training.losses import (
     MelLoss,
     PhoneListener,
     discriminator_loss,
+    feature_distance,
     generator_losses,
 )
 from training.progress import Mean, Progress, Rate, add_run_arguments
@@ -60,6 +61,7 @@ MEAN_EVERY, MEAN_SHARE = 10, 0.01  # steps; of the newest weights in those that 
 WARM_STEPS, LAST_RATE = 300, 0.05  # of the learning rate: it rises, its share at the end
 READ_AFTER = 3  # blocks of the decoder
 READING_BATCHES = 16  # that a step which only reads takes at once
+MISSING_BAND = 0.4  # of the mels, at most, that the listener does without
 JUDGED_FIRST = 10  # steps against discriminators before they are recorded
 
 
@@ -127,19 +129,40 @@ class Model(nn.Module):
         return self._early(values, self.decoder.voice(voice.flatten(1)), plan)[1]
 
 
+class Heard(NamedTuple):
+    """Result of a listener for samples."""
+
+    loss: Tensor
+    wrong: Tensor  # share of symbols that are taken for others
+    features: list[Tensor]  # of each layer, [B, width, P]
+
+
 class Listener(nn.Module):
-    """Recognises the phones of samples."""
+    """Recognises the phones of samples, in training also where a band of them is missing."""
 
     def __init__(self, config: SpeechCodecConfig, width: int) -> None:
         super().__init__()
         self.mel = LogMel(config)
         self.phones = PhoneListener(config.mel_bins, NUM_SYMBOLS, width)
 
-    def forward(self, samples: Tensor, phones: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of samples [B, S] with the phones of their points [B, P], and the share
-        of symbols that are taken for others."""
+    def forward(self, samples: Tensor, phones: Tensor, bands: Tensor | None = None) -> Heard:
+        """Listen to samples [B, S] with the phones of their points [B, P], without the mel
+        `bands` [B, mels]."""
         mel = self.mel(samples).view(*phones.shape, -1)
-        return symbol_losses(self.phones(mel).float(), phones)
+        if bands is not None:
+            mel = mel.masked_fill(bands[:, None], 0.0)
+        features = self.phones.features(mel)
+        loss, wrong = symbol_losses(self.phones.logits(features).float(), phones)
+        return Heard(loss, wrong, features)
+
+    def bands(self, rows: int) -> Tensor:
+        """Draw bands of up to a share of the mels: bool [rows, mels]."""
+        mels = self.mel.config.mel_bins
+        device = self.mel.filters.device
+        width = torch.rand(rows, 1, device=device) * MISSING_BAND * mels
+        first = torch.rand(rows, 1, device=device) * (mels - width)
+        place = torch.arange(mels, device=device)
+        return (place >= first) & (place < first + width)
 
 
 class Trainer:
@@ -283,6 +306,7 @@ class Trainer:
         misheard = self._listen(wanted, got, self.points(examples.plan.phones))
         trust = (-misheard["heard"].detach()).exp()  # in a listener that understands the teacher
         loss = loss + args.hear_weight * trust * misheard["misheard"]
+        loss = loss + args.alike_weight * trust * misheard["alike"]
         seen = {"mel": mel, "timbre": timbre, "source": source, "wrong": read.wrong, **misheard}
         if judging:
             judged = self._judge(wanted, got, given[-1])
@@ -293,16 +317,20 @@ class Trainer:
 
     def _listen(self, real: Tensor, fake: Tensor, phones: Tensor) -> dict[str, Tensor]:
         """The listener's step on the teacher's speech, then its losses of the decoder's."""
+        bands = self.listener.bands(len(real))
         with self.autocast():
-            heard, _ = self.listener(real, phones)
+            heard = self.listener(real, phones, bands)
         self.hearing.zero_grad(set_to_none=True)
-        heard.backward()
+        heard.loss.backward()
         self.hearing.step()
         self.listener.requires_grad_(requires_grad=False)
+        wanted = [part.detach() for part in heard.features]
         with self.autocast():
-            misheard, taken = self.listener(fake, phones)
+            misheard = self.listener(fake, phones, bands)
+            alike = feature_distance(misheard.features, wanted)
         self.listener.requires_grad_(requires_grad=True)
-        return {"heard": heard, "misheard": misheard, "taken": taken}
+        losses = {"heard": heard.loss, "misheard": misheard.loss, "alike": alike}
+        return losses | {"taken": misheard.wrong}
 
     def _judge(self, real: Tensor, fake: Tensor, first: Tensor) -> dict[str, Tensor]:
         """A second of each from a sample on: the critic's step, then how the decoder fared."""
@@ -340,8 +368,8 @@ class Trainer:
                 parts.append(f"{name} mel {mel.item():.3f}")
         phones = self.points(examples.plan.phones)
         with self.autocast():
-            _, real = self.listener(self.window(examples.target), phones)
-            _, fake = self.listener(self.window(got), phones)
+            real = self.listener(self.window(examples.target), phones).wrong
+            fake = self.listener(self.window(got), phones).wrong
         parts += [f"source {source.item():.3f}", f"symbols wrong {read.wrong.item():.4f}"]
         parts.append(f"misheard {fake.item():.4f}, the teacher's {real.item():.4f}")
         return f"held out: {', '.join(parts)}"
@@ -416,6 +444,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--source-weight", type=float, default=4.0, help="of the decoder's pitch")
     parser.add_argument("--read-weight", type=float, default=3.0, help="of what the codes are of")
     parser.add_argument("--hear-weight", type=float, default=1.0, help="of phones in the sound")
+    parser.add_argument("--alike-weight", type=float, default=1.0, help="of the listener's layers")
     parser.add_argument("--listener-width", type=int, default=256)
     parser.add_argument("--fool-weight", type=float, default=0.5)
     parser.add_argument("--match-weight", type=float, default=1.0)

@@ -8,8 +8,8 @@
 
 voices.json and lm.json are read next to --lm. The language model is stored in int8 with one scale
 per row, the codec's decoder in int8, its encoder of voices in float16, as its codes depend on it.
-The coder is left out: the service never encodes what is said. Word times need an aligner, which is
-trained later; MODEL_CARD.md is written by hand.
+The coder is left out: the service never encodes what is said. Word times need a folder OUT/aligner,
+which `training.aligner` writes; MODEL_CARD.md is written by hand.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from training.export import llama_config, write_json
 from training.kokoro.packages import symbols
 from training.llama import quantise
 from training.speech_codec.checkpoint import (
-    CODEC,
     DECODER,
     VOICE_ENCODER,
     eighth_bits,
@@ -100,7 +99,7 @@ def export_codec(decoder: Path, voice_encoder: Path, config: Path, out: Path) ->
     values = asdict(sizes) | {"levels": list(sizes.levels)}
     write_json(out / "config.json", {"type": "source_filter", "hop": sizes.hop, **values})
     tensors = eighth_bits(part_of(decoder, DECODER)) | part_of(voice_encoder, VOICE_ENCODER)
-    own = {name.removeprefix(CODEC): value.contiguous() for name, value in tensors.items()}
+    own = {name: value.contiguous() for name, value in tensors.items()}
     save_file(own, out / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -108,7 +107,7 @@ def part_of(weights: Path, part: str) -> dict[str, Tensor]:
     """Read the tensors whose names begin with `part`, float16. Raises ValueError for none."""
     found = {name: value for name, value in read(weights).items() if name.startswith(part)}
     if not found:
-        raise ValueError(f"{weights} has no {part.removeprefix(CODEC)}*")
+        raise ValueError(f"{weights} has no {part}*")
     return halved(found)
 
 

@@ -25,10 +25,11 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
+from benchmarks.speech_judges import SpeechJudges, prepared
+from benchmarks.word_errors import word_errors
 from training.speech_codec.clips import Clip, read_clips
 from training.speech_codec.coder import Coder, load_coder
 from training.speech_codec.config import coder_sizes
-from training.speech_codec.listeners import Listeners, errors, prepared
 from training.speech_codec.render import (
     Rendering,
     Verdict,
@@ -68,7 +69,7 @@ def renderings(
 
 
 def judge(
-    listeners: Listeners, rate: int, said: Iterable[Rendering], out: Path | None
+    judges: SpeechJudges, rate: int, said: Iterable[Rendering], out: Path | None
 ) -> Iterator[Spoken]:
     """Iterate over a verdict on every one of the `renderings`, which are written below `out`."""
     speakers: dict[Path, np.ndarray] = {}
@@ -79,14 +80,14 @@ def judge(
         elif out is not None:
             soundfile.write(out / f"{system}_{clip.path.name}", samples, rate)
         if wanted.path not in speakers:
-            speakers[wanted.path] = listeners.speaker(prepared(read(wanted.path), rate))
+            speakers[wanted.path] = judges.speaker(prepared(read(wanted.path), rate))
         long_enough = np.pad(samples, (0, max(0, rate // 2 - len(samples))))
         heard_clip = prepared(long_enough, rate)
-        heard = listeners.words(heard_clip)
-        found = errors(clip.text, heard)
+        heard = judges.words(heard_clip)
+        found = word_errors(clip.text, heard)
         yield Spoken(
-            system, clip.kind, clip.voice, clip.text, heard, listeners.naturalness(heard_clip),
-            found.wrong, found.words, float(listeners.speaker(heard_clip) @ speakers[wanted.path]),
+            system, clip.kind, clip.voice, clip.text, heard, judges.naturalness(heard_clip),
+            found.wrong, found.words, float(judges.speaker(heard_clip) @ speakers[wanted.path]),
             len(samples) / length,
         )  # fmt: skip
 
@@ -118,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sizes = speaker.codec.config
     said = renderings(speaker, load_coder(args.coder, coder_sizes(sizes)), clips, args.seed)
     verdicts = []
-    for verdict in judge(Listeners(args.moonshine), sizes.sample_rate, said, args.out):
+    for verdict in judge(SpeechJudges(args.moonshine), sizes.sample_rate, said, args.out):
         verdicts.append(verdict)
         print(
             f"{verdict.system:8s} {verdict.voice:12s} {verdict.natural:.2f} "

@@ -13,7 +13,7 @@ import numpy as np
 
 from training.speech_lm.texts import Texts
 from training.speech_lm.vocabulary import FIRST_CODE
-from training.strings import flat_index
+from training.strings import Strings, flat_index
 
 MAX_HELD_OUT = 512
 
@@ -26,7 +26,8 @@ def token_files(folder: Path) -> list[Path]:
 class Speech:
     """Every utterance's codes, text and track; every track's rows.
 
-    code_start, code_len, text, track: int64 [U]. codes: int16 tokens.
+    code_start, code_len, text, track: int64 [U]. codes: int16 tokens. durations: of each
+    utterance's symbols, in the teacher's frames.
     voice: int64 [T], a named voice's number, or -1. rows: int16 tokens [T, R, K]; the first is the
     voice's own, the others have errors. fixed: each named voice's own row by its number, int16 [K].
     Raises ValueError where the texts are not those that were spoken.
@@ -54,6 +55,8 @@ class Speech:
         self.codes, self.voice = whole["codes"], whole["voice"]
         self.code_start, self.code_len = whole["code_start"], whole["code_len"]
         self.text, self.track, self.rows = whole["text"], whole["track"], whole["rows"]
+        symbols = whole["symbols"]
+        self.durations = Strings.of(whole["durations"], np.cumsum(symbols) - symbols, symbols)
         held_out = texts.held_out[self.text]
         self.train = np.flatnonzero(~held_out)
         self.held_out = np.flatnonzero(held_out)[:MAX_HELD_OUT]
@@ -78,6 +81,8 @@ class Speech:
             "code_len": size,
             "text": texts.first[part["accent"][session]] + part["row"].astype(np.int64),
             "track": tracks + session,
+            "symbols": part["symbols"].astype(np.int64),
+            "durations": part["durations"],
             "voice": part["voice"].astype(np.int64),
             "rows": _tokens(part["rows"]),
         }

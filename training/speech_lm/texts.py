@@ -39,7 +39,7 @@ class Texts:
         space = bytes((symbols.space,))
         pairs = zip(texts, spelled, strict=True)
         self.aligned = np.array([a.count(b" ") == b.count(space) for a, b in pairs])
-        self._edges = symbols.places('.,!?;:\u201c\u201d\u2014"')
+        self._edges = symbols.places('.,!?;:…—“”"()')
 
     @classmethod
     def load(cls, folder: Path, symbols: Symbols) -> Texts:

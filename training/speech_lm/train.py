@@ -28,12 +28,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from training.distributed import Clock, Deadline, Group
 from training.documents import Batch, assemble, bucketed
 from training.kokoro.packages import symbols
 from training.kokoro.style import StyleBook
 from training.llama import LanguageModel, ModelConfig, checkpoint, restore
-from training.progress import Mean, Rate, add_run_arguments
+from training.progress import Clock, Deadline, Mean, Rate, add_run_arguments
 from training.speech_codec.checkpoint import halved, write
 from training.speech_codec.config import load_config
 from training.speech_lm.documents import (
@@ -101,10 +100,11 @@ class Trainer:
     """The model, its optimiser and its clock."""
 
     def __init__(self, args: argparse.Namespace, levels: tuple[int, ...]) -> None:
-        self.args, self.clock, self.group = args, Clock(), Group()
+        self.args, self.clock = args, Clock()
         torch.manual_seed(args.seed)
         torch.backends.cuda.matmul.allow_tf32 = True
-        self.device, self.levels = self.group.device, levels
+        self.is_cuda, self.levels = torch.cuda.is_available(), levels
+        self.device = torch.device("cuda" if self.is_cuda else "cpu")
         self.config = ModelConfig.sized(
             int(np.prod(levels)), args.layers, args.dim, BUCKETS[-1], args.dropout
         )
@@ -117,7 +117,7 @@ class Trainer:
             {"params": [p for p in self.parameters if p.dim() == 1], "weight_decay": 0.0},
         ]
         self.optimiser = torch.optim.AdamW(
-            groups, lr=args.lr, betas=(0.9, 0.96), fused=self.group.is_cuda
+            groups, lr=args.lr, betas=(0.9, 0.96), fused=self.is_cuda
         )
         self.mean = Mean(self.model, MEAN_EVERY, MEAN_SHARE)
         self.rate, self.step = Rate(args.lr, WARM_STEPS, LAST_RATE), 0
@@ -147,7 +147,7 @@ class Trainer:
         )
         if model.training:
             ids = self._corrupted(ids)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.group.is_cuda):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_cuda):
             return model.loss(ids, chosen, targets, self.args.phoneme_weight)
 
     def _corrupted(self, ids: Tensor) -> Tensor:
@@ -239,7 +239,7 @@ class Course:
     def run(self) -> None:
         """Until the time is over."""
         trainer, args = self.trainer, self.args
-        deadline = Deadline(self.clock, trainer.group, 60 * args.minutes, args.steps)
+        deadline = Deadline(self.clock, 60 * args.minutes, args.steps)
         logged = saved = self.clock.now()
         seen, running, last = 0, torch.zeros((), device=trainer.device), 0
         for batch in self.loader:
@@ -278,7 +278,7 @@ def train(args: argparse.Namespace) -> None:
             raise SystemExit(f"{args.after} did not come in time")
         time.sleep(LOOK_EVERY_S)
     Course(args, trainer, texts).run()
-    if trainer.group.is_cuda:
+    if trainer.is_cuda:
         trainer.clock.log(f"peak {torch.cuda.max_memory_allocated() / 2**30:.0f} GiB")
 
 

@@ -37,8 +37,10 @@ MAX_LINE_BYTES = 8192
 
 PHONEME_SENTENCE = 160  # characters of the longest text whose phones the model was trained on
 MAX_PHONEME_TOKENS = 1024
-PHONEME_CHARACTERS = re.compile(r"[a-z0-2 /]*")
-PHONES = re.compile(r"[a-z]{1,3}[012]?(?: (?:/ )?[a-z]{1,3}[012]?)*")
+IPA = "abdefhijklmnopstuvwzæðŋɑɒɔəɛɜɡɪɹɾʃʊʌʒθᵊᵻˈˌː"
+MARKS = re.escape('.,:;!?—…“”"()')
+PHONEME_CHARACTERS = re.compile(rf"[{IPA}{MARKS} /]*")
+PHONES = re.compile(rf"(?:[{IPA}]{{1,2}}|[{MARKS}/])(?: (?:[{IPA}]{{1,2}}|[{MARKS}/]))*")
 
 
 def run(options: SayOptions) -> int:
@@ -274,7 +276,7 @@ async def read_lines(descriptor: int) -> AsyncIterator[bytes]:
 
 
 async def print_phonemes(client: SpeechClient, text: str) -> None:
-    """Print the ARPAbet phonemes of each sentence on a line, by the voice model's second task.
+    """Print the phonemes of each sentence on a line, in IPA, by the voice model's second task.
 
     Raises `SayError`, also when the model does not have this task.
     """
@@ -298,7 +300,15 @@ async def _phones(client: SpeechClient, text: str) -> str:
         raise (_no_such_task() if _is_no_task(error) else error) from error
     if not PHONES.fullmatch(answer.strip()):
         raise _no_such_task()
-    return answer.strip()
+    return words_in_ipa(answer)
+
+
+def words_in_ipa(answer: str) -> str:
+    """Return the words of a model's answer, whose phonemes are apart, and words have a slash
+    between them; without punctuation.
+    """
+    joined = re.sub(rf"[{MARKS} ]", "", answer)
+    return " ".join(word for word in joined.split("/") if word)
 
 
 def _is_no_task(error: SayError) -> bool:

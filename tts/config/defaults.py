@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tts.checkpoint.hub import HubOptions
 
 ADAPTER_CONFIG = "adapter_config.json"
+VOICE_TOKENS = 32  # of a built-in voice: one page, which later requests find in the prefix cache
 
 
 def embedded_folder() -> Path:
@@ -27,13 +28,17 @@ def embedded_folder() -> Path:
 
 
 def default_values(model_path: str | Path = "") -> dict[str, Any]:
-    """Return the default values for a checkpoint folder; without one, for the embedded voice.
+    """Return the default values for a checkpoint folder; without one, for the built-in voice.
 
     They are the lowest layer of `load_config`: flags, files and the environment override them. The
-    embedded voice runs on the CPU by default: it loads faster there, and one stream is as fast.
+    built-in voice runs on the CPU by default: it loads faster there, and one stream is as fast.
     """
     if not str(model_path):
-        embedded = {"model_path": str(embedded_folder()), "device_specs": ["cpu"]}
+        embedded: dict[str, Any] = {
+            "model_path": str(embedded_folder()),
+            "device_specs": ["cpu"],
+            "kv_cache": {"kv_cache_page_size": VOICE_TOKENS},
+        }
         return {"audio_decoder": AUTO_DECODER, "model": embedded}
     return {"audio_decoder": AUTO_DECODER, "model": {"model_path": str(model_path)}}
 
@@ -63,7 +68,7 @@ def complete_values(given: Mapping[str, Any]) -> dict[str, Any]:
 def _model_values(
     probe: AudioGenerationConfig, options: HubOptions, given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the given values above the defaults of their model, or of the embedded voice."""
+    """Return the given values above the defaults of their model, or of the built-in voice."""
     name = probe.model.model_path
     if not name:
         return probe.merged(default_values(), given)

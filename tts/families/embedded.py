@@ -1,4 +1,4 @@
-"""Family of the embedded voice, described by speech.json.
+"""Voices with a token each, described by speech.json.
 
 built-in voice   [voice] text [start of speech]                            → codes [end]
 cloned voice     [any voice] transcript [start] prompt codes [end] text [start]

@@ -18,7 +18,7 @@ import grpc
 
 logger = logging.getLogger("tts.listener")
 
-CHECK_S = 0.02  # polling interval of the loop: new connections may be refused for so long
+CHECK_S = 0.05  # polling interval of the loop: new connections may be refused for so long
 RETRY_S = 0.1  # after the port could not be bound
 
 Create = Callable[[], grpc.aio.Server]

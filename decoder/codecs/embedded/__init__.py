@@ -1,1 +1,1 @@
-"""The built-in voice's codec."""
+"""A codec with one codebook, a transformer and inverse STFTs."""

@@ -39,7 +39,7 @@ ENCODE_CODES = 256  # codes per encoder call, without the margins
 
 
 class EmbeddedDecoder(PaddedNetwork):
-    """Codec of the embedded voice: one FSQ codebook, transformer, inverse STFT, no delay."""
+    """Codec `embedded`: one FSQ codebook, transformer, inverse STFT, no delay."""
 
     supported_options = frozenset({"token_rate_hz", "max_batch", "pcm_format"})
 

@@ -1,4 +1,4 @@
-"""The embedded codec's networks, shared by serving and training: one FSQ codebook, log-mel
+"""The embedded codec's networks: one FSQ codebook, log-mel
 transformer encoder, inverse-STFT transformer decoder.
 
     samples --log mel--> [T codes x mel] --encoder--> z --FSQ--> code
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -24,8 +23,9 @@ from torch import Tensor, nn
 
 from decoder.base import DecoderConfigError
 from decoder.codec_config import scalar, sizes
+from decoder.codecs.mimi.modules import rotary_table, rotate
+from decoder.codecs.source_filter.modules import FiniteScalarQuantizer, overlap_add
 
-ROTARY_BASE = 10_000.0
 # a larger number means a damaged file; checked before memory is allocated
 MAX_LAYERS, MAX_WEIGHTS = 256, 1 << 28
 MAY_BE_ZERO = ("encoder_window", "left_window", "right_window")
@@ -110,20 +110,6 @@ class CodecConfig:
         return config
 
 
-def rotary_table(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [..., T, head_dim / 2] for integer positions [..., T]."""
-    steps = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32)
-    angles = positions.to(torch.float32)[..., None] * ROTARY_BASE ** (-steps / head_dim)
-    return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate halves of the last dimension: x [B, H, T, D], cos and sin [..., T, D / 2]."""
-    first, second = x.chunk(2, dim=-1)
-    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
 class Block(nn.Module):
     """Pre-norm transformer block: masked rotary attention, then a GELU feed-forward."""
 
@@ -167,36 +153,6 @@ class Transformer(nn.Module):
         for block in self.blocks:
             x = block(x, mask, cos, sin)
         return self.norm(x)
-
-
-class FiniteScalarQuantizer(nn.Module):
-    """Bounds and rounds dimension d to `levels[d]` values; a code is the index of the
-    combination.
-    """
-
-    levels: Tensor
-    strides: Tensor
-
-    def __init__(self, levels: tuple[int, ...]) -> None:
-        super().__init__()
-        strides = [1, *accumulate(levels[:-1], lambda a, b: a * b)]
-        self.register_buffer("levels", torch.tensor(levels), persistent=False)
-        self.register_buffer("strides", torch.tensor(strides), persistent=False)
-
-    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return quantised values in [-1, 1] (straight-through gradient) and codes [...] of z [...,
-        d].
-        """
-        top = self.levels.to(z.dtype) - 1
-        bounded = (torch.tanh(z) + 1) / 2 * top
-        index = torch.round(bounded)
-        quantised = bounded + (index - bounded).detach()
-        return quantised / top * 2 - 1, (index.long() * self.strides).sum(-1)
-
-    def values(self, codes: Tensor) -> Tensor:
-        """Return the values in [-1, 1] of codes [...], float32 [..., d]."""
-        index = (codes[..., None] // self.strides) % self.levels
-        return index.float() / (self.levels.float() - 1) * 2 - 1
 
 
 def window_mask(length: int, left: int, right: int, device: torch.device | None = None) -> Tensor:
@@ -310,16 +266,6 @@ class CodecDecoder(nn.Module):
         spectrum = torch.polar(log_magnitude.clamp(max=6.0).exp(), phase)
         pieces = torch.fft.irfft(spectrum, n=config.n_fft) * (self.stft_window * self.overlap_gain)
         return overlap_add(pieces, config.stft_hop)
-
-
-def overlap_add(pieces: Tensor, hop: int) -> Tensor:
-    """Add pieces [B, N, n_fft] that start `hop` apart; the tail past N * hop is dropped."""
-    batch, count, size = pieces.shape
-    parts = pieces.view(batch, count, size // hop, hop)
-    total = parts[:, :, 0].clone()
-    for shift in range(1, min(size // hop, count)):
-        total[:, shift:] += parts[:, :-shift, shift]
-    return total.reshape(batch, count * hop)
 
 
 class EmbeddedCodec(nn.Module):

@@ -28,10 +28,10 @@ from decoder.codecs.embedded.modules import (
     Block,
     CodecConfig,
     EmbeddedCodec,
-    overlap_add,
-    rotary_table,
     window_mask,
 )
+from decoder.codecs.mimi.modules import rotary_table
+from decoder.codecs.source_filter.modules import overlap_add
 from decoder.window_inputs import CallShape, PaddedRows
 
 TABLE_CODES = 1024  # to each side; longer rows are one-shot renderings, whose tables are not reused

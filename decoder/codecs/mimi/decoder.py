@@ -35,8 +35,7 @@ from decoder.codecs.common import (
     finish_spec,
     load_or_random,
 )
-from decoder.codecs.embedded.modules import ROTARY_BASE
-from decoder.codecs.mimi.modules import MimiConfig, MimiNetwork, MimiState
+from decoder.codecs.mimi.modules import ROTARY_BASE, MimiConfig, MimiNetwork, MimiState
 from decoder.encoders import TransformersEncoder
 from decoder.registry import CodecSource
 from decoder.window_inputs import WindowInputs, WindowNetwork, check_windows, stacked

@@ -8,7 +8,8 @@
 All layers are causal, so that each can continue where it stopped: `Memory` has the end of each
 layer's earlier input, and a window without a past is the same call with an empty memory.
 
-Source: Moshi, arXiv 2410.00037; its convolutions, SEANet and EnCodec, arXiv 2210.13438.
+Source: Moshi, arXiv 2410.00037; its convolutions, SEANet and EnCodec, arXiv 2210.13438;
+rotary positions, arXiv 2104.09864.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from decoder.codecs.embedded.modules import rotary_table, rotate
-
 MIN_USAGE = 1e-5
+ROTARY_BASE = 10_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,3 +302,17 @@ class MimiNetwork(nn.Module):
         for layer in self.layers:
             x = layer(x, mask, table, memory)
         return x
+
+
+def rotary_table(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [..., T, head_dim / 2] for integer positions [..., T]."""
+    steps = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32)
+    angles = positions.to(torch.float32)[..., None] * ROTARY_BASE ** (-steps / head_dim)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate halves of the last dimension: x [B, H, T, D], cos and sin [..., T, D / 2]."""
+    first, second = x.chunk(2, dim=-1)
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -29,9 +29,13 @@ from decoder.base import (
 )
 from decoder.clips import checked_clip
 from decoder.codecs.common import finish_spec
-from decoder.codecs.embedded.modules import FiniteScalarQuantizer
 from decoder.codecs.source_filter.config import NAME, SpeechCodecConfig
-from decoder.codecs.source_filter.modules import Decoder, LogMel, VoiceEncoder
+from decoder.codecs.source_filter.modules import (
+    Decoder,
+    FiniteScalarQuantizer,
+    LogMel,
+    VoiceEncoder,
+)
 from decoder.codecs.source_filter.render import ABSENT, Past, Rows, SourceFilterRenderer
 from decoder.codecs.source_filter.weights import restored
 from decoder.cuda.devices import own_stream

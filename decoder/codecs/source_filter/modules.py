@@ -17,12 +17,12 @@ arXiv 2309.15505; fixed rows of tokens for the speaker, Spark-TTS, arXiv 2503.01
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from decoder.codecs.embedded.modules import FiniteScalarQuantizer, overlap_add
 from decoder.codecs.source_filter.config import SpeechCodecConfig, voice_heads
 from decoder.codecs.source_filter.excitation import (
     Curve,
@@ -36,6 +36,36 @@ LOUDEST = 6.0  # log magnitude
 VOICED_LEVEL, NOISE_LEVEL = math.log(0.1), math.log(0.005)  # of untrained filters, at 0 Hz
 TILT_HZ = 500.0  # above, untrained filters of pulses fall like 1 / frequency
 FREE_LEVEL = -3.0  # log magnitude next to an excitation, which carries the speech
+
+
+class FiniteScalarQuantizer(nn.Module):
+    """Bounds and rounds dimension d to `levels[d]` values; a code is the index of the
+    combination.
+    """
+
+    levels: Tensor
+    strides: Tensor
+
+    def __init__(self, levels: tuple[int, ...]) -> None:
+        super().__init__()
+        strides = [1, *accumulate(levels[:-1], lambda a, b: a * b)]
+        self.register_buffer("levels", torch.tensor(levels), persistent=False)
+        self.register_buffer("strides", torch.tensor(strides), persistent=False)
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Return quantised values in [-1, 1] (straight-through gradient) and codes [...] of z [...,
+        d].
+        """
+        top = self.levels.to(z.dtype) - 1
+        bounded = (torch.tanh(z) + 1) / 2 * top
+        index = torch.round(bounded)
+        quantised = bounded + (index - bounded).detach()
+        return quantised / top * 2 - 1, (index.long() * self.strides).sum(-1)
+
+    def values(self, codes: Tensor) -> Tensor:
+        """Return the values in [-1, 1] of codes [...], float32 [..., d]."""
+        index = (codes[..., None] // self.strides) % self.levels
+        return index.float() / (self.levels.float() - 1) * 2 - 1
 
 
 class LogMel(nn.Module):
@@ -312,6 +342,16 @@ class Decoder(nn.Module):
         """Map samples [B, S] to the spectra [B, N, bins] of all windows in them."""
         windows = samples.unfold(1, self.config.n_fft, self.config.stft_hop)
         return torch.fft.rfft(windows * self.window)
+
+
+def overlap_add(pieces: Tensor, hop: int) -> Tensor:
+    """Add pieces [B, N, n_fft] that start `hop` apart; the tail past N * hop is dropped."""
+    batch, count, size = pieces.shape
+    parts = pieces.view(batch, count, size // hop, hop)
+    total = parts[:, :, 0].clone()
+    for shift in range(1, min(size // hop, count)):
+        total[:, shift:] += parts[:, :-shift, shift]
+    return total.reshape(batch, count * hop)
 
 
 def polar(log_magnitude: Tensor, phase: Tensor) -> Tensor:

@@ -23,9 +23,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from decoder.codecs.embedded.modules import FiniteScalarQuantizer, overlap_add
 from decoder.codecs.source_filter.excitation import Curve, Drive, drive_of
-from decoder.codecs.source_filter.modules import ConvNext, Decoder
+from decoder.codecs.source_filter.modules import (
+    ConvNext,
+    Decoder,
+    FiniteScalarQuantizer,
+    overlap_add,
+)
 
 ABSENT = -1  # a code outside its stream
 

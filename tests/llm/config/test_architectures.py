@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Conf
 from llm.batch import ReturnLogits
 from llm.config import supported_architectures
 from llm.errors import CheckpointError
+from llm.models.auto import cache_name
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.llama import LlamaModel
 from llm.models.registry import model_class
@@ -74,10 +76,11 @@ def cached_reference(folder: Path, ids: list[int], prefill: int) -> Tensor:
     """Return logits of transformers: one prefill, then token by token from its own cache."""
     counterpart, logits = reference(folder), []
     with torch.no_grad():
+        name = cache_name(inspect.signature(counterpart.forward).parameters)
         answer = counterpart(torch.tensor([ids[:prefill]]), use_cache=True)
         logits.append(answer.logits[0])
         for token in ids[prefill:]:
-            answer = counterpart(torch.tensor([[token]]), past_key_values=answer.past_key_values)
+            answer = counterpart(torch.tensor([[token]]), **{name: answer[name]})
             logits.append(answer.logits[0])
     return torch.cat(logits)
 

@@ -77,7 +77,7 @@ def test_a_visit_may_use_an_earlier_coder_and_continue_a_decoder(
     write_coder(tmp_path / "earlier.safetensors", toy_coder())
     decoder = Decoder(DESIGNS["toy"]).state_dict()
     start = tmp_path / "toy.safetensors"
-    write(halved({f"codec.decoder.{name}": value for name, value in decoder.items()}), start)
+    write(halved({f"decoder.{name}": value for name, value in decoder.items()}), start)
     earlier = [f"--coder={tmp_path / 'earlier.safetensors'}", f"--start={start}", "--no-lm",
                "--voices-minutes=0"]  # fmt: skip
     rest = ["--", *DECODER, "--steps", "1", "--lr", "0"]

@@ -15,7 +15,7 @@ from decoder.codecs.embedded.modules import CodecConfig
 from decoder.codecs.source_filter.config import SpeechCodecConfig
 from decoder.codecs.source_filter.modules import SpeechCodec
 from training.speech_codec import cost
-from training.speech_codec.checkpoint import CODEC, eighth_bits, halved, load, read, write
+from training.speech_codec.checkpoint import eighth_bits, halved, load, read, write
 from training.speech_codec.config import DESIGNS, load_config, save_config
 
 TOY = DESIGNS["toy"]
@@ -100,7 +100,7 @@ def test_a_wider_decoder_costs_more() -> None:
 @torch.inference_mode()
 def test_weights_come_back_in_half_precision_and_nearly_in_8_bits(tmp_path: Path) -> None:
     codec = codec_of(TOY)
-    state = halved({f"{CODEC}{name}": value for name, value in codec.state_dict().items()})
+    state = halved(codec.state_dict())
     save_config(TOY, tmp_path / "toy.json")
     write(state, tmp_path / "half.safetensors")
     write(eighth_bits(state), tmp_path / "small.safetensors")

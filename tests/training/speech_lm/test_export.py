@@ -25,7 +25,7 @@ from tests.training.speech_lm.tokens import CODEBOOK, KNOWN, write_tables
 from tests.tts.family_services import configured
 from tests.tts.serving import Serving, error_of, run_with_server
 from training.llama import ModelConfig
-from training.speech_codec.checkpoint import CODEC, DECODER, VOICE_ENCODER, halved, read, write
+from training.speech_codec.checkpoint import DECODER, VOICE_ENCODER, halved, read, write
 from training.speech_codec.config import DESIGNS, save_config
 from training.speech_lm.documents import spelled
 from training.speech_lm.export import main as export
@@ -111,7 +111,7 @@ def speaker(runs: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) 
     """Training's own way to speak, with the codec's weights as they were exported."""
     rounded = tmp_path_factory.mktemp("rounded") / "toy.safetensors"
     exported = read(folder / "codec" / "model.safetensors")
-    write({f"{CODEC}{k}": v for k, v in exported.items()}, rounded)
+    write(exported, rounded)
     return Speaker(runs / "lm.safetensors", rounded, runs / "toy.json", rounded)
 
 

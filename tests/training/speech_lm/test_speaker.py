@@ -15,7 +15,7 @@ from tests.training.speech_lm.tokens import CODEBOOK, KNOWN, write_tables
 from tests.training.takes import take_of, toy_coder, write_coder
 from training.llama import LanguageModel, ModelConfig, checkpoint
 from training.speech_codec import render
-from training.speech_codec.checkpoint import CODEC, halved, write
+from training.speech_codec.checkpoint import halved, write
 from training.speech_codec.clips import TABLE, Clip, read_clips
 from training.speech_codec.config import DESIGNS, save_config
 from training.speech_lm.judge import durations, judge, renderings
@@ -41,8 +41,7 @@ def files(tmp_path: Path) -> Path:
         sizes = ModelConfig(CODEBOOK, 128, 2, 2, 1, 384)
         model, codec = LanguageModel(sizes, TOY.levels), SpeechCodec(TOY)
     write(halved(checkpoint(model)), tmp_path / "lm.safetensors")
-    state = {f"{CODEC}{name}": value for name, value in codec.state_dict().items()}
-    write(halved(state), tmp_path / "toy.safetensors")
+    write(halved(codec.state_dict()), tmp_path / "toy.safetensors")
     save_config(TOY, tmp_path / "toy.json")
     rows = {"af_one": [1, 2, 3, 4], "bf_one": [9, 8, 7, 6]}
     (tmp_path / "voices.json").write_text(json.dumps(rows))

@@ -15,7 +15,7 @@ from tests.tts.serving import Serving, run_with_server
 from tts.cli.client import RemoteClient, SpeechClient
 from tts.cli.local import LocalClient, load_model
 from tts.cli.options import Credentials, ModelChoice
-from tts.cli.run import PHONES, print_phonemes
+from tts.cli.run import print_phonemes, words_in_ipa
 from tts.config.defaults import embedded_folder
 from tts.factory import Service
 from tts.say import main
@@ -43,9 +43,20 @@ def printed(client: SpeechClient, text: str, capfd: pytest.CaptureFixture[str]) 
 
 def test_a_line_for_each_sentence(local: LocalClient, capfd: pytest.CaptureFixture[str]) -> None:
     hello, left = printed(local, TEXT, capfd)
-    assert hello == "hh ax0 l ow1 / w er1 l d"
-    assert len(left.split(" / ")) == len(["On", "the", "second", "day", "they", "left"])
-    assert PHONES.fullmatch(left)
+    assert hello == "həlˈoʊ wˈɜɹld"
+    assert len(left.split()) == len(["On", "the", "second", "day", "they", "left"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("h ə l ˈ oʊ / w ˈ ɜ ɹ l d . ", "həlˈoʊ wˈɜɹld"),
+        ("j ˈ ɛ s , / s ˈ ɜ ɹ ! ", "jˈɛs sˈɜɹ"),
+        ("ə / — / dʒ ˈ ɔɪ", "ə dʒˈɔɪ"),
+    ],
+)
+def test_an_answer_is_read_as_words(answer: str, words: str) -> None:
+    assert words_in_ipa(answer) == words
 
 
 def test_phonemes_are_decoded_greedily_and_equal_over_grpc(
@@ -70,7 +81,7 @@ def test_the_command_prints_phonemes_and_plays_no_audio(
     monkeypatch.chdir(tmp_path)
     assert main(["--phonemes", "Hello", "world."]) == 0
     output = capfd.readouterr()
-    assert (output.out, output.err) == ("hh ax0 l ow1 / w er1 l d\n", "")
+    assert (output.out, output.err) == ("həlˈoʊ wˈɜɹld\n", "")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -40,7 +40,7 @@ TLS = Path(__file__).parents[1] / "tls"
         (["hi", "--ref-text", "a"], "--ref-text needs --ref-audio"),
         (["hi", "--ref-audio", "a.wav"], "cannot read a.wav"),
         (["hi", "--ref-audio", "a.wav", "--ref-text", "a"], "cannot read a.wav"),
-        (["hi", "-v", "slt", "--ref-audio", "a.wav", "--ref-text", "a"], "not both"),
+        (["hi", "-v", "hazel", "--ref-audio", "a.wav", "--ref-text", "a"], "not both"),
         (["hi", "--token", "secret"], "need --server"),
         (["hi", "--server", "x:1", "--model", "y"], "--model is for speaking without"),
         (["hi", "--server", "x:1", "--watermark"], "--watermark is for speaking without"),
@@ -113,7 +113,7 @@ def test_a_terminal_gets_no_audio_and_is_not_read() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["-v", "unknown"], "no voice 'unknown'; there are: awb, rms, slt"),
+        (["-v", "unknown"], "no voice 'unknown'; there are: edith, hazel, owen"),
         (["-v", "../x"], "--voice: is no voice name"),
         (["-r", "9"], "--rate: must be in [0.25, 4]"),
         (["--temperature", "3"], "--temperature: must be in [0, 2]"),

@@ -150,18 +150,18 @@ def test_a_closed_pipe_is_reported_in_one_line(server: str) -> None:
 def test_voice_and_language_are_listed(say: Say, capfd: pytest.CaptureFixture[str]) -> None:
     assert say("-v", "?") == 0
     assert [line.split() for line in capfd.readouterr().out.splitlines()] == [
-        ["slt", "en-US", "Slt"],
-        ["rms", "en-US", "Rms"],
-        ["awb", "en-US", "Awb"],
+        ["hazel", "en-US", "Hazel"],
+        ["owen", "en-US", "Owen"],
+        ["edith", "en-US", "Edith"],
     ]
     assert say("--list-voices", "--language", "de") == 0
     assert capfd.readouterr().out == ""
 
 
 def test_the_voice_changes_the_audio(say: Say, tmp_path: Path) -> None:
-    for voice in ("slt", "rms"):
+    for voice in ("hazel", "owen"):
         assert say(TEXT, "-v", voice, "--seed", "1", "-q", "-o", tmp_path / f"{voice}.wav") == 0
-    assert frames_of(tmp_path / "slt.wav") != frames_of(tmp_path / "rms.wav")
+    assert frames_of(tmp_path / "hazel.wav") != frames_of(tmp_path / "owen.wav")
 
 
 def test_a_reference_recording_changes_the_voice(say: Say, tmp_path: Path) -> None:

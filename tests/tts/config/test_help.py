@@ -23,7 +23,7 @@ CLASSES: tuple[type[StrictModel], ...] = (AudioGenerationConfig, ServerConfig)
 FIELDS = {name: (cls, field) for cls in CLASSES for name, field in walk_fields(cls)}
 UNITS = {"_s": "SECONDS", "_ms": "MS", "_bytes": "BYTES", "_gb": "GIB"}
 # Filled in: by the device (tests of resolving have both), and with the built-in voice.
-FILLED_IN = {"max_num_steps", "model.model_path"}
+FILLED_IN = {"max_num_steps", "model.model_path", "model.kv_cache.kv_cache_page_size"}
 SAY_LATER = {
     *("--chunk-size", "--buffer", "--revision", "--family", "--audio-decoder", "--offline"),
     *("--allow-pickle", "--tls", "--tls-ca", "--tls-cert", "--tls-key", "--token"),

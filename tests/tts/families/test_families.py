@@ -124,7 +124,7 @@ def test_an_end_comes_between_frames_only(running: Running) -> None:
 def test_the_same_model_writes_text(running: Running) -> None:
     async def ask(served: Serving) -> None:
         request = text_pb2.GenerateRequest(input=text_pb2.GenerationInput(prompt="hello"))
-        request.config.sampling.max_tokens = 5
+        request.config.sampling.max_tokens = request.config.sampling.min_tokens = 5
         request.config.sampling.seed = 3
         first, second = [await served.text.Generate(request) for _ in range(2)]
         assert first.text == second.text

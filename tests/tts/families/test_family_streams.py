@@ -61,8 +61,8 @@ def test_reported_codes_are_those_of_the_samples(running: Running) -> None:
         assert len(codes) % spec.codes_per_frame == 0
         assert spoken.done.usage.output_tokens in (len(codes), len(codes) + 1)  # with the end
         assert running.vocabulary.codes(running.vocabulary.token_ids(codes)) == tuple(codes)
-        prompt = () if case.voices else case.codes
-        expected = audio_of(running.decoder(), codes, options, prompt_codes=prompt)
+        decoder, prompt = running.decoder(), case.prompt_codes
+        expected = audio_of(decoder, codes, options, prompt_codes=prompt)
         assert len(expected) == len(codes) * spec.samples_per_code
         np.testing.assert_array_equal(np.frombuffer(spoken.data, "<f4"), expected)
 
@@ -98,7 +98,8 @@ def test_masks_need_attention(running: Running) -> None:
     masked = pb.ChunkingConfig(
         chunk_sizes=[14], buffer=21, block_causal=True, prepend_prompt_speech_tokens_causal=True
     )
-    if running.vocabulary.codes_per_frame > 1:
+    assert running.service.codec is not None
+    if not running.service.codec.can_mask:
         assert wrong_fields(running, chunking=masked) == ["config.chunking"]
         return
 

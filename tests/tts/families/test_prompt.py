@@ -75,7 +75,7 @@ def test_added_tokens_that_are_plain_text_may_be_written(tmp_path: Path) -> None
 
 
 def test_a_built_in_voice_is_one_token(prompts: PromptBuilder, tiny_checkpoint: Path) -> None:
-    voice = VoiceRegistry.load(tiny_checkpoint / "voices.json").get("rms")
+    voice = VoiceRegistry.load(tiny_checkpoint / "voices.json").get("owen")
     ids = prompts.speech_prompt("hi there", voice)
     assert ids == (FIRST_VOICE + 1, *b"hi there", START_OF_SPEECH)
 

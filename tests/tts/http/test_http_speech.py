@@ -111,10 +111,12 @@ def test_markup(service: Service) -> None:
 
 def test_voices_by_name_by_id_and_by_openais_names(service: Service) -> None:
     async def ask(served: HttpServing) -> None:
-        ours = [await expected_pcm(served, voice=_voice(name)) for name in ("slt", "rms", "awb")]
+        ours = [
+            await expected_pcm(served, voice=_voice(name)) for name in ("hazel", "owen", "edith")
+        ]
         assert len(set(ours)) == 3
-        assert (await served.speak(voice="rms")).content == ours[1]
-        assert (await served.speak(voice={"id": "rms"})).content == ours[1]
+        assert (await served.speak(voice="owen")).content == ours[1]
+        assert (await served.speak(voice={"id": "owen"})).content == ours[1]
         for index, name in enumerate(OPENAI_VOICES[:4]):
             assert (await served.speak(voice=name)).content == ours[index % 3], name
         for model in ("tts-1", "gpt-4o-mini-tts", service.model):
@@ -147,7 +149,7 @@ def test_a_recording_is_imitated(service: Service) -> None:
         prompt = pb.VoicePrompt(audio=clip, transcript="hello there")
         expected = await expected_pcm(served, voice=pb.VoiceSelection(prompt=prompt))
         audio = base64.b64encode(clip).decode()
-        spoken = await served.speak(ref_audio=audio, ref_text="hello there", voice="rms")
+        spoken = await served.speak(ref_audio=audio, ref_text="hello there", voice="owen")
         assert spoken.content == expected
 
     run_with_http(service, ask)
@@ -210,7 +212,7 @@ def test_whole_speech_in_json(service: Service) -> None:
         ({"input": "a\x00b"}, "input"),
         ({"voice": "../etc"}, "voice"),
         ({"voice": 7}, "voice"),
-        ({"voice": {"name": "slt"}}, "voice"),
+        ({"voice": {"name": "hazel"}}, "voice"),
         ({"response_format": "aac"}, "response_format"),
         ({"response_format": "opus", "sample_rate": 22_050}, "response_format"),
         ({"speed": 0.1}, "speed"),
@@ -220,7 +222,7 @@ def test_whole_speech_in_json(service: Service) -> None:
         ({"seed": -1}, "seed"),
         ({"seed": 2**64}, "seed"),
         ({"language": "?"}, "language"),
-        ({"language": "de", "voice": "slt"}, "language"),
+        ({"language": "de", "voice": "hazel"}, "language"),
         ({"timestamps": "word"}, "timestamps"),
         ({"timestamps": "all", "stream_format": "sse"}, "timestamps"),
         ({"chunk_size": 0}, "chunk_size"),

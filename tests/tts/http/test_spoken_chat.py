@@ -38,7 +38,7 @@ def telling(text: str) -> dict[str, Any]:
 
 
 def voice(**values: Any) -> dict[str, Any]:
-    return {"voice": "rms", "format": "pcm16", "sample_rate": 16_000, "seed": 7, **values}
+    return {"voice": "owen", "format": "pcm16", "sample_rate": 16_000, "seed": 7, **values}
 
 
 async def spoken(served: HttpServing, text: str = STORY, **values: Any) -> httpx.Response:
@@ -49,8 +49,8 @@ async def spoken(served: HttpServing, text: str = STORY, **values: Any) -> httpx
 async def expected_pcm(served: HttpServing, text: str) -> bytes:
     """Return the audio of the text in a session that speaks clauses."""
     clause = speech_pb2.SEGMENT_MODE_CLAUSE
-    rms = speech_pb2.VoiceSelection(name="rms")
-    first = session_config(voice=rms, segment_mode=clause, max_tokens=None)
+    owen = speech_pb2.VoiceSelection(name="owen")
+    first = session_config(voice=owen, segment_mode=clause, max_tokens=None)
     return grouped(await run_conversation(served.grpc, first, say(text))).data
 
 

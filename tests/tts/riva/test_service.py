@@ -191,15 +191,15 @@ def test_a_response_has_the_text_and_the_id(service: Service) -> None:
 
 def test_a_voice_is_named_with_and_without_the_model(service: Service) -> None:
     async def ask(served: Serving) -> None:
-        voice = speech_pb2.VoiceSelection(name="rms")
+        voice = speech_pb2.VoiceSelection(name="owen")
         expected = (await collect_speech(served, voice=voice)).data
         assert expected != (await collect_speech(served)).data
-        for name in ("rms", f"{service.model}.rms"):
+        for name in ("owen", f"{service.model}.owen"):
             assert (await whole(served, voice_name=name)).audio == expected
         for name in ("nova", "Magpie-Multilingual.EN-US.Leo", "../x"):
             error = await error_of(riva(served).Synthesize(request(voice_name=name)))
             assert error.code() is grpc.StatusCode.NOT_FOUND
-            assert f"no voice '{name}'; there are: awb, rms, slt" in error.details()
+            assert f"no voice '{name}'; there are: edith, hazel, owen" in error.details()
 
     run_with_server(service, ask)
 
@@ -243,7 +243,7 @@ def test_a_recording_is_imitated(service: Service) -> None:
         voice = speech_pb2.VoiceSelection(prompt=prompt)
         expected = (await collect_speech(served, voice=voice)).data
         of_file = pb.ZeroShotData(audio_prompt=file, transcript=text, quality=20)
-        assert (await whole(served, zero_shot_data=of_file, voice_name="rms")).audio == expected
+        assert (await whole(served, zero_shot_data=of_file, voice_name="owen")).audio == expected
         raw = pb.ZeroShotData(
             audio_prompt=file[44:],
             transcript=text,
@@ -285,7 +285,7 @@ def test_the_voices_are_listed(service: Service) -> None:
             assert dict(found.parameters) == {
                 "language_code": "en-US",
                 "voice_name": service.model,
-                "subvoices": "slt:0,rms:1,awb:2",
+                "subvoices": "hazel:0,owen:1,edith:2",
                 "sample_rate": "16000",
             }
         asked = pb.RivaSynthesisConfigRequest(model_name="magpie")
@@ -329,7 +329,7 @@ REFUSALS: list[tuple[dict[str, Any], list[str]]] = [
     ({"sample_rate_hz": 96_000}, ["sample_rate_hz"]),
     ({"encoding": common_pb2.OGGOPUS, "sample_rate_hz": 44_100}, ["sample_rate_hz"]),
     ({"language_code": "e n"}, ["language_code"]),
-    ({"voice_name": "rms", "language_code": "fr"}, ["language_code"]),
+    ({"voice_name": "owen", "language_code": "fr"}, ["language_code"]),
     ({"id": common_pb2.RequestId(value="line\nfeed")}, ["id.value"]),
     ({"custom_dictionary": "SQL sequel"}, ["custom_dictionary[0]"]),
     ({"custom_dictionary": f"a  b,c  {'d' * 201}"}, ["custom_dictionary[1]"]),
@@ -423,7 +423,7 @@ def test_ssml_is_spoken_where_the_whole_text_is_known(service: Service) -> None:
 
 def test_settings_hold_for_the_whole_call(service: Service) -> None:
     async def ask(served: Serving) -> None:
-        later = request("More.", voice_name="rms", custom_configuration={"top_k": "3"})
+        later = request("More.", voice_name="owen", custom_configuration={"top_k": "3"})
         error = await error_of(riva(served).SynthesizeOnline(iter([request(), later])))
         assert fields_of(error) == ["voice_name", "custom_configuration"]
         error = await error_of(riva(served).SynthesizeOnline(iter([])))

@@ -96,13 +96,13 @@ def test_a_request_is_converted(synthesizer: Synthesizer) -> None:
         language_code="en-US",
         encoding=common_pb2.MULAW,
         sample_rate_hz=8000,
-        voice_name="rms",
+        voice_name="owen",
         custom_dictionary="SQL  sequel, New York  noo york ,",
         custom_configuration={"seed": "5", "top_p": "0.5", "speaking_rate": "1.5"},
         enable_word_time_offsets=True,
         id=common_pb2.RequestId(value="mine"),
     ) == speech_pb2.SynthesisConfig(
-        voice=speech_pb2.VoiceSelection(name="rms", language_code="en-US"),
+        voice=speech_pb2.VoiceSelection(name="owen", language_code="en-US"),
         audio_format=speech_pb2.AudioFormat(
             encoding=speech_pb2.AUDIO_ENCODING_MULAW, sample_rate_hertz=8000
         ),

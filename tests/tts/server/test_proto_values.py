@@ -266,7 +266,7 @@ def test_languages_are_tags(tag: str, is_taken: bool) -> None:
 
 
 def test_voice_names_are_validated() -> None:
-    check_voice_name("slt-2", "config.voice.name")
+    check_voice_name("hazel-2", "config.voice.name")
     with pytest.raises(InvalidRequestError, match=r"^config\.voice\.name: is no voice name"):
         check_voice_name("a/b", "config.voice.name")
 

@@ -72,8 +72,11 @@ SPEECH_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"buffer_speech_tokens": pb.SpeechTokens(tokens=[64])}, "config.buffer_speech_tokens"),
     ({"buffer_speech_tokens": pb.SpeechTokens(tokens=[-1])}, "config.buffer_speech_tokens"),
     ({"voice": pb.VoiceSelection(language_code="e n")}, "config.voice.language_code"),
-    ({"voice": pb.VoiceSelection(name="slt", language_code="fr")}, "config.voice.language_code"),
-    ({"voice": pb.VoiceSelection(name="rms", language_code="en-GB")}, "config.voice.language_code"),
+    ({"voice": pb.VoiceSelection(name="hazel", language_code="fr")}, "config.voice.language_code"),
+    (
+        {"voice": pb.VoiceSelection(name="owen", language_code="en-GB")},
+        "config.voice.language_code",
+    ),
     ({"voice": pb.VoiceSelection(name="../etc/passwd")}, "config.voice.name"),
     ({"voice": pb.VoiceSelection(name="http://x/y")}, "config.voice.name"),
     (
@@ -231,7 +234,7 @@ def test_unknown_voices_and_models(service: Service) -> None:
             error = await error_of(call)
             assert error.code() is grpc.StatusCode.NOT_FOUND
             assert reason_of(error) == "VOICE_NOT_FOUND"
-            assert "slt" in error.details()
+            assert "hazel" in error.details()
         error = await error_of(served.speech.Synthesize(unary_request(model="other")))
         assert error.code() is grpc.StatusCode.NOT_FOUND
         assert reason_of(error) == "MODEL_NOT_FOUND"

@@ -108,7 +108,7 @@ def test_voices_are_created_listed_and_deleted(service: Service) -> None:
         again = served.speech.CreateVoice(pb.CreateVoiceRequest(voice_id="mine", prompt=clip()))
         assert (await error_of(again)).code() is grpc.StatusCode.ALREADY_EXISTS
         listed = (await served.speech.ListVoices(pb.ListVoicesRequest())).voices
-        assert [voice.name for voice in listed] == ["slt", "rms", "awb", "mine"]
+        assert [voice.name for voice in listed] == ["hazel", "owen", "edith", "mine"]
         assert [voice.builtin for voice in listed] == [True, True, True, False]
         british = await served.speech.ListVoices(pb.ListVoicesRequest(language_code="en-GB"))
         assert [voice.name for voice in british.voices] == ["mine"]
@@ -118,7 +118,7 @@ def test_voices_are_created_listed_and_deleted(service: Service) -> None:
         await served.speech.DeleteVoice(pb.DeleteVoiceRequest(name="mine"))
         gone = served.speech.DeleteVoice(pb.DeleteVoiceRequest(name="mine"))
         assert (await error_of(gone)).code() is grpc.StatusCode.NOT_FOUND
-        builtin = await error_of(served.speech.DeleteVoice(pb.DeleteVoiceRequest(name="slt")))
+        builtin = await error_of(served.speech.DeleteVoice(pb.DeleteVoiceRequest(name="hazel")))
         assert builtin.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert reason_of(builtin) == "BUILTIN_VOICE"
 
@@ -136,7 +136,7 @@ def test_voices_are_listed_in_pages(service: Service) -> None:
             token = page.next_page_token
             if not token:
                 break
-        assert names == ["slt", "rms", "awb"]
+        assert names == ["hazel", "owen", "edith"]
         for request, field in (
             (pb.ListVoicesRequest(page_size=-1), "page_size"),
             (pb.ListVoicesRequest(page_token="nonsense"), "page_token"),
@@ -171,9 +171,9 @@ def test_the_language_of_a_request_must_match_the_voice(service: Service) -> Non
     """A voice that was created without a language accepts any."""
 
     async def ask(served: Serving) -> None:
-        plain = await collect_speech(served, voice=pb.VoiceSelection(name="rms"))
+        plain = await collect_speech(served, voice=pb.VoiceSelection(name="owen"))
         for language in ("en", "en-US", "EN-us"):
-            voice = pb.VoiceSelection(name="rms", language_code=language)
+            voice = pb.VoiceSelection(name="owen", language_code=language)
             assert (await collect_speech(served, voice=voice)).data == plain.data
         await served.speech.CreateVoice(pb.CreateVoiceRequest(voice_id="any", prompt=clip()))
         try:
@@ -184,10 +184,10 @@ def test_the_language_of_a_request_must_match_the_voice(service: Service) -> Non
             ).data
         finally:
             await served.speech.DeleteVoice(pb.DeleteVoiceRequest(name="any"))
-        first = session_config(voice=pb.VoiceSelection(name="rms", language_code="de"))
+        first = session_config(voice=pb.VoiceSelection(name="owen", language_code="de"))
         error = await error_of(served.speech.StreamingSynthesize(iter([first])))
         assert fields_of(error) == ["config.synthesis.voice.language_code"]
-        assert "'rms' speaks en-US" in (error.details() or "")
+        assert "'owen' speaks en-US" in (error.details() or "")
 
     run_with_server(service, ask)
 

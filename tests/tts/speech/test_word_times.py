@@ -86,7 +86,7 @@ def test_every_word_in_order_within_the_audio(
     assert starts == sorted(starts)
     assert all(word.start_s < word.end_s for word in words)
     assert all(a.end_s <= b.start_s + 1e-9 for a, b in pairwise(words))
-    end_s = sum(e.sample_count for e in events if isinstance(e, AudioChunk)) / 16_000
+    end_s = sum(e.sample_count for e in events if isinstance(e, AudioChunk)) / 24_000
     assert words[-1].end_s <= end_s
     assert words[-1].end_s > end_s - 1.0
 

@@ -37,7 +37,7 @@ def test_foreign_files_are_reported_and_ignored(tiny_checkpoint: Path, tmp_path:
         async with serving_process(tiny_checkpoint, voice_folder=tmp_path) as process:
             async with stub_of(await process.ready()) as stub:
                 await stub.CreateVoice(pb.CreateVoiceRequest(voice_id="mine", prompt=clip()))
-                assert await names(stub) == ["slt", "rms", "awb", "mine"]
+                assert await names(stub) == ["hazel", "owen", "edith", "mine"]
                 assert len(json.loads((tmp_path / "mine.json").read_text())["codec"]) == 64
             for name in ("deep.json", "forged.json"):
                 await process.logged(rf"voice file \S*/{name} is not used")
@@ -86,7 +86,7 @@ def test_built_in_voices_need_no_folder(
             shutil.rmtree(folder)
             spoken = grouped([r async for r in stub.SynthesizeStream(stream_request())])
             assert spoken.data
-            assert await names(stub) == ["slt", "rms", "awb"]
+            assert await names(stub) == ["hazel", "owen", "edith"]
             await stub.CreateVoice(pb.CreateVoiceRequest(voice_id="mine", prompt=clip()))
             assert (folder / "mine.json").is_file()
 

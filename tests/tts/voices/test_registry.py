@@ -33,10 +33,10 @@ def voices_file(tiny_checkpoint: Path) -> Path:
 
 def test_built_in_voices_come_from_the_file(voices_file: Path) -> None:
     registry = VoiceRegistry.load(voices_file)
-    assert [voice.name for voice in registry.voices()] == ["slt", "rms", "awb"]
-    assert registry.default == registry.get("slt")
-    assert registry.get("rms") == Voice(
-        "rms", "Rms", ("en-US",), control_token="<|voice_1|>", is_builtin=True
+    assert [voice.name for voice in registry.voices()] == ["hazel", "owen", "edith"]
+    assert registry.default == registry.get("hazel")
+    assert registry.get("owen") == Voice(
+        "owen", "Owen", ("en-US",), control_token="<|voice_1|>", is_builtin=True
     )
 
 
@@ -45,18 +45,18 @@ def test_a_created_voice_is_found_and_listed_last(voices_file: Path) -> None:
     registry.create(replace(MINE, name="zoe"))
     registry.create(MINE)
     assert registry.get("mine") == MINE
-    assert [voice.name for voice in registry.voices()] == ["slt", "rms", "awb", "mine", "zoe"]
+    assert [voice.name for voice in registry.voices()] == ["hazel", "owen", "edith", "mine", "zoe"]
     assert len(registry) == 5
 
 
 @pytest.mark.parametrize(
     ("name", "language", "chosen"),
     [
-        ("", "", "slt"),
-        ("awb", "", "awb"),
-        ("", "en", "slt"),
+        ("", "", "hazel"),
+        ("edith", "", "edith"),
+        ("", "en", "hazel"),
         ("", "de", "mine"),
-        ("rms", "en", "rms"),
+        ("owen", "en", "owen"),
     ],
 )
 def test_choosing_by_name_and_language(
@@ -65,13 +65,15 @@ def test_choosing_by_name_and_language(
     registry = VoiceRegistry.load(voices_file)
     registry.create(MINE)
     assert registry.choose(name, language).name == chosen
-    with pytest.raises(InvalidRequestError, match=r"^spoken: voice 'rms' speaks en-US$"):
-        registry.choose("rms", "de", "spoken")
+    with pytest.raises(InvalidRequestError, match=r"^spoken: voice 'owen' speaks en-US$"):
+        registry.choose("owen", "de", "spoken")
 
 
 def test_errors_for_unknown_names_list_the_voices(voices_file: Path) -> None:
     registry = VoiceRegistry.load(voices_file)
-    with pytest.raises(VoiceNotFoundError, match=r"no voice 'unknown'; there are: awb, rms, slt"):
+    with pytest.raises(
+        VoiceNotFoundError, match=r"no voice 'unknown'; there are: edith, hazel, owen"
+    ):
         registry.get("unknown")
     with pytest.raises(VoiceNotFoundError, match="language fr"):
         registry.choose("", "fr")
@@ -97,7 +99,7 @@ def test_bad_ids_are_refused(voices_file: Path, name: str) -> None:
 def test_names_are_unique(voices_file: Path) -> None:
     registry = VoiceRegistry.load(voices_file)
     registry.create(MINE)
-    for name in ("mine", "slt"):
+    for name in ("mine", "hazel"):
         with pytest.raises(VoiceExistsError, match=name):
             registry.create(replace(MINE, name=name))
 
@@ -130,7 +132,7 @@ def test_only_created_voices_can_be_deleted(voices_file: Path) -> None:
     with pytest.raises(VoiceNotFoundError):
         registry.delete("mine")
     with pytest.raises(PreconditionError, match="built in") as caught:
-        registry.delete("slt")
+        registry.delete("hazel")
     assert caught.value.reason is Precondition.BUILTIN_VOICE
 
 
@@ -164,7 +166,7 @@ def test_voices_of_another_codec_can_only_be_deleted(
         registry.choose("", "de")
     with pytest.raises(VoiceExistsError, match="of another codec: delete it first"):
         registry.create(MINE)
-    with pytest.raises(VoiceNotFoundError, match=r"there are: awb, rms, slt$"):
+    with pytest.raises(VoiceNotFoundError, match=r"there are: edith, hazel, owen$"):
         registry.get("unknown")
     registry.delete("mine")
     registry.create(MINE)
@@ -250,8 +252,8 @@ def test_removing_the_folder_removes_created_voices_only(
     registry = VoiceRegistry.load(voices_file, folder=folder)
     registry.create(MINE)
     shutil.rmtree(folder)
-    assert [voice.name for voice in registry.voices()] == ["slt", "rms", "awb"]
-    assert registry.get("slt").is_builtin
+    assert [voice.name for voice in registry.voices()] == ["hazel", "owen", "edith"]
+    assert registry.get("hazel").is_builtin
     assert caplog.text.count("cannot be read") == 1
     registry.create(MINE)
     assert VoiceRegistry.load(voices_file, folder=folder).get("mine") == MINE
@@ -263,7 +265,7 @@ def test_a_folder_replaced_by_a_file_stores_no_voice(voices_file: Path, tmp_path
     registry.create(MINE)
     shutil.rmtree(folder)
     folder.write_text("")
-    assert registry.choose().name == "slt"
+    assert registry.choose().name == "hazel"
     with pytest.raises(UnavailableError, match="cannot be kept"):
         registry.create(MINE)
     with pytest.raises(ConfigError, match="cannot be used"):

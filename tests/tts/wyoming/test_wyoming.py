@@ -54,10 +54,10 @@ def test_the_voices_are_described(service: Service) -> None:
             assert program["supports_synthesize_streaming"] is True
             assert program["installed"] is True
             assert program["version"] == __version__
-            assert [voice["name"] for voice in program["voices"]] == ["slt", "rms", "awb"]
+            assert [voice["name"] for voice in program["voices"]] == ["hazel", "owen", "edith"]
             first = program["voices"][0]
             assert first["languages"] == ["en-US"]
-            assert first["description"] == "Slt"
+            assert first["description"] == "Hazel"
             assert first["installed"] is True
             assert set(first["attribution"]) == {"name", "url"}
             assert [info.data[kind] for kind in ("asr", "wake", "intent")] == [[], [], []]
@@ -87,9 +87,9 @@ def test_every_voice_has_a_language(
 def test_a_text_is_spoken_as_over_grpc(service: Service) -> None:
     async def body(served: WyomingServing) -> None:
         async with served.client() as client:
-            await client.send("synthesize", text=TEXT, voice={"name": "rms"}, seed=7)
+            await client.send("synthesize", text=TEXT, voice={"name": "owen"}, seed=7)
             events = await client.until("audio-stop")
-            expected = await over_grpc(served, TEXT, voice=pb.VoiceSelection(name="rms"))
+            expected = await over_grpc(served, TEXT, voice=pb.VoiceSelection(name="owen"))
             assert pcm(events) == expected
             assert events[0].type == "audio-start"
             audio_format = {"rate": RATE, "width": 2, "channels": 1}
@@ -124,7 +124,7 @@ def test_ssml_is_spoken(service: Service) -> None:
     [
         (None, {}),
         ({}, {}),
-        ({"name": "awb", "language": "de"}, {"name": "awb"}),  # a name overrides the language
+        ({"name": "edith", "language": "de"}, {"name": "edith"}),  # a name overrides the language
         ({"language": "en_US"}, {"language_code": "en-US"}),
     ],
 )
@@ -146,16 +146,16 @@ def test_text_in_chunks_is_spoken_as_over_grpc(service: Service) -> None:
 
     async def body(served: WyomingServing) -> None:
         async with served.client() as client:
-            await client.send("synthesize-start", voice={"name": "rms"}, seed=7)
+            await client.send("synthesize-start", voice={"name": "owen"}, seed=7)
             for start in range(0, len(TEXT), 3):
                 await client.send("synthesize-chunk", text=TEXT[start : start + 3])
-            await client.send("synthesize", text=TEXT, voice={"name": "rms"})
+            await client.send("synthesize", text=TEXT, voice={"name": "owen"})
             await client.send("synthesize-stop")
             events = await client.until("synthesize-stopped")
             kinds = [event.type for event in events]
             chunks = ["audio-chunk"] * (len(kinds) - 3)
             assert kinds == ["audio-start", *chunks, "audio-stop", "synthesize-stopped"]
-            first = session_config(max_tokens=None, voice=pb.VoiceSelection(name="rms"))
+            first = session_config(max_tokens=None, voice=pb.VoiceSelection(name="owen"))
             spoken = grouped(await run_conversation(served.grpc, first, say(TEXT)))
             assert pcm(events) == spoken.data
             assert spoken.data
@@ -267,11 +267,11 @@ def test_a_closed_sending_side_still_gets_its_information(service: Service) -> N
         ({"text": 7}, "INVALID_REQUEST", "Expected `str`, got `int` - at `$.text`"),
         ({}, "INVALID_REQUEST", "missing required field `text`"),
         ({"text": "a\0b"}, "INVALID_REQUEST", "input.text"),
-        ({"text": SHORT, "voice": {"name": "ghost"}}, "VOICE_NOT_FOUND", "there are: awb, rms"),
+        ({"text": SHORT, "voice": {"name": "ghost"}}, "VOICE_NOT_FOUND", "there are: edith, hazel"),
         ({"text": SHORT, "voice": {"name": "../x"}}, "INVALID_REQUEST", "is no voice name"),
         ({"text": SHORT, "voice": {"language": "fr"}}, "VOICE_NOT_FOUND", "language fr"),
-        ({"text": SHORT, "voice": {"name": "slt", "speaker": "2"}}, "INVALID_REQUEST", "speaker"),
-        ({"text": SHORT, "voice": "slt"}, "INVALID_REQUEST", "got `str` - at `$.voice`"),
+        ({"text": SHORT, "voice": {"name": "hazel", "speaker": "2"}}, "INVALID_REQUEST", "speaker"),
+        ({"text": SHORT, "voice": "hazel"}, "INVALID_REQUEST", "got `str` - at `$.voice`"),
         ({"text": SHORT, "text_format": "ssml"}, "INVALID_REQUEST", "input.ssml: line 1, column 1"),
         ({"text": SHORT, "text_format": "markdown"}, "INVALID_REQUEST", "must be text or ssml"),
         ({"text": SHORT, "seed": -1}, "INVALID_REQUEST", "seed"),
