@@ -93,6 +93,7 @@ def run(settings: Settings, tests: Sequence[str]) -> subprocess.CompletedProcess
     """Run tests in a separate process; its output is captured."""
     known = {*_choices(), BLAS}
     environment = {name: value for name, value in os.environ.items() if name not in known}
+    environment["OMP_WAIT_POLICY"] = "passive"  # threads that spin stop other tests' processes
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
     return subprocess.run(
         [*command, *tests],
