@@ -244,10 +244,9 @@ def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     prepare_streams()
     try:
         options = read_options(build_parser(program=program).parse_args(argv))
-        from tts.config.pipeline import process_environment
+        from tts.config.pipeline import prepare_libraries
 
-        # gRPC's core would log the cause of a failed handshake as well, twice.
-        process_environment().setdefault("GRPC_VERBOSITY", "NONE")
+        prepare_libraries()
         from tts.cli.run import run  # slow to import (torch, gRPC): only for a valid request
 
         return run(options)

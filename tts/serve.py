@@ -24,6 +24,7 @@ from tts.config.pipeline import (
     AudioGenerationConfig,
     PrometheusMetricsMode,
     config_from_args,
+    prepare_libraries,
     process_environment,
 )
 from tts.config.serve import WRONG_CONFIGURATION, ServeConfig, refuse
@@ -85,8 +86,7 @@ def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     """Run the command and return its exit status. `program`: its name in the help."""
     prepare_streams()
     args = build_parser(program=program).parse_args(argv)
-    # gRPC's core writes bytes from clients to standard error, unescaped and past our log.
-    process_environment().setdefault("GRPC_VERBOSITY", "NONE")
+    prepare_libraries()
     try:
         server = config_from_args(ServerConfig, args)
         configure_logging(server.log_level, server.log_format)  # before a download, which logs
