@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, TypedDict, TypeVar
@@ -15,6 +15,9 @@ from tts.speech.types import (
     SpeechRequest,
     TimestampGranularity,
 )
+from tts.text.markup.document import Document
+from tts.text.markup.ssml import read_ssml
+from tts.text.markup.tags import read_tags
 
 Choice = TypeVar("Choice", bound=Enum)
 
@@ -22,6 +25,8 @@ Choice = TypeVar("Choice", bound=Enum)
 class SpeechOptions(TypedDict, total=False):
     """Keyword arguments of `say` and `stream`. What is left out is as the voice recommends."""
 
+    markup: Literal["ssml", "tags"]
+    """The text is SSML, or has tags."""
     voice: str
     """Name of a voice; see `LoadedVoice.voices`."""
     language: str
@@ -68,6 +73,7 @@ class SpeechOptions(TypedDict, total=False):
     """Name of an adapter."""
 
 
+MARKUP: Mapping[str, Callable[[str], Document]] = {"ssml": read_ssml, "tags": read_tags}
 SAMPLING_FIELDS = ("seed", "temperature", "top_p", "top_k", "max_tokens")
 REQUEST_FIELDS = (
     "speaking_rate",
@@ -102,6 +108,7 @@ class CheckedRequest:
         level = options.get("timestamps", TimestampGranularity.NONE.value)
         request = SpeechRequest(
             text=text,
+            markup=_markup(text, options),
             encoding=AudioEncoding.PCM_F32LE,
             sampling=SamplingOverrides(**_those(SAMPLING_FIELDS, given)),
             chunking=_chunking(options),
@@ -111,6 +118,16 @@ class CheckedRequest:
             **_those(REQUEST_FIELDS, given),
         )
         return cls(request, options.get("voice", ""), options.get("language", ""))
+
+
+def _markup(text: str, options: SpeechOptions) -> Document | None:
+    kind = options.get("markup")
+    if kind is None:
+        return None
+    if kind not in MARKUP:
+        known = ", ".join(map(repr, MARKUP))
+        raise InvalidRequestError.of("markup", f"{kind!r} must be one of {known}")
+    return MARKUP[kind](text)
 
 
 def _chunking(options: SpeechOptions) -> ChunkingOverrides | None:

@@ -17,7 +17,15 @@ from tts.api.loop import RemoteIterator, wait
 from tts.api.request import CheckedRequest, SpeechOptions
 from tts.api.running import RunningService
 from tts.speech.synthesizer import Synthesizer
-from tts.speech.types import AudioChunk, Done, SegmentTime, SpeechRequest, Started, WordTimes
+from tts.speech.types import (
+    AudioChunk,
+    Done,
+    MarkTime,
+    SegmentTime,
+    SpeechRequest,
+    Started,
+    WordTimes,
+)
 from tts.voices.types import Voice
 
 NO_SAMPLES = np.zeros(0, dtype=np.float32)
@@ -136,6 +144,7 @@ class LoadedVoice:
             warnings=found.result.warnings,
             words=found.words,
             segments=found.segments,
+            marks=found.marks,
         )
 
     def _stream(self, checked: CheckedRequest) -> Iterator[SpeechPart]:
@@ -173,6 +182,9 @@ class LoadedVoice:
                     case SegmentTime():
                         span = event.text_start, event.text_end
                         yield SpeechPart(NO_SAMPLES, rate, offset, *span, segments=(event,))
+                    case MarkTime():
+                        span = event.text_start, event.text_end
+                        yield SpeechPart(NO_SAMPLES, rate, offset, *span, marks=(event,))
                     case Done(result) if result.warnings:
                         span = len(checked.request.text), len(checked.request.text)
                         warnings = result.warnings

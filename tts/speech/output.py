@@ -107,11 +107,18 @@ class AudioOutput:
 
     def output_time_s(self, spoken_s: float) -> float:
         """Return the time in the output, in seconds, of the time `spoken_s` in the segment."""
-        start = self._segment_start + self._num_trimmed
-        if self._trimmer is not None:
-            start -= self._trimmer.num_dropped
-        since_flush_s = max(0.0, start / self._codec_rate + spoken_s)
-        return self._flushed_s + since_flush_s / self._speaking_rate
+        return self._time_s(self._segment_start / self._codec_rate + spoken_s)
+
+    @property
+    def end_s(self) -> float:
+        """Time in the output, in seconds, of the next sample of speech."""
+        return self._time_s(self._num_written / self._codec_rate)
+
+    def _time_s(self, written_s: float) -> float:
+        """Return the time in the output of a time since the flush at the codec's rate."""
+        num_dropped = 0 if self._trimmer is None else self._trimmer.num_dropped
+        kept_s = written_s + (self._num_trimmed - num_dropped) / self._codec_rate
+        return self._flushed_s + max(0.0, kept_s) / self._speaking_rate
 
     @property
     def silent_s(self) -> float:

@@ -90,6 +90,29 @@ def test_segments_have_times(voice: LoadedVoice) -> None:
     assert tuple(segment for part in parts for segment in part.segments) == whole.segments
 
 
+def test_marks_inside_a_sentence_have_the_times_of_words(voice: LoadedVoice) -> None:
+    source = (
+        "<speak><s>Go from <mark name='here'/> here, to <mark name='there'/>there!</s>"
+        "<mark name='end'/></speak>"
+    )
+    whole = voice.say(source, seed=7, markup="ssml")
+    parts = list(voice.stream(source, seed=7, markup="ssml", timestamps="word"))
+    words = {word.word: word.start_s for part in parts for word in part.words}
+    assert [(mark.kind.value, mark.name, mark.time_s) for mark in whole.marks] == [
+        ("sentence", "", 0.0),
+        ("mark", "here", words["here,"]),
+        ("mark", "there", words["there!"]),
+        ("mark", "end", whole.duration_s),
+    ]
+    assert 0 < words["here,"] < words["there!"] < whole.duration_s
+    assert tuple(mark for part in parts for mark in part.marks) == whole.marks
+    assert whole.words == ()
+    plain = voice.say("Go from here, to there!", seed=7)
+    assert np.array_equal(plain.samples, whole.samples)  # marks do not change the speech
+    with pytest.raises(InvalidRequestError, match="markup: 'html' must be one of 'ssml', 'tags'"):
+        voice.say(source, markup="html")  # type: ignore[arg-type]
+
+
 def test_truncation_is_reported(voice: LoadedVoice) -> None:
     whole = voice.say(TEXT, seed=7, max_audio_s=0.5)
     *_, last = voice.stream(TEXT, seed=7, max_audio_s=0.5)

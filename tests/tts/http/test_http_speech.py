@@ -199,6 +199,32 @@ def test_whole_speech_in_json(service: Service) -> None:
     run_with_http(service, ask)
 
 
+def test_marks_are_events_and_in_json(service: Service) -> None:
+    source = "<speak><s>Hi.</s><break time='1s'/><mark name='end'/></speak>"
+    values = {"input": source, "markup": "ssml", "sample_rate": 16_000}
+
+    async def ask(served: HttpServing) -> None:
+        found = (await served.speak(stream_format="json", **values)).json()
+        end_s = len(base64.b64decode(found["audio"])) / 2 / 16_000
+        sentence, end = found["marks"]
+        assert sentence == {
+            "kind": "sentence",
+            "name": "",
+            "time": 0.0,
+            "text_start": source.index("Hi."),
+            "text_end": source.index("</s>"),
+        }
+        assert (end["kind"], end["name"]) == ("mark", "end")
+        assert end["time"] == pytest.approx(end_s, abs=1e-6)
+        events = events_of(await served.speak(stream_format="sse", **values))
+        marks = [event for event in events if event["type"] == "speech.audio.mark"]
+        assert marks == [{"type": "speech.audio.mark", **mark} for mark in found["marks"]]
+        plain = await served.speak(**values)
+        assert plain.content == base64.b64decode(found["audio"])
+
+    run_with_http(service, ask)
+
+
 # --- refused requests
 
 
