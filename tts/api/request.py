@@ -15,6 +15,7 @@ from tts.speech.types import (
     SpeechRequest,
     TimestampGranularity,
 )
+from tts.text.markup.dialogue import DialogueTurn, read_dialogue
 from tts.text.markup.document import Document
 from tts.text.markup.ssml import read_ssml
 from tts.text.markup.tags import read_tags
@@ -27,6 +28,8 @@ class SpeechOptions(TypedDict, total=False):
 
     markup: Literal["ssml", "tags"]
     """The text is SSML, or has tags."""
+    pause_s: float
+    """Seconds between two turns of a dialogue, 0 to 10; default: 0.4."""
     voice: str
     """Name of a voice; see `LoadedVoice.voices`."""
     language: str
@@ -95,7 +98,7 @@ class CheckedRequest:
     language: str = ""
 
     @classmethod
-    def read(cls, text: str, options: SpeechOptions) -> CheckedRequest:
+    def read(cls, text: str | Sequence[DialogueTurn], options: SpeechOptions) -> CheckedRequest:
         """Options as a request for float32 samples.
 
         Raises `InvalidRequestError` with every value that is out of range, and `TypeError` for an
@@ -107,8 +110,7 @@ class CheckedRequest:
         given: Mapping[str, Any] = dict(options)
         level = options.get("timestamps", TimestampGranularity.NONE.value)
         request = SpeechRequest(
-            text=text,
-            markup=_markup(text, options),
+            **_text(text, options),
             encoding=AudioEncoding.PCM_F32LE,
             sampling=SamplingOverrides(**_those(SAMPLING_FIELDS, given)),
             chunking=_chunking(options),
@@ -120,14 +122,22 @@ class CheckedRequest:
         return cls(request, options.get("voice", ""), options.get("language", ""))
 
 
-def _markup(text: str, options: SpeechOptions) -> Document | None:
+def _text(text: str | Sequence[DialogueTurn], options: SpeechOptions) -> dict[str, Any]:
+    """Return the fields of a request for its text, with a document for markup and turns."""
     kind = options.get("markup")
+    if not isinstance(text, str):
+        if kind is not None:
+            raise InvalidRequestError.of("markup", "is for a text; that of turns is plain")
+        document = read_dialogue(text, options.get("pause_s"))
+        return {"text": document.source, "markup": document}
+    if "pause_s" in options:
+        raise InvalidRequestError.of("pause_s", "is for the turns of a dialogue")
     if kind is None:
-        return None
+        return {"text": text}
     if kind not in MARKUP:
         known = ", ".join(map(repr, MARKUP))
         raise InvalidRequestError.of("markup", f"{kind!r} must be one of {known}")
-    return MARKUP[kind](text)
+    return {"text": text, "markup": MARKUP[kind](text)}
 
 
 def _chunking(options: SpeechOptions) -> ChunkingOverrides | None:

@@ -18,7 +18,8 @@ from tts.cli.client import RemoteClient, SayError, SpeechClient
 from tts.cli.console import BROKEN_PIPE, print_error, print_line
 from tts.cli.options import STANDARD_STREAM, SayOptions, UsageError
 from tts.cli.progress import ProgressLine, Stopwatch
-from tts.cli.request import synthesis_config
+from tts.cli.request import dialogue, synthesis_config
+from tts.cli.script import in_lines
 from tts.cli.sinks import FileSink, PipeSink, PlayerSink, Sink, SinkThread, StreamSink
 from tts.cli.timestamps import MarkTime, SegmentTimes, write_timestamps
 from tts.text.clean import TextError, check_text
@@ -51,7 +52,7 @@ def run(options: SayOptions) -> int:
         loaded_s = time.perf_counter() - started
         asyncio.run(_run(client, options, loaded_s))
     except SayError as error:
-        print_error(f"say: {error}")
+        print_error(f"say: {in_lines(str(error), options.script)}")
         return error.exit_status
     except OSError as error:
         if isinstance(error, BrokenPipeError) and (options.list_voices or options.phonemes):
@@ -141,7 +142,10 @@ class SayRun:
 
     def _events(self, client: SpeechClient) -> AsyncGenerator[Event, None]:
         config = synthesis_config(self._options)
-        markup = self._options.markup
+        markup, script = self._options.markup, self._options.script
+        if script:
+            talk = speech_pb2.SynthesisInput(dialogue=dialogue(script))
+            return client.synthesize(speech_pb2.SynthesizeStreamRequest(config=config, input=talk))
         if markup or (self._options.text is not None and len(self._text) <= LONG_TEXT):
             words = speech_pb2.SynthesisInput()
             setattr(words, markup or "text", self._text)
@@ -191,7 +195,7 @@ class SayRun:
                 self._take_words(event.words.words)
             case "segment":
                 self._take_segment(event.segment)
-            case "mark":
+            case "mark" if isinstance(event, speech_pb2.SynthesizeStreamResponse):
                 self._take_mark(event.mark)
             case "done":
                 self._warn(event.done.warnings)

@@ -46,7 +46,7 @@ from tts.families.prompt import PromptBuilder
 from tts.speech.aligner import Aligner
 from tts.speech.cloning import CloningLimits
 from tts.speech.marks import MarkQueue
-from tts.speech.output import AudioOutput
+from tts.speech.output import AudioOutput, Loudness
 from tts.speech.script import Pause, Step, Turn
 from tts.speech.types import (
     AudioChunk,
@@ -135,15 +135,7 @@ class SynthesisRun:
         self._max_audio_s = min(request.max_audio_s or math.inf, settings.max_audio_s)
         self._streaming, warnings = _streaming(request, settings, self._spec)
         self._audio_format = _audio_format(request, settings, self._spec)
-        self._output = AudioOutput(
-            self._spec.sample_rate,
-            self._audio_format,
-            speaking_rate=request.speaking_rate,
-            gain_db=request.gain_db,
-            trim_silence=request.trim_silence,
-            steady_loudness=settings.traits.steady_loudness,
-            watermark=settings.watermark,
-        )
+        self._output = _output(request, settings, self._spec, self._audio_format)
         self._marks = MarkQueue()
         self._segment_codes: list[int] = []
         self._carry = request.carry
@@ -506,3 +498,24 @@ def _audio_format(
     except AudioFormatError as error:
         raise InvalidRequestError.of(f"{request.path}.audio_format", str(error)) from error
     return audio_format
+
+
+def _output(
+    request: SpeechRequest,
+    settings: SynthesisSettings,
+    spec: CodecSpec,
+    audio_format: AudioFormat,
+) -> AudioOutput:
+    """Return the output of a request."""
+    loudness = Loudness.STEADY if settings.traits.steady_loudness else Loudness.UNCHANGED
+    if request.markup is not None and request.markup.has_voices:
+        loudness = Loudness.MATCHED
+    return AudioOutput(
+        spec.sample_rate,
+        audio_format,
+        speaking_rate=request.speaking_rate,
+        gain_db=request.gain_db,
+        trim_silence=request.trim_silence,
+        loudness=loudness,
+        watermark=settings.watermark,
+    )

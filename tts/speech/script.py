@@ -23,6 +23,7 @@ from tts.text.markup.document import (
     MAX_WARNINGS,
     Break,
     Mark,
+    MarkKind,
     Part,
     Spoken,
     Style,
@@ -115,7 +116,9 @@ class ScriptWriter:
         return [*steps, *marks]
 
     def _available(self, part: Part) -> Part:
-        """Return a part without what is not available."""
+        """Return a part without what is not available; the mark of a turn gets its voice's name."""
+        if isinstance(part, Mark) and part.kind is MarkKind.TURN:
+            return replace(part, name=self._request.cast.get(part.name, self._voice).name)
         if not isinstance(part, Spoken):
             return part
         if part.style.emphasis:
@@ -145,6 +148,8 @@ class ScriptWriter:
     async def _voice_of(self, style: Style, start: int) -> Voice:
         if not style.voice and not style.voice_language:
             return self._voice
+        if style.voice in self._request.cast:
+            return await self._cloner.ready(self._request.cast[style.voice])
         try:
             field = self._document.field
             voice = self._voices.choose(style.voice, style.voice_language, field)

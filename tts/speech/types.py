@@ -7,7 +7,7 @@ SpeechRequest → Started, AudioChunk…, Done             (and in a session: Fl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, TypeVar
@@ -156,6 +156,7 @@ class SpeechRequest:
     text: str = ""
     markup: Document | None = None  # parts of `text`, if it is a source with markup
     voice: Voice | None = None  # None: the default voice
+    cast: Mapping[str, Voice] = field(default_factory=dict)  # voices that only `markup` names
     encoding: AudioEncoding | None = None  # None: the server's raw format
     sample_rate: int = 0  # Hz; 0 = the codec's rate, or the encoding's nearest
     speaking_rate: float = 1.0

@@ -75,6 +75,28 @@ def test_markup(say: Say, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert "line 1, column 1: syntax error" in capfd.readouterr().err
 
 
+def test_a_script(say: Say, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script, out, dated = (tmp_path / name for name in ("talk.txt", "x.wav", "x.json"))
+    script.write_text("\ufeffHazel: Oh yes.\n\nowen:\n  Not yet.\n  At 12:30: no!\n", "utf-8")
+    assert say("--script", script, "-o", out, "--seed", "3", "--timestamps", dated) == 0
+    found = json.loads(dated.read_text())
+    assert [(mark["kind"], mark["name"]) for mark in found["marks"]] == [
+        ("turn", "hazel"),
+        ("turn", "owen"),
+    ]
+    texts = [" ".join(segment["text"].split()) for segment in found["segments"]]
+    assert texts == ["Oh yes.", "Not yet.", "At 12:30: no!"]
+    capfd.readouterr()
+    script.write_text("hazel: Oh yes.\n\nNemo: Not yet.\n")
+    assert say("--script", script, "-o", out) == 2
+    assert f"say: {script}, line 3: no voice 'nemo'; there are: edith, hazel" in (
+        capfd.readouterr().err
+    )
+    script.write_text("hazel: Oh yes.\nOwen: Not\0 yet.\n")
+    assert say("--script", script, "-o", out) == 2
+    assert f"say: {script}, line 2: control character" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("suffix", ["flac", "ogg", "opus", "mp3"])
 def test_the_suffix_picks_the_container(
     server: str, samples: bytes, suffix: str, tmp_path: Path

@@ -55,6 +55,20 @@ def test_passages_end_at_breaks_and_where_the_style_changes() -> None:
     assert [p.style.rate for p in passages(document)] == [1.0, 0.64, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("inside", "has_voices"),
+    [
+        ("one <voice name='a'>two</voice>", True),
+        ("<voice name='a'>one</voice> <voice name='b'>two</voice>", True),
+        ("<voice name='a'>one</voice>, <voice xml:lang='de'>two</voice>", True),
+        (" <voice name='a'>one</voice> <voice name='a'>two</voice>", False),
+        ("one <prosody rate='2'>two</prosody>", False),
+    ],
+)
+def test_a_document_knows_whether_several_voices_speak(inside: str, has_voices: bool) -> None:
+    assert read_ssml(f"<speak>{inside}</speak>").has_voices is has_voices
+
+
 MARKED = "One <mark name='a'/>two. Th<mark name='b'/>ree<mark name='c'/>, f<mark name='d'/>our"
 
 

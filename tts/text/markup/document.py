@@ -130,6 +130,12 @@ class Document:
         return "".join(part.text for part in self.parts if isinstance(part, Spoken))
 
     @property
+    def has_voices(self) -> bool:
+        """Whether several voices speak."""
+        styles = [p.style for p in self.parts if isinstance(p, Spoken) and not p.text.isspace()]
+        return len({(style.voice, style.voice_language) for style in styles}) > 1
+
+    @property
     def has_marks(self) -> bool:
         """Whether there are marks that may be inside of a sentence."""
         return any(isinstance(p, Mark) and p.kind is MarkKind.MARK for p in self.parts)

@@ -75,7 +75,7 @@ def between_words(parts: Iterable[Part]) -> Iterator[Part]:
             held.append(part)
             continue
         following = part
-        if held and word is not None and _continues(word, part):
+        if held and word is not None and _continues(part, word):
             rest, following = _cut_at_space(part)
             if rest.text:
                 yield rest
@@ -92,7 +92,7 @@ def _ends_in_word(part: Part) -> TypeGuard[Spoken]:
     return isinstance(part, Spoken) and not part.text[-1:].isspace()
 
 
-def _continues(before: Spoken, part: Part) -> TypeGuard[Spoken]:
+def _continues(part: Part, before: Spoken) -> TypeGuard[Spoken]:
     """Return whether a part may hold the rest of a word."""
     return isinstance(part, Spoken) and part.is_literal and not _is_turn(before.style, part.style)
 
