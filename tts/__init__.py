@@ -27,7 +27,8 @@ if TYPE_CHECKING:
         TTSError,
         VoiceNotFoundError,
     )
-    from tts.speech.types import SegmentTime, WordTime
+    from tts.speech.types import MarkTime, SegmentTime, WordTime
+    from tts.text.markup.document import MarkKind
 
 __version__ = "0.1.0"
 
@@ -35,6 +36,8 @@ __all__ = [
     "AudioGenerationConfig",
     "InvalidRequestError",
     "LoadedVoice",
+    "MarkKind",
+    "MarkTime",
     "NotFoundError",
     "PreconditionError",
     "PrometheusMetricsMode",
@@ -63,7 +66,8 @@ _HOMES = {
         "TTSError",
         "VoiceNotFoundError",
     ),
-    "tts.speech.types": ("SegmentTime", "WordTime"),
+    "tts.speech.types": ("MarkTime", "SegmentTime", "WordTime"),
+    "tts.text.markup.document": ("MarkKind",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

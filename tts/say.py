@@ -80,6 +80,9 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
         "--markup", choices=MARKUP, default="", help="the text is SSML, or has [tags]"
     )
     group.add_argument(
+        "--script", default="", metavar="FILE", help="say a dialogue: lines of 'NAME: text'"
+    )
+    group.add_argument(
         "--stream-stdin", action="store_true", help="say lines of standard input as they come"
     )
     group.add_argument(

@@ -1,7 +1,8 @@
 """Sample formats: float32 samples to and from bytes.
 
 formats (s16le, f32le, mu-law, A-law, gain) · resampling · time_stretch (speaking rate) · encoders
-(streams in any format or container) · silence · loudness · prompt_audio (checks of untrusted clips)
+(streams in any format or container) · silence · loudness · levels ·
+prompt_audio (checks of untrusted clips)
 """
 
 from decoder.pcm.encoders import (
@@ -23,6 +24,7 @@ from decoder.pcm.formats import (
     gain_factor,
     to_s16,
 )
+from decoder.pcm.levels import LevelMatcher
 from decoder.pcm.loudness import LoudnessNormalizer
 from decoder.pcm.prompt_audio import PromptAudioLimits, read_prompt_audio
 from decoder.pcm.resampling import Resampler, resample
@@ -37,6 +39,7 @@ __all__ = [
     "AudioEncoding",
     "AudioFormat",
     "HeaderPatch",
+    "LevelMatcher",
     "LoudnessNormalizer",
     "PromptAudioLimits",
     "Resampler",

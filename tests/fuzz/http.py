@@ -40,6 +40,7 @@ SAMPLING = {"max_tokens": 8, "temperature": 0.7, "top_p": 0.9, "seed": 7, "stop"
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
 MORE = {"stream": True, "stream_options": {"include_usage": True}, "response_format": SCHEMA}
 TURNS = [{"role": "system", "content": "Hi."}, {"role": "user", "content": [{"type": "text"}]}]
+TALK = [{"voice": "owen", "text": "Hi."}, {"ref_audio": CLIP, "ref_text": "hello", "text": "Oh."}]
 BODIES: Mapping[str, Mapping[str, Any]] = {
     SPEECH: {"input": "Hello.", **SETTINGS, "stream_format": "sse", "timestamps": "segment"},
     "/v1/completions": {"prompt": "once", **SAMPLING, **MORE, "logprobs": 2, "priority": 1},
@@ -110,6 +111,9 @@ def json_body(path: str, chance: Random) -> bytes:
         value["name"] = voice_name(chance)
     if "response_format" in value and path == SPEECH:
         value["response_format"] = chance.choice(FORMATS)
+    if path == SPEECH and chance.random() < 0.2:
+        del value["input"]
+        value |= {"turns": TALK, "pause": 0.1}
     if path == SPEECH:
         value["stream_format"] = chance.choice(("audio", "sse", "json"))
     if chance.random() < 0.6:

@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape, quoteattr
 from tests.fuzz.base import Case, InvariantError, Target
 from tests.fuzz.texts import some_text
 from tts.errors import InvalidRequestError
-from tts.text.markup.document import MAX_BREAK_S, Break, Document
+from tts.text.markup.document import MAX_BREAK_S, Break, Document, Mark
 from tts.text.markup.passages import PassageText, passages_of
 from tts.text.markup.say_as import DATE_FORMATS, KINDS
 from tts.text.markup.ssml import ATTRIBUTES, read_ssml
@@ -72,18 +72,27 @@ def _try_one(chance: Random) -> None:
 
 
 def _check(document: Document, chance: Random) -> None:
-    ascii_only = chance.random() < 0.5
-    for found in passages_of(document):
+    ascii_only, ends_at_marks = chance.random() < 0.5, chance.random() < 0.5
+    marks: list[Mark] = []
+    for found in passages_of(document, ends_at_marks=ends_at_marks):
+        if isinstance(found, Mark):
+            marks.append(found)
+            continue
         if isinstance(found, Break):
             if not 0 < found.seconds <= MAX_BREAK_S:
                 raise InvariantError(f"a break of {found.seconds} s")
             continue
+        marks += found.marks
         text = PassageText(found)
         options = TextOptions(phonemes=text.phonemes, ascii_only=ascii_only)
         for segment in map(text.located, SegmentStream(options).split(text.text)):
             spans = [(segment.start, segment.end), *((w.start, w.end) for w in segment.words)]
             if any(not 0 <= start <= end <= len(document.source) for start, end in spans):
                 raise InvariantError("a position is not in the source")
+    if marks != [part for part in document.parts if isinstance(part, Mark)]:
+        raise InvariantError("marks are lost, or not in the order of the text")
+    if any(not 0 <= mark.start <= mark.end <= len(document.source) for mark in marks):
+        raise InvariantError("the range of a mark is not in the source")
 
 
 @contextmanager

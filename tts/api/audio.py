@@ -18,7 +18,7 @@ from decoder import (
 from llm import FinishReason
 from tts.api.suffixes import SUFFIXES
 from tts.errors import InvalidRequestError
-from tts.speech.types import SegmentTime, WordTime
+from tts.speech.types import MarkTime, SegmentTime, WordTime
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +39,8 @@ class Speech:
     """When each word is spoken, with `timestamps="word"`."""
     segments: tuple[SegmentTime, ...] = ()
     """When each segment of the text is spoken, with `timestamps="segment"`."""
+    marks: tuple[MarkTime, ...] = ()
+    """When each mark, sentence and turn begins, of markup and dialogues."""
 
     @property
     def duration_s(self) -> float:
@@ -76,6 +78,8 @@ class SpeechPart:
     """Words spoken since the part before, with `timestamps="word"`."""
     segments: tuple[SegmentTime, ...] = ()
     """Segments ended since the part before, with `timestamps="segment"`."""
+    marks: tuple[MarkTime, ...] = ()
+    """Marks, sentences and turns since the part before, of markup and dialogues."""
     warnings: tuple[str, ...] = ()
     """Notes on what was left out or cut short, with the last part."""
 

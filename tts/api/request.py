@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, TypedDict, TypeVar
@@ -15,6 +15,10 @@ from tts.speech.types import (
     SpeechRequest,
     TimestampGranularity,
 )
+from tts.text.markup.dialogue import DialogueTurn, read_dialogue
+from tts.text.markup.document import Document
+from tts.text.markup.ssml import read_ssml
+from tts.text.markup.tags import read_tags
 
 Choice = TypeVar("Choice", bound=Enum)
 
@@ -22,6 +26,10 @@ Choice = TypeVar("Choice", bound=Enum)
 class SpeechOptions(TypedDict, total=False):
     """Keyword arguments of `say` and `stream`. What is left out is as the voice recommends."""
 
+    markup: Literal["ssml", "tags"]
+    """The text is SSML, or has tags."""
+    pause_s: float
+    """Seconds between two turns of a dialogue, 0 to 10; default: 0.4."""
     voice: str
     """Name of a voice; see `LoadedVoice.voices`."""
     language: str
@@ -68,6 +76,7 @@ class SpeechOptions(TypedDict, total=False):
     """Name of an adapter."""
 
 
+MARKUP: Mapping[str, Callable[[str], Document]] = {"ssml": read_ssml, "tags": read_tags}
 SAMPLING_FIELDS = ("seed", "temperature", "top_p", "top_k", "max_tokens")
 REQUEST_FIELDS = (
     "speaking_rate",
@@ -89,7 +98,7 @@ class CheckedRequest:
     language: str = ""
 
     @classmethod
-    def read(cls, text: str, options: SpeechOptions) -> CheckedRequest:
+    def read(cls, text: str | Sequence[DialogueTurn], options: SpeechOptions) -> CheckedRequest:
         """Options as a request for float32 samples.
 
         Raises `InvalidRequestError` with every value that is out of range, and `TypeError` for an
@@ -101,7 +110,7 @@ class CheckedRequest:
         given: Mapping[str, Any] = dict(options)
         level = options.get("timestamps", TimestampGranularity.NONE.value)
         request = SpeechRequest(
-            text=text,
+            **_text(text, options),
             encoding=AudioEncoding.PCM_F32LE,
             sampling=SamplingOverrides(**_those(SAMPLING_FIELDS, given)),
             chunking=_chunking(options),
@@ -111,6 +120,24 @@ class CheckedRequest:
             **_those(REQUEST_FIELDS, given),
         )
         return cls(request, options.get("voice", ""), options.get("language", ""))
+
+
+def _text(text: str | Sequence[DialogueTurn], options: SpeechOptions) -> dict[str, Any]:
+    """Return the fields of a request for its text, with a document for markup and turns."""
+    kind = options.get("markup")
+    if not isinstance(text, str):
+        if kind is not None:
+            raise InvalidRequestError.of("markup", "is for a text; that of turns is plain")
+        document = read_dialogue(text, options.get("pause_s"))
+        return {"text": document.source, "markup": document}
+    if "pause_s" in options:
+        raise InvalidRequestError.of("pause_s", "is for the turns of a dialogue")
+    if kind is None:
+        return {"text": text}
+    if kind not in MARKUP:
+        known = ", ".join(map(repr, MARKUP))
+        raise InvalidRequestError.of("markup", f"{kind!r} must be one of {known}")
+    return {"text": text, "markup": MARKUP[kind](text)}
 
 
 def _chunking(options: SpeechOptions) -> ChunkingOverrides | None:

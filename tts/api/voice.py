@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +16,25 @@ from tts.api.audio import Speech, SpeechPart
 from tts.api.loop import RemoteIterator, wait
 from tts.api.request import CheckedRequest, SpeechOptions
 from tts.api.running import RunningService
+from tts.errors import InvalidRequestError
 from tts.speech.synthesizer import Synthesizer
-from tts.speech.types import AudioChunk, Done, SegmentTime, SpeechRequest, Started, WordTimes
+from tts.speech.types import (
+    AudioChunk,
+    Done,
+    MarkTime,
+    SegmentTime,
+    SpeechRequest,
+    Started,
+    WordTimes,
+)
+from tts.text.markup.dialogue import DialogueTurn, voice_of_turn
 from tts.voices.types import Voice
 
 NO_SAMPLES = np.zeros(0, dtype=np.float32)
+
+
+Turns = Sequence[tuple["str | LoadedVoice", str]]
+"""Turns of a dialogue: the voice, "" for that of the call, and the text of each."""
 
 
 class LoadedVoice:
@@ -68,30 +82,33 @@ class LoadedVoice:
         """Samples per second of the model's audio, in Hz."""
         return self._synthesizer.codec.sample_rate
 
-    def say(self, text: str, **options: Unpack[SpeechOptions]) -> Speech:
-        """Speak a text and return all of its audio.
+    def say(self, text: str | Turns, **options: Unpack[SpeechOptions]) -> Speech:
+        """Speak a text, or the turns of a dialogue, and return all of its audio.
 
+        A turn is a pair: a voice by its name, or as `clone` returns it, and what it says.
         Raises `InvalidRequestError` for a text or an option that cannot be used,
         `VoiceNotFoundError` for an unknown voice, `PreconditionError` for what this model cannot
         do, `TypeError` for an unknown option, and `RuntimeError` after `close`.
         """
-        return wait(self._service.submit(self._say(CheckedRequest.read(text, options))))
+        return wait(self._service.submit(self._say(self._checked(text, options))))
 
-    async def asay(self, text: str, **options: Unpack[SpeechOptions]) -> Speech:
+    async def asay(self, text: str | Turns, **options: Unpack[SpeechOptions]) -> Speech:
         """Speak a text without blocking the event loop; otherwise as `say`."""
-        work = self._service.submit(self._say(CheckedRequest.read(text, options)))
+        work = self._service.submit(self._say(self._checked(text, options)))
         return await asyncio.wrap_future(work)
 
-    def stream(self, text: str, **options: Unpack[SpeechOptions]) -> Iterator[SpeechPart]:
-        """Speak a text and yield its audio as it is made.
+    def stream(self, text: str | Turns, **options: Unpack[SpeechOptions]) -> Iterator[SpeechPart]:
+        """Speak a text or a dialogue and yield its audio as it is made.
 
         Leaving the iterator early cancels the rest. Raises as `say` does.
         """
-        return self._stream(CheckedRequest.read(text, options))
+        return self._stream(self._checked(text, options))
 
-    def astream(self, text: str, **options: Unpack[SpeechOptions]) -> AsyncIterator[SpeechPart]:
-        """Speak a text and yield its audio as it is made, without blocking the event loop."""
-        return self._astream(CheckedRequest.read(text, options))
+    def astream(
+        self, text: str | Turns, **options: Unpack[SpeechOptions]
+    ) -> AsyncIterator[SpeechPart]:
+        """Speak a text or a dialogue; as `stream`, without blocking the event loop."""
+        return self._astream(self._checked(text, options))
 
     def clone(self, clip: str | Path | bytes, transcript: str = "") -> LoadedVoice:
         """Return a voice that imitates a recording, on the same model.
@@ -120,6 +137,31 @@ class LoadedVoice:
     def _synthesizer(self) -> Synthesizer:
         return self._service.synthesizer
 
+    def _checked(self, text: str | Turns, options: SpeechOptions) -> CheckedRequest:
+        """Return the request for a text, or for turns with the voices of their own."""
+        if isinstance(text, str):
+            return CheckedRequest.read(text, options)
+        cast = {
+            voice_of_turn(index): self._voice_of(voice, index)
+            for index, (voice, _) in enumerate(text)
+            if voice
+        }
+        turns = [
+            DialogueTurn(voice_of_turn(index) if voice else "", said)
+            for index, (voice, said) in enumerate(text)
+        ]
+        checked = CheckedRequest.read(turns, options)
+        return replace(checked, request=replace(checked.request, cast=cast))
+
+    def _voice_of(self, voice: str | LoadedVoice, index: int) -> Voice:
+        """Return the voice of a turn, by its name or as `clone` returned it."""
+        if isinstance(voice, str):
+            return self._synthesizer.voices.choose(voice)
+        if voice._service is not self._service:
+            text = "is a voice of another model; clone it on this one"
+            raise InvalidRequestError.of(f"input.dialogue.turns[{index}].voice", text)
+        return voice._voice or self._synthesizer.voices.default
+
     def _with_voice(self, checked: CheckedRequest) -> SpeechRequest:
         if self._voice is not None and not (checked.voice or checked.language):
             return replace(checked.request, voice=self._voice)
@@ -136,6 +178,7 @@ class LoadedVoice:
             warnings=found.result.warnings,
             words=found.words,
             segments=found.segments,
+            marks=found.marks,
         )
 
     def _stream(self, checked: CheckedRequest) -> Iterator[SpeechPart]:
@@ -173,6 +216,9 @@ class LoadedVoice:
                     case SegmentTime():
                         span = event.text_start, event.text_end
                         yield SpeechPart(NO_SAMPLES, rate, offset, *span, segments=(event,))
+                    case MarkTime():
+                        span = event.text_start, event.text_end
+                        yield SpeechPart(NO_SAMPLES, rate, offset, *span, marks=(event,))
                     case Done(result) if result.warnings:
                         span = len(checked.request.text), len(checked.request.text)
                         warnings = result.warnings

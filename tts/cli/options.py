@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from tts.api.suffixes import SUFFIXES
+from tts.cli.script import ScriptTurn, read_script
 from tts.cli.timestamps import WRITERS
 
 MAX_REFERENCE_BYTES = 16 * 2**20  # limit of a gRPC message
@@ -67,6 +69,7 @@ class SayOptions:
 
     text: str | None
     markup: str  # one of MARKUP, or "" for plain text
+    script: tuple[ScriptTurn, ...]  # turns of a dialogue, whose texts `text` joins; or ()
     voice: str
     list_voices: bool
     phonemes: bool  # print them instead of synthesizing
@@ -97,9 +100,11 @@ def read_options(args: argparse.Namespace, stdin: BinaryIO | None = None) -> Say
     _check_together(args)
     _decode_arguments(args)
     _check_streams(args, has_input=stdin is not None)
+    script = () if list_voices else _script(args.script)
     return SayOptions(
-        text=None if args.stream_stdin or list_voices else _text(args, stdin),
+        text=None if args.stream_stdin or list_voices else _text(args, stdin, script),
         markup=args.markup,
+        script=script,
         voice="" if args.voice == "?" else args.voice,
         list_voices=list_voices,
         phonemes=args.phonemes,
@@ -131,9 +136,14 @@ def read_options(args: argparse.Namespace, stdin: BinaryIO | None = None) -> Say
 
 
 def _check_together(args: argparse.Namespace) -> None:
-    sources = bool(args.text) + bool(args.file) + args.stream_stdin
+    sources = bool(args.text) + bool(args.file) + bool(args.script) + args.stream_stdin
     rules = (
-        (sources > 1, "give the text once: as arguments, with -f, or with --stream-stdin"),
+        (sources > 1, "give the text once: as arguments, with -f, --script or --stream-stdin"),
+        (
+            bool(args.script and (args.markup or args.phonemes or args.voice or args.ref_audio)),
+            "--script has plain text and names its voices: no --markup, --phonemes, --voice, "
+            "--ref-audio",
+        ),
         (
             args.phonemes and (_asks_for_sound(args) or args.stream_stdin),
             "--phonemes prints text: no voice, no output file, no --stream-stdin",
@@ -214,7 +224,23 @@ def _check_streams(args: argparse.Namespace, *, has_input: bool) -> None:
         raise UsageError("standard input is closed")
 
 
-def _text(args: argparse.Namespace, stdin: BinaryIO | None) -> str:
+def _script(name: str) -> tuple[ScriptTurn, ...]:
+    if not name:
+        return ()
+    try:
+        turns = read_script(_decode(_read(name, MAX_TEXT_BYTES), name), name)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if not turns:
+        raise UsageError(f"{name} has no text")
+    return turns
+
+
+def _text(
+    args: argparse.Namespace, stdin: BinaryIO | None, script: Sequence[ScriptTurn] = ()
+) -> str:
+    if script:
+        return "\n".join(turn.text for turn in script)
     if args.text and args.text != [STANDARD_STREAM]:
         text = " ".join(args.text)
     elif args.file and args.file != STANDARD_STREAM:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from tts.cli.options import Chunking, SayOptions
+from tts.cli.script import ScriptTurn
 from tts.v1 import speech_pb2
 
 ENCODINGS: Mapping[str, speech_pb2.AudioEncoding] = MappingProxyType(
@@ -77,6 +78,18 @@ def synthesis_config(options: SayOptions) -> speech_pb2.SynthesisConfig:
             else speech_pb2.TIMESTAMP_GRANULARITY_SEGMENT
         )
     return config
+
+
+def dialogue(script: Iterable[ScriptTurn]) -> speech_pb2.Dialogue:
+    """Return the dialogue of a script."""
+    return speech_pb2.Dialogue(
+        turns=[
+            speech_pb2.DialogueTurn(
+                voice=speech_pb2.VoiceSelection(name=turn.voice), text=turn.text
+            )
+            for turn in script
+        ]
+    )
 
 
 def _voice(options: SayOptions) -> speech_pb2.VoiceSelection:

@@ -18,9 +18,10 @@ from tts.cli.client import RemoteClient, SayError, SpeechClient
 from tts.cli.console import BROKEN_PIPE, print_error, print_line
 from tts.cli.options import STANDARD_STREAM, SayOptions, UsageError
 from tts.cli.progress import ProgressLine, Stopwatch
-from tts.cli.request import synthesis_config
+from tts.cli.request import dialogue, synthesis_config
+from tts.cli.script import in_lines
 from tts.cli.sinks import FileSink, PipeSink, PlayerSink, Sink, SinkThread, StreamSink
-from tts.cli.timestamps import SegmentTimes, write_timestamps
+from tts.cli.timestamps import MarkTime, SegmentTimes, write_timestamps
 from tts.text.clean import TextError, check_text
 from tts.text.segmenter import TextOptions, split_text
 from tts.v1 import speech_pb2
@@ -51,7 +52,7 @@ def run(options: SayOptions) -> int:
         loaded_s = time.perf_counter() - started
         asyncio.run(_run(client, options, loaded_s))
     except SayError as error:
-        print_error(f"say: {error}")
+        print_error(f"say: {in_lines(str(error), options.script)}")
         return error.exit_status
     except OSError as error:
         if isinstance(error, BrokenPipeError) and (options.list_voices or options.phonemes):
@@ -107,6 +108,7 @@ class SayRun:
         self._loaded_s = loaded_s
         self._watch = Stopwatch()
         self._times = SegmentTimes()
+        self._marks: list[MarkTime] = []
         self._text = options.text or ""  # grows with the lines of standard input
         self._sample_rate = 0
         self._problem: UsageError | None = None
@@ -140,7 +142,10 @@ class SayRun:
 
     def _events(self, client: SpeechClient) -> AsyncGenerator[Event, None]:
         config = synthesis_config(self._options)
-        markup = self._options.markup
+        markup, script = self._options.markup, self._options.script
+        if script:
+            talk = speech_pb2.SynthesisInput(dialogue=dialogue(script))
+            return client.synthesize(speech_pb2.SynthesizeStreamRequest(config=config, input=talk))
         if markup or (self._options.text is not None and len(self._text) <= LONG_TEXT):
             words = speech_pb2.SynthesisInput()
             setattr(words, markup or "text", self._text)
@@ -190,6 +195,8 @@ class SayRun:
                 self._take_words(event.words.words)
             case "segment":
                 self._take_segment(event.segment)
+            case "mark" if isinstance(event, speech_pb2.SynthesizeStreamResponse):
+                self._take_mark(event.mark)
             case "done":
                 self._warn(event.done.warnings)
 
@@ -220,6 +227,11 @@ class SayRun:
         text_span = segment.text_start, segment.text_end
         self._times.settle(segment.segment_index, _span_s(segment), text_span)
 
+    def _take_mark(self, mark: speech_pb2.MarkTiming) -> None:
+        kind = speech_pb2.MarkKind.Name(mark.kind).removeprefix("MARK_KIND_").lower()
+        time_s = mark.time.ToTimedelta().total_seconds()
+        self._marks.append(MarkTime(kind, mark.name, time_s, mark.text_start, mark.text_end))
+
     def _warn(self, warnings: Iterable[str]) -> None:
         if not self._options.is_quiet:
             for warning in warnings:
@@ -228,7 +240,8 @@ class SayRun:
     def _end(self, where: str) -> None:
         """Write the timestamps, and print the place of the audio and its statistics."""
         if self._options.timestamps is not None:
-            write_timestamps(self._options.timestamps, self._times.segments(self._text))
+            segments = self._times.segments(self._text)
+            write_timestamps(self._options.timestamps, segments, self._marks)
         if not self._options.is_quiet:
             loaded = "" if self._options.server else f", voice loaded in {self._loaded_s:.2f} s"
             self._print(f"{where}: {self._watch.stats(self._sample_rate)}{loaded}")

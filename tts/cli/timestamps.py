@@ -21,6 +21,17 @@ class Segment:
     text: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class MarkTime:
+    """A mark, a sentence or a turn, and where in the audio it begins, in seconds."""
+
+    kind: str
+    name: str
+    time_s: float
+    text_start: int  # Unicode code points into the whole text
+    text_end: int
+
+
 class SegmentTimes:
     """Segments collected from audio chunks in the order of their arrival."""
 
@@ -57,13 +68,16 @@ class SegmentTimes:
         )
 
 
-def to_json(segments: Sequence[Segment]) -> str:
-    """Return a JSON object with a list `segments`; times are in seconds."""
-    return json.dumps({"segments": [asdict(s) for s in segments]}, indent=2, ensure_ascii=False)
+def to_json(segments: Sequence[Segment], marks: Sequence[MarkTime] = ()) -> str:
+    """Return a JSON object with a list `segments`, and `marks` if any; times are in seconds."""
+    found = {"segments": [asdict(s) for s in segments]}
+    if marks:
+        found["marks"] = [asdict(mark) for mark in marks]
+    return json.dumps(found, indent=2, ensure_ascii=False)
 
 
-def to_srt(segments: Sequence[Segment]) -> str:
-    """Return SubRip blocks: number, time span, text, empty line."""
+def to_srt(segments: Sequence[Segment], marks: Sequence[MarkTime] = ()) -> str:
+    """Return SubRip blocks: number, time span, text, empty line. It has no marks."""
     blocks = (
         f"{number}\n{_clock(segment.start_s)} --> {_clock(segment.end_s)}\n"
         f"{' '.join(segment.text.split())}\n"
@@ -80,11 +94,13 @@ def _clock(seconds: float) -> str:
     return f"{hours:02}:{minutes:02}:{seconds_part:02},{milliseconds:03}"
 
 
-WRITERS: Mapping[str, Callable[[Sequence[Segment]], str]] = MappingProxyType(
+WRITERS: Mapping[str, Callable[[Sequence[Segment], Sequence[MarkTime]], str]] = MappingProxyType(
     {".json": to_json, ".srt": to_srt}
 )
 
 
-def write_timestamps(path: Path, segments: Sequence[Segment]) -> None:
-    """Write segments in the format of the path's suffix, one of `WRITERS`."""
-    path.write_text(WRITERS[path.suffix.lower()](segments) + "\n", encoding="utf-8")
+def write_timestamps(
+    path: Path, segments: Sequence[Segment], marks: Sequence[MarkTime] = ()
+) -> None:
+    """Write segments and marks in the format of the path's suffix, one of `WRITERS`."""
+    path.write_text(WRITERS[path.suffix.lower()](segments, marks) + "\n", encoding="utf-8")

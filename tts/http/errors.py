@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -43,6 +44,8 @@ STATUSES_BY_REASON: Mapping[str, int] = {
     "STORAGE_FULL": 507,
 }
 """HTTP statuses that are more exact than that of the gRPC code."""
+
+_INDEX = re.compile(r"\[\d+\]")
 
 Names = Mapping[str, str]
 """Paths of proto fields to the names of the same fields in JSON."""
@@ -108,11 +111,15 @@ def retry_headers(seconds: float) -> dict[str, str]:
 
 
 def json_name(path: str, names: Names) -> str:
-    """Return the name in JSON of a proto field or of the nearest field around it."""
+    """Return the name in JSON of a proto field or of the nearest field around it.
+
+    The index of a list stays: the lists that have one are the same in JSON.
+    """
     outer = path
     while outer:
         if outer in names:
-            return names[outer]
+            index = _INDEX.match(path, len(outer))
+            return names[outer] + (index[0] if index else "")
         outer = outer[: max(outer.rfind("."), outer.rfind("["), 0)]
     return path
 

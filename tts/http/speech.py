@@ -16,6 +16,7 @@ from tts.server.speech_stats import note_event, note_result
 from tts.speech.types import (
     AudioChunk,
     Done,
+    MarkTime,
     SegmentTime,
     SpeechEvent,
     SpeechRequest,
@@ -76,6 +77,8 @@ def _event(found: SpeechEvent) -> bytes:
             return event("speech.audio.words", {"words": words_fields(words)})
         case SegmentTime():
             return event("speech.audio.segment", segment_fields(found))
+        case MarkTime():
+            return event("speech.audio.mark", mark_fields(found))
         case Done(result):
             return event("speech.audio.done", result_fields(result))
         case Started() | AudioChunk():
@@ -96,6 +99,7 @@ async def _whole(exchange: Exchange, request: SpeechRequest, media_type: str) ->
             "seed": spoken.started.seed,
             "words": words_fields(spoken.words),
             "segments": [segment_fields(segment) for segment in spoken.segments],
+            "marks": [mark_fields(mark) for mark in spoken.marks],
             **result_fields(spoken.result),
         }
     )
@@ -123,6 +127,17 @@ def segment_fields(segment: SegmentTime) -> dict[str, Any]:
         "end": round(segment.end_s, 4),
         "text_start": segment.text_start,
         "text_end": segment.text_end,
+    }
+
+
+def mark_fields(mark: MarkTime) -> dict[str, Any]:
+    """Return the JSON of a mark's time, which names one sample: six digits of a second."""
+    return {
+        "kind": mark.kind.value,
+        "name": mark.name,
+        "time": round(mark.time_s, 6),
+        "text_start": mark.text_start,
+        "text_end": mark.text_end,
     }
 
 

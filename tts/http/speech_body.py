@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tts.errors import InvalidRequestError
 from tts.http.exchange import Items, JsonBody
-from tts.server.wire.common import to_duration
+from tts.server.wire.common import Violations, to_duration
 from tts.server.wire.speech import MAX_CODES_PER_CHUNK
 from tts.speech.synthesizer import Synthesizer
 from tts.v1 import common_pb2
@@ -59,6 +59,9 @@ NAMES: Mapping[str, str] = {
     "config.model": "model",
     "config.lora": "model",
     "input": "input",
+    "input.dialogue": "turns",
+    "input.dialogue.turns": "turns",
+    "input.dialogue.pause": "pause",
     "config.voice": "voice",
     "config.voice.language_code": "language",
     "config.voice.prompt": "ref_audio",
@@ -96,20 +99,25 @@ class VoiceReference(BaseModel):
     id: str
 
 
-class VoiceSettings(JsonBody):
+class VoiceChoice(JsonBody):
+    """JSON of a voice: a name, a language, or a recording."""
+
+    voice: str | VoiceReference = ""
+    language: str = ""
+    ref_audio: str = ""
+    ref_text: str = ""
+
+
+class VoiceSettings(VoiceChoice):
     """JSON of how a text is spoken: OpenAI's fields, then ours."""
 
     model: str = ""
-    voice: str | VoiceReference = ""
     instructions: str = ""
     speed: float = 1.0
     seed: int | None = Field(default=None, ge=0, lt=2**64)
-    language: str = ""
     timestamps: Literal["none", "segment", "word"] = "none"
     chunk_size: ChunkSize | Items[ChunkSize] = Field(default_factory=list)
     sample_rate: int = Field(default=0, ge=0, lt=2**31)
-    ref_audio: str = ""
-    ref_text: str = ""
 
     @property
     def ignored(self) -> list[str]:
@@ -133,10 +141,18 @@ class SpeechSettings(VoiceSettings):
         return to_synthesis(self, self.response_format, synthesizer)
 
 
-class SpeechBody(SpeechSettings):
-    """JSON of a speech request."""
+class Turn(VoiceChoice):
+    """JSON of a turn of a dialogue."""
 
-    input: str
+    text: str
+
+
+class SpeechBody(SpeechSettings):
+    """JSON of a speech request: a text, or the turns of a dialogue."""
+
+    input: str | None = None
+    turns: Items[Turn] | None = None
+    pause: float | None = None
     markup: Literal["ssml", "tags"] | None = None
     stream_format: Literal["audio", "sse", "json"] = "audio"
 
@@ -157,9 +173,37 @@ def to_request(body: SpeechBody, synthesizer: Synthesizer) -> pb.SynthesizeStrea
     """
     if body.timestamps != "none" and body.stream_format == "audio":
         raise InvalidRequestError.of("timestamps", "needs stream_format sse or json")
-    spoken = pb.SynthesisInput()
-    setattr(spoken, body.markup or "text", body.input)
-    return pb.SynthesizeStreamRequest(config=body.synthesis(synthesizer), input=spoken)
+    config = body.synthesis(synthesizer)
+    return pb.SynthesizeStreamRequest(config=config, input=_input(body, synthesizer.voices))
+
+
+def _input(body: SpeechBody, voices: VoiceRegistry) -> pb.SynthesisInput:
+    """Return the text of a request, or its dialogue."""
+    if body.turns is None:
+        with Violations() as wrong:
+            wrong.require(body.input is not None, "input", "is required, or turns")
+            wrong.require(body.pause is None, "pause", "is for turns")
+        spoken = pb.SynthesisInput()
+        setattr(spoken, body.markup or "text", body.input)
+        return spoken
+    with Violations() as wrong:
+        wrong.require(body.input is None, "input", "cannot be combined with turns")
+        wrong.require(body.markup is None, "markup", "is for input; the text of turns is plain")
+        pause = body.pause or 0.0
+        wrong.require(abs(pause) <= MAX_SECONDS, "pause", "is too long")
+    return pb.SynthesisInput(
+        dialogue=pb.Dialogue(
+            turns=[_turn(turn, f"turns[{n}]", voices) for n, turn in enumerate(body.turns)],
+            pause=to_duration(body.pause),
+        )
+    )
+
+
+def _turn(turn: Turn, path: str, voices: VoiceRegistry) -> pb.DialogueTurn:
+    """Return a turn; one without a voice has that of the request."""
+    is_chosen = bool(turn.voice or turn.language or turn.ref_audio or turn.ref_text)
+    voice = _voice(turn, voices, f"{path}.") if is_chosen else None
+    return pb.DialogueTurn(text=turn.text, voice=voice)
 
 
 def to_session(frame: SessionFrame, synthesizer: Synthesizer) -> pb.StreamingSynthesizeRequest:
@@ -201,13 +245,14 @@ def _model_and_adapter(name: str, synthesizer: Synthesizer) -> tuple[str, str]:
     return "" if name in OPENAI_MODELS else name, ""
 
 
-def _voice(body: VoiceSettings, voices: VoiceRegistry) -> pb.VoiceSelection:
+def _voice(body: VoiceChoice, voices: VoiceRegistry, path: str = "") -> pb.VoiceSelection:
+    """Return the voice of a request, or of a turn, whose fields are below `path`."""
     if body.ref_audio:
-        audio = decoded(body.ref_audio, "ref_audio")
+        audio = decoded(body.ref_audio, f"{path}ref_audio")
         prompt = pb.VoicePrompt(audio=audio, transcript=body.ref_text)
         return pb.VoiceSelection(prompt=prompt, language_code=body.language)
     if body.ref_text:
-        raise InvalidRequestError.of("ref_text", "needs ref_audio, the recording of it")
+        raise InvalidRequestError.of(f"{path}ref_text", "needs ref_audio, the recording of it")
     name = body.voice if isinstance(body.voice, str) else body.voice.id
     return pb.VoiceSelection(name=voice_name(name, voices), language_code=body.language)
 

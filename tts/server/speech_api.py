@@ -16,6 +16,7 @@ from decoder import AudioEncoding
 from tts.config.server import ServerConfig
 from tts.errors import InvalidRequestError, ModelNotFoundError, Precondition, PreconditionError
 from tts.server.wire.common import Violations, optional
+from tts.server.wire.dialogue import read_cast, read_turns
 from tts.server.wire.speech import check_abilities, read_config, read_input, read_voice
 from tts.speech.session import SessionTimes, StreamingSession
 from tts.speech.synthesizer import Synthesizer
@@ -59,12 +60,16 @@ class SpeechApi:
         """
         synthesizer = self._checked_model(proto.config)
         with Violations() as wrong:
-            text, markup = read_input(proto.input, self._config.max_text_characters, wrong)
+            dialogue, limit = proto.input.dialogue, self._config.max_text_characters
+            if proto.input.HasField("dialogue"):
+                text, markup = read_turns(dialogue, limit, wrong)
+            else:
+                text, markup = read_input(proto.input, limit, wrong)
             request = read_config(
                 proto.config, synthesizer.codec, "config", wrong, text=text, default_id=default_id
             )
-            request = replace(request, markup=markup)
-        return self._with_voice(request, proto.config)
+        cast = read_cast(dialogue, synthesizer)
+        return self._with_voice(replace(request, markup=markup, cast=cast), proto.config)
 
     async def whole(self, request: SpeechRequest) -> SynthesizedSpeech:
         """Return the whole synthesis; audio too long for one message ends early (LENGTH)."""

@@ -24,6 +24,7 @@ from tts.server.wire.speech import (
     to_chunking,
     to_done,
     to_fields,
+    to_mark,
     to_segment,
     to_session_response,
     to_started,
@@ -62,6 +63,7 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
                 started=to_started(speech.started),
                 words=to_words(speech.words).words,
                 segments=map(to_segment, speech.segments),
+                marks=map(to_mark, speech.marks),
                 done=to_done(speech.result),
             )
 

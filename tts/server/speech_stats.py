@@ -6,7 +6,14 @@ import time
 
 from tts.observe.metrics import Metrics
 from tts.server.call import Call
-from tts.speech.types import AudioChunk, Done, SessionEvent, Started, SynthesisResult
+from tts.speech.types import (
+    AudioChunk,
+    Done,
+    SessionEvent,
+    SpeechEvent,
+    Started,
+    SynthesisResult,
+)
 
 
 def note_input(call: Call, text: str) -> None:
@@ -16,7 +23,7 @@ def note_input(call: Call, text: str) -> None:
     call.note_text(text)
 
 
-def note_event(call: Call, metrics: Metrics, event: SessionEvent) -> None:
+def note_event(call: Call, metrics: Metrics, event: SessionEvent | SpeechEvent) -> None:
     """Record an event that is about to be sent in the call's statistics."""
     stats = call.stats
     match event:

@@ -1,11 +1,13 @@
 """Audio output of one stream: post-processing and encoding.
 
-codec samples → loudness → silence trimming → speaking rate → sample rate → gain → watermark → bytes
+codec samples → loudness → silence trimming → levels of voices → speaking rate → sample rate →
+gain → watermark → bytes
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import Enum
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from decoder import (
     AudioEncoding,
     AudioFormat,
     HeaderPatch,
+    LevelMatcher,
     LoudnessNormalizer,
     Resampler,
     SilenceTrimmer,
@@ -31,6 +34,14 @@ SIXTEEN_BIT = (AudioEncoding.PCM_S16LE, AudioEncoding.WAV)
 COMPRESSED = (AudioEncoding.FLAC, AudioEncoding.OGG_OPUS, AudioEncoding.MP3)
 
 
+class Loudness(Enum):
+    """Change of the loudness of segments after the first."""
+
+    UNCHANGED = "unchanged"
+    STEADY = "steady"  # moves towards the level of the first
+    MATCHED = "matched"  # is the level of the first from the start, for several voices
+
+
 class AudioOutput:
     """Incremental converter of mono float32 at the codec's rate to the requested encoding.
 
@@ -47,16 +58,18 @@ class AudioOutput:
         speaking_rate: float = 1.0,
         gain_db: float = 0.0,
         trim_silence: bool = False,
-        steady_loudness: bool = False,
+        loudness: Loudness = Loudness.UNCHANGED,
         watermark: Watermark | None = None,
     ) -> None:
         """Create an output.
 
-        `trim_silence` removes silence at the ends of an utterance; with `steady_loudness` later
-        segments get the level of the first. `watermark` marks what is encoded.
+        `trim_silence` removes silence at the ends of an utterance; `watermark` marks what is
+        encoded.
         """
         self._codec_rate = codec_rate
-        self._loudness = LoudnessNormalizer(codec_rate) if steady_loudness else None
+        is_steady, is_matched = loudness is Loudness.STEADY, loudness is Loudness.MATCHED
+        self._loudness = LoudnessNormalizer(codec_rate) if is_steady else None
+        self._levels = LevelMatcher(codec_rate) if is_matched else None
         self._trimmer = SilenceTrimmer(codec_rate) if trim_silence else None
         self._resampler = (
             Resampler(codec_rate, audio_format.sample_rate)
@@ -84,7 +97,7 @@ class AudioOutput:
         """Set up the stages between the codec's samples and the encoder."""
         is_stretched = speaking_rate != 1.0
         stretcher = TimeStretcher(speaking_rate, self._codec_rate) if is_stretched else None
-        stages = self._trimmer, stretcher, self._resampler
+        stages = self._trimmer, self._levels, stretcher, self._resampler
         self._stages = [stage for stage in stages if stage is not None]
         self._gain, self._speaking_rate = np.float32(gain_factor(gain_db)), speaking_rate
         is_shaped = bool(self._stages) or self._loudness is not None or gain_db != 0.0
@@ -107,11 +120,18 @@ class AudioOutput:
 
     def output_time_s(self, spoken_s: float) -> float:
         """Return the time in the output, in seconds, of the time `spoken_s` in the segment."""
-        start = self._segment_start + self._num_trimmed
-        if self._trimmer is not None:
-            start -= self._trimmer.num_dropped
-        since_flush_s = max(0.0, start / self._codec_rate + spoken_s)
-        return self._flushed_s + since_flush_s / self._speaking_rate
+        return self._time_s(self._segment_start / self._codec_rate + spoken_s)
+
+    @property
+    def end_s(self) -> float:
+        """Time in the output, in seconds, of the next sample of speech."""
+        return self._time_s(self._num_written / self._codec_rate)
+
+    def _time_s(self, written_s: float) -> float:
+        """Return the time in the output of a time since the flush at the codec's rate."""
+        num_dropped = 0 if self._trimmer is None else self._trimmer.num_dropped
+        kept_s = written_s + (self._num_trimmed - num_dropped) / self._codec_rate
+        return self._flushed_s + max(0.0, kept_s) / self._speaking_rate
 
     @property
     def silent_s(self) -> float:
@@ -123,6 +143,8 @@ class AudioOutput:
         self._segment_start = self._num_written
         if self._loudness is not None:
             self._loudness.begin_segment()
+        if self._levels is not None:
+            self._levels.begin_segment()
 
     def write(self, samples: np.ndarray) -> Iterator[bytes]:
         """Process float32 [S] at the codec's rate; yield the available bytes.

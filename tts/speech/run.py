@@ -14,7 +14,7 @@ import math
 import secrets
 import sys
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,10 +45,12 @@ from tts.families.base import FamilyTraits
 from tts.families.prompt import PromptBuilder
 from tts.speech.aligner import Aligner
 from tts.speech.cloning import CloningLimits
-from tts.speech.output import AudioOutput
+from tts.speech.marks import MarkQueue
+from tts.speech.output import AudioOutput, Loudness
 from tts.speech.script import Pause, Step, Turn
 from tts.speech.types import (
     AudioChunk,
+    MarkTime,
     SegmentTime,
     SpeechRequest,
     SpeechTimings,
@@ -61,6 +63,7 @@ from tts.speech.types import (
     WordTimes,
 )
 from tts.speech.word_times import WordSpan, WordTimer
+from tts.text.markup.document import Mark
 from tts.text.segmenter import TextSegment
 from tts.voices.types import Voice, VoicePrompt
 
@@ -132,15 +135,8 @@ class SynthesisRun:
         self._max_audio_s = min(request.max_audio_s or math.inf, settings.max_audio_s)
         self._streaming, warnings = _streaming(request, settings, self._spec)
         self._audio_format = _audio_format(request, settings, self._spec)
-        self._output = AudioOutput(
-            self._spec.sample_rate,
-            self._audio_format,
-            speaking_rate=request.speaking_rate,
-            gain_db=request.gain_db,
-            trim_silence=request.trim_silence,
-            steady_loudness=settings.traits.steady_loudness,
-            watermark=settings.watermark,
-        )
+        self._output = _output(request, settings, self._spec, self._audio_format)
+        self._marks = MarkQueue()
         self._segment_codes: list[int] = []
         self._carry = request.carry
         self._is_fresh = True  # the next segment starts with the first chunk sizes
@@ -186,18 +182,45 @@ class SynthesisRun:
         self._carry, self._unsent_codes = None, 0
         self.restart()
 
-    async def perform(self, step: Step) -> AsyncGenerator[SpokenEvent, None]:
+    async def perform(self, step: Step) -> AsyncGenerator[SpokenEvent | MarkTime, None]:
         """Yield the events of a segment, or of what comes between two segments."""
         match step:
             case TextSegment():
-                events = self.speak(step)
+                events = self._speak_marked(step)
             case Turn():
                 events = self._begin(step)
             case Pause():
                 events = self._pause(step)
+            case Mark():
+                self._marks.add(step)
+                return
         async with aclosing(events):
             async for event in events:
                 yield event
+
+    async def _speak_marked(
+        self, segment: TextSegment
+    ) -> AsyncGenerator[SpokenEvent | MarkTime, None]:
+        """Yield a segment's events, and the marks in front of it and of its words."""
+        if segment.words:
+            for mark in self._marks.reached(self._output.end_s, segment.words[0].start):
+                yield mark
+        async with aclosing(self.speak(segment)) as events:
+            async for event in events:
+                if isinstance(event, WordTimes):
+                    for word in event.words:
+                        for mark in self._marks.reached(word.start_s, word.text_start):
+                            yield mark
+                    if self._request.timestamps is not TimestampGranularity.WORD:
+                        continue
+                yield event
+        for mark in self.last_marks():
+            yield mark
+
+    def last_marks(self) -> Iterator[MarkTime]:
+        """Yield the marks in front of the next audio; none if there is no more audio to come."""
+        if not self.is_exhausted:
+            yield from self._marks.reached(self._output.end_s)
 
     async def _begin(self, turn: Turn) -> AsyncGenerator[SpokenEvent, None]:
         """Begin a turn: a voice without history, or the same voice with another rate or gain."""
@@ -210,10 +233,12 @@ class SynthesisRun:
             for data in self._output.change(turn.speaking_rate, turn.gain_db):
                 yield self._chunk(data)
 
-    async def _pause(self, pause: Pause) -> AsyncGenerator[SpokenEvent, None]:
+    async def _pause(self, pause: Pause) -> AsyncGenerator[SpokenEvent | MarkTime, None]:
         """Yield silence, as far as the request's longest audio allows."""
         async for chunk in self.flush():
             yield chunk
+        for mark in self.last_marks():
+            yield mark
         self._spend(self._turn, 0.0)
         left_s = max(0.0, self._max_audio_s - self._spent_s)
         self._spend(self._turn, min(pause.seconds, left_s))
@@ -473,3 +498,24 @@ def _audio_format(
     except AudioFormatError as error:
         raise InvalidRequestError.of(f"{request.path}.audio_format", str(error)) from error
     return audio_format
+
+
+def _output(
+    request: SpeechRequest,
+    settings: SynthesisSettings,
+    spec: CodecSpec,
+    audio_format: AudioFormat,
+) -> AudioOutput:
+    """Return the output of a request."""
+    loudness = Loudness.STEADY if settings.traits.steady_loudness else Loudness.UNCHANGED
+    if request.markup is not None and request.markup.has_voices:
+        loudness = Loudness.MATCHED
+    return AudioOutput(
+        spec.sample_rate,
+        audio_format,
+        speaking_rate=request.speaking_rate,
+        gain_db=request.gain_db,
+        trim_silence=request.trim_silence,
+        loudness=loudness,
+        watermark=settings.watermark,
+    )

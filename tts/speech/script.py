@@ -1,11 +1,12 @@
-"""Script of a document: segments of its text, and the turns and pauses between them.
+"""Script of a document: segments of its text, and the turns, pauses and marks between them.
 
-Document → passages → Turn, TextSegment…, Pause, Turn, TextSegment…
+Document → passages → Turn, TextSegment…, Pause, Mark, Turn, TextSegment…
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,7 @@ from tts.text.markup.document import (
     MAX_WARNINGS,
     Break,
     Mark,
+    MarkKind,
     Part,
     Spoken,
     Style,
@@ -51,7 +53,8 @@ class Pause:
     end: int
 
 
-Step = TextSegment | Turn | Pause
+Step = TextSegment | Turn | Pause | Mark
+"""A mark stands in front of the segment with the word behind it, or of the pause, or at the end."""
 
 
 class ScriptWriter:
@@ -65,12 +68,18 @@ class ScriptWriter:
         cloner: VoiceCloner,
         check_phonemes: Callable[[str, str], str],
         options: Callable[[Voice, PassageText], TextOptions],
+        *,
+        has_word_times: bool,
     ) -> None:
-        """`voice`: that of text without one; `options`: how a passage is read in a voice."""
+        """`voice`: that of text without one; `options`: how a passage is read in a voice.
+
+        Without `has_word_times` a segment begins with each word behind a mark.
+        """
         assert request.markup is not None
         self._request, self._document, self._voice = request, request.markup, voice
         self._voices, self._cloner = voices, cloner
         self._check_phonemes, self._options = check_phonemes, options
+        self._ends_at_marks = not has_word_times
         self._num_segments = 0
         self.num_lost = 0  # letters that the model cannot read
         self.warnings = list(self._document.warnings)
@@ -82,23 +91,34 @@ class ScriptWriter:
         """
         steps: list[Step] = []
         parts = tuple(map(self._available, self._document.parts))
-        for found in passages_of(replace(self._document, parts=parts)):
-            if isinstance(found, Break):
-                steps.append(Pause(found.seconds, found.start, found.end))
-                continue
-            turn = await self._turn(found)
-            steps.append(turn)
-            for segment in self._segments(found, turn.voice):
-                steps.append(segment)
-                await asyncio.sleep(0)  # let other streams run
-            if steps[-1] is turn:  # white space or punctuation
-                steps.pop()
+        document = replace(self._document, parts=parts)
+        for found in passages_of(document, ends_at_marks=self._ends_at_marks):
+            match found:
+                case Break(seconds, start, end):
+                    steps.append(Pause(seconds, start, end))
+                case Mark():
+                    steps.append(found)
+                case Passage():
+                    steps += await self._steps(found)
         return steps
 
+    async def _steps(self, passage: Passage) -> list[Step]:
+        """Return the steps of a passage: marks alone if it is white space or punctuation."""
+        turn, marks = await self._turn(passage), deque(passage.marks)
+        steps: list[Step] = []
+        for segment in self._segments(passage, turn.voice):
+            if not steps:
+                steps.append(turn)
+            while marks and marks[0].start <= segment.words[-1].start:
+                steps.append(marks.popleft())
+            steps.append(segment)
+            await asyncio.sleep(0)  # let other streams run
+        return [*steps, *marks]
+
     def _available(self, part: Part) -> Part:
-        """Return a part without what is not available."""
-        if isinstance(part, Mark):
-            self._warn(part.start, "marks are not reported")
+        """Return a part without what is not available; the mark of a turn gets its voice's name."""
+        if isinstance(part, Mark) and part.kind is MarkKind.TURN:
+            return replace(part, name=self._request.cast.get(part.name, self._voice).name)
         if not isinstance(part, Spoken):
             return part
         if part.style.emphasis:
@@ -128,6 +148,8 @@ class ScriptWriter:
     async def _voice_of(self, style: Style, start: int) -> Voice:
         if not style.voice and not style.voice_language:
             return self._voice
+        if style.voice in self._request.cast:
+            return await self._cloner.ready(self._request.cast[style.voice])
         try:
             field = self._document.field
             voice = self._voices.choose(style.voice, style.voice_language, field)

@@ -32,6 +32,7 @@ from tts.speech.session import SessionTimes, StreamingSession
 from tts.speech.types import (
     AudioChunk,
     Done,
+    MarkTime,
     SegmentTime,
     SpeechEvent,
     SpeechRequest,
@@ -107,6 +108,8 @@ class Synthesizer:
                     yield chunk
         async for chunk in speech.finish():
             yield chunk
+        for mark in speech.last_marks():
+            yield mark
         if not speech.num_segments:
             speech.warn("the text holds nothing that can be spoken")
         speech.warn_of_lost(text.num_lost)
@@ -119,6 +122,7 @@ class Synthesizer:
         chunks: list[AudioChunk] = []
         words: list[WordTime] = []
         segments: list[SegmentTime] = []
+        marks: list[MarkTime] = []
         async with aclosing(self.stream(request)) as events:
             async for event in events:
                 match event:
@@ -131,11 +135,13 @@ class Synthesizer:
                         words += event.words
                     case SegmentTime():
                         segments.append(event)
+                    case MarkTime():
+                        marks.append(event)
                     case Done(result):
                         break
         assert started is not None
         audio = apply_patches(b"".join(data), result.header_patches)
-        found = tuple(chunks), result, tuple(words), tuple(segments)
+        found = tuple(chunks), result, tuple(words), tuple(segments), tuple(marks)
         return SynthesizedSpeech(audio, started, *found)
 
     def open_session(
@@ -157,7 +163,15 @@ class Synthesizer:
             return replace(found, phonemes=found.phonemes + text.phonemes)
 
         phonemes = self._prompts.phonemes
-        return ScriptWriter(request, voice, self.voices, self.cloner, phonemes, options)
+        return ScriptWriter(
+            request,
+            voice,
+            self.voices,
+            self.cloner,
+            phonemes,
+            options,
+            has_word_times=self.settings.aligner is not None,
+        )
 
     def _text_options(self, request: SpeechRequest, voice: Voice, field: str) -> TextOptions:
         path = f"{request.path}.pronunciations"
@@ -175,11 +189,14 @@ class Synthesizer:
         return options
 
     def _run(self, request: SpeechRequest, voice: Voice) -> SynthesisRun:
-        aligner = self._aligner() if request.timestamps is TimestampGranularity.WORD else None
+        has_words = request.timestamps is TimestampGranularity.WORD
+        has_marks = request.markup is not None and request.markup.has_marks
+        needs_times = has_words or (has_marks and self.settings.aligner is not None)
+        aligner = self._aligner() if needs_times else None
         return SynthesisRun(self._client, self._prompts, self.settings, request, voice, aligner)
 
     def _aligner(self) -> Aligner:
-        """Return the word aligner, which is loaded by the first request for word times."""
+        """Return the word aligner, which is loaded by the first request that needs it."""
         if self.settings.aligner is None:
             raise PreconditionError(
                 Precondition.WORD_TIMESTAMPS, "this model has no word timings; request segments"

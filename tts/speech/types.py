@@ -7,7 +7,7 @@ SpeechRequest → Started, AudioChunk…, Done             (and in a session: Fl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ from decoder import (
 from llm import FinishReason, SamplingParams
 from tts.errors import FieldViolation, InvalidRequestError
 from tts.text.clean import TextError, check_text
-from tts.text.markup.document import Document
+from tts.text.markup.document import Document, MarkKind
 from tts.text.segmenter import SegmentMode, TextNormalization
 from tts.voices.types import Voice
 
@@ -156,6 +156,7 @@ class SpeechRequest:
     text: str = ""
     markup: Document | None = None  # parts of `text`, if it is a source with markup
     voice: Voice | None = None  # None: the default voice
+    cast: Mapping[str, Voice] = field(default_factory=dict)  # voices that only `markup` names
     encoding: AudioEncoding | None = None  # None: the server's raw format
     sample_rate: int = 0  # Hz; 0 = the codec's rate, or the encoding's nearest
     speaking_rate: float = 1.0
@@ -267,6 +268,21 @@ class SegmentTime:
 
 
 @dataclass(frozen=True, slots=True)
+class MarkTime:
+    """Time of a mark, a sentence or a turn of a document: seconds from the start of the output.
+
+    It is where the audio behind the mark begins, or the end of the output if there is none.
+    `name` is that of a mark, or of a turn's voice; "" for a sentence.
+    """
+
+    kind: MarkKind
+    name: str
+    time_s: float
+    text_start: int  # Unicode code points into the whole input
+    text_end: int
+
+
+@dataclass(frozen=True, slots=True)
 class SpeechUsage:
     """Usage of a request."""
 
@@ -333,8 +349,9 @@ class SynthesizedSpeech:
     result: SynthesisResult
     words: tuple[WordTime, ...] = ()  # if requested
     segments: tuple[SegmentTime, ...] = ()  # if requested
+    marks: tuple[MarkTime, ...] = ()
 
 
 SpokenEvent = AudioChunk | WordTimes | SegmentTime
-SpeechEvent = Started | SpokenEvent | Done
+SpeechEvent = Started | SpokenEvent | MarkTime | Done
 SessionEvent = Started | SpokenEvent | FlushDone | UtteranceCancelled | Done

@@ -53,6 +53,13 @@ class PronunciationAlphabet(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PRONUNCIATION_ALPHABET_UNSPECIFIED: _ClassVar[PronunciationAlphabet]
     PRONUNCIATION_ALPHABET_IPA: _ClassVar[PronunciationAlphabet]
+
+class MarkKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MARK_KIND_UNSPECIFIED: _ClassVar[MarkKind]
+    MARK_KIND_MARK: _ClassVar[MarkKind]
+    MARK_KIND_SENTENCE: _ClassVar[MarkKind]
+    MARK_KIND_TURN: _ClassVar[MarkKind]
 AUDIO_ENCODING_UNSPECIFIED: AudioEncoding
 AUDIO_ENCODING_PCM_S16LE: AudioEncoding
 AUDIO_ENCODING_PCM_F32LE: AudioEncoding
@@ -78,6 +85,10 @@ SEGMENT_MODE_SENTENCE: SegmentMode
 SEGMENT_MODE_CLAUSE: SegmentMode
 PRONUNCIATION_ALPHABET_UNSPECIFIED: PronunciationAlphabet
 PRONUNCIATION_ALPHABET_IPA: PronunciationAlphabet
+MARK_KIND_UNSPECIFIED: MarkKind
+MARK_KIND_MARK: MarkKind
+MARK_KIND_SENTENCE: MarkKind
+MARK_KIND_TURN: MarkKind
 
 class AudioFormat(_message.Message):
     __slots__ = ("encoding", "sample_rate_hertz", "channel_count")
@@ -183,17 +194,35 @@ class SynthesisConfig(_message.Message):
     stream_token_offset: int
     def __init__(self, model: _Optional[str] = ..., voice: _Optional[_Union[VoiceSelection, _Mapping]] = ..., audio_format: _Optional[_Union[AudioFormat, _Mapping]] = ..., speaking_rate: _Optional[float] = ..., volume_gain_db: _Optional[float] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., chunking: _Optional[_Union[ChunkingConfig, _Mapping]] = ..., timestamps: _Optional[_Union[TimestampGranularity, str]] = ..., text_normalization: _Optional[_Union[TextNormalization, str]] = ..., segment_mode: _Optional[_Union[SegmentMode, str]] = ..., pronunciations: _Optional[_Iterable[_Union[Pronunciation, _Mapping]]] = ..., instructions: _Optional[str] = ..., max_audio_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., buffer_speech_tokens: _Optional[_Union[SpeechTokens, _Mapping]] = ..., trim_silence: _Optional[bool] = ..., lora: _Optional[str] = ..., stream_token_offset: _Optional[int] = ...) -> None: ...
 
+class Dialogue(_message.Message):
+    __slots__ = ("turns", "pause")
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    turns: _containers.RepeatedCompositeFieldContainer[DialogueTurn]
+    pause: _duration_pb2.Duration
+    def __init__(self, turns: _Optional[_Iterable[_Union[DialogueTurn, _Mapping]]] = ..., pause: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class DialogueTurn(_message.Message):
+    __slots__ = ("voice", "text")
+    VOICE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    voice: VoiceSelection
+    text: str
+    def __init__(self, voice: _Optional[_Union[VoiceSelection, _Mapping]] = ..., text: _Optional[str] = ...) -> None: ...
+
 class SynthesisInput(_message.Message):
-    __slots__ = ("text", "ssml", "tags", "lenient")
+    __slots__ = ("text", "ssml", "tags", "dialogue", "lenient")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     SSML_FIELD_NUMBER: _ClassVar[int]
     TAGS_FIELD_NUMBER: _ClassVar[int]
+    DIALOGUE_FIELD_NUMBER: _ClassVar[int]
     LENIENT_FIELD_NUMBER: _ClassVar[int]
     text: str
     ssml: str
     tags: str
+    dialogue: Dialogue
     lenient: bool
-    def __init__(self, text: _Optional[str] = ..., ssml: _Optional[str] = ..., tags: _Optional[str] = ..., lenient: _Optional[bool] = ...) -> None: ...
+    def __init__(self, text: _Optional[str] = ..., ssml: _Optional[str] = ..., tags: _Optional[str] = ..., dialogue: _Optional[_Union[Dialogue, _Mapping]] = ..., lenient: _Optional[bool] = ...) -> None: ...
 
 class SynthesizeRequest(_message.Message):
     __slots__ = ("config", "input")
@@ -204,18 +233,20 @@ class SynthesizeRequest(_message.Message):
     def __init__(self, config: _Optional[_Union[SynthesisConfig, _Mapping]] = ..., input: _Optional[_Union[SynthesisInput, _Mapping]] = ...) -> None: ...
 
 class SynthesizeResponse(_message.Message):
-    __slots__ = ("audio", "started", "words", "done", "segments")
+    __slots__ = ("audio", "started", "words", "done", "segments", "marks")
     AUDIO_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     WORDS_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
     audio: bytes
     started: SynthesisStarted
     words: _containers.RepeatedCompositeFieldContainer[WordTiming]
     done: SynthesisDone
     segments: _containers.RepeatedCompositeFieldContainer[SegmentTiming]
-    def __init__(self, audio: _Optional[bytes] = ..., started: _Optional[_Union[SynthesisStarted, _Mapping]] = ..., words: _Optional[_Iterable[_Union[WordTiming, _Mapping]]] = ..., done: _Optional[_Union[SynthesisDone, _Mapping]] = ..., segments: _Optional[_Iterable[_Union[SegmentTiming, _Mapping]]] = ...) -> None: ...
+    marks: _containers.RepeatedCompositeFieldContainer[MarkTiming]
+    def __init__(self, audio: _Optional[bytes] = ..., started: _Optional[_Union[SynthesisStarted, _Mapping]] = ..., words: _Optional[_Iterable[_Union[WordTiming, _Mapping]]] = ..., done: _Optional[_Union[SynthesisDone, _Mapping]] = ..., segments: _Optional[_Iterable[_Union[SegmentTiming, _Mapping]]] = ..., marks: _Optional[_Iterable[_Union[MarkTiming, _Mapping]]] = ...) -> None: ...
 
 class SynthesizeStreamRequest(_message.Message):
     __slots__ = ("config", "input")
@@ -226,18 +257,20 @@ class SynthesizeStreamRequest(_message.Message):
     def __init__(self, config: _Optional[_Union[SynthesisConfig, _Mapping]] = ..., input: _Optional[_Union[SynthesisInput, _Mapping]] = ...) -> None: ...
 
 class SynthesizeStreamResponse(_message.Message):
-    __slots__ = ("started", "audio", "words", "done", "segment")
+    __slots__ = ("started", "audio", "words", "done", "segment", "mark")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FIELD_NUMBER: _ClassVar[int]
     WORDS_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
     started: SynthesisStarted
     audio: AudioChunk
     words: WordTimings
     done: SynthesisDone
     segment: SegmentTiming
-    def __init__(self, started: _Optional[_Union[SynthesisStarted, _Mapping]] = ..., audio: _Optional[_Union[AudioChunk, _Mapping]] = ..., words: _Optional[_Union[WordTimings, _Mapping]] = ..., done: _Optional[_Union[SynthesisDone, _Mapping]] = ..., segment: _Optional[_Union[SegmentTiming, _Mapping]] = ...) -> None: ...
+    mark: MarkTiming
+    def __init__(self, started: _Optional[_Union[SynthesisStarted, _Mapping]] = ..., audio: _Optional[_Union[AudioChunk, _Mapping]] = ..., words: _Optional[_Union[WordTimings, _Mapping]] = ..., done: _Optional[_Union[SynthesisDone, _Mapping]] = ..., segment: _Optional[_Union[SegmentTiming, _Mapping]] = ..., mark: _Optional[_Union[MarkTiming, _Mapping]] = ...) -> None: ...
 
 class Flush(_message.Message):
     __slots__ = ("flush_id",)
@@ -360,6 +393,20 @@ class SegmentTiming(_message.Message):
     text_start: int
     text_end: int
     def __init__(self, segment_index: _Optional[int] = ..., start: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., end: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., text_start: _Optional[int] = ..., text_end: _Optional[int] = ...) -> None: ...
+
+class MarkTiming(_message.Message):
+    __slots__ = ("kind", "name", "time", "text_start", "text_end")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    TEXT_START_FIELD_NUMBER: _ClassVar[int]
+    TEXT_END_FIELD_NUMBER: _ClassVar[int]
+    kind: MarkKind
+    name: str
+    time: _duration_pb2.Duration
+    text_start: int
+    text_end: int
+    def __init__(self, kind: _Optional[_Union[MarkKind, str]] = ..., name: _Optional[str] = ..., time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., text_start: _Optional[int] = ..., text_end: _Optional[int] = ...) -> None: ...
 
 class FlushDone(_message.Message):
     __slots__ = ("flush_id", "sample_offset")

@@ -22,7 +22,7 @@ from tts.server.access import RETRY_S, AccessControl
 from tts.server.call import Call, CallError
 from tts.server.context import ServerContext
 from tts.server.speech_stats import note_event
-from tts.speech.types import SessionEvent
+from tts.speech.types import SessionEvent, SpeechEvent
 from tts.v1 import speech_pb2 as pb
 from tts.wyoming import wire
 from tts.wyoming.frames import BLOCK_BYTES, Event, EventReader
@@ -239,7 +239,9 @@ class Connection:
                 yield pb.StreamingSynthesizeRequest(text=text[start : start + longest])
                 await asyncio.sleep(0)  # let other streams run
 
-    async def _send_audio(self, call: Call, events: AsyncGenerator[SessionEvent, None]) -> None:
+    async def _send_audio(
+        self, call: Call, events: AsyncGenerator[SessionEvent | SpeechEvent, None]
+    ) -> None:
         async with self._host.enter(call), aclosing(events):
             async for event in events:
                 note_event(call, self._host.metrics, event)

@@ -22,7 +22,7 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from tts import __version__
 from tts.server.status import RpcStatus
 from tts.server.wire.common import Violations
-from tts.speech.types import AudioChunk, Done, SessionEvent, Started
+from tts.speech.types import AudioChunk, Done, SessionEvent, SpeechEvent, Started
 from tts.v1 import speech_pb2 as pb
 from tts.voices.types import Voice
 from tts.wyoming.frames import convert, encode
@@ -118,7 +118,7 @@ def to_info(voices: Iterable[Voice], model: str) -> bytes:
     return encode("info", {"tts": [program], **others})
 
 
-def to_audio(event: SessionEvent, sample_rate: int) -> bytes:
+def to_audio(event: SessionEvent | SpeechEvent, sample_rate: int) -> bytes:
     """Return the event for the client; empty for what Wyoming has no event for.
 
     `sample_rate` is that of the output, in Hz.

@@ -1,4 +1,4 @@
-"""Removal of silence at the ends, and loudness over segments: independent of the division."""
+"""Removal of silence at the ends, loudness over segments: independent of the division."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder import LoudnessNormalizer, SilenceTrimmer
+from decoder import LevelMatcher, LoudnessNormalizer, SilenceTrimmer
 
 RATE = 16_000
 FRAME = 160  # of the trimmer
@@ -131,3 +131,63 @@ def test_how_segments_are_cut_changes_nothing(cuts: list[int]) -> None:
     whole = kept([[segment] for segment in segments])
     for expected, found in zip(whole, kept([pieces_of(s, cuts) for s in segments]), strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+def matched(segments: list[list[np.ndarray]]) -> np.ndarray:
+    matcher, out = LevelMatcher(RATE), []
+    for pieces in segments:
+        matcher.begin_segment()
+        out += [matcher.process(piece) for piece in pieces]
+    return np.concatenate([*out, matcher.finish()])
+
+
+@pytest.mark.parametrize("db", [-11.0, -3.0, 6.0, 11.0])
+@pytest.mark.parametrize("seconds", [0.5, 4.0])
+def test_another_voice_begins_at_the_level_of_the_first(db: float, seconds: float) -> None:
+    first, other = tone(1.0, 0.1), tone(seconds, 0.1 * 10 ** (db / 20))
+    found = matched([[first], [np.concatenate([silence(0.2), other])]])
+    np.testing.assert_array_equal(found[:RATE], first)
+    assert len(found) == RATE + 3200 + len(other)
+    spoken = found[RATE + 3200 :]
+    assert level_db(spoken) == pytest.approx(level_db(first), abs=0.2)
+    np.testing.assert_allclose(spoken, other * (spoken[100] / other[100]), atol=1e-5)  # no ramp
+
+
+def test_levels_change_by_twelve_decibels_at_most_and_never_clip() -> None:
+    quiet = tone(2.0, 0.01)
+    found = matched([[tone(1.0, 0.3)], [quiet]])[RATE:]
+    assert level_db(found) - level_db(quiet) == pytest.approx(12.0, abs=0.01)
+    loud = matched([[tone(1.0, 0.01)], [tone(2.0, 0.3)]])[RATE:]
+    assert level_db(loud) - level_db(tone(2.0, 0.3)) == pytest.approx(-12.0, abs=0.01)
+    spiky = tone(2.0, 0.1)
+    spiky[::1600] = 0.9
+    assert np.abs(matched([[tone(1.0, 0.5)], [spiky]])).max() <= 0.981
+
+
+def test_silence_is_no_level_and_stays_silent() -> None:
+    segments = [silence(1.0), tone(0.1, 0.3), tone(1.0, 0.1), silence(2.0)]
+    found = matched([[segment] for segment in segments])
+    np.testing.assert_array_equal(found, np.concatenate(segments))
+    assert len(matched([])) == 0
+
+
+def test_the_first_voice_is_not_delayed_and_others_are_by_the_measured_sound() -> None:
+    matcher = LevelMatcher(RATE)
+    assert len(matcher.process(tone(0.3))) == len(tone(0.3))
+    matcher.begin_segment()
+    assert len(matcher.process(tone(1.4))) == 0
+    assert len(matcher.process(tone(0.2))) == len(tone(1.6))
+    assert len(matcher.process(tone(0.1))) == len(tone(0.1))
+    matcher.begin_segment()
+    assert len(matcher.process(tone(0.5))) == 0
+    matcher.begin_segment()
+    assert len(matcher.process(tone(0.1))) == len(tone(0.5))
+
+
+@given(cuts=st.lists(st.integers(0, 2**20), max_size=12))
+@settings(max_examples=30)
+def test_how_voices_are_cut_changes_nothing(cuts: list[int]) -> None:
+    segments = [tone(0.5, 0.1), np.concatenate([silence(0.13), tone(2.7, 0.25)]), tone(0.2)]
+    expected = matched([[segment] for segment in segments])
+    found = matched([pieces_of(segment, cuts) for segment in segments])
+    np.testing.assert_array_equal(found, expected)

@@ -18,7 +18,7 @@ import soundfile
 import tts
 from llm import CheckpointError, ConfigError, EngineStoppedError, FinishReason
 from tests.fakes import wait_until_idle
-from tests.tts.serving import run, serving
+from tests.tts.serving import hum, run, serving, wav
 from tts.api.load import LIMITS, load, load_service
 from tts.api.running import RunningService
 from tts.api.suffixes import SUFFIXES
@@ -88,6 +88,69 @@ def test_segments_have_times(voice: LoadedVoice) -> None:
         "This is a test.",
     ]
     assert tuple(segment for part in parts for segment in part.segments) == whole.segments
+
+
+def test_marks_inside_a_sentence_have_the_times_of_words(voice: LoadedVoice) -> None:
+    source = (
+        "<speak><s>Go from <mark name='here'/> here, to <mark name='there'/>there!</s>"
+        "<mark name='end'/></speak>"
+    )
+    whole = voice.say(source, seed=7, markup="ssml")
+    parts = list(voice.stream(source, seed=7, markup="ssml", timestamps="word"))
+    words = {word.word: word.start_s for part in parts for word in part.words}
+    assert [(mark.kind.value, mark.name, mark.time_s) for mark in whole.marks] == [
+        ("sentence", "", 0.0),
+        ("mark", "here", words["here,"]),
+        ("mark", "there", words["there!"]),
+        ("mark", "end", whole.duration_s),
+    ]
+    assert 0 < words["here,"] < words["there!"] < whole.duration_s
+    assert tuple(mark for part in parts for mark in part.marks) == whole.marks
+    assert whole.words == ()
+    plain = voice.say("Go from here, to there!", seed=7)
+    assert np.array_equal(plain.samples, whole.samples)  # marks do not change the speech
+    with pytest.raises(InvalidRequestError, match="markup: 'html' must be one of 'ssml', 'tags'"):
+        voice.say(source, markup="html")  # type: ignore[arg-type]
+
+
+def level_db(samples: np.ndarray) -> float:
+    """Return the level of the parts of 20 ms that are not silent."""
+    frames = samples[: len(samples) // 480 * 480].reshape(-1, 480).astype(np.float64)
+    power = (frames**2).mean(1)
+    return float(10 * np.log10(power[power > 1e-3 * power.max()].mean()))
+
+
+def test_turns_of_a_dialogue_have_one_level(voice: LoadedVoice) -> None:
+    """Alone these voices differ by about 10 dB."""
+    turns = [
+        ("hazel", "Did the parcel arrive?"),
+        ("vera", "It did, I put it on the table."),
+        ("thea", "Then let us open it."),
+    ]
+    speech = voice.say(turns, seed=3, pause_s=0.25)
+    assert [mark.name for mark in speech.marks] == ["hazel", "vera", "thea"]
+    begins = [round(mark.time_s * speech.sample_rate) for mark in speech.marks]
+    ends = [begin - speech.sample_rate // 4 for begin in begins[1:]]
+    levels = [level_db(speech.samples[b:e]) for b, e in zip(begins, [*ends, None], strict=True)]
+    assert max(levels) - min(levels) < 2
+
+
+def test_a_clone_speaks_in_a_dialogue(tiny_checkpoint: Path) -> None:
+    with load(tiny_checkpoint) as tiny, load(tiny_checkpoint) as other:
+        clone = tiny.clone(wav(hum(1.5)), "hello there")
+        speech = tiny.say([(clone, "Hi."), ("owen", "Oh."), ("", "Ah.")], seed=1)
+        assert [mark.name for mark in speech.marks] == ["prompt", "owen", "hazel"]
+        parts = list(tiny.stream([(clone, "Hi."), ("owen", "Oh."), ("", "Ah.")], seed=1))
+        assert np.array_equal(np.concatenate([part.samples for part in parts]), speech.samples)
+        assert tuple(mark for part in parts for mark in part.marks) == speech.marks
+        with pytest.raises(InvalidRequestError, match=r"turns\[1\]\.voice: is a voice of another"):
+            tiny.say([("hazel", "Hi."), (other, "Oh.")])
+        with pytest.raises(InvalidRequestError, match=r"turns\[0\]\.text: is empty"):
+            tiny.say([("hazel", "")])
+        with pytest.raises(InvalidRequestError, match="markup: is for a text"):
+            tiny.say([("hazel", "Hi.")], markup="tags")
+        with pytest.raises(InvalidRequestError, match="pause_s: is for the turns"):
+            tiny.say("Hi.", pause_s=1.0)
 
 
 def test_truncation_is_reported(voice: LoadedVoice) -> None:

@@ -37,6 +37,9 @@ TLS = Path(__file__).parents[1] / "tls"
         (["hi", "--markup", "ssml", "--phonemes"], "no --phonemes, no --stream-stdin"),
         (["--markup", "tags", "--stream-stdin"], "no --phonemes, no --stream-stdin"),
         (["hi", "--markup", "html"], "invalid choice: 'html'"),
+        (["hi", "--script", "talk.txt"], "give the text once"),
+        (["--script", "talk.txt"], "cannot read talk.txt: No such file"),
+        (["--script", "talk.txt", "-v", "owen"], "--script has plain text and names its voices"),
         (["hi", "--ref-text", "a"], "--ref-text needs --ref-audio"),
         (["hi", "--ref-audio", "a.wav"], "cannot read a.wav"),
         (["hi", "--ref-audio", "a.wav", "--ref-text", "a"], "cannot read a.wav"),
@@ -105,6 +108,29 @@ def test_a_terminal_gets_no_audio_and_is_not_read() -> None:
     finally:
         os.close(master)
         os.close(terminal)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("", "talk.txt has no text"),
+        ("\n\nHello there.\n", "talk.txt, line 3: begins without a name; write NAME: text"),
+        ("hazel:\nowen: Hi.\n", "talk.txt, line 1: hazel has no text"),
+        ("hazel: Hi.\nowen:  \n", "talk.txt, line 2: owen has no text"),
+        ("http://host 12:30 a b: c", "talk.txt, line 1: begins without a name"),
+    ],
+)
+def test_a_wrong_line_of_a_script_is_named(
+    script: str,
+    words: str,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "talk.txt").write_text(script)
+    assert main(["--script", "talk.txt"]) == 2
+    assert words in error_line(capfd)
 
 
 # --- refused by the voice

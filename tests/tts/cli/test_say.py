@@ -63,12 +63,38 @@ def test_markup(say: Say, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert say(TEXT, "-o", plain, "--seed", "3") == 0
     assert say(f"{TEXT} [pause:1s]", "--markup", "tags", "-o", tags, "--seed", "3") == 0
     document = f"<speak>{TEXT}<break time='1s'/><mark name='end'/></speak>"
-    capfd.readouterr()
-    assert say(document, "--markup", "ssml", "-o", ssml, "--seed", "3") == 0
+    dated = tmp_path / "x.json"
+    markup = ["--markup", "ssml", "--timestamps", dated]
+    assert say(document, *markup, "-o", ssml, "--seed", "3") == 0
     assert frames_of(tags) == frames_of(ssml) == frames_of(plain) + bytes(2 * RATE)
-    assert "marks are not reported" in capfd.readouterr().err
+    (mark,) = json.loads(dated.read_text())["marks"]
+    assert (mark["kind"], mark["name"]) == ("mark", "end")
+    assert mark["time_s"] == pytest.approx(len(frames_of(ssml)) / 2 / RATE, abs=1e-6)
+    capfd.readouterr()
     assert say("hello", "--markup", "ssml", "-o", ssml) == 2
     assert "line 1, column 1: syntax error" in capfd.readouterr().err
+
+
+def test_a_script(say: Say, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script, out, dated = (tmp_path / name for name in ("talk.txt", "x.wav", "x.json"))
+    script.write_text("\ufeffHazel: Oh yes.\n\nowen:\n  Not yet.\n  At 12:30: no!\n", "utf-8")
+    assert say("--script", script, "-o", out, "--seed", "3", "--timestamps", dated) == 0
+    found = json.loads(dated.read_text())
+    assert [(mark["kind"], mark["name"]) for mark in found["marks"]] == [
+        ("turn", "hazel"),
+        ("turn", "owen"),
+    ]
+    texts = [" ".join(segment["text"].split()) for segment in found["segments"]]
+    assert texts == ["Oh yes.", "Not yet.", "At 12:30: no!"]
+    capfd.readouterr()
+    script.write_text("hazel: Oh yes.\n\nNemo: Not yet.\n")
+    assert say("--script", script, "-o", out) == 2
+    assert f"say: {script}, line 3: no voice 'nemo'; there are: edith, hazel" in (
+        capfd.readouterr().err
+    )
+    script.write_text("hazel: Oh yes.\nOwen: Not\0 yet.\n")
+    assert say("--script", script, "-o", out) == 2
+    assert f"say: {script}, line 2: control character" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", ["flac", "ogg", "opus", "mp3"])
@@ -245,6 +271,7 @@ def test_segments_grow_and_are_written() -> None:
         Segment(1, 1.25, 3661.001, 5, 11, ". Yes."),
     )
     assert json.loads(to_json(segments))["segments"][1]["end_s"] == 3661.001
+    assert "marks" not in json.loads(to_json(segments))
     assert to_srt(segments) == (
         "1\n00:00:00,000 --> 00:00:01,250\nOh no\n\n2\n00:00:01,250 --> 01:01:01,001\n. Yes.\n"
     )

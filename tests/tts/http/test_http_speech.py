@@ -199,6 +199,91 @@ def test_whole_speech_in_json(service: Service) -> None:
     run_with_http(service, ask)
 
 
+def test_marks_are_events_and_in_json(service: Service) -> None:
+    source = "<speak><s>Hi.</s><break time='1s'/><mark name='end'/></speak>"
+    values = {"input": source, "markup": "ssml", "sample_rate": 16_000}
+
+    async def ask(served: HttpServing) -> None:
+        found = (await served.speak(stream_format="json", **values)).json()
+        end_s = len(base64.b64decode(found["audio"])) / 2 / 16_000
+        sentence, end = found["marks"]
+        assert sentence == {
+            "kind": "sentence",
+            "name": "",
+            "time": 0.0,
+            "text_start": source.index("Hi."),
+            "text_end": source.index("</s>"),
+        }
+        assert (end["kind"], end["name"]) == ("mark", "end")
+        assert end["time"] == pytest.approx(end_s, abs=1e-6)
+        events = events_of(await served.speak(stream_format="sse", **values))
+        marks = [event for event in events if event["type"] == "speech.audio.mark"]
+        assert marks == [{"type": "speech.audio.mark", **mark} for mark in found["marks"]]
+        plain = await served.speak(**values)
+        assert plain.content == base64.b64decode(found["audio"])
+
+    run_with_http(service, ask)
+
+
+def test_a_dialogue(service: Service) -> None:
+    hello, oh = {"voice": "hazel", "text": "Hi."}, {"voice": {"id": "owen"}, "text": "Oh."}
+    turns, rate = [hello, oh, {"text": "Ah."}], 16_000
+    values = {"turns": turns, "voice": "edith", "response_format": "pcm", "sample_rate": rate}
+
+    async def ask(served: HttpServing) -> None:
+        async def said(**more: Any) -> dict[str, Any]:
+            body = {"seed": 7, "stream_format": "json", **values, **more}
+            found: dict[str, Any] = (await served.client.post(SPEECH, json=body)).json()
+            return found
+
+        usual, pausing = await said(), await said(pause=1.0)
+        assert [mark["name"] for mark in usual["marks"]] == ["hazel", "owen", "edith"]
+        assert {mark["kind"] for mark in usual["marks"]} == {"turn"}
+        more = len(base64.b64decode(pausing["audio"])) - len(base64.b64decode(usual["audio"]))
+        assert more == 2 * round(0.6 * rate) * 2
+        clip = base64.b64encode(wav(hum(1.5))).decode()
+        cloned = await said(turns=[{"ref_audio": clip, "ref_text": "hello", "text": "Hi."}, oh])
+        assert [mark["name"] for mark in cloned["marks"]] == ["prompt", "owen"]
+
+    run_with_http(service, ask)
+
+
+TURN = {"voice": "hazel", "text": "Hi."}
+
+
+@pytest.mark.parametrize(
+    ("values", "param"),
+    [
+        ({}, "input"),
+        ({"pause": 1.0, "input": "Hi."}, "pause"),
+        ({"turns": [TURN], "input": "Hi."}, "input"),
+        ({"turns": [TURN], "markup": "tags"}, "markup"),
+        ({"turns": []}, "turns"),
+        ({"turns": [TURN, {"text": ""}]}, "turns[1]"),
+        ({"turns": [TURN] * 1001}, "turns"),
+        ({"turns": [{"voice": "hazel"}]}, "turns"),
+        ({"turns": ["Hi."]}, "turns"),
+        ({"turns": [{"text": "Hi.", "voice": "../x"}]}, "turns[0]"),
+        ({"turns": [{"text": "Hi.", "ref_audio": "no base64!"}]}, "turns[0].ref_audio"),
+        ({"turns": [{"text": "Hi.", "ref_text": "alone"}]}, "turns[0].ref_text"),
+        ({"turns": [TURN], "pause": 11}, "pause"),
+        ({"turns": [TURN], "pause": 1e300}, "pause"),
+        ({"turns": [TURN], "pause": "long"}, "pause"),
+    ],
+)
+def test_wrong_dialogues_are_named_as_in_json(
+    service: Service, values: dict[str, Any], param: str
+) -> None:
+    async def ask(served: HttpServing) -> None:
+        response = await served.client.post(SPEECH, json=values)
+        assert response.status_code == 400
+        error = error_of(response)
+        assert error["param"] == param
+        assert error["message"].startswith(f"{param}: ")
+
+    run_with_http(service, ask)
+
+
 # --- refused requests
 
 

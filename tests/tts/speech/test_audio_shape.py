@@ -14,7 +14,7 @@ from decoder import AudioEncoding, AudioFormat, LoudnessNormalizer, SilenceTrimm
 from decoder.codecs.ramp import RampDecoder
 from tests.tts.ramp import RATE, SEEDED, RampClient, SpeechEvents, build, collect_speech, run
 from tts.engine.client import AudioBlock, SpeechJob
-from tts.speech.output import AudioOutput
+from tts.speech.output import AudioOutput, Loudness
 from tts.speech.synthesizer import Synthesizer
 from tts.speech.types import FlushDone, SpeechRequest
 
@@ -127,7 +127,8 @@ def test_16_bit_samples_equal_converted_floats(encoding: AudioEncoding) -> None:
         (AudioFormat(AudioEncoding.PCM_S16LE, 2 * RATE), {}),
         (AudioFormat(AudioEncoding.PCM_S16LE, RATE), {"gain_db": -3.0}),
         (AudioFormat(AudioEncoding.PCM_S16LE, RATE), {"trim_silence": True}),
-        (AudioFormat(AudioEncoding.PCM_S16LE, RATE), {"steady_loudness": True}),
+        (AudioFormat(AudioEncoding.PCM_S16LE, RATE), {"loudness": Loudness.STEADY}),
+        (AudioFormat(AudioEncoding.PCM_S16LE, RATE), {"loudness": Loudness.MATCHED}),
         (AudioFormat(AudioEncoding.PCM_S16LE, RATE), {"speaking_rate": 1.1}),
     ],
 )

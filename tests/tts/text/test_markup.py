@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from typing import Any
 from xml.sax.saxutils import escape
 
 import pytest
@@ -18,6 +19,8 @@ from tts.text.markup.document import (
     Break,
     Document,
     Mark,
+    MarkKind,
+    Part,
     Spoken,
     Style,
 )
@@ -86,7 +89,9 @@ def test_a_document_of_googles_structure() -> None:
     assert spoken(document) == [*words, "Now!"]
     assert [p.seconds for p in document.parts if isinstance(p, Break)] == [3.0]
     (mark,) = (part for part in document.parts if isinstance(part, Mark))
-    assert mark == Mark("end", GOOGLE.index("<mark"))
+    tag = '<mark name="end"/>'
+    start = GOOGLE.index(tag)
+    assert mark == Mark(MarkKind.MARK, "end", start, start + len(tag))
     assert document.parts[-2] == Spoken(
         "Now!", GOOGLE.index("Now!"), GOOGLE.index("Now!") + 4, Style(emphasis="strong")
     )
@@ -109,6 +114,88 @@ def test_a_document_of_azures_structure() -> None:
     assert hello.style.rate == pytest.approx(1.3)
     assert hello.style.gain_db == pytest.approx(-6.02, abs=0.01)
     assert [p.seconds for p in document.parts if isinstance(p, Break)] == [0.75]
+
+
+@pytest.mark.parametrize(
+    ("inside", "found"),
+    [
+        # the recommendation: two marks in a sentence, structure, a sub, a nested emphasis
+        (
+            "Walk from <mark name='a'/> here to <mark name='b'/> there.",
+            ["Walk from ", ("mark", "a"), " here to ", ("mark", "b"), " there."],
+        ),
+        (
+            "<p><s>First one.</s><s>Then two.</s></p>",
+            ["¶", "|", ("sentence", ""), "First one.", *"||", ("sentence", ""), "Then two.", *"|¶"],
+        ),
+        ("<sub alias='World Wide Web Consortium'>W3C</sub>", ["World Wide Web Consortium"]),
+        (
+            "A <emphasis> big </emphasis> car, a <emphasis level='strong'> huge </emphasis> bill",
+            ["A ", " big ", " car, a ", " huge ", " bill"],
+        ),
+        ("Breathe <break/> and press <break time='3s'/>", ["Breathe ", 0.75, " and press ", 3.0]),
+        ("Wait. <break strength='weak'/> Now.", ["Wait. ", 0.5, " Now."]),
+        (
+            "It is <prosody rate='-10%'>exactly</prosody> <say-as interpret-as='currency'>$45.20"
+            "</say-as>",
+            ["It is ", "exactly", " ", "forty-five dollars and twenty cents"],
+        ),
+        ("<lang xml:lang='ja'>Totoro</lang> again", ["Totoro", " again"]),
+        # Google: a mark in front of a word, numbers, times, units, paragraphs with a break
+        ("Look <mark name='now'/>there.", ["Look ", ("mark", "now"), "there."]),
+        ("<say-as interpret-as='fraction'>5+1/2</say-as>", ["five and a half"]),
+        ("<say-as interpret-as='unit'>10 foot</say-as>", ["ten foot"]),
+        ("<say-as interpret-as='time' format='hms12'>2:30pm</say-as>", ["two thirty P M"]),
+        (
+            "<say-as interpret-as='date' format='yyyymmdd' detail='1'>1960-09-10</say-as>",
+            ["September tenth, nineteen sixty"],
+        ),
+        ("<say-as interpret-as='bleep'>word</say-as>", ["beep"]),
+        ("<prosody rate='slow' volume='loud'>You can hear me?</prosody>", ["You can hear me?"]),
+        ("<voice language='fr-FR' gender='female'>Bonjour</voice>", ["Bonjour"]),
+        # Amazon: a mark with words around it, a strong pause, letters, an address
+        (
+            "She had a <mark name='animal'/>small lamb.",
+            ["She had a ", ("mark", "animal"), "small lamb."],
+        ),
+        ("One. <break strength='x-strong'/>Two.", ["One. ", 1.25, "Two."]),
+        ("The element is <sub alias='mercury'>Hg</sub>.", ["The element is ", "mercury", "."]),
+        ("Spell <say-as interpret-as='characters'>hi</say-as>", ["Spell ", "H I"]),
+        ("I <w role='amazon:VBD'>read</w> it.", ["I ", "read", " it."]),
+        # Azure: voices in turns, breaks by time, an address, a style for a sentence
+        (
+            "<voice name='a'><s>Hello.</s></voice><voice name='b'>Good bye.</voice>",
+            ["|", ("sentence", ""), "Hello.", "|", "Good bye."],
+        ),
+        ("Welcome <break time='750ms'/> to us", ["Welcome ", 0.75, " to us"]),
+    ],
+)
+def test_examples_of_the_recommendation_and_of_services(inside: str, found: list[Any]) -> None:
+    """Structures that their documentation shows, with other words."""
+    assert [shown(part) for part in ssml(inside).parts] == found
+
+
+def shown(part: Part) -> Any:
+    match part:
+        case Spoken(text):
+            return text
+        case Break(seconds):
+            return seconds
+        case Mark(kind, name):
+            return kind.value, name
+        case Border(is_paragraph=is_paragraph):
+            return "¶" if is_paragraph else "|"
+
+
+def test_marks_have_the_range_of_their_tag_or_sentence() -> None:
+    source = "<speak><s a:b='>'>One <mark name='a>b'/>two.</s><s/><s>three</s></speak>"
+    marks = [part for part in read_ssml(source).parts if isinstance(part, Mark)]
+    assert [(m.name, source[m.start : m.end]) for m in marks] == [
+        ("", "One <mark name='a>b'/>two."),
+        ("a>b", "<mark name='a>b'/>"),
+        ("", ""),
+        ("", "three"),
+    ]
 
 
 def test_positions_are_those_of_the_source() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tts.errors import InvalidRequestError
-from tts.text.markup.document import Break, Document, Style
+from tts.text.markup.document import Break, Document, Mark, Style
 from tts.text.markup.passages import Passage, PassageText, passages_of
 from tts.text.markup.ssml import read_ssml
 from tts.text.markup.tags import read_tags
@@ -53,6 +53,54 @@ def test_passages_end_at_breaks_and_where_the_style_changes() -> None:
     assert texts == ["one two three", 0.75, "four five", " six"]
     assert isinstance(found[1], Break)
     assert [p.style.rate for p in passages(document)] == [1.0, 0.64, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("inside", "has_voices"),
+    [
+        ("one <voice name='a'>two</voice>", True),
+        ("<voice name='a'>one</voice> <voice name='b'>two</voice>", True),
+        ("<voice name='a'>one</voice>, <voice xml:lang='de'>two</voice>", True),
+        (" <voice name='a'>one</voice> <voice name='a'>two</voice>", False),
+        ("one <prosody rate='2'>two</prosody>", False),
+    ],
+)
+def test_a_document_knows_whether_several_voices_speak(inside: str, has_voices: bool) -> None:
+    assert read_ssml(f"<speak>{inside}</speak>").has_voices is has_voices
+
+
+MARKED = "One <mark name='a'/>two. Th<mark name='b'/>ree<mark name='c'/>, f<mark name='d'/>our"
+
+
+def test_marks_stay_in_a_passage() -> None:
+    (passage,) = passages_of(read_ssml(f"<speak>{MARKED}</speak>"))
+    assert isinstance(passage, Passage)
+    assert PassageText(passage).text == "One two. Three, four"
+    assert [mark.name for mark in passage.marks] == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("inside", "expected"),
+    [
+        (MARKED, ["One ", "a", "two. Three,", "b", "c", " four", "d"]),
+        ("<mark name='a'/>One<mark name='b'/>", ["a", "One", "b"]),
+        ("o<mark name='a'/>n<mark name='b'/>e two", ["one", "a", "b", " two"]),
+        ("One<mark name='a'/><break/>two", ["One", "a", 0.75, "two"]),
+        ("R<mark name='a'/>&amp;D<s>two</s>", ["R", "a", "&D\n\n", "", "two\n\n"]),
+        ("one<mark name='a'/><prosody rate='2'>two</prosody> three", ["one", "a", "two", " three"]),
+    ],
+)
+def test_a_passage_can_end_at_each_mark_but_in_no_word(inside: str, expected: list[object]) -> None:
+    found = []
+    for part in passages_of(read_ssml(f"<speak>{inside}</speak>"), ends_at_marks=True):
+        match part:
+            case Passage():
+                found.append(PassageText(part).text)
+            case Break(seconds):
+                found.append(seconds)
+            case Mark(name=name):
+                found.append(name)
+    assert found == expected
 
 
 def test_the_border_of_a_sentence_is_one_of_a_segment() -> None:

@@ -32,6 +32,7 @@ from tts.speech.types import (
     ChunkingOverrides,
     Done,
     FlushDone,
+    MarkTime,
     SegmentTime,
     SessionEvent,
     SpeechEvent,
@@ -44,7 +45,7 @@ from tts.speech.types import (
     WordTime,
     WordTimes,
 )
-from tts.text.markup.document import Document
+from tts.text.markup.document import Document, MarkKind
 from tts.text.markup.ssml import read_ssml
 from tts.text.markup.tags import read_tags
 from tts.text.segmenter import SegmentMode, TextNormalization
@@ -96,6 +97,11 @@ SEGMENT_MODES: Mapping[int, SegmentMode] = {
     pb.SEGMENT_MODE_NONE: SegmentMode.NONE,
     pb.SEGMENT_MODE_SENTENCE: SegmentMode.SENTENCE,
     pb.SEGMENT_MODE_CLAUSE: SegmentMode.CLAUSE,
+}
+MARK_KINDS: Mapping[MarkKind, pb.MarkKind] = {
+    MarkKind.MARK: pb.MARK_KIND_MARK,
+    MarkKind.SENTENCE: pb.MARK_KIND_SENTENCE,
+    MarkKind.TURN: pb.MARK_KIND_TURN,
 }
 ALPHABETS = {
     pb.PRONUNCIATION_ALPHABET_UNSPECIFIED: "letters",
@@ -382,6 +388,17 @@ def to_segment(segment: SegmentTime) -> pb.SegmentTiming:
     )
 
 
+def to_mark(mark: MarkTime) -> pb.MarkTiming:
+    """Return the message of a mark's time."""
+    return pb.MarkTiming(
+        kind=MARK_KINDS[mark.kind],
+        name=mark.name,
+        time=to_duration(mark.time_s),
+        text_start=mark.text_start,
+        text_end=mark.text_end,
+    )
+
+
 def to_usage(usage: SpeechUsage) -> common_pb2.Usage:
     """Return the message of a synthesis's usage."""
     return common_pb2.Usage(
@@ -418,7 +435,10 @@ def to_session_response(event: SessionEvent) -> pb.StreamingSynthesizeResponse:
 
 
 def to_fields(event: SpeechEvent) -> dict[str, Any]:
-    """Return the response field of an event by name; all response messages share these fields."""
+    """Return the response field of an event by name; the response messages share these fields.
+
+    A session has no marks.
+    """
     match event:
         case Started():
             return {"started": to_started(event)}
@@ -428,6 +448,8 @@ def to_fields(event: SpeechEvent) -> dict[str, Any]:
             return {"words": to_words(words)}
         case SegmentTime():
             return {"segment": to_segment(event)}
+        case MarkTime():
+            return {"mark": to_mark(event)}
         case Done(result):
             return {"done": to_done(result)}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 from tts.text.clean import TextError
@@ -66,12 +67,25 @@ class Break:
     end: int
 
 
+class MarkKind(Enum):
+    """Kind of a mark."""
+
+    MARK = "mark"  # of a document's author
+    SENTENCE = "sentence"
+    TURN = "turn"  # of a dialogue
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Named position between two words."""
+    """Place in front of a word, whose time is reported.
 
+    [start, end) of the source is the mark's tag, or the sentence or the turn that begins.
+    """
+
+    kind: MarkKind
     name: str
     start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +128,17 @@ class Document:
     def text(self) -> str:
         """All text that is spoken."""
         return "".join(part.text for part in self.parts if isinstance(part, Spoken))
+
+    @property
+    def has_voices(self) -> bool:
+        """Whether several voices speak."""
+        styles = [p.style for p in self.parts if isinstance(p, Spoken) and not p.text.isspace()]
+        return len({(style.voice, style.voice_language) for style in styles}) > 1
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether there are marks that may be inside of a sentence."""
+        return any(isinstance(p, Mark) and p.kind is MarkKind.MARK for p in self.parts)
 
 
 def _continues(last: Part, part: Part) -> bool:

@@ -2,46 +2,109 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import TypeGuard
 
-from tts.text.markup.document import Border, Break, Document, Spoken, Style
+from tts.text.markup.document import Border, Break, Document, Mark, Part, Spoken, Style
 from tts.text.segmenter import FIRST_PLACE, PLACES, SpokenWord, TextSegment, phrase_of_place
 
 BORDER = "\n\n"  # the segmenter ends a sentence here
+_SPACE = re.compile(r"\s")
 _REPLACEMENT = "\ufffd"  # instead of letters that would stand for phonemes
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Adjacent pieces of one style."""
+    """Adjacent pieces of one style, and the marks among them or behind the last."""
 
     style: Style
     pieces: tuple[Spoken, ...]
+    marks: tuple[Mark, ...] = ()
 
 
-def passages_of(document: Document) -> Iterator[Passage | Break]:
-    """Yield the passages and the breaks of a document, in order."""
+def passages_of(
+    document: Document, *, ends_at_marks: bool = False
+) -> Iterator[Passage | Break | Mark]:
+    """Yield the passages, the breaks and the marks outside of passages, in order.
+
+    With `ends_at_marks` no passage has a mark: it ends in front of the word behind the mark.
+    """
     pieces: list[Spoken] = []
-    for part in document.parts:
+    marks: list[Mark] = []
+    for part in between_words(document.parts) if ends_at_marks else document.parts:
+        if pieces and _ends_passage(pieces[0].style, part, ends_at_marks=ends_at_marks):
+            yield Passage(pieces[0].style, tuple(pieces), tuple(marks))
+            pieces, marks = [], []
         match part:
             case Spoken():
-                is_space = part.text.isspace()
-                if pieces and not is_space and _is_turn(pieces[0].style, part.style):
-                    yield Passage(pieces[0].style, tuple(pieces))
-                    pieces = []
                 pieces.append(part)
             case Border(start) if pieces:
                 pieces.append(Spoken(BORDER, start, start, pieces[-1].style))
+            case Mark() if pieces:
+                marks.append(part)
+            case Mark():
+                yield part
             case Break(seconds) if seconds:
-                if pieces:
-                    yield Passage(pieces[0].style, tuple(pieces))
-                    pieces = []
                 yield part
     if pieces:
-        yield Passage(pieces[0].style, tuple(pieces))
+        yield Passage(pieces[0].style, tuple(pieces), tuple(marks))
+
+
+def _ends_passage(style: Style, part: Part, *, ends_at_marks: bool) -> bool:
+    match part:
+        case Spoken():
+            return not part.text.isspace() and _is_turn(style, part.style)
+        case Mark():
+            return ends_at_marks
+        case Break(seconds):
+            return seconds > 0
+        case _:
+            return False
+
+
+def between_words(parts: Iterable[Part]) -> Iterator[Part]:
+    """Yield the parts with each mark inside of a word behind the word."""
+    held: list[Mark] = []
+    word: Spoken | None = None  # has a word at its end, unless a space follows
+    for part in parts:
+        if isinstance(part, Mark) and word is not None:
+            held.append(part)
+            continue
+        following = part
+        if held and word is not None and _continues(part, word):
+            rest, following = _cut_at_space(part)
+            if rest.text:
+                yield rest
+            if not following.text:
+                continue
+        yield from held
+        held = []
+        yield following
+        word = following if _ends_in_word(following) else None
+    yield from held
+
+
+def _ends_in_word(part: Part) -> TypeGuard[Spoken]:
+    return isinstance(part, Spoken) and not part.text[-1:].isspace()
+
+
+def _continues(part: Part, before: Spoken) -> TypeGuard[Spoken]:
+    """Return whether a part may hold the rest of a word."""
+    return isinstance(part, Spoken) and part.is_literal and not _is_turn(before.style, part.style)
+
+
+def _cut_at_space(piece: Spoken) -> tuple[Spoken, Spoken]:
+    """Return a literal piece up to its first space, and what follows."""
+    space = _SPACE.search(piece.text)
+    end = space.start() if space else len(piece.text)
+    return (
+        replace(piece, text=piece.text[:end], end=piece.start + end),
+        replace(piece, text=piece.text[end:], start=piece.start + end),
+    )
 
 
 def _is_turn(before: Style, after: Style) -> bool:

@@ -5,6 +5,7 @@ https://www.w3.org/TR/speech-synthesis11/
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -20,6 +21,7 @@ from tts.text.markup.document import (
     Break,
     Document,
     Mark,
+    MarkKind,
     Part,
     Spoken,
     Style,
@@ -64,6 +66,7 @@ UNAVAILABLE = ("contour", "range", "duration")  # of `prosody`
 BORDERS = {"p": True, "s": False}
 REPLACING = ("say-as", "sub", "phoneme")
 SILENT = ("metadata", "meta", "desc")
+_TAG = re.compile(r"""<(?:[^>"']|"[^"]*"|'[^']*')*>""")  # a value may have a ">"
 _SPACES = str.maketrans(dict.fromkeys("\n\r\x85\u2028\u2029\f\v", " "))
 
 
@@ -81,13 +84,17 @@ def read_ssml(source: str, *, lenient: bool = False, field: str = "input.ssml") 
 
 @dataclass(frozen=True, slots=True)
 class _Element:
-    """Open element; `attributes` and `start` are those of its tag."""
+    """Open element; `attributes` and `start` are those of its tag.
+
+    `index`: that of the element's mark among the parts, if it is a sentence.
+    """
 
     name: str
     style: Style
     start: int
     attributes: Mapping[str, str]
     is_silent: bool
+    index: int = -1
 
 
 class _Reader:
@@ -173,6 +180,10 @@ class _Reader:
             self._check_attributes(element)
             if name in BORDERS:
                 self._parts.append(Border(start, BORDERS[name]))
+            if name == "s":
+                element = replace(element, index=len(self._parts))
+                inside = self._end_of_tag(start)
+                self._parts.append(Mark(MarkKind.SENTENCE, "", inside, inside))
             if name in self._handlers:
                 style = self._handlers[name](element) or style
             if name in REPLACING:
@@ -185,6 +196,10 @@ class _Reader:
             return
         if name in BORDERS:
             self._parts.append(Border(end, BORDERS[name]))
+        if element.index >= 0:
+            mark = self._parts[element.index]
+            assert isinstance(mark, Mark)
+            self._parts[element.index] = replace(mark, end=max(mark.start, end))
         if name in REPLACING:
             self._replace(element, self._source.find(">", end) + 1)
 
@@ -209,6 +224,11 @@ class _Reader:
         if source.startswith("\r\n", start):
             return start + 2
         return start + len(text)
+
+    def _end_of_tag(self, start: int) -> int:
+        """Return where the tag ends that begins at a position."""
+        found = _TAG.match(self._source, start)
+        return found.end() if found else start
 
     # --- checks
 
@@ -249,7 +269,7 @@ class _Reader:
         )
         if seconds > MAX_BREAK_S:
             self._warn(start, f"the break is shortened to {MAX_BREAK_S:g} s")
-        end = self._source.find(">", start) + 1
+        end = self._end_of_tag(start)
         self._parts.append(Break(min(seconds, MAX_BREAK_S), start, end))
 
     def _prosody(self, element: _Element) -> Style:
@@ -279,7 +299,8 @@ class _Reader:
         return replace(element.style, voice=names[0] if names else "", voice_language=language)
 
     def _mark(self, element: _Element) -> None:
-        self._parts.append(Mark(self._required(element, "name"), element.start))
+        start, name = element.start, self._required(element, "name")
+        self._parts.append(Mark(MarkKind.MARK, name, start, self._end_of_tag(start)))
 
     def _emphasis(self, element: _Element) -> Style:
         level = element.attributes.get("level", "moderate")
