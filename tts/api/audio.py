@@ -19,6 +19,7 @@ from llm import FinishReason
 from tts.api.suffixes import SUFFIXES
 from tts.errors import InvalidRequestError
 from tts.speech.types import SegmentTime, WordTime
+from tts.text.lexicon.entries import Pronunciation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +40,9 @@ class Speech:
     """When each word is spoken, with `timestamps="word"`."""
     segments: tuple[SegmentTime, ...] = ()
     """When each segment of the text is spoken, with `timestamps="segment"`."""
+    pronunciations: tuple[Pronunciation, ...] = ()
+    """Entries of the request, the voice and the lexicons that were applied, as the model read them:
+    in letters or in IPA."""
 
     @property
     def duration_s(self) -> float:
@@ -78,6 +82,8 @@ class SpeechPart:
     """Segments ended since the part before, with `timestamps="segment"`."""
     warnings: tuple[str, ...] = ()
     """Notes on what was left out or cut short, with the last part."""
+    pronunciations: tuple[Pronunciation, ...] = ()
+    """Entries of the request, the voice and the lexicons that were applied, with the last part."""
 
 
 def encoded(samples: np.ndarray, sample_rate: int, encoding: AudioEncoding) -> bytes:

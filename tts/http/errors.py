@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -43,6 +44,8 @@ STATUSES_BY_REASON: Mapping[str, int] = {
     "STORAGE_FULL": 507,
 }
 """HTTP statuses that are more exact than that of the gRPC code."""
+
+_INDEX = re.compile(r"(?<=pronunciations)\[\d+\]")
 
 Names = Mapping[str, str]
 """Paths of proto fields to the names of the same fields in JSON."""
@@ -85,9 +88,8 @@ def error_of(status: RpcStatus, names: Names) -> HttpError:
     for detail in status.details:
         match detail:
             case BadRequest(field_violations=found):
-                named = [(json_name(v.field, names), v.description) for v in found]
-                message = "; ".join(f"{name}: {text}" if name else text for name, text in named)
-                param = named[0][0] or None
+                param = json_name(found[0].field, names) or None
+                message = "; ".join(_line(v.field, v.description, names) for v in found)
             case ErrorInfo(reason=reason):
                 code = reason
             case RetryInfo(retry_delay=delay):
@@ -115,6 +117,12 @@ def json_name(path: str, names: Names) -> str:
             return names[outer]
         outer = outer[: max(outer.rfind("."), outer.rfind("["), 0)]
     return path
+
+
+def _line(path: str, problem: str, names: Names) -> str:
+    """Return a problem with the name of its field, and the index of an item in a list."""
+    name, index = json_name(path, names), _INDEX.search(path)
+    return f"{name}{index[0] if index else ''}: {problem}" if name else problem
 
 
 def raw_response(error: HttpError) -> bytes:
