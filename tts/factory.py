@@ -377,7 +377,7 @@ def _synthesizer(
 def _lexicons(
     config: AudioGenerationConfig, prompts: PromptBuilder, family: SpeechFamily
 ) -> WatchedLexicons | None:
-    """Return the configured lexicons. Raises LexiconError for a file that cannot be read."""
+    """Return the configured lexicons. Raises ConfigError for a file that cannot be read."""
     from tts.text.lexicon.files import load_lexicon
     from tts.text.lexicon.watched import WatchedLexicons
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from llm import StrictModel
+from llm import ConfigError, StrictModel
 from tests.fakes import build_tiny_checkpoint, tiny_config
 from tests.fuzz.base import Case, InvariantError, Target
 from tests.fuzz.mutation import changed_json, json_text, mutated
@@ -23,7 +23,7 @@ from tts.config.pipeline import AudioGenerationConfig, ServerConfig, load_config
 from tts.config.serve import WRONG_CONFIGURATION
 from tts.factory import connect_service, create_engine_client, open_checkpoint
 from tts.text.lexicon.entries import Pronunciation
-from tts.text.lexicon.files import LexiconError, check_lexicon
+from tts.text.lexicon.files import check_lexicon
 from tts.voices.registry import VoiceRegistry
 from tts.voices.types import Voice, VoicePrompt
 
@@ -143,7 +143,7 @@ class _Lexicons:
         self._path.write_bytes(mutated(chance.choice(LEXICONS), chance))
         try:
             check_lexicon(self._path)
-        except LexiconError as error:
+        except ConfigError as error:
             if not str(error).startswith(f"{self._path}:"):
                 raise InvariantError(f"no file in the message: {error}") from error
 

@@ -63,7 +63,7 @@ def parse_text(name: str, text: Any, field: FieldInfo) -> Any:
     """
     if isinstance(text, list):
         values = [parse_text(name, part, field) for part in text]
-        return values[0] if len(values) == 1 else [item for value in values for item in value]
+        return values[0] if len(values) == 1 else [item for value in values for item in value or ()]
     if not isinstance(text, str):
         return text
     kind = inner_type(field.annotation)

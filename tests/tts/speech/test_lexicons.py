@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from llm import ConfigError
 from tests.tts.ramp import SEEDED, RampClient, build, collect_speech, run
 from tts.errors import InvalidRequestError
 from tts.speech.synthesizer import Synthesizer
 from tts.speech.types import Done, SpeechRequest
 from tts.text.lexicon.entries import Alphabet, Pronunciation
-from tts.text.lexicon.files import LexiconError
 from tts.text.markup.tags import read_tags
 
 TEXT = "One tomato and SQL in New York."
@@ -118,5 +118,5 @@ def test_a_file_that_the_model_cannot_read_is_refused(
 ) -> None:
     path = tmp_path / "words.txt"
     path.write_text("one\tx\n\ntwo\t/t!/\n")
-    with pytest.raises(LexiconError, match=r"words\.txt:3: '!' is no sign"):
+    with pytest.raises(ConfigError, match=r"words\.txt:3: '!' is no sign"):
         build(client, tiny_checkpoint, [path])

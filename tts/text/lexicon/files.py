@@ -38,17 +38,13 @@ Entries = Iterator[tuple[int, Pronunciation]]
 """Entries with their lines, from 1."""
 
 
-class LexiconError(ConfigError):
-    """Error for a file of pronunciations; the message names the file and the line."""
-
-
 def load_lexicon(
     path: Path, adapt: Callable[[Pronunciation], Pronunciation], *, ascii_only: bool
 ) -> Lexicon:
     """Return the lexicon in a file. `adapt` returns an entry as the model reads it, or raises
     ValueError; `ascii_only`: as in the options of texts.
 
-    Raises LexiconError.
+    Raises ConfigError.
     """
     data = _read(path)
     line = 0
@@ -64,18 +60,18 @@ def load_lexicon(
 
     try:
         if data.lstrip().startswith(b"<"):
-            parser = _PlsParser(_decoded(data))
+            parser = _PlsParser(data, path)
             entries = parser.entries()
             return Lexicon.of(adapted(entries), ascii_only=ascii_only, language=parser.language)
-        return Lexicon.of(adapted(_lines(data)), ascii_only=ascii_only)
-    except _LineError as error:
-        raise LexiconError(f"{path}:{error.line}: {error}") from error
+        return Lexicon.of(adapted(_lines(data, path)), ascii_only=ascii_only)
+    except ConfigError:
+        raise
     except ValueError as error:
-        raise LexiconError(f"{path}:{line}: {error}") from error
+        raise _error(path, line, str(error)) from error
 
 
 def check_lexicon(path: Path) -> None:
-    """Raise LexiconError for a file that no model can read."""
+    """Raise ConfigError for a file that no model can read."""
     load_lexicon(path, _checked, ascii_only=False)
 
 
@@ -88,25 +84,24 @@ def _checked(entry: Pronunciation) -> Pronunciation:
     return entry
 
 
-class _LineError(ValueError):
-    """Error for a line that gave no entry."""
-
-    def __init__(self, line: int, problem: str) -> None:
-        super().__init__(problem)
-        self.line = line
+def _error(path: Path, line: int, problem: str) -> ConfigError:
+    return ConfigError(f"{path}:{line}: {problem}")
 
 
 def _read(path: Path) -> bytes:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # reading any other kind might never end
-            raise LexiconError(f"{path}: is not a file")
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        is_file = stat.S_ISREG(path.stat().st_mode)
+        data = b""
+        if is_file:  # reading any other kind might never end
+            with path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         reason = error.strerror if isinstance(error, OSError) else error
-        raise LexiconError(f"{path}: cannot be read: {reason}") from error
+        raise ConfigError(f"{path}: cannot be read: {reason}") from error
+    if not is_file:
+        raise ConfigError(f"{path}: is not a file")
     if len(data) > MAX_BYTES:
-        raise LexiconError(f"{path}: has more than {MAX_BYTES} bytes")
+        raise ConfigError(f"{path}: has more than {MAX_BYTES} bytes")
     return data.removeprefix(_BOM)
 
 
@@ -124,39 +119,40 @@ def _check(entry: Pronunciation) -> None:
 # --- lines
 
 
-def _lines(data: bytes) -> Entries:
+def _lines(data: bytes, path: Path) -> Entries:
     for number, raw in enumerate(BytesIO(data), start=1):
         if raw.startswith(_COMMENTS) or not raw.strip():
             continue
-        entry = _entry(_text_of(raw, number), number)
+        try:
+            entry = _entry(_text_of(raw))
+        except ValueError as error:
+            raise _error(path, number, str(error)) from error
         if entry is not None:
             yield number, entry
 
 
-def _text_of(raw: bytes, number: int) -> str:
+def _text_of(raw: bytes) -> str:
     if len(raw) > 16 * MAX_PHRASE_CHARACTERS:
-        raise _LineError(number, f"the line has {len(raw)} bytes")
+        raise ValueError(f"the line has {len(raw)} bytes")
     try:
         return raw.decode().strip()
     except UnicodeDecodeError as error:
         problem = f"byte {error.start + 1} of the line is not UTF-8; save the file as UTF-8"
-        raise _LineError(number, problem) from error
+        raise ValueError(problem) from error
 
 
-def _entry(line: str, number: int) -> Pronunciation | None:
+def _entry(line: str) -> Pronunciation | None:
     """Return the entry of a line; None for a second pronunciation of a word."""
     columns = [column.strip() for column in line.split("\t")]
     if len(columns) > 2:
-        raise _LineError(
-            number, f"has {len(columns)} columns; write a phrase, a tab, and its sound"
-        )
+        raise ValueError(f"has {len(columns)} columns; write a phrase, a tab, and its sound")
     if len(columns) == 2:
         return _of_columns(*columns)
     word, _, rest = line.partition(" ")
     phones = rest.partition(" #")[0].strip()  # a comment follows
     if not phones or not is_arpabet(f"{phones} AH0"):  # phones may be without a stress
         text = "write a phrase, a tab, and its respelling or /IPA/; or a word and its ARPAbet"
-        raise _LineError(number, text)
+        raise ValueError(text)
     if word.endswith(")") and _ALTERNATIVE.search(word):
         return None
     return Pronunciation(word.lower(), phones, Alphabet.ARPABET)  # capitals have no meaning
@@ -172,21 +168,11 @@ def _of_columns(phrase: str, spoken: str) -> Pronunciation:
 # --- XML
 
 
-def _decoded(data: bytes) -> bytes:
-    """Return the data. Raises _LineError for a byte that is not UTF-8."""
-    try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise _LineError(line, "is not UTF-8; save the file as UTF-8") from error
-    return data
-
-
 class _PlsParser:
     """Handlers of one parse. Elements of other namespaces are skipped."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
+    def __init__(self, data: bytes, path: Path) -> None:
+        self._data, self._path = data, path
         self.language = ""
         self._open: list[str] = []
         self._alphabets: list[str] = []  # of the open elements
@@ -205,15 +191,19 @@ class _PlsParser:
         parser.StartDoctypeDeclHandler = self._refuse_doctype
 
     def entries(self) -> Entries:
-        """Return all entries. Raises _LineError."""
+        """Return all entries. Raises ConfigError."""
         try:
+            self._data.decode()
             self._parser.Parse(self._data, True)
+        except UnicodeDecodeError as error:
+            line = self._data.count(b"\n", 0, error.start) + 1
+            raise _error(self._path, line, "is not UTF-8; save the file as UTF-8") from error
         except expat.ExpatError as error:
-            raise _LineError(error.lineno, expat.ErrorString(error.code)) from error
+            raise _error(self._path, error.lineno, expat.ErrorString(error.code)) from error
         return iter(self._entries)
 
-    def _error(self, problem: str) -> _LineError:
-        return _LineError(self._parser.CurrentLineNumber, problem)
+    def _error(self, problem: str) -> ConfigError:
+        return _error(self._path, self._parser.CurrentLineNumber, problem)
 
     def _refuse_doctype(self, *declaration: object) -> None:
         raise self._error("a DOCTYPE is not allowed; leave it out")

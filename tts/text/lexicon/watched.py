@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from llm import ConfigError
 from tts.text.lexicon.entries import Lexicon
-from tts.text.lexicon.files import LexiconError
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class WatchedLexicons:
     """
 
     def __init__(self, paths: Sequence[Path], read: Callable[[Path], Lexicon]) -> None:
-        """Raises LexiconError for a file that `read` refuses."""
+        """Raises ConfigError for a file that `read` refuses."""
         self._read = read
         self._marks = {path: _mark(path) for path in reversed(paths)}
         self._lexicons = {path: read(path) for path in self._marks}
@@ -57,7 +57,7 @@ class WatchedLexicons:
         for path in paths:
             try:
                 lexicon = self._read(path)
-            except LexiconError as error:
+            except ConfigError as error:
                 logger.warning("%s; the former lexicon stays in use", error)
             else:
                 self._lexicons[path] = lexicon

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from llm import ConfigError
 from tts.text.lexicon import files
 from tts.text.lexicon.entries import Alphabet, Lexicon, Pronunciation
-from tts.text.lexicon.files import LexiconError, check_lexicon, load_lexicon
+from tts.text.lexicon.files import check_lexicon, load_lexicon
 from tts.text.lexicon.watched import WatchedLexicons
 
 IPA, ARPABET = Alphabet.IPA, Alphabet.ARPABET
@@ -147,7 +148,7 @@ def test_errors_name_the_file_and_the_line(
 ) -> None:
     path = tmp_path / "words.txt"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
-    with pytest.raises(LexiconError) as caught:
+    with pytest.raises(ConfigError) as caught:
         check_lexicon(path)
     assert str(caught.value).startswith(f"{path}:{line}: ")
     assert message in str(caught.value)
@@ -156,7 +157,7 @@ def test_errors_name_the_file_and_the_line(
 def test_other_paths_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name, message in (("none", "cannot be read"), (".", "not a file"), ("pipe", "not a file")):
-        with pytest.raises(LexiconError, match=message):
+        with pytest.raises(ConfigError, match=message):
             check_lexicon(tmp_path / name)
 
 
@@ -166,10 +167,10 @@ def test_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind
     lines = "\n".join(f"w{n}\tx" for n in range(30))
     lexemes = "".join(f"<grapheme>w{n}</grapheme>" for n in range(30))
     text = lines if kind == "lines" else pls(f"<lexeme>{lexemes}<alias>x</alias></lexeme>")
-    with pytest.raises(LexiconError, match="a lexicon may have 20 entries, this is one more"):
+    with pytest.raises(ConfigError, match="a lexicon may have 20 entries, this is one more"):
         load(tmp_path, text)
     monkeypatch.setattr(files, "MAX_BYTES", 100)
-    with pytest.raises(LexiconError, match="has more than 100 bytes"):
+    with pytest.raises(ConfigError, match="has more than 100 bytes"):
         load(tmp_path, text)
 
 
