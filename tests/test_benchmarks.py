@@ -26,6 +26,7 @@ from benchmarks import (
     host,
     idle,
     ipc_latency,
+    lexicon,
     memory,
     prompts,
     sampling,
@@ -79,6 +80,7 @@ def test_each_command_has_a_main_and_a_place_in_the_documentation() -> None:
         "host",
         "idle",
         "kernels",
+        "lexicon",
         "memory",
         "path",
         "prompts",
@@ -96,6 +98,15 @@ def test_each_command_has_a_main_and_a_place_in_the_documentation() -> None:
         "watermark",
     }
     assert [name for name in commands if f"benchmarks.{name}" not in page] == []
+
+
+def test_a_lexicon_adds_to_the_first_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    lexicon.main(["--repeat", "1", "--largest", "10"])  # the status depends on the machine
+    names = [figure["name"] for figure in json.loads(capsys.readouterr().out)["figures"]]
+    assert names == [
+        "a sentence without a lexicon",
+        *(f"10 entries: {part}" for part in ("reading", "memory", "added to a sentence")),
+    ]
 
 
 # --- report

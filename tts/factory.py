@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from llm import (
 )
 from tts.checkpoint.files import load_eos_ids, load_sampling_defaults, read_json
 from tts.engine.client import EngineInfo
+from tts.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from decoder import AudioDecoder, CodecSpec, PromptAudioLimits
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from tts.families.prompt import PromptBuilder
     from tts.speech.run import SynthesisSettings
     from tts.speech.synthesizer import Synthesizer
+    from tts.text.lexicon.watched import WatchedLexicons
     from tts.voices.types import Voice
 
 logger = logging.getLogger(__name__)
@@ -364,17 +367,35 @@ def _synthesizer(
     limits = VoiceLimits(server.max_voices, server.max_voice_bytes) if server else None
     folder = (server.voice_folder if server else None) or parts.voice_folder
     voices = VoiceRegistry(own.voices, own.default, limits, folder, parts.info.voice_codec)
+    lexicons = _lexicons(parts.config, prompts, family)
+    synthesizer = Synthesizer(client, prompts, voices, settings, lexicons)
     for voice in own.voices:
-        if voice.clip is None:
-            _check_voice(parts.folder / family.traits.voices_file, prompts, voice)
-    return Synthesizer(client, prompts, voices, settings)
+        _check_voice(parts.folder / family.traits.voices_file, prompts, synthesizer, voice)
+    return synthesizer
 
 
-def _check_voice(path: Path, prompts: PromptBuilder, voice: Voice) -> None:
+def _lexicons(
+    config: AudioGenerationConfig, prompts: PromptBuilder, family: SpeechFamily
+) -> WatchedLexicons | None:
+    """Return the configured lexicons. Raises ConfigError for a file that cannot be read."""
+    from tts.text.lexicon.files import load_lexicon
+    from tts.text.lexicon.watched import WatchedLexicons
+
+    if not config.lexicon:
+        return None
+    read = partial(load_lexicon, adapt=prompts.pronounced, ascii_only=family.traits.ascii_only)
+    return WatchedLexicons(tuple(map(Path, config.lexicon)), read)
+
+
+def _check_voice(
+    path: Path, prompts: PromptBuilder, synthesizer: Synthesizer, voice: Voice
+) -> None:
     """Raise CheckpointError for a voice of the checkpoint that cannot be used."""
     try:
-        prompts.speech_prompt("", voice)
-    except RequestError as error:
+        synthesizer.read_pronunciations(voice.pronunciations, "pronunciations")
+        if voice.clip is None:
+            prompts.speech_prompt("", voice)
+    except (RequestError, InvalidRequestError) as error:
         raise CheckpointError(f"{path}: voice '{voice.name}': {error}") from error
 
 

@@ -100,6 +100,13 @@ def _add_voice(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--ref-text", default="", metavar="TEXT", help="transcript of it, which most models need"
     )
+    group.add_argument(
+        "--lexicon",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="file of pronunciations; give it again for more",
+    )
     group.add_argument("-r", "--rate", type=float, metavar="FACTOR", help="speed; 1 is normal")
     group.add_argument(
         "--seed", type=_integer(0, 2**64 - 1), metavar="N", help="same seed, same speech"

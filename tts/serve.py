@@ -31,6 +31,7 @@ from tts.config.serve import WRONG_CONFIGURATION, ServeConfig, refuse
 from tts.config.server import ServerConfig
 from tts.observe.exporter import metrics_folder
 from tts.observe.logs import configure_logging
+from tts.text.lexicon.files import check_lexicon
 
 PROGRAM = "python -m tts.serve"
 
@@ -61,6 +62,8 @@ def read_config(args: argparse.Namespace) -> ServeConfig:
     """
     model = config_from_args(AudioGenerationConfig, args, base=complete_values)
     model.resolve()  # which `defer_resolve` leaves to this command
+    for lexicon in model.lexicon:
+        check_lexicon(Path(lexicon))  # before a process starts
     return ServeConfig.of(model, config_from_args(ServerConfig, args))
 
 

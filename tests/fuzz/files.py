@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from llm import StrictModel
+from llm import ConfigError, StrictModel
 from tests.fakes import build_tiny_checkpoint, tiny_config
 from tests.fuzz.base import Case, InvariantError, Target
 from tests.fuzz.mutation import changed_json, json_text, mutated
@@ -22,6 +22,8 @@ from tests.tts.serving import hum, wav
 from tts.config.pipeline import AudioGenerationConfig, ServerConfig, load_config
 from tts.config.serve import WRONG_CONFIGURATION
 from tts.factory import connect_service, create_engine_client, open_checkpoint
+from tts.text.lexicon.entries import Pronunciation
+from tts.text.lexicon.files import check_lexicon
 from tts.voices.registry import VoiceRegistry
 from tts.voices.types import Voice, VoicePrompt
 
@@ -43,6 +45,14 @@ idle_timeout_s = 5.5
 chunk_size = [2, 4]
 model = {model_path = "x", device_specs = ["cpu"]}
 """
+LEXICONS = (
+    b"""<lexicon xmlns="http://www.w3.org/2005/01/pronunciation-lexicon" xml:lang="en">
+<lexeme><grapheme>SQL</grapheme><alias>sequel</alias></lexeme>
+<lexeme><grapheme>New York</grapheme><phoneme prefer="true">nu</phoneme></lexeme>
+</lexicon>""",
+    b";;; words\nTOMATO  T AH0 M EY1 T OW2\nTOMATO(2)  T AH0 M AA1 T OW2 # British\n",
+    "SQL\tsequel\nNguyễn\t/wɪn/\nGIF\tJH IH1 F\n# a comment\n".encode(),
+)
 CLASSES: tuple[type[StrictModel], ...] = (ServerConfig, AudioGenerationConfig)
 PARTS = ("codec", "chat template", "tensor", "voice", "family", "memory")  # these also name a file
 HEADER_BYTES = 400  # of weights, which begin with a table
@@ -108,7 +118,8 @@ class _Voices:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "voices"
         registry = VoiceRegistry((), "", folder=self._folder)
-        registry.create(Voice("good", "Good", ("en",), prompt=VoicePrompt((1, 2), "one two")))
+        prompt, said = VoicePrompt((1, 2), "one two"), (Pronunciation("SQL", "sequel"),)
+        registry.create(Voice("good", "Good", ("en",), prompt=prompt, pronunciations=said))
         self._whole = (self._folder / "good.json").read_bytes()
 
     def try_one(self, chance: Random) -> None:
@@ -120,6 +131,21 @@ class _Voices:
         registry.get("good").num_bytes  # noqa: B018 - it encodes the texts
         for voice in registry.voices("en"):
             voice.speaks("en-US")
+
+
+class _Lexicons:
+    """Files of pronunciations: read, or refused with the name of the file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "words.txt"
+
+    def try_one(self, chance: Random) -> None:
+        self._path.write_bytes(mutated(chance.choice(LEXICONS), chance))
+        try:
+            check_lexicon(self._path)
+        except ConfigError as error:
+            if not str(error).startswith(f"{self._path}:"):
+                raise InvariantError(f"no file in the message: {error}") from error
 
 
 class _Configurations:
@@ -154,7 +180,12 @@ def _settings(suffix: str, chance: Random) -> bytes:
 @contextmanager
 def _opened(folder: Path) -> Iterator[Case]:
     shutil.rmtree(folder / "tiny", ignore_errors=True)
-    parts = (_Checkpoints(folder / "tiny"), _Voices(folder), _Configurations(folder))
+    parts = (
+        _Checkpoints(folder / "tiny"),
+        _Voices(folder),
+        _Configurations(folder),
+        _Lexicons(folder),
+    )
     logging.disable(logging.WARNING)  # each damaged file is logged
     try:
         yield lambda chance: chance.choice(parts).try_one(chance)

@@ -18,6 +18,7 @@ from tts.errors import InvalidRequestError
 from tts.families.base import Checkpoint
 from tts.families.prompt import PromptBuilder
 from tts.families.registry import find_family
+from tts.text.lexicon.entries import Alphabet, Lexicon, Pronunciation
 from tts.text.segmenter import (
     WIDE_SIZE,
     SegmentMode,
@@ -114,13 +115,19 @@ def in_pieces(text: str, chance: Random) -> list[str]:
 
 
 def _options(chance: Random) -> TextOptions:
-    pairs = (("Dr.", "doctor"), ("Hello", "日本"), ("1", "uno"), ("é", "e"), ("s", "ess"))
+    entries = (
+        *(Pronunciation(*pair) for pair in (("Dr.", "doctor"), ("Hello", "日本"), ("é", "e"))),
+        *(Pronunciation(phrase, "ˈiː ə", Alphabet.IPA) for phrase in ("1", "s", "(a)", "e.g.")),
+    )
+    chosen, ascii_only = chance.sample(entries, chance.choice((0, 0, 2))), chance.random() < 0.5
+    any_case = chance.random() < 0.5
+    lexicons = (Lexicon.of(chosen, ascii_only=ascii_only, any_case=any_case),) * bool(chosen)
     return TextOptions(
         max_characters=chance.choice((1, 3, 20, 200, 1000)),
         mode=chance.choice(tuple(SegmentMode)),
         normalization=chance.choice(tuple(TextNormalization)),
-        pronunciations=tuple(chance.sample(pairs, chance.choice((0, 0, 2)))),
-        ascii_only=chance.random() < 0.5,
+        lexicons=lexicons,
+        ascii_only=ascii_only,
         tags=chance.choice(((), ("<laugh>",))),
     )
 

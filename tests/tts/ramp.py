@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +42,8 @@ from tts.speech.types import (
     Started,
     SynthesisResult,
 )
+from tts.text.lexicon.files import load_lexicon
+from tts.text.lexicon.watched import WatchedLexicons
 from tts.voices.registry import VoiceRegistry
 
 RATE = 16_000
@@ -81,7 +84,9 @@ def grouped(events: list[SpeechEvent]) -> SpeechEvents:
     return SpeechEvents(started, tuple(c for c in chunks if isinstance(c, AudioChunk)), done.result)
 
 
-def build(client: RampClient, folder: Path, **settings: Any) -> Synthesizer:
+def build(
+    client: RampClient, folder: Path, lexicons: Sequence[Path] = (), **settings: Any
+) -> Synthesizer:
     prompts = PromptBuilder.load(folder, client.codec)
     assert prompts.family is not None
     values: dict[str, Any] = {
@@ -95,6 +100,14 @@ def build(client: RampClient, folder: Path, **settings: Any) -> Synthesizer:
         prompts,
         VoiceRegistry.load(folder / "voices.json"),
         SynthesisSettings(**values),
+        WatchedLexicons(
+            lexicons,
+            partial(
+                load_lexicon,
+                adapt=prompts.pronounced,
+                ascii_only=prompts.family.traits.ascii_only,
+            ),
+        ),
     )
 
 

@@ -208,6 +208,18 @@ def test_configuration_errors_are_one_line(
     assert message in captured.err
 
 
+def test_a_broken_lexicon_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, path = tmp_path / "good.txt", tmp_path / "words.txt"
+    good.write_text("one\ttwo\n")
+    path.write_text("one\ttwo\nbroken\n")
+    assert serve.main(["--port=0", f"--lexicon={good}", f"--lexicon={path}"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"serve: {path}:2: write a phrase, a tab")
+    assert captured.err.count("\n") == 1
+    assert serve.main(["--port=0", f"--lexicon={tmp_path}"]) == 2
+    assert "is not a file" in capsys.readouterr().err
+
+
 def test_a_missing_checkpoint_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,7 @@ from llm import FinishReason
 from tts.api.suffixes import SUFFIXES
 from tts.errors import InvalidRequestError
 from tts.speech.types import MarkTime, SegmentTime, WordTime
+from tts.text.lexicon.entries import Pronunciation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +42,9 @@ class Speech:
     """When each segment of the text is spoken, with `timestamps="segment"`."""
     marks: tuple[MarkTime, ...] = ()
     """When each mark, sentence and turn begins, of markup and dialogues."""
+    pronunciations: tuple[Pronunciation, ...] = ()
+    """Entries of the request, the voice and the lexicons that were applied, as the model read them:
+    in letters or in IPA."""
 
     @property
     def duration_s(self) -> float:
@@ -82,6 +86,8 @@ class SpeechPart:
     """Marks, sentences and turns since the part before, of markup and dialogues."""
     warnings: tuple[str, ...] = ()
     """Notes on what was left out or cut short, with the last part."""
+    pronunciations: tuple[Pronunciation, ...] = ()
+    """Entries of the request, the voice and the lexicons that were applied, with the last part."""
 
 
 def encoded(samples: np.ndarray, sample_rate: int, encoding: AudioEncoding) -> bytes:

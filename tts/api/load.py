@@ -37,7 +37,8 @@ def load(model: str | Path = "", /, *, revision: str = "", **options: Any) -> Lo
     built-in English voice. `revision` is the hub's branch, tag or commit. `options` are the fields
     of `AudioGenerationConfig`, named as the flags of `tts.serve` (`family="orpheus"`,
     `max_batch_size=32`); a section is a dictionary, as in a configuration file
-    (`model={"device_specs": ["cpu"]}`). `SONANT_...` variables and `config_file=` count, too.
+    (`model={"device_specs": ["cpu"]}`). `lexicon` is a file of pronunciations, or several.
+    `SONANT_...` variables and `config_file=` count, too.
 
     Blocks until the model is loaded. Raises `ConfigError` for an option that does not exist or has
     a wrong value, `CheckpointError` for a checkpoint that cannot be used, `CapacityError` when it

@@ -15,6 +15,7 @@ from tts.speech.types import (
     SpeechRequest,
     TimestampGranularity,
 )
+from tts.text.lexicon.entries import Alphabet, Pronunciation
 from tts.text.markup.dialogue import DialogueTurn, read_dialogue
 from tts.text.markup.document import Document
 from tts.text.markup.ssml import read_ssml
@@ -57,9 +58,9 @@ class SpeechOptions(TypedDict, total=False):
     timestamps: Literal["segment", "word"]
     """Report when each segment of the text, or each word, is spoken."""
     pronunciations: Mapping[str, str]
-    """Phrase to a respelling in plain letters."""
+    """Phrase to a respelling in plain letters, before those of the voice and of the lexicons."""
     phonemes: Mapping[str, str]
-    """Phrase to its phonemes in IPA, for models that read them."""
+    """Phrase to its phonemes in IPA; a model that reads letters gets the nearest respelling."""
     chunk_size: Sequence[int]
     """Speech tokens per block of audio; the last size repeats."""
     buffer: int
@@ -114,8 +115,7 @@ class CheckedRequest:
             encoding=AudioEncoding.PCM_F32LE,
             sampling=SamplingOverrides(**_those(SAMPLING_FIELDS, given)),
             chunking=_chunking(options),
-            pronunciations=tuple(options.get("pronunciations", {}).items()),
-            phonemes=tuple(options.get("phonemes", {}).items()),
+            pronunciations=_pronunciations(options),
             timestamps=_choice(TimestampGranularity, "timestamps", level),
             **_those(REQUEST_FIELDS, given),
         )
@@ -138,6 +138,18 @@ def _text(text: str | Sequence[DialogueTurn], options: SpeechOptions) -> dict[st
         known = ", ".join(map(repr, MARKUP))
         raise InvalidRequestError.of("markup", f"{kind!r} must be one of {known}")
     return {"text": text, "markup": MARKUP[kind](text)}
+
+
+def _pronunciations(options: SpeechOptions) -> tuple[Pronunciation, ...]:
+    given = (
+        (options.get("pronunciations", {}), Alphabet.LETTERS),
+        (options.get("phonemes", {}), Alphabet.IPA),
+    )
+    return tuple(
+        Pronunciation(phrase, spoken, alphabet)
+        for pairs, alphabet in given
+        for phrase, spoken in pairs.items()
+    )
 
 
 def _chunking(options: SpeechOptions) -> ChunkingOverrides | None:

@@ -179,6 +179,7 @@ class LoadedVoice:
             words=found.words,
             segments=found.segments,
             marks=found.marks,
+            pronunciations=found.result.pronunciations,
         )
 
     def _stream(self, checked: CheckedRequest) -> Iterator[SpeechPart]:
@@ -219,10 +220,11 @@ class LoadedVoice:
                     case MarkTime():
                         span = event.text_start, event.text_end
                         yield SpeechPart(NO_SAMPLES, rate, offset, *span, marks=(event,))
-                    case Done(result) if result.warnings:
+                    case Done(result) if result.warnings or result.pronunciations:
                         span = len(checked.request.text), len(checked.request.text)
-                        warnings = result.warnings
-                        yield SpeechPart(NO_SAMPLES, rate, offset, *span, warnings=warnings)
+                        end = SpeechPart(NO_SAMPLES, rate, offset, *span)
+                        said = result.pronunciations
+                        yield replace(end, warnings=result.warnings, pronunciations=said)
 
     async def _clone(self, clip: str | Path | bytes, transcript: str) -> LoadedVoice:
         data = clip if isinstance(clip, bytes) else await asyncio.to_thread(Path(clip).read_bytes)

@@ -93,9 +93,10 @@ def load_model(model: ModelChoice) -> Service:
 
 def _values(model: ModelChoice) -> dict[str, Any]:
     """Return the given options as configuration values."""
-    marking = {"watermark": True} if model.watermark else {}
+    anyway = {"watermark": model.watermark, "lexicon": list(model.lexicon)}
+    always = {name: value for name, value in anyway.items() if value}
     if not model.name:
-        return marking
+        return always
     section = {"model_path": model.name, "huggingface_revision": model.revision or "main"}
     others = {
         "family": model.family,
@@ -104,7 +105,7 @@ def _values(model: ModelChoice) -> dict[str, Any]:
         "allow_pickle": model.allow_pickle,
     }
     given = {name: value for name, value in others.items() if value}
-    return {"model": section, **given, **marking}
+    return {"model": section, **given, **always}
 
 
 @contextmanager

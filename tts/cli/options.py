@@ -61,6 +61,7 @@ class ModelChoice:
     offline: bool = False
     allow_pickle: bool = False
     watermark: bool = False  # of the built-in voice, too
+    lexicon: tuple[str, ...] = ()  # files of pronunciations; of the built-in voice, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ def _check_together(args: argparse.Namespace) -> None:
         ),
         (
             args.phonemes and (_asks_for_sound(args) or args.stream_stdin),
-            "--phonemes prints text: no voice, no output file, no --stream-stdin",
+            "--phonemes prints text: no voice, no lexicon, no output file, no --stream-stdin",
         ),
         (
             bool(args.markup) and (args.phonemes or args.stream_stdin),
@@ -156,8 +157,9 @@ def _check_together(args: argparse.Namespace) -> None:
         (bool(args.ref_audio and args.voice), "give --voice or --ref-audio, not both"),
         (bool(args.server and args.model), "--model is for speaking without --server"),
         (bool(args.server and args.watermark), "--watermark is for speaking without --server"),
+        (bool(args.server and args.lexicon), "--lexicon is for speaking without --server"),
         (
-            not args.model and replace(_model(args), watermark=False) != ModelChoice(),
+            not args.model and replace(_model(args), watermark=False, lexicon=()) != ModelChoice(),
             "--revision, --family, --audio-decoder, --offline and --allow-pickle need --model",
         ),
         (not args.server and _asks_for_server(args), "--tls-* and --token need --server"),
@@ -182,11 +184,14 @@ def _model(args: argparse.Namespace) -> ModelChoice:
         offline=args.offline,
         allow_pickle=args.allow_pickle,
         watermark=args.watermark,
+        lexicon=tuple(args.lexicon),
     )
 
 
 def _asks_for_sound(args: argparse.Namespace) -> bool:
-    return bool(args.output or args.format or args.timestamps or args.voice or args.ref_audio)
+    return any(
+        (args.output, args.format, args.timestamps, args.voice, args.ref_audio, args.lexicon)
+    )
 
 
 def _asks_for_server(args: argparse.Namespace) -> bool:

@@ -55,6 +55,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "audio_decoder_weights",
             "audio_decoder_config",
             "watermark",
+            "lexicon",
             "chat_template",
             "custom_architectures",
             "run_model_test_mode",
@@ -179,6 +180,7 @@ METAVARS: Mapping[str, str] = MappingProxyType(
         "file": "PATH",
         "weights": "PATH",
         "level": "LEVEL",
+        "lexicon": "FILE",
         "blas": "BOOL",
         "kernels": "BOOL",
         "name": "NAME",
@@ -238,7 +240,8 @@ def _add_flag(
     if inner_type(field.annotation) is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, **shared)
     else:
-        group.add_argument(flag, metavar=_metavar(name, field), **shared)
+        action = "append" if get_origin(inner_type(field.annotation)) is list else "store"
+        group.add_argument(flag, action=action, metavar=_metavar(name, field), **shared)
 
 
 def is_refused(name: str, field: FieldInfo, model_class: type[BaseModel]) -> bool:

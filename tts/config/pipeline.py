@@ -130,6 +130,9 @@ class AudioGenerationConfig(PipelineConfig):
     watermark: bool = Field(
         default=False, description="mark all audio as generated (extra watermark)"
     )
+    lexicon: list[str] = Field(
+        default_factory=list, description="file of pronunciations; give the flag again for more"
+    )
     offline: bool = Field(default=False, description="download nothing; use earlier downloads")
     family: str = Field(
         default="", description="speech family of the checkpoint (default: by its files)"
@@ -154,6 +157,12 @@ class AudioGenerationConfig(PipelineConfig):
         if isinstance(value, list):
             return [_comma_ints(v)[0] if isinstance(v, str) else v for v in value]
         return value
+
+    @field_validator("lexicon", mode="before")
+    @classmethod
+    def _paths(cls, value: Any) -> Any:
+        given = [value] if isinstance(value, str | Path) else value
+        return list(map(str, given)) if isinstance(given, list | tuple) else given
 
     @classmethod
     def from_flags(
@@ -185,7 +194,7 @@ class AudioGenerationConfig(PipelineConfig):
         return super().take_plugin(entry)
 
     def resolve_own(self) -> None:
-        """Check that the decoder, its weights file and the watermark's packages exist."""
+        """Check that the decoder, its weights file, lexicons and the watermark's packages exist."""
         known = (AUTO_DECODER, *supported_decoders())
         if self.audio_decoder not in known and not Path(self.audio_decoder).is_dir():
             raise ConfigError(
@@ -194,6 +203,9 @@ class AudioGenerationConfig(PipelineConfig):
             )
         if self.audio_decoder_weights and not Path(self.audio_decoder_weights).is_file():
             raise ConfigError(f"audio_decoder_weights={self.audio_decoder_weights} is not a file")
+        for lexicon in self.lexicon:
+            if not Path(lexicon).is_file():
+                raise ConfigError(f"lexicon={lexicon} is not a file")
         if self.watermark:
             check_packages("watermark", "watermark", ("perth", "librosa"))
 

@@ -58,9 +58,12 @@ def is_section(kind: Any) -> TypeGuard[type[BaseModel]]:
 def parse_text(name: str, text: Any, field: FieldInfo) -> Any:
     """Convert the text of a flag or environment variable; numbers are left to the validation.
 
-    "none" is None for a field that can be None; lists are "a,b" or JSON; sections are JSON.
-    Raises `ConfigError` with the field's name for broken JSON.
+    "none" is None for a field that can be None; lists are "a,b" or JSON, also of a flag that is
+    repeated; sections are JSON. Raises `ConfigError` with the field's name for broken JSON.
     """
+    if isinstance(text, list):
+        values = [parse_text(name, part, field) for part in text]
+        return values[0] if len(values) == 1 else [item for value in values for item in value or ()]
     if not isinstance(text, str):
         return text
     kind = inner_type(field.annotation)

@@ -21,7 +21,7 @@ from llm import CheckpointError, RequestError, SamplingParams
 from tts.checkpoint.chat import ChatTemplate, load_chat_template
 from tts.checkpoint.files import load_sampling_defaults, load_speech_file, read_json
 from tts.checkpoint.tokenizer import TextTokenizer
-from tts.errors import Precondition, PreconditionError
+from tts.text.lexicon.entries import Lexicon
 from tts.text.segmenter import SegmentMode, TextNormalization, TextOptions
 from tts.voices.files import load_voices, sample_voices
 from tts.voices.types import Voice, VoiceSet
@@ -103,8 +103,7 @@ class FamilyTraits:
         voice: Voice | None = None,
         *,
         mode: SegmentMode = SegmentMode.SENTENCE,
-        pronunciations: tuple[tuple[str, str], ...] = (),
-        phonemes: tuple[tuple[str, str], ...] = (),
+        lexicons: tuple[Lexicon, ...] = (),
         field: str = "text",
     ) -> TextOptions:
         """Return the text options of a request.
@@ -120,8 +119,7 @@ class FamilyTraits:
             max_characters=self.max_characters,
             mode=mode,
             normalization=normalization or own,
-            pronunciations=pronunciations,
-            phonemes=phonemes,
+            lexicons=lexicons,
             ascii_only=self.ascii_only,
             tags=self.tags,
             field=field,
@@ -166,16 +164,13 @@ class SpeechFamily(ABC):
         outside the codebook.
         """
 
-    def phonemes(self, ipa: str, field: str) -> str:
-        """Return phonemes as `prompt` reads them between marks (see `tts.text.ipa`).
+    def reads_ipa(self, ipa: str) -> bool:
+        """Return whether `prompt` reads these phonemes between marks (see `tts.text.ipa`).
 
-        Raises PreconditionError if the model reads letters only, and InvalidRequestError, which
-        names `field`, for signs that it does not know.
+        A model that reads phonemes raises ValueError, which names the sign, for a sign that it does
+        not know.
         """
-        raise PreconditionError(
-            Precondition.PRONUNCIATION_ALPHABET,
-            "this model reads letters, not IPA; respell the phrase in plain letters",
-        )
+        return False
 
     def voices(self) -> VoiceSet:
         """Return the voices of voices.json, else the family's default voices and the samples."""

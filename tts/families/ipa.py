@@ -28,7 +28,8 @@ class SymbolTable:
         for place, phoneme in enumerate(phonemes):
             self._places.setdefault(phoneme, place)
         self._places.pop("", None)
-        self._longest = max(map(len, self._places), default=1)
+        longest_first = sorted(self._places, key=len, reverse=True)
+        self._pieces = re.compile("|".join([*map(re.escape, longest_first), "."]), re.DOTALL)
 
     def places(self, ipa: str) -> list[int]:
         """Return the number of each symbol of a word. Raises ValueError that names
@@ -39,11 +40,10 @@ class SymbolTable:
         """
         text = unicodedata.normalize("NFD", ipa).translate(_SILENT)
         text = _STRESS.sub(r"\2\1", text)
-        found, at = [], 0
-        while at < len(text):
-            size = self._size_at(text, at)
-            found += [self._places[text[at : at + size]]] if size else self._near(text[at])
-            at += size or 1
+        found = []
+        for piece in self._pieces.findall(text):
+            place = self._places.get(piece)
+            found += self._near(piece) if place is None else [place]
         return found
 
     def _near(self, sign: str) -> list[int]:
@@ -54,8 +54,3 @@ class SymbolTable:
             if all(phoneme in self._places for phoneme in phonemes):
                 return [self._places[phoneme] for phoneme in phonemes]
         raise ValueError(f"'{sign}' stands for no phoneme of this model")
-
-    def _size_at(self, text: str, at: int) -> int:
-        """Return the length of the longest known phoneme at a position; 0: none is known."""
-        sizes = range(min(self._longest, len(text) - at), 0, -1)
-        return next((size for size in sizes if text[at : at + size] in self._places), 0)

@@ -3,8 +3,8 @@
     user: Convert the text to speech:<|TEXT_PROMPT_START|>phonemes<|TEXT_PROMPT_END|>
     assistant:<|SPEECH_GENERATION_START|><|speech_…|> of the voice prompt  → <|speech_…|> [end]
 
-The phonemes are those of the voice prompt's transcript, then those of the text. A voice prompt is
-required.
+The phonemes are those of the voice prompt's transcript, then those of the text, which espeak-ng
+writes for words in letters. A voice prompt is required.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from llm import SamplingParams
 from tts.errors import Precondition, PreconditionError
 from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily, SpeechTokens, SpeechVocabulary
 from tts.families.espeak import EspeakPhonemes
+from tts.text.ipa import parts_of
+from tts.text.lexicon.alphabets import check_signs
 from tts.voices.types import Voice
 
 ENGLISH = "en-us"
@@ -74,9 +76,23 @@ class NeuTTSFamily(SpeechFamily):
         return (
             *self.tokenizer.encode(INSTRUCTION, with_template=True),
             self._text_start,
-            *self.tokenizer.encode(" ".join(map(self._phonemes, texts))),
+            *self.tokenizer.encode(" ".join(map(self._spoken, texts))),
             self._text_end,
             *self.tokenizer.encode(ANSWER),
             vocabulary.start_id,
             *vocabulary.token_ids(voice.prompt.codes),
         )
+
+    def reads_ipa(self, ipa: str) -> bool:
+        check_signs(ipa)
+        return True
+
+    def _spoken(self, text: str) -> str:
+        """Return the phonemes of a text, in which some words may stand as phonemes already."""
+        said = ""
+        for letters, ipa in parts_of(text):
+            inside = self._phonemes(letters) if letters.strip() else ""
+            before = " " if letters[:1].isspace() else ""
+            after = " " if inside and letters[-1:].isspace() else ""
+            said += f"{before}{inside}{after}{ipa}"
+        return said.strip()

@@ -15,8 +15,11 @@ from tts.checkpoint.chat import ChatMessage, encode_chat
 from tts.errors import InvalidRequestError, Precondition, PreconditionError
 from tts.families.base import Checkpoint, SpeechFamily, SpeechVocabulary
 from tts.families.registry import find_family
+from tts.text.lexicon.alphabets import arpabet_to_ipa, bare_ipa, respelled
+from tts.text.lexicon.entries import Alphabet, Pronunciation
 from tts.voices.types import Voice
 
+MAX_IPA_SIGNS = 100  # of a word: less than a segment, so that none is cut inside a word
 LONG_CHARACTERS = 10_000  # shorter texts are encoded within a few milliseconds
 
 Given = ParamSpec("Given")
@@ -78,11 +81,20 @@ class PromptBuilder:
             raise PreconditionError(Precondition.SPEECH, "this model writes text only")
         return self.family.prompt(self.vocabulary, text, voice)
 
-    def phonemes(self, ipa: str, field: str) -> str:
-        """Return checked phonemes; see `SpeechFamily.phonemes`."""
-        if self.family is None:
-            raise PreconditionError(Precondition.SPEECH, "this model writes text only")
-        return self.family.phonemes(ipa, field)
+    def pronounced(self, entry: Pronunciation) -> Pronunciation:
+        """Return a pronunciation as the model reads it: in IPA, else in letters.
+
+        Raises ValueError, which names the sign, for one that the alphabet or the model lacks.
+        """
+        if entry.alphabet is Alphabet.LETTERS:
+            return entry
+        spoken = entry.spoken
+        ipa = arpabet_to_ipa(spoken) if entry.alphabet is Alphabet.ARPABET else bare_ipa(spoken)
+        if max(map(len, ipa.split()), default=0) > MAX_IPA_SIGNS:
+            raise ValueError(f"a word in IPA may have {MAX_IPA_SIGNS} signs")
+        if self.family is not None and self.family.reads_ipa(ipa):
+            return Pronunciation(entry.phrase, ipa, Alphabet.IPA)
+        return Pronunciation(entry.phrase, respelled(ipa))
 
     def text_prompt(self, prompt: str) -> tuple[int, ...]:
         """Return the prompt ids of plain text to continue."""

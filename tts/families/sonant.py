@@ -16,7 +16,6 @@ from typing import Any
 from decoder import CodecSpec
 from llm import CheckpointError, RequestError
 from tts.checkpoint.files import SPEECH_FILE
-from tts.errors import InvalidRequestError
 from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily, SpeechVocabulary
 from tts.families.ipa import LONG, SymbolTable
 from tts.text.ipa import parts_of
@@ -73,13 +72,10 @@ class SonantFamily(SpeechFamily):
         codes = vocabulary.token_ids(voice.prompt.codes)
         return (*codes, *self._text(text, is_british=is_british), self._start)
 
-    def phonemes(self, ipa: str, field: str) -> str:
+    def reads_ipa(self, ipa: str) -> bool:
         for word in ipa.split():
-            try:
-                self._symbols.places(word)
-            except ValueError as error:
-                raise InvalidRequestError.of(field, str(error)) from error
-        return ipa
+            self._symbols.places(word)
+        return True
 
     def _text(self, text: str, *, is_british: bool) -> Iterator[int]:
         """Yield the token ids of a text. Only British voices have long vowels."""

@@ -142,7 +142,7 @@ def mark_fields(mark: MarkTime) -> dict[str, Any]:
 
 
 def result_fields(result: SynthesisResult) -> dict[str, Any]:
-    """Return the JSON of a result: usage, reason of the end, warnings."""
+    """Return the JSON of a result: usage, reason of the end, warnings, pronunciations."""
     usage = result.usage
     return {
         "usage": {
@@ -153,4 +153,8 @@ def result_fields(result: SynthesisResult) -> dict[str, Any]:
         },
         "finish_reason": result.finish_reason.value,
         "warnings": list(result.warnings),
+        "pronunciations": [
+            {"phrase": said.phrase, "spoken": said.spoken, "alphabet": said.alphabet.value}
+            for said in result.pronunciations
+        ],
     }

@@ -49,6 +49,12 @@ FORMATS: Mapping[str, tuple[pb.AudioEncoding, str]] = {
 }
 """`response_format` to the encoding and the media type."""
 
+ALPHABETS: Mapping[str, pb.PronunciationAlphabet] = {
+    "letters": pb.PRONUNCIATION_ALPHABET_UNSPECIFIED,
+    "ipa": pb.PRONUNCIATION_ALPHABET_IPA,
+    "arpabet": pb.PRONUNCIATION_ALPHABET_ARPABET,
+}
+
 TIMESTAMPS: Mapping[str, pb.TimestampGranularity] = {
     "none": pb.TIMESTAMP_GRANULARITY_UNSPECIFIED,
     "segment": pb.TIMESTAMP_GRANULARITY_SEGMENT,
@@ -72,6 +78,7 @@ NAMES: Mapping[str, str] = {
     "config.sampling.seed": "seed",
     "config.chunking": "chunk_size",
     "config.timestamps": "timestamps",
+    "config.pronunciations": "pronunciations",
 }
 """Fields of the contract by their names in JSON, for errors."""
 
@@ -99,6 +106,24 @@ class VoiceReference(BaseModel):
     id: str
 
 
+class PronunciationItem(BaseModel):
+    """Phrase, and what is spoken in its place."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    phrase: str
+    pronunciation: str
+    alphabet: Literal["letters", "ipa", "arpabet"] = "letters"
+
+    def to_proto(self) -> pb.Pronunciation:
+        """Return the message of the wire contract."""
+        return pb.Pronunciation(
+            phrase=self.phrase,
+            pronunciation=self.pronunciation,
+            alphabet=ALPHABETS[self.alphabet],
+        )
+
+
 class VoiceChoice(JsonBody):
     """JSON of a voice: a name, a language, or a recording."""
 
@@ -118,6 +143,7 @@ class VoiceSettings(VoiceChoice):
     timestamps: Literal["none", "segment", "word"] = "none"
     chunk_size: ChunkSize | Items[ChunkSize] = Field(default_factory=list)
     sample_rate: int = Field(default=0, ge=0, lt=2**31)
+    pronunciations: Items[PronunciationItem] = Field(default_factory=list)
 
     @property
     def ignored(self) -> list[str]:
@@ -234,6 +260,7 @@ def to_synthesis(
         sampling=common_pb2.SamplingParams(seed=body.seed),
         chunking=pb.ChunkingConfig(chunk_sizes=sizes),
         timestamps=TIMESTAMPS[body.timestamps],
+        pronunciations=[item.to_proto() for item in body.pronunciations],
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
+import msgspec
+from pydantic import Field
 from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
@@ -13,8 +15,8 @@ from starlette.routing import BaseRoute
 
 from tts.errors import InvalidRequestError
 from tts.http.endpoint import Shared
-from tts.http.exchange import Exchange, JsonBody, validated
-from tts.http.speech_body import decoded
+from tts.http.exchange import Exchange, Items, JsonBody, validated
+from tts.http.speech_body import PronunciationItem, decoded
 from tts.server.voice_admin import create_voice
 from tts.server.wire.speech import check_voice_name
 from tts.v1 import speech_pb2 as pb
@@ -29,12 +31,15 @@ NAMES: Mapping[str, str] = {
     "prompt": CLIP,
     "prompt.transcript": "ref_text",
     "language_code": "language",
+    "pronunciations": "pronunciations",
 }
 """Fields of CreateVoiceRequest by their names in JSON and in forms, for errors."""
 
 
 class VoiceBody(JsonBody):
-    """JSON of a new voice; a form has the same fields, with a file as `audio_sample`."""
+    """JSON of a new voice; a form has the same fields, with a file as `audio_sample`, and
+    `pronunciations` as the text of their JSON.
+    """
 
     name: str
     audio_sample: str
@@ -42,6 +47,7 @@ class VoiceBody(JsonBody):
     consent: str = ""
     language: str = ""
     display_name: str = ""
+    pronunciations: Items[PronunciationItem] = Field(default_factory=list)
 
 
 def routes(shared: Shared) -> list[BaseRoute]:
@@ -72,6 +78,7 @@ async def _create(exchange: Exchange) -> None:
         display_name=body.display_name,
         language_code=body.language,
         consent=body.consent,
+        pronunciations=[item.to_proto() for item in body.pronunciations],
     )
     created = await create_voice(exchange.host, exchange.call, request)
     await exchange.reply(_shown(created, exchange.host.speech.synthesizer.settings.model))
@@ -94,10 +101,19 @@ async def _read_form(exchange: Exchange) -> tuple[VoiceBody, bytes]:
         clip = form.get(CLIP)
         if not isinstance(clip, UploadFile):
             raise InvalidRequestError.of(CLIP, "must be a file: a WAV, FLAC, Ogg or MP3")
-        fields = {name: value for name, value in form.items() if isinstance(value, str)}
+        fields: dict[str, Any] = {k: v for k, v in form.items() if isinstance(v, str)}
+        if "pronunciations" in fields:
+            fields["pronunciations"] = _from_json(fields["pronunciations"])
         return validated(VoiceBody, {**fields, CLIP: ""}), await clip.read()
     finally:
         await form.close()
+
+
+def _from_json(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequestError.of("pronunciations", f"must be a list in JSON: {error}") from None
 
 
 def _check_charset(content_type: str) -> None:

@@ -38,8 +38,9 @@ async def run(launch: Launch, report: Reporter) -> int:
     unloads = False
     signals = Signals()  # before this a signal ends the process, with nothing to clean up
     try:
-        unmarked = config.model.model_copy(update={"watermark": False})  # front ends mark
-        await warm_up(connect_service(unmarked, config.server, client, info))
+        of_front_ends = {"watermark": False, "lexicon": []}
+        plain = config.model.model_copy(update=of_front_ends)
+        await warm_up(connect_service(plain, config.server, client, info))
         tune_gc()
         server = EngineServer(client, info, launch.endpoints, _admission(config))
         try:

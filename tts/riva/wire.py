@@ -25,6 +25,7 @@ from tts.server.wire.common import SAMPLING_FIELDS, Violations
 from tts.server.wire.speech import MAX_PRONUNCIATIONS
 from tts.speech.synthesizer import Synthesizer
 from tts.speech.types import WordTime
+from tts.text.lexicon.alphabets import is_arpabet
 from tts.v1 import speech_pb2
 from tts.voices.types import VOICE_ID, Voice
 
@@ -67,7 +68,6 @@ FIELDS: Mapping[str, str] = {
 """Field paths of SpeechService, without indices, to those of Riva."""
 
 PRECONDITIONS: Mapping[Precondition, str] = {
-    Precondition.PRONUNCIATION_ALPHABET: "custom_dictionary",
     Precondition.VOICE_CLONING: "zero_shot_data",
     Precondition.VOICE_PROMPT: "zero_shot_data",
     Precondition.WORD_TIMESTAMPS: "enable_word_time_offsets",
@@ -76,8 +76,8 @@ PRECONDITIONS: Mapping[Precondition, str] = {
 
 _INDEX = re.compile(r"\[\d+\]")
 _SSML = re.compile(r"\s*(<\?xml[^>]*>\s*)?<speak[\s>]")
-_PHONETIC = re.compile(r"[\u0250-\u02ff\u1d00-\u1dbfæðøŋœθβχ/]|\{@")
-"""Signs of the International Phonetic Alphabet that no respelling has, and ARPAbet as in {@AH0}."""
+_PHONETIC = re.compile(r"[\u0250-\u02ff\u1d00-\u1dbfæðøŋœθβχ/]")
+"""Signs of the International Phonetic Alphabet that no respelling has."""
 
 
 def riva_name(field: str) -> str:
@@ -223,10 +223,17 @@ def _pronunciations(dictionary: str, wrong: Violations) -> Iterator[speech_pb2.P
             yield speech_pb2.Pronunciation(
                 phrase=phrase,
                 pronunciation=pronunciation.strip(),
-                alphabet=speech_pb2.PRONUNCIATION_ALPHABET_IPA
-                if _PHONETIC.search(pronunciation)
-                else speech_pb2.PRONUNCIATION_ALPHABET_UNSPECIFIED,
+                alphabet=_alphabet(pronunciation),
             )
+
+
+def _alphabet(pronunciation: str) -> speech_pb2.PronunciationAlphabet:
+    """Return the alphabet of a pronunciation by its signs; ARPAbet is {@AH0} or AH0."""
+    if "{@" in pronunciation or is_arpabet(pronunciation):
+        return speech_pb2.PRONUNCIATION_ALPHABET_ARPABET
+    if _PHONETIC.search(pronunciation):
+        return speech_pb2.PRONUNCIATION_ALPHABET_IPA
+    return speech_pb2.PRONUNCIATION_ALPHABET_UNSPECIFIED
 
 
 def _set_options(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from tts.server.call import Call
 from tts.server.context import ServerContext
 from tts.server.wire.common import Violations
-from tts.server.wire.speech import read_clip
+from tts.server.wire.speech import read_clip, read_pronunciations
+from tts.text.lexicon.entries import Pronunciation
 from tts.v1 import speech_pb2 as pb
 from tts.voices.types import Voice
 
@@ -20,7 +21,8 @@ async def create_voice(host: ServerContext, call: Call, request: pb.CreateVoiceR
     errors of `VoiceRegistry.create`.
     """
     synthesizer = host.speech.synthesizer
-    _check_new_voice(request)
+    pronunciations = _check_new_voice(request)
+    synthesizer.read_pronunciations(pronunciations, "pronunciations")
     synthesizer.voices.check_new(request.voice_id)
     clip = read_clip(request.prompt, "prompt")
     languages = (request.language_code,) if request.language_code else ()
@@ -30,13 +32,15 @@ async def create_voice(host: ServerContext, call: Call, request: pb.CreateVoiceR
         language_codes=languages,
         clip=clip,
         consent=request.consent,
+        pronunciations=pronunciations,
     )
     async with host.enter(call):
         voice = await synthesizer.cloner.ready(voice)
     return synthesizer.voices.create(voice)
 
 
-def _check_new_voice(request: pb.CreateVoiceRequest) -> None:
+def _check_new_voice(request: pb.CreateVoiceRequest) -> tuple[Pronunciation, ...]:
+    """Check the request's texts and return its pronunciations."""
     with Violations() as wrong:
         if request.language_code:
             wrong.language(request.language_code, "language_code")
@@ -44,3 +48,4 @@ def _check_new_voice(request: pb.CreateVoiceRequest) -> None:
             value = getattr(request, field)
             ok = len(value) <= most and value.isprintable()
             wrong.require(ok, field, f"must be at most {most} printable characters")
+        return read_pronunciations(request.pronunciations, "pronunciations", wrong)

@@ -63,6 +63,7 @@ from tts.speech.types import (
     WordTimes,
 )
 from tts.speech.word_times import WordSpan, WordTimer
+from tts.text.lexicon.entries import Pronunciation
 from tts.text.markup.document import Mark
 from tts.text.segmenter import TextSegment
 from tts.voices.types import Voice, VoicePrompt
@@ -70,6 +71,7 @@ from tts.voices.types import Voice, VoicePrompt
 LONGEST_START_S = 2.0  # maximum length of a segment: this, and
 LONGEST_S_PER_CHARACTER = 0.25  # this for each character of its text
 SHORTEST_S_PER_CHARACTER = 0.02  # faster than any speaker: an earlier end has skipped text
+MAX_PRONUNCIATIONS = 200  # that a result reports
 
 _job_numbers = itertools.count()
 
@@ -146,6 +148,7 @@ class SynthesisRun:
         self._unsent_codes = 0  # codes of blocks without output bytes so far
         self._segment = TextSegment(0, "", 0, 0)
         self._spoken: list[str] = []  # texts of the segments
+        self._pronunciations: dict[Pronunciation, None] = {}  # an ordered set: those applied
         self._prompt_tokens = self._cached_prompt_tokens = self._output_tokens = 0
         self._queue_s: float | None = None
         self._prefill_s: float | None = None
@@ -270,6 +273,7 @@ class SynthesisRun:
             self._hit_cap(is_last=is_last)
             return
         self._spoken.append(segment.text)
+        self._pronunciations |= dict.fromkeys(segment.pronunciations)
         job = self._job(segment, max_codes)
         self._is_fresh, self._segment_codes = False, []
         self._output.begin_segment()
@@ -350,6 +354,7 @@ class SynthesisRun:
             warnings=tuple(self._warnings),
             header_patches=self._output.header_patches,
             spoken_text=" ".join(self._spoken),
+            pronunciations=tuple(itertools.islice(self._pronunciations, MAX_PRONUNCIATIONS)),
         )
 
     def _longest(self, segment: TextSegment) -> int:

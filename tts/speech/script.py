@@ -19,6 +19,7 @@ from tts.errors import (
 )
 from tts.speech.cloning import VoiceCloner
 from tts.speech.types import GAIN_DB, SpeechRequest
+from tts.text.lexicon.entries import Alphabet, Pronunciation
 from tts.text.markup.document import (
     MAX_WARNINGS,
     Break,
@@ -66,19 +67,20 @@ class ScriptWriter:
         voice: Voice,
         voices: VoiceRegistry,
         cloner: VoiceCloner,
-        check_phonemes: Callable[[str, str], str],
+        pronounced: Callable[[Pronunciation], Pronunciation],
         options: Callable[[Voice, PassageText], TextOptions],
         *,
         has_word_times: bool,
     ) -> None:
-        """`voice`: that of text without one; `options`: how a passage is read in a voice.
+        """`voice`: that of text without one; `pronounced` returns a pronunciation as the model
+        reads it; `options`: how a passage is read in a voice.
 
         Without `has_word_times` a segment begins with each word behind a mark.
         """
         assert request.markup is not None
         self._request, self._document, self._voice = request, request.markup, voice
         self._voices, self._cloner = voices, cloner
-        self._check_phonemes, self._options = check_phonemes, options
+        self._pronounced, self._options = pronounced, options
         self._ends_at_marks = not has_word_times
         self._num_segments = 0
         self.num_lost = 0  # letters that the model cannot read
@@ -126,13 +128,20 @@ class ScriptWriter:
         if part.style.pitch:
             error = NotAvailableError(self._at(part.start, "the pitch cannot be changed"))
             self._skip(part.start, error)
-        if not part.ipa:
-            return part
+        return self._spoken(part) if part.ipa else part
+
+    def _spoken(self, part: Spoken) -> Spoken:
+        """Return a part with the phonemes that it has, or with letters for a model without IPA."""
         try:
-            return replace(part, ipa=self._check_phonemes(part.ipa, self._document.field))
-        except (InvalidRequestError, PreconditionError) as error:
-            self._skip(part.start, error)
+            said = self._pronounced(Pronunciation(part.text, part.ipa, Alphabet.IPA))
+        except ValueError as error:
+            problem = self._at(part.start, str(error))
+            self._skip(part.start, InvalidRequestError.of(self._document.field, problem))
             return replace(part, ipa="")
+        if said.alphabet is Alphabet.IPA:
+            return replace(part, ipa=said.spoken)
+        self._warn(part.start, f"this model reads letters, the phonemes are spoken: {said.spoken}")
+        return replace(part, text=said.spoken, ipa="")
 
     async def _turn(self, passage: Passage) -> Turn:
         style, request = passage.style, self._request

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import lru_cache
 from itertools import chain, islice
 
 from decoder import (
@@ -42,6 +43,9 @@ from tts.speech.types import (
     WordTime,
     WordTimes,
 )
+from tts.text.clean import check_text
+from tts.text.lexicon.entries import Lexicon, Pronunciation, keys_of
+from tts.text.lexicon.watched import WatchedLexicons
 from tts.text.markup.passages import PassageText
 from tts.text.segmenter import SegmentStream, TextOptions
 from tts.voices.registry import VoiceRegistry
@@ -57,7 +61,9 @@ class Synthesizer:
         prompts: PromptBuilder,
         voices: VoiceRegistry,
         settings: SynthesisSettings | None = None,
+        lexicons: WatchedLexicons | None = None,
     ) -> None:
+        """`lexicons`: pronunciations of all texts, in addition to those of requests and voices."""
         if client.codec is None:
             raise PreconditionError(Precondition.SPEECH, "this model writes text only")
         self.codec: CodecSpec = client.codec
@@ -68,6 +74,8 @@ class Synthesizer:
         )
         self._client, self._prompts = client, prompts
         self._loaded_aligner: Aligner | None = None
+        self._lexicons = lexicons
+        self._lexicon_of = lru_cache(maxsize=64)(self.read_pronunciations)
 
     def _cloning_limits(self) -> CloningLimits:
         """Return limits that leave context for the longest text and speech of one call."""
@@ -162,31 +170,59 @@ class Synthesizer:
             found = self._text_options(request, voice, field)
             return replace(found, phonemes=found.phonemes + text.phonemes)
 
-        phonemes = self._prompts.phonemes
         return ScriptWriter(
             request,
             voice,
             self.voices,
             self.cloner,
-            phonemes,
+            self._prompts.pronounced,
             options,
             has_word_times=self.settings.aligner is not None,
         )
 
     def _text_options(self, request: SpeechRequest, voice: Voice, field: str) -> TextOptions:
-        path = f"{request.path}.pronunciations"
-        phonemes = [(p, self._prompts.phonemes(ipa, path)) for p, ipa in request.phonemes]
-        options = self.settings.traits.text_options(
+        """Return how a request's text is read in a voice.
+
+        Raises InvalidRequestError for pronunciations that the model cannot read.
+        """
+        return self.settings.traits.text_options(
             request.normalization,
             voice,
             mode=request.segment_mode,
-            pronunciations=request.pronunciations,
-            phonemes=tuple(phonemes),
+            lexicons=tuple(self._lexicons_of(request, voice)),
             field=field,
         )
-        if request.pronunciations or phonemes:
-            options.check_pronunciations(path)
-        return options
+
+    def _lexicons_of(self, request: SpeechRequest, voice: Voice) -> Iterator[Lexicon]:
+        """Yield the pronunciations of a request, of its voice, and of the server."""
+        if request.pronunciations:
+            field = f"{request.path}.pronunciations"
+            yield self._lexicon_of(request.pronunciations, field, any_case=True)
+        if voice.pronunciations:
+            yield self._lexicon_of(voice.pronunciations, f"{request.path}.voice.pronunciations")
+        if self._lexicons is not None:
+            yield from (found for found in self._lexicons.current() if _is_for(found, voice))
+
+    def read_pronunciations(
+        self, entries: tuple[Pronunciation, ...], field: str, *, any_case: bool = False
+    ) -> Lexicon:
+        """Return pronunciations as the model reads them.
+
+        Raises InvalidRequestError, which names an entry below `field`, for one that it cannot read.
+        """
+        ascii_only, read = self.settings.traits.ascii_only, []
+        for index, entry in enumerate(entries):
+            phrase, spoken = (f"{field}[{index}].{name}" for name in ("phrase", "pronunciation"))
+            check_text(entry.phrase, field=phrase)
+            check_text(entry.spoken, field=spoken)
+            wrong = phrase
+            try:
+                keys_of(entry.phrase, ascii_only=ascii_only)
+                wrong = spoken
+                read.append(self._prompts.pronounced(entry))
+            except ValueError as error:
+                raise InvalidRequestError.of(wrong, str(error)) from error
+        return Lexicon.of(read, ascii_only=ascii_only, any_case=any_case)
 
     def _run(self, request: SpeechRequest, voice: Voice) -> SynthesisRun:
         has_words = request.timestamps is TimestampGranularity.WORD
@@ -204,3 +240,9 @@ class Synthesizer:
         if self._loaded_aligner is None:
             self._loaded_aligner = Aligner.load(self.settings.aligner)
         return self._loaded_aligner
+
+
+def _is_for(lexicon: Lexicon, voice: Voice) -> bool:
+    """Return whether a lexicon is of a voice's language; en-US and en-GB count as one."""
+    language = lexicon.language.partition("-")[0]
+    return not language or not voice.language_codes or voice.speaks(language)

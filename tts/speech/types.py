@@ -25,6 +25,7 @@ from decoder import (
 from llm import FinishReason, SamplingParams
 from tts.errors import FieldViolation, InvalidRequestError
 from tts.text.clean import TextError, check_text
+from tts.text.lexicon.entries import Pronunciation
 from tts.text.markup.document import Document, MarkKind
 from tts.text.segmenter import SegmentMode, TextNormalization
 from tts.voices.types import Voice
@@ -166,8 +167,7 @@ class SpeechRequest:
     chunking: ChunkingOverrides | None = None  # None: the server's default
     segment_mode: SegmentMode = SegmentMode.SENTENCE
     normalization: TextNormalization | None = None  # None: the model's default
-    pronunciations: tuple[tuple[str, str], ...] = ()  # (phrase, plain respelling)
-    phonemes: tuple[tuple[str, str], ...] = ()  # (phrase, IPA)
+    pronunciations: tuple[Pronunciation, ...] = ()
     max_audio_s: float | None = None
     request_id: str = ""  # generated if empty
     priority: int = 0
@@ -306,7 +306,7 @@ class SpeechTimings:
 @dataclass(frozen=True, slots=True)
 class SynthesisResult:
     """Result of a request. `header_patches` correct the header of the whole output; `spoken_text`
-    joins the normalised texts of its segments.
+    joins the normalised texts of its segments; `pronunciations` are those that were applied.
     """
 
     finish_reason: FinishReason
@@ -315,6 +315,7 @@ class SynthesisResult:
     warnings: tuple[str, ...] = ()
     header_patches: tuple[HeaderPatch, ...] = ()
     spoken_text: str = ""
+    pronunciations: tuple[Pronunciation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import unicodedata
 from tts.errors import FieldViolation, InvalidRequestError
 from tts.text.english.emoji import EMOJI
 from tts.text.english.tables import SIGN_WORDS
+from tts.text.ipa import CLOSE, OPEN
 
 DASHES = "–—"  # kept for the rules too: ranges and pauses
 KEPT = frozenset(SIGN_WORDS) | frozenset(DASHES)
@@ -33,7 +34,7 @@ _AFTER_TABLE = str.maketrans(
     | dict.fromkeys("―⸺⸻", "—")
     | dict.fromkeys("•·‣◦∙●▪→⇒➔⟶", " — ")
     | dict(zip("。、،؟µ", ".,,?μ", strict=True))
-    | dict.fromkeys("¿¡", "")
+    | dict.fromkeys("¿¡" + OPEN + CLOSE, "")  # the last two stand around phonemes
 )
 _LETTERS_TABLE = str.maketrans(
     dict(zip("ßẞæÆœŒþÞŋŊ", LIGATURES.split(), strict=True))
@@ -74,6 +75,15 @@ def without_controls(text: str) -> str:
 def without_emoji(text: str) -> str:
     """Return text with a space for each emoji."""
     return text if text.isascii() else _EMOJI.sub(" ", text)
+
+
+def clean_phrase(text: str, *, ascii_only: bool, keep_signs: bool) -> str:
+    """Return a phrase whose words are cleaned as those of a text are, without emoji."""
+    words = (
+        clean_word(word, ascii_only=ascii_only, keep_signs=keep_signs)[0]
+        for word in without_emoji(text).split()
+    )
+    return " ".join(filter(None, words))
 
 
 def clean_word(word: str, *, ascii_only: bool, keep_signs: bool) -> tuple[str, int]:

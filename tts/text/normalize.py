@@ -55,19 +55,22 @@ class AlignedText:
 
     def sub(self, pattern: Pattern[str], replace: Callable[[Match[str]], str]) -> AlignedText:
         """Replace each match; the origin of a replacement is the word where the match starts."""
-        matches = pattern.finditer(self.text)
-        first = next(matches, None)
+        return self.replaced((*m.span(), replace(m)) for m in pattern.finditer(self.text))
+
+    def replaced(self, spans: Iterable[tuple[int, int, str]]) -> AlignedText:
+        """Replace each span [start, end), in order; origins are as for `sub`."""
+        found = iter(spans)
+        first = next(found, None)
         if first is None:
             return self
         texts: list[str] = []
         origins: list[int] = []
         done = 0
-        for match in chain((first,), matches):
-            words = replace(match)
-            texts += (self.text[done : match.start()], words)
-            origins += self.origins[done : match.start()]
-            origins += [self.origins[min(match.start(), len(self.origins) - 1)]] * len(words)
-            done = match.end()
+        for start, end, words in chain((first,), found):
+            texts += (self.text[done:start], words)
+            origins += self.origins[done:start]
+            origins += [self.origins[min(start, len(self.origins) - 1)]] * len(words)
+            done = end
         return AlignedText("".join((*texts, self.text[done:])), (*origins, *self.origins[done:]))
 
     def apply(self, rules: Iterable[Rule]) -> AlignedText:

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
-from re import Match
 
 from tts.errors import InvalidRequestError
-from tts.text.clean import TextError, check_text, clean_word, without_emoji
+from tts.text.clean import TextError, check_text, clean_phrase, clean_word
 from tts.text.ipa import marked
+from tts.text.lexicon.entries import Alphabet, Lexicon, Pronunciation, find_phrases
 from tts.text.normalize import AlignedText, speak_words
 from tts.text.sentences import (
     MIN_CLAUSE_CHARACTERS,
@@ -87,8 +87,8 @@ class TextOptions:
 
     `max_characters` counts letters of an alphabet; a Chinese, Japanese or Korean character counts
     as three, about its spoken length.
-    `pronunciations` are (phrase, respelling) pairs, matched as whole words in any case, and
-    `phonemes` (phrase, IPA) pairs, for models that read both (see `tts.text.ipa`).
+    `lexicons` have pronunciations as the model reads them, those that take precedence first;
+    `phonemes` are pairs of a phrase that stands at one place and its IPA (see `phrase_of_place`).
     `ascii_only` removes accents, for models that read ASCII only; `tags` are kept unchanged, for
     models that know them. `field` is the text's field path in its request, which errors name.
     """
@@ -96,7 +96,7 @@ class TextOptions:
     max_characters: int = 200
     mode: SegmentMode = SegmentMode.SENTENCE
     normalization: TextNormalization = TextNormalization.ON
-    pronunciations: tuple[tuple[str, str], ...] = ()
+    lexicons: tuple[Lexicon, ...] = ()
     phonemes: tuple[tuple[str, str], ...] = ()
     ascii_only: bool = True
     tags: tuple[str, ...] = ()
@@ -107,32 +107,27 @@ class TextOptions:
             raise ValueError("max_characters must be ≥ 1")
 
     def check_pronunciations(self, field: str) -> None:
-        """Raise InvalidRequestError, naming `field`, for a phrase that matches no word."""
+        """Raise InvalidRequestError, naming `field`, for too many places with phonemes."""
         if len(self.phonemes) > MAX_PHONEMES:
             raise InvalidRequestError.of(field, f"has more than {MAX_PHONEMES} phrases in IPA")
-        for phrase, respelling in (*self.pronunciations, *self.phonemes):
-            check_text(phrase + respelling, field=field)
-            if not self.clean(phrase):
-                raise InvalidRequestError.of(field, "a phrase has no letters")
 
     def clean(self, text: str) -> str:
         """Return a phrase, cleaned word by word, without emoji."""
-        words = (self.clean_word(word)[0] for word in without_emoji(text).split())
-        return " ".join(filter(None, words))
+        return clean_phrase(text, ascii_only=self.ascii_only, keep_signs=self._keeps_signs)
 
     def clean_word(self, word: str) -> tuple[str, int]:
         """Return a cleaned word, and the number of removed letters."""
-        if PLACES.search(word) is None or not self._names_places():
+        if not self.phonemes or PLACES.search(word) is None:
             return self._cleaned(word)
         parts = [(p, 0) if PLACES.match(p) else self._cleaned(p) for p in PLACES.split(word)]
         return "".join(text for text, _ in parts), sum(lost for _, lost in parts)
 
-    def _names_places(self) -> bool:
-        return any(phrase.startswith(chr(FIRST_PLACE)) for phrase, _ in self.phonemes)
-
     def _cleaned(self, word: str) -> tuple[str, int]:
-        keep_signs = self.normalization is TextNormalization.ON
-        return clean_word(word, ascii_only=self.ascii_only, keep_signs=keep_signs)
+        return clean_word(word, ascii_only=self.ascii_only, keep_signs=self._keeps_signs)
+
+    @property
+    def _keeps_signs(self) -> bool:
+        return self.normalization is TextNormalization.ON
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +144,8 @@ class SpokenWord:
 class TextSegment:
     """Spoken text of one language-model call, from code points [start, end) of the input.
 
-    The ranges of successive segments have no gaps and do not overlap.
+    The ranges of successive segments have no gaps and do not overlap. `pronunciations` are those of
+    lexicons that were applied here, or in a later segment that was cut from the same text.
     """
 
     index: int
@@ -157,6 +153,7 @@ class TextSegment:
     start: int
     end: int
     words: tuple[SpokenWord, ...] = ()
+    pronunciations: tuple[Pronunciation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +224,7 @@ class SegmentStream:
     def __init__(self, options: TextOptions) -> None:
         self._options = options
         self._reader = _WordReader(options)
-        has_phrases = options.pronunciations or options.phonemes
+        has_phrases = options.lexicons or options.phonemes
         self._respell = _Respelling(options) if has_phrases else None
         self._pending: list[_Word] = []
         self._num_pending = 0  # size in the unit of `spoken_size`
@@ -327,13 +324,13 @@ class SegmentStream:
     def _emit(self, count: int) -> list[TextSegment]:
         words, self._pending = self._pending[:count], self._pending[count:]
         self._num_pending = sum(spoken_size(word.text) + 1 for word in self._pending)
-        spoken = self._speak(words)
+        spoken, applied = self._speak(words)
         limit = self._options.max_characters
         if self._options.mode is SegmentMode.NONE and spoken_size(spoken.text) > limit:
             raise _does_not_fit(self._options)
         pieces = [p for p in pieces_of(spoken, limit) if any(map(str.isalnum, p.text))]
         stops = [*(piece.origins[0] for piece in pieces[1:]), len(words)]  # ends of pieces
-        return [
+        segments = [
             self._segment(
                 piece.text,
                 words[stop - 1].end if stop else 0,
@@ -341,18 +338,22 @@ class SegmentStream:
             )
             for piece, stop in zip(pieces, stops, strict=False)
         ]
+        if applied and segments:
+            segments[0] = replace(segments[0], pronunciations=applied)
+        return segments
 
-    def _speak(self, words: Sequence[_Word]) -> AlignedText:
+    def _speak(self, words: Sequence[_Word]) -> tuple[AlignedText, tuple[Pronunciation, ...]]:
+        """Return words as they are spoken, and the pronunciations of lexicons that they have."""
         joined = {i for i, pair in enumerate(pairwise(words), start=1) if _is_same_run(*pair)}
         text = AlignedText.of_words((word.text for word in words), joined)
-        if self._respell is not None:
-            text = self._respell(text)
+        said = self._respell(text) if self._respell is not None else _Respelled(text)
+        text = said.text
         if self._options.normalization is TextNormalization.ON:
             tags = self._options.tags
             text = speak_around(text, tags) if tags else speak_words(text)
         else:
             text = text.sub(_SPACES, lambda match: " ")
-        return text if self._respell is None else self._respell.spelled_out(text)
+        return said.spelled_out(text), said.applied
 
     def _segment(self, text: str, end: int, words: tuple[SpokenWord, ...]) -> TextSegment:
         start, self._spoken_to = self._spoken_to, max(self._spoken_to, end)
@@ -385,37 +386,61 @@ def _spoken_words(piece: AlignedText, words: Sequence[_Word], stop: int) -> tupl
     return tuple(spoken)
 
 
-class _Respelling:
-    """Replacement of phrases by their pronunciations, in a single pass.
+@dataclass(frozen=True, slots=True)
+class _Respelled:
+    """Text with letters in place of phonemes, the phonemes by letter, and what was applied."""
 
-    A letter of no text stands for phonemes until the text is normalised: they are not to be read.
-    """
-
-    def __init__(self, options: TextOptions) -> None:
-        self._phonemes = {
-            chr(FIRST_STAND_IN + k): marked(ipa) for k, (_, ipa) in enumerate(options.phonemes)
-        }
-        stand_ins = zip(options.phonemes, self._phonemes, strict=True)
-        pairs = [
-            (phrase, options.clean(respelling)) for phrase, respelling in options.pronunciations
-        ]
-        pairs += [(phrase, stand_in) for (phrase, _), stand_in in stand_ins]
-        self._table = {options.clean(phrase).casefold(): said for phrase, said in pairs}
-        longest_first = sorted(self._table, key=len, reverse=True)
-        choices = "|".join(re.escape(phrase) for phrase in longest_first)
-        self._pattern = re.compile(rf"(?<!\w)(?:{choices})(?!\w)", re.I) if choices else None
-
-    def __call__(self, text: AlignedText) -> AlignedText:
-        return text if self._pattern is None else text.sub(self._pattern, self._replace)
-
-    def _replace(self, match: Match[str]) -> str:
-        return self._table[match.group().casefold()]
+    text: AlignedText
+    phonemes: Mapping[str, str] = field(default_factory=dict)
+    applied: tuple[Pronunciation, ...] = ()
 
     def spelled_out(self, text: AlignedText) -> AlignedText:
         """Return the normalised text with phonemes between marks."""
-        if not self._phonemes:
+        if not self.phonemes:
             return text
-        return text.sub(_STAND_INS, lambda match: self._phonemes.get(match.group(), ""))
+        return text.sub(_STAND_INS, lambda match: self.phonemes.get(match.group(), match.group()))
+
+
+class _Respelling:
+    """Replacement of phrases by their pronunciations, in a single pass.
+
+    A letter that the text does not have stands for phonemes until the text is normalised: they are
+    not to be read.
+    """
+
+    def __init__(self, options: TextOptions) -> None:
+        places = {
+            phrase: Pronunciation(phrase, ipa, Alphabet.IPA) for phrase, ipa in options.phonemes
+        }
+        self._lexicons = ((Lexicon(places),) if places else ()) + options.lexicons
+        self._places, self._clean = places.keys(), options.clean
+
+    def __call__(self, text: AlignedText) -> _Respelled:
+        found = tuple(find_phrases(text.text, self._lexicons))
+        entries = dict.fromkeys(entry for _, _, entry in found)
+        if not entries:
+            return _Respelled(text)
+        spoken, phonemes = self._spoken(text.text, entries)
+        return _Respelled(
+            text.replaced((a, b, spoken[entry]) for a, b, entry in found if entry in spoken),
+            phonemes,
+            tuple(entry for entry in spoken if entry.phrase not in self._places),
+        )
+
+    def _spoken(
+        self, text: str, entries: Iterable[Pronunciation]
+    ) -> tuple[dict[Pronunciation, str], dict[str, str]]:
+        """Return what stands in the text for each entry, and the phonemes of letters."""
+        letters = (chr(code) for code in range(FIRST_STAND_IN, FIRST_STAND_IN + MAX_PHONEMES))
+        unused = (letter for letter in letters if letter not in text)
+        spoken, phonemes = {}, {}
+        for entry in entries:
+            if entry.alphabet is not Alphabet.IPA:
+                spoken[entry] = self._clean(entry.spoken)
+            elif letter := next(unused, ""):  # no text of one call has so many phrases
+                spoken[entry] = letter
+                phonemes[letter] = marked(entry.spoken)
+        return spoken, phonemes
 
 
 def split_text(text: str, options: TextOptions) -> Iterator[TextSegment]:

@@ -53,6 +53,7 @@ class PronunciationAlphabet(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PRONUNCIATION_ALPHABET_UNSPECIFIED: _ClassVar[PronunciationAlphabet]
     PRONUNCIATION_ALPHABET_IPA: _ClassVar[PronunciationAlphabet]
+    PRONUNCIATION_ALPHABET_ARPABET: _ClassVar[PronunciationAlphabet]
 
 class MarkKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -85,6 +86,7 @@ SEGMENT_MODE_SENTENCE: SegmentMode
 SEGMENT_MODE_CLAUSE: SegmentMode
 PRONUNCIATION_ALPHABET_UNSPECIFIED: PronunciationAlphabet
 PRONUNCIATION_ALPHABET_IPA: PronunciationAlphabet
+PRONUNCIATION_ALPHABET_ARPABET: PronunciationAlphabet
 MARK_KIND_UNSPECIFIED: MarkKind
 MARK_KIND_MARK: MarkKind
 MARK_KIND_SENTENCE: MarkKind
@@ -423,16 +425,28 @@ class UtteranceCancelled(_message.Message):
     def __init__(self, sample_offset: _Optional[int] = ...) -> None: ...
 
 class SynthesisDone(_message.Message):
-    __slots__ = ("finish_reason", "usage", "timings", "warnings")
+    __slots__ = ("finish_reason", "usage", "timings", "warnings", "pronunciations")
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    PRONUNCIATIONS_FIELD_NUMBER: _ClassVar[int]
     finish_reason: _common_pb2.FinishReason
     usage: _common_pb2.Usage
     timings: _common_pb2.Timings
     warnings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+    pronunciations: _containers.RepeatedCompositeFieldContainer[AppliedPronunciation]
+    def __init__(self, finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., warnings: _Optional[_Iterable[str]] = ..., pronunciations: _Optional[_Iterable[_Union[AppliedPronunciation, _Mapping]]] = ...) -> None: ...
+
+class AppliedPronunciation(_message.Message):
+    __slots__ = ("phrase", "spoken", "alphabet")
+    PHRASE_FIELD_NUMBER: _ClassVar[int]
+    SPOKEN_FIELD_NUMBER: _ClassVar[int]
+    ALPHABET_FIELD_NUMBER: _ClassVar[int]
+    phrase: str
+    spoken: str
+    alphabet: PronunciationAlphabet
+    def __init__(self, phrase: _Optional[str] = ..., spoken: _Optional[str] = ..., alphabet: _Optional[_Union[PronunciationAlphabet, str]] = ...) -> None: ...
 
 class Voice(_message.Message):
     __slots__ = ("name", "display_name", "language_codes", "model", "builtin")
@@ -467,18 +481,20 @@ class ListVoicesResponse(_message.Message):
     def __init__(self, voices: _Optional[_Iterable[_Union[Voice, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class CreateVoiceRequest(_message.Message):
-    __slots__ = ("voice_id", "prompt", "display_name", "language_code", "consent")
+    __slots__ = ("voice_id", "prompt", "display_name", "language_code", "consent", "pronunciations")
     VOICE_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     DISPLAY_NAME_FIELD_NUMBER: _ClassVar[int]
     LANGUAGE_CODE_FIELD_NUMBER: _ClassVar[int]
     CONSENT_FIELD_NUMBER: _ClassVar[int]
+    PRONUNCIATIONS_FIELD_NUMBER: _ClassVar[int]
     voice_id: str
     prompt: VoicePrompt
     display_name: str
     language_code: str
     consent: str
-    def __init__(self, voice_id: _Optional[str] = ..., prompt: _Optional[_Union[VoicePrompt, _Mapping]] = ..., display_name: _Optional[str] = ..., language_code: _Optional[str] = ..., consent: _Optional[str] = ...) -> None: ...
+    pronunciations: _containers.RepeatedCompositeFieldContainer[Pronunciation]
+    def __init__(self, voice_id: _Optional[str] = ..., prompt: _Optional[_Union[VoicePrompt, _Mapping]] = ..., display_name: _Optional[str] = ..., language_code: _Optional[str] = ..., consent: _Optional[str] = ..., pronunciations: _Optional[_Iterable[_Union[Pronunciation, _Mapping]]] = ...) -> None: ...
 
 class CreateVoiceResponse(_message.Message):
     __slots__ = ("voice",)

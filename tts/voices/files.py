@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from llm import CheckpointError
 from tts.checkpoint.files import read_json
+from tts.text.lexicon.entries import MAX_PHRASE_CHARACTERS, Alphabet, Pronunciation
 from tts.voices.types import VOICE_ID, Voice, VoiceClip, VoicePrompt, VoiceSet
 
 logger = logging.getLogger(__name__)
@@ -19,8 +20,9 @@ SAMPLE_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 SAMPLE_CODES = ".pt"
 _BUILTIN_KEYS = frozenset(
     {"name", "display_name", "language_codes", "control_token", "speaker"}
-    | {"codes", "audio", "transcript"}
+    | {"codes", "audio", "transcript", "pronunciations"}
 )
+_PRONUNCIATION_KEYS = frozenset({"phrase", "pronunciation", "alphabet"})
 
 
 def load_voices(path: Path) -> VoiceSet:
@@ -110,6 +112,7 @@ def _builtin_voice(path: Path, entry: Any) -> Voice:
         prompt=_builtin_prompt(path, entry),
         clip=_builtin_clip(path, entry),
         is_builtin=True,
+        pronunciations=read_pronunciations(path, entry.get("pronunciations", [])),
     )
     return checked_texts(path, voice)
 
@@ -167,6 +170,42 @@ def checked_texts(path: Path, voice: Voice) -> Voice:
             f"{path}: voice '{voice.name}' has text that is not Unicode"
         ) from None
     return voice
+
+
+def read_pronunciations(path: Path, values: Any) -> tuple[Pronunciation, ...]:
+    """Return pronunciations from JSON. Raises CheckpointError, which names the file and the entry.
+
+    Each is an object with `phrase`, `pronunciation` and, if that is not in letters, `alphabet`.
+    """
+    if not isinstance(values, list):
+        raise CheckpointError(f"{path}: pronunciations must be a list of objects")
+    return tuple(_pronunciation(path, number, value) for number, value in enumerate(values))
+
+
+def _pronunciation(path: Path, number: int, value: Any) -> Pronunciation:
+    name = f"{path}: pronunciations[{number}]"
+    if not isinstance(value, dict) or not {"phrase", "pronunciation"} <= value.keys():
+        raise CheckpointError(f"{name} must be an object with phrase and pronunciation")
+    if value.keys() - _PRONUNCIATION_KEYS or not all(isinstance(v, str) for v in value.values()):
+        raise CheckpointError(f"{name} may have the texts {', '.join(sorted(_PRONUNCIATION_KEYS))}")
+    try:
+        alphabet = Alphabet(value.get("alphabet", Alphabet.LETTERS.value))
+    except ValueError:
+        known = ", ".join(known.value for known in Alphabet)
+        raise CheckpointError(f"{name}: alphabet must be one of {known}") from None
+    phrase, spoken = value["phrase"], value["pronunciation"]
+    if not all(0 < len(text) <= MAX_PHRASE_CHARACTERS for text in (phrase, spoken)):
+        most = MAX_PHRASE_CHARACTERS
+        raise CheckpointError(f"{name}: a text must have 1 to {most} characters")
+    return Pronunciation(phrase, spoken, alphabet)
+
+
+def pronunciations_json(entries: Iterable[Pronunciation]) -> list[dict[str, str]]:
+    """Return pronunciations as `read_pronunciations` reads them."""
+    return [
+        {"phrase": said.phrase, "pronunciation": said.spoken, "alphabet": said.alphabet.value}
+        for said in entries
+    ]
 
 
 def whole_codes(path: Path, values: Any) -> tuple[int, ...]:

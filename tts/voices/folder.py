@@ -22,7 +22,12 @@ from typing import Any, NamedTuple
 from llm import CheckpointError, ConfigError
 from tts.checkpoint.files import read_json
 from tts.errors import StorageFullError, UnavailableError
-from tts.voices.files import checked_texts, whole_codes
+from tts.voices.files import (
+    checked_texts,
+    pronunciations_json,
+    read_pronunciations,
+    whole_codes,
+)
 from tts.voices.types import Voice, VoicePrompt
 
 logger = logging.getLogger(__name__)
@@ -141,7 +146,8 @@ def _marks(folder: Path) -> dict[str, FileMark]:
 
 def _to_json(voice: Voice) -> dict[str, Any]:
     values = asdict(voice)
-    return {key: values[key] for key in _KEYS}
+    said = pronunciations_json(voice.pronunciations)
+    return {**{key: values[key] for key in _KEYS}, "pronunciations": said}
 
 
 def _from_json(path: Path) -> Voice:
@@ -158,6 +164,7 @@ def _from_json(path: Path) -> Voice:
             prompt=VoicePrompt(codes, str(prompt["transcript"])),
             consent=str(values["consent"]),
             codec=str(values.get("codec", "")),  # files of 0.1 have none
+            pronunciations=read_pronunciations(path, values.get("pronunciations", [])),
         )
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is incomplete: {error}") from error

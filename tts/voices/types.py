@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decoder import AudioFormat
+from tts.text.lexicon.entries import Pronunciation
 
 VOICE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
 BYTES_PER_CODE = 4
@@ -50,12 +51,15 @@ class Voice:
     is_builtin: bool = False
     consent: str = ""  # what the creator stated about the speaker's agreement
     codec: str = ""  # identity of the codec that a created voice's codes are of
+    pronunciations: tuple[Pronunciation, ...] = ()  # of all texts in this voice
 
     @property
     def texts(self) -> tuple[str, ...]:
         """All texts of the voice."""
         transcript = self.prompt.transcript if self.prompt else ""
-        return (self.name, self.display_name, self.consent, *self.language_codes, transcript)
+        said = (text for entry in self.pronunciations for text in (entry.phrase, entry.spoken))
+        own = (self.name, self.display_name, self.consent, *self.language_codes, transcript)
+        return (*own, *said)
 
     @property
     def num_bytes(self) -> int:

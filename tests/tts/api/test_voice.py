@@ -25,6 +25,7 @@ from tts.api.suffixes import SUFFIXES
 from tts.api.voice import LoadedVoice
 from tts.errors import InvalidRequestError, PreconditionError, VoiceNotFoundError
 from tts.factory import Service
+from tts.text.lexicon.files import load_lexicon
 from tts.v1 import speech_pb2 as pb
 
 TEXT = "Good morning. This is a test."
@@ -32,8 +33,11 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
-def embedded() -> Service:
-    return load_service({})
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Service:
+    """The built-in voice, with a lexicon whose words no other test says."""
+    path = tmp_path_factory.mktemp("lexicon") / "words.txt"
+    path.write_text("tomato\t/təˈmɑːtoʊ/\nGIF\tJH IH1 F\nplinth\tcolumn\n")
+    return load_service({"lexicon": str(path)})
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +179,38 @@ def test_each_option_has_its_effect(voice: LoadedVoice) -> None:
     assert voice.say(TEXT, seed=7, **other).samples.tobytes() != plain.samples.tobytes()
     respelled = voice.say(TEXT, seed=7, pronunciations={"test": "long example"})
     assert respelled.duration_s != plain.duration_s
+
+
+def test_a_lexicon_is_spoken_as_the_pronunciations_of_a_request_are(
+    voice: LoadedVoice, embedded: Service
+) -> None:
+    """The built-in voice reads phonemes: they reach its prompt."""
+    found = voice.say("A tomato on a plinth.", seed=7)
+    assert [(said.phrase, said.spoken, said.alphabet.value) for said in found.pronunciations] == [
+        ("tomato", "təˈmɑːtoʊ", "ipa"),
+        ("plinth", "column", "letters"),
+    ]
+    asked = {"phonemes": {"tomato": "təˈmɑːtoʊ"}, "pronunciations": {"plinth": "column"}}
+    assert voice.say("A tomato on a plinth.", seed=7, **asked).samples.tobytes() == (
+        found.samples.tobytes()
+    )
+    other = voice.say("A tomato on a plinth.", seed=7, phonemes={"tomato": "təˈmeɪtoʊ"})
+    assert other.samples.tobytes() != found.samples.tobytes()
+    *_, last = voice.stream("A GIF.", seed=7)
+    (said,) = last.pronunciations
+    assert (said.phrase, said.spoken) == ("GIF", "dʒˈɪf")
+    assert voice.say("A tomahto.", seed=7).pronunciations == ()
+
+
+def test_a_lexicon_with_a_sound_that_the_voice_lacks_is_refused(
+    embedded: Service, tmp_path: Path
+) -> None:
+    path = tmp_path / "words.txt"
+    path.write_text("loch\t/lɒx/\n")
+    with pytest.raises(ConfigError, match=r"words\.txt:1: 'x' stands for no phoneme"):
+        load_lexicon(path, embedded.prompts.pronounced, ascii_only=True)
+    with pytest.raises(ConfigError, match="is not a file"):
+        load(lexicon=[tmp_path / "none.txt"])
 
 
 def test_a_cloned_voice_follows_its_clip(voice: LoadedVoice, tmp_path: Path) -> None:

@@ -48,6 +48,18 @@ def test_a_file_and_one_line_about_it(
     assert all(warning.startswith("say: warning: ") for warning in warnings)
 
 
+def test_lexicons_change_what_is_said(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "a.txt", tmp_path / "b.pls"
+    first.write_text("SQL\tess\nhere\tnow\n")
+    lexeme = "<lexeme><grapheme>SQL</grapheme><alias>sequel</alias></lexeme>"
+    second.write_text(f"<lexicon>{lexeme}</lexicon>")
+    flags = ["--seed", "5", "-q", "--model", str(tiny_checkpoint)]
+    said = ["We speak SQL here.", "--lexicon", str(first), "--lexicon", str(second)]
+    assert main([*said, "-o", str(tmp_path / "a.wav"), *flags]) == 0
+    assert main(["We speak sequel now.", "-o", str(tmp_path / "b.wav"), *flags]) == 0
+    assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
+
+
 def test_the_same_seed_gives_the_same_audio_locally_and_over_grpc(
     server: str, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -64,7 +64,7 @@ def test_the_audio_fields_and_their_defaults() -> None:
     config = audio()
     assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
     own = AudioGenerationConfig.model_fields.keys() - PipelineConfig.model_fields.keys()
-    assert own == {*DEFAULTS, "audio_decoder", "family", "offline", "watermark"}
+    assert own == {*DEFAULTS, "audio_decoder", "family", "lexicon", "offline", "watermark"}
 
 
 def test_audio_fields_may_be_positional() -> None:
@@ -207,6 +207,17 @@ def test_flags_reach_every_kind_of_field() -> None:
     assert (config.model.kv_cache.num_pages, config.model.device_specs) == (40, ["cpu"])
     assert (config.kvcache_ce_watermark, config.audio_decoder_config) == (0.5, {"max_batch": 4})
     assert (config.max_batch_size, config.model.quantization_encoding) == (None, "int8")
+
+
+def test_a_flag_of_a_list_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.pls", "b.txt", "c.txt", "d,e.txt"):
+        (tmp_path / name).touch()
+    config = from_line('--lexicon a.pls --lexicon b.txt,c.txt --lexicon ["d,e.txt"]')
+    assert config.lexicon == ["a.pls", "b.txt", "c.txt", "d,e.txt"]
+    assert audio(lexicon=Path("a.pls")).lexicon == ["a.pls"]
+    assert from_line("--chunk-size none --chunk-size 8").chunk_size == [8]
+    assert from_line("--chunk-size none").chunk_size is None
 
 
 def test_flags_that_were_not_given_leave_fields_unset() -> None:

@@ -18,6 +18,7 @@ from tts.families.espeak import EspeakPhonemes
 from tts.families.llasa import LlasaFamily
 from tts.families.prompt import PromptBuilder
 from tts.families.registry import find_family
+from tts.text.lexicon.entries import Alphabet, Pronunciation
 from tts.text.segmenter import TextNormalization, TextOptions, split_text
 from tts.voices.types import Voice, VoicePrompt
 
@@ -40,6 +41,18 @@ def test_neutts_may_read_another_language(neutts_folder: Path, tmp_path: Path) -
     vocabulary = family.vocabulary(ramp_spec(ramp_codec(24_000)))
     ids = family.prompt(vocabulary, "ja", Voice("me", prompt=VoicePrompt((1,))))
     assert family.tokenizer.decode(ids[34:-1]).startswith("jˈɑː")
+
+
+def test_neutts_reads_phonemes_of_a_lexicon_among_words(neutts_folder: Path) -> None:
+    prompts = PromptBuilder.load(neutts_folder, ramp_spec(ramp_codec(24_000)))
+    said = prompts.pronounced(Pronunciation("tomato", "T AH0 M AA1 T OW0", Alphabet.ARPABET))
+    assert said == Pronunciation("tomato", "təmˈɑtoʊ", Alphabet.IPA)
+    with pytest.raises(ValueError, match="'日' is no sign"):
+        prompts.pronounced(Pronunciation("x", "日", Alphabet.IPA))
+    voice = Voice("me", prompt=VoicePrompt((1,)))
+    ids = prompts.speech_prompt("Hello, ⟨təmˈɑtoʊ⟩ world ⟨ə⟩ ⟨b⟩.", voice)
+    spoken = prompts.tokenizer.decode(ids[34:-1])
+    assert spoken.startswith("həlˈoʊ, təmˈɑtoʊ wˈɜːld ə b.")
 
 
 def test_a_language_unknown_to_espeak_is_an_error() -> None:

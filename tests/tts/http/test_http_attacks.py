@@ -119,6 +119,9 @@ def test_a_body_of_very_many_chunks_is_refused(service: Service) -> None:
 
 LISTS = [
     (SpeechBody, {"input": "x"}, "chunk_size", ""),
+    (SpeechBody, {}, "turns", {}),
+    (SpeechBody, {"input": "x"}, "pronunciations", {}),
+    (VoiceBody, {"name": "x"}, "pronunciations", {}),
     (ChatBody, {}, "messages", {}),
     (ChatBody, {}, "messages", {"role": "user", "content": [{}] * 1000}),
     (ChatBody, {"messages": []}, "modalities", "video"),
@@ -150,7 +153,8 @@ def test_every_list_is_tried() -> None:
     found = {
         (kind, field) for kind in kinds for field in kind.model_fields if has_list(kind, field)
     }
-    shared = {(SessionFrame, "chunk_size"), (CompletionBody, "stop")}
+    shared = {(SessionFrame, field) for field in ("chunk_size", "pronunciations")}
+    shared.add((CompletionBody, "stop"))
     assert found - tried == shared | {(CompletionBody, "stop_token_ids")}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import httpx
@@ -58,6 +59,34 @@ def test_voices_are_created_used_and_deleted(service: Service, write: Any) -> No
     run_with_http(service, ask)
 
 
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_voice_has_pronunciations(service: Service, as_text: bool) -> None:
+    said = [{"phrase": "SQL", "pronunciation": "ˈsiːkwəl", "alphabet": "ipa"}]
+    fields = as_form(pronunciations=json.dumps(said)) if as_text else as_json(pronunciations=said)
+
+    async def ask(served: HttpServing) -> None:
+        assert (await served.client.post(VOICES, **fields)).status_code == 200
+        try:
+            values = {"voice": "mine", "stream_format": "json", "response_format": "pcm"}
+            found = (await served.speak(input="We speak SQL.", **values)).json()
+            same = (await served.speak(input="We speak seekwuhl.", **values)).json()
+            assert found["audio"] == same["audio"]
+            expected = {"phrase": "SQL", "spoken": "seekwuhl", "alphabet": "letters"}
+            assert found["pronunciations"] == [expected]
+            asked = [{"phrase": "sql", "pronunciation": "ess"}]
+            other = (await served.speak(input="SQL.", pronunciations=asked, **values)).json()
+            assert other["pronunciations"][0]["spoken"] == "ess"
+            wrong = [*asked, {**said[0], "pronunciation": "日"}]
+            refused = await served.speak(input="SQL.", pronunciations=wrong, **values)
+            assert refused.status_code == 400
+            assert error_of(refused)["param"] == "pronunciations[1]"
+            assert error_of(refused)["message"].startswith("pronunciations[1]: '日' is no sign")
+        finally:
+            await served.client.delete(VOICES + "/mine")
+
+    run_with_http(service, ask)
+
+
 @pytest.mark.parametrize(
     ("request_of", "param"),
     [
@@ -68,6 +97,13 @@ def test_voices_are_created_used_and_deleted(service: Service, write: Any) -> No
         (lambda: as_json(ref_text=""), "ref_text"),
         (lambda: as_json(language="?"), "language"),
         (lambda: as_json(consent="x" * 2000), "consent"),
+        (lambda: as_json(pronunciations={"SQL": "sequel"}), "pronunciations"),
+        (lambda: as_json(pronunciations=[{"phrase": "a"}]), "pronunciations"),
+        (lambda: as_form(pronunciations="[" * 100_000), "pronunciations"),
+        (
+            lambda: as_form(pronunciations='[{"phrase": "", "pronunciation": "x"}]'),
+            "pronunciations[0]",
+        ),
         (lambda: as_form(name="A B"), "name"),
         (lambda: as_form(audio_sample=b"no audio"), "audio_sample"),
         (lambda: {"data": FIELDS, "files": {"other": b"x"}}, "audio_sample"),

@@ -29,6 +29,7 @@ from tts.server.wire.speech import (
     to_words,
 )
 from tts.speech.types import AudioChunk, SpeechRequest, Started, TimestampGranularity, WordTime
+from tts.text.lexicon.entries import Alphabet, Pronunciation
 from tts.text.segmenter import SegmentMode, TextNormalization
 from tts.v1 import common_pb2
 from tts.v1 import speech_pb2 as pb
@@ -164,7 +165,8 @@ def spelled(phrase: str = "x", pronunciation: str = "y", alphabet: int = 0) -> p
 def test_pronunciations_have_limits() -> None:
     fits = [spelled("p" * 200, "q" * 200), *[spelled()] * 199]
     request = read(pb.SynthesisConfig(pronunciations=fits))
-    assert request.pronunciations == (("p" * 200, "q" * 200), *[("x", "y")] * 199)
+    longest = Pronunciation("p" * 200, "q" * 200)
+    assert request.pronunciations == (longest, *[Pronunciation("x", "y")] * 199)
     assert wrong_fields(pronunciations=[*fits, spelled()]) == ["config.pronunciations"]
     assert wrong_fields(pronunciations=[spelled(), spelled("p" * 201), spelled(" ", "")]) == [
         "config.pronunciations[1].phrase",
@@ -281,11 +283,15 @@ def test_a_text_may_be_as_long_as_the_limit() -> None:
     ]
 
 
-def test_pronunciations_are_in_letters_or_in_ipa() -> None:
-    plain, phonemes = spelled(), spelled("a", "b", alphabet=pb.PRONUNCIATION_ALPHABET_IPA)
-    request = read(pb.SynthesisConfig(pronunciations=[plain, phonemes]))
-    assert request.pronunciations == ((plain.phrase, plain.pronunciation),)
-    assert request.phonemes == (("a", "b"),)
+def test_pronunciations_have_an_alphabet_and_keep_their_order() -> None:
+    ipa = spelled("a", "b", alphabet=pb.PRONUNCIATION_ALPHABET_IPA)
+    arpabet = spelled("c", "D", alphabet=pb.PRONUNCIATION_ALPHABET_ARPABET)
+    request = read(pb.SynthesisConfig(pronunciations=[ipa, spelled(), arpabet]))
+    assert request.pronunciations == (
+        Pronunciation("a", "b", Alphabet.IPA),
+        Pronunciation("x", "y"),
+        Pronunciation("c", "D", Alphabet.ARPABET),
+    )
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,15 @@ SPEECH_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"pronunciations": [pb.Pronunciation(phrase="x")]}, "config.pronunciations[0].pronunciation"),
     (
         {"pronunciations": [pb.Pronunciation(phrase="🎉", pronunciation="x")]},
-        "config.pronunciations",
+        "config.pronunciations[0].phrase",
+    ),
+    (
+        {"pronunciations": [pb.Pronunciation(phrase="a", pronunciation="日", alphabet=1)]},
+        "config.pronunciations[0].pronunciation",
+    ),
+    (
+        {"pronunciations": [pb.Pronunciation(phrase="a", pronunciation="ZZ1", alphabet=2)]},
+        "config.pronunciations[0].pronunciation",
     ),
 ]
 
@@ -185,7 +193,7 @@ def test_texts_that_are_refused(service: Service, text: str, message: str) -> No
             None,
         ),
         ({"tags": "[voice:nemo]hi"}, grpc.StatusCode.NOT_FOUND, None),
-        ({"tags": "[hi](/haɪ/)"}, grpc.StatusCode.FAILED_PRECONDITION, None),
+        ({"tags": "[hi](/h日/)"}, grpc.StatusCode.INVALID_ARGUMENT, "input.tags"),
     ],
 )
 def test_markup_that_is_refused(
@@ -205,10 +213,6 @@ def test_markup_that_is_refused(
     [
         ({"timestamps": pb.TIMESTAMP_GRANULARITY_WORD}, "WORD_TIMESTAMPS_UNAVAILABLE"),
         ({"instructions": "whisper"}, "INSTRUCTIONS_UNAVAILABLE"),
-        (
-            {"pronunciations": [pb.Pronunciation(phrase="a", pronunciation="b", alphabet=1)]},
-            "PRONUNCIATION_ALPHABET_UNAVAILABLE",
-        ),
     ],
 )
 def test_fields_that_this_model_does_not_support_are_refused(

@@ -20,6 +20,7 @@ from tests.tts.serving import (
     run_with_server,
     say,
     session_config,
+    unary_request,
     wav,
 )
 from tts.engine.local_client import LocalEngineClient
@@ -44,6 +45,31 @@ def test_a_pronunciation_equals_the_respelled_text(service: Service) -> None:
         assert (
             await collect_speech(served, "We speak SQL here.", pronunciations=[other])
         ).data == plain.data
+
+    run_with_server(service, ask)
+
+
+def test_the_answer_says_which_pronunciations_were_applied(service: Service) -> None:
+    """A model that reads letters gets the nearest respelling."""
+    ipa = pb.Pronunciation(
+        phrase="tomato", pronunciation="/təˈmɑːtoʊ/", alphabet=pb.PRONUNCIATION_ALPHABET_IPA
+    )
+    arpabet = pb.Pronunciation(
+        phrase="GIF", pronunciation="JH IH1 F", alphabet=pb.PRONUNCIATION_ALPHABET_ARPABET
+    )
+    other = pb.Pronunciation(phrase="absent", pronunciation="x")
+
+    async def ask(served: Serving) -> None:
+        values = {"pronunciations": [ipa, other, arpabet]}
+        found = await collect_speech(served, "A gif of a tomato.", **values)
+        assert found.data == (await collect_speech(served, "A jif of a tuhmahtoh.")).data
+        expected = [
+            pb.AppliedPronunciation(phrase="GIF", spoken="jif"),
+            pb.AppliedPronunciation(phrase="tomato", spoken="tuhmahtoh"),
+        ]
+        assert list(found.done.pronunciations) == expected
+        unary = await served.speech.Synthesize(unary_request("A gif of a tomato.", **values))
+        assert list(unary.done.pronunciations) == expected
 
     run_with_server(service, ask)
 

@@ -36,6 +36,10 @@ def clip(seconds: float = 1.2, **values: Any) -> pb.VoicePrompt:
     )
 
 
+def said(phrase: str = "a", spoken: str = "b", alphabet: Any = 0) -> pb.Pronunciation:
+    return pb.Pronunciation(phrase=phrase, pronunciation=spoken, alphabet=alphabet)
+
+
 def test_a_clip_is_a_voice_prompt(service: Service) -> None:
     async def ask(served: Serving) -> None:
         plain = await collect_speech(served)
@@ -125,6 +129,25 @@ def test_voices_are_created_listed_and_deleted(service: Service) -> None:
     run_with_server(service, ask)
 
 
+def test_a_voice_keeps_its_pronunciations(service: Service) -> None:
+    sequel = pb.Pronunciation(phrase="SQL", pronunciation="sequel")
+    made = pb.CreateVoiceRequest(voice_id="mine", prompt=clip(), pronunciations=[sequel])
+
+    async def ask(served: Serving) -> None:
+        await served.speech.CreateVoice(made)
+        try:
+            voice = pb.VoiceSelection(name="mine")
+            found = await collect_speech(served, "We speak SQL, not sql.", voice=voice)
+            same = await collect_speech(served, "We speak sequel, not sql.", voice=voice)
+            assert found.data == same.data
+            applied = pb.AppliedPronunciation(phrase="SQL", spoken="sequel")
+            assert list(found.done.pronunciations) == [applied]
+        finally:
+            await served.speech.DeleteVoice(pb.DeleteVoiceRequest(name="mine"))
+
+    run_with_server(service, ask)
+
+
 def test_voices_are_listed_in_pages(service: Service) -> None:
     async def ask(served: Serving) -> None:
         names, token = [], ""
@@ -157,6 +180,10 @@ def test_invalid_voices_are_refused(service: Service) -> None:
             ({"display_name": "a\nb"}, "display_name"),
             ({"consent": "x" * 1_001}, "consent"),
             ({"language_code": "-"}, "language_code"),
+            ({"pronunciations": [said("🎉")]}, "pronunciations[0].phrase"),
+            ({"pronunciations": [said(), said(spoken="")]}, "pronunciations[1].pronunciation"),
+            ({"pronunciations": [said(alphabet=2)]}, "pronunciations[0].pronunciation"),
+            ({"pronunciations": [said()] * 201}, "pronunciations"),
             ({"prompt": clip(transcript="")}, "prompt.transcript"),
             ({"prompt": clip(audio=b"not audio")}, "prompt.audio"),
             ({"prompt": clip(format=pb.AudioFormat(encoding=77))}, "prompt.format.encoding"),

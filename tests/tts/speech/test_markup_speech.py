@@ -12,7 +12,7 @@ import pytest
 
 from llm import FinishReason
 from tests.tts.ramp import RATE, SEEDED, RampClient, build, collect_speech, run
-from tts.errors import NotAvailableError, PreconditionError, VoiceNotFoundError
+from tts.errors import InvalidRequestError, NotAvailableError, VoiceNotFoundError
 from tts.speech.synthesizer import Synthesizer
 from tts.speech.types import SegmentTime, SpeechRequest, TimestampGranularity
 from tts.text.markup.document import Document
@@ -146,11 +146,11 @@ def test_the_longest_audio_includes_breaks(synthesizer: Synthesizer) -> None:
 
 def test_what_is_not_available_is_refused_or_skipped(synthesizer: Synthesizer) -> None:
     pitch = "<prosody pitch='high'>a word</prosody>"
-    phoneme = "<phoneme ph='wɜːd'>a word</phoneme>"
+    phoneme = "<phoneme ph='w日d'>a word</phoneme>"
     voice = "<voice name='nemo'>a word</voice>"
     for inside, error, message in (
         (pitch, NotAvailableError, "line 1, column 30: the pitch cannot be changed"),
-        (phoneme, PreconditionError, "reads letters, not IPA"),
+        (phoneme, InvalidRequestError, "line 1, column .*: '日' is no sign of the International"),
         (voice, VoiceNotFoundError, "no voice 'nemo'"),
     ):
         with pytest.raises(error, match=message):
@@ -159,6 +159,13 @@ def test_what_is_not_available_is_refused_or_skipped(synthesizer: Synthesizer) -
         assert skipped.data == collect_speech(synthesizer, "a word").data
         assert len(skipped.result.warnings) == 1
         assert message.rsplit(": ", maxsplit=1)[-1] in skipped.result.warnings[0]
+
+
+def test_phonemes_are_respelled_for_a_model_that_reads_letters(synthesizer: Synthesizer) -> None:
+    found = heard(synthesizer, ssml("A <phoneme ph='wɜːd'>word</phoneme>."))
+    assert found.data == collect_speech(synthesizer, "A werd.").data
+    (warning,) = found.result.warnings
+    assert warning.endswith(": this model reads letters, the phonemes are spoken: werd")
 
 
 def test_what_has_no_effect_is_a_warning(synthesizer: Synthesizer) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tts.text.english.numbers import cardinal, number
+from tts.text.lexicon.entries import Lexicon, Pronunciation
 from tts.text.segmenter import SegmentMode, TextNormalization, TextOptions, split_text
 
 WHOLE = TextOptions(max_characters=100_000, mode=SegmentMode.NONE)
@@ -230,17 +231,23 @@ def test_text_without_words_gives_no_segment(text: str) -> None:
     assert list(split_text(text, TextOptions())) == []
 
 
+def with_pronunciations(*pairs: tuple[str, str]) -> TextOptions:
+    entries = (Pronunciation(phrase, spoken) for phrase, spoken in pairs)
+    lexicon = Lexicon.of(entries, ascii_only=True, any_case=True)
+    return TextOptions(lexicons=(lexicon,), mode=SegmentMode.NONE)
+
+
 def test_pronunciations() -> None:
-    options = TextOptions(
-        pronunciations=(("SQL", "sequel"), ("New York", "the city"), ("C++", "see plus")),
-        mode=SegmentMode.NONE,
+    options = with_pronunciations(
+        ("SQL", "sequel"), ("New York", "the city"), ("C++", "see plus"), (".NET", "dot net")
     )
+    assert read("It is .NET, not .network", options) == "It is dot net, not dot network"
     assert read("SQL in new  york, not MySQL or C++", options) == (
         "sequel in the city, not MySQL or see plus"
     )
-    chained = TextOptions(pronunciations=(("a", "b"), ("b", "c")))
+    chained = with_pronunciations(("a", "b"), ("b", "c"))
     assert read("a b", chained) == "b c"
-    accented = TextOptions(pronunciations=(("Nguyễn", "win"),))
+    accented = with_pronunciations(("Nguyễn", "win"))
     assert read("Nguyễn", accented) == "win"
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tts.errors import InvalidRequestError
+from tts.text.lexicon.entries import Alphabet, Lexicon, Pronunciation
 from tts.text.markup.document import Break, Document, Mark, Style
 from tts.text.markup.passages import Passage, PassageText, passages_of
 from tts.text.markup.ssml import read_ssml
@@ -180,6 +181,7 @@ def test_the_language_and_the_emphasis_do_not_split_a_passage() -> None:
 
 
 def test_letters_of_places_in_a_text_of_a_client_are_not_kept() -> None:
-    options = TextOptions(phonemes=(("hello", "həlˈoʊ"),))
+    hello = Pronunciation("hello", "həlˈoʊ", Alphabet.IPA)
+    options = TextOptions(lexicons=(Lexicon.of([hello], ascii_only=True),))
     found = [segment.text for segment in SegmentStream(options).split(f"{FIRST} hello there.")]
     assert found == ["⟨həlˈoʊ⟩ there."]

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from tts.errors import InvalidRequestError
 from tts.text.clean import TextError, check_text
+from tts.text.lexicon.entries import Alphabet, Lexicon, Pronunciation
 from tts.text.normalize import AlignedText
 from tts.text.segmenter import (
+    FIRST_STAND_IN,
     MAX_PHONEMES,
     SegmentMode,
     SegmentStream,
@@ -189,14 +191,6 @@ def test_tabs_and_line_ends_are_accepted() -> None:
     assert texts("a\tb\r\nc") == ["a b c"]
 
 
-@pytest.mark.parametrize("pair", [("", "x"), ("😀", "x"), ("a\0", "x")])
-def test_pronunciations_need_a_phrase(pair: tuple[str, str]) -> None:
-    options = TextOptions(pronunciations=(pair,))
-    with pytest.raises(InvalidRequestError) as caught:
-        options.check_pronunciations("config.pronunciations")
-    assert [violation.field for violation in caught.value.violations] == ["config.pronunciations"]
-
-
 def test_a_cap_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="max_characters"):
         TextOptions(max_characters=0)
@@ -304,18 +298,31 @@ def test_pieces_respect_the_limit_and_cover_the_text(text: str, limit: int) -> N
 
 
 def test_phonemes_stand_between_marks_and_are_not_normalised() -> None:
-    pairs = (("cafe au lait", "kæfˈeɪ oʊ lˈeɪ"), ("Dr.", "dˈɒktə"), ("3", "θɹˈiː"))
+    pairs = (("cafe au lait", "kæfˈeɪ oʊ lˈeɪ"), ("dr.", "dˈɒktə"), ("3", "θɹˈiː"))
+    said = [Pronunciation(phrase, ipa, Alphabet.IPA) for phrase, ipa in pairs]
+    lexicon = Lexicon.of([*said, Pronunciation("me", "us")], ascii_only=True)
     for mode in TextNormalization:
-        options = TextOptions(phonemes=pairs, normalization=mode, pronunciations=(("me", "us"),))
+        options = TextOptions(normalization=mode, lexicons=(lexicon,))
         (segment,) = split_text("Give me 3 café au lait, Dr. No ⟨x⟩!", options)
         text = "Give us ⟨θɹˈiː⟩ ⟨kæfˈeɪ⟩ ⟨oʊ⟩ ⟨lˈeɪ⟩, ⟨dˈɒktə⟩ No x!"
         assert segment.text == text
         assert [word.spoken for word in segment.words][3] == "⟨kæfˈeɪ⟩ ⟨oʊ⟩ ⟨lˈeɪ⟩"
+        assert segment.pronunciations == (Pronunciation("me", "us"), said[2], said[0], said[1])
+
+
+@pytest.mark.parametrize("normalization", TextNormalization)
+def test_a_text_has_no_marks_of_phonemes_and_none_of_their_letters(
+    normalization: TextNormalization,
+) -> None:
+    """Also for models that read all letters: only a lexicon writes phonemes."""
+    letter = chr(FIRST_STAND_IN)
+    lexicon = Lexicon.of([Pronunciation("b", "biː", Alphabet.IPA)], ascii_only=False)
+    options = TextOptions(lexicons=(lexicon,), ascii_only=False, normalization=normalization)
+    (segment,) = split_text(f"⟨x⟩ {letter} b", options)
+    assert segment.text == f"x {letter} ⟨biː⟩"
 
 
 def test_phrases_in_ipa_are_bounded() -> None:
     options = TextOptions(phonemes=(("a", "ə"),) * (MAX_PHONEMES + 1))
     with pytest.raises(InvalidRequestError, match="more than 900"):
         options.check_pronunciations("field")
-    with pytest.raises(InvalidRequestError, match="no letters"):
-        TextOptions(phonemes=(("日", "ə"),)).check_pronunciations("field")

@@ -8,6 +8,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +21,16 @@ from tts.errors import (
     VoiceExistsError,
     VoiceNotFoundError,
 )
+from tts.text.lexicon.entries import Alphabet, Pronunciation
 from tts.voices.registry import VoiceLimits, VoiceRegistry
 from tts.voices.types import Voice, VoicePrompt
 
 MINE = Voice("mine", "Mine", ("de-DE",), prompt=VoicePrompt((1, 2, 3), "my words"), consent="yes")
+SAID = (Pronunciation("SQL", "sequel"), Pronunciation("Nguyễn", "wɪn", Alphabet.IPA))
+SAID_IN_JSON = [
+    {"phrase": "SQL", "pronunciation": "sequel"},
+    {"phrase": "Nguyễn", "pronunciation": "wɪn", "alphabet": "ipa"},
+]
 
 
 @pytest.fixture
@@ -145,6 +152,45 @@ def test_created_voices_survive_a_restart(voices_file: Path, tmp_path: Path) -> 
     assert again.get("mine") == MINE
     assert len(again) == 4
     assert [path.name for path in (tmp_path / "voices").iterdir()] == ["mine.json"]
+
+
+def test_pronunciations_come_from_the_files_of_voices(voices_file: Path, tmp_path: Path) -> None:
+    values = json.loads(voices_file.read_text())
+    values["voices"][0]["pronunciations"] = SAID_IN_JSON
+    path = tmp_path / "voices.json"
+    path.write_text(json.dumps(values))
+    assert VoiceRegistry.load(path).default.pronunciations == SAID
+    folder = tmp_path / "voices"
+    VoiceRegistry.load(path, folder=folder).create(replace(MINE, pronunciations=SAID))
+    assert VoiceRegistry.load(path, folder=folder).get("mine").pronunciations == SAID
+    made = json.loads((folder / "mine.json").read_text())
+    del made["pronunciations"]  # as files of 0.1
+    (folder / "mine.json").write_text(json.dumps(made))
+    assert VoiceRegistry.load(path, folder=folder).get("mine") == MINE
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"SQL": "sequel"}, "pronunciations must be a list of objects"),
+        (["SQL"], r"pronunciations\[0\] must be an object with phrase and pronunciation"),
+        ([SAID_IN_JSON[0], {"phrase": "a"}], r"pronunciations\[1\] must be an object"),
+        ([{**SAID_IN_JSON[0], "x": "y"}], "may have the texts alphabet, phrase, pronunciation"),
+        ([{**SAID_IN_JSON[0], "phrase": 5}], "may have the texts"),
+        ([{**SAID_IN_JSON[0], "alphabet": "x-sampa"}], "alphabet must be one of letters, ipa"),
+        ([{**SAID_IN_JSON[0], "phrase": ""}], "a text must have 1 to 200 characters"),
+        ([{**SAID_IN_JSON[0], "phrase": "\ud800"}], "text that is not Unicode"),
+    ],
+)
+def test_wrong_pronunciations_of_a_voice_are_named(
+    voices_file: Path, tmp_path: Path, said: Any, message: str
+) -> None:
+    values = json.loads(voices_file.read_text())
+    values["voices"][0]["pronunciations"] = said
+    path = tmp_path / "voices.json"
+    path.write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=message):
+        VoiceRegistry.load(path)
 
 
 @pytest.mark.parametrize(("made_with", "reason"), [("old", "another"), ("", "an unknown")])

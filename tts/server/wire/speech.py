@@ -6,7 +6,7 @@ checked later: the audio of a voice prompt by `VoiceCloner.ready`, the rest by `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +45,7 @@ from tts.speech.types import (
     WordTime,
     WordTimes,
 )
+from tts.text.lexicon.entries import MAX_PHRASE_CHARACTERS, Alphabet, Pronunciation
 from tts.text.markup.document import Document, MarkKind
 from tts.text.markup.ssml import read_ssml
 from tts.text.markup.tags import read_tags
@@ -61,7 +62,6 @@ MAX_BUFFER_CODES = 500
 MAX_TOKEN_OFFSET = 2**31 - 1
 MAX_SPEECH_TOKENS = 100_000  # of a voice's prompt, or of an earlier request
 MAX_PRONUNCIATIONS = 200
-MAX_PHRASE_CHARACTERS = 200
 
 ENCODINGS: Mapping[pb.AudioEncoding, AudioEncoding] = {
     pb.AUDIO_ENCODING_UNSPECIFIED: AudioEncoding.PCM_S16LE,
@@ -103,10 +103,12 @@ MARK_KINDS: Mapping[MarkKind, pb.MarkKind] = {
     MarkKind.SENTENCE: pb.MARK_KIND_SENTENCE,
     MarkKind.TURN: pb.MARK_KIND_TURN,
 }
-ALPHABETS = {
-    pb.PRONUNCIATION_ALPHABET_UNSPECIFIED: "letters",
-    pb.PRONUNCIATION_ALPHABET_IPA: "IPA",
+ALPHABETS: Mapping[pb.PronunciationAlphabet, Alphabet] = {
+    pb.PRONUNCIATION_ALPHABET_UNSPECIFIED: Alphabet.LETTERS,
+    pb.PRONUNCIATION_ALPHABET_IPA: Alphabet.IPA,
+    pb.PRONUNCIATION_ALPHABET_ARPABET: Alphabet.ARPABET,
 }
+ALPHABET_NUMBERS = {alphabet: number for number, alphabet in ALPHABETS.items()}
 
 
 def read_input(
@@ -159,7 +161,6 @@ def read_config(
     chunking = carry = None
     if proto.chunking.ListFields():
         chunking = _read_chunking(proto.chunking, f"{path}.chunking", wrong)
-    said = _read_pronunciations(proto, f"{path}.pronunciations", wrong)
     if proto.HasField("buffer_speech_tokens"):
         carry = _read_carry(
             proto.buffer_speech_tokens, codec, f"{path}.buffer_speech_tokens", wrong
@@ -181,8 +182,7 @@ def read_config(
             proto.text_normalization, NORMALIZATIONS, f"{path}.text_normalization"
         ),
         timestamps=wrong.member(proto.timestamps, TIMESTAMPS, f"{path}.timestamps"),
-        pronunciations=said[pb.PRONUNCIATION_ALPHABET_UNSPECIFIED],
-        phonemes=said[pb.PRONUNCIATION_ALPHABET_IPA],
+        pronunciations=read_pronunciations(proto.pronunciations, f"{path}.pronunciations", wrong),
         max_audio_s=optional(proto, "max_audio_duration"),
         request_id=proto.request_id or default_id,
         priority=proto.priority,
@@ -233,24 +233,22 @@ def _read_chunking(proto: pb.ChunkingConfig, path: str, wrong: Violations) -> Ch
     )
 
 
-def _read_pronunciations(
-    proto: pb.SynthesisConfig, path: str, wrong: Violations
-) -> Mapping[int, tuple[tuple[str, str], ...]]:
-    """Return the pairs of phrase and pronunciation of each alphabet."""
-    fits = len(proto.pronunciations) <= MAX_PRONUNCIATIONS
+def read_pronunciations(
+    protos: Sequence[pb.Pronunciation], path: str, wrong: Violations
+) -> tuple[Pronunciation, ...]:
+    """Return the pronunciations of a request or a voice; `path` is their field path."""
+    fits = len(protos) <= MAX_PRONUNCIATIONS
     wrong.require(fits, path, f"has more than {MAX_PRONUNCIATIONS} entries")
-    entries = proto.pronunciations[:MAX_PRONUNCIATIONS]
-    for index, entry in enumerate(entries):
+    entries = []
+    for index, proto in enumerate(protos[:MAX_PRONUNCIATIONS]):
         for name in ("phrase", "pronunciation"):
-            value = getattr(entry, name)
+            value = getattr(proto, name)
             length_text = f"must have 1 to {MAX_PHRASE_CHARACTERS} characters"
             ok = bool(value.strip()) and len(value) <= MAX_PHRASE_CHARACTERS
             wrong.require(ok, f"{path}[{index}].{name}", length_text)
-        wrong.member(entry.alphabet, ALPHABETS, f"{path}[{index}].alphabet")
-    return {
-        alphabet: tuple((e.phrase, e.pronunciation) for e in entries if e.alphabet == alphabet)
-        for alphabet in ALPHABETS
-    }
+        alphabet = wrong.member(proto.alphabet, ALPHABETS, f"{path}[{index}].alphabet")
+        entries.append(Pronunciation(proto.phrase, proto.pronunciation, alphabet))
+    return tuple(entries)
 
 
 def _read_carry(
@@ -418,6 +416,12 @@ def to_done(result: SynthesisResult) -> pb.SynthesisDone:
         usage=to_usage(result.usage),
         timings=to_timings(took.queue_s, took.prefill_s, took.total_s, took.first_audio_s),
         warnings=result.warnings,
+        pronunciations=[
+            pb.AppliedPronunciation(
+                phrase=said.phrase, spoken=said.spoken, alphabet=ALPHABET_NUMBERS[said.alphabet]
+            )
+            for said in result.pronunciations
+        ],
     )
 
 

@@ -1,0 +1,1 @@
+"""Pronunciation lexicons: entries by phrase, their files, and their alphabets."""
