@@ -32,7 +32,7 @@ class SpeechOptions(TypedDict, total=False):
     pause_s: float
     """Seconds between two turns of a dialogue, 0 to 10; default: 0.4."""
     voice: str
-    """Name of a voice; see `LoadedVoice.voices`."""
+    """Name of a voice, see `LoadedVoice.voices`, or a blend such as "hazel(2)+owen(1)"."""
     language: str
     """BCP-47 code, such as "en-US": chooses a voice where none is named."""
     seed: int
