@@ -17,6 +17,7 @@ import soundfile
 from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from tests.clients.web_page import WAIT_MS, browsing, chromium
+from tests.fakes import LlamaShape, build_text_checkpoint
 from tests.speech_server import serving
 from tts.config.defaults import embedded_folder
 
@@ -171,20 +172,20 @@ def test_files_are_saved(page: Page) -> None:
     assert np.abs(compressed).max() > 0.05
 
 
-def test_escape_cancels_the_request(page: Page, address: str) -> None:
-    def cancelled() -> float:
-        text = httpx.get(f"http://{address}/metrics").text
-        found = re.search(
-            r'^sonant_sequences_finished_total\{reason="cancelled"\} (\S+)', text, re.M
-        )
-        return float(found[1]) if found else 0.0
+def cancelled(address: str, name: str = "sonant_sequences_finished_total") -> float:
+    """Return how many sequences of an engine were cancelled."""
+    text = httpx.get(f"http://{address}/metrics").text
+    found = re.search(rf'^{name}\{{reason="cancelled"\}} (\S+)', text, re.M)
+    return float(found[1]) if found else 0.0
 
-    before = cancelled()
+
+def test_escape_cancels_the_request(page: Page, address: str) -> None:
+    before = cancelled(address)
     speak(page, "This is a long sentence, which is not heard to its end. " * 100)
     wait_for_sound(page)
     page.keyboard.press("Escape")
     assert not finish(page)["isPlaying"]
-    while cancelled() == before:
+    while cancelled(address) == before:
         page.wait_for_timeout(50)
     expect(page.locator("#error")).to_be_hidden()
 
@@ -274,44 +275,88 @@ def test_a_clip_is_recorded(page: Page) -> None:
         page.wait_for_timeout(20)
 
 
-def test_a_chat_is_spoken_while_it_is_written(browser: Browser, address: str) -> None:
-    """The answer is a fixed one: this server's model writes no text."""
-    answer = ["It is", " noon. The s", "un is", " high."]
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a server with the built-in voice and a text model of random weights."""
+    shape = LlamaShape(max_positions=2**15)
+    model = build_text_checkpoint(tmp_path_factory.mktemp("models") / "writer", shape=shape)
+    config = '{"sampling": {"enable_structured_output": true}}'
+    flags = ["--http-port", "0", "--text-model", str(model), "--text-model-config", config]
+    with serving(flags=flags) as server:
+        yield str(server.http)
+
+
+@contextmanager
+def chatting(browser: Browser, address: str, schema: Any) -> Iterator[tuple[Page, list[Any]]]:
+    """Open the page of a server whose answers follow a schema; yield it and the requests."""
     asked: list[Any] = []
 
-    def models(route: Route) -> None:
-        data = route.fetch().json()["data"]
-        data.append({"id": "writer", "object": "model", "capabilities": ["chat"]})
-        route.fulfill(json={"object": "list", "data": data})
-
     def chat(route: Route) -> None:
-        if route.request.method == "GET":
-            route.fulfill(status=405, json={"error": {"message": "POST"}})
-            return
         asked.append(route.request.post_data_json)
-        events = [{"choices": [{"delta": {"content": text}}]} for text in answer]
-        lines = [json.dumps(event) for event in events] + ["[DONE]"]
-        body = "".join(f"data: {line}\n\n" for line in lines)
-        route.fulfill(body=body, content_type="text/event-stream")
+        wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+        body = {**asked[-1], "max_tokens": 20_000, "response_format": wanted}
+        route.continue_(post_data=json.dumps(body))
 
     with page_of(browser, address) as page:
-        page.route("**/v1/models", models)
         page.route("**/v1/chat/completions", chat)
-        page.reload()
+        page.on("request", lambda request: asked.append(body_of(request)))
         page.get_by_text("Chat", exact=True).click()
+        yield page, asked
+
+
+def send(page: Page, message: str) -> None:
+    page.fill("#message", message)
+    page.press("#message", "Enter")
+    expect(page.locator("#stop")).to_be_enabled()
+
+
+def test_a_chat_is_spoken_while_it_is_written(browser: Browser, talker: str) -> None:
+    with chatting(browser, talker, {"const": TEXT}) as (page, asked):
         page.evaluate(WATCH)
-        page.fill("#message", "What time is it?")
-        page.press("#message", "Enter")
-        expect(page.locator("#turns li")).to_have_text(["What time is it?", "".join(answer)])
+        page.check("input[value=owen]")
+        send(page, "How many ships sailed?")
         assert finish(page)["duration"] > 1
-        assert {"noon.", "sun", "high."} & set(page.evaluate("window.marked"))
-        page.fill("#message", "Thank you.")
-        page.press("#message", "Enter")
+        answer = json.dumps(TEXT)
+        expect(page.locator("#turns li")).to_have_text(["How many ships sailed?", answer])
+        marked = page.evaluate("window.marked")
+        assert [word for word in answer.split() if word in marked] == marked
+        assert len(marked) >= 3
+        send(page, "Thank you.")
+        finish(page)
         expect(page.locator("#turns li")).to_have_count(4)
-        page.keyboard.press("Escape")
-    assert asked[0]["model"] == "writer"
-    roles = [message["role"] for message in asked[1]["messages"]]
+    requests = [body for body in asked if body]
+    assert [body["modalities"] for body in requests] == [["text", "audio"]] * 2
+    assert [body["audio"]["voice"] for body in requests] == ["owen"] * 2
+    roles = [message["role"] for message in requests[1]["messages"]]
     assert roles == ["user", "assistant", "user"]
+
+
+def test_escape_cancels_a_chat_and_its_speech(browser: Browser, talker: str) -> None:
+    endless = {"type": "array", "items": {"const": TEXT}, "minItems": 1000}
+    names = ("sonant_sequences_finished_total", "sonant_text_sequences_finished_total")
+    with chatting(browser, talker, endless) as (page, _):
+        before = [cancelled(talker, name) for name in names]
+        send(page, "Tell me a story without an end.")
+        wait_for_sound(page)
+        page.keyboard.press("Escape")
+        assert not finish(page)["isPlaying"]
+        while not all(cancelled(talker, name) > n for name, n in zip(names, before, strict=True)):
+            page.wait_for_timeout(50)
+        expect(page.locator("#error")).to_be_hidden()
+
+
+def test_a_text_model_alone_is_not_heard(browser: Browser, tmp_path: Path) -> None:
+    model = build_text_checkpoint(tmp_path / "writer")
+    with (
+        serving(str(model), ["--http-port", "0"]) as server,
+        page_of(browser, str(server.http)) as page,
+    ):
+        page.fill("#message", "Hello.")
+        page.press("#message", "Enter")
+        expect(page.locator("#turns li.assistant")).not_to_be_empty()
+        finish(page)
+        expect(page.get_by_text("Dialogue")).to_be_hidden()
+        assert state(page)["duration"] == 0
 
 
 def test_a_chat_is_hidden_where_there_is_none(page: Page) -> None:
@@ -360,7 +405,7 @@ def test_every_control_has_a_name_and_a_place_in_the_order_of_keys(page: Page) -
     assert all(names)
     page.locator("#modes input:checked").focus()
     reached = set()
-    for _ in range(30):
+    for _ in range(len(names)):  # several are one place, and hidden ones none
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement.id || document.activeElement.className"))
     assert {"script", "speak", "play", "speed", "record", "upload", "transcript"} <= reached

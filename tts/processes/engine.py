@@ -22,18 +22,32 @@ from tts.engine.admission import Admission
 from tts.factory import connect_service, create_engine_client
 from tts.ipc.engine_server import EngineServer
 from tts.processes.calls import warm_up
-from tts.processes.child import UNLOADED, Launch, Ready, Reporter, Signals, end_process, run_child
+from tts.processes.child import (
+    TEXT_ENGINE_NAME,
+    UNLOADED,
+    Launch,
+    Ready,
+    Reporter,
+    Signals,
+    end_process,
+    run_child,
+)
 from tts.processes.collector import tune_gc
 from tts.server.context import admission_limits
 
 logger = logging.getLogger("tts.engine")
 
 OWNER_ONLY = 0o077
+NICENESS = 10
+"""Niceness of a text model's engine: where it competes for a core with the voice's, for whose next
+block a listener waits, the voice's has ten times the weight."""
 
 
 async def run(launch: Launch, report: Reporter) -> int:
     """Load, bind, and serve until a signal; return the exit status."""
     config = launch.config
+    if launch.name == TEXT_ENGINE_NAME:
+        os.nice(NICENESS)  # threads that are started later have it, too
     client, info = await asyncio.to_thread(create_engine_client, config.model, config.server)
     unloads = False
     signals = Signals()  # before this a signal ends the process, with nothing to clean up

@@ -155,13 +155,14 @@ class Worker:
         """Run the process once; return its exit status."""
         self._worked_at = None
         pipe = asyncio.subprocess.PIPE
-        # A separate session: only the supervisor receives Ctrl-C of the terminal.
+        # Its own group, so that only the supervisor receives Ctrl-C of the terminal, in the same
+        # session: Linux may share the processor among sessions before it compares priorities.
         process = self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", self._module),
             stdin=pipe,
             stdout=pipe,
             limit=REPORT_BYTES,
-            start_new_session=True,
+            process_group=0,
         )
         assert process.stdin is not None
         process.stdin.write(self._launch.to_bytes())

@@ -19,6 +19,7 @@ from tests.tts.server.test_spoken_text import LONG_STORY, STORY, spoken, telling
 from tests.tts.server.test_text_service import generation
 from tests.tts.server_process import ENGINE, Process, Shared, processes_of, serving_process, shared
 from tests.tts.serving import error_of_reading, health, reason_of, run
+from tts.processes.engine import NICENESS
 from tts.v1 import text_pb2 as pb
 from tts.v1.text_pb2_grpc import TextServiceStub
 
@@ -85,6 +86,17 @@ def test_a_generated_text_is_spoken(tiny_checkpoint: Path, text_checkpoint: Path
             await until(has_both)
 
     run(scenario())
+
+
+def test_the_engine_of_the_voice_has_priority(talker: Talking) -> None:
+    async def scenario() -> None:
+        process, channel = talker.value
+        text_engine = await pid_of_text_engine(process, channel)
+        (voice_engine,) = set(processes_of(process, ENGINE)) - {text_engine}
+        text, voice = (os.getpriority(os.PRIO_PROCESS, p) for p in (text_engine, voice_engine))
+        assert text == min(voice + NICENESS, 19) > voice
+
+    talker.run(scenario())
 
 
 @pytest.mark.parametrize("lost", ["text", "voice"])

@@ -45,8 +45,7 @@ async function load() {
   try {
     const { data } = await (await call("v1/models")).json();
     const with_ = (name) => data.find((model) => model.capabilities.includes(name)) ?? null;
-    const chat = with_("chat");
-    models = { speech: with_("speech"), chat: chat && (await hasChat()) ? chat : null };
+    models = { speech: with_("speech"), chat: with_("chat") };
     voices = models.speech ? (await (await call("v1/audio/voices")).json()).voices : [];
   } catch (error) {
     report(error);
@@ -64,16 +63,6 @@ async function load() {
   }
   if (!models.speech && models.chat) document.querySelector("[value=chat]").click();
   showVoices();
-}
-
-/** Return whether the server has the route of chats: GET is not allowed there, instead of unknown. */
-async function hasChat() {
-  try {
-    await call("v1/chat/completions");
-  } catch (error) {
-    return error.status === 405;
-  }
-  return true;
 }
 
 function report(error) {
@@ -97,16 +86,23 @@ function clearError() {
 
 /** Text of one request: it is shown, and its words are marked when their times are known. */
 class Line {
-  #letters;
-  #rest;
+  #letters = [];
+  #rest = document.createTextNode("");
   #place = 0; // code points of the text before #rest
 
   constructor(text, voice, element) {
-    this.text = text;
     this.voice = voice;
-    this.#letters = Array.from(text);
-    this.#rest = document.createTextNode(text);
     element.append(this.#rest);
+    this.append(text);
+  }
+
+  get text() {
+    return this.#letters.join("");
+  }
+
+  append(text) {
+    for (const letter of text) this.#letters.push(letter);
+    this.#rest.appendData(text);
   }
 
   /** Put words, with their times from `start_s` on, into elements of their own. */
@@ -130,27 +126,27 @@ class Line {
   }
 }
 
-function requestOf(line) {
-  const voice = line.voice === CLIP ? { ref_audio: clip.audio, ref_text: find("transcript").value } : { voice: line.voice };
+/** Return the fields of a request that say how it is spoken. */
+function speechIn(voice) {
+  const own = voice === CLIP ? { ref_audio: clip.audio, ref_text: find("transcript").value } : { voice };
   return {
     model: models.speech.id,
-    input: line.text,
-    ...voice,
+    ...own,
     speed: Number(find("speed").value),
     seed: crypto.getRandomValues(new Uint32Array(1))[0],
   };
 }
 
+const timestamps = () => (models.speech.capabilities.includes("word_timestamps") ? "word" : "none");
+
 /** Speak lines one after the other without gaps; each is requested while the one before is heard. */
 async function speak(lines, cancel) {
-  const hasWords = models.speech.capabilities.includes("word_timestamps");
-  let number = 0;
-  for await (const line of lines) {
+  for (const line of lines) {
     while (player.duration - player.position > MAX_AHEAD_S && !cancel.signal.aborted) await wait(100);
-    const request = requestOf(line);
-    single = number++ ? null : request;
+    const request = { ...speechIn(line.voice), input: line.text };
+    single = lines.length > 1 ? null : request;
     const start = player.duration;
-    const body = { ...request, response_format: "pcm", stream_format: "sse", timestamps: hasWords ? "word" : "none" };
+    const body = { ...request, response_format: "pcm", stream_format: "sse", timestamps: timestamps() };
     const response = await call("v1/audio/speech", { body, signal: cancel.signal });
     for await (const event of events(response)) {
       if (cancel.signal.aborted) return;
@@ -174,7 +170,6 @@ async function run(task) {
   try {
     await task(cancel);
   } catch (error) {
-    cancel.abort(); // other requests of the task
     report(error);
   } finally {
     if (current === cancel) current = null;
@@ -275,77 +270,32 @@ function speakDialogue() {
 
 // --- chat
 
-/** Values that wait for their reader; iterating ends after `end`, and throws after `fail`. */
-class Queue {
-  #values = [];
-  #wake = () => {};
-
-  put(value, kind = "value") {
-    this.#values.push({ kind, value });
-    this.#wake();
-  }
-
-  end() {
-    this.put(null, "end");
-  }
-
-  fail(error) {
-    this.put(error, "error");
-  }
-
-  async *[Symbol.asyncIterator]() {
-    for (;;) {
-      while (!this.#values.length) await new Promise((wake) => (this.#wake = wake));
-      const { kind, value } = this.#values.shift();
-      if (kind === "end") return;
-      if (kind === "error") throw value;
-      yield value;
-    }
-  }
-}
-
-/** Show an answer while it is written, and put each finished sentence into the queue. */
-async function write(queue, turn, item, signal) {
-  const sentences = new Intl.Segmenter(undefined, { granularity: "sentence" });
-  const pending = document.createTextNode("");
-  const put = (text) => {
-    const place = create("span");
-    pending.before(place);
-    if (text.trim()) queue.put(new Line(text, selected(), place));
-    else place.append(text);
-  };
-  item.append(pending);
-  try {
-    const body = { model: models.chat.id, messages: turns.filter((found) => found.content), stream: true };
-    const response = await call("v1/chat/completions", { body, signal });
-    for await (const event of events(response)) {
-      const text = event.choices?.[0]?.delta?.content ?? "";
-      turn.content += text;
-      const parts = Array.from(sentences.segment(pending.data + text), (part) => part.segment);
-      pending.data = parts.pop() ?? "";
-      parts.forEach(put);
-      find("turns").scrollTop = find("turns").scrollHeight;
-    }
-    const last = pending.data;
-    pending.data = "";
-    put(last);
-    queue.end();
-  } catch (error) {
-    queue.fail(error);
-  }
-}
-
+/** Send a message; show the answer while it is written, and hear it where the server has a voice. */
 function chat(message) {
   const item = create("li", { className: "assistant" });
   find("turns").append(create("li", { className: "user", textContent: message }), item);
+  const line = new Line("", selected(), item);
   const turn = { role: "assistant", content: "" };
   turns.push({ role: "user", content: message }, turn);
+  const body = { model: models.chat.id, messages: turns.filter((found) => found.content), stream: true };
+  if (models.speech) {
+    body.modalities = ["text", "audio"];
+    body.audio = { ...speechIn(line.voice), format: "pcm16", timestamps: timestamps() };
+  }
   return run(async (cancel) => {
-    const queue = new Queue();
-    const writing = write(queue, turn, item, cancel.signal);
-    if (models.speech) await speak(queue, cancel);
-    else for await (const _ of queue);
-    await writing;
+    const response = await call("v1/chat/completions", { body, signal: cancel.signal });
+    for await (const event of events(response)) {
+      if (cancel.signal.aborted) return;
+      const { content, audio } = event.choices[0].delta;
+      const text = content ?? audio?.transcript;
+      if (text) {
+        turn.content += text;
+        line.append(text);
+        find("turns").scrollTop = find("turns").scrollHeight;
+      }
+      if (audio?.data) player.append(fromBase64(audio.data));
+      if (audio?.words) line.mark(audio.words, 0);
+    }
   });
 }
 
