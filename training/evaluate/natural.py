@@ -1,23 +1,16 @@
-"""Comparisons of the built-in voice with its teacher, judged in the same run.
+"""Naturalness and misheard words of held-out sentences, through the whole service.
 
-    python -m training.evaluate natural --teacher runs/teacher --package runs/teacher/package \
-        --moonshine DIR [--model FOLDER] [--sentences N] [--out FOLDER]
-
-`natural`: held-out sentences by the whole service over loopback gRPC and by the teacher, in the
-voices of `benchmarks.understood`. Needs `.[teacher,listeners]` and a prepared teacher
-(`training.lent.prepare`).
+The service speaks over loopback gRPC in the voices of `benchmarks.understood`; the teacher says the
+same sentences.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import soundfile
-import torch
 
 from benchmarks.report import Report, lines_of, publish
 from benchmarks.speech_judges import SpeechJudges
@@ -33,28 +26,7 @@ from benchmarks.understood import (
     worst,
 )
 from tests.speech_server import SpeechClient, serving
-from training.kokoro.network import SAMPLE_RATE
-from training.kokoro.packages import symbols
-from training.kokoro.phonemes import Speller, ids_of
-from training.kokoro.studio import Studio
-from training.kokoro.style import Voice
-from training.speech_codec.clips import Line, say
-from training.speech_lm.names import NAMES
-
-
-def taught(teacher: Path, package: Path) -> Speaker:
-    """Return a speaker for the teacher, by our names of its voices."""
-    known, studio = symbols(package), Studio.open(teacher, torch.device("cpu"))
-    spellers = {accent: Speller(accent) for accent in "ab"}
-    theirs = {ours: name for name, ours in NAMES.items()}
-
-    def speak(text: str, voice: str) -> Clip:
-        own = Voice.named(theirs[voice])
-        ids = tuple(ids_of(spellers[own.accent](text), known))
-        samples, _ = say(studio, Line("named", voice, own.timbre, own.prosody, text, ids))
-        return Clip(samples.astype(np.float32) / 32768.0, SAMPLE_RATE)
-
-    return speak
+from training.evaluate.systems import Teacher
 
 
 def kept(speak: Speaker, folder: Path) -> Speaker:
@@ -71,13 +43,14 @@ def kept(speak: Speaker, folder: Path) -> Speaker:
     return also_write
 
 
-def natural(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Judge both, and print the report and both lists of worst sentences."""
     sentences = lines_of(HELD_OUT, args.sentences)
     judges: Judges = SpeechJudges(args.moonshine)
     rows, shown = [], []
     with serving(args.model) as server, SpeechClient(server.address) as client:
-        speakers = {"": served(client), "teacher, ": taught(args.teacher, args.package)}
+        teacher = Teacher.open(args.teacher, args.package)
+        speakers = {"": served(client), "teacher, ": teacher.speak}
         for prefix, speaker in speakers.items():
             speak = kept(speaker, args.out / (prefix[:-2] or "service")) if args.out else speaker
             found = judge(speak, judges, VOICES, sentences)
@@ -85,22 +58,3 @@ def natural(args: argparse.Namespace) -> int:
             shown += [f"{prefix}{line}" for line in worst(found)]
     print("\n".join(shown), file=sys.stderr)
     return publish(Report("natural", tuple(rows)))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    commands = parser.add_subparsers(required=True)
-    command = commands.add_parser("natural", help="naturalness and misheard words")
-    for name in ("teacher", "package", "moonshine"):
-        command.add_argument(f"--{name}", type=Path, required=True)
-    command.add_argument("--model", default="", help="checkpoint folder (default: built-in voice)")
-    command.add_argument("--sentences", type=int, help="only the first N")
-    command.add_argument("--out", type=Path, help="folder for the clips")
-    command.set_defaults(run=natural)
-    args = parser.parse_args(argv)
-    status: int = args.run(args)
-    return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())
