@@ -3,9 +3,10 @@
     python -m training.evaluate voices --teacher runs/teacher --package runs/teacher/package
 
 `natural`: naturalness and misheard words; `voices`: whether every named voice is told from the
-others; `cloning`: voices of clips; `prosody`: questions and durations; `timings`: times of words;
-`phonemes`: IPA in a request, and of a text. The lines are held out of training. All need
-`.[teacher,listeners]` and a prepared teacher (`training.lent.prepare`).
+others; `cloning`: voices of clips, `people`: of recordings; `prosody`: questions and durations;
+`timings`: times of words; `phonemes`: IPA in a request, and of a text. The lines are held out of
+training. All need `.[teacher,listeners]`, and all but `people` a prepared teacher
+(`training.lent.prepare`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,11 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("--lines", type=int, default=5, help="of each voice")
     command.add_argument("--references", type=int, default=2, help="lines of the teacher's voice")
     command.add_argument("--seed", type=int, default=cloning.MIXTURES_SEED, help="of the voices")
-    command.add_argument("--people", type=Path, nargs="*", default=(), help="recordings of people")
+    command = commands.add_parser("people", help="voices of recordings")
+    command.add_argument("recordings", type=Path, nargs="+", metavar="FILE")
+    command.add_argument("--model", default="", help="checkpoint folder (default: built-in voice)")
+    command.add_argument("--lines", type=int, default=5, help="of each voice")
+    command.set_defaults(run=cloning.run_people)
     command = add(commands, "prosody", prosody.run, "questions and durations")
     command.add_argument("--questions", type=int, default=120)
     command.add_argument("--lines", type=int, default=1_000, help="whose durations are compared")

@@ -2,7 +2,8 @@
 
 The voices are mixtures of the teacher's style vectors, of a seed that no training has. The teacher
 says some lines in each: a clip of two sentences, references, and the lines that the clone says,
-too. Clips are clean, or as people record them (`RECORDED`).
+too. Clips are clean, or as people record them (`RECORDED`). `people` does the same with recordings,
+of which nothing is known but the sound: a clone is compared with the clip itself.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ import soxr
 
 import tts
 from benchmarks.report import Figure, Report, publish
-from benchmarks.speech_judges import load_speaker
+from benchmarks.speech_judges import SpeakerVector, load_speaker
 from benchmarks.understood import SEED, Clip, Speaker
 from training.evaluate.pitch import median_pitch
 from training.evaluate.systems import Teacher, VoicedLine, each, held_out
-from training.evaluate.voices import References, Told, right, said_by
+from training.evaluate.voices import References, Told, right, said_by, tell
 from tts.api.voice import LoadedVoice
 
 MIXTURES_SEED = 70_000
@@ -147,23 +148,38 @@ def figures(name: str, found: Sequence[Trial], *, barred: bool) -> Iterator[Figu
     yield Figure(f"{name}, pitch within 15 %", (float(values[2]),), "of lines", bars[2], True)
 
 
-def of_people(voice: LoadedVoice, paths: Sequence[Path], texts: Sequence[str]) -> Iterator[Figure]:
-    """Iterate over figures of recordings of people: cosine of a clone to the clip, and of the
-    clip's second half to its first."""
-    vector = load_speaker()
-    for path in paths:
-        samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
-        whole = samples.mean(1)
-        half = len(whole) // 2
-        clips = {"": [Clip(whole, rate)], "first": [Clip(whole[:half], rate)]}
-        references = References(vector, clips)
-        speak = cloned(voice, {"": wav(whole, rate)})
-        cosines = [
-            references.tell(clip, "").cosine for clip in each(speak, [(t, "") for t in texts])
-        ]
-        halves = references.tell(Clip(whole[half:], rate), "first").cosine
-        note = f"{len(whole) / rate:.1f} s; its second half to its first {halves:.3f}"
-        yield Figure(f"{path.name}, cosine of the clone", tuple(cosines), "", note=note)
+def of_people(
+    vector: SpeakerVector, voice: LoadedVoice, clips: Mapping[str, Clip], texts: Sequence[str]
+) -> Iterator[Figure]:
+    """Iterate over the figures of recordings of people."""
+    references = References(vector, {name: [clip] for name, clip in clips.items()})
+    speak = cloned(voice, {name: wav(c.samples, c.sample_rate) for name, c in clips.items()})
+    lines = [(text, name) for name in clips for text in texts]
+    told = tell(references, speak, lines)
+    note = f"{len(lines)} lines, {len(clips)} recordings"
+    yield Figure("own voice is nearest", (right(told),), "of lines", note=note)
+    for name, clip in clips.items():
+        middle = len(clip.samples) // 2
+        parts = [Clip(part, clip.sample_rate) for part in np.split(clip.samples, [middle])]
+        one, other = map(references.vector, parts)
+        seconds = len(clip.samples) / clip.sample_rate
+        note = f"{seconds:.1f} s, whose halves have {one @ other:.3f}"
+        cosines = tuple(one.cosine for one in told if one.voice == name)
+        yield Figure(f"{name}, cosine to the clip", cosines, "", note=note)
+
+
+def read(path: Path) -> Clip:
+    """Read a sound file as one channel."""
+    samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
+    return Clip(samples.mean(1), rate)
+
+
+def run_people(args: argparse.Namespace) -> int:
+    """Judge clones of recordings, and print the report."""
+    clips = {path.stem: read(path) for path in args.recordings}
+    with tts.load(args.model) as voice:
+        figures = of_people(load_speaker(), voice, clips, held_out(args.lines))
+        return publish(Report("people", tuple(figures)))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -190,7 +206,6 @@ def run(args: argparse.Namespace) -> int:
             heard = {name: record(clip.samples, clip.sample_rate) for name, clip in clips.items()}
             found = trials.judge(each(cloned(voice, heard), lines), lines)
             rows += figures(kind, found, barred=kind == "clean")
-        rows += of_people(voice, args.people, texts[: args.lines])
     own = (teacher.speak(*line) for line in lines)
     rows += figures("teacher", trials.judge(own, lines), barred=False)
     rows.append(Figure("cosines of the voices to each other", tuple(references.others()), ""))

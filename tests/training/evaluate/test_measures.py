@@ -205,4 +205,8 @@ def test_every_command_has_its_options() -> None:
     given = ["--teacher", "t", "--package", "p"]
     for name in ("voices", "cloning", "prosody", "timings", "phonemes"):
         assert parser.parse_args([name, *given]).model == ""
+    assert parser.parse_args(["people", "a.wav", "b.wav"]).recordings == [
+        Path("a.wav"),
+        Path("b.wav"),
+    ]
     assert parser.parse_args(["natural", *given, "--moonshine", "m"]).sentences is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from benchmarks.understood import SEED
 from tests.training.speech_lm.tokens import KNOWN
-from training.evaluate.cloning import cloned, wav
+from training.evaluate.cloning import cloned, of_people, read, wav
 from training.evaluate.phonemes import asked_of_us, of_letters, pronounced
 from training.evaluate.reading import CodeClient, PhoneReader, load_with_codes
 from training.evaluate.systems import Teacher, each, speaker_of
@@ -87,6 +88,18 @@ def test_a_clone_speaks_in_the_voice_of_its_clip(ours: tuple[LoadedVoice, CodeCl
     one, other = each(speak, [("Yes.", name) for name in clips])
     assert len(one.samples) > 0
     assert not np.array_equal(one.samples, other.samples)
+
+
+def test_recordings_are_compared_with_their_clones(
+    ours: tuple[LoadedVoice, CodeClient], tmp_path: Path
+) -> None:
+    voice = ours[0]
+    path = voice.say("This is I.", voice="hugh", seed=2).save(tmp_path / "one.wav")
+    clips = {path.stem: read(path)}
+    nearest, cosine = of_people(lambda _: np.array([3.0, 4.0]), voice, clips, ["Yes."])
+    assert nearest.value == 1
+    assert cosine.name == "one, cosine to the clip"
+    assert cosine.value == pytest.approx(1)
 
 
 def test_made_up_words_are_asked_for_in_ipa(ours: tuple[LoadedVoice, CodeClient]) -> None:
