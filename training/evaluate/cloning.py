@@ -184,29 +184,23 @@ def run_people(args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Judge clones of every kind of clip, and print the report."""
-    teacher, texts, rng = (
-        Teacher.open(args.teacher, args.package),
-        held_out(),
-        random.Random(args.seed),
-    )
+    teacher, rng = Teacher.open(args.teacher, args.package), random.Random(args.seed)
     names = [f"mixture{n}" for n in range(args.voices)]
     teacher.mixtures = {name: teacher.studio.book.mixture(rng) for name in names}
-    for name, voice in teacher.mixtures.items():
-        print(name, voice, file=sys.stderr)
-    count = args.references
-    references = References(load_speaker(), said_by(teacher.speak, texts[:count], names))
-    clips = {
-        name: own[0]
-        for name, own in said_by(teacher.speak, [" ".join(texts[count : count + 2])], names).items()
-    }
-    lines = [(text, name) for name in names for text in texts[count + 2 : count + 2 + args.lines]]
+    print("\n".join(f"{name}: {own}" for name, own in teacher.mixtures.items()), file=sys.stderr)
+    first, second, *texts = held_out()
+    clips = {name: teacher.speak(f"{first} {second}", name) for name in names}
+    own = said_by(teacher.speak, texts[: args.references], names)
+    references = References(load_speaker(), own)
+    chosen = texts[args.references : args.references + args.lines]
+    lines = [(text, name) for name in names for text in chosen]
     trials, rows = Trials(references, clips), []
     with tts.load(args.model) as voice:
         for kind, record in RECORDED.items():
             heard = {name: record(clip.samples, clip.sample_rate) for name, clip in clips.items()}
             found = trials.judge(each(cloned(voice, heard), lines), lines)
             rows += figures(kind, found, barred=kind == "clean")
-    own = (teacher.speak(*line) for line in lines)
-    rows += figures("teacher", trials.judge(own, lines), barred=False)
+    theirs = trials.judge((teacher.speak(*line) for line in lines), lines)
+    rows += figures("teacher", theirs, barred=False)
     rows.append(Figure("cosines of the voices to each other", tuple(references.others()), ""))
     return publish(Report("cloning", tuple(rows)))

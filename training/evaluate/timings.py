@@ -26,6 +26,8 @@ from tts.api.voice import LoadedVoice
 
 MOST_MS, MOST_MS_OF_90 = 20.0, 60.0
 WORST = 10  # words that are shown
+Error = tuple[float, str]
+"""Milliseconds, and the border of a word that is so far off."""
 
 
 def words_of(teacher: Teacher, text: str, phonemes: str, take: Take) -> tuple[TimedWord, ...]:
@@ -35,9 +37,7 @@ def words_of(teacher: Teacher, text: str, phonemes: str, take: Take) -> tuple[Ti
     return word_times(texts, 0, take.durations)
 
 
-def errors_ms(
-    words: Sequence[TimedWord], mapped: Sequence[TimedWord]
-) -> list[tuple[float, str]]:  # fmt: skip
+def errors_ms(words: Sequence[TimedWord], mapped: Sequence[TimedWord]) -> list[Error]:
     """Return how far starts and ends of the same words are apart, in ms, each with its word."""
     found = []
     for one, other in zip(words, mapped, strict=True):
@@ -66,7 +66,7 @@ def neighbour(voice: str, voices: Sequence[str]) -> str:
 
 def compared(
     teacher: Teacher, voice: LoadedVoice, lines: Sequence[VoicedLine]
-) -> Iterator[tuple[list[tuple[float, str]], list[tuple[float, str]]]]:
+) -> Iterator[tuple[list[Error], list[Error]]]:
     """Iterate over the errors of every line's words: ours, and those of the warping."""
     for text, name in lines:
         phonemes = teacher.phonemes(text, name)
@@ -97,8 +97,8 @@ def run(args: argparse.Namespace) -> int:
     torch.manual_seed(args.seed)
     teacher = Teacher.open(args.teacher, args.package)
     lines = in_turn(held_out(), tuple(THEIRS), args.lines)
-    ours: list[tuple[float, str]] = []
-    warped: list[tuple[float, str]] = []
+    ours: list[Error] = []
+    warped: list[Error] = []
     with tts.load(args.model) as voice:
         for own, other in compared(teacher, voice, lines):
             ours += own
