@@ -84,8 +84,9 @@ def phone(samples: np.ndarray, rate: int) -> bytes:
 
 
 def mp3(samples: np.ndarray, rate: int) -> bytes:
-    """Record as a small MP3 file."""
-    return encoded(samples, rate, "MP3", MP3_LEVEL)
+    """Record as a small MP3 file; the service takes no such files, so it is read again."""
+    data = encoded(samples, rate, "MP3", MP3_LEVEL)
+    return wav(soundfile.read(io.BytesIO(data), dtype="float32")[0], rate)
 
 
 def level(samples: np.ndarray) -> np.ndarray:
@@ -182,25 +183,32 @@ def run_people(args: argparse.Namespace) -> int:
         return publish(Report("people", tuple(figures)))
 
 
-def run(args: argparse.Namespace) -> int:
-    """Judge clones of every kind of clip, and print the report."""
-    teacher, rng = Teacher.open(args.teacher, args.package), random.Random(args.seed)
-    names = [f"mixture{n}" for n in range(args.voices)]
-    teacher.mixtures = {name: teacher.studio.book.mixture(rng) for name in names}
-    print("\n".join(f"{name}: {own}" for name, own in teacher.mixtures.items()), file=sys.stderr)
-    first, second, *texts = held_out()
-    clips = {name: teacher.speak(f"{first} {second}", name) for name in names}
-    own = said_by(teacher.speak, texts[: args.references], names)
-    references = References(load_speaker(), own)
-    chosen = texts[args.references : args.references + args.lines]
-    lines = [(text, name) for name in names for text in chosen]
+def compare(
+    teacher: Teacher, voice: LoadedVoice, vector: SpeakerVector, texts: Sequence[str], count: int
+) -> Report:
+    """Judge clones of the teacher's mixtures: the first two texts are those of the clips, `count`
+    are of the references, the others are said."""
+    names = tuple(teacher.mixtures)
+    clips = {name: teacher.speak(" ".join(texts[:2]), name) for name in names}
+    own = said_by(teacher.speak, texts[2 : 2 + count], names)
+    references = References(vector, own)
+    lines = [(text, name) for name in names for text in texts[2 + count :]]
     trials, rows = Trials(references, clips), []
-    with tts.load(args.model) as voice:
-        for kind, record in RECORDED.items():
-            heard = {name: record(clip.samples, clip.sample_rate) for name, clip in clips.items()}
-            found = trials.judge(each(cloned(voice, heard), lines), lines)
-            rows += figures(kind, found, barred=kind == "clean")
+    for kind, record in RECORDED.items():
+        heard = {name: record(clip.samples, clip.sample_rate) for name, clip in clips.items()}
+        found = trials.judge(each(cloned(voice, heard), lines), lines)
+        rows += figures(kind, found, barred=kind == "clean")
     theirs = trials.judge((teacher.speak(*line) for line in lines), lines)
     rows += figures("teacher", theirs, barred=False)
     rows.append(Figure("cosines of the voices to each other", tuple(references.others()), ""))
-    return publish(Report("cloning", tuple(rows)))
+    return Report("cloning", tuple(rows))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw voices, judge clones of every kind of clip, and print the report."""
+    teacher, rng = Teacher.open(args.teacher, args.package), random.Random(args.seed)
+    teacher.mixtures = {f"mixture{n}": teacher.studio.book.mixture(rng) for n in range(args.voices)}
+    print("\n".join(f"{name}: {own}" for name, own in teacher.mixtures.items()), file=sys.stderr)
+    texts = held_out(2 + args.references + args.lines)
+    with tts.load(args.model) as voice:
+        return publish(compare(teacher, voice, load_speaker(), texts, args.references))

@@ -45,6 +45,7 @@ CODAS = (*[""] * 8, *ENDS, "st", "nd", "nt", "mp", "ŋk", "lt", "ks")
 STRESSED = {"a": tuple("AIOWYiuɑɔæɛɪʊʌ"), "b": (*"AIQWYæɛɪʊʌɒ", "iː", "uː", "ɑː", "ɔː", "ɜː")}
 """Vowels of stressed syllables by accent; others have ə or ɪ."""
 SENTENCE, BLANK = "They call it {}, I think.", "wug"
+BETWEEN = " {}"
 WORST = 20  # words that are shown
 
 
@@ -104,8 +105,8 @@ def asked_of_teacher(
 ) -> Iterator[Asked]:
     """Iterate over the same words by the teacher's plans, as codes."""
     for word, name in words:
-        phonemes = teacher.phonemes(SENTENCE.format(BLANK), name)
-        spelled = phonemes.replace(teacher.phonemes(BLANK, name), word)
+        before, after = (teacher.phonemes(part, name) for part in SENTENCE.split(BETWEEN))
+        spelled = f"{before} {word}{after}"
         plan = teacher.plan([(spelled, name)])
         held = {part: torch.from_numpy(plan[part]) for part in ("phones", "pitch", "energy")}
         codes, _ = codes_of_lines(coder, held, torch.zeros(1, dtype=torch.long))

@@ -26,6 +26,7 @@ from training.evaluate.systems import (
     in_turn,
     speaker_of,
 )
+from tts.api.voice import LoadedVoice
 
 QUESTIONS = Path(__file__).parents[1] / "questions.txt"
 END_FRAMES = 30  # of 10 ms: the last voiced part of a sentence
@@ -81,18 +82,27 @@ def extremes(shares: np.ndarray, lines: Sequence[VoicedLine]) -> Iterator[str]:
         yield f"{shares[i]:.2f}  {lines[i][1]:8s} {lines[i][0]}"
 
 
+def compare(
+    teacher: Teacher, voice: LoadedVoice, questions: Sequence[VoicedLine],
+    lines: Sequence[VoicedLine],
+) -> Report:  # fmt: skip
+    """Compare questions and durations, and print the questions that do not rise and the extremes
+    of the durations."""
+    speak = speaker_of(voice)
+    ours = [rise_of(clip) for clip in each(speak, questions)]
+    theirs = [rise_of(teacher.speak(*line)) for line in questions]
+    shares = shares_of(each(speak, lines), teacher.seconds(lines))
+    for (text, name), own, other in zip(questions, ours, theirs, strict=True):
+        if other >= RISES > own:
+            print(f"{own:5.1f} ({other:.1f})  {name:8s} {text}", file=sys.stderr)
+    print("\n".join(extremes(shares, lines)), file=sys.stderr)
+    return Report("prosody", (*rising(ours, theirs), *lengths(shares)))
+
+
 def run(args: argparse.Namespace) -> int:
-    """Compare questions and durations, and print the report and the extremes."""
+    """Compare questions and durations, and print the report."""
     teacher, voices = Teacher.open(args.teacher, args.package), tuple(THEIRS)
     questions = in_turn(lines_of(QUESTIONS), voices, args.questions)
     lines = in_turn(held_out(), voices, args.lines)
     with tts.load(args.model) as voice:
-        speak = speaker_of(voice)
-        ours = [rise_of(clip) for clip in each(speak, questions)]
-        shares = shares_of(each(speak, lines), teacher.seconds(lines))
-    theirs = [rise_of(teacher.speak(*line)) for line in questions]
-    for line, a, b in zip(questions, ours, theirs, strict=True):
-        if b >= RISES > a:
-            print(f"{a:5.1f} ({b:.1f})  {line[1]:8s} {line[0]}", file=sys.stderr)
-    print("\n".join(extremes(shares, lines)), file=sys.stderr)
-    return publish(Report("prosody", (*rising(ours, theirs), *lengths(shares))))
+        return publish(compare(teacher, voice, questions, lines))

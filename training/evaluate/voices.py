@@ -26,6 +26,7 @@ from training.evaluate.systems import (
     in_turn,
     speaker_of,
 )
+from tts.api.voice import LoadedVoice
 
 LEAST_COSINE = 0.85  # of a named voice to its teacher
 MOST_LOST = 0.05  # of the lines whose speaker the teacher's own speech shows
@@ -116,14 +117,22 @@ def worst(ours: Sequence[Told], theirs: Sequence[Told]) -> Iterator[str]:
         yield line
 
 
-def run(args: argparse.Namespace) -> int:
-    """Judge all named voices, and print the report and the worst ones."""
-    teacher, texts, voices = Teacher.open(args.teacher, args.package), held_out(), tuple(THEIRS)
-    own = said_by(teacher.speak, texts[: args.references], voices)
-    references = References(load_speaker(), own)
-    lines = in_turn(texts[args.references :], voices, args.lines)
-    with tts.load(args.model) as voice:
-        ours = tell(references, speaker_of(voice), lines)
+def compare(
+    teacher: Teacher, voice: LoadedVoice, vector: SpeakerVector, lines: Sequence[VoicedLine],
+    reference_texts: Sequence[str],
+) -> Report:  # fmt: skip
+    """Judge lines by both systems, and print the worst voices."""
+    names = dict.fromkeys(name for _, name in lines)
+    references = References(vector, said_by(teacher.speak, reference_texts, names))
+    ours = tell(references, speaker_of(voice), lines)
     theirs = tell_in_turn(references, teacher.speak, lines)
     print("\n".join(worst(ours, theirs)), file=sys.stderr)
-    return publish(Report("voices", tuple(figures(ours, theirs))))
+    return Report("voices", tuple(figures(ours, theirs)))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Judge all named voices, and print the report."""
+    teacher, texts, count = Teacher.open(args.teacher, args.package), held_out(), args.references
+    lines = in_turn(texts[count:], tuple(THEIRS), args.lines)
+    with tts.load(args.model) as voice:
+        return publish(compare(teacher, voice, load_speaker(), lines, texts[:count]))

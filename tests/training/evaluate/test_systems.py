@@ -12,22 +12,28 @@ import torch
 
 from benchmarks.understood import SEED
 from tests.training.speech_lm.tokens import KNOWN
+from training.evaluate import cloning, prosody, voices
 from training.evaluate.cloning import cloned, of_people, read, wav
-from training.evaluate.phonemes import asked_of_us, of_letters, pronounced
+from training.evaluate.phonemes import asked_of_teacher, asked_of_us, of_letters, pronounced
 from training.evaluate.reading import CodeClient, PhoneReader, load_with_codes
 from training.evaluate.systems import Teacher, each, speaker_of
 from training.evaluate.timings import neighbour, spoken, words_of
 from training.kokoro.network import FRAME, SAMPLE_RATE, STYLE, Kokoro
 from training.kokoro.studio import Studio
 from training.kokoro.style import StyleBook, Voice
-from training.speech_codec.coder import Reader
+from training.speech_codec.coder import CODER_FILE, Reader, load_coder
 from training.speech_codec.config import DESIGNS, coder_sizes
 from training.speech_lm.names import NAMES
 from tts.api.voice import LoadedVoice
 from tts.cli.local import LocalClient
 from tts.cli.options import ModelChoice
 
-SPELLING = {"bad cab": "bˈad fab.", "bad": "bˈad"}
+SPELLING = {"bad cab": "bˈad fab.", "a long clip": "bˈad fab " * 6}
+
+
+def spell(text: str) -> str:
+    """Return phonemes of a text; those of one word for most."""
+    return SPELLING.get(text, "bˈad")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +46,7 @@ def teacher() -> Teacher:
     loaded = Kokoro.load(network.state_dict(), device)
     rows = {name: rng.normal(0, 0.3, (20, STYLE)).astype(np.float16) for name in NAMES}
     studio = Studio(loaded, StyleBook(rows, device), device)
-    return Teacher(studio, KNOWN, dict.fromkeys("ab", SPELLING.__getitem__))
+    return Teacher(studio, KNOWN, dict.fromkeys("ab", spell))
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +122,33 @@ def test_phonemes_of_a_text_are_those_of_the_command_line() -> None:
     (words,) = asyncio.run(pronounced(client, ["A cat sat on a mat."]))
     assert words == ["ɐ", "kˈæt", "sˈæt", "ˌɔn", "ɐ", "mˈæt"]
     assert of_letters([""], [words], [words]).reached
+
+
+def test_reports_compare_both_systems(
+    teacher: Teacher, ours: tuple[LoadedVoice, CodeClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cloning, "RECORDED", {"clean": cloning.wav, "MP3": cloning.mp3})
+    voice, vector = ours[0], lambda clip: np.array([clip.std(), 1.0])
+    lines = [("Yes.", "hazel"), ("No.", "hugh")]
+    report = voices.compare(teacher, voice, vector, lines, ["bad"])
+    assert report.figures[0].note == "2 lines"
+    report = prosody.compare(teacher, voice, lines[:1], lines)
+    found = {figure.name: figure.values for figure in report.figures}
+    assert len(found["durations, of the teacher's"]) == 2
+    assert min(found["durations, of the teacher's"]) > 0
+    teacher.mixtures = {"one": Voice.named("af_sky"), "two": Voice.named("bm_lewis")}
+    report = cloning.compare(teacher, voice, vector, ["a long", "clip", "bad", "Yes."], 1)
+    kinds = [figure.name.split(",")[0] for figure in report.figures[:-1]]
+    assert kinds == [kind for kind in ("clean", "MP3", "teacher") for _ in range(3)]
+    assert len(report.figures[-1].values) == 1  # pair of voices
+
+
+def test_made_up_words_of_the_teacher_are_read_from_its_plans(teacher: Teacher) -> None:
+    sizes = coder_sizes(DESIGNS["source_free"])
+    reader = PhoneReader(Reader(sizes), KNOWN)
+    words = [("bˈad", "hazel"), ("fˈab", "edith")]
+    found = list(asked_of_teacher(teacher, load_coder(CODER_FILE, sizes), reader, words))
+    assert [(one.word, one.voice) for one in found] == words
 
 
 def test_a_neighbour_has_the_same_accent_and_sex() -> None:
