@@ -11,6 +11,7 @@ speaks is Resemblyzer's embedding, compared by cosine. Every clip is brought to 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,12 +27,22 @@ HIGH_HZ = 6_000
 LOUD_DB = 30.0  # below the loudest frame: quieter frames have no pitch worth measuring
 FRAME = 512
 SMOOTHED = 10  # frames of 10 ms, the median of which is a pitch
+SpeakerVector = Callable[[np.ndarray], np.ndarray]
+"""Function from a prepared clip to the unit vector [256] of who speaks in it."""
 
 
 def prepared(samples: np.ndarray, rate: int) -> np.ndarray:
     """Mono float32 [S] at 16 kHz, of the same peak."""
     resampled = soxr.resample(samples, rate, RATE).astype(np.float32)
     return np.clip(resampled * (PEAK / max(1e-6, float(np.abs(resampled).max()))), -1, 1)
+
+
+def load_speaker() -> SpeakerVector:
+    """Load the model that compares speakers, on the CPU."""
+    from resemblyzer import VoiceEncoder
+
+    embed: SpeakerVector = VoiceEncoder("cpu", verbose=False).embed_utterance
+    return embed
 
 
 class SpeechJudges:
@@ -41,7 +52,6 @@ class SpeechJudges:
         import distillmos
         import moonshine_onnx
         import tokenizers
-        from resemblyzer import VoiceEncoder
 
         vocabulary = Path(moonshine_onnx.__file__).with_name("assets") / "tokenizer.json"
         self._tokens = tokenizers.Tokenizer.from_file(str(vocabulary))
@@ -49,7 +59,7 @@ class SpeechJudges:
             models_dir=str(moonshine), model_name="base"
         )
         self._natural = distillmos.ConvTransformerSQAModel().eval()
-        self._speaker = VoiceEncoder("cpu", verbose=False)
+        self._speaker = load_speaker()
 
     @torch.inference_mode()
     def naturalness(self, clip: np.ndarray) -> float:
@@ -62,7 +72,7 @@ class SpeechJudges:
 
     def speaker(self, clip: np.ndarray) -> np.ndarray:
         """Unit vector [256] of who speaks in a prepared clip."""
-        return self._speaker.embed_utterance(clip)
+        return self._speaker(clip)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,11 @@ PACKAGES = (
 )  # fmt: skip
 SHARE = Path("/usr/share")
 ROOT = Path(__file__).parent.parent
-HELD_OUT = [ROOT / "training" / "prose.txt", ROOT / "benchmarks" / "held_out.txt"]
+HELD_OUT = [
+    ROOT / "training" / "prose.txt",
+    ROOT / "training" / "questions.txt",
+    ROOT / "benchmarks" / "held_out.txt",
+]
 MIN_CHARACTERS, MAX_CHARACTERS = 3, 200
 ALLOWED = re.compile(r"^[A-Za-z0-9 ,.;:?!'\-]+$")
 HTML_PARAGRAPH = re.compile(r'<(?:p\b[^>]*|div class="para")>(.*?)</(?:p|div)>', re.S | re.I)

@@ -5,7 +5,9 @@
 
 Plans are those of `training.kokoro.studio --silent`; no sound is needed, so a CPU does.
 OUT/coder.safetensors holds both encoders (float16). It never changes afterwards: codec, language
-model and aligner learn from its codes, each by itself. OUT/reader.safetensors holds what read them.
+model and aligner learn from its codes, each by itself. OUT/reader.safetensors holds what read them,
+which only judging needs (`training.evaluate phonemes`). With --coder FILE the encoders are those of
+the file, and a new reader learns to read their codes.
 """
 
 from __future__ import annotations
@@ -23,7 +25,16 @@ from training.kokoro.studio import MIDDLING
 from training.kokoro.style import StyleBook
 from training.progress import Mean, Progress, Rate, add_run_arguments, run_to_the_end
 from training.speech_codec.checkpoint import halved, write
-from training.speech_codec.coder import CODER, Coder, Read, Reader, Sizes, points_of, read_losses
+from training.speech_codec.coder import (
+    CODER,
+    Coder,
+    Read,
+    Reader,
+    Sizes,
+    load_coder,
+    points_of,
+    read_losses,
+)
 from training.speech_codec.config import DESIGNS, coder_sizes
 from training.speech_codec.plans import CURVE_GRID, POINT, Plan, plan_at
 
@@ -103,17 +114,26 @@ class Trainer:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.sizes = coder_sizes(DESIGNS[args.design])
+        sizes = coder_sizes(DESIGNS[args.design])
+        self.sizes = sizes._replace(reader=args.reader_width or sizes.reader)
         self.lines = Lines(sorted(args.plans.glob("plan_*[0-9].npz")), self.device)
         book = StyleBook.load(args.voices, torch.device("cpu"))
         pool = styles(book, args.voices_drawn, random.Random(args.seed))
         self.pool = pool.to(self.device)
-        self.model = Model(self.sizes).to(self.device)
-        self.model.coder.style.mean.copy_(self.pool.mean(0))
-        self.model.coder.style.size.copy_(self.pool.std(0).clamp_min(1e-3))
+        self.model = self._model().to(self.device)
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=args.lr, betas=(0.9, 0.95))
         self.rate = Rate(args.lr, WARM_STEPS, LAST_RATE)
         self.mean = Mean(self.model, MEAN_EVERY, MEAN_SHARE)
+
+    def _model(self) -> Model:
+        """Return a new coder, or the one that stays as it is, and a reader."""
+        model = Model(self.sizes)
+        if self.args.coder:
+            model.coder = load_coder(self.args.coder, self.sizes)
+        else:
+            model.coder.style.mean.copy_(self.pool.mean(0).cpu())
+            model.coder.style.size.copy_(self.pool.std(0).clamp_min(1e-3).cpu())
+        return model
 
     def train_step(self, step: int, share: float) -> dict[str, Tensor]:
         """Return the losses of the step after `step` others, at this share of the run."""
@@ -143,10 +163,11 @@ class Trainer:
         return f"held out: {values}, style {style.item():.4f}, {different}"
 
     def save(self) -> None:
-        """Write the encoders, and what reads their codes, which only judging needs."""
+        """Write the encoders, if they are new, and what reads their codes."""
         kept, out = self.mean.network, self.args.out
-        state = {f"{CODER}{k}": v for k, v in kept.coder.state_dict().items()}
-        write(halved(state), out / "coder.safetensors")
+        if not self.args.coder:
+            state = {f"{CODER}{k}": v for k, v in kept.coder.state_dict().items()}
+            write(halved(state), out / "coder.safetensors")
         write(halved(kept.reader.state_dict()), out / "reader.safetensors")
 
 
@@ -167,6 +188,8 @@ def build_parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", type=Path, required=True)
     add_run_arguments(parser)
     parser.add_argument("--design", choices=sorted(DESIGNS), default="source_free")
+    parser.add_argument("--coder", type=Path, help="encoders that stay as they are")
+    parser.add_argument("--reader-width", type=int, default=0, help="0: as the design says")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--crop", type=int, default=64, help="codes")
     parser.add_argument("--styles", type=int, default=128, help="style vectors of a step")

@@ -26,7 +26,7 @@ FIRST_SYMBOL = FIRST_SOUND
 MAX_SYMBOLS = FIRST_CODE - FIRST_SYMBOL
 SPELLED_NAME, BRITISH_NAME = "<|symbols|>", "<|british|>"
 BYTES = byte_alphabet()
-USED = frozenset('AIOQTWYabdfhijklmnpstuvwzæðŋɑɒɔəɛɜɡɪɹʃʊʌʒʤʧθᵊᵻˈˌː .,;:!?—…“”"()')
+USED = frozenset('AIOQTWYabdfhijklmnpstuvwzæðŋɐɑɒɔəɛɜɡɪɹʃʊʌʒʤʧθᵊᵻˈˌː .,;:!?—…“”"()')
 IPA = {
     "A": "eɪ", "I": "aɪ", "O": "oʊ", "Q": "əʊ", "T": "ɾ", "W": "aʊ", "Y": "ɔɪ", "ʤ": "dʒ",
     "ʧ": "tʃ",

@@ -38,7 +38,7 @@ MAX_LINE_BYTES = 8192
 
 PHONEME_SENTENCE = 160  # characters of the longest text whose phones the model was trained on
 MAX_PHONEME_TOKENS = 1024
-IPA = "abdefhijklmnopstuvwzæðŋɑɒɔəɛɜɡɪɹɾʃʊʌʒθᵊᵻˈˌː"
+IPA = "abdefhijklmnopstuvwzæðŋɐɑɒɔəɛɜɡɪɹɾʃʊʌʒθᵊᵻˈˌː"
 MARKS = re.escape('.,:;!?—…“”"()')
 PHONEME_CHARACTERS = re.compile(rf"[{IPA}{MARKS} /]*")
 PHONES = re.compile(rf"(?:[{IPA}]{{1,2}}|[{MARKS}/])(?: (?:[{IPA}]{{1,2}}|[{MARKS}/]))*")

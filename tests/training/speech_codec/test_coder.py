@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.takes import TOY, take_of, toy_coder, write_take, write_voices
+from tests.training.takes import (
+    TOY,
+    take_of,
+    toy_coder,
+    write_coder,
+    write_take,
+    write_voices,
+)
+from training.evaluate.reading import PhoneReader
 from training.kokoro.text import NUM_SYMBOLS
 from training.speech_codec.coder import (
     CODER_FILE,
@@ -97,6 +105,21 @@ def test_phones_are_read_better_from_codes_after_training(
     codes = coder.codes(Plan(phones.repeat_interleave(8, 1), *curves))[1]
     assert codes.shape == (1, 64)
     assert len(codes.unique()) > 3
+
+
+def test_another_reader_learns_the_codes_of_a_coder_that_stays(
+    flags: list[str], tmp_path: Path, capsys
+) -> None:
+    own = tmp_path / "own.safetensors"
+    coder = toy_coder()
+    write_coder(own, coder)
+    train([*flags, f"--coder={own}", "--reader-width=24", "--steps=60", "--lr=3e-2", "--log=0"])
+    right = read_shares(capsys.readouterr().out)
+    assert np.mean(right[-10:]) > np.mean(right[:10]) + 0.1
+    assert not (tmp_path / "coder.safetensors").exists()
+    known = {chr(96 + number): number for number in range(1, 9)}
+    found = PhoneReader.load(tmp_path / "reader.safetensors", SIZES, known)
+    assert set(found.phones(list(range(64)))) <= set(known)
 
 
 def test_without_plans_there_is_nothing_to_learn(flags: list[str], tmp_path: Path) -> None:

@@ -47,6 +47,11 @@ def test_a_line_for_each_sentence(local: LocalClient, capfd: pytest.CaptureFixtu
     assert len(left.split()) == len(["On", "the", "second", "day", "they", "left"])
 
 
+def test_the_article_is_a_word(local: LocalClient, capfd: pytest.CaptureFixture[str]) -> None:
+    (line,) = printed(local, "A cat sat on a mat.", capfd)
+    assert line == "ɐ kˈæt sˈæt ˌɔn ɐ mˈæt"
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [

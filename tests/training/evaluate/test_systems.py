@@ -1,0 +1,159 @@
+"""The two systems that are compared: a teacher of random weights, and the built-in voice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.understood import SEED
+from tests.training.speech_lm.tokens import KNOWN
+from training.evaluate import cloning, prosody, voices
+from training.evaluate.cloning import cloned, of_people, read, wav
+from training.evaluate.phonemes import asked_of_teacher, asked_of_us, of_letters, pronounced
+from training.evaluate.reading import CodeClient, PhoneReader, load_with_codes
+from training.evaluate.systems import Teacher, each, speaker_of
+from training.evaluate.timings import neighbour, spoken, words_of
+from training.kokoro.network import FRAME, SAMPLE_RATE, STYLE, Kokoro
+from training.kokoro.studio import Studio
+from training.kokoro.style import StyleBook, Voice
+from training.speech_codec.coder import CODER_FILE, Reader, load_coder
+from training.speech_codec.config import DESIGNS, coder_sizes
+from training.speech_lm.names import NAMES
+from tts.api.voice import LoadedVoice
+from tts.cli.local import LocalClient
+from tts.cli.options import ModelChoice
+
+SPELLING = {"bad cab": "bˈad fab.", "a long clip": "bˈad fab " * 6}
+
+
+def spell(text: str) -> str:
+    """Return phonemes of a text; those of one word for most."""
+    return SPELLING.get(text, "bˈad")
+
+
+@pytest.fixture(scope="module")
+def teacher() -> Teacher:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = Kokoro()
+    torch.nn.init.constant_(network.predictor.duration_proj["linear_layer"].bias, -4.0)
+    device, rng = torch.device("cpu"), np.random.default_rng(0)
+    loaded = Kokoro.load(network.state_dict(), device)
+    rows = {name: rng.normal(0, 0.3, (20, STYLE)).astype(np.float16) for name in NAMES}
+    studio = Studio(loaded, StyleBook(rows, device), device)
+    return Teacher(studio, KNOWN, dict.fromkeys("ab", spell))
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[tuple[LoadedVoice, CodeClient]]:
+    voice, codes = load_with_codes("")
+    with voice:
+        yield voice, codes
+
+
+def test_the_teacher_says_what_it_plans(teacher: Teacher) -> None:
+    take = teacher.take(SPELLING["bad cab"], "edith")
+    assert len(take.clip.samples) == FRAME * take.durations.sum()
+    seconds = teacher.seconds([("bad cab", "edith"), ("bad", "hazel")])
+    assert seconds[0] == len(take.clip.samples) / SAMPLE_RATE
+    assert seconds[1] < seconds[0]
+    teacher.mixtures["mix"] = Voice((("af_sky", 0.5), ("af_nova", 0.5)), (("bf_emma", 1.0),))
+    assert teacher.speak("bad", "mix").sample_rate == SAMPLE_RATE
+    words = words_of(teacher, "bad cab", SPELLING["bad cab"], take)
+    assert [word.text for word in words] == ["bad", "cab"]
+    assert words[0].end_s <= words[1].start_s < words[1].end_s < seconds[0]
+
+
+def test_our_voice_speaks_lines_at_once_as_alone(ours: tuple[LoadedVoice, CodeClient]) -> None:
+    voice, codes = ours
+    codes.take()
+    alone = voice.say("Good morning.", voice="hugh", seed=SEED)
+    said = codes.take()
+    assert len(said) * 960 == len(alone.samples)
+    assert codes.take() == ()
+    first, _ = each(speaker_of(voice), [("Good morning.", "hugh"), ("Yes.", "hazel")])
+    assert first.sample_rate == alone.sample_rate
+    assert np.array_equal(first.samples, alone.samples)
+
+
+def test_words_of_our_voice_have_times(ours: tuple[LoadedVoice, CodeClient]) -> None:
+    clip, words = spoken(ours[0], "Good morning.", "hazel")
+    assert [word.text for word in words] == ["Good", "morning."]
+    assert 0 <= words[0].start_s < words[1].end_s <= len(clip.samples) / clip.sample_rate
+
+
+def test_a_clone_speaks_in_the_voice_of_its_clip(ours: tuple[LoadedVoice, CodeClient]) -> None:
+    voice = ours[0]
+    clips = {name: voice.say("This is I.", voice=name, seed=2) for name in ("hazel", "hugh")}
+    speak = cloned(voice, {name: wav(c.samples, c.sample_rate) for name, c in clips.items()})
+    one, other = each(speak, [("Yes.", name) for name in clips])
+    assert len(one.samples) > 0
+    assert not np.array_equal(one.samples, other.samples)
+
+
+def test_recordings_are_compared_with_their_clones(
+    ours: tuple[LoadedVoice, CodeClient], tmp_path: Path
+) -> None:
+    voice = ours[0]
+    path = voice.say("This is I.", voice="hugh", seed=2).save(tmp_path / "one.wav")
+    clips = {path.stem: read(path)}
+    nearest, cosine = of_people(lambda _: np.array([3.0, 4.0]), voice, clips, ["Yes."])
+    assert nearest.value == 1
+    assert cosine.name == "one, cosine to the clip"
+    assert cosine.value == pytest.approx(1)
+
+
+def test_made_up_words_are_asked_for_in_ipa(ours: tuple[LoadedVoice, CodeClient]) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        reader = PhoneReader(Reader(coder_sizes(DESIGNS["source_free"])), KNOWN)
+    found = list(asked_of_us(*ours, reader, [("blˈɪk", "hazel"), ("snˈOf", "edith")]))
+    assert [one.word for one in found] == ["blˈɪk", "snˈOf"]
+    assert [one.errors.words for one in found] == [4, 4]
+
+
+def test_phonemes_of_a_text_are_those_of_the_command_line() -> None:
+    client = LocalClient.load(ModelChoice())
+    (words,) = asyncio.run(pronounced(client, ["A cat sat on a mat."]))
+    assert words == ["ɐ", "kˈæt", "sˈæt", "ˌɔn", "ɐ", "mˈæt"]
+    assert of_letters([""], [words], [words]).reached
+
+
+def test_reports_compare_both_systems(
+    teacher: Teacher, ours: tuple[LoadedVoice, CodeClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cloning, "RECORDED", {"clean": cloning.wav, "MP3": cloning.mp3})
+    voice, vector = ours[0], lambda clip: np.array([clip.std(), 1.0])
+    lines = [("Yes.", "hazel"), ("No.", "hugh")]
+    report = voices.compare(teacher, voice, vector, lines, ["bad"])
+    assert report.figures[0].note == "2 lines"
+    report = prosody.compare(teacher, voice, lines[:1], lines)
+    found = {figure.name: figure.values for figure in report.figures}
+    assert len(found["durations, of the teacher's"]) == 2
+    assert min(found["durations, of the teacher's"]) > 0
+    teacher.mixtures = {"one": Voice.named("af_sky"), "two": Voice.named("bm_lewis")}
+    report = cloning.compare(teacher, voice, vector, ["a long", "clip", "bad", "Yes."], 1)
+    kinds = [figure.name.split(",")[0] for figure in report.figures[:-1]]
+    assert kinds == [kind for kind in ("clean", "MP3", "teacher") for _ in range(3)]
+    assert len(report.figures[-1].values) == 1  # pair of voices
+
+
+def test_made_up_words_of_the_teacher_are_read_from_its_plans(teacher: Teacher) -> None:
+    sizes = coder_sizes(DESIGNS["source_free"])
+    reader = PhoneReader(Reader(sizes), KNOWN)
+    words = [("bˈad", "hazel"), ("fˈab", "edith")]
+    found = list(asked_of_teacher(teacher, load_coder(CODER_FILE, sizes), reader, words))
+    assert [(one.word, one.voice) for one in found] == words
+
+
+def test_a_neighbour_has_the_same_accent_and_sex() -> None:
+    names = {ours: theirs for theirs, ours in NAMES.items()}
+    for voice in names:
+        other = neighbour(voice, tuple(names))
+        assert other != voice
+        assert names[other][:2] == names[voice][:2]
