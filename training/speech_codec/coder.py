@@ -17,7 +17,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from decoder.codecs.source_filter.modules import ConvNext, Even, FiniteScalarQuantizer
+from decoder.codecs.source_filter.modules import (
+    CodeReader,
+    ConvNext,
+    Even,
+    FiniteScalarQuantizer,
+)
 from training.kokoro.text import NUM_SYMBOLS
 from training.speech_codec.plans import POINT, Plan
 
@@ -27,6 +32,7 @@ would have to be trained again."""
 CODER = "coder."  # before the names of a file's tensors
 STYLE = 256
 PHONE_DIM = 48
+FRAMES = 2  # of a code, in its reader
 PARTS = 3  # of a point, without its phone: octaves, voiced, energy
 
 
@@ -119,7 +125,7 @@ class Coder(nn.Module):
         return values, tokens
 
 
-class Reader(nn.Module):
+class Reader(CodeReader):
     """Reads plans from the values of codes, and styles from those of voice tokens.
 
     It sees of the codes what a decoder sees: `ahead` codes after a code and all before it. So what
@@ -127,20 +133,18 @@ class Reader(nn.Module):
     """
 
     def __init__(self, sizes: Sizes) -> None:
-        super().__init__()
-        width, self.sizes = sizes.reader, sizes
-        self.input = nn.Conv1d(len(sizes.levels), 2 * width, sizes.behind + 1 + sizes.ahead)
-        self.blocks = nn.Sequential(
-            *(ConvNext(width, 3 * width, sizes.kernel, causal=True) for _ in range(sizes.blocks))
-        )
-        self.output = nn.Linear(width, sizes.points_per_code // 2 * (NUM_SYMBOLS + PARTS))
+        super().__init__(
+            len(sizes.levels), sizes.reader, blocks=sizes.blocks, kernel=sizes.kernel,
+            width=sizes.behind + 1 + sizes.ahead, frames=FRAMES,
+        )  # fmt: skip
+        self.sizes = sizes
+        points = sizes.points_per_code // FRAMES
+        self.output = nn.Linear(sizes.reader, points * (NUM_SYMBOLS + PARTS))
         self.style = nn.Linear(sizes.voice_tokens * len(sizes.levels), STYLE)
 
     def plan(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Values [B, T, levels] to logits [B, P, symbols] and octaves, voice, energy [B, P, 3]."""
-        seen = F.pad(values, (0, 0, self.sizes.behind, self.sizes.ahead))
-        x = self.input(seen.transpose(1, 2)).transpose(1, 2)
-        x = self.blocks(x.reshape(len(values), -1, self.sizes.reader))
+        x = self(F.pad(values, (0, 0, self.sizes.behind, self.sizes.ahead)))
         read = self.output(x).view(len(values), -1, NUM_SYMBOLS + PARTS)
         return read[..., :NUM_SYMBOLS], read[..., NUM_SYMBOLS:]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from decoder.codecs.source_filter.config import SpeechCodecConfig
@@ -11,10 +11,12 @@ from training.speech_codec.coder import Sizes
 
 BASE = SpeechCodecConfig()
 DESIGNS = {
-    "source_free": BASE,
+    "source_free": BASE,  # without a reader
+    "source_read": replace(BASE, reader_dim=384),
     "toy": SpeechCodecConfig(
         levels=(4, 4, 4), mel_bins=20, mel_n_fft=512, voice_dim=16, voice_ff=32, voice_blocks=1,
         voice_tokens=4, condition_dim=8, decoder_dim=16, decoder_ff=32, decoder_blocks=2,
+        reader_dim=16, reader_blocks=1,
     ),
 }  # fmt: skip
 
@@ -23,7 +25,7 @@ def coder_sizes(design: SpeechCodecConfig) -> Sizes:
     """Sizes of the coder whose codes a design decodes."""
     sizes = Sizes(design.levels, design.voice_tokens, design.spectra_per_code)
     if design == DESIGNS["toy"]:
-        return sizes._replace(dim=16, ff=32, blocks=1, kernel=3, reader=16)
+        return sizes._replace(dim=16, ff=32, blocks=1, kernel=design.kernel, reader=16)
     return sizes
 
 

@@ -119,13 +119,6 @@ class Crops:
             self._plan_at(line, start),
         )
 
-    def draw_plans(self, lines: Tensor, count: int) -> tuple[Tensor, Tensor, Plan]:
-        """Codes [count, T], the styles [count, 256] of their sessions, and their plan."""
-        line, code = self._places(lines, count)
-        style = self.takes["style"][self.takes["session"][line]].float()
-        start = self.takes["first"][line] + code * self.config.hop
-        return self._codes_at(line, code), style, self._plan_at(line, start)
-
     def _places(
         self, lines: Tensor, count: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:

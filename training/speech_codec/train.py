@@ -1,15 +1,16 @@
 """Train one design of the decoder on one device, from the teacher's takes, for a while.
 
-    python -m training.speech_codec.train --design source_free --takes runs/takes \
-        --coder runs/coder/coder.safetensors --out runs/codec --minutes 15
+    python -m training.speech_codec.train --design source_read --takes runs/takes \
+        --coder runs/coder/coder.safetensors --reader runs/coder/reader.safetensors \
+        --out runs/codec --minutes 15
 
-First the decoder's first blocks learn to read the phones, pitch and energy that the codes are of,
-by a layer behind them that is not kept: without it the decoder learns to tell similar vowels apart
-late. Then all of it learns by mel distance, soon against discriminators as well, and the layer
-keeps reading. A recogniser of phones, which learns on the teacher's speech, has to understand the
-decoder's: a mel distance counts a formant little. A decoder that is continued (`--start`) stays as
-it is until a new reading layer can read. Codes and voice tokens are the coder's, which does not
-change, so everything else that learns from codes can learn at the same time.
+The decoder learns by mel distance, soon against discriminators as well. What the codes say comes
+from a reader that learned by itself, of ten times as many lines, and stays as it is: without it
+one symbol in a hundred is taken for another one, in every voice. A recogniser of phones, which
+learns on the teacher's speech, has to understand the decoder's: a mel distance counts a formant
+little. A decoder without a reader may be continued with one (`--start`): it begins without what the
+reader says. Codes and voice tokens are the coder's, which does not change, so everything else that
+learns from codes can learn at the same time.
 
 OUT/NAME.safetensors holds the running mean of the weights (float16), OUT/NAME.8bit.safetensors the
 same in 8 bits, OUT/NAME.judges.safetensors the discriminators; they are written every `--save`
@@ -25,7 +26,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decoder.codecs.source_filter.config import SpeechCodecConfig
@@ -43,14 +43,7 @@ from training.losses import (
 from training.progress import Mean, Progress, Rate, add_run_arguments
 from training.recorded import Recorded
 from training.speech_codec.checkpoint import DECODER, eighth_bits, halved, read, write
-from training.speech_codec.coder import (
-    PARTS,
-    Coder,
-    Read,
-    load_coder,
-    read_losses,
-    symbol_losses,
-)
+from training.speech_codec.coder import Coder, load_coder, symbol_losses
 from training.speech_codec.config import DESIGNS, coder_sizes, save_config
 from training.speech_codec.crops import Crops, Examples, Sizes, load_takes
 from training.speech_codec.pitch import pitch_loss, true_drive
@@ -59,8 +52,6 @@ from training.speech_codec.plans import Plan
 RESOLUTIONS = (512, 1024, 2048)  # of the spectral discriminators
 MEAN_EVERY, MEAN_SHARE = 10, 0.01  # steps; of the newest weights in those that are kept
 WARM_STEPS, LAST_RATE = 300, 0.05  # of the learning rate: it rises, its share at the end
-READ_AFTER = 3  # blocks of the decoder
-READING_BATCHES = 16  # that a step which only reads takes at once
 MISSING_BAND = 0.4  # of the mels, at most, that the listener does without
 JUDGED_FIRST = 10  # steps against discriminators before they are recorded
 
@@ -70,7 +61,6 @@ class Said(NamedTuple):
 
     samples: Tensor  # float32 [B, S]
     source: Tensor  # loss of the decoder's pitch
-    read: Read  # losses of what the decoder's first blocks know of the plan
 
 
 class Model(nn.Module):
@@ -79,8 +69,6 @@ class Model(nn.Module):
     def __init__(self, decoder: Decoder, coder: Coder, voice_error: float) -> None:
         super().__init__()
         self.decoder, self.coder, self.voice_error = decoder, coder, voice_error
-        points = decoder.config.spectra_per_frame
-        self.reading = nn.Linear(decoder.config.decoder_dim, points * (NUM_SYMBOLS + PARTS))
 
     def forward(self, examples: Examples) -> Said:
         """In training every other row is driven by the true pitch, the others by the decoder's, and
@@ -91,7 +79,7 @@ class Model(nn.Module):
             values = self.coder.quantizer.values(examples.codes)
             share = torch.rand(rows, 1, 1, device=values.device) if training else 0.0
             voice, _ = self.coder.voice(examples.style, self.voice_error * share)
-        x, read = self._features(values, voice, examples.plan)
+        x = decoder.features(values, voice)
         curve = decoder.curve(x)
         turns = torch.rand(rows, device=x.device, dtype=torch.float64)
         drive = decoder.drive(curve, turns)
@@ -102,31 +90,7 @@ class Model(nn.Module):
             drive = Drive(*(torch.where(even, told, own) for told, own in pairs))
         source = pitch_loss(curve, examples.drive[:, decoder.reach :])
         noise = None if training else decoder.noise_under(drive)
-        return Said(decoder.synthesise(x, drive, noise), source, read)
-
-    def _features(self, values: Tensor, voice: Tensor, plan: Plan) -> tuple[Tensor, Read]:
-        """Return `Decoder.features`, and how well the plan is read from them on the way."""
-        decoder = self.decoder
-        condition = decoder.voice(voice.flatten(1))
-        x, read = self._early(values, condition, plan)
-        for block in decoder.blocks[READ_AFTER:]:
-            x = block(x, condition)
-        return decoder.last(x, condition), read
-
-    def _early(self, values: Tensor, condition: Tensor, plan: Plan) -> tuple[Tensor, Read]:
-        """Return what the first blocks make of codes, and how well the plan is read from it."""
-        decoder, config = self.decoder, self.decoder.config
-        x = decoder.first(F.pad(values, (0, 0, config.behind, config.ahead)))
-        for block in decoder.blocks[:READ_AFTER]:
-            x = block(x, condition)
-        found = self.reading(x).float().view(len(x), -1, NUM_SYMBOLS + PARTS)
-        return x, read_losses(found[..., :NUM_SYMBOLS], found[..., NUM_SYMBOLS:], plan)
-
-    def read(self, codes: Tensor, style: Tensor, plan: Plan) -> Read:
-        """Return how well the plan of codes [B, T] is read, without a sound."""
-        with torch.no_grad(), torch.autocast(codes.device.type, enabled=False):
-            values, (voice, _) = self.coder.quantizer.values(codes), self.coder.voice(style)
-        return self._early(values, self.decoder.voice(voice.flatten(1)), plan)[1]
+        return Said(decoder.synthesise(x, drive, noise), source)
 
 
 class Heard(NamedTuple):
@@ -175,7 +139,7 @@ class Trainer:
         takes = load_takes(sorted(args.takes.glob("take_*[0-9].npz")), self.device)
         coder = load_coder(args.coder, coder_sizes(self.config)).to(self.device)
         self.crops = Crops(takes, coder, self.config, Sizes(args.batch, args.crop))
-        self.model = Model(Decoder(self.config), coder, args.voice_error).to(self.device)
+        self.model = Model(self._decoder(), coder, args.voice_error).to(self.device)
         self.judges = Discriminators(args.judge_width, RESOLUTIONS).to(self.device)
         if self.device.type == "cuda":  # the layout of a GPU's matrix units
             self.judges.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -184,12 +148,21 @@ class Trainer:
         learners = (self.model, self.judges, self.listener)
         self.player, self.critic, self.hearing = map(self._optimiser, learners)
         self.rate = Rate(args.lr, WARM_STEPS, LAST_RATE)
-        self.read_steps = self.judged_steps = 0
+        self.judged_steps = 0
         self.recorded: Recorded | None = None
         self.progress = Progress(args.minutes, args.steps, args.log)
         if args.start:
             self._resume(args.start)
         self.mean = Mean(self.model.decoder, MEAN_EVERY, MEAN_SHARE)
+
+    def _decoder(self) -> Decoder:
+        """Create the decoder; a trained reader stays as it is."""
+        decoder = Decoder(self.config)
+        if decoder.reader is not None and self.args.reader:
+            found, own = read(self.args.reader), decoder.reader.state_dict()
+            decoder.reader.load_state_dict({name: found[name] for name in own})
+            decoder.reader.requires_grad_(requires_grad=False)
+        return decoder
 
     def _optimiser(self, network: nn.Module) -> torch.optim.AdamW:
         """Create an optimiser; on a GPU its rate is a tensor too, as a recorded step needs."""
@@ -210,6 +183,9 @@ class Trainer:
             decoder.load_state_dict(found)
         else:
             own = decoder.state_dict()
+            if decoder.from_reader is not None and "from_reader.weight" not in found:
+                nn.init.zeros_(decoder.from_reader.weight)
+                nn.init.zeros_(decoder.from_reader.bias)
             fits = {k: v for k, v in found.items() if k in own and own[k].shape == v.shape}
             decoder.load_state_dict(fits, strict=False)
             new, unused = sorted(own.keys() - fits), sorted(found.keys() - fits)
@@ -234,32 +210,19 @@ class Trainer:
 
     def train_step(self, share: float) -> dict[str, Tensor]:
         """Return the losses of one step of all, at this share of the run."""
-        reads = share < self.args.reading and self.progress.step == self.read_steps
-        warm = self.progress.step if reads else self.progress.step - self.read_steps
-        self.rate.set(warm, share, self.player, self.critic, self.hearing)
-        seen = self._reading_step() if reads else self._sounding_step(share)
-        self.read_steps += reads
+        self.rate.set(self.progress.step, share, self.player, self.critic, self.hearing)
+        seen = self._next_step(share)
         self.judged_steps += "fooled" in seen
         self.mean.update(self.progress.step + 1)
         return seen
 
-    def _sounding_step(self, share: float) -> dict[str, Tensor]:
+    def _next_step(self, share: float) -> dict[str, Tensor]:
         given = self._given()
         if share < self.args.alone and not self.judged_steps:
             return self._step(*given, judging=False)
         if self.device.type == "cuda" and self.judged_steps >= JUDGED_FIRST:
             return self._replayed(given)
         return self._step(*given)
-
-    def _reading_step(self) -> dict[str, Tensor]:
-        """Return the losses of one step that makes no sound, of a larger batch."""
-        drawn = self.crops.draw_plans(self.crops.training, READING_BATCHES * self.args.batch)
-        self.model.decoder.requires_grad_(self.args.start is None)
-        with self.autocast():
-            read = self.model.read(*drawn)
-        self._learn(read.phone + read.octaves + read.energy)
-        self.model.decoder.requires_grad_()
-        return {"phone": read.phone.detach(), "wrong": read.wrong, "octaves": read.octaves.detach()}
 
     def _learn(self, loss: Tensor) -> Tensor:
         """Take the decoder's step, and return the norm of its gradients."""
@@ -297,17 +260,16 @@ class Trainer:
         args, count = self.args, len(Examples._fields) - 1
         examples = Examples(*given[:count], Plan(*given[count:-1]))
         with self.autocast():
-            got, source, read = self.model(examples)
+            got, source = self.model(examples)
         got, wanted = self.window(got), self.window(examples.target)
         mel, timbre = self.mel(got, wanted)
         loss = args.mel_weight * (mel + args.timbre_weight * timbre)
         loss = loss + args.source_weight * source
-        loss = loss + args.read_weight * (read.phone + read.octaves + read.energy)
         misheard = self._listen(wanted, got, self.points(examples.plan.phones))
         trust = (-misheard["heard"].detach()).exp()  # in a listener that understands the teacher
         loss = loss + args.hear_weight * trust * misheard["misheard"]
         loss = loss + args.alike_weight * trust * misheard["alike"]
-        seen = {"mel": mel, "timbre": timbre, "source": source, "wrong": read.wrong, **misheard}
+        seen = {"mel": mel, "timbre": timbre, "source": source, **misheard}
         if judging:
             judged = self._judge(wanted, got, given[-1])
             loss = loss + args.fool_weight * judged["fooled"] + args.match_weight * judged["match"]
@@ -357,10 +319,9 @@ class Trainer:
         """The kept weights on sessions that are not learned from, same voice and crossed."""
         lines = self.crops.held_out if len(self.crops.held_out) else self.crops.training
         model = Model(self.mean.network, self.model.coder, 0.0).to(self.device).eval()
-        model.reading = self.model.reading
         examples = self.crops.draw(lines, torch.Generator(self.device).manual_seed(0))
         with self.autocast():
-            got, source, read = model(examples)
+            got, source = model(examples)
         parts = []
         for name, rows in (("same", ~examples.crosses), ("crossed", examples.crosses)):
             if rows.any():
@@ -370,7 +331,7 @@ class Trainer:
         with self.autocast():
             real = self.listener(self.window(examples.target), phones).wrong
             fake = self.listener(self.window(got), phones).wrong
-        parts += [f"source {source.item():.3f}", f"symbols wrong {read.wrong.item():.4f}"]
+        parts.append(f"source {source.item():.3f}")
         parts.append(f"misheard {fake.item():.4f}, the teacher's {real.item():.4f}")
         return f"held out: {', '.join(parts)}"
 
@@ -428,13 +389,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--design", choices=sorted(DESIGNS), required=True)
     for name in ("takes", "coder", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--reader", type=Path, help="of `train_coder`: it stays as it is")
     add_run_arguments(parser)
     parser.add_argument("--start", type=Path, help="weights of an earlier run to continue")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--crop", type=int, default=40, help="codes")
     parser.add_argument("--judged", type=int, default=25, help="codes that the judges see")
     parser.add_argument("--judge-width", type=int, default=32)
-    parser.add_argument("--reading", type=float, default=0.03, help="share of time, without sound")
     parser.add_argument("--alone", type=float, default=0.1, help="share of time without judges")
     parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--clip", type=float, default=10.0)
@@ -442,7 +403,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--timbre-weight", type=float, default=20.0)
     parser.add_argument("--voice-error", type=float, default=0.4, help="of voice tokens, at most")
     parser.add_argument("--source-weight", type=float, default=4.0, help="of the decoder's pitch")
-    parser.add_argument("--read-weight", type=float, default=3.0, help="of what the codes are of")
     parser.add_argument("--hear-weight", type=float, default=1.0, help="of phones in the sound")
     parser.add_argument("--alike-weight", type=float, default=1.0, help="of the listener's layers")
     parser.add_argument("--listener-width", type=int, default=256)
