@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,12 @@ import pytest
 import soundfile
 import torch
 
+from benchmarks.speech_judges import prepared
 from decoder.codecs.source_filter.modules import SpeechCodec
 from tests.training.speech_lm.tokens import CODEBOOK, KNOWN, write_tables
 from tests.training.takes import take_of, toy_coder, write_coder
 from training.llama import LanguageModel, ModelConfig, checkpoint
-from training.speech_codec import render
+from training.speech_codec import render, swaps
 from training.speech_codec.checkpoint import halved, write
 from training.speech_codec.clips import TABLE, Clip, read_clips
 from training.speech_codec.config import DESIGNS, save_config
@@ -192,3 +194,45 @@ def test_plans_go_through_the_codec_in_their_own_and_in_other_voices(
     assert not np.array_equal(own, crossed)
     verdicts = list(render.judge(Deaf(), trained, spoken_clips, None))
     assert len(list(render.table(verdicts))) == 1 + len(systems) * 4
+
+
+def test_a_sound_takes_the_envelopes_of_another_one() -> None:
+    """Noise of two colours: the excitation stays, the colour is the other's."""
+    rng = np.random.default_rng(0)
+    dark, bright = (
+        np.convolve(rng.normal(0, 0.1, 24_000), [1.0, slope], "same").astype(np.float32)
+        for slope in (0.9, -0.9)
+    )
+    found = swaps.swapped(swaps.Envelopes(24_000), dark, bright)
+    tilt = {name: float(np.corrcoef(sound[1:], sound[:-1])[0, 1]) for name, sound in found.items()}
+    assert tilt["teacher"] > 0.4
+    assert tilt["codec"] < -0.4
+    assert tilt["codec, teacher's envelopes"] == pytest.approx(tilt["teacher"], abs=0.1)
+    assert tilt["teacher, codec's envelopes"] == pytest.approx(tilt["codec"], abs=0.1)
+    assert np.allclose(swaps.swapped(swaps.Envelopes(24_000), dark, dark)["codec"], dark)
+
+
+class HardOfHearing(Deaf):
+    """Hears a word wrongly in clips that are not the teacher's."""
+
+    def __init__(self, known: Sequence[np.ndarray]) -> None:
+        self._known = [known_clip.tobytes() for known_clip in known]
+
+    def words(self, clip: np.ndarray) -> str:
+        return "bad cab" if clip.tobytes() in self._known else "bad cub"
+
+
+def test_misheard_codes_are_spoken_in_all_other_voices(
+    files: Path, spoken_clips: list[Clip]
+) -> None:
+    write_coder(files / "coder.safetensors", toy_coder())
+    paths = [files / f"{name}" for name in ("toy.safetensors", "toy.json", "coder.safetensors")]
+    trained = render.Trained.load(*paths, None)
+    known = [prepared(render.read(clip.path), TOY.sample_rate) for clip in spoken_clips]
+    lines = list(swaps.judge(HardOfHearing(known), trained, spoken_clips))
+    voices = [line.split(":")[0] for line in lines if "|" in line]
+    assert voices[:3] == ["af_one", "    bf_one", "    m0"]
+    assert len(voices) == 4 * 3
+    rates = {line[:28].strip(): line.split("misheard ")[1] for line in lines[-4:]}
+    assert rates.pop("teacher") == "0.000 of 8 words"
+    assert set(rates.values()) == {"0.500 of 8 words"}
