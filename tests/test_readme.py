@@ -52,6 +52,7 @@ MODULES = {
     "grpcio": "grpc",
     "grpcio-health-checking": "grpc_health",
     "grpcio-reflection": "grpc_reflection",
+    "markdown-it-py": "markdown_it",
     "googleapis-common-protos": "google.rpc",
     "protobuf": "google.protobuf",
     "prometheus-client": "prometheus_client",
