@@ -40,6 +40,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PYTHON = ".venv/bin/python -m "
 OTHER_PROGRAMS = (
     "benchmarks/idle.py",
+    "benchmarks/long_text.py",
     "benchmarks/reading.py",
     "benchmarks/decode_interference.py",
     "benchmarks/understood.py",
