@@ -295,7 +295,7 @@ def test_host_only_modules_do_not_import_torch() -> None:
         ("llm, decoder, tts.config.pipeline", "torch"),
         ("tts, tts.say, tts.cli.options", "numpy grpc pydantic torch shtab"),
         ("tts.__main__, tts.health", "numpy grpc pydantic torch shtab"),
-        ("tts.cli.run", "torch transformers"),
+        ("tts.cli.run", "torch transformers tqdm markdown_it msgspec"),
         (
             "tts.cli.local, llm.engine.engine, llm.pipeline.text_generation",
             "transformers torchaudio llguidance zmq msgspec",

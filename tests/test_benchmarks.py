@@ -15,6 +15,7 @@ from types import ModuleType
 import grpc
 import numpy as np
 import pytest
+import soundfile
 import torch
 
 from benchmarks import (
@@ -27,6 +28,7 @@ from benchmarks import (
     idle,
     ipc_latency,
     lexicon,
+    long_text,
     memory,
     prompts,
     sampling,
@@ -81,6 +83,7 @@ def test_each_command_has_a_main_and_a_place_in_the_documentation() -> None:
         "idle",
         "kernels",
         "lexicon",
+        "long_text",
         "memory",
         "path",
         "prompts",
@@ -458,3 +461,32 @@ def test_a_server_that_cannot_start_is_reported(tmp_path: Path) -> None:
         serving(str(tmp_path)),
     ):
         pass
+
+
+# --- long texts
+
+
+def bands(clip: np.ndarray) -> np.ndarray:
+    """Return a unit vector of the power in 64 bands: another one for another pitch."""
+    power = np.abs(np.fft.rfft(clip))[:8000].reshape(64, -1).sum(1)
+    return power / np.linalg.norm(power)
+
+
+@pytest.mark.parametrize(("pitch", "level"), [(300, 0.1), (900, 0.1), (300, 0.3)])
+def test_a_voice_that_changes_in_a_long_text_is_found(
+    pitch: int, level: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_text, "MINUTE_S", 1)
+    at = 2 * np.pi * np.arange(16_000) / 16_000
+    minutes = [0.1 * np.sin(300 * at)] * 4 + [level * np.sin(pitch * at)] * 2 + [np.zeros(9)]
+    soundfile.write(tmp_path / "x.flac", np.concatenate(minutes), 16_000)
+    cosines, fall, change = long_text.figures(tmp_path / "x.flac", bands)
+    assert len(cosines.values) == len(change.values) == 5
+    assert fall.reached is (pitch == 300)
+    assert max(change.values) == pytest.approx(20 * np.log10(level / 0.1), abs=0.1)
+
+
+def test_a_long_text_has_the_length_that_was_asked_for() -> None:
+    text = long_text.book_of(10)
+    assert 9_300 <= len(text) < 9_800
+    assert len(text.split("\n\n")) > 20

@@ -40,6 +40,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PYTHON = ".venv/bin/python -m "
 OTHER_PROGRAMS = (
     "benchmarks/idle.py",
+    "benchmarks/long_text.py",
     "benchmarks/reading.py",
     "benchmarks/decode_interference.py",
     "benchmarks/understood.py",
@@ -52,6 +53,7 @@ MODULES = {
     "grpcio": "grpc",
     "grpcio-health-checking": "grpc_health",
     "grpcio-reflection": "grpc_reflection",
+    "markdown-it-py": "markdown_it",
     "googleapis-common-protos": "google.rpc",
     "protobuf": "google.protobuf",
     "prometheus-client": "prometheus_client",

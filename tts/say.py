@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from tts.api.suffixes import SUFFIXES
 from tts.cli.console import prepare_streams, print_error
-from tts.cli.options import FORMATS, MARKUP, PREPEND, UsageError, read_options
+from tts.cli.options import FORMATS, JOBS, MARKUP, PREPEND, UsageError, read_options
 from tts.cli.parser import HelpFormatter, OptionGroup, add_information, add_tls_options
 
 NAME = "say"
@@ -45,6 +45,7 @@ def build_parser(*, show_all: bool = False, program: str = PROGRAM) -> argparse.
     _add_text(parser.add_argument_group("text"))
     _add_voice(parser.add_argument_group("voice"))
     _add_output(parser.add_argument_group("output"))
+    _add_book(parser.add_argument_group("long texts, into a file or a folder of chapters"))
     _add_place(parser.add_argument_group("where it runs"))
     _add_streaming(OptionGroup(parser.add_argument_group("audio blocks"), show_all))
     _add_model(OptionGroup(parser.add_argument_group("model, with --model"), show_all))
@@ -74,7 +75,7 @@ def build_voices_parser(*, show_all: bool = False, program: str) -> argparse.Arg
 def _add_text(group: argparse._ArgumentGroup) -> None:
     group.add_argument("text", nargs="*", metavar="TEXT", help="text to say; - is standard input")
     group.add_argument(
-        "-f", "--file", default="", metavar="FILE", help="read the text from FILE; - as above"
+        "-f", "--file", default="", metavar="FILE", help="read FILE, .md as Markdown; - as above"
     )
     group.add_argument(
         "--markup", choices=MARKUP, default="", help="the text is SSML, or has [tags]"
@@ -87,6 +88,19 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--phonemes", action="store_true", help="print the text's phonemes in IPA instead"
+    )
+
+
+def _add_book(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--resume", action="store_true", help="continue a run that was ended early")
+    group.add_argument(
+        "--restart", action="store_true", help="begin again, without what such a run left"
+    )
+    group.add_argument(
+        "--jobs",
+        type=_integer(1),
+        metavar="N",
+        help=f"pieces that are spoken at once (default: {JOBS})",
     )
 
 
@@ -130,7 +144,8 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         "--output",
         default="",
         metavar="FILE",
-        help=f"file to write, by its suffix {' '.join(SUFFIXES)}; - is standard output",
+        help=f"file to write, by its suffix {' '.join(SUFFIXES)}; FOLDER/ gets a file for each "
+        "chapter; - is standard output",
     )
     group.add_argument(
         "--format",
@@ -147,7 +162,11 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         "--watermark", action="store_true", help="mark the audio as generated (extra watermark)"
     )
     group.add_argument(
-        "--timestamps", default="", metavar="FILE", help="write times of the text: .srt or .json"
+        "--timestamps",
+        default="",
+        metavar="FILE",
+        help="write subtitles or times: .srt, .vtt, .json; srt, vtt or json alone names them as "
+        "the audio",
     )
     group.add_argument(
         "--timestamp-level",

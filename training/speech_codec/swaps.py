@@ -104,7 +104,7 @@ def judge(judges: Words, trained: Trained, clips: Sequence[Clip]) -> Iterator[st
 def in_other_voices(
     judges: Words, trained: Trained, clip: Clip, rows: Mapping[str, Sequence[int]]
 ) -> Iterator[str]:
-    """Iterate over what is heard of a clip's codes in every other voice."""
+    """Iterate over the recogniser's words for a clip's codes in every other voice."""
     rate = trained.codec.config.sample_rate
     for name, row in rows.items():
         if name != clip.voice:

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 import grpc
+from google.protobuf.message import DecodeError
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
 
 from tts.cli.options import Credentials
 from tts.cli.request import in_flags
+from tts.server.status import DETAILS_KEY
 from tts.v1 import common_pb2, speech_pb2, speech_pb2_grpc, text_pb2, text_pb2_grpc
 
 MAX_MESSAGE_BYTES = 16 * 2**20
@@ -32,9 +36,12 @@ WRONG_REQUEST = frozenset(
 class SayError(Exception):
     """A request that was refused or failed, in one line; `exit_status` is 2 if it was wrong."""
 
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+    def __init__(
+        self, code: grpc.StatusCode, message: str, retry_after_s: float | None = None
+    ) -> None:
+        """`retry_after_s`: the delay after which a busy server may have room."""
         super().__init__(in_flags(" ".join(message.split())))
-        self.code = code
+        self.code, self.retry_after_s = code, retry_after_s
         self.exit_status = 2 if code in WRONG_REQUEST else 1
 
 
@@ -59,6 +66,9 @@ class SpeechClient(Protocol):
         fragments: AsyncIterator[str],
     ) -> AsyncGenerator[speech_pb2.StreamingSynthesizeResponse, None]:
         """Synthesize a text from its fragments as they come."""
+
+    async def model(self) -> speech_pb2.ModelInfo:
+        """Return what the model of speech is and can do."""
 
     async def voices(self, language_code: str) -> Sequence[speech_pb2.Voice]:
         """Return all voices, or those of a language."""
@@ -105,6 +115,13 @@ class RemoteClient:
             async for event in call:
                 accepted.set()
                 yield event
+
+    async def model(self) -> speech_pb2.ModelInfo:
+        request = speech_pb2.GetServerInfoRequest()
+        call = self._stub().GetServerInfo(request, metadata=self._metadata)
+        async with self._calling(call):
+            models = (await call).models
+        return next((model for model in models if model.codec), speech_pb2.ModelInfo())
 
     async def voices(self, language_code: str) -> Sequence[speech_pb2.Voice]:
         found: list[speech_pb2.Voice] = []
@@ -167,6 +184,18 @@ class RemoteClient:
             message = error.details() or error.code().name
             if error.code() not in WRONG_REQUEST:
                 message = f"{self._address}: {message}"
-            raise SayError(error.code(), message) from error
+            raise SayError(error.code(), message, _retry_after_s(error)) from error
         finally:
             call.cancel()
+
+
+def _retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
+    """Return the delay that a busy server asks for; None if it names none."""
+    retry = RetryInfo()
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAILS_KEY:
+            with suppress(DecodeError):
+                for detail in Status.FromString(value).details:
+                    if detail.Unpack(retry):
+                        return retry.retry_delay.ToTimedelta().total_seconds()
+    return None

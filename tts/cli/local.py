@@ -59,6 +59,11 @@ class LocalClient:
                 async for event in events:
                     yield to_session_response(event)
 
+    async def model(self) -> speech_pb2.ModelInfo:
+        from tts.server.speech_service import model_info  # slower to import than "hello" needs
+
+        return model_info(self._service)
+
     async def voices(self, language_code: str) -> Sequence[speech_pb2.Voice]:
         with _errors():
             found = self._api.synthesizer.voices.voices(language_code)

@@ -12,12 +12,15 @@ from typing import BinaryIO
 
 from tts.api.suffixes import SUFFIXES
 from tts.cli.script import ScriptTurn, read_script
-from tts.cli.timestamps import WRITERS
+from tts.cli.timestamps import JSON, WRITERS
 
 MAX_REFERENCE_BYTES = 16 * 2**20  # limit of a gRPC message
 MAX_TEXT_BYTES = 16 * 2**20  # weeks of speech; a device file has no end
 MAX_PEM_BYTES = 2**20
 STANDARD_STREAM = "-"
+LONG_TEXT = 2_000  # characters; what is longer is a book in a file, and streamed elsewhere
+MARKDOWN = (".md", ".markdown")
+JOBS = 8  # pieces of a book that are spoken at once: on two cores twice the speed of one
 
 FORMATS = tuple(dict.fromkeys(SUFFIXES.values()))
 PREPEND = ("never", "once", "rolling")
@@ -65,16 +68,29 @@ class ModelChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class BookOptions:
+    """Number of pieces that are spoken at once, and the fate of an unfinished run."""
+
+    jobs: int = JOBS
+    resume: bool = False
+    restart: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SayOptions:
     """Options of one run. `text` is None for lines of standard input as they come."""
 
     text: str | None
+    file: str  # name of the text's file, or ""
+    is_markdown: bool
+    book: BookOptions | None  # None: one request, or a stream of text
     markup: str  # one of MARKUP, or "" for plain text
     script: tuple[ScriptTurn, ...]  # turns of a dialogue, whose texts `text` joins; or ()
     voice: str
     list_voices: bool
     phonemes: bool  # print them instead of synthesizing
-    output: str  # a file name, "-", or "" for a player
+    output: str  # a file name, a folder, "-", or "" for a player
+    is_folder: bool
     encoding: str  # one of FORMATS
     sample_rate: int
     trim_silence: bool
@@ -85,13 +101,19 @@ class SayOptions:
     reference: bytes  # a recording of the voice to imitate, or b""
     reference_text: str
     chunking: Chunking
-    timestamps: Path | None
+    timestamps: Path | None  # in a folder, its suffix is that of each chapter's file
     word_timestamps: bool
     model: ModelChoice
     server: str
     credentials: Credentials
     show_progress: bool
     is_quiet: bool
+
+    @property
+    def has_subtitles(self) -> bool:
+        """Whether the timestamps are cues for reading, which word times divide best."""
+        times = self.timestamps
+        return times is not None and times.suffix.lower() != JSON and not self.word_timestamps
 
 
 def read_options(args: argparse.Namespace, stdin: BinaryIO | None = None) -> SayOptions:
@@ -102,15 +124,21 @@ def read_options(args: argparse.Namespace, stdin: BinaryIO | None = None) -> Say
     _decode_arguments(args)
     _check_streams(args, has_input=stdin is not None)
     script = () if list_voices else _script(args.script)
+    encoding = _encoding(args.output, args.format)
+    text = None if args.stream_stdin or list_voices else _text(args, stdin, script)
     return SayOptions(
-        text=None if args.stream_stdin or list_voices else _text(args, stdin, script),
+        text=text,
+        file=args.file,
+        is_markdown=Path(args.file).suffix.lower() in MARKDOWN and not args.markup,
+        book=_book(args, text),
         markup=args.markup,
         script=script,
         voice="" if args.voice == "?" else args.voice,
         list_voices=list_voices,
         phonemes=args.phonemes,
         output=args.output,
-        encoding=_encoding(args.output, args.format),
+        is_folder=_is_folder(args.output),
+        encoding=encoding,
         sample_rate=args.sample_rate,
         trim_silence=args.trim_silence,
         rate=args.rate,
@@ -126,7 +154,7 @@ def read_options(args: argparse.Namespace, stdin: BinaryIO | None = None) -> Say
             prepend=args.prepend_prompt_speech_tokens,
             prepend_prompt_speech_tokens_causal=args.prepend_prompt_speech_tokens_causal,
         ),
-        timestamps=_timestamps(args.timestamps),
+        timestamps=_timestamps(args.timestamps, args.output),
         word_timestamps=args.timestamp_level == "word",
         model=_model(args),
         server=args.server,
@@ -163,6 +191,17 @@ def _check_together(args: argparse.Namespace) -> None:
             "--revision, --family, --audio-decoder, --offline and --allow-pickle need --model",
         ),
         (not args.server and _asks_for_server(args), "--tls-* and --token need --server"),
+        (args.resume and args.restart, "give --resume or --restart, not both"),
+        (
+            _asks_for_book(args) and not (args.output and args.output != STANDARD_STREAM),
+            "--resume, --restart and --jobs are for -o FILE and -o FOLDER/",
+        ),
+        (
+            (_asks_for_book(args) or _is_folder(args.output))
+            and bool(args.markup or args.stream_stdin or args.phonemes),
+            "texts in pieces (a folder, --resume, --restart, --jobs) are plain or Markdown: no "
+            "--markup, --stream-stdin, --phonemes",
+        ),
         (not _is_header(args.token), "--token may hold printable ASCII characters alone"),
         (
             bool(args.output and args.timestamps)
@@ -192,6 +231,29 @@ def _asks_for_sound(args: argparse.Namespace) -> bool:
     return any(
         (args.output, args.format, args.timestamps, args.voice, args.ref_audio, args.lexicon)
     )
+
+
+def _asks_for_book(args: argparse.Namespace) -> bool:
+    return args.resume or args.restart or args.jobs is not None
+
+
+def _is_folder(output: str) -> bool:
+    return output.endswith("/") or (bool(output) and Path(output).is_dir())
+
+
+def _book(args: argparse.Namespace, text: str | None) -> BookOptions | None:
+    """Return how a text is spoken in pieces; None for a short one, and for a player or pipe."""
+    is_file = bool(args.output) and args.output != STANDARD_STREAM and _is_regular(args.output)
+    is_long = _asks_for_book(args) or _is_folder(args.output) or len(text or "") > LONG_TEXT
+    if text is None or args.markup or args.script or args.phonemes or not (is_file and is_long):
+        return None
+    return BookOptions(args.jobs or JOBS, args.resume, args.restart)
+
+
+def _is_regular(output: str) -> bool:
+    """Whether an output is or will be a file or a folder: neither a pipe nor a device."""
+    path = Path(output)
+    return not path.exists() or path.is_file() or path.is_dir()
 
 
 def _asks_for_server(args: argparse.Namespace) -> bool:
@@ -285,6 +347,9 @@ def _at_most(file: BinaryIO, most: int, name: str) -> bytes:
 
 def _encoding(output: str, chosen: str) -> str:
     """Return the encoding: --format, else by the suffix, else 16-bit samples."""
+    if _is_folder(output):
+        _check_folder(Path(output))
+        return chosen or "mp3"
     if output and output != STANDARD_STREAM:
         _check_writable(Path(output))
         suffix = Path(output).suffix.lower()
@@ -310,15 +375,33 @@ def _check_writable(path: Path) -> None:
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
 
 
-def _timestamps(name: str) -> Path | None:
+def _check_folder(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"cannot write {path}/: it is a file")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}/: there is no folder {path.parent}")
+
+
+def _timestamps(name: str, output: str) -> Path | None:
+    """Return the file of --timestamps; a format alone is a file with the name of the output."""
     if not name:
         return None
-    path = Path(name)
-    _check_writable(path)
-    if path.exists() and not path.is_file():
-        raise UsageError(f"cannot write {path}: timestamps need a regular file")
+    path, is_folder = Path(name), _is_folder(output)
+    if f".{name.lower()}" in WRITERS and output and output != STANDARD_STREAM:
+        path = Path(output, name) if is_folder else Path(output)
+        path = path.with_suffix(f".{name.lower()}")
+        if path == Path(output):
+            raise UsageError("-o and --timestamps name the same file")
+    elif is_folder:
+        raise UsageError(
+            f"--timestamps {name}: with a folder it is srt, vtt or json, for a file per chapter"
+        )
     if path.suffix.lower() not in WRITERS:
         raise UsageError(f"{name}: timestamps are written as {' or '.join(WRITERS)}")
+    if not is_folder:
+        _check_writable(path)
+    if path.exists() and not path.is_file():
+        raise UsageError(f"cannot write {path}: timestamps need a regular file")
     return path
 
 

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from dataclasses import dataclass
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+from tts.cli.options import SayOptions
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+
+SHOWN_FROM = 300  # characters, on a terminal
+COLUMNS, ROWS = 80, 24  # of a terminal that does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,30 +69,51 @@ class Stopwatch:
         return SpeechStats(self._first_audio_s, audio_s, self._waited_s)
 
 
-class ProgressLine:
-    """Progress of a text: one line that is rewritten on a terminal, else a line per chunk."""
+class Progress:
+    """Progress of a text: on a terminal a bar with the time left, else a line per step."""
 
-    def __init__(self, out: TextIO, num_characters: int | None) -> None:
-        self._out = out
-        self._num_characters = num_characters
-        self._is_terminal = out.isatty()
-        self._width = 0
+    def __init__(self, out: TextIO, num_characters: int, num_done: int = 0) -> None:
+        """Begin with `num_done` characters; `num_characters` is 0 while the length is unknown."""
+        self._out, self._total = out, num_characters
+        self._bar: tqdm[None] | None = None
+        if out.isatty():
+            from tqdm import tqdm  # takes a tenth of a second: only for texts that take longer
 
-    def show(self, stats: SpeechStats, text_end: int) -> None:
-        """Show the seconds of audio and the share of the text; `text_end` characters are said."""
-        line = f"{stats.audio_s:.1f} s of audio"
-        if self._num_characters:
-            line += f", {min(1.0, text_end / self._num_characters):.0%} of the text"
-        if self._is_terminal:
-            self._out.write("\r" + line.ljust(self._width))
-            self._width = len(line)
+            shown = "{percentage:3.0f}% of the text |{bar}|{postfix}, {remaining} left"
+            self._bar = tqdm(
+                total=num_characters,
+                initial=num_done,
+                file=out,
+                leave=False,
+                mininterval=0,  # steps are seldom
+                miniters=1,
+                ncols=os.get_terminal_size(out.fileno()).columns or COLUMNS,
+                nrows=ROWS,
+                bar_format=shown if num_characters else "{postfix}",
+            )
+
+    @classmethod
+    def of(
+        cls, options: SayOptions, num_characters: int | None, num_done: int = 0
+    ) -> Progress | None:
+        """Return the progress of a text, if it is to be shown; None is the length of a stream."""
+        is_long = num_characters is None or num_characters >= SHOWN_FROM
+        if options.show_progress or (is_long and sys.stderr.isatty() and not options.is_quiet):
+            return cls(sys.stderr, num_characters or 0, num_done)
+        return None
+
+    def show(self, audio_s: float, num_done: int) -> None:
+        """Show the seconds of audio, and how many characters are said."""
+        audio = f"{audio_s:.1f} s of audio"
+        if self._bar is not None:
+            self._bar.set_postfix_str(audio, refresh=False)
+            self._bar.update(num_done - self._bar.n)
         else:
-            self._out.write(line + "\n")
-        self._out.flush()
-
-    def clear(self) -> None:
-        """Erase the line on a terminal."""
-        if self._is_terminal and self._width:
-            self._out.write("\r" + " " * self._width + "\r")
+            share = f", {num_done / self._total:.0%} of the text" if self._total else ""
+            self._out.write(f"{audio}{share}\n")
             self._out.flush()
-            self._width = 0
+
+    def close(self) -> None:
+        """Erase the bar."""
+        if self._bar is not None:
+            self._bar.close()

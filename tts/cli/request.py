@@ -8,7 +8,10 @@ from types import MappingProxyType
 
 from tts.cli.options import Chunking, SayOptions
 from tts.cli.script import ScriptTurn
+from tts.cli.timestamps import MarkTime, SegmentTimes
 from tts.v1 import speech_pb2
+
+Event = speech_pb2.SynthesizeStreamResponse | speech_pb2.StreamingSynthesizeResponse
 
 ENCODINGS: Mapping[str, speech_pb2.AudioEncoding] = MappingProxyType(
     {
@@ -55,8 +58,13 @@ def in_flags(message: str) -> str:
     return _FIELD.sub(lambda found: FLAGS[found[1]], message)
 
 
-def synthesis_config(options: SayOptions) -> speech_pb2.SynthesisConfig:
-    """Return the request's configuration; options that were not given stay unset."""
+def synthesis_config(
+    options: SayOptions, *, has_word_times: bool = False
+) -> speech_pb2.SynthesisConfig:
+    """Return the request's configuration; options that were not given stay unset.
+
+    `has_word_times`: the model has them, and subtitles get them.
+    """
     config = speech_pb2.SynthesisConfig(
         voice=_voice(options),
         audio_format=speech_pb2.AudioFormat(
@@ -72,9 +80,10 @@ def synthesis_config(options: SayOptions) -> speech_pb2.SynthesisConfig:
     if options.temperature is not None:
         config.sampling.temperature = options.temperature
     if options.timestamps is not None:
+        is_cued = has_word_times and options.has_subtitles
         config.timestamps = (
             speech_pb2.TIMESTAMP_GRANULARITY_WORD
-            if options.word_timestamps
+            if options.word_timestamps or is_cued
             else speech_pb2.TIMESTAMP_GRANULARITY_SEGMENT
         )
     return config
@@ -90,6 +99,36 @@ def dialogue(script: Iterable[ScriptTurn]) -> speech_pb2.Dialogue:
             for turn in script
         ]
     )
+
+
+def note_times(times: SegmentTimes, event: Event, sample_rate: int) -> None:
+    """Add the times in an event; `sample_rate` in Hz is that of the audio."""
+    match event.WhichOneof("event"):
+        case "audio":
+            chunk = event.audio
+            end = chunk.sample_offset + chunk.sample_count
+            span_s = chunk.sample_offset / sample_rate, end / sample_rate
+            times.add(chunk.segment_index, span_s, (chunk.text_start, chunk.text_end))
+        case "words":
+            for word in event.words.words:
+                times.add_word(_span_s(word), (word.text_start, word.text_end))
+        case "segment":
+            segment = event.segment
+            text_span = segment.text_start, segment.text_end
+            times.settle(segment.segment_index, _span_s(segment), text_span)
+        case "mark" if isinstance(event, speech_pb2.SynthesizeStreamResponse):
+            times.marks.append(_mark(event.mark))
+
+
+def _mark(mark: speech_pb2.MarkTiming) -> MarkTime:
+    kind = speech_pb2.MarkKind.Name(mark.kind).removeprefix("MARK_KIND_").lower()
+    time_s = mark.time.ToTimedelta().total_seconds()
+    return MarkTime(kind, mark.name, time_s, mark.text_start, mark.text_end)
+
+
+def _span_s(timing: speech_pb2.WordTiming | speech_pb2.SegmentTiming) -> tuple[float, float]:
+    start, end = timing.start.ToTimedelta(), timing.end.ToTimedelta()
+    return start.total_seconds(), end.total_seconds()
 
 
 def _voice(options: SayOptions) -> speech_pb2.VoiceSelection:

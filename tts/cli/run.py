@@ -10,27 +10,24 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 
 from tts.cli.client import RemoteClient, SayError, SpeechClient
 from tts.cli.console import BROKEN_PIPE, print_error, print_line
-from tts.cli.options import STANDARD_STREAM, SayOptions, UsageError
-from tts.cli.progress import ProgressLine, Stopwatch
-from tts.cli.request import dialogue, synthesis_config
+from tts.cli.options import LONG_TEXT, STANDARD_STREAM, SayOptions, UsageError
+from tts.cli.progress import Progress, Stopwatch
+from tts.cli.request import Event, dialogue, note_times, synthesis_config
 from tts.cli.script import in_lines
 from tts.cli.sinks import FileSink, PipeSink, PlayerSink, Sink, SinkThread, StreamSink
-from tts.cli.timestamps import MarkTime, SegmentTimes, write_timestamps
+from tts.cli.timestamps import SegmentTimes, write_timestamps
 from tts.text.clean import TextError, check_text
 from tts.text.segmenter import TextOptions, split_text
 from tts.v1 import speech_pb2
 
-Event = speech_pb2.SynthesizeStreamResponse | speech_pb2.StreamingSynthesizeResponse
-
-LONG_TEXT = 2_000  # characters; a longer text is streamed, which no limit of one request ends
 PIECE = 1_000  # characters of a fragment
-SHOW_PROGRESS_FROM = 300  # characters, on a terminal
 TYPING_DELAY_MS = 500  # after which an unfinished line is spoken
 IDLE_S = 24 * 3600
 MAX_LINES = 16
@@ -48,6 +45,10 @@ def run(options: SayOptions) -> int:
     """Say the text and return the exit status. Closes everything before a KeyboardInterrupt."""
     started = time.perf_counter()
     try:
+        if options.is_markdown and options.book is None and options.text is not None:
+            from tts.cli.book.run import read_text  # takes time that "hello" does not
+
+            options = replace(options, text=read_text(options).text)
         client = _open_client(options)
         loaded_s = time.perf_counter() - started
         asyncio.run(_run(client, options, loaded_s))
@@ -77,6 +78,10 @@ async def _run(client: SpeechClient, options: SayOptions, loaded_s: float) -> No
             await _list_voices(client, options.language)
         elif options.phonemes:
             await print_phonemes(client, options.text or "")
+        elif options.book is not None:
+            from tts.cli.book.run import say_book
+
+            await say_book(client, options, loaded_s)
         else:
             await SayRun(options, _sink(options.output), loaded_s).say(client)
     finally:
@@ -108,22 +113,16 @@ class SayRun:
         self._loaded_s = loaded_s
         self._watch = Stopwatch()
         self._times = SegmentTimes()
-        self._marks: list[MarkTime] = []
         self._text = options.text or ""  # grows with the lines of standard input
         self._sample_rate = 0
         self._problem: UsageError | None = None
-        self._progress = self._progress_line()
-
-    def _progress_line(self) -> ProgressLine | None:
-        options = self._options
-        is_long = options.text is None or len(self._text) >= SHOW_PROGRESS_FROM
-        if options.show_progress or (is_long and sys.stderr.isatty() and not options.is_quiet):
-            return ProgressLine(sys.stderr, len(self._text) or None)
-        return None
+        length = None if options.text is None else len(options.text)
+        self._progress = Progress.of(options, length)
 
     async def say(self, client: SpeechClient) -> None:
         """Run until the sink has every sample. Raises SayError, UsageError, OSError."""
-        events = self._events(client)
+        has_words = self._options.has_subtitles and (await client.model()).word_timestamps
+        events = self._events(client, has_words=has_words)
         try:
             while (event := await self._next(events)) is not None:
                 await self._take(event)
@@ -140,8 +139,8 @@ class SayRun:
         if self._problem is not None:
             raise self._problem
 
-    def _events(self, client: SpeechClient) -> AsyncGenerator[Event, None]:
-        config = synthesis_config(self._options)
+    def _events(self, client: SpeechClient, *, has_words: bool) -> AsyncGenerator[Event, None]:
+        config = synthesis_config(self._options, has_word_times=has_words)
         markup, script = self._options.markup, self._options.script
         if script:
             talk = speech_pb2.SynthesisInput(dialogue=dialogue(script))
@@ -191,14 +190,9 @@ class SayRun:
                 await self._open(event.started.audio_format.sample_rate_hertz)
             case "audio":
                 await self._take_audio(event.audio)
-            case "words":
-                self._take_words(event.words.words)
-            case "segment":
-                self._take_segment(event.segment)
-            case "mark" if isinstance(event, speech_pb2.SynthesizeStreamResponse):
-                self._take_mark(event.mark)
             case "done":
                 self._warn(event.done.warnings)
+        note_times(self._times, event, self._sample_rate)
 
     async def _open(self, sample_rate: int) -> None:
         try:
@@ -213,24 +207,8 @@ class SayRun:
         if chunk.sample_count:
             self._watch.audio(end)
         await self._sink.write(chunk.data, chunk.sample_count)
-        if not self._options.word_timestamps:
-            span_s = chunk.sample_offset / self._sample_rate, end / self._sample_rate
-            self._times.add(chunk.segment_index, span_s, (chunk.text_start, chunk.text_end))
         if self._progress is not None:
-            self._progress.show(self._watch.stats(self._sample_rate), chunk.text_end)
-
-    def _take_words(self, words: Iterable[speech_pb2.WordTiming]) -> None:
-        for word in words:
-            self._times.add(len(self._times), _span_s(word), (word.text_start, word.text_end))
-
-    def _take_segment(self, segment: speech_pb2.SegmentTiming) -> None:
-        text_span = segment.text_start, segment.text_end
-        self._times.settle(segment.segment_index, _span_s(segment), text_span)
-
-    def _take_mark(self, mark: speech_pb2.MarkTiming) -> None:
-        kind = speech_pb2.MarkKind.Name(mark.kind).removeprefix("MARK_KIND_").lower()
-        time_s = mark.time.ToTimedelta().total_seconds()
-        self._marks.append(MarkTime(kind, mark.name, time_s, mark.text_start, mark.text_end))
+            self._progress.show(self._watch.stats(self._sample_rate).audio_s, chunk.text_end)
 
     def _warn(self, warnings: Iterable[str]) -> None:
         if not self._options.is_quiet:
@@ -240,21 +218,16 @@ class SayRun:
     def _end(self, where: str) -> None:
         """Write the timestamps, and print the place of the audio and its statistics."""
         if self._options.timestamps is not None:
-            segments = self._times.segments(self._text)
-            write_timestamps(self._options.timestamps, segments, self._marks)
+            by_word = self._options.word_timestamps
+            write_timestamps(self._options.timestamps, self._times, self._text, by_word=by_word)
         if not self._options.is_quiet:
             loaded = "" if self._options.server else f", voice loaded in {self._loaded_s:.2f} s"
             self._print(f"{where}: {self._watch.stats(self._sample_rate)}{loaded}")
 
     def _print(self, line: str) -> None:
         if self._progress is not None:
-            self._progress.clear()
+            self._progress.close()
         print_error(line)
-
-
-def _span_s(timing: speech_pb2.WordTiming | speech_pb2.SegmentTiming) -> tuple[float, float]:
-    start, end = timing.start.ToTimedelta(), timing.end.ToTimedelta()
-    return start.total_seconds(), end.total_seconds()
 
 
 def pieces(text: str) -> Iterator[str]:

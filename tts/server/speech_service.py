@@ -134,7 +134,7 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
         async with self._host.calls.serve(context, SERVICE, "GetServerInfo"):
             return pb.GetServerInfoResponse(
                 version=__version__,
-                models=[_model_info(service) for service in self._host.service.services],
+                models=[model_info(service) for service in self._host.service.services],
                 limits=self._limits(),
                 encodings=sorted(ENCODING_NUMBERS[e] for e in supported_encodings()),
             )
@@ -182,7 +182,7 @@ def _page_start(voices: tuple[Voice, ...], token: str) -> int:
     raise InvalidRequestError.of("page_token", "is not valid (any more); start from the first page")
 
 
-def _model_info(service: Service) -> pb.ModelInfo:
+def model_info(service: Service) -> pb.ModelInfo:
     """Return the message of a served model; another one may answer its requests for text."""
     text = service.text
     info = pb.ModelInfo(

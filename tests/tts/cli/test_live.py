@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 from functools import partial
@@ -15,7 +16,6 @@ import pytest
 from tests.tts.command_line import (
     LONG_TEXT,
     RATE,
-    SENTENCES,
     STORY,
     TEXT,
     Say,
@@ -68,10 +68,25 @@ def test_an_interrupt_leaves_a_valid_file(
     where = ["--model", tiny_checkpoint] if way == "local" else ["--server", server]
     out, text = tmp_path / "x.wav", tmp_path / "text.txt"
     text.write_text(STORY)
-    with subprocess.Popen(
-        command("-f", text, "-o", out, "-r", "0.25", "--timestamps", tmp_path / "x.srt", *where),
-        stderr=subprocess.PIPE,
-    ) as process:
+    with (
+        text.open() as lines,
+        subprocess.Popen(
+            command(
+                *(
+                    "--stream-stdin",
+                    "-o",
+                    out,
+                    "-r",
+                    "0.25",
+                    "--timestamps",
+                    tmp_path / "x.srt",
+                    *where,
+                )
+            ),
+            stdin=lines,
+            stderr=subprocess.PIPE,
+        ) as process,
+    ):
         wait_for(lambda: out.exists() and out.stat().st_size > 10_000)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
@@ -84,18 +99,18 @@ def test_an_interrupt_leaves_a_valid_file(
     assert (tmp_path / "x.srt").read_text().startswith("1\n00:00:00,000 --> ")
 
 
-def test_progress_is_one_rewritten_line_on_a_terminal(server: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [TEXT * 30, LONG_TEXT], ids=["request", "book"])
+def test_progress_is_a_bar_on_a_terminal(text: str, server: str, tmp_path: Path) -> None:
     master, terminal = pty.openpty()
     done = subprocess.run(
-        command(LONG_TEXT, "-o", tmp_path / "x.wav", "--server", server),
+        command(text, "--progress", "-o", tmp_path / "x.wav", "--server", server),
         stderr=terminal,
         check=False,
     )
     os.close(terminal)
     shown = read_all(master)
     assert done.returncode == 0
-    assert "100% of the text" in shown
-    assert shown.count("\r") > len(SENTENCES)
+    assert re.search(r"100% of the text \|.*\|, \d+\.\d s of audio, 00:0\d left", shown)
     assert shown.splitlines()[-1].startswith(f"{tmp_path / 'x.wav'}: ")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -22,9 +23,16 @@ from tests.tts.command_line import (
     pipe_in,
 )
 from tests.tts.serving import hum, wav
-from tts.cli import run
+from tts.cli import options
 from tts.cli.request import in_flags
-from tts.cli.timestamps import Segment, SegmentTimes, to_json, to_srt
+from tts.cli.timestamps import (
+    Segment,
+    SegmentTimes,
+    cues_of,
+    to_json,
+    to_srt,
+    write_timestamps,
+)
 from tts.say import main
 
 
@@ -244,7 +252,7 @@ def test_every_segment_has_times(say: Say, tmp_path: Path) -> None:
 
 def test_a_long_text_is_synthesized_to_its_end(say: Say, tmp_path: Path) -> None:
     out, dated = tmp_path / "x.wav", tmp_path / "x.srt"
-    assert len(LONG_TEXT) > run.LONG_TEXT
+    assert len(LONG_TEXT) > options.LONG_TEXT
     assert say(LONG_TEXT, "-q", "-o", out, "--timestamps", dated) == 0
     blocks = dated.read_text().strip().split("\n\n")
     assert [block.splitlines()[2] for block in blocks] == SENTENCES
@@ -277,7 +285,6 @@ def test_segments_grow_and_are_written() -> None:
     times.add(0, (0.5, 1.25), (0, 5))
     times.add(1, (1.25, 3661.001), (5, 11))
     segments = times.segments("Oh\nno. Yes.")
-    assert len(times) == 2
     assert segments == (
         Segment(0, 0.0, 1.25, 0, 5, "Oh\nno"),
         Segment(1, 1.25, 3661.001, 5, 11, ". Yes."),
@@ -287,3 +294,65 @@ def test_segments_grow_and_are_written() -> None:
     assert to_srt(segments) == (
         "1\n00:00:00,000 --> 00:00:01,250\nOh no\n\n2\n00:00:01,250 --> 01:01:01,001\n. Yes.\n"
     )
+
+
+SENTENCE = (
+    "When the sun had set behind the hills, the boats came back to the harbour; "
+    "the nets were full, and the men were tired and wet."
+)
+
+
+def spoken(text: str) -> SegmentTimes:
+    """Return times of a text in which each character takes 0.1 s, with those of its words."""
+    times = SegmentTimes()
+    times.add(0, (0.0, len(text) / 10), (0, len(text)))
+    for word in re.finditer(r"\S+", text):
+        times.add_word((word.start() / 10, word.end() / 10), word.span())
+    return times
+
+
+@pytest.mark.parametrize("has_words", [True, False])
+def test_cues_have_two_lines_and_end_with_clauses(has_words: bool) -> None:
+    times = spoken(SENTENCE)
+    if not has_words:
+        times = SegmentTimes()
+        times.add(0, (0.0, len(SENTENCE) / 10), (0, len(SENTENCE)))
+    cues = cues_of(times, SENTENCE)
+    assert [cue.text for cue in cues] == [SENTENCE[:75].strip(), SENTENCE[75:]]
+    assert [round(cue.start_s, 6) for cue in cues] == [0.0, 7.5]
+    assert [round(cue.end_s, 6) for cue in cues] == [7.4, len(SENTENCE) / 10]
+    lines = [block.splitlines()[2:] for block in to_srt(cues).split("\n\n")]
+    assert [len(line) for line in lines] == [2, 2]
+    assert max(len(line) for block in lines for line in block) <= 42
+
+
+@pytest.mark.parametrize("text", ["word " * 200, "x" * 200 + " y", "一二三四五六" * 40])
+def test_cues_lose_nothing(text: str) -> None:
+    cues = cues_of(spoken(text), text)
+    assert "".join("".join(cue.text.split()) for cue in cues) == "".join(text.split())
+    if text[0] == "w":
+        assert max(len(cue.text) for cue in cues) <= 84
+
+
+def test_webvtt_and_words(tmp_path: Path) -> None:
+    text = "A <b> & c."
+    times = spoken(text)
+    write_timestamps(tmp_path / "a.vtt", times, text, by_word=False)
+    assert (tmp_path / "a.vtt").read_text() == (
+        "WEBVTT\n\n00:00:00.000 --> 00:00:01.000\nA &lt;b&gt; &amp; c.\n\n"
+    )
+    write_timestamps(tmp_path / "a.srt", times, text, by_word=True)
+    blocks = (tmp_path / "a.srt").read_text().strip().split("\n\n")
+    assert [block.splitlines()[2] for block in blocks] == text.split()
+    write_timestamps(tmp_path / "a.json", times, text, by_word=False)
+    assert len(json.loads((tmp_path / "a.json").read_text())["segments"]) == 1
+
+
+def test_cues_of_two_sentences_are_apart() -> None:
+    text = "Oh. Not yet."
+    times = SegmentTimes()
+    times.add(0, (0.0, 0.3), (0, 3))
+    times.add(1, (0.3, 1.2), (3, 12))
+    for word in re.finditer(r"\S+", text):
+        times.add_word((word.start() / 10, word.end() / 10), word.span())
+    assert [cue.text for cue in cues_of(times, text)] == ["Oh.", "Not yet."]

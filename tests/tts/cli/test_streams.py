@@ -225,9 +225,13 @@ def test_a_fifo_with_a_reader_gets_the_audio(server: str, tmp_path: Path) -> Non
 def test_a_second_process_writing_the_same_file_is_refused(server: str, tmp_path: Path) -> None:
     out, text = tmp_path / "x.wav", tmp_path / "text.txt"
     text.write_text(STORY)
-    with subprocess.Popen(
-        command("-q", "-f", text, "-o", out, "-r", "0.25", "--server", server)
-    ) as first:
+    with (
+        text.open() as lines,
+        subprocess.Popen(
+            command("-q", "--stream-stdin", "-o", out, "-r", "0.25", "--server", server),
+            stdin=lines,
+        ) as first,
+    ):
         wait_for(lambda: out.exists() and out.stat().st_size > 10_000)
         status, _, errors = shell("", "hi", "-o", out, "--server", server)
         assert first.poll() is None
