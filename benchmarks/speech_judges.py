@@ -34,20 +34,32 @@ def prepared(samples: np.ndarray, rate: int) -> np.ndarray:
     return np.clip(resampled * (PEAK / max(1e-6, float(np.abs(resampled).max()))), -1, 1)
 
 
-class SpeechJudges:
-    """The three models, on the CPU."""
+class Recogniser:
+    """Moonshine, on the CPU."""
 
     def __init__(self, moonshine: Path) -> None:
-        import distillmos
         import moonshine_onnx
         import tokenizers
-        from resemblyzer import VoiceEncoder
 
         vocabulary = Path(moonshine_onnx.__file__).with_name("assets") / "tokenizer.json"
         self._tokens = tokenizers.Tokenizer.from_file(str(vocabulary))
         self._recogniser = moonshine_onnx.MoonshineOnnxModel(
             models_dir=str(moonshine), model_name="base"
         )
+
+    def words(self, clip: np.ndarray) -> str:
+        """Return the words that are recognised in a prepared clip."""
+        return self._tokens.decode_batch(self._recogniser.generate(clip[None]))[0]
+
+
+class SpeechJudges(Recogniser):
+    """The three models, on the CPU."""
+
+    def __init__(self, moonshine: Path) -> None:
+        import distillmos
+        from resemblyzer import VoiceEncoder
+
+        super().__init__(moonshine)
         self._natural = distillmos.ConvTransformerSQAModel().eval()
         self._speaker = VoiceEncoder("cpu", verbose=False)
 
@@ -55,10 +67,6 @@ class SpeechJudges:
     def naturalness(self, clip: np.ndarray) -> float:
         """1 to 5 of a prepared clip."""
         return float(self._natural(torch.from_numpy(clip)[None]))
-
-    def words(self, clip: np.ndarray) -> str:
-        """Return the words that are recognised in a prepared clip."""
-        return self._tokens.decode_batch(self._recogniser.generate(clip[None]))[0]
 
     def speaker(self, clip: np.ndarray) -> np.ndarray:
         """Unit vector [256] of who speaks in a prepared clip."""

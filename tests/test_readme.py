@@ -42,6 +42,7 @@ OTHER_PROGRAMS = (
     "benchmarks/idle.py",
     "benchmarks/reading.py",
     "benchmarks/decode_interference.py",
+    "benchmarks/skipped.py",
     "benchmarks/understood.py",
     "tests/fuzz/__main__.py",
     "tests/mutation.py",

@@ -133,6 +133,12 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--trim-silence", action="store_true", help="remove silence at both ends")
     group.add_argument(
+        "--check",
+        action=argparse.BooleanOptionalAction,
+        help="speak sentences again whose words are missing or doubled (default: with -o FILE all, "
+        "else those behind the first)",
+    )
+    group.add_argument(
         "--watermark", action="store_true", help="mark the audio as generated (extra watermark)"
     )
     group.add_argument(

@@ -41,6 +41,8 @@ class Speech:
     """When each segment of the text is spoken, with `timestamps="segment"`."""
     marks: tuple[MarkTime, ...] = ()
     """When each mark, sentence and turn begins, of markup and dialogues."""
+    num_retried_segments: int = 0
+    """Segments that were spoken again, as they had failed the check."""
 
     @property
     def duration_s(self) -> float:

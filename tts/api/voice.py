@@ -179,6 +179,7 @@ class LoadedVoice:
             words=found.words,
             segments=found.segments,
             marks=found.marks,
+            num_retried_segments=found.result.num_retried_segments,
         )
 
     def _stream(self, checked: CheckedRequest) -> Iterator[SpeechPart]:

@@ -77,6 +77,7 @@ class SayOptions:
     encoding: str  # one of FORMATS
     sample_rate: int
     trim_silence: bool
+    check: bool | None  # None: the server's default
     rate: float | None
     seed: int | None
     temperature: float | None
@@ -112,6 +113,7 @@ def read_options(args: argparse.Namespace, stdin: BinaryIO | None = None) -> Say
         encoding=_encoding(args.output, args.format),
         sample_rate=args.sample_rate,
         trim_silence=args.trim_silence,
+        check=_check(args),
         rate=args.rate,
         seed=args.seed,
         temperature=args.temperature,
@@ -303,6 +305,13 @@ def _check_writable(path: Path) -> None:
         raise UsageError(f"cannot write {path}: it is a folder")
     if not path.parent.is_dir():
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+
+
+def _check(args: argparse.Namespace) -> bool | None:
+    """Return the choice, else True for a file: no listener waits for its first sentence."""
+    is_file = bool(args.output) and args.output != STANDARD_STREAM
+    chosen: bool | None = args.check
+    return True if chosen is None and is_file else chosen
 
 
 def _timestamps(name: str) -> Path | None:

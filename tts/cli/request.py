@@ -65,6 +65,10 @@ def synthesis_config(options: SayOptions) -> speech_pb2.SynthesisConfig:
         chunking=_chunking(options.chunking),
         trim_silence=options.trim_silence,
     )
+    if options.check is not None:
+        config.speech_check = (
+            speech_pb2.SPEECH_CHECK_ON if options.check else speech_pb2.SPEECH_CHECK_OFF
+        )
     if options.rate is not None:
         config.speaking_rate = options.rate
     if options.seed is not None:

@@ -153,4 +153,5 @@ def result_fields(result: SynthesisResult) -> dict[str, Any]:
         },
         "finish_reason": result.finish_reason.value,
         "warnings": list(result.warnings),
+        "retried_segments": result.num_retried_segments,
     }

@@ -55,6 +55,12 @@ TIMESTAMPS: Mapping[str, pb.TimestampGranularity] = {
     "word": pb.TIMESTAMP_GRANULARITY_WORD,
 }
 
+CHECKS: Mapping[bool | None, pb.SpeechCheck] = {
+    None: pb.SPEECH_CHECK_UNSPECIFIED,
+    False: pb.SPEECH_CHECK_OFF,
+    True: pb.SPEECH_CHECK_ON,
+}
+
 NAMES: Mapping[str, str] = {
     "config.model": "model",
     "config.lora": "model",
@@ -72,6 +78,7 @@ NAMES: Mapping[str, str] = {
     "config.sampling.seed": "seed",
     "config.chunking": "chunk_size",
     "config.timestamps": "timestamps",
+    "config.speech_check": "check",
 }
 """Fields of the contract by their names in JSON, for errors."""
 
@@ -118,6 +125,7 @@ class VoiceSettings(VoiceChoice):
     timestamps: Literal["none", "segment", "word"] = "none"
     chunk_size: ChunkSize | Items[ChunkSize] = Field(default_factory=list)
     sample_rate: int = Field(default=0, ge=0, lt=2**31)
+    check: bool | None = None
 
     @property
     def ignored(self) -> list[str]:
@@ -234,6 +242,7 @@ def to_synthesis(
         sampling=common_pb2.SamplingParams(seed=body.seed),
         chunking=pb.ChunkingConfig(chunk_sizes=sizes),
         timestamps=TIMESTAMPS[body.timestamps],
+        speech_check=CHECKS[body.check],
     )
 
 

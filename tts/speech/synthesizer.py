@@ -149,7 +149,8 @@ class Synthesizer:
     ) -> StreamingSession:
         """Return a session whose text arrives over time. Raises as `stream` does before Started."""
         voice = request.voice or self.voices.default
-        speech = self._run(request, voice)
+        # Its text may arrive no faster than it is spoken: no segment is held back unasked.
+        speech = self._run(replace(request, check=bool(request.check)), voice)
         options = self._text_options(request, voice, "text")
         return StreamingSession(speech, options, times or SessionTimes())
 
@@ -189,10 +190,9 @@ class Synthesizer:
         return options
 
     def _run(self, request: SpeechRequest, voice: Voice) -> SynthesisRun:
-        has_words = request.timestamps is TimestampGranularity.WORD
-        has_marks = request.markup is not None and request.markup.has_marks
-        needs_times = has_words or (has_marks and self.settings.aligner is not None)
-        aligner = self._aligner() if needs_times else None
+        if request.timestamps is TimestampGranularity.WORD:
+            self._aligner()  # raises before Started
+        aligner = None if self.settings.aligner is None else self._aligner
         return SynthesisRun(self._client, self._prompts, self.settings, request, voice, aligner)
 
     def _aligner(self) -> Aligner:

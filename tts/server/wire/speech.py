@@ -92,6 +92,11 @@ NORMALIZATIONS: Mapping[int, TextNormalization | None] = {
     pb.TEXT_NORMALIZATION_OFF: TextNormalization.OFF,
     pb.TEXT_NORMALIZATION_ON: TextNormalization.ON,
 }
+CHECKS: Mapping[int, bool | None] = {
+    pb.SPEECH_CHECK_UNSPECIFIED: None,
+    pb.SPEECH_CHECK_OFF: False,
+    pb.SPEECH_CHECK_ON: True,
+}
 SEGMENT_MODES: Mapping[int, SegmentMode] = {
     pb.SEGMENT_MODE_UNSPECIFIED: SegmentMode.SENTENCE,
     pb.SEGMENT_MODE_NONE: SegmentMode.NONE,
@@ -189,6 +194,7 @@ def read_config(
         carry=carry,
         token_offset=proto.stream_token_offset,
         lora=proto.lora,
+        check=wrong.member(proto.speech_check, CHECKS, f"{path}.speech_check"),
         path=path,
     )
 
@@ -418,6 +424,7 @@ def to_done(result: SynthesisResult) -> pb.SynthesisDone:
         usage=to_usage(result.usage),
         timings=to_timings(took.queue_s, took.prefill_s, took.total_s, took.first_audio_s),
         warnings=result.warnings,
+        num_retried_segments=result.num_retried_segments,
     )
 
 
