@@ -57,11 +57,11 @@ TWISTERS = (
     "A proper copper coffee pot is not a copper proper coffee cup.",
 )
 CLAUSES = (
-    "the train from the coast was already an hour late", "nobody in the station knew the reason",
+    "the train from the coast was already an hour late", "the man in the office gave no reason",
     "a woman with two suitcases asked the guard for help", "the rain came down on the glass roof",
     "the children counted the wagons of a passing freight train", "he folded his newspaper twice",
     "an announcement echoed through the hall without a single clear word",
-    "the man at the kiosk sold his last cup of tea", "somebody began to laugh near the stairs",
+    "the man at the kiosk sold his last cup of tea", "a boy began to laugh near the stairs",
     "the old clock above the platform had stopped at quarter past nine",
     "the driver waved from the window of his cabin", "everyone picked up their bags at once",
     "the doors opened with a long and tired sigh", "the lamps along the track turned green",

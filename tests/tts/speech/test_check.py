@@ -113,7 +113,7 @@ SENTENCES = (
     "We walked along the harbor until the lamps were lit.",
     "A careful gardener waters the roses before sunrise.",
     "They painted the kitchen yellow and the hallway green.",
-    "Nobody expected the orchestra to play another waltz.",
+    "People expected the orchestra to play another waltz.",
 )
 TEXT = f"{SENTENCES[0]} Put the plates away. The ferry leaves at noon."
 WHOLE = ChunkingOverrides(chunk_sizes=(500,), buffer=500)  # one block, which carries all codes

@@ -166,9 +166,8 @@ def read_config(
         chunking = _read_chunking(proto.chunking, f"{path}.chunking", wrong)
     said = _read_pronunciations(proto, f"{path}.pronunciations", wrong)
     if proto.HasField("buffer_speech_tokens"):
-        carry = _read_carry(
-            proto.buffer_speech_tokens, codec, f"{path}.buffer_speech_tokens", wrong
-        )
+        field = f"{path}.buffer_speech_tokens"
+        carry = _read_carry(proto.buffer_speech_tokens, codec, field, wrong)
     if proto.stream_token_offset:
         _check_offset(proto, codec, f"{path}.stream_token_offset", wrong)
     rate, gain_db = optional(proto, "speaking_rate"), optional(proto, "volume_gain_db")
