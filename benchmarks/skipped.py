@@ -94,10 +94,11 @@ class Compared:
 
 def speak(voice: LoadedVoice, text: Text) -> Spoken:
     """Speak a text with the check on, and again with it off if a segment was retried."""
-    options = SpeechOptions(voice=text.voice, seed=text.seed)
-    checked = voice.say(text.text, check=True, timestamps="segment", **options)
+    options = SpeechOptions(voice=text.voice, seed=text.seed, timestamps="segment", check=True)
+    checked = voice.say(text.text, **options)
     retried = checked.num_retried_segments
-    other = _clip(voice.say(text.text, check=False, **options)) if retried else None
+    options["check"] = False
+    other = _clip(voice.say(text.text, **options)) if retried else None
     return Spoken(text, _clip(checked), other, len(checked.segments), retried)
 
 
