@@ -45,11 +45,10 @@ def load_speaker() -> SpeakerVector:
     return embed
 
 
-class SpeechJudges:
-    """The three models, on the CPU."""
+class Recogniser:
+    """Moonshine, on the CPU."""
 
     def __init__(self, moonshine: Path) -> None:
-        import distillmos
         import moonshine_onnx
         import tokenizers
 
@@ -58,6 +57,19 @@ class SpeechJudges:
         self._recogniser = moonshine_onnx.MoonshineOnnxModel(
             models_dir=str(moonshine), model_name="base"
         )
+
+    def words(self, clip: np.ndarray) -> str:
+        """Return the words that are recognised in a prepared clip."""
+        return self._tokens.decode_batch(self._recogniser.generate(clip[None]))[0]
+
+
+class SpeechJudges(Recogniser):
+    """The three models, on the CPU."""
+
+    def __init__(self, moonshine: Path) -> None:
+        import distillmos
+
+        super().__init__(moonshine)
         self._natural = distillmos.ConvTransformerSQAModel().eval()
         self._speaker = load_speaker()
 
@@ -65,10 +77,6 @@ class SpeechJudges:
     def naturalness(self, clip: np.ndarray) -> float:
         """1 to 5 of a prepared clip."""
         return float(self._natural(torch.from_numpy(clip)[None]))
-
-    def words(self, clip: np.ndarray) -> str:
-        """Return the words that are recognised in a prepared clip."""
-        return self._tokens.decode_batch(self._recogniser.generate(clip[None]))[0]
 
     def speaker(self, clip: np.ndarray) -> np.ndarray:
         """Unit vector [256] of who speaks in a prepared clip."""

@@ -24,6 +24,7 @@ from benchmarks import (
     cold_start,
     first_audio,
     front_end,
+    hard_texts,
     host,
     idle,
     ipc_latency,
@@ -34,6 +35,7 @@ from benchmarks import (
     sampling,
     scheduler,
     seams,
+    skipped,
     speech_judges,
     speed,
     spoken_text,
@@ -51,7 +53,13 @@ from benchmarks.report import (
 )
 from benchmarks.speech_judges import Acoustics
 from benchmarks.stub_engine import stub_engine_server
-from benchmarks.word_errors import WordErrors, edit_distance, total, word_errors
+from benchmarks.word_errors import (
+    WordErrors,
+    edit_distance,
+    slips,
+    total,
+    word_errors,
+)
 from tests.decoder.small_codecs import to_safetensors, write_snac
 from tests.speech_server import Server, SpeechClient, serving
 from tts.v1.text_pb2_grpc import TextServiceStub
@@ -62,6 +70,7 @@ NOT_COMMANDS = {"__init__", "stub_engine", "report", "speech_judges", "word_erro
 NOT_COMMANDS |= {"engine_load", "peers", "shapes", "trace"}
 NOT_COMMANDS |= {"client_pool", "listeners", "playback", "server_metrics", "speech_shapes"}
 NOT_COMMANDS |= {"block_readers", "kernel_shapes", "process_samples"}
+NOT_COMMANDS |= {"hard_texts"}
 NOT_COMMANDS |= {"soak_calls", "soak_ledger", "soak_report", "soak_vanish"}
 
 
@@ -93,6 +102,7 @@ def test_each_command_has_a_main_and_a_place_in_the_documentation() -> None:
         "scheduler",
         "seams",
         "serve",
+        "skipped",
         "soak",
         "speed",
         "spoken_text",
@@ -241,6 +251,59 @@ def test_figures_are_words_to_the_recogniser() -> None:
     assert word_errors("Six of 1,204.", "6 of one thousand two hundred and four") == WordErrors(
         0, 8
     )
+
+
+# --- skipped
+
+
+@pytest.mark.parametrize(
+    ("meant", "heard", "counts"),
+    [
+        ("It was very very very cold.", "It was very very cold.", (1, 0)),
+        ("It was very cold.", "It was very, very cold.", (0, 1)),
+        ("Zero, zero, zero, eight.", "008", (1, 0)),
+        ("Nineteen ninety-five had twelve hundred.", "1995 had 1200", (0, 0)),
+        ("Agnes Henderson overloads it.", "Agnesson over loads it.", (0, 0)),
+        ("We need apples, ropes and wheels.", "We need wheels.", (3, 0)),
+        ("Hello.", "", (1, 0)),
+    ],
+)
+def test_words_that_are_missing_or_too_many(
+    meant: str, heard: str, counts: tuple[int, int]
+) -> None:
+    found = slips(meant, heard)
+    assert (found.missing, found.extra) == counts
+
+
+def test_hard_texts_have_every_kind_and_are_the_same_again() -> None:
+    found = list(hard_texts.hard_texts(700))
+    assert found == list(hard_texts.hard_texts(700)) != list(hard_texts.hard_texts(700, seed=2))
+    assert {kind for kind, _ in found} == hard_texts.KINDS.keys()
+    assert 700 <= sum(len(text.split()) for _, text in found) < 760
+    assert max(len(text) for _, text in found) <= hard_texts.LONGEST
+
+
+def test_skipped_compares_speech_with_and_without_the_check() -> None:
+    """Clips that spell what is said: one text is repaired, one is spoken again for nothing."""
+
+    def clip(said: str) -> understood.Clip:
+        spelled = np.frombuffer(f"{said}\x7f".encode(), np.uint8)
+        return understood.Clip(spelled.astype(np.float32), speech_judges.RATE)
+
+    def spoken(kind: str, said: str, before: str | None) -> skipped.Spoken:
+        text = skipped.Text(kind, "One two three four.", "hazel", 0)
+        return skipped.Spoken(text, clip(said), clip(before) if before else None, 2, bool(before))
+
+    one, two, three = "One two three four.", "One two four.", "One two two three four."
+    cases = (("names", one, None), ("long", one, two), ("long", three, one), ("single", two, None))
+    found = [skipped.compare(spoken(*case), SpellingJudges()) for case in cases]
+    rows = {figure.name: figure for figure in skipped.figures(found)}
+    assert rows["unchecked"].note == "2 missing, 0 too many of 16"
+    assert rows["checked"].note == "1 missing, 1 too many of 16"
+    assert (rows["checked"].bar, rows["checked"].reached) == (62.5, False)
+    assert rows["unchecked, long"].value == 125.0
+    assert rows["segments spoken again"].value == 25.0
+    assert rows["of them unnecessarily"].value == 12.5
 
 
 @pytest.mark.parametrize("hertz", [110, 220])

@@ -43,6 +43,7 @@ OTHER_PROGRAMS = (
     "benchmarks/long_text.py",
     "benchmarks/reading.py",
     "benchmarks/decode_interference.py",
+    "benchmarks/skipped.py",
     "benchmarks/understood.py",
     "tests/fuzz/__main__.py",
     "tests/mutation.py",

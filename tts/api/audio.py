@@ -45,6 +45,8 @@ class Speech:
     pronunciations: tuple[Pronunciation, ...] = ()
     """Entries of the request, the voice and the lexicons that were applied, as the model read them:
     in letters or in IPA."""
+    num_retried_segments: int = 0
+    """Segments that were spoken again, as they had failed the check."""
 
     @property
     def duration_s(self) -> float:

@@ -75,6 +75,9 @@ class SpeechOptions(TypedDict, total=False):
     """-1,000 to 1,000; a level is worth five seconds of waiting."""
     lora: str
     """Name of an adapter."""
+    check: bool
+    """Compare every segment with its text before it is sent, and speak it again if words are
+    missing or doubled. Default: the segments behind the first, which no listener waits for."""
 
 
 MARKUP: Mapping[str, Callable[[str], Document]] = {"ssml": read_ssml, "tags": read_tags}
@@ -87,6 +90,7 @@ REQUEST_FIELDS = (
     "max_audio_s",
     "priority",
     "lora",
+    "check",
 )
 
 

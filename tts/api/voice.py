@@ -180,6 +180,7 @@ class LoadedVoice:
             segments=found.segments,
             marks=found.marks,
             pronunciations=found.result.pronunciations,
+            num_retried_segments=found.result.num_retried_segments,
         )
 
     def _stream(self, checked: CheckedRequest) -> Iterator[SpeechPart]:

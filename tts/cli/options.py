@@ -94,6 +94,7 @@ class SayOptions:
     encoding: str  # one of FORMATS
     sample_rate: int
     trim_silence: bool
+    check: bool
     rate: float | None
     seed: int | None
     temperature: float | None
@@ -141,6 +142,7 @@ def read_options(args: argparse.Namespace, stdin: BinaryIO | None = None) -> Say
         encoding=encoding,
         sample_rate=args.sample_rate,
         trim_silence=args.trim_silence,
+        check=args.check,
         rate=args.rate,
         seed=args.seed,
         temperature=args.temperature,

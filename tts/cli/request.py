@@ -73,6 +73,8 @@ def synthesis_config(
         chunking=_chunking(options.chunking),
         trim_silence=options.trim_silence,
     )
+    if options.check:
+        config.speech_check = speech_pb2.SPEECH_CHECK_ON
     if options.rate is not None:
         config.speaking_rate = options.rate
     if options.seed is not None:

@@ -157,4 +157,5 @@ def result_fields(result: SynthesisResult) -> dict[str, Any]:
             {"phrase": said.phrase, "spoken": said.spoken, "alphabet": said.alphabet.value}
             for said in result.pronunciations
         ],
+        "retried_segments": result.num_retried_segments,
     }

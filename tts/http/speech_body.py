@@ -79,6 +79,7 @@ NAMES: Mapping[str, str] = {
     "config.chunking": "chunk_size",
     "config.timestamps": "timestamps",
     "config.pronunciations": "pronunciations",
+    "config.speech_check": "check",
 }
 """Fields of the contract by their names in JSON, for errors."""
 
@@ -144,6 +145,7 @@ class VoiceSettings(VoiceChoice):
     chunk_size: ChunkSize | Items[ChunkSize] = Field(default_factory=list)
     sample_rate: int = Field(default=0, ge=0, lt=2**31)
     pronunciations: Items[PronunciationItem] = Field(default_factory=list)
+    check: bool = False
 
     @property
     def ignored(self) -> list[str]:
@@ -261,6 +263,7 @@ def to_synthesis(
         chunking=pb.ChunkingConfig(chunk_sizes=sizes),
         timestamps=TIMESTAMPS[body.timestamps],
         pronunciations=[item.to_proto() for item in body.pronunciations],
+        speech_check=pb.SPEECH_CHECK_ON if body.check else pb.SPEECH_CHECK_UNSPECIFIED,
     )
 
 

@@ -6,6 +6,8 @@ read at each scrape from the newest `EngineStatus` of `Metrics.engine` and `Metr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from tts.observe.engine_metrics import EngineCollector
@@ -14,6 +16,7 @@ LATENCY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5,
 UNDERRUN_BUCKETS_S = (0.0, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 FACTOR_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 5)
 TEXT_PREFIX = "sonant_text_"  # of the engine of a second model, for text
+SOUND = "sound"  # result of a check
 CALL_LABELS = ("grpc_service", "grpc_method")
 
 
@@ -58,6 +61,17 @@ class Metrics:
         self.characters = self._counter("sonant_input_characters", "Characters asked for.")
         self.prompt_tokens = self._counter("sonant_prompt_tokens", "Prompt tokens.")
         self.output_tokens = self._counter("sonant_output_tokens", "Tokens generated.")
+        self.checks = self._counter(
+            "sonant_speech_checks", "Segments compared with their text, by result.", ("result",)
+        )
+        self.retries = self._counter(
+            "sonant_speech_retries", "Segments spoken again, by result before.", ("reason",)
+        )
+        self.given_up = self._counter(
+            "sonant_speech_given_up",
+            "Segments sent although no attempt was sound, by first result.",
+            ("reason",),
+        )
         self._requests = Gauge(
             "sonant_requests",
             "Calls that run, and calls that wait for a place.",
@@ -75,6 +89,15 @@ class Metrics:
         """Set the two states of `sonant_requests`."""
         self._requests.labels("running").set(running)
         self._requests.labels("waiting").set(waiting)
+
+    def segment_checked(self, results: Sequence[str]) -> None:
+        """Count the attempts to speak a segment, by the results of their checks in order."""
+        for result in results:
+            self.checks.labels(result).inc()
+        for reason in results[:-1]:
+            self.retries.labels(reason).inc()
+        if results[-1] != SOUND:
+            self.given_up.labels(results[0]).inc()
 
     def call_ended(self, service: str, method: str, code: str, seconds: float) -> None:
         """Count one finished call."""

@@ -67,6 +67,7 @@ class CallStats:
     prompt_tokens: int = 0
     output_tokens: int = 0
     warnings: int = 0
+    checks: tuple[tuple[str, ...], ...] = ()  # results of the attempts of each checked segment
 
 
 class CallError(Exception):
@@ -276,6 +277,8 @@ class CallTracker:
         metrics.characters.inc(stats.characters)
         metrics.prompt_tokens.inc(stats.prompt_tokens)
         metrics.output_tokens.inc(stats.output_tokens)
+        for results in stats.checks:
+            metrics.segment_checked(results)
         if stats.audio_s and code == "OK":
             metrics.real_time_factor.observe(call.age_s / stats.audio_s)
         fields = _fields(call, code, reason)

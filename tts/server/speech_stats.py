@@ -46,6 +46,7 @@ def note_result(call: Call, result: SynthesisResult) -> None:
     call.stats.prompt_tokens = result.usage.prompt_tokens
     call.stats.output_tokens = result.usage.output_tokens
     call.stats.warnings = len(result.warnings)
+    call.stats.checks = tuple(tuple(r.value for r in results) for results in result.checks)
     call.note_timings(result.timings.queue_s, result.timings.prefill_s)
 
 

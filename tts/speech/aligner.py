@@ -87,6 +87,11 @@ class Aligner:
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise CheckpointError(f"the aligner in {folder} cannot be read: {error}") from error
 
+    def letters(self, codes: tuple[int, ...]) -> np.ndarray:
+        """Return the log-probabilities of a whole segment, float32 [T, NUM_LABELS]."""
+        stream = LetterStream(self)
+        return np.concatenate([stream.push(codes), stream.push((), is_last=True)])
+
     @property
     def table(self) -> np.ndarray:
         """Embedding of codes [codebook_size, table_width]."""

@@ -14,7 +14,7 @@ import math
 import secrets
 import sys
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,6 +44,7 @@ from tts.errors import (
 from tts.families.base import FamilyTraits
 from tts.families.prompt import PromptBuilder
 from tts.speech.aligner import Aligner
+from tts.speech.check import SOUND, CheckResult, Verdict, check_segment
 from tts.speech.cloning import CloningLimits
 from tts.speech.marks import MarkQueue
 from tts.speech.output import AudioOutput, Loudness
@@ -72,6 +73,7 @@ LONGEST_START_S = 2.0  # maximum length of a segment: this, and
 LONGEST_S_PER_CHARACTER = 0.25  # this for each character of its text
 SHORTEST_S_PER_CHARACTER = 0.02  # faster than any speaker: an earlier end has skipped text
 MAX_PRONUNCIATIONS = 200  # that a result reports
+MAX_ATTEMPTS = 3  # of a segment that is checked
 
 _job_numbers = itertools.count()
 
@@ -114,9 +116,9 @@ class SynthesisRun:
         settings: SynthesisSettings,
         request: SpeechRequest,
         voice: Voice,
-        aligner: Aligner | None = None,
+        aligner: Callable[[], Aligner] | None = None,
     ) -> None:
-        """Resolve the defaults of a request; `aligner` None: it has no word times.
+        """Resolve the defaults of a request; `aligner` returns the model's one, None: it has none.
 
         Raises InvalidRequestError, NotAvailableError and AdapterNotFoundError.
         """
@@ -157,6 +159,7 @@ class SynthesisRun:
         self._warnings = dict.fromkeys(warnings)  # an ordered set
         self.started = Started(self._request_id, settings.model, self._audio_format, self._seed)
         """First event of the request."""
+        self._checks: list[tuple[CheckResult, ...]] = []
         self.finish_reason = FinishReason.STOP
         self.is_exhausted = False
         """Whether the request's limits allow no more audio."""
@@ -262,7 +265,8 @@ class SynthesisRun:
     async def speak(self, segment: TextSegment) -> AsyncGenerator[SpokenEvent, None]:
         """Yield one segment's audio, with its word times or its own time if requested.
 
-        Raises SynthesisError when the engine fails.
+        A segment that is checked is held back until it is whole; one that fails is spoken again
+        with another seed. Raises SynthesisError when the engine fails.
         """
         longest = self._longest(segment)
         max_codes = self._vocabulary.whole_frames(min(longest, self._codes_left()))
@@ -274,15 +278,14 @@ class SynthesisRun:
             return
         self._spoken.append(segment.text)
         self._pronunciations |= dict.fromkeys(segment.pronunciations)
-        job = self._job(segment, max_codes)
-        self._is_fresh, self._segment_codes = False, []
+        self._segment_codes = []
         self._output.begin_segment()
         timer = None
-        if self._aligner is not None:
-            timer = WordTimer(self._aligner, segment.words, 1 / self._spec.codes_per_second)
+        if self._aligner is not None and self._needs_times():
+            timer = WordTimer(self._aligner(), segment.words, 1 / self._spec.codes_per_second)
         last = None
         try:
-            async with aclosing(self._client.speak(job)) as blocks:
+            async with aclosing(self._blocks(segment, max_codes, is_last=is_last)) as blocks:
                 async for last in blocks:
                     self._note(last)
                     for data in self._output.write(last.samples):
@@ -299,6 +302,63 @@ class SynthesisRun:
         if self._request.timestamps is TimestampGranularity.SEGMENT:
             yield self._segment_time()
         self._end_segment(last, is_last=is_last)
+
+    def _needs_times(self) -> bool:
+        """Return whether the words' times are requested, or needed for those of marks."""
+        request = self._request
+        has_marks = request.markup is not None and request.markup.has_marks
+        return has_marks or request.timestamps is TimestampGranularity.WORD
+
+    async def _blocks(
+        self, segment: TextSegment, max_codes: int, *, is_last: bool
+    ) -> AsyncGenerator[AudioBlock, None]:
+        """Yield a segment's blocks; `is_last`: the request's limits may cut it."""
+        job = self._job(segment, max_codes)
+        self._is_fresh = False
+        if self._request.check:
+            for block in await self._checked(segment, job, is_last=is_last):
+                yield block
+            return
+        async with aclosing(self._client.speak(job)) as blocks:
+            async for block in blocks:
+                yield block
+
+    async def _checked(
+        self, segment: TextSegment, job: SpeechJob, *, is_last: bool
+    ) -> Sequence[AudioBlock]:
+        """Return the blocks of the first sound attempt, else of that with the fewest faults."""
+        attempts: list[tuple[Verdict, list[AudioBlock]]] = []
+        for attempt in _attempts(job):
+            async with aclosing(self._client.speak(attempt)) as spoken:
+                blocks = [block async for block in spoken]
+            verdict = await asyncio.to_thread(self._verdict, segment, blocks, is_last)
+            attempts.append((verdict, blocks))
+            if verdict.result is CheckResult.SOUND:
+                break
+        verdict, best = min(attempts, key=lambda attempt: attempt[0].num_words)
+        for _, blocks in attempts:
+            if blocks is not best:
+                self._count(blocks[-1])
+        if verdict.result is not CheckResult.SOUND:
+            self.warn(f"segment {segment.index} differs from its text: {verdict.result.value}")
+        self._checks.append(tuple(verdict.result for verdict, _ in attempts))
+        return best
+
+    def _verdict(
+        self, segment: TextSegment, blocks: Sequence[AudioBlock], is_last: bool
+    ) -> Verdict:
+        """Return the verdict on an attempt; callable from any thread.
+
+        What failed, or was cut by the request's limits, is not judged.
+        """
+        reason = blocks[-1].finish_reason if blocks else None
+        is_cut = reason is FinishReason.LENGTH
+        if (is_cut and is_last) or not (is_cut or reason is FinishReason.STOP):
+            return SOUND
+        codes = tuple(code for block in blocks for code in block.codes)
+        seconds = len(codes) / self._spec.codes_per_second
+        letters = self._aligner().letters(codes) if self._aligner is not None and codes else None
+        return check_segment(segment, seconds, is_cut=is_cut, letters=letters)
 
     def _word_times(self, spans: Sequence[WordSpan]) -> WordTimes:
         """Return the times of a segment's words in the output."""
@@ -355,6 +415,7 @@ class SynthesisRun:
             header_patches=self._output.header_patches,
             spoken_text=" ".join(self._spoken),
             pronunciations=tuple(itertools.islice(self._pronunciations, MAX_PRONUNCIATIONS)),
+            checks=tuple(self._checks),
         )
 
     def _longest(self, segment: TextSegment) -> int:
@@ -474,6 +535,18 @@ class SynthesisRun:
         self.finish_reason = FinishReason.LENGTH
         self.is_exhausted = is_last
         self.warn(f"segment {self._segment.index} hit the audio cap")
+
+
+def _attempts(job: SpeechJob) -> Iterator[SpeechJob]:
+    """Iterate over a job and its repetitions with other seeds; there are none for argmax."""
+    yield job
+    request, sampling = job.request, job.request.sampling
+    if sampling.temperature <= 0 or sampling.seed is None:
+        return
+    for attempt in range(1, MAX_ATTEMPTS):
+        other = replace(sampling, seed=segment_seed(sampling.seed, attempt))
+        request_id = f"{request.request_id}.{attempt}"
+        yield replace(job, request=replace(request, request_id=request_id, sampling=other))
 
 
 def _streaming(

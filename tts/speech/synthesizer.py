@@ -225,10 +225,9 @@ class Synthesizer:
         return Lexicon.of(read, ascii_only=ascii_only, any_case=any_case)
 
     def _run(self, request: SpeechRequest, voice: Voice) -> SynthesisRun:
-        has_words = request.timestamps is TimestampGranularity.WORD
-        has_marks = request.markup is not None and request.markup.has_marks
-        needs_times = has_words or (has_marks and self.settings.aligner is not None)
-        aligner = self._aligner() if needs_times else None
+        if request.timestamps is TimestampGranularity.WORD:
+            self._aligner()  # raises before Started
+        aligner = None if self.settings.aligner is None else self._aligner
         return SynthesisRun(self._client, self._prompts, self.settings, request, voice, aligner)
 
     def _aligner(self) -> Aligner:

@@ -24,6 +24,7 @@ from decoder import (
 )
 from llm import FinishReason, SamplingParams
 from tts.errors import FieldViolation, InvalidRequestError
+from tts.speech.check import CheckResult
 from tts.text.clean import TextError, check_text
 from tts.text.lexicon.entries import Pronunciation
 from tts.text.markup.document import Document, MarkKind
@@ -175,6 +176,7 @@ class SpeechRequest:
     token_offset: int = 0  # codes spoken by the requests that this one continues
     timestamps: TimestampGranularity = TimestampGranularity.NONE
     lora: str = ""  # adapter; empty = the base model
+    check: bool = False  # speak segments again that differ from their text
     path: str = "config"
 
     def __post_init__(self) -> None:
@@ -307,6 +309,7 @@ class SpeechTimings:
 class SynthesisResult:
     """Result of a request. `header_patches` correct the header of the whole output; `spoken_text`
     joins the normalised texts of its segments; `pronunciations` are those that were applied.
+    `checks` has the results of all attempts of each segment that was checked.
     """
 
     finish_reason: FinishReason
@@ -316,6 +319,12 @@ class SynthesisResult:
     header_patches: tuple[HeaderPatch, ...] = ()
     spoken_text: str = ""
     pronunciations: tuple[Pronunciation, ...] = ()
+    checks: tuple[tuple[CheckResult, ...], ...] = ()
+
+    @property
+    def num_retried_segments(self) -> int:
+        """Number of segments that were spoken again, as a check had failed."""
+        return sum(len(results) > 1 for results in self.checks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class WordSpan:
     end_s: float
 
 
-class _States:
+class States:
     """Sequence of states: letters and silences."""
 
     def __init__(self, words: Sequence[SpokenWord]) -> None:
@@ -47,8 +47,10 @@ class _States:
         self.labels = np.array(labels)
         self.owners = np.array(owners)  # word, or -1
         # Transition from two states before: only over a silence.
-        is_gap = (self.labels[1:-1] == SILENCE) & (self.labels[2:] != SILENCE)
-        self.skip_cost = np.where(is_gap, 0.0, NOTHING)
+        is_silence = self.labels == SILENCE
+        self.skip_cost = np.where(is_silence[1:-1] & ~is_silence[2:], 0.0, NOTHING)
+        self.starts = np.flatnonzero(is_silence[:-1] & ~is_silence[1:]) + 1  # of words
+        self.exits = np.flatnonzero(is_silence | np.roll(is_silence, -1))  # ends and silences
 
 
 class WordTimer:
@@ -58,7 +60,7 @@ class WordTimer:
         self._words = words
         self._letters = LetterStream(aligner)
         self._frame_s = seconds_per_code / aligner.config.frames_per_code
-        self._states = _States(words)
+        self._states = States(words)
         self._scores = np.full(len(self._states.labels), NOTHING)
         self._moves: list[np.ndarray] = []  # by frame: the transition into each state
         self._num_reported = 0

@@ -49,6 +49,12 @@ class SegmentMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SEGMENT_MODE_SENTENCE: _ClassVar[SegmentMode]
     SEGMENT_MODE_CLAUSE: _ClassVar[SegmentMode]
 
+class SpeechCheck(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SPEECH_CHECK_UNSPECIFIED: _ClassVar[SpeechCheck]
+    SPEECH_CHECK_OFF: _ClassVar[SpeechCheck]
+    SPEECH_CHECK_ON: _ClassVar[SpeechCheck]
+
 class PronunciationAlphabet(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PRONUNCIATION_ALPHABET_UNSPECIFIED: _ClassVar[PronunciationAlphabet]
@@ -84,6 +90,9 @@ SEGMENT_MODE_UNSPECIFIED: SegmentMode
 SEGMENT_MODE_NONE: SegmentMode
 SEGMENT_MODE_SENTENCE: SegmentMode
 SEGMENT_MODE_CLAUSE: SegmentMode
+SPEECH_CHECK_UNSPECIFIED: SpeechCheck
+SPEECH_CHECK_OFF: SpeechCheck
+SPEECH_CHECK_ON: SpeechCheck
 PRONUNCIATION_ALPHABET_UNSPECIFIED: PronunciationAlphabet
 PRONUNCIATION_ALPHABET_IPA: PronunciationAlphabet
 PRONUNCIATION_ALPHABET_ARPABET: PronunciationAlphabet
@@ -155,7 +164,7 @@ class Pronunciation(_message.Message):
     def __init__(self, phrase: _Optional[str] = ..., pronunciation: _Optional[str] = ..., alphabet: _Optional[_Union[PronunciationAlphabet, str]] = ...) -> None: ...
 
 class SynthesisConfig(_message.Message):
-    __slots__ = ("model", "voice", "audio_format", "speaking_rate", "volume_gain_db", "sampling", "chunking", "timestamps", "text_normalization", "segment_mode", "pronunciations", "instructions", "max_audio_duration", "request_id", "priority", "buffer_speech_tokens", "trim_silence", "lora", "stream_token_offset")
+    __slots__ = ("model", "voice", "audio_format", "speaking_rate", "volume_gain_db", "sampling", "chunking", "timestamps", "text_normalization", "segment_mode", "pronunciations", "instructions", "max_audio_duration", "request_id", "priority", "buffer_speech_tokens", "trim_silence", "lora", "stream_token_offset", "speech_check")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOICE_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FORMAT_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +184,7 @@ class SynthesisConfig(_message.Message):
     TRIM_SILENCE_FIELD_NUMBER: _ClassVar[int]
     LORA_FIELD_NUMBER: _ClassVar[int]
     STREAM_TOKEN_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SPEECH_CHECK_FIELD_NUMBER: _ClassVar[int]
     model: str
     voice: VoiceSelection
     audio_format: AudioFormat
@@ -194,7 +204,8 @@ class SynthesisConfig(_message.Message):
     trim_silence: bool
     lora: str
     stream_token_offset: int
-    def __init__(self, model: _Optional[str] = ..., voice: _Optional[_Union[VoiceSelection, _Mapping]] = ..., audio_format: _Optional[_Union[AudioFormat, _Mapping]] = ..., speaking_rate: _Optional[float] = ..., volume_gain_db: _Optional[float] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., chunking: _Optional[_Union[ChunkingConfig, _Mapping]] = ..., timestamps: _Optional[_Union[TimestampGranularity, str]] = ..., text_normalization: _Optional[_Union[TextNormalization, str]] = ..., segment_mode: _Optional[_Union[SegmentMode, str]] = ..., pronunciations: _Optional[_Iterable[_Union[Pronunciation, _Mapping]]] = ..., instructions: _Optional[str] = ..., max_audio_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., buffer_speech_tokens: _Optional[_Union[SpeechTokens, _Mapping]] = ..., trim_silence: _Optional[bool] = ..., lora: _Optional[str] = ..., stream_token_offset: _Optional[int] = ...) -> None: ...
+    speech_check: SpeechCheck
+    def __init__(self, model: _Optional[str] = ..., voice: _Optional[_Union[VoiceSelection, _Mapping]] = ..., audio_format: _Optional[_Union[AudioFormat, _Mapping]] = ..., speaking_rate: _Optional[float] = ..., volume_gain_db: _Optional[float] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., chunking: _Optional[_Union[ChunkingConfig, _Mapping]] = ..., timestamps: _Optional[_Union[TimestampGranularity, str]] = ..., text_normalization: _Optional[_Union[TextNormalization, str]] = ..., segment_mode: _Optional[_Union[SegmentMode, str]] = ..., pronunciations: _Optional[_Iterable[_Union[Pronunciation, _Mapping]]] = ..., instructions: _Optional[str] = ..., max_audio_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., buffer_speech_tokens: _Optional[_Union[SpeechTokens, _Mapping]] = ..., trim_silence: _Optional[bool] = ..., lora: _Optional[str] = ..., stream_token_offset: _Optional[int] = ..., speech_check: _Optional[_Union[SpeechCheck, str]] = ...) -> None: ...
 
 class Dialogue(_message.Message):
     __slots__ = ("turns", "pause")
@@ -425,18 +436,20 @@ class UtteranceCancelled(_message.Message):
     def __init__(self, sample_offset: _Optional[int] = ...) -> None: ...
 
 class SynthesisDone(_message.Message):
-    __slots__ = ("finish_reason", "usage", "timings", "warnings", "pronunciations")
+    __slots__ = ("finish_reason", "usage", "timings", "warnings", "pronunciations", "num_retried_segments")
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     PRONUNCIATIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RETRIED_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     finish_reason: _common_pb2.FinishReason
     usage: _common_pb2.Usage
     timings: _common_pb2.Timings
     warnings: _containers.RepeatedScalarFieldContainer[str]
     pronunciations: _containers.RepeatedCompositeFieldContainer[AppliedPronunciation]
-    def __init__(self, finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., warnings: _Optional[_Iterable[str]] = ..., pronunciations: _Optional[_Iterable[_Union[AppliedPronunciation, _Mapping]]] = ...) -> None: ...
+    num_retried_segments: int
+    def __init__(self, finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., warnings: _Optional[_Iterable[str]] = ..., pronunciations: _Optional[_Iterable[_Union[AppliedPronunciation, _Mapping]]] = ..., num_retried_segments: _Optional[int] = ...) -> None: ...
 
 class AppliedPronunciation(_message.Message):
     __slots__ = ("phrase", "spoken", "alphabet")

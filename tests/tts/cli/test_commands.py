@@ -13,9 +13,12 @@ from tests.tts.command_line import TEXT, frames_of
 from tests.tts.serving import run
 from tts import __version__, say, serve
 from tts.__main__ import COMMANDS, SHELLS, completion_script, main
+from tts.cli.options import read_options
+from tts.cli.request import synthesis_config
 from tts.config.server import ServerConfig
 from tts.factory import Service
 from tts.server.server import SpeechServer
+from tts.v1 import speech_pb2 as pb
 
 TLS = Path(__file__).parents[1] / "tls"
 GUARDED = {
@@ -140,3 +143,12 @@ def test_a_completion_script_has_every_command_and_the_shown_options(shell: str)
     flags = re.findall(r"^  --([a-z.-]+)", options, re.MULTILINE)
     assert len(flags) > 60
     assert [flag for flag in flags if flag not in script] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "check"),
+    [(["--check"], pb.SPEECH_CHECK_ON), ([], pb.SPEECH_CHECK_UNSPECIFIED)],
+)
+def test_speech_is_checked_on_request(arguments: list[str], check: int) -> None:
+    options = read_options(say.build_parser().parse_args(["Hello.", *arguments]))
+    assert synthesis_config(options).speech_check == check

@@ -284,6 +284,20 @@ def test_wrong_dialogues_are_named_as_in_json(
     run_with_http(service, ask)
 
 
+def test_the_check_is_on_request(service: Service) -> None:
+    """With these weights and this seed the first attempt does not end."""
+
+    async def ask(served: HttpServing) -> None:
+        async def retried(**values: Any) -> int:
+            body = {"input": "No.", "stream_format": "json", **values}
+            return (await served.speak(**body)).json()["retried_segments"]
+
+        assert await retried(check=True) == 1
+        assert await retried(check=False) == await retried(check=None) == await retried() == 0
+
+    run_with_http(service, ask)
+
+
 # --- refused requests
 
 
@@ -318,6 +332,7 @@ def test_wrong_dialogues_are_named_as_in_json(
         ({"ref_audio": "no base64!"}, "ref_audio"),
         ({"ref_audio": base64.b64encode(b"no audio").decode(), "ref_text": "a"}, "ref_audio"),
         ({"ref_text": "alone"}, "ref_text"),
+        ({"check": "often"}, "check"),
     ],
 )
 def test_wrong_fields_are_named_as_in_json(

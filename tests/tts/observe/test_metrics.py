@@ -261,3 +261,37 @@ def test_servers_do_not_share_counters() -> None:
     one.audio.inc(2)
     assert one.value("sonant_audio_seconds_total") == 2
     assert two.value("sonant_audio_seconds_total") == 0
+
+
+def test_checks_are_counted_by_result() -> None:
+    metrics = Metrics()
+    for results in (("sound",), ("skipped", "sound"), ("cut", "skipped", "cut")):
+        metrics.segment_checked(results)
+
+    def counts(name: str, label: str) -> dict[str, float]:
+        reasons = ("sound", "skipped", "cut")
+        return {reason: metrics.value(f"{name}_total", **{label: reason}) for reason in reasons}
+
+    assert counts("sonant_speech_checks", "result") == {"sound": 2, "skipped": 2, "cut": 2}
+    assert counts("sonant_speech_retries", "reason") == {"sound": 0, "skipped": 2, "cut": 1}
+    assert counts("sonant_speech_given_up", "reason") == {"sound": 0, "skipped": 0, "cut": 1}
+
+
+def test_a_requests_retries_are_in_its_result_and_in_the_metrics(service: Service) -> None:
+    """With these weights and seeds the first attempt does not end, and the second does."""
+
+    async def ask(served: Serving) -> None:
+        checked = {"max_tokens": None, "speech_check": pb.SPEECH_CHECK_ON}
+        whole = await served.speech.Synthesize(unary_request("No.", **checked))
+        streamed = await collect_speech(served, "No.", **checked)
+        assert whole.done.num_retried_segments == streamed.done.num_retried_segments == 1
+        assert whole.audio == streamed.data
+        plain = await served.speech.Synthesize(unary_request("No.", max_tokens=None))
+        assert plain.done.num_retried_segments == 0
+        assert plain.audio != whole.audio
+        await until(lambda: served.metric("sonant_speech_retries_total", reason="cut") == 2)
+        assert served.metric("sonant_speech_checks_total", result="cut") == 2
+        assert served.metric("sonant_speech_checks_total", result="sound") == 2
+        assert served.metric("sonant_speech_given_up_total", reason="cut") == 0
+
+    run_with_server(service, ask)

@@ -68,6 +68,7 @@ def test_an_empty_config_sets_no_field() -> None:
     assert (request.max_audio_s, request.carry, request.normalization) == (None, None, None)
     assert request.segment_mode is SegmentMode.SENTENCE
     assert request.timestamps is TimestampGranularity.NONE
+    assert request.check is False
     assert request.chunking is None
     given = pb.SynthesisConfig(chunking=pb.ChunkingConfig(), sampling=common_pb2.SamplingParams())
     empty = read(given)
@@ -83,6 +84,7 @@ def test_every_field_of_a_config_is_in_the_request() -> None:
         segment_mode=pb.SEGMENT_MODE_CLAUSE,
         text_normalization=pb.TEXT_NORMALIZATION_OFF,
         timestamps=pb.TIMESTAMP_GRANULARITY_WORD,
+        speech_check=pb.SPEECH_CHECK_ON,
         max_audio_duration=Duration(seconds=2, nanos=500_000_000),
         chunking=pb.ChunkingConfig(
             chunk_sizes=[3, 5],
@@ -99,6 +101,7 @@ def test_every_field_of_a_config_is_in_the_request() -> None:
     assert request.segment_mode is SegmentMode.CLAUSE
     assert request.normalization is TextNormalization.OFF
     assert request.timestamps is TimestampGranularity.WORD
+    assert request.check is True
     assert request.max_audio_s == 2.5
     assert (request.encoding, request.sample_rate) == (AudioEncoding.FLAC, 8_000)
     chunking = request.chunking
@@ -212,12 +215,14 @@ def test_sampling_of_text_is_not_for_speech(field: str) -> None:
 
 
 def test_fields_are_named_by_their_path_in_the_message() -> None:
-    proto = pb.SynthesisConfig(priority=5000, timestamps=9, segment_mode=9)  # type: ignore[arg-type]
+    values = {"timestamps": 9, "segment_mode": 9, "speech_check": 9}
+    proto = pb.SynthesisConfig(priority=5000, **values)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError) as caught:
         read(proto, path="start.config")
     assert [violation.field for violation in caught.value.violations] == [
         "start.config.segment_mode",
         "start.config.timestamps",
+        "start.config.speech_check",
         "start.config.priority",
     ]
 

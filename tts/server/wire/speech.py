@@ -93,6 +93,11 @@ NORMALIZATIONS: Mapping[int, TextNormalization | None] = {
     pb.TEXT_NORMALIZATION_OFF: TextNormalization.OFF,
     pb.TEXT_NORMALIZATION_ON: TextNormalization.ON,
 }
+CHECKS: Mapping[int, bool] = {
+    pb.SPEECH_CHECK_UNSPECIFIED: False,
+    pb.SPEECH_CHECK_OFF: False,
+    pb.SPEECH_CHECK_ON: True,
+}
 SEGMENT_MODES: Mapping[int, SegmentMode] = {
     pb.SEGMENT_MODE_UNSPECIFIED: SegmentMode.SENTENCE,
     pb.SEGMENT_MODE_NONE: SegmentMode.NONE,
@@ -163,9 +168,8 @@ def read_config(
     if proto.chunking.ListFields():
         chunking = _read_chunking(proto.chunking, f"{path}.chunking", wrong)
     if proto.HasField("buffer_speech_tokens"):
-        carry = _read_carry(
-            proto.buffer_speech_tokens, codec, f"{path}.buffer_speech_tokens", wrong
-        )
+        field = f"{path}.buffer_speech_tokens"
+        carry = _read_carry(proto.buffer_speech_tokens, codec, field, wrong)
     if proto.stream_token_offset:
         _check_offset(proto, codec, f"{path}.stream_token_offset", wrong)
     rate, gain_db = optional(proto, "speaking_rate"), optional(proto, "volume_gain_db")
@@ -190,6 +194,7 @@ def read_config(
         carry=carry,
         token_offset=proto.stream_token_offset,
         lora=proto.lora,
+        check=wrong.member(proto.speech_check, CHECKS, f"{path}.speech_check"),
         path=path,
     )
 
@@ -423,6 +428,7 @@ def to_done(result: SynthesisResult) -> pb.SynthesisDone:
             )
             for said in result.pronunciations
         ],
+        num_retried_segments=result.num_retried_segments,
     )
 
 

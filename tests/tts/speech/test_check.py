@@ -1,0 +1,240 @@
+"""The check of segments: letters that are written here, and real codes of the built-in voice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from tts.factory import create_service
+from tts.speech.aligner import NUM_LABELS, Aligner, letter_labels
+from tts.speech.check import CheckResult, Verdict, check_segment
+from tts.speech.synthesizer import Synthesizer
+from tts.speech.types import (
+    AudioChunk,
+    ChunkingOverrides,
+    Done,
+    SamplingOverrides,
+    SpeechRequest,
+)
+from tts.speech.word_times import WordTimer
+from tts.text.segmenter import SegmentStream, TextNormalization, TextOptions, TextSegment
+
+PLAIN = TextOptions(max_characters=200)
+FRAMES_PER_LETTER = 5
+SURE = -8.0  # log-probability of every other letter
+CODES_PER_S = 25.0
+
+# --- letters that are written here
+
+
+def segment_of(text: str, options: TextOptions = PLAIN) -> TextSegment:
+    (segment,) = SegmentStream(options).split(text)
+    return segment
+
+
+def frames(*words: str) -> np.ndarray:
+    """Letters of words that are clearly spoken, with silence between them."""
+    labels = [0] * 10
+    for word in words:
+        labels += [label for label in letter_labels(word) for _ in range(FRAMES_PER_LETTER)]
+        labels += [0] * 4
+    found = np.full((len(labels), NUM_LABELS), SURE, np.float32)
+    found[np.arange(len(labels)), labels] = 0.0
+    return found
+
+
+def verdict(text: str, spoken: str) -> Verdict:
+    seconds = 0.1 * len(text)
+    return check_segment(segment_of(text), seconds, letters=frames(*spoken.split()))
+
+
+@pytest.mark.parametrize(
+    ("spoken", "result", "num_words"),
+    [
+        ("it is very very cold today", CheckResult.SOUND, 0),
+        ("it is very cold today", CheckResult.SKIPPED, 1),
+        ("it is very very cold", CheckResult.SKIPPED, 1),
+        ("very very cold today", CheckResult.SKIPPED, 2),
+        ("it is today", CheckResult.SKIPPED, 3),
+        ("it is very very very cold today", CheckResult.REPEATED, 1),
+        ("it is very very cold cold today", CheckResult.REPEATED, 1),
+        ("it is very very cold today very very cold today", CheckResult.REPEATED, 4),
+    ],
+)
+def test_words_that_are_missing_or_too_many(
+    spoken: str, result: CheckResult, num_words: int
+) -> None:
+    assert verdict("It is very, very cold today.", spoken) == Verdict(result, num_words)
+
+
+def test_words_in_another_order() -> None:
+    found = verdict("Bring the ladder and the lantern.", "bring the lantern and the ladder")
+    assert found.result is not CheckResult.SOUND
+
+
+@pytest.mark.parametrize(
+    ("seconds", "result"),
+    [
+        (0.5, CheckResult.TOO_FAST),
+        (1.5, CheckResult.SOUND),
+        (4.0, CheckResult.SOUND),
+        (6.0, CheckResult.TOO_SLOW),
+    ],
+)
+def test_the_length_is_compared_with_the_texts(seconds: float, result: CheckResult) -> None:
+    assert check_segment(segment_of("The ferry leaves at noon."), seconds).result is result
+
+
+def test_speech_without_an_end_is_cut() -> None:
+    segment = segment_of("The ferry leaves.")
+    assert check_segment(segment, 2.0, is_cut=True) == Verdict(CheckResult.CUT, 3)
+
+
+@pytest.mark.parametrize("text", ["Room 5 is 123456789.", "Olá, você está aí?", "今日は。"])
+def test_texts_with_other_signs_than_letters_are_only_checked_for_an_end(text: str) -> None:
+    segment = segment_of(
+        text, replace(PLAIN, normalization=TextNormalization.OFF, ascii_only=False)
+    )
+    assert check_segment(segment, 0.01, letters=frames("no")).result is CheckResult.SOUND
+    assert check_segment(segment, 0.01, is_cut=True).result is CheckResult.CUT
+
+
+# --- the built-in voice
+
+SENTENCES = (
+    "The library closes early on Fridays during the winter.",
+    "My neighbor keeps two goats behind the garage.",
+    "Her sister teaches music at a small school near the river.",
+    "Put the blue plates on the top shelf, please.",
+    "We walked along the harbor until the lamps were lit.",
+    "A careful gardener waters the roses before sunrise.",
+    "They painted the kitchen yellow and the hallway green.",
+    "People expected the orchestra to play another waltz.",
+)
+TEXT = f"{SENTENCES[0]} Put the plates away. The ferry leaves at noon."
+WHOLE = ChunkingOverrides(chunk_sizes=(500,), buffer=500)  # one block, which carries all codes
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """Sentence and its codes; `words`: codes [start, end) of words of four letters or more."""
+
+    segment: TextSegment
+    codes: tuple[int, ...]
+    words: tuple[tuple[int, int], ...]
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def synthesizer(runner: asyncio.Runner) -> Iterator[Synthesizer]:
+    service = create_service()
+    assert service.synthesizer is not None
+    yield service.synthesizer
+    runner.run(service.client.close())
+
+
+@pytest.fixture(scope="module")
+def aligner(synthesizer: Synthesizer) -> Aligner:
+    assert synthesizer.settings.aligner is not None
+    return Aligner.load(synthesizer.settings.aligner)
+
+
+@pytest.fixture(scope="module")
+def spoken(
+    runner: asyncio.Runner, synthesizer: Synthesizer, aligner: Aligner
+) -> tuple[Spoken, ...]:
+    async def speak(text: str) -> Spoken:
+        request = SpeechRequest(text, sampling=SamplingOverrides(seed=3), chunking=WHOLE)
+        done = await synthesizer.synthesize(request)
+        codes = done.chunks[-1].carry
+        segment = segment_of(text)
+        timer = WordTimer(aligner, segment.words, 1 / CODES_PER_S)
+        spans = [span for span in [*timer.push(codes), *timer.finish()] if is_long(span.word.text)]
+        places = [(round(s.start_s * CODES_PER_S), round(s.end_s * CODES_PER_S)) for s in spans]
+        return Spoken(segment, codes, tuple(places))
+
+    async def speak_all() -> list[Spoken]:
+        return await asyncio.gather(*map(speak, SENTENCES))
+
+    return tuple(runner.run(speak_all()))
+
+
+def is_long(word: str) -> bool:
+    return len(letter_labels(word)) >= 4
+
+
+def results(items: Sequence[tuple[TextSegment, tuple[int, ...]]], aligner: Aligner) -> list[str]:
+    found = [
+        check_segment(segment, len(codes) / CODES_PER_S, letters=aligner.letters(codes))
+        for segment, codes in items
+    ]
+    return [verdict.result.value for verdict in found]
+
+
+def test_almost_all_sound_speech_passes(spoken: tuple[Spoken, ...], aligner: Aligner) -> None:
+    found = results([(one.segment, one.codes) for one in spoken], aligner)
+    assert found.count("sound") >= len(spoken) - 1
+
+
+def test_most_words_that_are_cut_out_or_doubled_are_found(
+    spoken: tuple[Spoken, ...], aligner: Aligner
+) -> None:
+    cut, doubled = [], []
+    for one in spoken:
+        for start, end in one.words:
+            cut.append((one.segment, one.codes[:start] + one.codes[end:]))
+            doubled.append((one.segment, one.codes[:end] + one.codes[start:]))
+    assert len(cut) > 30
+    assert results(cut, aligner).count("skipped") >= 0.8 * len(cut)
+    assert results(doubled, aligner).count("repeated") >= 0.6 * len(doubled)
+
+
+def test_an_early_end_is_found(spoken: tuple[Spoken, ...], aligner: Aligner) -> None:
+    early = [(one.segment, one.codes[: one.words[-1][0]]) for one in spoken]
+    assert set(results(early, aligner)) == {"skipped"}
+
+
+def test_checked_speech_is_the_same_where_it_is_sound(
+    runner: asyncio.Runner, synthesizer: Synthesizer
+) -> None:
+    request = SpeechRequest(TEXT, sampling=SamplingOverrides(seed=3))
+
+    async def listen(request: SpeechRequest) -> tuple[list[AudioChunk], tuple[object, ...]]:
+        events = [event async for event in synthesizer.stream(request)]
+        (checks,) = (event.result.checks for event in events if isinstance(event, Done))
+        return [event for event in events if isinstance(event, AudioChunk)], checks
+
+    async def both() -> None:
+        chunks, no_checks = await listen(request)
+        checked, checks = await listen(replace(request, check=True))
+        assert (checks, no_checks) == (((CheckResult.SOUND,),) * 3, ())
+        assert chunks == checked
+        whole = await synthesizer.synthesize(replace(request, check=True))
+        assert whole.audio == b"".join(chunk.data for chunk in chunks)
+        assert whole.result.checks == checks
+
+    runner.run(both())
+
+
+def test_a_sessions_segments_are_checked_on_request_only(
+    runner: asyncio.Runner, synthesizer: Synthesizer
+) -> None:
+    async def converse(*, check: bool) -> int:
+        session = synthesizer.open_session(SpeechRequest(check=check))
+        session.feed("The ferry leaves at noon. Bring a coat. It is cold.")
+        session.close()
+        *_, done = [event async for event in session.events()]
+        assert isinstance(done, Done)
+        return len(done.result.checks)
+
+    assert runner.run(converse(check=False)) == 0
+    assert runner.run(converse(check=True)) == 3
