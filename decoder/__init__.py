@@ -23,6 +23,7 @@ from decoder.base import (
     grown_look_ahead,
 )
 from decoder.batching import DecodeResult, Renderer, render
+from decoder.blending import blend_voices
 from decoder.identity import codec_identity
 from decoder.pcm import (
     MAX_SPEAKING_RATE,
@@ -102,6 +103,7 @@ __all__ = [
     "Watermark",
     "apply_patches",
     "attention_mask",
+    "blend_voices",
     "check_output_format",
     "codec_identity",
     "create_decoder",

@@ -127,7 +127,8 @@ class CodecSpec:
     see above. `recommended` are the streaming options that this codec was made for. With
     `keeps_state` a block depends on the stream's whole past, regardless of its buffer. With
     `voice_codes` a voice prompt has exactly so many codes and is no speech: it stands, whole, in
-    front of every window and takes no room in the buffer.
+    front of every window and takes no room in the buffer. `voice_levels` are the numbers of values
+    of a voice code's dimensions, for voices that `blend_voices` can average.
     """
 
     name: str
@@ -141,6 +142,7 @@ class CodecSpec:
     can_encode: bool = False
     keeps_state: bool = False
     voice_codes: int = 0
+    voice_levels: tuple[int, ...] = ()
     recommended: StreamingOptions = field(default_factory=StreamingOptions)
 
     @property

@@ -92,6 +92,7 @@ class Precondition(Enum):
     BUILTIN_VOICE = "BUILTIN_VOICE"
     VOICE_LIMIT = "VOICE_LIMIT_REACHED"
     VOICE_CODEC = "VOICE_OF_ANOTHER_CODEC"
+    VOICE_BLEND = "VOICE_BLEND_UNAVAILABLE"
 
 
 class PreconditionError(TTSError):

@@ -363,7 +363,8 @@ def _synthesizer(
     own, server = family.voices(), parts.server
     limits = VoiceLimits(server.max_voices, server.max_voice_bytes) if server else None
     folder = (server.voice_folder if server else None) or parts.voice_folder
-    voices = VoiceRegistry(own.voices, own.default, limits, folder, parts.info.voice_codec)
+    levels = client.codec.voice_levels if client.codec else ()
+    voices = VoiceRegistry(own.voices, own.default, limits, folder, parts.info.voice_codec, levels)
     for voice in own.voices:
         if voice.clip is None:
             _check_voice(parts.folder / family.traits.voices_file, prompts, voice)

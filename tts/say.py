@@ -89,7 +89,11 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
 
 def _add_voice(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "-v", "--voice", default="", metavar="NAME", help="voice; '?' lists the voices"
+        "-v",
+        "--voice",
+        default="",
+        metavar="NAME",
+        help="voice, or a blend such as hazel(2)+owen; '?' lists the voices",
     )
     group.add_argument("--list-voices", action="store_true", help="list the voices and exit")
     _add_language(group)

@@ -23,7 +23,7 @@ class SpeechOptions(TypedDict, total=False):
     """Keyword arguments of `say` and `stream`. What is left out is as the voice recommends."""
 
     voice: str
-    """Name of a voice; see `LoadedVoice.voices`."""
+    """Name of a voice, see `LoadedVoice.voices`, or a blend such as "hazel(2)+owen(1)"."""
     language: str
     """BCP-47 code, such as "en-US": chooses a voice where none is named."""
     seed: int

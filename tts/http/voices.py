@@ -1,4 +1,4 @@
-"""Routes of voices: list, create from a recording, delete."""
+"""Routes of voices: list, create from a recording or from other voices, delete."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import parse_options_header
-from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.routing import BaseRoute
 
@@ -34,10 +33,14 @@ NAMES: Mapping[str, str] = {
 
 
 class VoiceBody(JsonBody):
-    """JSON of a new voice; a form has the same fields, with a file as `audio_sample`."""
+    """JSON of a new voice; a form has the same fields, with a file as `audio_sample`.
+
+    It is made of a recording, or is a blend of other voices.
+    """
 
     name: str
-    audio_sample: str
+    audio_sample: str | None = None
+    blend: str = ""
     ref_text: str = ""
     consent: str = ""
     language: str = ""
@@ -65,20 +68,30 @@ async def _create(exchange: Exchange) -> None:
         body, audio = await _read_form(exchange)
     else:
         body = await exchange.json(VoiceBody)
-        audio = decoded(body.audio_sample, CLIP)
+        audio = None if body.audio_sample is None else decoded(body.audio_sample, CLIP)
     request = pb.CreateVoiceRequest(
         voice_id=body.name,
-        prompt=pb.VoicePrompt(audio=audio, transcript=body.ref_text),
+        prompt=_prompt(body, audio),
         display_name=body.display_name,
         language_code=body.language,
         consent=body.consent,
+        blend=body.blend,
     )
     created = await create_voice(exchange.host, exchange.call, request)
     await exchange.reply(_shown(created, exchange.host.speech.synthesizer.settings.model))
 
 
-async def _read_form(exchange: Exchange) -> tuple[VoiceBody, bytes]:
-    """Return the fields of a form and the bytes of its recording."""
+def _prompt(body: VoiceBody, audio: bytes | None) -> pb.VoicePrompt | None:
+    """Return the recording with its transcript; None for a blend without one."""
+    if audio is not None:
+        return pb.VoicePrompt(audio=audio, transcript=body.ref_text)
+    if not body.blend:
+        raise InvalidRequestError.of(CLIP, "is missing: send a WAV, FLAC, Ogg or MP3, or a blend")
+    return None
+
+
+async def _read_form(exchange: Exchange) -> tuple[VoiceBody, bytes | None]:
+    """Return the fields of a form and the bytes of its recording, if it has one."""
 
     async def parts() -> AsyncGenerator[bytes, None]:
         yield exchange.take_body()
@@ -92,10 +105,11 @@ async def _read_form(exchange: Exchange) -> tuple[VoiceBody, bytes]:
         raise InvalidRequestError.of("", f"the form is broken: {error}") from None
     try:
         clip = form.get(CLIP)
-        if not isinstance(clip, UploadFile):
+        if isinstance(clip, str):
             raise InvalidRequestError.of(CLIP, "must be a file: a WAV, FLAC, Ogg or MP3")
         fields = {name: value for name, value in form.items() if isinstance(value, str)}
-        return validated(VoiceBody, {**fields, CLIP: ""}), await clip.read()
+        audio = None if clip is None else await clip.read()
+        return validated(VoiceBody, fields), audio
     finally:
         await form.close()
 

@@ -26,6 +26,7 @@ from tts.server.wire.speech import MAX_PRONUNCIATIONS
 from tts.speech.synthesizer import Synthesizer
 from tts.speech.types import WordTime
 from tts.v1 import speech_pb2
+from tts.voices.blends import is_blend
 from tts.voices.types import VOICE_ID, Voice
 
 ENCODINGS: Mapping[int, speech_pb2.AudioEncoding] = {
@@ -199,7 +200,7 @@ def _voice(
         has_languages = any(voice.language_codes for voice in known)
         return speech_pb2.VoiceSelection(language_code=language if has_languages else "")
     name = request.voice_name.removeprefix(f"{synthesizer.settings.model}.")
-    if VOICE_ID.fullmatch(name) is None:
+    if VOICE_ID.fullmatch(name) is None and not is_blend(name):
         raise VoiceNotFoundError(name, (voice.name for voice in known))
     return speech_pb2.VoiceSelection(name=name, language_code=language)
 

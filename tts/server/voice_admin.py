@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tts.server.call import Call
 from tts.server.context import ServerContext
 from tts.server.wire.common import Violations
@@ -14,7 +16,7 @@ MAX_CONSENT = 1000
 
 
 async def create_voice(host: ServerContext, call: Call, request: pb.CreateVoiceRequest) -> Voice:
-    """Check and encode a recording, and register it as a voice.
+    """Check and encode a recording, or blend other voices, and register the result as a voice.
 
     Raises InvalidRequestError, VoiceExistsError or PreconditionError for the request, and the
     errors of `VoiceRegistry.create`.
@@ -22,22 +24,28 @@ async def create_voice(host: ServerContext, call: Call, request: pb.CreateVoiceR
     synthesizer = host.speech.synthesizer
     _check_new_voice(request)
     synthesizer.voices.check_new(request.voice_id)
-    clip = read_clip(request.prompt, "prompt")
     languages = (request.language_code,) if request.language_code else ()
     voice = Voice(
         name=request.voice_id,
         display_name=request.display_name or request.voice_id,
         language_codes=languages,
-        clip=clip,
         consent=request.consent,
     )
-    async with host.enter(call):
-        voice = await synthesizer.cloner.ready(voice)
+    if request.blend:
+        blend = synthesizer.voices.blend(request.blend, "blend")
+        languages = languages or blend.language_codes
+        voice = replace(voice, language_codes=languages, prompt=blend.prompt)
+    else:
+        voice = replace(voice, clip=read_clip(request.prompt, "prompt"))
+        async with host.enter(call):
+            voice = await synthesizer.cloner.ready(voice)
     return synthesizer.voices.create(voice)
 
 
 def _check_new_voice(request: pb.CreateVoiceRequest) -> None:
     with Violations() as wrong:
+        is_one = not (request.blend and request.HasField("prompt"))
+        wrong.require(is_one, "blend", "cannot be set with a prompt: send one of them")
         if request.language_code:
             wrong.language(request.language_code, "language_code")
         for field, most in (("display_name", MAX_DISPLAY_NAME), ("consent", MAX_CONSENT)):

@@ -130,7 +130,7 @@ class ScriptWriter:
             return self._voice
         try:
             field = self._document.field
-            voice = self._voices.choose(style.voice, style.voice_language, field)
+            voice = self._voices.choose(style.voice, style.voice_language, field, field)
             return await self._cloner.ready(voice)
         except (InvalidRequestError, NotFoundError, PreconditionError) as error:
             self._skip(start, error)

@@ -420,18 +420,20 @@ class ListVoicesResponse(_message.Message):
     def __init__(self, voices: _Optional[_Iterable[_Union[Voice, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class CreateVoiceRequest(_message.Message):
-    __slots__ = ("voice_id", "prompt", "display_name", "language_code", "consent")
+    __slots__ = ("voice_id", "prompt", "display_name", "language_code", "consent", "blend")
     VOICE_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     DISPLAY_NAME_FIELD_NUMBER: _ClassVar[int]
     LANGUAGE_CODE_FIELD_NUMBER: _ClassVar[int]
     CONSENT_FIELD_NUMBER: _ClassVar[int]
+    BLEND_FIELD_NUMBER: _ClassVar[int]
     voice_id: str
     prompt: VoicePrompt
     display_name: str
     language_code: str
     consent: str
-    def __init__(self, voice_id: _Optional[str] = ..., prompt: _Optional[_Union[VoicePrompt, _Mapping]] = ..., display_name: _Optional[str] = ..., language_code: _Optional[str] = ..., consent: _Optional[str] = ...) -> None: ...
+    blend: str
+    def __init__(self, voice_id: _Optional[str] = ..., prompt: _Optional[_Union[VoicePrompt, _Mapping]] = ..., display_name: _Optional[str] = ..., language_code: _Optional[str] = ..., consent: _Optional[str] = ..., blend: _Optional[str] = ...) -> None: ...
 
 class CreateVoiceResponse(_message.Message):
     __slots__ = ("voice",)

@@ -4,7 +4,7 @@ Created voices are bounded in number and bytes; beyond the bounds creation fails
 evicted. With a folder they survive a restart, one JSON file each; registries of several processes
 with the same folder always hold the same voices. Each keeps the identity of the codec that its
 codes are of: with another codec they would be another voice or noise, so that such voices can only
-be deleted.
+be deleted. A name such as "hazel(2)+owen(1)" is that of a blend (`tts.voices.blends`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tts.errors import (
     VoiceExistsError,
     VoiceNotFoundError,
 )
+from tts.voices.blends import blended, is_blend, read_blend
 from tts.voices.files import load_voices, sample_voices
 from tts.voices.folder import FileMark, VoiceFolder
 from tts.voices.types import VOICE_ID, Voice, VoiceClip, VoicePrompt, VoiceSet
@@ -60,13 +61,14 @@ class VoiceRegistry:
         limits: VoiceLimits | None = None,
         folder: Path | None = None,
         codec: str = "",
+        levels: tuple[int, ...] = (),
     ) -> None:
-        """`codec`: identity of the model's codec."""
+        """`codec`: identity of the model's codec; `levels`: its `CodecSpec.voice_levels`."""
         self._voices = {voice.name: voice for voice in builtin}
         if default and default not in self._voices:
             raise CheckpointError(f"the default voice '{default}' is not among the voices")
         self._default = default
-        self._limits, self._codec = limits or VoiceLimits(), codec
+        self._limits, self._codec, self._levels = limits or VoiceLimits(), codec, levels
         self._folder = VoiceFolder(folder) if folder else None
         self._files: dict[str, FileMark] = {}  # last versions read, by file name
         self._refresh()
@@ -99,27 +101,48 @@ class VoiceRegistry:
             )
         return self._voices[self._default]
 
-    def get(self, name: str) -> Voice:
-        """Return the voice of a name.
+    def get(self, name: str, field: str = "voice") -> Voice:
+        """Return the voice of a name, which may be that of a blend.
 
-        Raises VoiceNotFoundError with the known names, and PreconditionError for a voice of another
-        codec.
+        Raises VoiceNotFoundError with the known names, PreconditionError for a voice of another
+        codec, and the errors of `blend`.
         """
+        if is_blend(name):
+            return self.blend(name, field)
         voice = self._find(name)
         if not self._is_usable(voice):
             raise PreconditionError(Precondition.VOICE_CODEC, self._reason(voice))
         return voice
 
-    def choose(self, name: str = "", language_code: str = "", field: str = "language") -> Voice:
+    def blend(self, text: str, field: str) -> Voice:
+        """Return the blend that a text describes.
+
+        Raises InvalidRequestError, which names `field`, for its syntax, PreconditionError if the
+        model's voices cannot be blended, and the errors of `get` for its voices.
+        """
+        found = read_blend(text, field)
+        if not self._levels:
+            raise PreconditionError(
+                Precondition.VOICE_BLEND, "this model's voices cannot be blended; name one voice"
+            )
+        return blended(tuple((self.get(name), n) for name, n in found.parts), self._levels)
+
+    def choose(
+        self,
+        name: str = "",
+        language_code: str = "",
+        field: str = "language",
+        name_field: str = "voice",
+    ) -> Voice:
         """Return the named voice; without a name the default one, or one for the language.
 
-        Raises the errors of `get`, and InvalidRequestError that names `field` for a named voice
-        that does not speak the language.
+        Raises the errors of `get`, which name `name_field`, and InvalidRequestError that names
+        `field` for a named voice that does not speak the language.
         """
         if name:
-            voice = self.get(name)
+            voice = self.get(name, name_field)
             if language_code and voice.language_codes and not voice.speaks(language_code):
-                speaks = f"voice '{name}' speaks {', '.join(voice.language_codes)}"
+                speaks = f"voice '{voice.name}' speaks {', '.join(voice.language_codes)}"
                 raise InvalidRequestError.of(field, speaks)
             return voice
         if not language_code or (self._default and self.default.speaks(language_code)):

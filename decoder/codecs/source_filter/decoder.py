@@ -243,6 +243,7 @@ def codec_spec(config: SpeechCodecConfig, source: CodecSource) -> CodecSpec:
         right_field=config.ahead,
         attention=AttentionKind.NONE,
         voice_codes=config.voice_tokens,
+        voice_levels=config.levels,
         recommended=StreamingOptions(
             CHUNK_SIZES,
             buffer=config.receptive_field,

@@ -128,3 +128,24 @@ def test_changing_voices_needs_the_admin_token(service: Service) -> None:
         assert await statuses(admin) == [200, 200, 200]
 
     run_with_http(service, ask, auth_token="user", admin_token="admin")
+
+
+def test_a_blend_needs_no_recording(service: Service) -> None:
+    """This model has none, which the last check says."""
+
+    async def ask(served: HttpServing) -> None:
+        clip = base64.b64encode(wav(hum(1.2))).decode()
+        for body, param, part in (
+            ({"blend": "hazel+"}, "blend", "character 7"),
+            ({"blend": "hazel+owen", "audio_sample": clip}, "blend", "send one of them"),
+            ({}, "audio_sample", "or a blend"),
+            ({"blend": "hazel+owen"}, None, "cannot be blended"),
+        ):
+            response = await served.client.post(VOICES, json={"name": "new", **body})
+            assert response.status_code == 400
+            error = error_of(response)
+            assert (error["param"], part in error["message"]) == (param, True), error
+        form = {"data": {"name": "new", "blend": "hazel+"}, "files": {"other": b"x"}}
+        assert error_of(await served.client.post(VOICES, **form))["param"] == "blend"
+
+    run_with_http(service, ask)

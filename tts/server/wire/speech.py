@@ -50,6 +50,7 @@ from tts.text.markup.tags import read_tags
 from tts.text.segmenter import SegmentMode, TextNormalization
 from tts.v1 import common_pb2
 from tts.v1 import speech_pb2 as pb
+from tts.voices.blends import is_blend
 from tts.voices.types import VOICE_ID, Voice, VoiceClip
 
 SAMPLE_RATES = (8_000, 48_000)
@@ -299,10 +300,10 @@ def read_voice(proto: pb.VoiceSelection, synthesizer: Synthesizer, path: str) ->
         with Violations() as wrong:
             codes = _read_codes(proto.prompt_tokens, synthesizer.codec, field, wrong)
         return Voice("prompt", prompt=synthesizer.cloner.from_codes(codes, field))
-    if proto.name:
+    if proto.name and not is_blend(proto.name):
         check_voice_name(proto.name, f"{path}.name")
-    field = f"{path}.language_code"
-    return synthesizer.voices.choose(proto.name, proto.language_code, field)
+    fields = f"{path}.language_code", f"{path}.name"
+    return synthesizer.voices.choose(proto.name, proto.language_code, *fields)
 
 
 def read_clip(proto: pb.VoicePrompt, path: str) -> VoiceClip:

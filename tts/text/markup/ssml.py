@@ -271,7 +271,8 @@ class _Reader:
         for name in WITHOUT_EFFECT:
             if name in given:
                 self._warn(element.start, f"{name} of <voice> has no effect")
-        names = given.get("name", "").split()
+        named = given.get("name", "")
+        names = [named] if "+" in named else named.split()  # a blend, or names by preference
         languages = (given.get("languages") or given.get("language") or "").split()
         language = given.get("xml:lang") or (languages[0].split(":")[0] if languages else "")
         if not names and not language:

@@ -1,7 +1,7 @@
 """Tags in brackets as a `Document`: [pause:1.5s], [tomato](/təˈmɑːtoʊ/), [voice:NAME].
 
-All other text is plain, brackets included. A voice holds until the next one; [voice:] is that of
-the request.
+All other text is plain, brackets included. A voice, or a blend of voices with "+", holds until the
+next one; [voice:] is that of the request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tts.text.markup.values import seconds_of
 
 _TAG = re.compile(
     r"\[pause:(?P<pause>\d{1,6}(?:\.\d{1,6})?m?s)\]"
-    r"|\[voice:(?P<voice>[\w-]{0,64})\]"
+    r"|\[voice:(?P<voice>[\w-]{0,64}|[\w.() -]{1,80}\+[\w.() +-]{1,920})\]"
     r"|\[(?P<word>[^\[\]\n]{1,200})\]\(/(?P<ipa>[^()/\[\]\n]{1,200})/\)"
 )
 
