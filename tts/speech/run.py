@@ -46,6 +46,7 @@ from tts.families.prompt import PromptBuilder
 from tts.speech.aligner import Aligner
 from tts.speech.cloning import CloningLimits
 from tts.speech.output import AudioOutput
+from tts.speech.pauses import without_last_pause
 from tts.speech.script import Pause, Step, Turn
 from tts.speech.types import (
     AudioChunk,
@@ -253,7 +254,10 @@ class SynthesisRun:
             timer = WordTimer(self._aligner, segment.words, 1 / self._spec.codes_per_second)
         last = None
         try:
-            async with aclosing(self._client.speak(job)) as blocks:
+            blocks = self._client.speak(job)
+            if segment.is_open:
+                blocks = without_last_pause(blocks)
+            async with aclosing(blocks):
                 async for last in blocks:
                     self._note(last)
                     for data in self._output.write(last.samples):
@@ -353,7 +357,7 @@ class SynthesisRun:
 
     def _job(self, segment: TextSegment, max_codes: int) -> SpeechJob:
         request, vocabulary = self._request, self._vocabulary
-        prompt_ids = self._prompts.speech_prompt(segment.text, self._voice)
+        prompt_ids = self._prompt(segment, max_codes)
         if self._settings.max_seq_len is not None:
             room = vocabulary.whole_frames(self._settings.max_seq_len - len(prompt_ids))
             max_codes = max(vocabulary.codes_per_frame, min(max_codes, room))
@@ -366,6 +370,8 @@ class SynthesisRun:
         streaming = self._streaming
         if not self._is_fresh and streaming.chunk_sizes is not None:
             streaming = replace(streaming, chunk_sizes=streaming.chunk_sizes[-1:])
+        if segment.is_open and streaming.chunk_sizes is not None:  # to drop most of its pause
+            streaming = replace(streaming, chunk_sizes=streaming.chunk_sizes[:1])
         # A client's request id is not unique among running requests.
         request_id = f"{self._request_id}#{next(_job_numbers)}"
         return SpeechJob(
@@ -378,6 +384,20 @@ class SynthesisRun:
             token_offset=request.token_offset + self._num_codes,
             as_s16=self._output.takes_s16,
         )
+
+    def _prompt(self, segment: TextSegment, max_codes: int) -> tuple[int, ...]:
+        """Return the prompt of a segment.
+
+        To end a sentence that an open segment began, the model gets the whole sentence and what it
+        has said of it, if there is room for both.
+        """
+        if segment.sentence:
+            prompt_ids = self._prompts.speech_prompt(segment.sentence, self._voice)
+            prompt_ids += self._vocabulary.token_ids(self._segment_codes)
+            most = self._settings.max_seq_len
+            if most is None or len(prompt_ids) + max_codes <= most:
+                return prompt_ids
+        return self._prompts.speech_prompt(segment.text, self._voice)
 
     def _note(self, block: AudioBlock) -> None:
         if block.finish_reason is FinishReason.ERROR:

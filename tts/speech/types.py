@@ -174,6 +174,7 @@ class SpeechRequest:
     token_offset: int = 0  # codes spoken by the requests that this one continues
     timestamps: TimestampGranularity = TimestampGranularity.NONE
     lora: str = ""  # adapter; empty = the base model
+    eager: int = 0  # of a session, see `TextOptions`
     path: str = "config"
 
     def __post_init__(self) -> None:

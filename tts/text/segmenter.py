@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
@@ -22,10 +22,13 @@ from tts.text.clean import TextError, check_text, clean_word, without_emoji
 from tts.text.ipa import marked
 from tts.text.normalize import AlignedText, speak_words
 from tts.text.sentences import (
+    CLOSERS,
     MIN_CLAUSE_CHARACTERS,
+    OPENERS,
     ends_clause,
     ends_sentence,
     is_safe_break,
+    leans_on_next,
     starts_item,
 )
 from tts.text.tags import speak_around
@@ -48,6 +51,9 @@ _WIDE = ("W", "F")  # East Asian Width (Unicode Standard Annex 11)
 MAX_WORD_CHARACTERS = 128  # longer runs without white space are cut, which bounds memory
 MAX_PENDING_SEGMENTS = 8  # in NONE mode: normalisation shrinks text by less than this factor
 FEED_CHARACTERS = 1024
+EAGER_CHARACTERS = 12  # of a first clause
+EAGER_WORDS = 4
+MAX_EAGER = 2
 _RUNS = re.compile(r"\s+|[^\s。！？｡]*[。！？｡]|[^\s。！？｡]+")
 _SPACES = re.compile(r"\s+")
 FIRST_STAND_IN, MAX_PHONEMES = 0x12000, 900
@@ -91,6 +97,8 @@ class TextOptions:
     `phonemes` (phrase, IPA) pairs, for models that read both (see `tts.text.ipa`).
     `ascii_only` removes accents, for models that read ASCII only; `tags` are kept unchanged, for
     models that know them. `field` is the text's field path in its request, which errors name.
+    `eager` cuts the first sentence after the beginning and after each flush: 1 after its first
+    clause, 2 after a few words at the latest. Both parts are segments.
     """
 
     max_characters: int = 200
@@ -101,6 +109,7 @@ class TextOptions:
     ascii_only: bool = True
     tags: tuple[str, ...] = ()
     field: str = "text"
+    eager: int = 0
 
     def __post_init__(self) -> None:
         if self.max_characters < 1:
@@ -149,7 +158,9 @@ class SpokenWord:
 class TextSegment:
     """Spoken text of one language-model call, from code points [start, end) of the input.
 
-    The ranges of successive segments have no gaps and do not overlap.
+    The ranges of successive segments have no gaps and do not overlap. A sentence that begins with
+    an open segment ends with the next one, whose `sentence` is the spoken text of both, if it fits
+    into one call; else "".
     """
 
     index: int
@@ -157,6 +168,8 @@ class TextSegment:
     start: int
     end: int
     words: tuple[SpokenWord, ...] = ()
+    is_open: bool = False
+    sentence: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +246,13 @@ class SegmentStream:
         self._num_pending = 0  # size in the unit of `spoken_size`
         self._spoken_to = 0
         self._num_segments = 0
+        self._phrases = _long_phrases(options) if options.eager else ()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin an utterance."""
+        self._is_eager = self._options.eager > 0
+        self._opened: list[_Word] = []  # words of an open segment
 
     def __repr__(self) -> str:
         return (
@@ -257,7 +277,9 @@ class SegmentStream:
     def flush(self) -> list[TextSegment]:
         """Return the segments of all remaining text, complete or not. The stream continues."""
         segments = [s for word in self._reader.finish() for s in self._take(word)]
-        return segments + self._emit(len(self._pending))
+        segments += self._emit(len(self._pending))
+        self._begin()
+        return segments
 
     def split(self, text: str) -> Iterator[TextSegment]:
         """Yield the segments of a whole text lazily."""
@@ -270,15 +292,20 @@ class SegmentStream:
         self._reader.drop()
         self._pending, self._num_pending = [], 0
         self._spoken_to = self.num_characters
+        self._begin()
 
     def _take(self, word: _Word) -> list[TextSegment]:
         segments = []
         if self._pending and self._ends_before(word):
             segments += self._emit(len(self._pending))
+        elif self._opens(word):
+            segments += self._emit_open()
         self._pending.append(word)
         self._num_pending += spoken_size(word.text) + 1
         if self._ends(None):
             segments += self._emit(len(self._pending))
+        elif self._opens(None):
+            segments += self._emit_open()
         elif self._is_overfull():
             segments += self._emit(self._best_break())
         return segments
@@ -300,6 +327,40 @@ class SegmentStream:
         if verdict is not False or mode is SegmentMode.SENTENCE:
             return verdict
         return self._num_pending > MIN_CLAUSE_CHARACTERS and ends_clause(last, following)
+
+    def _opens(self, following: _Word | None) -> bool:
+        """Return whether what is pending is spoken now, as the beginning of its sentence."""
+        if not (self._is_eager and self._pending):
+            return False
+        last, text = self._pending[-1], following.text if following else None
+        if self._ends(text) is not False:
+            return False
+        is_clause = ends_clause(last.text, text)
+        if is_clause and self._num_pending > EAGER_CHARACTERS:
+            return True
+        if following is None or self._options.eager < MAX_EAGER:
+            return False
+        is_apart = following.start > last.end and is_safe_break(last.text, following.text)
+        is_whole = is_apart and not leans_on_next(last.text) and not self._divides_phrase(following)
+        return len(self._pending) >= EAGER_WORDS and is_whole
+
+    def _divides_phrase(self, following: _Word) -> bool:
+        """Return whether a phrase with a pronunciation may begin before a word and end after it."""
+        words = [_bare(word.text) for word in (*self._pending, following)]
+        return any(
+            words[-size:] == phrase[:size]
+            for phrase in self._phrases
+            for size in range(2, len(phrase) + 1)
+        )
+
+    def _emit_open(self) -> list[TextSegment]:
+        """Return the segments of what is pending, the last of which is open."""
+        words = self._pending
+        segments = self._emit(len(words))
+        if not segments:
+            return []
+        self._opened = words
+        return [*segments[:-1], replace(segments[-1], is_open=True)]
 
     def _is_overfull(self) -> bool:
         limit = self._options.max_characters
@@ -333,7 +394,7 @@ class SegmentStream:
             raise _does_not_fit(self._options)
         pieces = [p for p in pieces_of(spoken, limit) if any(map(str.isalnum, p.text))]
         stops = [*(piece.origins[0] for piece in pieces[1:]), len(words)]  # ends of pieces
-        return [
+        segments = [
             self._segment(
                 piece.text,
                 words[stop - 1].end if stop else 0,
@@ -341,6 +402,13 @@ class SegmentStream:
             )
             for piece, stop in zip(pieces, stops, strict=False)
         ]
+        opened, self._opened = self._opened, []
+        self._is_eager = self._is_eager and not segments
+        if not opened or len(segments) != 1:
+            return segments
+        sentence = self._speak([*opened, *words]).text
+        fits = spoken_size(sentence) <= limit
+        return [replace(segments[0], sentence=sentence if fits else "")]
 
     def _speak(self, words: Sequence[_Word]) -> AlignedText:
         joined = {i for i, pair in enumerate(pairwise(words), start=1) if _is_same_run(*pair)}
@@ -416,6 +484,18 @@ class _Respelling:
         if not self._phonemes:
             return text
         return text.sub(_STAND_INS, lambda match: self._phonemes.get(match.group(), ""))
+
+
+def _long_phrases(options: TextOptions) -> tuple[list[str], ...]:
+    """Return the phrases of several words that have pronunciations, word by word."""
+    pairs = (*options.pronunciations, *options.phonemes)
+    phrases = ([_bare(word) for word in options.clean(phrase).split()] for phrase, _ in pairs)
+    return tuple(phrase for phrase in phrases if len(phrase) > 1)
+
+
+def _bare(word: str) -> str:
+    """Return a word without case, and without the marks around it."""
+    return word.casefold().strip(OPENERS + CLOSERS + ".,;:!?")
 
 
 def split_text(text: str, options: TextOptions) -> Iterator[TextSegment]:

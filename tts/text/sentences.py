@@ -23,6 +23,74 @@ from tts.text.english.tables import (
 CLOSERS = "\"')]}*_"
 OPENERS = "\"'([{*_"
 MIN_CLAUSE_CHARACTERS = 24  # shorter ones are joined to the next
+LEANING = frozenset(
+    [
+        "a",
+        "an",
+        "the",
+        "my",
+        "your",
+        "his",
+        "her",
+        "its",
+        "our",
+        "their",
+        "this",
+        "that",
+        "these",
+        "those",
+        "of",
+        "to",
+        "in",
+        "on",
+        "at",
+        "by",
+        "for",
+        "from",
+        "with",
+        "into",
+        "and",
+        "or",
+        "but",
+        "if",
+        "as",
+        "than",
+        "is",
+        "are",
+        "was",
+        "were",
+        "be",
+        "been",
+        "has",
+        "have",
+        "had",
+        "will",
+        "would",
+        "can",
+        "could",
+        "should",
+        "may",
+        "might",
+        "must",
+        "do",
+        "does",
+        "did",
+        "not",
+        "no",
+        "very",
+        "so",
+        "too",
+        "i",
+        "you",
+        "he",
+        "she",
+        "it",
+        "we",
+        "they",
+        "who",
+        "which",
+    ]
+)
 _DOTTED = re.compile(r"(?:[A-Za-z]\.)+[A-Za-z]")
 _LIST_MARKER = re.compile(r"[-*–—]|\(?[0-9]{1,3}[.)]|\(?[A-Za-z]\)")
 _ANY_CASE_TITLES = ("mr", "mrs", "ms", "dr", "prof")
@@ -96,6 +164,11 @@ def ends_clause(word: str, following: str | None) -> bool | None:
 def starts_item(word: str) -> bool:
     """Return whether a word at the start of a line begins an item of a list."""
     return _LIST_MARKER.fullmatch(word) is not None
+
+
+def leans_on_next(word: str) -> bool:
+    """Return whether an English speaker joins a word to the next one, as an article."""
+    return word.strip(OPENERS).lower() in LEANING
 
 
 def is_safe_break(word: str, following: str) -> bool:

@@ -13,6 +13,7 @@ from tts.errors import InvalidRequestError
 from tts.text.clean import TextError, check_text
 from tts.text.normalize import AlignedText
 from tts.text.segmenter import (
+    MAX_EAGER,
     MAX_PHONEMES,
     SegmentMode,
     SegmentStream,
@@ -217,19 +218,98 @@ def test_segments_respect_the_cap_and_cover_the_text(
         assert list(split_text(text[segments[-1].end :], options)) == []
 
 
-@given(TEXTS, st.data(), st.sampled_from(SPLITTING))
+@given(TEXTS, st.data(), st.sampled_from(SPLITTING), st.integers(0, MAX_EAGER))
 def test_segments_do_not_depend_on_how_the_text_arrives(
-    text: str, data: st.DataObject, mode: SegmentMode
+    text: str, data: st.DataObject, mode: SegmentMode, eager: int
 ) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12).map(sorted))
     bounds = [0, *cuts, len(text)]
     fragments = [text[a:b] for a, b in pairwise(bounds)]
-    options = TextOptions(60, mode)
+    options = TextOptions(60, mode, pronunciations=(("the U.S.", "us"),), eager=eager)
     assert (
         segments_of(fragments, options)
         == segments_of([text], options)
         == segments_of(list(text), options)
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "second"),
+    [
+        (
+            "When it rains, we stay at home.",
+            ["When it rains", "we stay at home."],
+            ["When it rains", "we stay at home."],
+        ),
+        (
+            "We all stay at home when it rains, or we get wet.",
+            ["We all stay at home when it rains", "or we get wet."],
+            ["We all stay at home", "when it rains, or we get wet."],
+        ),
+        ("Oh, we all know it.", ["Oh, we all know it."], ["Oh, we all know", "it."]),
+        ("It costs me about 20 dollars.", None, ["It costs me about twenty dollars."]),
+        (
+            "He came on Sunday, 5 May, alone.",
+            None,
+            ["He came on Sunday, the fifth of May", "alone."],
+        ),
+        ("We flew to New York City again.", None, ["We flew to the big apple", "again."]),
+        (
+            "Then I left. We all know it very well.",
+            ["Then I left.", "We all know it very well."],
+            None,
+        ),
+    ],
+)
+def test_an_eager_utterance_begins_with_a_part_of_its_first_sentence(
+    text: str, first: list[str] | None, second: list[str] | None
+) -> None:
+    for eager, expected in ((1, first), (2, second)):
+        said = (("New York City", "the big apple"),)
+        segments = segments_of([text], TextOptions(pronunciations=said, eager=eager))
+        if expected is None:
+            continue
+        assert [segment.text for segment in segments] == expected
+        for segment, following in pairwise(segments):
+            assert segment.is_open == bool(following.sentence)
+        if segments[0].is_open:
+            assert [segments[1].sentence] == [
+                s.text for s in split_text(text, TextOptions(pronunciations=said))
+            ][:1]
+
+
+def test_an_eager_part_is_ready_with_the_word_that_follows() -> None:
+    stream = SegmentStream(TextOptions(eager=2))
+    assert stream.feed("We all stay at home whe") == []
+    (segment,) = stream.feed("n ")
+    assert (segment.text, segment.is_open) == ("We all stay at home", True)
+    stream = SegmentStream(TextOptions(eager=1))
+    (segment,) = stream.feed("If that is so, ")
+    assert (segment.text, segment.is_open) == ("If that is so", True)
+
+
+def test_an_utterance_begins_again_after_a_flush_and_a_cancellation() -> None:
+    options = TextOptions(eager=1)
+    stream = SegmentStream(options)
+    once = stream.feed("If that is so, I go. If that is so, I go. ")
+    assert [segment.is_open for segment in once] == [True, False, False]
+    stream.flush()
+    assert [segment.is_open for segment in stream.feed("If that is so, I")] == [True]
+    (rest,) = stream.flush()
+    assert (rest.text, rest.sentence) == ("I", "If that is so, I")
+    assert [segment.is_open for segment in stream.feed("If that is so, I")] == [True]
+    stream.discard()
+    (again,) = stream.feed("But if not, I stay.")[:1]
+    assert (again.text, again.is_open, again.sentence) == ("But if not", False, "")
+
+
+def test_a_sentence_too_long_for_one_call_is_not_continued() -> None:
+    options = TextOptions(40, eager=1)
+    text = "If that is so, I will walk with you to the station."
+    assert [(s.is_open, s.sentence) for s in segments_of([text], options)] == [
+        (True, ""),
+        (False, ""),
+    ]
 
 
 @given(TEXTS)
