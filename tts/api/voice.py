@@ -113,7 +113,7 @@ class LoadedVoice:
     def clone(self, clip: str | Path | bytes, transcript: str = "") -> LoadedVoice:
         """Return a voice that imitates a recording, on the same model.
 
-        `clip` is a WAV, FLAC, Ogg or MP3 file of 1 to 30 seconds, by its path or as its bytes;
+        `clip` is a WAV, FLAC or Ogg file of 1 to 30 seconds, by its path or as its bytes;
         `transcript` is what is said in it, which most models need. Closing either voice closes the
         model. Raises `InvalidRequestError` for a clip or a transcript that cannot be used,
         `PreconditionError` for a model that does not clone, and `OSError` when the file cannot be

@@ -303,4 +303,4 @@ def decoded(text: str, field: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidRequestError.of(field, "must be base64 of a WAV, FLAC, Ogg or MP3") from None
+        raise InvalidRequestError.of(field, "must be base64 of a WAV, FLAC or Ogg") from None

@@ -92,7 +92,7 @@ def _prompt(body: VoiceBody, audio: bytes | None) -> pb.VoicePrompt | None:
     if audio is not None:
         return pb.VoicePrompt(audio=audio, transcript=body.ref_text)
     if not body.blend:
-        raise InvalidRequestError.of(CLIP, "is missing: send a WAV, FLAC, Ogg or MP3, or a blend")
+        raise InvalidRequestError.of(CLIP, "is missing: send a WAV, FLAC or Ogg, or a blend")
     return None
 
 
@@ -112,7 +112,7 @@ async def _read_form(exchange: Exchange) -> tuple[VoiceBody, bytes | None]:
     try:
         clip = form.get(CLIP)
         if isinstance(clip, str):
-            raise InvalidRequestError.of(CLIP, "must be a file: a WAV, FLAC, Ogg or MP3")
+            raise InvalidRequestError.of(CLIP, "must be a file: a WAV, FLAC or Ogg")
         fields: dict[str, Any] = {k: v for k, v in form.items() if isinstance(v, str)}
         if "pronunciations" in fields:
             fields["pronunciations"] = _from_json(fields["pronunciations"])
