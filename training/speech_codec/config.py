@@ -16,7 +16,7 @@ DESIGNS = {
     "toy": SpeechCodecConfig(
         levels=(4, 4, 4), mel_bins=20, mel_n_fft=512, voice_dim=16, voice_ff=32, voice_blocks=1,
         voice_tokens=4, condition_dim=8, decoder_dim=16, decoder_ff=32, decoder_blocks=2,
-        reader_dim=16, reader_blocks=1,
+        kernel=5, reader_dim=16, reader_blocks=1,
     ),
 }  # fmt: skip
 

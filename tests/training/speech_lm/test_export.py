@@ -46,6 +46,7 @@ from tts.riva.stubs.tts_pb2 import SynthesizeSpeechRequest, ZeroShotData
 from tts.riva.stubs.tts_pb2_grpc import RivaSpeechSynthesisStub
 from tts.speech.types import SamplingOverrides, SpeechRequest, TimestampGranularity
 from tts.text.ipa import marked
+from tts.text.lexicon.entries import Alphabet, Pronunciation
 from tts.voices.types import Voice, VoicePrompt
 
 TOY = DESIGNS["toy"]
@@ -254,12 +255,15 @@ def test_word_times_need_an_aligner(service: Service) -> None:
 
 def test_a_phrase_may_be_given_in_ipa(service: Service) -> None:
     plain = said(service, request("The cab, bad."))
-    spoken = said(service, request("The cab, bad.", phonemes=(("cab", "fˈab"),)))
+    spoken = said(
+        service,
+        request("The cab, bad.", pronunciations=(Pronunciation("cab", "fˈab", Alphabet.IPA),)),
+    )
     assert spoken != plain
     with pytest.raises(InvalidRequestError, match="'x' stands for no phoneme") as caught:
-        said(service, request(phonemes=(("cab", "xab"),)))
+        said(service, request(pronunciations=(Pronunciation("cab", "xab", Alphabet.IPA),)))
     (violation,) = caught.value.violations
-    assert violation.field == "config.pronunciations"
+    assert violation.field == "config.pronunciations[0].pronunciation"
 
 
 def test_symbols_are_read_as_phonemes(folder: Path) -> None:
@@ -314,7 +318,7 @@ def test_riva_takes_phonemes_and_recordings_without_a_transcript(service: Servic
         assert b"".join([part.audio async for part in stub.SynthesizeOnline(iter([asked]))])
         asked.custom_dictionary = "cab  ʘ"
         error = await error_of(stub.Synthesize(asked))
-        assert "custom_dictionary: 'ʘ' stands for no phoneme" in str(error.details())
+        assert "custom_dictionary[0]: 'ʘ' stands for no phoneme" in str(error.details())
 
     run_with_server(service, ask)
 
