@@ -112,7 +112,7 @@ def main(address: str, clip: str, ca: str | None = None, token: str = "") -> Non
         "speech": speech(service, Path(clip)),
         "failures": [
             failure(service, voice_name="Magpie-Multilingual.EN-US.Leo"),
-            failure(service, custom_dictionary={"nine": "{@N}{@AY1}{@N}"}),
+            failure(service, custom_dictionary={"nine": "{@N}{@AY1}{@ZZ}"}),
             failure(service, encoding=riva.client.AudioEncoding.OGGOPUS, sample_rate_hz=44_100),
         ],
     }

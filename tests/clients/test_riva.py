@@ -193,7 +193,7 @@ def test_failures_say_what_to_change(found: dict[str, Any]) -> None:
     assert "there are: " in unknown[1]
     assert "hazel" in unknown[1]
     assert phonetic[0] == "INVALID_ARGUMENT"
-    assert phonetic[1].startswith("custom_dictionary: ")
+    assert phonetic[1].startswith("custom_dictionary[0]: ")
     assert rate[0] == "INVALID_ARGUMENT"
     assert rate[1].startswith("sample_rate_hz: ")
 

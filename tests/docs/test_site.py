@@ -108,4 +108,4 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert "WARNING" not in done.stderr
     python = (tmp_path / "reference" / "python" / "index.html").read_text(encoding="utf-8")
     assert "LoadedVoice" in python
-    assert "Speak a text and return all of its audio" in python
+    assert "and return all of its audio" in python
