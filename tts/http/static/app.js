@@ -170,7 +170,7 @@ async function run(task) {
   try {
     await task(cancel);
   } catch (error) {
-    report(error);
+    if (!cancel.signal.aborted) report(error); // what a cancelled body ends with differs
   } finally {
     if (current === cancel) current = null;
   }
