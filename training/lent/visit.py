@@ -8,7 +8,7 @@
 Everything is in OUT: takes, plans, coder, tokens, codec, lm, and every process's log in logs; with
 --clips FILE (lines that `training.speech_codec.clips --spell` wrote) clips to judge the codec by.
 OUT/status holds one word: synthesis, training, done or failed. The decoder learns on the first GPU,
-all else on the last one. With --coder FILE codes are those of an earlier visit, which a new
+all else on the last one; studios speak on all but the last one of several. With --coder FILE codes are those of an earlier visit, which a new
 reader learns to read unless --reader names that visit's; --start and --lm-start continue its
 decoder and its language model. What comes after `--` goes to `training.speech_codec.train`, after a
 second `--` to `training.speech_lm.train`.
@@ -145,8 +145,9 @@ class Visit:
         args = self.args
         self.takes.mkdir(exist_ok=True)
         self.plans.mkdir(exist_ok=True)
-        for number in range(self.gpus * args.studios):
-            self._studio(f"studio{number}", number % self.gpus, args.seed + number, [
+        speaking = max(1, self.gpus - 1)
+        for number in range(speaking * args.studios):
+            self._studio(f"studio{number}", number % speaking, args.seed + number, [
                 "--out", self.takes, "--seconds", args.synthesis, "--sessions", args.sessions,
             ])  # fmt: skip
         for number in range(args.planners):
@@ -267,7 +268,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--coder-batch", type=int, default=192)
     parser.add_argument("--lm-minutes", type=float, default=16.0, help="from the beginning on")
     parser.add_argument("--voices-minutes", type=float, default=3.0, help="0: leave it out")
-    parser.add_argument("--studios", type=int, default=2, help="processes per GPU")
+    parser.add_argument("--studios", type=int, default=2, help="processes per GPU that speaks")
     parser.add_argument("--seed", type=int, default=0, help="of the first studio, below 1000")
     parser.add_argument("--planners", type=int, default=2, help="processes")
     parser.add_argument("--sessions", type=int, default=60, help="per take")
