@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from decoder import (
     render,
 )
 from decoder.codecs.source_filter.config import SpeechCodecConfig
-from decoder.codecs.source_filter.modules import ConvNext, SpeechCodec
+from decoder.codecs.source_filter.modules import SpeechCodec
 from decoder.window_inputs import PaddedNetwork
 from tests.decoder.toys import windows_of
 
@@ -77,18 +77,16 @@ SMALL_SOURCE_FILTER = SpeechCodecConfig(
 )
 
 
-def write_source_filter(folder: Path, **changes: Any) -> SpeechCodec:
+def write_source_filter(folder: Path) -> SpeechCodec:
     """Write a source-filter codec as the service reads it; random weights, every part audible."""
-    sizes = replace(SMALL_SOURCE_FILTER, **changes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        codec = SpeechCodec(sizes)
-        for module in codec.decoder.modules():
-            if isinstance(module, ConvNext):
-                torch.nn.init.constant_(module.scale, 1.0)
+        codec = SpeechCodec(SMALL_SOURCE_FILTER)
+        for block in codec.decoder.blocks:
+            torch.nn.init.constant_(block.get_parameter("scale"), 1.0)
         torch.nn.init.normal_(codec.decoder.pitch.weight, std=0.1)
         codec.voice(torch.randn(8, 24_000) * torch.rand(8, 24_000) * 0.1)  # its mean values
-    config = asdict(sizes) | {"hop": sizes.hop}
+    config = asdict(SMALL_SOURCE_FILTER) | {"hop": SMALL_SOURCE_FILTER.hop}
     (folder / "config.json").write_text(json.dumps({"type": "source_filter"} | config))
     save_file(codec.eval().state_dict(), folder / "model.safetensors")
     return codec

@@ -8,10 +8,10 @@
 Everything is in OUT: takes, plans, coder, tokens, codec, lm, and every process's log in logs; with
 --clips FILE (lines that `training.speech_codec.clips --spell` wrote) clips to judge the codec by.
 OUT/status holds one word: synthesis, training, done or failed. The decoder learns on the first GPU,
-all else on the last one; studios speak on all but the last one of several. With --coder FILE codes are those of an earlier visit, which a new
-reader learns to read unless --reader names that visit's; --start and --lm-start continue its
-decoder and its language model. What comes after `--` goes to `training.speech_codec.train`, after a
-second `--` to `training.speech_lm.train`.
+all else on the last one; studios speak on all but the last one of several. With --coder FILE codes
+are those of an earlier visit; --start and --lm-start continue its decoder and its language model.
+What comes after `--` goes to `training.speech_codec.train`, after a second `--` to
+`training.speech_lm.train`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,6 @@ class Visit:
         self.processes = Processes(args.out)
         self.takes, self.plans = args.out / "takes", args.out / "plans"
         self.coder = args.out / "coder" / "coder.safetensors"
-        self.reader = self.coder.with_name("reader.safetensors")
         self.config = args.out / f"{args.design}.json"
         self.voices = args.teacher / VOICES_FILE
         save_config(DESIGNS[args.design], self.config)
@@ -168,13 +167,11 @@ class Visit:
         ])  # fmt: skip
 
     def _write_codes(self) -> None:
-        """The coder and its reader, from the plans of the first seconds or of an earlier visit."""
+        """The coder, of an earlier visit or from the plans of the first seconds."""
         args = self.args
         self.coder.parent.mkdir(exist_ok=True)
         if args.coder:
             shutil.copy(args.coder, self.coder)
-        if args.coder and args.reader:
-            shutil.copy(args.reader, self.reader)
             return
         while self.processes.are_running("planner") and (
             self.passed < args.coder_after or not self._finished(self.plans)
@@ -183,9 +180,8 @@ class Visit:
         if not self._finished(self.plans):
             self.processes.wait("planner")
             raise VisitError("there are no plans")
-        known = ["--coder", self.coder] if args.coder else []
         self.processes.start("coder", self.gpus - 1, "training.speech_codec.train_coder", [
-            "--plans", self.plans, "--voices", self.voices, "--out", self.coder.parent, *known,
+            "--plans", self.plans, "--voices", self.voices, "--out", self.coder.parent,
             "--design", args.design, "--minutes", args.coder_minutes, "--batch", args.coder_batch,
         ])  # fmt: skip
         self.processes.wait("coder")
@@ -207,7 +203,7 @@ class Visit:
         start = ["--start", args.start] if args.start else []
         self.processes.start("decoder", 0, "training.speech_codec.train", [
             "--design", args.design, "--takes", self.takes, "--coder", self.coder,
-            "--reader", self.reader, "--out", self.out / "codec",
+            "--out", self.out / "codec",
             "--minutes", f"{self.left_minutes():.2f}",
             *start, *args.rest,
         ])  # fmt: skip
@@ -254,11 +250,10 @@ def build_parser() -> argparse.ArgumentParser:
     for name in ("teacher", "package", "phonemes", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--coder", type=Path, help="codes of an earlier visit")
-    parser.add_argument("--reader", type=Path, help="what reads the codes of --coder")
     parser.add_argument("--start", type=Path, help="a decoder to continue")
     parser.add_argument("--lm-start", type=Path, help="a language model to continue")
     parser.add_argument("--clips", type=Path, help="spelled lines of clips to make")
-    parser.add_argument("--design", choices=sorted(DESIGNS), default="source_read")
+    parser.add_argument("--design", choices=sorted(DESIGNS), default="source_ahead")
     parser.add_argument("--no-lm", action="store_true", help="without a language model")
     parser.add_argument("--minutes", type=float, default=26.0, help="of the whole")
     parser.add_argument("--synthesis", type=float, default=170.0, help="seconds of takes")

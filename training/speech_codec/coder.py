@@ -17,12 +17,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from decoder.codecs.source_filter.modules import (
-    CodeReader,
-    ConvNext,
-    Even,
-    FiniteScalarQuantizer,
-)
+from decoder.codecs.source_filter.modules import ConvNext, Even, FiniteScalarQuantizer
 from training.kokoro.text import NUM_SYMBOLS
 from training.speech_codec.plans import POINT, Plan
 
@@ -125,26 +120,30 @@ class Coder(nn.Module):
         return values, tokens
 
 
-class Reader(CodeReader):
+class Reader(nn.Module):
     """Reads plans from the values of codes, and styles from those of voice tokens.
 
-    It sees of the codes what a decoder sees: `ahead` codes after a code and all before it. So what
-    is said at a place is in the codes that a decoder has when it gets there.
+    It sees `ahead` codes after a code and all before it. So what is said at a place is in the codes
+    that have come soon after it.
     """
 
     def __init__(self, sizes: Sizes) -> None:
-        super().__init__(
-            len(sizes.levels), sizes.reader, blocks=sizes.blocks, kernel=sizes.kernel,
-            width=sizes.behind + 1 + sizes.ahead, frames=FRAMES,
-        )  # fmt: skip
-        self.sizes = sizes
+        super().__init__()
+        width, self.sizes = sizes.reader, sizes
+        seen = sizes.behind + 1 + sizes.ahead
+        self.input = nn.Conv1d(len(sizes.levels), FRAMES * width, seen)
+        self.blocks = nn.Sequential(
+            *(ConvNext(width, 3 * width, sizes.kernel, causal=True) for _ in range(sizes.blocks))
+        )
         points = sizes.points_per_code // FRAMES
-        self.output = nn.Linear(sizes.reader, points * (NUM_SYMBOLS + PARTS))
+        self.output = nn.Linear(width, points * (NUM_SYMBOLS + PARTS))
         self.style = nn.Linear(sizes.voice_tokens * len(sizes.levels), STYLE)
 
     def plan(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Values [B, T, levels] to logits [B, P, symbols] and octaves, voice, energy [B, P, 3]."""
-        x = self(F.pad(values, (0, 0, self.sizes.behind, self.sizes.ahead)))
+        seen = F.pad(values, (0, 0, self.sizes.behind, self.sizes.ahead))
+        x = self.input(seen.transpose(1, 2)).transpose(1, 2)
+        x = self.blocks(x.reshape(len(values), -1, self.sizes.reader))
         read = self.output(x).view(len(values), -1, NUM_SYMBOLS + PARTS)
         return read[..., :NUM_SYMBOLS], read[..., NUM_SYMBOLS:]
 

@@ -11,12 +11,12 @@ from training.speech_codec.coder import Sizes
 
 BASE = SpeechCodecConfig()
 DESIGNS = {
-    "source_free": BASE,  # without a reader
-    "source_read": replace(BASE, reader_dim=384),
+    "source_free": BASE,
+    "source_ahead": replace(BASE, ahead=5),
     "toy": SpeechCodecConfig(
         levels=(4, 4, 4), mel_bins=20, mel_n_fft=512, voice_dim=16, voice_ff=32, voice_blocks=1,
         voice_tokens=4, condition_dim=8, decoder_dim=16, decoder_ff=32, decoder_blocks=2,
-        kernel=5, reader_dim=16, reader_blocks=1,
+        kernel=5,
     ),
 }  # fmt: skip
 

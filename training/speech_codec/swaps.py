@@ -56,12 +56,12 @@ class Envelopes:
 
     def given(self, samples: Tensor, other: Tensor) -> Tensor:
         """Return samples [S] with the envelopes of others of the same length and times."""
-        own, wanted = self._spectrum(samples), self._spectrum(other)
+        own, wanted = self.spectrum(samples), self.spectrum(other)
         change = (self.of(wanted) - self.of(own)).clamp(-MOST, MOST)
         changed = own * (change @ self._bins.T / 2).exp().T
         return torch.istft(changed, N_FFT, HOP, window=self._window, length=len(samples))
 
-    def _spectrum(self, samples: Tensor) -> Tensor:
+    def spectrum(self, samples: Tensor) -> Tensor:
         return torch.stft(samples, N_FFT, HOP, window=self._window, return_complex=True)
 
 

@@ -1,16 +1,13 @@
 """Train one design of the decoder on one device, from the teacher's takes, for a while.
 
-    python -m training.speech_codec.train --design source_read --takes runs/takes \
-        --coder runs/coder/coder.safetensors --reader runs/coder/reader.safetensors \
-        --out runs/codec --minutes 15
+    python -m training.speech_codec.train --design source_ahead --takes runs/takes \
+        --coder runs/coder/coder.safetensors --out runs/codec --minutes 15
 
-The decoder learns by mel distance, soon against discriminators as well. What the codes say comes
-from a reader that learned by itself, of ten times as many lines, and stays as it is: without it
-one symbol in a hundred is taken for another one, in every voice. A recogniser of phones, which
-learns on the teacher's speech, has to understand the decoder's: a mel distance counts a formant
-little. A decoder without a reader may be continued with one (`--start`): it begins without what the
-reader says. Codes and voice tokens are the coder's, which does not change, so everything else that
-learns from codes can learn at the same time.
+The decoder learns by mel distance, soon against discriminators as well. A recogniser of phones,
+which learns on the teacher's speech, has to understand the decoder's: a mel distance counts a
+formant little. A decoder may be continued (`--start`) by one that sees more codes ahead: it begins
+without what they say. Codes and voice tokens are the coder's, which does not change, so everything
+else that learns from codes can learn at the same time.
 
 OUT/NAME.safetensors holds the running mean of the weights (float16), OUT/NAME.8bit.safetensors the
 same in 8 bits, OUT/NAME.judges.safetensors the discriminators; they are written every `--save`
@@ -26,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decoder.codecs.source_filter.config import SpeechCodecConfig
@@ -139,7 +137,7 @@ class Trainer:
         takes = load_takes(sorted(args.takes.glob("take_*[0-9].npz")), self.device)
         coder = load_coder(args.coder, coder_sizes(self.config)).to(self.device)
         self.crops = Crops(takes, coder, self.config, Sizes(args.batch, args.crop))
-        self.model = Model(self._decoder(), coder, args.voice_error).to(self.device)
+        self.model = Model(Decoder(self.config), coder, args.voice_error).to(self.device)
         self.judges = Discriminators(args.judge_width, RESOLUTIONS).to(self.device)
         if self.device.type == "cuda":  # the layout of a GPU's matrix units
             self.judges.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -155,20 +153,11 @@ class Trainer:
             self._resume(args.start)
         self.mean = Mean(self.model.decoder, MEAN_EVERY, MEAN_SHARE)
 
-    def _decoder(self) -> Decoder:
-        """Create the decoder; a trained reader stays as it is."""
-        decoder = Decoder(self.config)
-        if decoder.reader is not None and self.args.reader:
-            found, own = read(self.args.reader), decoder.reader.state_dict()
-            decoder.reader.load_state_dict({name: found[name] for name in own})
-            decoder.reader.requires_grad_(requires_grad=False)
-        return decoder
-
     def _optimiser(self, network: nn.Module) -> torch.optim.AdamW:
         """Create an optimiser; on a GPU its rate is a tensor too, as a recorded step needs."""
         on_gpu = self.device.type == "cuda"
         return torch.optim.AdamW(
-            [value for value in network.parameters() if value.requires_grad],
+            network.parameters(),
             lr=torch.tensor(self.args.lr, device=self.device) if on_gpu else self.args.lr,
             betas=(0.8, 0.99), weight_decay=0.01, fused=on_gpu, capturable=on_gpu,
         )  # fmt: skip
@@ -178,17 +167,14 @@ class Trainer:
         are taken that fit; the file's name is the design's."""
         found, name = read(start), start.name.split(".")[0]
         found = {k.removeprefix(DECODER): v for k, v in found.items() if k.startswith(DECODER)}
-        decoder = self.model.decoder
-        if name == self.args.design:
-            decoder.load_state_dict(found)
-        else:
-            own = decoder.state_dict()
-            if decoder.from_reader is not None and "from_reader.weight" not in found:
-                nn.init.zeros_(decoder.from_reader.weight)
-                nn.init.zeros_(decoder.from_reader.bias)
-            fits = {k: v for k, v in found.items() if k in own and own[k].shape == v.shape}
-            decoder.load_state_dict(fits, strict=False)
-            new, unused = sorted(own.keys() - fits), sorted(found.keys() - fits)
+        own = self.model.decoder.state_dict()
+        first = "input.weight"
+        if first in found:
+            found[first] = farther(found[first], own[first])
+        fits = {k: v for k, v in found.items() if k in own and own[k].shape == v.shape}
+        self.model.decoder.load_state_dict(fits, strict=name == self.args.design)
+        new, unused = sorted(own.keys() - fits), sorted(found.keys() - fits)
+        if new or unused:
             self.log(f"{len(fits)} tensors from {start}; new: {new}; left out: {unused}")
         judges = start.with_name(f"{name}.judges.safetensors")
         if judges.exists():
@@ -349,6 +335,12 @@ class Trainer:
         self.progress.clock.log(self.args.design, *parts)
 
 
+def farther(weight: Tensor, wanted: Tensor) -> Tensor:
+    """Return a first layer's weight [out, levels, codes] for as many codes ahead as `wanted` has,
+    with zeros for those that it has not seen."""
+    return F.pad(weight, (0, max(0, wanted.shape[-1] - weight.shape[-1])))
+
+
 def halves(both: list[tuple[Tensor, list[Tensor]]]) -> tuple[list, list]:
     """Split the results of the discriminators into those of a batch's first and second half."""
     first, second = [], []
@@ -389,7 +381,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--design", choices=sorted(DESIGNS), required=True)
     for name in ("takes", "coder", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--reader", type=Path, help="of `train_coder`: it stays as it is")
     add_run_arguments(parser)
     parser.add_argument("--start", type=Path, help="weights of an earlier run to continue")
     parser.add_argument("--batch", type=int, default=64)

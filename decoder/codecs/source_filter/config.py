@@ -13,10 +13,9 @@ from decoder.codec_config import must_be, scalar, sizes
 # a larger number means a damaged file; checked before memory is allocated
 MAX_BLOCKS, MAX_WEIGHTS, MAX_CODES = 256, 1 << 28, 1 << 20
 RATES = 8_000, 192_000  # Hz
-MAY_BE_ZERO = ("behind", "ahead", "reader_dim")
+MAY_BE_ZERO = ("behind", "ahead")
 NAME = "source_filter"
 HEAD_DIM = 64
-READER_FACTOR = 3  # of a reader's feed-forward width
 
 
 def voice_heads(dim: int) -> int:
@@ -49,8 +48,6 @@ class SpeechCodecConfig:
     decoder_dim: int = 512
     decoder_ff: int = 1536
     decoder_blocks: int = 8
-    reader_dim: int = 0  # 0: no network that reads the codes first
-    reader_blocks: int = 3
     behind: int = 2  # codes before and after a code that its first layer sees
     ahead: int = 2
 
@@ -85,8 +82,7 @@ class SpeechCodecConfig:
     @property
     def receptive_field(self) -> int:
         """Number of earlier codes that can change a code's samples, at one phase of the pulses."""
-        blocks = self.decoder_blocks + self.reader_blocks * bool(self.reader_dim)
-        frames = blocks * (self.kernel - 1)
+        frames = self.decoder_blocks * (self.kernel - 1)
         # a spectrum filters pulses whose pitch is that of spectra up to a window's length before it
         reach = math.ceil((2 * self.n_fft - self.stft_hop) / self.hop)
         return self.behind + math.ceil(frames / self.frames_per_code) + reach
@@ -100,12 +96,10 @@ class SpeechCodecConfig:
         heads = self.spectra_per_frame * 5 * self.bins
         decoder = self.decoder_dim * (self.decoder_blocks * block + heads)
         width = (self.behind + 1 + self.ahead) * len(self.levels) * self.frames_per_code
-        read = self.reader_blocks * 2 * READER_FACTOR * self.reader_dim + width + self.decoder_dim
         tables = self.mel_n_fft * self.mel_bins + self.sample_rate
         mel = self.mel_bins * self.spectra_per_frame * self.voice_dim
         tokens = self.voice_tokens * (self.voice_dim + 2 * len(self.levels) * self.condition_dim)
-        reader = self.reader_dim * read
-        return voice + decoder + reader + width * self.decoder_dim + tables + mel + tokens
+        return voice + decoder + width * self.decoder_dim + tables + mel + tokens
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SpeechCodecConfig:
@@ -147,7 +141,7 @@ class SpeechCodecConfig:
             )
         if self.voice_dim % voice_heads(self.voice_dim):
             raise DecoderConfigError(f"{NAME} config: voice_dim must be a multiple of its heads")
-        blocks = max(self.voice_blocks, self.decoder_blocks, self.reader_blocks)
+        blocks = max(self.voice_blocks, self.decoder_blocks)
         if blocks > MAX_BLOCKS or self.num_weights > MAX_WEIGHTS:
             raise DecoderConfigError(
                 f"{NAME} config: the sizes are too large: {blocks} blocks of {MAX_BLOCKS}, about "

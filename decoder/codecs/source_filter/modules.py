@@ -1,8 +1,7 @@
 """The codec's networks, shared by serving and training.
 
     reference --log mel, 20 ms--> ConvNeXt --attention pooling--> FSQ --> voice tokens, a fixed row
-    codes --20 ms--> causal ConvNeXt: a reader's features of what they say, in some codecs
-    codes, features, voice tokens --20 ms--> causal ConvNeXt, norms conditioned on the voice
+    codes, voice tokens --20 ms--> causal ConvNeXt, norms conditioned on the voice
               --2 spectra each, pitch, and 2 filters each of pulses and of noise--> inverse STFT
               --> samples
 
@@ -24,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from decoder.codecs.source_filter.config import READER_FACTOR, SpeechCodecConfig, voice_heads
+from decoder.codecs.source_filter.config import SpeechCodecConfig, voice_heads
 from decoder.codecs.source_filter.excitation import (
     Curve,
     Drive,
@@ -210,31 +209,6 @@ class VoiceEncoder(nn.Module):
         return self.even(latent.flatten(1)).view(latent.shape)
 
 
-class CodeReader(nn.Module):
-    """Values of codes to features of what they say.
-
-    It learns by itself to read phones, pitch and energy from codes, of many more lines than a
-    decoder has sounds of: a decoder alone takes one symbol in a hundred for another.
-    """
-
-    def __init__(
-        self, levels: int, dim: int, *, blocks: int, kernel: int, width: int, frames: int
-    ) -> None:
-        """`width`: codes that the first layer sees; `frames`: of a code."""
-        super().__init__()
-        self.dim = dim
-        self.input = nn.Conv1d(levels, frames * dim, width)
-        self.blocks = nn.Sequential(
-            *(ConvNext(dim, READER_FACTOR * dim, kernel, causal=True) for _ in range(blocks))
-        )
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Map values [B, T + width - 1, levels] to features [B, T * frames, dim]."""
-        x = self.input(values.transpose(1, 2)).transpose(1, 2)
-        features: Tensor = self.blocks(x.reshape(len(values), -1, self.dim))
-        return features
-
-
 class Decoder(nn.Module):
     """Values of codes and of voice tokens to samples."""
 
@@ -247,13 +221,6 @@ class Decoder(nn.Module):
         dim, condition, levels = config.decoder_dim, config.condition_dim, len(config.levels)
         width = config.behind + 1 + config.ahead
         self.input = nn.Conv1d(levels, dim * config.frames_per_code, width)
-        self.reader, self.from_reader = None, None
-        if config.reader_dim:
-            self.reader = CodeReader(
-                levels, config.reader_dim, blocks=config.reader_blocks, kernel=config.kernel,
-                width=width, frames=config.frames_per_code,
-            )  # fmt: skip
-            self.from_reader = nn.Linear(config.reader_dim, dim)
         self.voice = nn.Sequential(
             nn.Linear(config.voice_tokens * levels, 2 * condition),
             nn.SiLU(),
@@ -311,10 +278,7 @@ class Decoder(nn.Module):
     def first(self, values: Tensor) -> Tensor:
         """Map values [B, behind + T + ahead, levels] to the blocks' input [B, frames, dim]."""
         x = self.input(values.transpose(1, 2)).transpose(1, 2)
-        x = x.reshape(len(values), -1, self.config.decoder_dim)
-        if self.reader is None or self.from_reader is None:
-            return x
-        return x + self.from_reader(self.reader(values))
+        return x.reshape(len(values), -1, self.config.decoder_dim)
 
     def last(self, x: Tensor, condition: Tensor) -> Tensor:
         """Map the blocks' output [B, frames, dim] to features of the same shape."""

@@ -2,7 +2,7 @@
 
 A stream keeps the part of its past that its next block needs; nothing is computed twice:
 
-    per layer     the last kernel - 1 frames that its convolution has read, the reader's, too
+    per layer     the last kernel - 1 frames that its convolution has read
     tones         pitch and voicing of the last spectra, which are those of the next windows' begins
     pieces        the last spectra's windows of samples, which reach into the next block
     turns         the phase of the pulses at the next block's first sample
@@ -21,7 +21,7 @@ from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from decoder.codecs.source_filter.excitation import Curve, Drive, drive_of
 from decoder.codecs.source_filter.modules import (
@@ -38,7 +38,6 @@ class Past(NamedTuple):
     """The past of B streams; see the module."""
 
     frames: Tensor  # float32 [B, layers, kernel - 1, dim]
-    read: Tensor  # float32 [B, layers, kernel - 1, dim] of the reader; no layers: there is none
     tones: Tensor  # float32 [B, reach, 2]
     pieces: Tensor  # float32 [B, overlap, n_fft]
     turns: Tensor  # float64 [B]
@@ -69,23 +68,19 @@ class SourceFilterRenderer:
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder, self._config = decoder, decoder.config
-        self._layers = Layers(cast("list[ConvNext]", list(decoder.blocks)))
-        self._reading: tuple[nn.Conv1d, Layers, nn.Linear] | None = None
-        if decoder.reader is not None and decoder.from_reader is not None:
-            blocks = cast("list[ConvNext]", list(decoder.reader.blocks))
-            self._reading = decoder.reader.input, Layers(blocks), decoder.from_reader
+        self._blocks = cast("list[ConvNext]", list(decoder.blocks))
         self._quantizer = FiniteScalarQuantizer(decoder.config.levels)
         self._quantizer.to(decoder.noise.device)
+        # [kernel, dim] of each layer
+        self._taps = [block.mix.weight[:, 0].T.contiguous() for block in self._blocks]
 
     def beginning(self) -> Past:
         """Return the past of one stream that begins."""
         config, device = self._config, self._decoder.noise.device
-        reading = 0 if self._reading is None else config.reader_blocks
         return Past(
             torch.zeros(
                 (1, config.decoder_blocks, config.kernel - 1, config.decoder_dim), device=device
             ),
-            torch.zeros((1, reading, config.kernel - 1, config.reader_dim), device=device),
             torch.zeros((1, self._decoder.reach, 2), device=device),
             torch.zeros((1, config.overlap, config.n_fft), device=device),
             torch.zeros(1, dtype=torch.float64, device=device),
@@ -98,7 +93,7 @@ class SourceFilterRenderer:
         Samples beyond a row's codes are undefined.
         """
         config = self._config
-        x, frames, read = self._features(rows, past)
+        x, frames = self._features(rows, past)
         drive, kept = self._drive(self._decoder.curve(x), past)
         noise = self._decoder.noise_from(rows.sample, (drive.hz.shape[1] - 1) * config.stft_hop)
         pieces = torch.cat((past.pieces, self._decoder.pieces(x, drive, noise)), 1)
@@ -106,7 +101,6 @@ class SourceFilterRenderer:
         spectra = rows.length * config.spectra_per_code
         following = Past(
             frames,
-            read,
             taken(kept, spectra, self._decoder.reach),
             taken(pieces, spectra, config.overlap),
             taken(drive.turns[..., None], spectra, 1)[:, 0, 0],
@@ -114,20 +108,26 @@ class SourceFilterRenderer:
         )
         return self._emitted(audio, rows.skipped), following
 
-    def _features(self, rows: Rows, past: Past) -> tuple[Tensor, Tensor, Tensor]:
+    def _features(self, rows: Rows, past: Past) -> tuple[Tensor, Tensor]:
         """Return features [B, N * frames_per_code, dim], and the frames that layers keep."""
         decoder, config = self._decoder, self._config
         values = self._quantizer.values(rows.codes)
         values = values.masked_fill((rows.codes == ABSENT)[..., None], 0.0)
         condition = decoder.voice(self._quantizer.values(rows.voice).flatten(1))
         ends = rows.length * config.frames_per_code
-        x, read = first(decoder.input, values, config.decoder_dim), past.read
-        if self._reading is not None:
-            entry, layers, joined = self._reading
-            features, read = layers(first(entry, values, config.reader_dim), past.read, ends)
-            x = x + joined(features)
-        x, frames = self._layers(x, past.frames, ends, condition)
-        return decoder.last(x, condition), frames, read
+        x, kept = self._first(values), []
+        for layer, block in enumerate(self._blocks):
+            seen = torch.cat((past.frames[:, layer], x), 1)
+            kept.append(taken(seen, ends, config.kernel - 1))
+            x = block.joined(x, convolved(seen, self._taps[layer], block.mix.bias), condition)
+        return decoder.last(x, condition), torch.stack(kept, 1)
+
+    def _first(self, values: Tensor) -> Tensor:
+        """Return `Decoder.first` of values, as a product: convolutions of a GPU round to TF32."""
+        layer = self._decoder.input
+        seen = values.unfold(1, layer.weight.shape[-1], 1).flatten(2)
+        x = F.linear(seen, layer.weight.flatten(1), layer.bias)
+        return x.reshape(len(values), -1, self._config.decoder_dim)
 
     def _drive(self, curve: Curve, past: Past) -> tuple[Drive, Tensor]:
         """Return the excitation of new codes, and pitch and voicing at all of its points."""
@@ -144,39 +144,6 @@ class SourceFilterRenderer:
         first = skipped[:, None] * self._config.hop
         index = first + torch.arange(count, device=audio.device)
         return audio.gather(1, index.clamp(max=count - 1))
-
-
-class Layers:
-    """Causal blocks one after the other, which continue where they stopped."""
-
-    def __init__(self, blocks: Sequence[ConvNext]) -> None:
-        self._blocks = blocks
-        # [kernel, dim] of each
-        self._taps = [block.mix.weight[:, 0].T.contiguous() for block in blocks]
-
-    def __call__(
-        self, x: Tensor, past: Tensor, ends: Tensor, condition: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the last block's [B, T, dim] for x of that shape, and the new past.
-
-        `past` [B, layers, kernel - 1, dim]: what each block has read before x.
-        `ends` int64 [B]: frames of each row, behind which nothing is kept.
-        """
-        kept = []
-        for layer, (block, taps) in enumerate(zip(self._blocks, self._taps, strict=True)):
-            seen = torch.cat((past[:, layer], x), 1)
-            kept.append(taken(seen, ends, len(taps) - 1))
-            x = block.joined(x, convolved(seen, taps, block.mix.bias), condition)
-        return x, torch.stack(kept, 1)
-
-
-def first(layer: nn.Conv1d, values: Tensor, dim: int) -> Tensor:
-    """Return the frames [B, T * frames, dim] of a first layer, which sees some codes of values
-    [B, T + width - 1, levels], as a product: convolutions of a GPU round to TF32.
-    """
-    seen = values.unfold(1, layer.weight.shape[-1], 1).flatten(2)
-    x = F.linear(seen, layer.weight.flatten(1), layer.bias)
-    return x.reshape(len(values), -1, dim)
 
 
 def convolved(x: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:

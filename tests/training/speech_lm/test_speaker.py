@@ -16,7 +16,7 @@ from decoder.codecs.source_filter.modules import SpeechCodec
 from tests.training.speech_lm.tokens import CODEBOOK, KNOWN, write_tables
 from tests.training.takes import take_of, toy_coder, write_coder
 from training.llama import LanguageModel, ModelConfig, checkpoint
-from training.speech_codec import render, swaps
+from training.speech_codec import look_ahead, render, swaps
 from training.speech_codec.checkpoint import halved, write
 from training.speech_codec.clips import TABLE, Clip, read_clips
 from training.speech_codec.config import DESIGNS, save_config
@@ -210,6 +210,28 @@ def test_a_sound_takes_the_envelopes_of_another_one() -> None:
     assert tilt["codec, teacher's envelopes"] == pytest.approx(tilt["teacher"], abs=0.1)
     assert tilt["teacher, codec's envelopes"] == pytest.approx(tilt["codec"], abs=0.1)
     assert np.allclose(swaps.swapped(swaps.Envelopes(24_000), dark, dark)["codec"], dark)
+
+
+def test_frames_of_a_stress_mark_have_the_time_that_is_left_of_it() -> None:
+    """Symbols of 50, 75 and 25 ms; frames of 10 ms, of which one is quiet."""
+    phones = np.array([3, 3, 9, 9, 9, 4])
+    loud = torch.ones(15, dtype=torch.bool)
+    loud[8] = False
+    found = list(look_ahead.by_time_left(torch.arange(15.0), loud, phones, [9]))
+    assert [error for _, error in found] == [*range(8), *range(9, 15)]
+    other = look_ahead.OTHERS
+    assert [ms for ms, _ in found] == [*[other] * 5, 60, 60, 40, 20, 20, 0, 0, other, other]
+
+
+def test_errors_are_large_where_a_codec_says_another_vowel(
+    files: Path, spoken_clips: list[Clip]
+) -> None:
+    write_coder(files / "coder.safetensors", toy_coder())
+    paths = [files / f"{name}" for name in ("toy.safetensors", "toy.json", "coder.safetensors")]
+    trained = render.Trained.load(*paths, None)
+    found = look_ahead.measure(trained, spoken_clips, [int(spoken_clips[1].plan()["phones"][10])])
+    assert sum(map(len, found.values())) > 100
+    assert all(np.isfinite(errors).all() for errors in found.values())
 
 
 class HardOfHearing(Deaf):
