@@ -132,9 +132,7 @@ def aligner(built_in: Synthesizer) -> Aligner:
 
 
 @pytest.fixture(scope="module")
-def spoken(
-    runner: asyncio.Runner, built_in: Synthesizer, aligner: Aligner
-) -> tuple[Spoken, ...]:
+def spoken(runner: asyncio.Runner, built_in: Synthesizer, aligner: Aligner) -> tuple[Spoken, ...]:
     async def speak(text: str) -> Spoken:
         request = SpeechRequest(text, sampling=SamplingOverrides(seed=3), chunking=WHOLE)
         done = await built_in.synthesize(request)

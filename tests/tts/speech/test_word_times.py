@@ -105,8 +105,6 @@ def test_trimmed_silence_moves_the_times(
     assert 0 <= shift < 0.3
 
 
-def test_word_times_are_sent_on_request_only(
-    runner: asyncio.Runner, built_in: Synthesizer
-) -> None:
+def test_word_times_are_sent_on_request_only(runner: asyncio.Runner, built_in: Synthesizer) -> None:
     plain = SpeechRequest("Good morning.", sampling=SamplingOverrides(seed=3))
     assert not words_in(spoken(runner, built_in, plain))
