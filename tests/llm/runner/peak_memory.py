@@ -18,7 +18,7 @@ MODELS: dict[str, dict[str, Any]] = {
 NUMS_OF_ROWS = (1, 16, MAX_ROWS)
 
 
-def create_runner(folder: Path, model: str, *, tokens: int = TOKENS, **keys: Any) -> ModelRunner:
+def create_runner(folder: Path, model: str, tokens: int = TOKENS, /, **keys: Any) -> ModelRunner:
     """Create a runner of a model with heads of 64, which every attention backend supports.
 
     `tokens`: maximum number of tokens of a step and of a sequence.

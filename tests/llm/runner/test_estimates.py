@@ -17,7 +17,7 @@ CASES = [*((model, rows, SHORT) for model in MODELS for rows in (1, MAX_ROWS)), 
 def test_the_largest_prefill_takes_no_more_than_was_planned(
     tmp_path: Path, model: str, num_rows: int, tokens: int
 ) -> None:
-    runner = create_runner(tmp_path, model, tokens=tokens)
+    runner = create_runner(tmp_path, model, tokens)
     runner.initialize()
     peak = largest_prefill(runner, num_rows)
     assert (peak.num_rows, peak.num_tokens) == (num_rows, tokens)
