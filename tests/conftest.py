@@ -119,10 +119,10 @@ def tiny_service(tiny_checkpoint: Path) -> Iterator[Service]:
 
 @pytest.fixture(scope="session")
 def tiny_server(tiny_checkpoint: Path) -> Iterator[Server]:
-    """A `python -m tts.serve` process on the tiny checkpoint, for client programs."""
+    """A `python -m tts.serve` process on the tiny checkpoint, with HTTP, for client programs."""
     from tests.speech_server import serving
 
-    with serving(str(tiny_checkpoint)) as server:
+    with serving(str(tiny_checkpoint), ["--http-port=0"]) as server:
         yield server
 
 

@@ -444,10 +444,9 @@ def test_the_first_audio_of_a_generated_text_is_divided(
         assert 0 < share[number] <= 100
 
 
-def test_http_is_compared_with_grpc_in_pairs(tiny_checkpoint: Path) -> None:
-    flags = ["--http-port=0"]
-    with serving(str(tiny_checkpoint), flags) as server, SpeechClient(server.address) as client:
-        report = first_audio.compare_protocols(server, client, repeat=2)
+def test_http_is_compared_with_grpc_in_pairs(tiny_server: Server) -> None:
+    with SpeechClient(tiny_server.address) as client:
+        report = first_audio.compare_protocols(tiny_server, client, repeat=2)
     by_grpc, by_http, added = report.figures
     assert added.values == tuple(b - a for a, b in zip(by_grpc.values, by_http.values, strict=True))
     assert min(by_http.values) > 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
+from tests.tts.speech.test_aligner import codes_of, spelled
 from training.labels import TimedWord
 from training.timings import Line, evaluate
-from tts.speech.aligner import LETTERS, NUM_LABELS, Aligner, AlignerConfig
+from tts.speech.aligner import Aligner
 
 SPOKEN = "__hheelloo___woorlldd__"
 RATE = 25.0
@@ -15,26 +15,13 @@ RATE = 25.0
 
 @pytest.fixture(scope="module")
 def aligner() -> Aligner:
-    """An aligner that assigns label c to code c with high probability."""
-    config = AlignerConfig(codebook_size=NUM_LABELS, frames_per_code=2, table_width=NUM_LABELS,
-                           width=NUM_LABELS, layers=1, kernel=1)  # fmt: skip
-    identity = np.eye(NUM_LABELS, dtype=np.float32)
-    weights = {
-        "table.weight": 20 * identity,
-        "layers.0.weight": identity[:, :, None],
-        "layers.0.bias": np.zeros(NUM_LABELS, np.float32),
-        "output.weight": np.concatenate([identity, identity]),
-        "output.bias": np.zeros(2 * NUM_LABELS, np.float32),
-    }
-    return Aligner(config, weights)
+    return spelled()
 
 
 def line(*words: tuple[str, int, int], spoken: str = SPOKEN) -> Line:
     """Return a spoken line with words whose starts and ends are given in codes."""
-    codes = tuple(0 if c == "_" else 1 + LETTERS.index(c) for c in spoken)
-    return Line(
-        codes, tuple(TimedWord(word, start / RATE, end / RATE) for word, start, end in words)
-    )
+    times = (TimedWord(word, start / RATE, end / RATE) for word, start, end in words)
+    return Line(codes_of(spoken), tuple(times))
 
 
 def test_errors_are_of_starts_and_ends_in_milliseconds(aligner: Aligner) -> None:

@@ -28,6 +28,22 @@ def synthesizer(client: RampClient, tiny_checkpoint: Path) -> Synthesizer:
     return build(client, tiny_checkpoint)
 
 
+@pytest.fixture(scope="session")
+def runner() -> Iterator[asyncio.Runner]:
+    """The event loop of `built_in`."""
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="session")
+def built_in(runner: asyncio.Runner) -> Iterator[Synthesizer]:
+    """The synthesizer of the built-in voice."""
+    service = create_service()
+    assert service.synthesizer is not None
+    yield service.synthesizer
+    runner.run(service.client.close())
+
+
 @pytest.fixture
 def server(tiny_server: Server) -> str:
     """The address of a server process on the tiny checkpoint."""

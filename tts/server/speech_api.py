@@ -60,16 +60,17 @@ class SpeechApi:
         """
         synthesizer = self._checked_model(proto.config)
         with Violations() as wrong:
-            dialogue, limit = proto.input.dialogue, self._config.max_text_characters
-            if proto.input.HasField("dialogue"):
-                text, markup = read_turns(dialogue, limit, wrong)
+            limit, has_turns = self._config.max_text_characters, proto.input.HasField("dialogue")
+            if has_turns:
+                text, markup = read_turns(proto.input.dialogue, limit, wrong)
             else:
                 text, markup = read_input(proto.input, limit, wrong)
             request = read_config(
                 proto.config, synthesizer.codec, "config", wrong, text=text, default_id=default_id
             )
-        cast = read_cast(dialogue, synthesizer)
-        return self._with_voice(replace(request, markup=markup, cast=cast), proto.config)
+        if has_turns:
+            request = replace(request, cast=read_cast(proto.input.dialogue, synthesizer))
+        return self._with_voice(replace(request, markup=markup), proto.config)
 
     async def whole(self, request: SpeechRequest) -> SynthesizedSpeech:
         """Return the whole synthesis; audio too long for one message ends early (LENGTH)."""

@@ -14,6 +14,7 @@ import math
 import secrets
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -46,7 +47,6 @@ from tts.families.prompt import PromptBuilder
 from tts.speech.aligner import Aligner
 from tts.speech.check import SOUND, CheckResult, Verdict, check_segment
 from tts.speech.cloning import CloningLimits
-from tts.speech.marks import MarkQueue
 from tts.speech.output import AudioOutput, Loudness
 from tts.speech.script import Pause, Step, Turn
 from tts.speech.types import (
@@ -140,6 +140,8 @@ class SynthesisRun:
         self._streaming, warnings = _streaming(request, settings, self._spec)
         self._audio_format = _audio_format(request, settings, self._spec)
         self._output = _output(request, settings, self._spec, self._audio_format)
+        has_marks = request.markup is not None and request.markup.has_marks
+        self._needs_times = has_marks or request.timestamps is TimestampGranularity.WORD
         self._marks = MarkQueue()
         self._segment_codes: list[int] = []
         self._carry = request.carry
@@ -192,7 +194,8 @@ class SynthesisRun:
         """Yield the events of a segment, or of what comes between two segments."""
         match step:
             case TextSegment():
-                events = self._speak_marked(step)
+                is_marked = self._request.markup is not None
+                events = self._speak_marked(step) if is_marked else self.speak(step)
             case Turn():
                 events = self._begin(step)
             case Pause():
@@ -281,11 +284,16 @@ class SynthesisRun:
         self._segment_codes = []
         self._output.begin_segment()
         timer = None
-        if self._aligner is not None and self._needs_times():
+        if self._aligner is not None and self._needs_times:
             timer = WordTimer(self._aligner(), segment.words, 1 / self._spec.codes_per_second)
-        last = None
+        job, last = self._job(segment, max_codes), None
+        self._is_fresh = False
+        if self._request.check:
+            spoken = self._checked(segment, job, is_last=is_last)
+        else:
+            spoken = self._client.speak(job)
         try:
-            async with aclosing(self._blocks(segment, max_codes, is_last=is_last)) as blocks:
+            async with aclosing(spoken) as blocks:
                 async for last in blocks:
                     self._note(last)
                     for data in self._output.write(last.samples):
@@ -303,30 +311,12 @@ class SynthesisRun:
             yield self._segment_time()
         self._end_segment(last, is_last=is_last)
 
-    def _needs_times(self) -> bool:
-        """Return whether the words' times are requested, or needed for those of marks."""
-        request = self._request
-        has_marks = request.markup is not None and request.markup.has_marks
-        return has_marks or request.timestamps is TimestampGranularity.WORD
-
-    async def _blocks(
-        self, segment: TextSegment, max_codes: int, *, is_last: bool
-    ) -> AsyncGenerator[AudioBlock, None]:
-        """Yield a segment's blocks; `is_last`: the request's limits may cut it."""
-        job = self._job(segment, max_codes)
-        self._is_fresh = False
-        if self._request.check:
-            for block in await self._checked(segment, job, is_last=is_last):
-                yield block
-            return
-        async with aclosing(self._client.speak(job)) as blocks:
-            async for block in blocks:
-                yield block
-
     async def _checked(
         self, segment: TextSegment, job: SpeechJob, *, is_last: bool
-    ) -> Sequence[AudioBlock]:
-        """Return the blocks of the first sound attempt, else of that with the fewest faults."""
+    ) -> AsyncGenerator[AudioBlock, None]:
+        """Yield the blocks of the first sound attempt, else of that with the fewest faults;
+        `is_last`: the request's limits may cut the segment.
+        """
         attempts: list[tuple[Verdict, list[AudioBlock]]] = []
         for attempt in _attempts(job):
             async with aclosing(self._client.speak(attempt)) as spoken:
@@ -342,7 +332,8 @@ class SynthesisRun:
         if verdict.result is not CheckResult.SOUND:
             self.warn(f"segment {segment.index} differs from its text: {verdict.result.value}")
         self._checks.append(tuple(verdict.result for verdict, _ in attempts))
-        return best
+        for block in best:
+            yield block
 
     def _verdict(
         self, segment: TextSegment, blocks: Sequence[AudioBlock], is_last: bool
@@ -535,6 +526,24 @@ class SynthesisRun:
         self.finish_reason = FinishReason.LENGTH
         self.is_exhausted = is_last
         self.warn(f"segment {self._segment.index} hit the audio cap")
+
+
+class MarkQueue:
+    """Queue of marks in the order of the text. Their times never decrease."""
+
+    def __init__(self) -> None:
+        self._marks: deque[Mark] = deque()
+        self._last_s = 0.0
+
+    def add(self, mark: Mark) -> None:
+        """Add a mark whose time is not known yet."""
+        self._marks.append(mark)
+
+    def reached(self, time_s: float, position: float = math.inf) -> Iterator[MarkTime]:
+        """Yield the marks in front of a position of the text, whose audio begins at `time_s`."""
+        while self._marks and self._marks[0].start <= position:
+            mark, self._last_s = self._marks.popleft(), max(self._last_s, time_s)
+            yield MarkTime(mark.kind, mark.name, self._last_s, mark.start, mark.end)
 
 
 def _attempts(job: SpeechJob) -> Iterator[SpeechJob]:

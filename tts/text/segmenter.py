@@ -346,14 +346,15 @@ class SegmentStream:
         """Return words as they are spoken, and the pronunciations of lexicons that they have."""
         joined = {i for i, pair in enumerate(pairwise(words), start=1) if _is_same_run(*pair)}
         text = AlignedText.of_words((word.text for word in words), joined)
-        said = self._respell(text) if self._respell is not None else _Respelled(text)
-        text = said.text
+        said = self._respell(text) if self._respell is not None else None
+        if said is not None:
+            text = said.text
         if self._options.normalization is TextNormalization.ON:
             tags = self._options.tags
             text = speak_around(text, tags) if tags else speak_words(text)
         else:
             text = text.sub(_SPACES, lambda match: " ")
-        return said.spelled_out(text), said.applied
+        return (text, ()) if said is None else (said.spelled_out(text), said.applied)
 
     def _segment(self, text: str, end: int, words: tuple[SpokenWord, ...]) -> TextSegment:
         start, self._spoken_to = self._spoken_to, max(self._spoken_to, end)

@@ -1,15 +1,11 @@
 """Run kernels in Triton's interpreter and compare them with their references.
 
-    TRITON_INTERPRET=1 python -m tests.llm.kernels.interpreted_kernels sampling SEED SEED …
-    TRITON_INTERPRET=1 python -m tests.llm.kernels.interpreted_kernels cuts
-    TRITON_INTERPRET=1 python -m tests.llm.kernels.interpreted_kernels products
+    TRITON_INTERPRET=1 python -m tests.llm.kernels.interpreted_kernels
 
 A separate process, because Triton chooses between compiler and interpreter at import.
 """
 
 from __future__ import annotations
-
-import sys
 
 import torch
 
@@ -31,11 +27,9 @@ def compare_products() -> None:
 
 if __name__ == "__main__":
     repair_interpreter()
-    if sys.argv[1] == "products":
-        compare_products()
-    if sys.argv[1] == "cuts":
-        compare_late_cuts(CPU, tile=512, seeds=2)
-        compare_bitmasks(CPU, tile=128, seeds=2)
-    for seed in map(int, sys.argv[2:]):
-        compare_kernels(seed, CPU, tile=(128, 512, 256)[seed % 3])
+    compare_products()
+    compare_late_cuts(CPU, tile=256, vocab=1000, seeds=1)
+    compare_bitmasks(CPU, tile=256, seeds=2)
+    for seed, tile in ((1, 512), (3, 128)):  # three of the five kinds of logits each, all together
+        compare_kernels(seed, CPU, tile)
     print("equal")

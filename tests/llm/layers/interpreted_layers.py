@@ -250,12 +250,23 @@ def test_the_selection_of_products() -> None:
 
 
 @pytest.mark.parametrize(
-    ("contexts", "window", "soft_cap"),
-    [([50], None, None), ([130, 7, 1], None, None), ([72, 65], 20, None), ([66], None, 5.0)],
+    ("contexts", "splits", "window", "soft_cap"),
+    [
+        ([50], 4, None, None),
+        ([130, 7, 1], 2, None, None),
+        ([72, 65], 2, 20, None),
+        ([66], 1, None, 5.0),
+    ],
 )
 def test_decoding_a_few_rows(
-    contexts: list[int], window: int | None, soft_cap: float | None
+    contexts: list[int],
+    splits: int,
+    window: int | None,
+    soft_cap: float | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """One split and several, some of several tiles, some without keys."""
+    monkeypatch.setattr("llm.attention.few_rows.MAX_SPLITS", splits)
     page_size, heads, kv_heads, size = 8, 6, 2, 16
     counts = [-(-context // page_size) for context in contexts]
     ids = (torch.randperm(sum(counts)) + 1).tolist()

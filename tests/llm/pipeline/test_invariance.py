@@ -188,11 +188,10 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_any_schedule_gives_the_same_tokens(small: TextGenerationPipeline, seed: int) -> None:
+def test_any_schedule_gives_the_same_tokens(small: TextGenerationPipeline) -> None:
     """Random batches, chunks and preemptions, until all requests have their tokens."""
     count, num_tokens = 32, 8
-    streams = Streams(small, seed)
+    streams = Streams(small)
 
     def request(index: int) -> Stream:
         prompt = random_ids(5 + 2 * index, 96, seed=index)
@@ -200,7 +199,7 @@ def test_any_schedule_gives_the_same_tokens(small: TextGenerationPipeline, seed:
 
     expected = [streams.run_alone(request(index), num_tokens) for index in range(count)]
     waiting = [request(index) for index in range(count)]
-    chance = random.Random(seed)
+    chance = random.Random(0)
     while live := [stream for stream in waiting if len(stream.outputs) < num_tokens]:
         running = chance.sample(live, chance.randint(1, len(live)))
         streams.step(running, [chance.choice([1, 3, 16, 50, 1000]) for _ in running])

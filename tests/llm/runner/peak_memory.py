@@ -7,7 +7,6 @@ from typing import Any
 
 from llm.runner.model_runner import ModelRunner
 from tests.llm.llama_checkpoints import pipeline_config, write_llama
-from tests.llm.runner.largest_prefill import Peak, largest_prefill
 
 TOKENS, MAX_ROWS, PAGE_SIZE = 2048, 64, 16
 SLACK = 1.1
@@ -19,22 +18,18 @@ MODELS: dict[str, dict[str, Any]] = {
 NUMS_OF_ROWS = (1, 16, MAX_ROWS)
 
 
-def create_runner(folder: Path, model: str, **keys: Any) -> ModelRunner:
-    """Create a runner of a model with heads of 64, which every attention backend supports."""
-    write_llama(folder, max_position_embeddings=TOKENS, head_dim=64, **MODELS[model])
+def create_runner(folder: Path, model: str, tokens: int = TOKENS, /, **keys: Any) -> ModelRunner:
+    """Create a runner of a model with heads of 64, which every attention backend supports.
+
+    `tokens`: maximum number of tokens of a step and of a sequence.
+    """
+    write_llama(folder, max_position_embeddings=tokens, head_dim=64, **MODELS[model])
     config = pipeline_config(
         folder,
-        num_pages=1 + 2 * TOKENS // PAGE_SIZE,
+        num_pages=1 + 2 * tokens // PAGE_SIZE,
         page_size=PAGE_SIZE,
-        max_batch_input_tokens=TOKENS,
+        max_batch_input_tokens=tokens,
         max_batch_size=MAX_ROWS,
         **keys,
     )
     return ModelRunner(config)
-
-
-def measured(folder: Path, model: str, num_rows: int, **keys: Any) -> Peak:
-    """Return the peak of so many prompts, with sampling."""
-    runner = create_runner(folder, model, **keys)
-    runner.initialize()
-    return largest_prefill(runner, num_rows)

@@ -97,8 +97,9 @@ class ShadowPipeline:
         self.batches.append(batch)
         self._check(batch)
         for row in batch.rows:
-            for offset, token in enumerate(row.token_ids):
-                self._memory[self._slot(row, row.start + offset)] = token + _mark(row)
+            mark, end = _mark(row), row.start + len(row.token_ids)
+            for slot, token in zip(self._slots(row, row.start, end), row.token_ids, strict=True):
+                self._memory[slot] = token + mark
         if self.fail_next:
             self.fail_next = False
             raise CapacityError("the device is out of memory")
@@ -145,22 +146,25 @@ class ShadowPipeline:
         self.released.append(request_id)
 
     def _sample(self, row: ScheduledRow, num_steps: int) -> tuple[int, ...]:
-        context = [self._memory[self._slot(row, p)] for p in range(row.context_len)]
+        memory, mark = self._memory, _mark(row)
+        context = [memory[slot] for slot in self._slots(row, 0, row.context_len)]
         assert None not in context, "a slot was read that was never written"
+        context = [token - mark for token in context if token is not None]
+        assert all(0 <= token < VOCAB_SIZE for token in context), "another adapter wrote this"
         tokens: list[int] = []
         for step in range(num_steps):
             if step:
                 position = row.context_len + step - 1
-                self._memory[self._slot(row, position)] = tokens[-1] + _mark(row)
-            known = [token - _mark(row) for token in context if token is not None] + tokens
-            assert all(0 <= token < VOCAB_SIZE for token in known), "another adapter wrote this"
+                (slot,) = self._slots(row, position, position + 1)
+                memory[slot] = tokens[-1] + mark
             num_outputs = len(row.output_ids) + step
-            tokens.append(next_token(known, row.sampling.seed, num_outputs))
+            tokens.append(next_token(context + tokens, row.sampling.seed, num_outputs))
         return tuple(tokens)
 
-    def _slot(self, row: ScheduledRow, position: int) -> int:
-        size = self.kv_manager.page_size
-        return row.pages[position // size] * size + position % size
+    def _slots(self, row: ScheduledRow, start: int, end: int) -> list[int]:
+        """Return the slots of the positions [start, end)."""
+        size, pages = self.kv_manager.page_size, row.pages
+        return [pages[position // size] * size + position % size for position in range(start, end)]
 
     def _check(self, batch: ScheduledBatch) -> None:
         size, written = self.kv_manager.page_size, set()
@@ -175,7 +179,7 @@ class ShadowPipeline:
             assert len(row.pages) * size >= end, "the page table is too short"
             assert 0 not in row.pages, "the padding page was handed out"
             assert row.is_extend or len(row.token_ids) == 1
-            slots = {self._slot(row, p) for p in range(row.start, end)}
+            slots = set(self._slots(row, row.start, end))
             assert len(slots) == end - row.start
             assert not slots & written, "two rows write to the same slot"
             written |= slots

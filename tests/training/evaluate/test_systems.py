@@ -28,7 +28,7 @@ from tts.api.voice import LoadedVoice
 from tts.cli.local import LocalClient
 from tts.cli.options import ModelChoice
 
-SPELLING = {"bad cab": "bˈad fab.", "a long clip": "bˈad fab " * 6}
+SPELLING = {"bad cab": "bˈad fab.", "a long clip": "bˈad fab " * 5}
 
 
 def spell(text: str) -> str:

@@ -170,13 +170,13 @@ def test_a_reader_that_stops_pauses_the_engine() -> None:
     run(scenario)
 
 
-def test_excess_requests_are_refused_and_admitted_ones_complete(base: str) -> None:
+def test_excess_requests_are_refused_and_admitted_ones_complete() -> None:
     """All requests are made in one turn of the event loop, so the engine reads none meanwhile."""
     engine = RampClient()
     num_asked = 2 * REQUEST_BOUND
 
     async def scenario() -> None:
-        async with remote_engine(engine, base) as served:
+        async with remote_engine(engine, new_base()) as served:
             asking = [listen(served.client, speech(f"s{n}")) for n in range(num_asked)]
             answers = await asyncio.gather(*asking, return_exceptions=True)
             refused = [answer for answer in answers if isinstance(answer, QueueFullError)]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
 
-from tts.factory import create_service
 from tts.server.wire.speech import to_fields
 from tts.speech.synthesizer import Synthesizer
 from tts.speech.types import (
@@ -40,20 +38,6 @@ WORDS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:
-        yield runner
-
-
-@pytest.fixture(scope="module")
-def synthesizer(runner: asyncio.Runner) -> Iterator[Synthesizer]:
-    service = create_service()
-    assert service.synthesizer is not None
-    yield service.synthesizer
-    runner.run(service.client.close())
-
-
 def request(**values: object) -> SpeechRequest:
     return SpeechRequest(
         TEXT,
@@ -63,9 +47,9 @@ def request(**values: object) -> SpeechRequest:
     )
 
 
-def spoken(runner: asyncio.Runner, synthesizer: Synthesizer, speech: SpeechRequest) -> list:
+def spoken(runner: asyncio.Runner, built_in: Synthesizer, speech: SpeechRequest) -> list:
     async def collect() -> list:
-        return [event async for event in synthesizer.stream(speech)]
+        return [event async for event in built_in.stream(speech)]
 
     return runner.run(collect())
 
@@ -74,10 +58,13 @@ def words_in(events: list) -> list[WordTime]:
     return [word for event in events if isinstance(event, WordTimes) for word in event.words]
 
 
-def test_every_word_in_order_within_the_audio(
-    runner: asyncio.Runner, synthesizer: Synthesizer
-) -> None:
-    events = spoken(runner, synthesizer, request())
+@pytest.fixture(scope="module")
+def events(runner: asyncio.Runner, built_in: Synthesizer) -> list:
+    """The events of a stream."""
+    return spoken(runner, built_in, request())
+
+
+def test_every_word_in_order_within_the_audio(events: list) -> None:
     words = words_in(events)
     # A phrase that is read as one ("on 5 May": "on the fifth of May") is one word.
     assert words[0].word == "The"
@@ -91,10 +78,7 @@ def test_every_word_in_order_within_the_audio(
     assert words[-1].end_s > end_s - 1.0
 
 
-def test_words_are_reported_while_audio_is_generated(
-    runner: asyncio.Runner, synthesizer: Synthesizer
-) -> None:
-    events = spoken(runner, synthesizer, request())
+def test_words_are_reported_while_audio_is_generated(events: list) -> None:
     first = next(i for i, event in enumerate(events) if isinstance(event, WordTimes))
     assert sum(isinstance(event, AudioChunk) for event in events[first:]) >= 2
     sent = [to_fields(event).get("words") for event in events]
@@ -102,25 +86,25 @@ def test_words_are_reported_while_audio_is_generated(
 
 
 def test_unary_and_streamed_times_are_equal_and_scale_with_the_rate(
-    runner: asyncio.Runner, synthesizer: Synthesizer
+    runner: asyncio.Runner, built_in: Synthesizer, events: list
 ) -> None:
-    streamed = words_in(spoken(runner, synthesizer, request()))
-    whole = runner.run(synthesizer.synthesize(request()))
+    streamed = words_in(events)
+    whole = runner.run(built_in.synthesize(request()))
     assert list(whole.words) == streamed
-    faster = words_in(spoken(runner, synthesizer, request(speaking_rate=2.0)))
+    faster = words_in(spoken(runner, built_in, request(speaking_rate=2.0)))
     assert [w.start_s for w in faster] == pytest.approx([w.start_s / 2 for w in streamed])
 
 
-def test_trimmed_silence_moves_the_times(runner: asyncio.Runner, synthesizer: Synthesizer) -> None:
-    words = words_in(spoken(runner, synthesizer, request()))
-    trimmed = words_in(spoken(runner, synthesizer, request(trim_silence=True)))
+def test_trimmed_silence_moves_the_times(
+    runner: asyncio.Runner, built_in: Synthesizer, events: list
+) -> None:
+    words = words_in(events)
+    trimmed = words_in(spoken(runner, built_in, request(trim_silence=True)))
     assert [w.word for w in trimmed] == [w.word for w in words]
     shift = words[-1].start_s - trimmed[-1].start_s
     assert 0 <= shift < 0.3
 
 
-def test_word_times_are_sent_on_request_only(
-    runner: asyncio.Runner, synthesizer: Synthesizer
-) -> None:
+def test_word_times_are_sent_on_request_only(runner: asyncio.Runner, built_in: Synthesizer) -> None:
     plain = SpeechRequest("Good morning.", sampling=SamplingOverrides(seed=3))
-    assert not words_in(spoken(runner, synthesizer, plain))
+    assert not words_in(spoken(runner, built_in, plain))

@@ -5,13 +5,23 @@ from __future__ import annotations
 import json
 import resource
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 import pytest
 
 from tests.tts.server.test_voices import clip
-from tests.tts.server_process import FRONT_END, processes_of, serving_process, stub_of
+from tests.tts.server_process import (
+    FRONT_END,
+    Process,
+    Shared,
+    processes_of,
+    serving_process,
+    shared,
+    stub_of,
+)
 from tests.tts.serving import error_of, grouped, reason_of, run, stream_request
 from tts.v1 import speech_pb2 as pb
 from tts.v1.speech_pb2_grpc import SpeechServiceStub
@@ -25,44 +35,65 @@ FORGED = {
 }
 
 
+BUILT_IN = ["hazel", "owen", "edith"]
+
+
+class Served(NamedTuple):
+    """A server and its folder of voices, in which foreign files lay at the start."""
+
+    process: Shared[Process]
+    folder: Path
+    address: str
+
+
+@pytest.fixture(scope="module")
+def served(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("voices")
+    (folder / "deep.json").write_text("[" * 100_000)
+    (folder / "forged.json").write_text(json.dumps(FORGED))
+    with shared(serving_process(tiny_checkpoint, voice_folder=folder)) as process:
+        yield Served(process, folder, process.run(process.value.ready()))
+
+
 async def names(stub: SpeechServiceStub) -> list[str]:
     return [voice.name for voice in (await stub.ListVoices(pb.ListVoicesRequest())).voices]
 
 
-def test_foreign_files_are_reported_and_ignored(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    (tmp_path / "deep.json").write_text("[" * 100_000)
-    (tmp_path / "forged.json").write_text(json.dumps(FORGED))
+def create(name: str) -> pb.CreateVoiceRequest:
+    return pb.CreateVoiceRequest(voice_id=name, prompt=clip())
 
+
+def test_foreign_files_are_reported_and_ignored(served: Served) -> None:
     async def scenario() -> None:
-        async with serving_process(tiny_checkpoint, voice_folder=tmp_path) as process:
-            async with stub_of(await process.ready()) as stub:
-                await stub.CreateVoice(pb.CreateVoiceRequest(voice_id="mine", prompt=clip()))
-                assert await names(stub) == ["hazel", "owen", "edith", "mine"]
-                assert len(json.loads((tmp_path / "mine.json").read_text())["codec"]) == 64
-            for name in ("deep.json", "forged.json"):
-                await process.logged(rf"voice file \S*/{name} is not used")
+        async with stub_of(served.address) as stub:
+            await stub.CreateVoice(create("mine"))
+            assert await names(stub) == [*BUILT_IN, "mine"]
+            assert len(json.loads((served.folder / "mine.json").read_text())["codec"]) == 64
+            await stub.DeleteVoice(pb.DeleteVoiceRequest(name="mine"))
+        for name in ("deep.json", "forged.json"):
+            await served.process.value.logged(rf"voice file \S*/{name} is not used")
 
-    run(scenario(), 100)
+    served.process.run(scenario())
 
 
-def test_a_full_disk_is_reported_and_leaves_no_file(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_file(served: Served) -> None:
     async def scenario() -> None:
-        async with (
-            serving_process(tiny_checkpoint, voice_folder=tmp_path) as process,
-            stub_of(await process.ready()) as stub,
-        ):
-            limits = {pid: _no_file_space(pid) for pid in processes_of(process, FRONT_END)}
-            create = pb.CreateVoiceRequest(voice_id="mine", prompt=clip())
-            error = await error_of(stub.CreateVoice(create))
+        async with stub_of(served.address) as stub:
+            before = sorted(served.folder.iterdir())
+            limits = {
+                pid: _no_file_space(pid) for pid in processes_of(served.process.value, FRONT_END)
+            }
+            error = await error_of(stub.CreateVoice(create("full")))
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert reason_of(error) == "STORAGE_FULL"
-            assert list(tmp_path.iterdir()) == []
+            assert sorted(served.folder.iterdir()) == before
             for pid, limit in limits.items():
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)
-            await stub.CreateVoice(create)
-            assert [path.name for path in tmp_path.iterdir()] == ["mine.json"]
+            await stub.CreateVoice(create("full"))
+            assert sorted(served.folder.iterdir()) == sorted([*before, served.folder / "full.json"])
+            await stub.DeleteVoice(pb.DeleteVoiceRequest(name="full"))
 
-    run(scenario(), 100)
+    served.process.run(scenario())
 
 
 def _no_file_space(pid: int) -> tuple[int, int]:
@@ -72,22 +103,27 @@ def _no_file_space(pid: int) -> tuple[int, int]:
     return found
 
 
-@pytest.mark.parametrize("flags", [{}, {"front_ends": 0}], ids=["processes", "one process"])
-def test_built_in_voices_need_no_folder(
-    tiny_checkpoint: Path, tmp_path: Path, flags: dict[str, int]
-) -> None:
+def test_built_in_voices_need_no_folder(served: Served) -> None:
+    served.process.run(_without_folder(served.address, served.folder))
+
+
+def test_nor_do_they_in_one_process(tiny_checkpoint: Path, tmp_path: Path) -> None:
     folder = tmp_path / "voices"
 
     async def scenario() -> None:
-        async with (
-            serving_process(tiny_checkpoint, voice_folder=folder, **flags) as process,
-            stub_of(await process.ready()) as stub,
-        ):
-            shutil.rmtree(folder)
-            spoken = grouped([r async for r in stub.SynthesizeStream(stream_request())])
-            assert spoken.data
-            assert await names(stub) == ["hazel", "owen", "edith"]
-            await stub.CreateVoice(pb.CreateVoiceRequest(voice_id="mine", prompt=clip()))
-            assert (folder / "mine.json").is_file()
+        process = serving_process(tiny_checkpoint, voice_folder=folder, front_ends=0)
+        async with process as running:
+            await _without_folder(await running.ready(), folder)
 
     run(scenario(), 100)
+
+
+async def _without_folder(address: str, folder: Path) -> None:
+    """Remove the folder; the built-in voices speak, and the next created voice makes it again."""
+    async with stub_of(address) as stub:
+        shutil.rmtree(folder)
+        spoken = grouped([r async for r in stub.SynthesizeStream(stream_request())])
+        assert spoken.data
+        assert await names(stub) == BUILT_IN
+        await stub.CreateVoice(create("mine"))
+        assert (folder / "mine.json").is_file()
