@@ -158,7 +158,7 @@ class Synthesizer:
         """Return a session whose text arrives over time. Raises as `stream` does before Started."""
         voice = request.voice or self.voices.default
         speech = self._run(request, voice)
-        options = self._text_options(request, voice, "text")
+        options = replace(self._text_options(request, voice, "text"), eager=request.eager)
         return StreamingSession(speech, options, times or SessionTimes())
 
     def _script(self, request: SpeechRequest, voice: Voice) -> ScriptWriter:
