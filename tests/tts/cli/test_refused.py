@@ -39,6 +39,7 @@ TLS = Path(__file__).parents[1] / "tls"
         (["hi", "-f", "missing.txt"], "give the text once"),
         (["-f", "missing.txt"], "cannot read missing.txt: No such file"),
         (["hi", "--stream-stdin"], "give the text once"),
+        (["hi", "--eager", "1"], "--eager needs --stream-stdin"),
         (["hi", "--phonemes", "-o", "x.wav"], "--phonemes prints text"),
         (["hi", "--phonemes", "--lexicon", "x.pls"], "--phonemes prints text"),
         (["hi", "--server", "x:1", "--lexicon", "x.pls"], "--lexicon is for speaking without"),
