@@ -203,6 +203,11 @@ class Synthesizer:
         if self._lexicons is not None:
             yield from (found for found in self._lexicons.current() if _is_for(found, voice))
 
+    @property
+    def num_broken_lexicons(self) -> int:
+        """Number of the server's lexicon files that could not be read when they changed."""
+        return 0 if self._lexicons is None else self._lexicons.num_broken
+
     def read_pronunciations(
         self, entries: tuple[Pronunciation, ...], field: str, *, any_case: bool = False
     ) -> Lexicon:
