@@ -14,6 +14,7 @@ from tts.http.exchange import Items, JsonBody
 from tts.server.wire.common import Violations, to_duration
 from tts.server.wire.speech import MAX_CODES_PER_CHUNK
 from tts.speech.synthesizer import Synthesizer
+from tts.text.markup.dialogue import MAX_TURNS
 from tts.text.segmenter import MAX_EAGER
 from tts.v1 import common_pb2
 from tts.v1 import speech_pb2 as pb
@@ -181,7 +182,7 @@ class SpeechBody(SpeechSettings):
     """JSON of a speech request: a text, or the turns of a dialogue."""
 
     input: str | None = None
-    turns: Items[Turn] | None = None
+    turns: Annotated[Items[Turn], Field(max_length=MAX_TURNS)] | None = None
     pause: float | None = None
     markup: Literal["ssml", "tags"] | None = None
     stream_format: Literal["audio", "sse", "json"] = "audio"

@@ -20,7 +20,8 @@ async def without_last_pause(
     Silent blocks after the first sound are held back until sound follows.
     """
     held: list[AudioBlock] = []
-    has_sound, carry = False, ()
+    has_sound = False
+    carry: tuple[int, ...] = ()
     async with aclosing(blocks):
         async for block in blocks:
             if has_sound and not block.error and _is_silent(block.samples):

@@ -165,9 +165,14 @@ class Synthesizer:
         """Return the writer of a document's script."""
         assert request.markup is not None
         field = request.markup.field
+        known: dict[tuple[tuple[str, ...], tuple[Pronunciation, ...]], TextOptions] = {}
 
         def options(voice: Voice, text: PassageText) -> TextOptions:
-            found = self._text_options(request, voice, field)
+            # Not looked up for each passage: a hash of all pronunciations takes a millisecond.
+            key = voice.language_codes, voice.pronunciations
+            if key not in known:
+                known[key] = self._text_options(request, voice, field)
+            found = known[key]
             return replace(found, phonemes=found.phonemes + text.phonemes)
 
         return ScriptWriter(
