@@ -24,7 +24,7 @@ from tts.text.lexicon.entries import (
     Lexicon,
     Pronunciation,
     find_phrases,
-    may_go_on,
+    may_continue,
 )
 from tts.text.normalize import AlignedText, speak_words
 from tts.text.sentences import (
@@ -345,13 +345,13 @@ class SegmentStream:
             is_late = self._options.eager == MAX_EAGER and len(words) >= EAGER_WORDS
             if not (is_late and is_phrase_break(last, text)):
                 return False
-        return not self._goes_on() and self._is_read_apart(following)
+        return not self._continues() and self._is_read_apart(following)
 
-    def _goes_on(self) -> bool:
+    def _continues(self) -> bool:
         """Return whether a phrase of a lexicon may begin here and end behind the pending words."""
         if self._respell is None:
             return False
-        return may_go_on(" ".join(w.text for w in self._pending), self._respell.lexicons)
+        return may_continue(" ".join(w.text for w in self._pending), self._respell.lexicons)
 
     def _is_read_apart(self, following: _Word) -> bool:
         """Return whether the pending words and the next one are read alike apart and together."""

@@ -115,7 +115,7 @@ def find_phrases(
         at += count
 
 
-def may_go_on(text: str, lexicons: Sequence[Lexicon]) -> bool:
+def may_continue(text: str, lexicons: Sequence[Lexicon]) -> bool:
     """Return whether a phrase may begin in a cleaned text and end behind it."""
     tokens = _TOKENS.findall(text.casefold())
     return any(
