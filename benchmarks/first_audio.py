@@ -1,6 +1,8 @@
 """Time to first audio over loopback gRPC, warm, with short sentences; with `--http` over HTTP, too.
 
 Both protocols then take turns with the same requests, and the difference of each pair is reported.
+With `--eager` the words of a sentence come one after another, as from a language model, and the
+time counts from the fifth of them: the values of `eager` take turns with the same sentences.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from tests.speech_server import Server, Speech, SpeechClient, serving
 BAR_MS = 120.0
 HTTP_BAR_MS = 3.0
 WARM_UP = 3
+EAGER, WORD_S, TIMED_WORD = (0, 1, 2), 0.1, 5
 TEXTS = (  # 60 characters each
     "The train to the coast leaves from platform eleven at seven.",
     "Please leave that parcel with my neighbor if I am not there.",
@@ -39,6 +42,30 @@ def measure(client: SpeechClient, repeat: int, texts: Sequence[str] = TEXTS) -> 
         (
             Figure("time to first audio", first_ms, "ms", bar=BAR_MS, note="60 characters, warm"),
             Figure("audio of one request", tuple(s.seconds for s in speeches), "s"),
+        ),
+    )
+
+
+def measure_eager(client: SpeechClient, repeat: int, word_s: float = WORD_S) -> Report:
+    """Send sentences word by word, once with each value of `eager` in turn."""
+    first_ms: dict[int, list[float]] = {eager: [] for eager in EAGER}
+    for number in range(WARM_UP + repeat):
+        words = TEXTS[number % len(TEXTS)].split()
+        for eager in EAGER:
+            speech = client.synthesize_words(
+                words, pause_s=word_s, timed_word=TIMED_WORD, eager=eager, seed=number
+            )
+            first_ms[eager].append(1000 * speech.first_audio_s)
+    return Report(
+        "first audio of text that comes",
+        tuple(
+            Figure(
+                f"fifth word to first audio, eager={eager}",
+                tuple(first_ms[eager][WARM_UP:]),
+                "ms",
+                note=f"a word each {1000 * word_s:g} ms",
+            )
+            for eager in EAGER
         ),
     )
 
@@ -102,11 +129,14 @@ def compare_protocols(server: Server, client: SpeechClient, repeat: int) -> Repo
 def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments("Milliseconds to the first audio over loopback gRPC.", repeat=20)
     parser.add_argument("--http", action="store_true", help="compare with HTTP")
+    parser.add_argument("--eager", action="store_true", help="measure text that comes word by word")
     args = parser.parse_args(argv)
     flags = ["--http-port=0"] if args.http else []
     with serving(args.model, flags) as server, SpeechClient(server.address) as client:
         if args.http:
             return publish(compare_protocols(server, client, args.repeat))
+        if args.eager:
+            return publish(measure_eager(client, args.repeat))
         return publish(measure(client, args.repeat))
 
 

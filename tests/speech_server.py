@@ -6,12 +6,12 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 import grpc
 
@@ -123,13 +123,39 @@ class SpeechClient:
             config=config, input=speech_pb2.SynthesisInput(text=text)
         )
         started = time.perf_counter()
+        return self._read(self._stub.SynthesizeStream(request), lambda: started)
+
+    def synthesize_words(
+        self, words: Sequence[str], *, pause_s: float, timed_word: int, eager: int, seed: int = 0
+    ) -> Speech:
+        """Synthesize words that come one after another, `pause_s` apart.
+
+        Times count from just before the word number `timed_word` is sent.
+        """
+        synthesis = speech_pb2.SynthesisConfig(sampling=common_pb2.SamplingParams(seed=seed))
+        config = speech_pb2.StreamingSynthesizeConfig(synthesis=synthesis, eager=eager)
+        sent_s = [0.0] * len(words)
+
+        def messages() -> Iterator[speech_pb2.StreamingSynthesizeRequest]:
+            yield speech_pb2.StreamingSynthesizeRequest(config=config)
+            for index, word in enumerate(words):
+                sent_s[index] = time.perf_counter()
+                yield speech_pb2.StreamingSynthesizeRequest(text=f"{word} ")
+                time.sleep(pause_s)
+
+        events = self._stub.StreamingSynthesize(messages())
+        return self._read(events, lambda: sent_s[timed_word - 1])
+
+    @staticmethod
+    def _read(events: Iterable[Any], start_s: Callable[[], float]) -> Speech:
+        """Read a call to its end; `start_s` returns the time from which the others count."""
         data: list[bytes] = []
         first_audio_s, rate = 0.0, 0
-        for event in self._stub.SynthesizeStream(request):
+        for event in events:
             match event.WhichOneof("event"):
                 case "started":
                     rate = event.started.audio_format.sample_rate_hertz
                 case "audio":
-                    first_audio_s = first_audio_s or time.perf_counter() - started
+                    first_audio_s = first_audio_s or time.perf_counter() - start_s()
                     data.append(event.audio.data)
         return Speech(b"".join(data), rate, first_audio_s)

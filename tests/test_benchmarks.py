@@ -427,6 +427,13 @@ def test_first_audio_comes_before_the_rest(tiny_server: Server) -> None:
     assert audio.value > 0
 
 
+def test_eager_speech_is_measured_from_the_fifth_word(tiny_server: Server) -> None:
+    with SpeechClient(tiny_server.address) as client:
+        report = first_audio.measure_eager(client, repeat=1, word_s=0.01)
+    assert [figure.name[-1] for figure in report.figures] == ["0", "1", "2"]
+    assert all(len(figure.values) == 1 for figure in report.figures)
+
+
 def test_the_first_audio_of_a_generated_text_is_divided(
     tiny_checkpoint: Path, text_checkpoint: Path
 ) -> None:

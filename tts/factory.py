@@ -206,11 +206,13 @@ def connect_service(
     info: EngineInfo,
     voice_folder: Path | None = None,
     checkpoint: Checkpoint | None = None,
+    *,
+    requires_lexicons: bool = True,
 ) -> Service:
     """Create the components that need no weights: prompts, voices and settings of a client.
 
     `voice_folder` holds created voices, shared by the front ends of one server, unless `server`
-    names a permanent folder.
+    names a permanent folder. Without `requires_lexicons` a broken lexicon is left out.
     Raises CheckpointError, ConfigError and DecoderConfigError.
     """
     from tts.families.prompt import PromptBuilder
@@ -219,7 +221,7 @@ def connect_service(
     checkpoint = checkpoint or open_checkpoint(config)
     folder = checkpoint.folder
     family = find_family(checkpoint, config.family)
-    parts = _Parts(config, server, folder, info, voice_folder)
+    parts = _Parts(config, server, folder, info, voice_folder, requires_lexicons)
     prompts = PromptBuilder(checkpoint, family, info.codec)
     return Service(
         model=parts.model,
@@ -271,6 +273,7 @@ class _Parts:
     folder: Path
     info: EngineInfo
     voice_folder: Path | None
+    requires_lexicons: bool
 
     @property
     def model(self) -> str:
@@ -368,7 +371,7 @@ def _synthesizer(
     folder = (server.voice_folder if server else None) or parts.voice_folder
     levels = client.codec.voice_levels if client.codec else ()
     voices = VoiceRegistry(own.voices, own.default, limits, folder, parts.info.voice_codec, levels)
-    lexicons = _lexicons(parts.config, prompts, family)
+    lexicons = _lexicons(parts, prompts, family)
     synthesizer = Synthesizer(client, prompts, voices, settings, lexicons)
     for voice in own.voices:
         _check_voice(parts.folder / family.traits.voices_file, prompts, synthesizer, voice)
@@ -376,16 +379,17 @@ def _synthesizer(
 
 
 def _lexicons(
-    config: AudioGenerationConfig, prompts: PromptBuilder, family: SpeechFamily
+    parts: _Parts, prompts: PromptBuilder, family: SpeechFamily
 ) -> WatchedLexicons | None:
-    """Return the configured lexicons. Raises ConfigError for a file that cannot be read."""
+    """Return the configured lexicons. Raises ConfigError for a required one that is broken."""
     from tts.text.lexicon.files import load_lexicon
     from tts.text.lexicon.watched import WatchedLexicons
 
-    if not config.lexicon:
+    if not parts.config.lexicon:
         return None
     read = partial(load_lexicon, adapt=prompts.pronounced, ascii_only=family.traits.ascii_only)
-    return WatchedLexicons(tuple(map(Path, config.lexicon)), read)
+    paths = tuple(map(Path, parts.config.lexicon))
+    return WatchedLexicons(paths, read, is_required=parts.requires_lexicons)
 
 
 def _check_voice(

@@ -12,7 +12,15 @@ from typing import NoReturn
 
 from tts.api.suffixes import SUFFIXES
 from tts.cli.console import prepare_streams, print_error
-from tts.cli.options import FORMATS, JOBS, MARKUP, PREPEND, UsageError, read_options
+from tts.cli.options import (
+    FORMATS,
+    JOBS,
+    MARKUP,
+    MAX_EAGER,
+    PREPEND,
+    UsageError,
+    read_options,
+)
 from tts.cli.parser import HelpFormatter, OptionGroup, add_information, add_tls_options
 
 NAME = "say"
@@ -84,7 +92,14 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
         "--script", default="", metavar="FILE", help="say a dialogue: lines of 'NAME: text'"
     )
     group.add_argument(
-        "--stream-stdin", action="store_true", help="say lines of standard input as they come"
+        "--stream-stdin", action="store_true", help="say the text of standard input as it comes"
+    )
+    group.add_argument(
+        "--eager",
+        type=int,
+        choices=range(MAX_EAGER + 1),
+        default=0,
+        help="begin such a text after its first clause (1) or its first words (2)",
     )
     group.add_argument(
         "--phonemes", action="store_true", help="print the text's phonemes in IPA instead"

@@ -206,7 +206,14 @@ TEXTS: tuple[dict[str, Any], ...] = (
     {"type": "end"},
     {"type": "config"},
 )
-CONFIG = {"type": "config", **SETTINGS, "audio": "base64", "max_text_delay": 0.1, "idle_timeout": 1}
+CONFIG = {
+    "type": "config",
+    **SETTINGS,
+    "audio": "base64",
+    "max_text_delay": 0.1,
+    "idle_timeout": 1,
+    "eager": 2,
+}
 OPCODES = (0, 1, 2, 8, 9, 10, 3, 15)
 
 

@@ -113,7 +113,7 @@ def unary_request(text: str = TEXT, **values: Any) -> pb.SynthesizeRequest:
 
 
 def session_config(**values: Any) -> pb.StreamingSynthesizeRequest:
-    times = {k: values.pop(k) for k in ("max_text_delay", "idle_timeout") if k in values}
+    times = {k: values.pop(k) for k in ("max_text_delay", "idle_timeout", "eager") if k in values}
     first = pb.StreamingSynthesizeConfig(synthesis=config(**values), **times)
     return pb.StreamingSynthesizeRequest(config=first)
 

@@ -20,6 +20,7 @@ MAX_PEM_BYTES = 2**20
 STANDARD_STREAM = "-"
 LONG_TEXT = 2_000  # characters; what is longer is a book in a file, and streamed elsewhere
 MARKDOWN = (".md", ".markdown")
+MAX_EAGER = 2
 JOBS = 8  # pieces of a book that are spoken at once: on two cores twice the speed of one
 
 FORMATS = tuple(dict.fromkeys(SUFFIXES.values()))
@@ -78,11 +79,12 @@ class BookOptions:
 
 @dataclass(frozen=True, slots=True)
 class SayOptions:
-    """Options of one run. `text` is None for lines of standard input as they come."""
+    """Options of one run. `text` is None for standard input as it comes."""
 
     text: str | None
     file: str  # name of the text's file, or ""
     is_markdown: bool
+    eager: int  # as in StreamingSynthesizeConfig, of a text that comes
     book: BookOptions | None  # None: one request, or a stream of text
     markup: str  # one of MARKUP, or "" for plain text
     script: tuple[ScriptTurn, ...]  # turns of a dialogue, whose texts `text` joins; or ()
@@ -130,6 +132,7 @@ def read_options(args: argparse.Namespace, stdin: BinaryIO | None = None) -> Say
     return SayOptions(
         text=text,
         file=args.file,
+        eager=args.eager,
         is_markdown=Path(args.file).suffix.lower() in MARKDOWN and not args.markup,
         book=_book(args, text),
         markup=args.markup,
@@ -183,6 +186,7 @@ def _check_together(args: argparse.Namespace) -> None:
             bool(args.markup) and (args.phonemes or args.stream_stdin),
             "--markup is for whole texts that are spoken: no --phonemes, no --stream-stdin",
         ),
+        (args.eager > 0 and not args.stream_stdin, "--eager needs --stream-stdin"),
         (bool(args.ref_text) and not args.ref_audio, "--ref-text needs --ref-audio"),
         (bool(args.ref_audio and args.voice), "give --voice or --ref-audio, not both"),
         (bool(args.server and args.model), "--model is for speaking without --server"),

@@ -30,8 +30,8 @@ from tts.v1 import speech_pb2
 PIECE = 1_000  # characters of a fragment
 TYPING_DELAY_MS = 500  # after which an unfinished line is spoken
 IDLE_S = 24 * 3600
-MAX_LINES = 16
-MAX_LINE_BYTES = 8192
+MAX_PARTS = 16  # that are read ahead
+MAX_PART_BYTES = 8192
 
 PHONEME_SENTENCE = 160  # characters of the longest text whose phones the model was trained on
 MAX_PHONEME_TOKENS = 1024
@@ -151,21 +151,22 @@ class SayRun:
             return client.synthesize(speech_pb2.SynthesizeStreamRequest(config=config, input=words))
         streaming = speech_pb2.StreamingSynthesizeConfig(synthesis=config)
         if self._options.text is None:
+            streaming.eager = self._options.eager
             streaming.max_text_delay.FromMilliseconds(TYPING_DELAY_MS)
             streaming.idle_timeout.FromSeconds(IDLE_S)
         return client.converse(streaming, self._fragments())
 
     async def _fragments(self) -> AsyncIterator[str]:
-        """Yield the text in fragments, or the lines of standard input as they come."""
+        """Yield the text in fragments, or what comes from standard input as it comes."""
         if self._options.text is not None:
             for piece in pieces(self._text):
                 yield piece
                 await asyncio.sleep(0)  # let audio be received between fragments
             return
         decoder = codecs.getincrementaldecoder("utf-8")()
-        async for line in read_lines(sys.stdin.fileno()):
+        async for part in read_parts(sys.stdin.fileno()):
             try:
-                text = decoder.decode(line, final=not line)
+                text = decoder.decode(part, final=not part)
                 check_text(text, len(self._text))
             except UnicodeDecodeError:
                 self._problem = UsageError("standard input is not UTF-8 text")
@@ -235,29 +236,34 @@ def pieces(text: str) -> Iterator[str]:
     return (text[start : start + PIECE] for start in range(0, len(text), PIECE))
 
 
-async def read_lines(descriptor: int) -> AsyncIterator[bytes]:
-    """Yield lines as they come, long ones in parts, and an empty one at the end.
+async def read_parts(descriptor: int) -> AsyncIterator[bytes]:
+    """Yield the lines that are read, or parts of them, as they come, and b"" at the end.
 
     A daemon thread reads the descriptor, not `sys.stdin`: the interpreter aborts at exit if a
     thread holds the lock of `sys.stdin`.
     """
-    lines: asyncio.Queue[bytes] = asyncio.Queue()
-    room = threading.Semaphore(MAX_LINES)
+    parts: asyncio.Queue[bytes] = asyncio.Queue()
+    room = threading.Semaphore(MAX_PARTS)
     loop = asyncio.get_running_loop()
 
     def pump() -> None:
         # RuntimeError: the loop is closed because the command has ended.
         with suppress(RuntimeError), open(descriptor, "rb", closefd=False) as stream:
-            line = None
-            while line != b"":
-                line = stream.readline(MAX_LINE_BYTES)
+            part = None
+            while part != b"":
+                part = stream.read1(MAX_PART_BYTES)
                 room.acquire()
-                loop.call_soon_threadsafe(lines.put_nowait, line)
+                loop.call_soon_threadsafe(parts.put_nowait, part)
 
     threading.Thread(target=pump, name="stdin", daemon=True).start()
-    while line := await lines.get():
+    is_open = True
+    while is_open:
+        part = await parts.get()
         room.release()
-        yield line
+        for line in part.splitlines(keepends=True):
+            yield line
+        is_open = bool(part)
+    yield b""
     yield b""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 _NAMED = re.compile(r"\s*([\w.+()-]{1,200}):(?:\s+|$)")  # 12:30 and http://... are no names
 _TURN = re.compile(r"\binput\.dialogue\.turns\[(\d+)\](?:\.text|\.voice\.name)?: ")
@@ -25,20 +25,20 @@ def read_script(source: str, name: str) -> tuple[ScriptTurn, ...]:
 
     Names are in lower case, as those of voices are. A line without a name continues the turn.
     """
-    turns: list[ScriptTurn] = []
+    found: list[tuple[str, str, list[str]]] = []  # voice, place and lines of each turn
     for number, line in enumerate(source.splitlines(), start=1):
-        found, place = _NAMED.match(line), f"{name}, line {number}"
-        if found:
-            turns.append(ScriptTurn(found[1].lower(), line[found.end() :].strip(), place))
-        elif line.strip() and not turns:
+        named, place = _NAMED.match(line), f"{name}, line {number}"
+        text = line[named.end() :].strip() if named else line.strip()
+        if named:
+            found.append((named[1].lower(), place, []))
+        elif text and not found:
             raise ValueError(f"{place}: begins without a name; write NAME: text")
-        elif line.strip():
-            text = f"{turns[-1].text}\n{line.strip()}".lstrip()
-            turns[-1] = replace(turns[-1], text=text)
-    for turn in turns:
-        if not turn.text:
-            raise ValueError(f"{turn.place}: {turn.voice} has no text")
-    return tuple(turns)
+        if text:
+            found[-1][2].append(text)
+    for voice, place, lines in found:
+        if not lines:
+            raise ValueError(f"{place}: {voice} has no text")
+    return tuple(ScriptTurn(voice, "\n".join(lines), place) for voice, place, lines in found)
 
 
 def in_lines(message: str, turns: Sequence[ScriptTurn]) -> str:

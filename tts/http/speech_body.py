@@ -14,6 +14,8 @@ from tts.http.exchange import Items, JsonBody
 from tts.server.wire.common import Violations, to_duration
 from tts.server.wire.speech import MAX_CODES_PER_CHUNK
 from tts.speech.synthesizer import Synthesizer
+from tts.text.markup.dialogue import MAX_TURNS
+from tts.text.segmenter import MAX_EAGER
 from tts.v1 import common_pb2
 from tts.v1 import speech_pb2 as pb
 from tts.voices.registry import VoiceRegistry
@@ -87,6 +89,7 @@ SESSION_NAMES: Mapping[str, str] = {
     **{path.replace("config.", "config.synthesis.", 1): name for path, name in NAMES.items()},
     "config.max_text_delay": "max_text_delay",
     "config.idle_timeout": "idle_timeout",
+    "config.eager": "eager",
     "config": "config",
     "input": "text",
     "flush.flush_id": "id",
@@ -179,7 +182,7 @@ class SpeechBody(SpeechSettings):
     """JSON of a speech request: a text, or the turns of a dialogue."""
 
     input: str | None = None
-    turns: Items[Turn] | None = None
+    turns: Annotated[Items[Turn], Field(max_length=MAX_TURNS)] | None = None
     pause: float | None = None
     markup: Literal["ssml", "tags"] | None = None
     stream_format: Literal["audio", "sse", "json"] = "audio"
@@ -192,6 +195,7 @@ class SessionFrame(SpeechSettings):
     audio: Literal["binary", "base64"] = "binary"
     max_text_delay: float | None = Field(default=None, ge=0, le=MAX_SECONDS)
     idle_timeout: float | None = Field(default=None, gt=0, le=MAX_SECONDS)
+    eager: int = Field(default=0, ge=0, le=MAX_EAGER)
 
 
 def to_request(body: SpeechBody, synthesizer: Synthesizer) -> pb.SynthesizeStreamRequest:
@@ -241,6 +245,7 @@ def to_session(frame: SessionFrame, synthesizer: Synthesizer) -> pb.StreamingSyn
             synthesis=frame.synthesis(synthesizer),
             max_text_delay=to_duration(frame.max_text_delay),
             idle_timeout=to_duration(frame.idle_timeout),
+            eager=frame.eager,
         )
     )
 

@@ -72,6 +72,7 @@ class Metrics:
             "Segments sent although no attempt was sound, by first result.",
             ("reason",),
         )
+        self._broken_lexicons = self._broken_lexicons_gauge()
         self._requests = Gauge(
             "sonant_requests",
             "Calls that run, and calls that wait for a place.",
@@ -84,6 +85,18 @@ class Metrics:
         """Add the engines' metrics to a registry."""
         registry.register(self.engine)
         registry.register(self.text_engine)
+
+    def _broken_lexicons_gauge(self) -> Gauge:
+        return Gauge(
+            "sonant_broken_lexicons",
+            "Lexicon files that could not be read when they were read last, in the worst process.",
+            registry=self.registry,
+            multiprocess_mode="livemax",
+        )
+
+    def note_broken_lexicons(self, number: int) -> None:
+        """Set `sonant_broken_lexicons`."""
+        self._broken_lexicons.set(number)
 
     def note_requests(self, running: int, waiting: int) -> None:
         """Set the two states of `sonant_requests`."""

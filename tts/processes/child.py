@@ -53,6 +53,7 @@ class Launch:
     ports: Mapping[str, int] = field(default_factory=dict)
     voice_folder: Path | None = None
     text_endpoints: Endpoints | None = None  # of the engine of a text model
+    is_restart: bool = False  # the server was ready before
 
     def to_bytes(self) -> bytes:
         """Return the bytes for the child's standard input."""

@@ -47,7 +47,13 @@ async def run(launch: Launch, report: Reporter) -> int:
             server.host.admission = RemoteAdmission(client, server.host.metrics.note_requests)
         # On a thread: loading the watermark takes seconds.
         service = await asyncio.to_thread(
-            connect_service, model, server_config, client, client.info, launch.voice_folder
+            connect_service,
+            model,
+            server_config,
+            client,
+            client.info,
+            launch.voice_folder,
+            requires_lexicons=not launch.is_restart,
         )
         if text is None or launch.text_endpoints is None:
             return service

@@ -165,7 +165,8 @@ class Worker:
             process_group=0,
         )
         assert process.stdin is not None
-        process.stdin.write(self._launch.to_bytes())
+        launch = replace(self._launch, is_restart=self.ready.done())
+        process.stdin.write(launch.to_bytes())
         if self._stopping.is_set():
             self.kill()
         heartbeat = Heartbeat(STALL_S)

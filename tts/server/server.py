@@ -214,6 +214,8 @@ class SpeechServer:
         """Update the metrics' snapshots; return whether all engines live."""
         metrics = self.host.metrics
         status = metrics.engine.status = await service.client.status()
+        if service.synthesizer is not None:
+            metrics.note_broken_lexicons(service.synthesizer.num_broken_lexicons)
         if service.text_service is None:
             return status.is_alive
         text_status = metrics.text_engine.status = await service.text_service.client.status()

@@ -21,7 +21,7 @@ from tts.server.wire.speech import check_abilities, read_config, read_input, rea
 from tts.speech.session import SessionTimes, StreamingSession
 from tts.speech.synthesizer import Synthesizer
 from tts.speech.types import SessionEvent, SpeechRequest, SynthesizedSpeech
-from tts.text.segmenter import SegmentMode
+from tts.text.segmenter import MAX_EAGER, SegmentMode
 from tts.v1 import speech_pb2 as pb
 
 MAX_FLUSH_ID = 128
@@ -96,9 +96,16 @@ class SpeechApi:
             wrong.require((delay_s or 0) >= 0, "config.max_text_delay", "must not be negative")
             is_positive = idle_s is None or idle_s > 0
             wrong.require(is_positive, "config.idle_timeout", "must be above 0")
+            wrong.require(
+                0 <= config.eager <= MAX_EAGER, "config.eager", f"must be in [0, {MAX_EAGER}]"
+            )
             request = read_config(
                 config.synthesis, codec, "config.synthesis", wrong, default_id=default_id
             )
+            is_split = request.segment_mode is not SegmentMode.NONE
+            unsplit = "needs a segment mode that splits the text"
+            wrong.require(is_split or not config.eager, "config.eager", unsplit)
+            request = replace(request, eager=config.eager)
         longest_s = self._config.idle_timeout_s
         times = SessionTimes(delay_s, longest_s if idle_s is None else min(idle_s, longest_s))
         return self._with_voice(request, config.synthesis), times

@@ -48,6 +48,7 @@ from tts.speech.aligner import Aligner
 from tts.speech.check import SOUND, CheckResult, Verdict, check_segment
 from tts.speech.cloning import CloningLimits
 from tts.speech.output import AudioOutput, Loudness
+from tts.speech.pauses import without_last_pause
 from tts.speech.script import Pause, Step, Turn
 from tts.speech.types import (
     AudioChunk,
@@ -144,6 +145,7 @@ class SynthesisRun:
         self._needs_times = has_marks or request.timestamps is TimestampGranularity.WORD
         self._marks = MarkQueue()
         self._segment_codes: list[int] = []
+        self._said: tuple[int, ...] = ()  # codes of the sentence before this segment
         self._carry = request.carry
         self._is_fresh = True  # the next segment starts with the first chunk sizes
         self._num_codes = 0
@@ -281,6 +283,7 @@ class SynthesisRun:
             return
         self._spoken.append(segment.text)
         self._pronunciations |= dict.fromkeys(segment.pronunciations)
+        self._said = tuple(self._segment_codes) if segment.sentence else ()
         self._segment_codes = []
         self._output.begin_segment()
         timer = None
@@ -292,6 +295,8 @@ class SynthesisRun:
             spoken = self._checked(segment, job, is_last=is_last)
         else:
             spoken = self._client.speak(job)
+        if segment.is_open:
+            spoken = without_last_pause(spoken)
         try:
             async with aclosing(spoken) as blocks:
                 async for last in blocks:
@@ -420,7 +425,7 @@ class SynthesisRun:
         wanted = (self._request.sampling.min_tokens or 0) - self._num_codes
         shortest_s = SHORTEST_S_PER_CHARACTER * len(segment.text)
         spoken = math.floor(self._spec.codes_per_second * shortest_s)
-        return max(spoken, wanted, self._settings.traits.min_codes)
+        return max(spoken, wanted, self._settings.traits.min_codes - len(self._said))
 
     def _codes_left(self) -> int:
         """Return how many codes the request's limits still allow."""
@@ -435,7 +440,7 @@ class SynthesisRun:
 
     def _job(self, segment: TextSegment, max_codes: int) -> SpeechJob:
         request, vocabulary = self._request, self._vocabulary
-        prompt_ids = self._prompts.speech_prompt(segment.text, self._voice)
+        prompt_ids = self._prompt(segment, max_codes)
         if self._settings.max_seq_len is not None:
             room = vocabulary.whole_frames(self._settings.max_seq_len - len(prompt_ids))
             max_codes = max(vocabulary.codes_per_frame, min(max_codes, room))
@@ -448,6 +453,8 @@ class SynthesisRun:
         streaming = self._streaming
         if not self._is_fresh and streaming.chunk_sizes is not None:
             streaming = replace(streaming, chunk_sizes=streaming.chunk_sizes[-1:])
+        if segment.is_open and streaming.chunk_sizes is not None:  # to drop most of its pause
+            streaming = replace(streaming, chunk_sizes=streaming.chunk_sizes[:1])
         # A client's request id is not unique among running requests.
         request_id = f"{self._request_id}#{next(_job_numbers)}"
         return SpeechJob(
@@ -460,6 +467,20 @@ class SynthesisRun:
             token_offset=request.token_offset + self._num_codes,
             as_s16=self._output.takes_s16,
         )
+
+    def _prompt(self, segment: TextSegment, max_codes: int) -> tuple[int, ...]:
+        """Return the prompt of a segment.
+
+        To continue a sentence, the model gets its text and what it has said of it, if there is room
+        for both. All families' prompts end where their codes begin.
+        """
+        if segment.sentence:
+            prompt_ids = self._prompts.speech_prompt(segment.sentence, self._voice)
+            prompt_ids += self._vocabulary.token_ids(self._said)
+            most = self._settings.max_seq_len
+            if most is None or len(prompt_ids) + max_codes <= most:
+                return prompt_ids
+        return self._prompts.speech_prompt(segment.text, self._voice)
 
     def _note(self, block: AudioBlock) -> None:
         if block.finish_reason is FinishReason.ERROR:
@@ -511,12 +532,12 @@ class SynthesisRun:
 
     def _keep_voice(self) -> None:
         """Use the model's random speaker as the voice prompt of later segments, if it fits."""
-        settings, traits = self._settings, self._settings.traits
-        prompt = VoicePrompt(tuple(self._segment_codes), self._segment.text)
-        if not traits.invents_voices or self._voice.prompt is not None:
+        settings, traits, segment = self._settings, self._settings.traits, self._segment
+        if segment.is_open or not traits.invents_voices or self._voice.prompt is not None:
             return
-        voice = replace(self._voice, prompt=prompt)
-        length = len(self._prompts.speech_prompt(self._segment.text, voice))
+        text, codes = segment.sentence or segment.text, (*self._said, *self._segment_codes)
+        voice = replace(self._voice, prompt=VoicePrompt(codes, text))
+        length = len(self._prompts.speech_prompt(text, voice))
         most = settings.max_seq_len
         if most is None or length + traits.max_codes <= most:
             self._voice = self._kept[voice.name] = voice

@@ -82,6 +82,7 @@ class ScriptWriter:
         self._voices, self._cloner = voices, cloner
         self._pronounced, self._options = pronounced, options
         self._ends_at_marks = not has_word_times
+        self._cast = dict(request.cast)
         self._num_segments = 0
         self.num_lost = 0  # letters that the model cannot read
         self.warnings = list(self._document.warnings)
@@ -157,8 +158,8 @@ class ScriptWriter:
     async def _voice_of(self, style: Style, start: int) -> Voice:
         if not style.voice and not style.voice_language:
             return self._voice
-        if style.voice in self._request.cast:
-            return await self._cloner.ready(self._request.cast[style.voice])
+        if style.voice in self._cast:
+            return await self._ready(style.voice)
         try:
             field = self._document.field
             voice = self._voices.choose(style.voice, style.voice_language, field, field)
@@ -166,6 +167,14 @@ class ScriptWriter:
         except (InvalidRequestError, NotFoundError, PreconditionError) as error:
             self._skip(start, error)
             return self._voice
+
+    async def _ready(self, name: str) -> Voice:
+        """Return a voice of the cast; its recording is encoded once, for all of its turns."""
+        given = self._cast[name]
+        if given.clip is not None and given.prompt is None:
+            voice = await self._cloner.ready(given)
+            self._cast |= {known: voice for known, v in self._cast.items() if v is given}
+        return self._cast[name]
 
     def _segments(self, passage: Passage, voice: Voice) -> Iterator[TextSegment]:
         for piece in passage.pieces:

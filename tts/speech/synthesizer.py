@@ -158,16 +158,21 @@ class Synthesizer:
         """Return a session whose text arrives over time. Raises as `stream` does before Started."""
         voice = request.voice or self.voices.default
         speech = self._run(request, voice)
-        options = self._text_options(request, voice, "text")
+        options = replace(self._text_options(request, voice, "text"), eager=request.eager)
         return StreamingSession(speech, options, times or SessionTimes())
 
     def _script(self, request: SpeechRequest, voice: Voice) -> ScriptWriter:
         """Return the writer of a document's script."""
         assert request.markup is not None
         field = request.markup.field
+        known: dict[tuple[tuple[str, ...], tuple[Pronunciation, ...]], TextOptions] = {}
 
         def options(voice: Voice, text: PassageText) -> TextOptions:
-            found = self._text_options(request, voice, field)
+            # Not looked up for each passage: a hash of all pronunciations takes a millisecond.
+            key = voice.language_codes, voice.pronunciations
+            if key not in known:
+                known[key] = self._text_options(request, voice, field)
+            found = known[key]
             return replace(found, phonemes=found.phonemes + text.phonemes)
 
         return ScriptWriter(
@@ -202,6 +207,11 @@ class Synthesizer:
             yield self._lexicon_of(voice.pronunciations, f"{request.path}.voice.pronunciations")
         if self._lexicons is not None:
             yield from (found for found in self._lexicons.current() if _is_for(found, voice))
+
+    @property
+    def num_broken_lexicons(self) -> int:
+        """Number of the server's lexicon files that could not be read when they changed."""
+        return 0 if self._lexicons is None else self._lexicons.num_broken
 
     def read_pronunciations(
         self, entries: tuple[Pronunciation, ...], field: str, *, any_case: bool = False

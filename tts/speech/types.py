@@ -177,6 +177,7 @@ class SpeechRequest:
     timestamps: TimestampGranularity = TimestampGranularity.NONE
     lora: str = ""  # adapter; empty = the base model
     check: bool = False  # speak segments again that differ from their text
+    eager: int = 0  # of a session; see `TextOptions`
     path: str = "config"
 
     def __post_init__(self) -> None:

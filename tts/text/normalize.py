@@ -87,6 +87,15 @@ class AlignedText:
         end -= len(piece) - len(piece.rstrip())
         return AlignedText(self.text[start:end], self.origins[start:end])
 
+    def divided(self, index: int) -> tuple[AlignedText, AlignedText]:
+        """Return the text of the words before input word `index`, and that from it on.
+
+        Origins in the second part count from that word.
+        """
+        start = next((i for i, word in enumerate(self.origins) if word >= index), len(self.text))
+        rest = self.cut(start, len(self.text))
+        return self.cut(0, start), AlignedText(rest.text, tuple(n - index for n in rest.origins))
+
 
 def _tidy_rule(pattern: str, template: str) -> Rule:
     return re.compile(pattern), lambda match: match.expand(template)

@@ -19,12 +19,19 @@ from operator import itemgetter
 from tts.errors import InvalidRequestError
 from tts.text.clean import TextError, check_text, clean_phrase, clean_word
 from tts.text.ipa import marked
-from tts.text.lexicon.entries import Alphabet, Lexicon, Pronunciation, find_phrases
+from tts.text.lexicon.entries import (
+    Alphabet,
+    Lexicon,
+    Pronunciation,
+    find_phrases,
+    may_continue,
+)
 from tts.text.normalize import AlignedText, speak_words
 from tts.text.sentences import (
     MIN_CLAUSE_CHARACTERS,
     ends_clause,
     ends_sentence,
+    is_phrase_break,
     is_safe_break,
     starts_item,
 )
@@ -48,8 +55,11 @@ _WIDE = ("W", "F")  # East Asian Width (Unicode Standard Annex 11)
 MAX_WORD_CHARACTERS = 128  # longer runs without white space are cut, which bounds memory
 MAX_PENDING_SEGMENTS = 8  # in NONE mode: normalisation shrinks text by less than this factor
 FEED_CHARACTERS = 1024
+EAGER_CLAUSE_WORDS, EAGER_WORDS = 3, 4  # minimum length of a sentence's eager beginning
+MAX_EAGER = 2
 _RUNS = re.compile(r"\s+|[^\s。！？｡]*[。！？｡]|[^\s。！？｡]+")
 _SPACES = re.compile(r"\s+")
+_PAUSES = " ,;:-–—"
 FIRST_STAND_IN, MAX_PHONEMES = 0x12000, 900
 """Cuneiform letters, which no normalisation changes, stand for phonemes."""
 FIRST_PLACE = 0x13000
@@ -91,6 +101,8 @@ class TextOptions:
     `phonemes` are pairs of a phrase that stands at one place and its IPA (see `phrase_of_place`).
     `ascii_only` removes accents, for models that read ASCII only; `tags` are kept unchanged, for
     models that know them. `field` is the text's field path in its request, which errors name.
+    `eager` cuts the first sentence, and that after each flush, as soon as possible: 1 after a
+    clause, 2 also after a few words. Both parts are segments.
     """
 
     max_characters: int = 200
@@ -101,6 +113,7 @@ class TextOptions:
     ascii_only: bool = True
     tags: tuple[str, ...] = ()
     field: str = "text"
+    eager: int = 0
 
     def __post_init__(self) -> None:
         if self.max_characters < 1:
@@ -145,7 +158,9 @@ class TextSegment:
     """Spoken text of one language-model call, from code points [start, end) of the input.
 
     The ranges of successive segments have no gaps and do not overlap. `pronunciations` are those of
-    lexicons that were applied here, or in a later segment that was cut from the same text.
+    lexicons that were applied here, or in a later segment that was cut from the same text. An open
+    segment is the beginning of a sentence. The next one continues it: its `sentence` is the spoken
+    text of both, or "" if that does not fit into one call.
     """
 
     index: int
@@ -154,6 +169,8 @@ class TextSegment:
     end: int
     words: tuple[SpokenWord, ...] = ()
     pronunciations: tuple[Pronunciation, ...] = ()
+    is_open: bool = False
+    sentence: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +179,14 @@ class _Word:
     start: int
     end: int
     lines_before: int  # line ends between the previous word and this one
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """Words of an open segment, and its text."""
+
+    words: tuple[_Word, ...] = ()
+    spoken: str = ""
 
 
 class _WordReader:
@@ -230,6 +255,12 @@ class SegmentStream:
         self._num_pending = 0  # size in the unit of `spoken_size`
         self._spoken_to = 0
         self._num_segments = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin an utterance."""
+        self._is_eager = self._options.eager > 0
+        self._opening = _Opening()
 
     def __repr__(self) -> str:
         return (
@@ -254,7 +285,9 @@ class SegmentStream:
     def flush(self) -> list[TextSegment]:
         """Return the segments of all remaining text, complete or not. The stream continues."""
         segments = [s for word in self._reader.finish() for s in self._take(word)]
-        return segments + self._emit(len(self._pending))
+        segments += self._emit(len(self._pending))
+        self._begin()
+        return segments
 
     def split(self, text: str) -> Iterator[TextSegment]:
         """Yield the segments of a whole text lazily."""
@@ -267,11 +300,14 @@ class SegmentStream:
         self._reader.drop()
         self._pending, self._num_pending = [], 0
         self._spoken_to = self.num_characters
+        self._begin()
 
     def _take(self, word: _Word) -> list[TextSegment]:
         segments = []
-        if self._pending and self._ends_before(word):
+        if self._ends_before(word):
             segments += self._emit(len(self._pending))
+        elif self._is_eager and self._can_open(word):
+            segments += self._emit_open()
         self._pending.append(word)
         self._num_pending += spoken_size(word.text) + 1
         if self._ends(None):
@@ -281,10 +317,11 @@ class SegmentStream:
         return segments
 
     def _ends_before(self, word: _Word) -> bool:
-        if self._options.mode is SegmentMode.NONE:
+        if self._options.mode is SegmentMode.NONE or not (self._pending or self._opening.words):
             return False
         is_item = word.lines_before == 1 and starts_item(word.text)
-        return word.lines_before > 1 or is_item or bool(self._ends(word.text))
+        ends_line = word.lines_before > 1 or is_item
+        return ends_line or (bool(self._pending) and bool(self._ends(word.text)))
 
     def _ends(self, following: str | None) -> bool | None:
         """Return whether a segment ends after the last pending word; None if not known yet."""
@@ -292,11 +329,48 @@ class SegmentStream:
         if mode is SegmentMode.NONE:
             return False
         last = self._pending[-1].text
-        previous = self._pending[-2].text if len(self._pending) > 1 else ""
-        verdict = ends_sentence(previous, last, following)
+        before = self._pending[-2:-1] or self._opening.words[-1:]
+        verdict = ends_sentence(before[0].text if before else "", last, following)
         if verdict is not False or mode is SegmentMode.SENTENCE:
             return verdict
         return self._num_pending > MIN_CLAUSE_CHARACTERS and ends_clause(last, following)
+
+    def _can_open(self, following: _Word) -> bool:
+        """Return whether the pending words can be spoken before the rest of their sentence."""
+        words, text = self._pending, following.text
+        if len(words) < EAGER_CLAUSE_WORDS or following.start == words[-1].end:
+            return False
+        last = words[-1].text
+        if not ends_clause(last, text):
+            is_late = self._options.eager == MAX_EAGER and len(words) >= EAGER_WORDS
+            if not (is_late and is_phrase_break(last, text)):
+                return False
+        return not self._continues() and self._is_read_apart(following)
+
+    def _continues(self) -> bool:
+        """Return whether a phrase of a lexicon may begin here and end behind the pending words."""
+        if self._respell is None:
+            return False
+        return may_continue(" ".join(w.text for w in self._pending), self._respell.lexicons)
+
+    def _is_read_apart(self, following: _Word) -> bool:
+        """Return whether the pending words and the next one are read alike apart and together."""
+        words = self._pending
+        together, _ = self._speak([*words, following])
+        parts = together.divided(len(words))
+        apart = self._speak(words)[0].text, self._speak([following])[0].text
+        return tuple(part.text.strip(_PAUSES) for part in parts) == tuple(
+            text.strip(_PAUSES) for text in apart
+        )
+
+    def _emit_open(self) -> list[TextSegment]:
+        """Return the segment of the pending words, which is open unless there are several."""
+        words = tuple(self._pending)
+        segments = self._emit(len(words))
+        if len(segments) != 1:
+            return segments
+        self._opening = _Opening(words, segments[0].text)
+        return [replace(segments[0], is_open=True)]
 
     def _is_overfull(self) -> bool:
         limit = self._options.max_characters
@@ -328,6 +402,10 @@ class SegmentStream:
         limit = self._options.max_characters
         if self._options.mode is SegmentMode.NONE and spoken_size(spoken.text) > limit:
             raise _does_not_fit(self._options)
+        opening, self._opening = self._opening, _Opening()
+        sentence = ""
+        if opening.words:
+            spoken, sentence = self._continued(opening, words, spoken)
         pieces = [p for p in pieces_of(spoken, limit) if any(map(str.isalnum, p.text))]
         stops = [*(piece.origins[0] for piece in pieces[1:]), len(words)]  # ends of pieces
         segments = [
@@ -338,9 +416,26 @@ class SegmentStream:
             )
             for piece, stop in zip(pieces, stops, strict=False)
         ]
-        if applied and segments:
-            segments[0] = replace(segments[0], pronunciations=applied)
+        if segments:
+            self._is_eager = False
+            fits = len(segments) == 1 and spoken_size(sentence) <= limit
+            first = replace(segments[0], pronunciations=applied, sentence=sentence if fits else "")
+            segments[0] = first
         return segments
+
+    def _continued(
+        self, opening: _Opening, words: Sequence[_Word], spoken: AlignedText
+    ) -> tuple[AlignedText, str]:
+        """Return how words are read behind an opening, and the text of both.
+
+        It is their part of the whole sentence's reading, unless that reads the opening differently:
+        then the words are read by themselves, as `spoken`, and there is no text of both.
+        """
+        sentence, _ = self._speak([*opening.words, *words])
+        first, rest = sentence.divided(len(opening.words))
+        if first.text.strip(_PAUSES) != opening.spoken.strip(_PAUSES):
+            return spoken, ""
+        return rest, sentence.text
 
     def _speak(self, words: Sequence[_Word]) -> tuple[AlignedText, tuple[Pronunciation, ...]]:
         """Return words as they are spoken, and the pronunciations of lexicons that they have."""
@@ -413,11 +508,11 @@ class _Respelling:
         places = {
             phrase: Pronunciation(phrase, ipa, Alphabet.IPA) for phrase, ipa in options.phonemes
         }
-        self._lexicons = ((Lexicon(places),) if places else ()) + options.lexicons
+        self.lexicons = ((Lexicon(places),) if places else ()) + options.lexicons
         self._places, self._clean = places.keys(), options.clean
 
     def __call__(self, text: AlignedText) -> _Respelled:
-        found = tuple(find_phrases(text.text, self._lexicons))
+        found = tuple(find_phrases(text.text, self.lexicons))
         entries = dict.fromkeys(entry for _, _, entry in found)
         if not entries:
             return _Respelled(text)

@@ -11,8 +11,10 @@ import re
 from tts.text.english.tables import (
     BEFORE_DIGITS,
     ENDINGS,
+    LEANING,
     MONTH_DOTS,
     MONTHS,
+    NUMBER_WORDS,
     PHRASES,
     STARTERS,
     TITLES,
@@ -102,3 +104,16 @@ def is_safe_break(word: str, following: str) -> bool:
     """Return whether text may be cut between two words without splitting a date or an amount."""
     has_digit = any(c.isdigit() for c in word + following)
     return not has_digit and not word.endswith(".") and word[-1:].isalpha()
+
+
+def is_phrase_break(word: str, following: str) -> bool:
+    """Return whether a speaker could pause between two words inside a clause.
+
+    Not behind an article or another word that leans on the next one, nor inside a name or a number
+    in words.
+    """
+    bare = word.strip(OPENERS + CLOSERS).lower()
+    is_name = word[:1].isupper() and following.lstrip(OPENERS)[:1].isupper()
+    is_number = bare in NUMBER_WORDS and following.strip(".,;:!?" + CLOSERS) in NUMBER_WORDS
+    is_bound = bare in LEANING or is_name or is_number
+    return is_safe_break(word, following) and not is_bound

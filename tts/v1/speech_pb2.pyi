@@ -308,14 +308,16 @@ class StreamingSynthesizeRequest(_message.Message):
     def __init__(self, config: _Optional[_Union[StreamingSynthesizeConfig, _Mapping]] = ..., text: _Optional[str] = ..., flush: _Optional[_Union[Flush, _Mapping]] = ..., cancel: _Optional[_Union[CancelUtterance, _Mapping]] = ...) -> None: ...
 
 class StreamingSynthesizeConfig(_message.Message):
-    __slots__ = ("synthesis", "max_text_delay", "idle_timeout")
+    __slots__ = ("synthesis", "max_text_delay", "idle_timeout", "eager")
     SYNTHESIS_FIELD_NUMBER: _ClassVar[int]
     MAX_TEXT_DELAY_FIELD_NUMBER: _ClassVar[int]
     IDLE_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    EAGER_FIELD_NUMBER: _ClassVar[int]
     synthesis: SynthesisConfig
     max_text_delay: _duration_pb2.Duration
     idle_timeout: _duration_pb2.Duration
-    def __init__(self, synthesis: _Optional[_Union[SynthesisConfig, _Mapping]] = ..., max_text_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., idle_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    eager: int
+    def __init__(self, synthesis: _Optional[_Union[SynthesisConfig, _Mapping]] = ..., max_text_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., idle_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., eager: _Optional[int] = ...) -> None: ...
 
 class StreamingSynthesizeResponse(_message.Message):
     __slots__ = ("started", "audio", "words", "flush_done", "cancelled", "done", "segment")

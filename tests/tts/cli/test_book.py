@@ -200,6 +200,7 @@ def _no_space_for_audio(source: Path, target: Path) -> None:
 def test_damaged_pieces_are_spoken_again(unfinished: Path, story: Path, server: str) -> None:
     parts = Path(f"{unfinished}.parts")
     (parts / "000003.piece").write_bytes(b"damaged")
+    (parts / "000002.piece").write_bytes(b'{"key":"\xff"}\n')
     damaged = (parts / "000004.piece").read_bytes()
     (parts / "000004.piece").write_bytes(damaged[:-2] + b"xx")
     assert main(arguments(story, unfinished, "--resume", "--server", server)) == 0
@@ -232,7 +233,9 @@ def test_what_cannot_be_continued_is_refused_in_one_line(
     story.write_text(STORY + " More.")
     assert "the text has changed" in refused("--resume")
     story.write_text(STORY)
-    for damaged in (b"{", b"{}", known.replace(b'"seed":3', b'"seed":-3')):
+    no_text = known.replace(b'"version":"', b'"version":"\xff')
+    deep = b'{"a":' + b"[" * 100_000
+    for damaged in (b"{", b"{}", known.replace(b'"seed":3', b'"seed":-3'), no_text, deep):
         manifest.write_bytes(damaged)
         assert "manifest.json is damaged" in refused("--resume")
     manifest.write_bytes(known.replace(b'"seed":3', b'"seed":5'))

@@ -52,6 +52,23 @@ def test_lines_are_synthesized_while_standard_input_stays_open(server: str, tmp_
     assert [segment["text"] for segment in segments] == ["Hello there", "Caf\u00e9 is open."]
 
 
+def test_eager_speech_begins_while_a_line_is_written(server: str, tmp_path: Path) -> None:
+    out = tmp_path / "x.pcm"
+    flags = ("--stream-stdin", "--eager", "1", "-q", "-o", out, "--server", server)
+    with subprocess.Popen(
+        command(*flags, "--timestamps", tmp_path / "x.json"), stdin=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write("When the caf\u00e9 is open again, we go ".encode())
+        process.stdin.flush()
+        wait_for(lambda: out.exists() and out.stat().st_size > 0)
+        process.stdin.write(b"there.")
+        process.stdin.close()
+        assert process.wait(60) == 0
+    segments = json.loads((tmp_path / "x.json").read_text())["segments"]
+    assert segments[0]["text"] == "When the caf\u00e9 is open again,"
+
+
 def test_invalid_utf8_is_reported_after_the_valid_text(
     say: Say, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

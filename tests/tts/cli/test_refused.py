@@ -13,6 +13,7 @@ import pytest
 from tests.speech_server import serving
 from tests.tts.command_line import LONG_TEXT, Say, command, error_line, frames_of, pipe_in
 from tts import __version__
+from tts.cli.script import read_script
 from tts.say import main
 
 TLS = Path(__file__).parents[1] / "tls"
@@ -39,6 +40,7 @@ TLS = Path(__file__).parents[1] / "tls"
         (["hi", "-f", "missing.txt"], "give the text once"),
         (["-f", "missing.txt"], "cannot read missing.txt: No such file"),
         (["hi", "--stream-stdin"], "give the text once"),
+        (["hi", "--eager", "1"], "--eager needs --stream-stdin"),
         (["hi", "--phonemes", "-o", "x.wav"], "--phonemes prints text"),
         (["hi", "--phonemes", "--lexicon", "x.pls"], "--phonemes prints text"),
         (["hi", "--server", "x:1", "--lexicon", "x.pls"], "--lexicon is for speaking without"),
@@ -142,6 +144,12 @@ def test_a_wrong_line_of_a_script_is_named(
     (tmp_path / "talk.txt").write_text(script)
     assert main(["--script", "talk.txt"]) == 2
     assert words in error_line(capfd)
+
+
+def test_lines_of_a_script_are_joined_in_linear_time() -> None:
+    """CR LF ends a line, too; a turn of many lines is not copied for each of them."""
+    (turn,) = read_script("hazel: One.\r\n" + " Two.\r\n" * 500_000, "talk.txt")
+    assert turn.text == "One." + "\nTwo." * 500_000
 
 
 # --- refused by the voice

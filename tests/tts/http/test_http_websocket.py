@@ -187,6 +187,17 @@ def test_waiting_text_is_spoken_after_the_requested_delay(service: Service) -> N
     run_with_http(service, ask)
 
 
+def test_an_eager_session_speaks_before_its_sentence_ends(service: Service) -> None:
+    async def ask(served: HttpServing) -> None:
+        text = fed("When the weather is fine again, we go ")
+        async with talk(served, {**CONFIG, "eager": 1}, text) as talking:
+            await talking.until("audio")
+            await talking.send(fed("to the sea."), END)
+            assert (await talking.rest())[-1]["type"] == "done"
+
+    run_with_http(service, ask)
+
+
 @pytest.fixture(scope="module")
 def embedded() -> Iterator[Service]:
     service = load_service({})
@@ -226,6 +237,7 @@ def test_words_and_segments(embedded: Service) -> None:
         ([{**CONFIG, "voice": "A B"}], "voice"),
         ([{**CONFIG, "audio": "text"}], "audio"),
         ([{**CONFIG, "idle_timeout": -1}], "idle_timeout"),
+        ([{**CONFIG, "eager": 3}], "eager"),
         ([{**CONFIG, "ref_text": "alone"}], "ref_text"),
         ([CONFIG, CONFIG], "config"),
         ([CONFIG, {"type": "stop"}], "type"),

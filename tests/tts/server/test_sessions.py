@@ -113,6 +113,23 @@ def test_buffered_text_is_synthesized_after_the_requested_delay(service: Service
     run_with_server(service, ask)
 
 
+@pytest.mark.parametrize("eager", [1, 2])
+def test_an_eager_call_speaks_before_its_sentence_ends(service: Service, eager: int) -> None:
+    async def ask(served: Serving) -> None:
+        call = served.speech.StreamingSynthesize()
+        await call.write(session_config(eager=eager, max_tokens=None))
+        await call.write(say("When the weather is fine again, we go "))
+        heard = [await call.read(), await call.read()]
+        assert [event.WhichOneof("event") for event in heard] == ["started", "audio"]
+        await call.write(say("to the sea."))
+        await call.done_writing()
+        rest = [response async for response in _responses(call)]
+        assert rest[-1].WhichOneof("event") == "done"
+        assert rest[-2].audio.text_end == len("When the weather is fine again, we go to the sea.")
+
+    run_with_server(service, ask)
+
+
 @pytest.mark.parametrize("first", [None, session_config(idle_timeout=Duration(nanos=100_000_000))])
 def test_idle_conversations_end(
     service: Service, first: pb.StreamingSynthesizeRequest | None
@@ -143,6 +160,9 @@ SESSION_FAULTS: list[tuple[list[pb.StreamingSynthesizeRequest], str]] = [
     ([session_config(voice=pb.VoiceSelection(name="A B"))], "config.synthesis.voice.name"),
     ([session_config(idle_timeout=Duration())], "config.idle_timeout"),
     ([session_config(max_text_delay=Duration(seconds=-1))], "config.max_text_delay"),
+    ([session_config(eager=3)], "config.eager"),
+    ([session_config(eager=-1)], "config.eager"),
+    ([session_config(eager=1, segment_mode=pb.SEGMENT_MODE_NONE)], "config.eager"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,12 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from llm import FinishReason
-from tests.tts.ramp import RATE, RampClient, run
+from tests.tts.ramp import RATE, RampClient, build, run
 from tests.tts.serving import Serving, config, error_of, fields_of, hum, run_with_server, wav
 from tts.errors import InvalidRequestError, VoiceNotFoundError
 from tts.factory import Service
 from tts.server.speech_api import SpeechApi
+from tts.speech.cloning import CloningLimits
 from tts.speech.synthesizer import Synthesizer
 from tts.speech.types import SynthesizedSpeech
 from tts.text.markup.document import MarkKind
@@ -114,6 +116,25 @@ def test_voices_of_clips_and_of_speech_tokens(synthesizer: Synthesizer, client: 
     assert [mark.name for mark in found.marks] == ["prompt"] * 3
 
 
+def test_a_recording_is_encoded_once_for_all_of_its_turns(tiny_checkpoint: Path) -> None:
+    """Even if the recordings of the turns do not fit into the cache together."""
+
+    class CountingClient(RampClient):
+        num_encoded = 0
+
+        async def encode_prompt(self, samples: np.ndarray) -> tuple[int, ...]:
+            self.num_encoded += 1
+            return await super().encode_prompt(samples)
+
+    client = CountingClient()
+    synthesizer = build(client, tiny_checkpoint, cloning=CloningLimits(max_cached_codes=1))
+    clips = [pb.VoicePrompt(audio=wav(hum(length)), transcript="hello") for length in (1.5, 1.6)]
+    turns = [(pb.VoiceSelection(prompt=clips[n % 2]), f"Turn {n}.") for n in range(20)]
+    spoken(synthesizer, request(turns))
+    assert client.num_encoded == 2
+    assert len({job.prompt_codes for job in client.jobs}) == 2
+
+
 def test_the_rate_and_the_limit_hold_for_a_dialogue(synthesizer: Synthesizer) -> None:
     usual, fast = spoken(synthesizer, request()), spoken(synthesizer, request(speaking_rate=2.0))
     spoken_s = len(samples_of(usual)) - 2 * PAUSE
@@ -133,6 +154,12 @@ WRONG: list[tuple[pb.SynthesizeRequest, list[str]]] = [
         [f"input.dialogue.turns[{n}].text" for n in (0, 1)],
     ),
     (request([("hazel", "a")] * 1001), ["input.dialogue.turns"]),
+    (
+        pb.SynthesizeRequest(
+            input=pb.SynthesisInput(dialogue=pb.Dialogue.FromString(b"\x0a\x00" * 1_000_000))
+        ),
+        ["input.dialogue.turns"],
+    ),
     (request([("hazel", "a" * 5_000)] * 3), ["input.dialogue"]),
     (
         request(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from llm import FinishReason
 from tests.tts.engine.virtual_time import run_virtually
 from tests.tts.ramp import SEEDED, TEXT, RampClient, build, ramp_of, run
 from tts.errors import IdleTimeoutError, InvalidRequestError, SynthesisError
+from tts.families.prompt import PromptBuilder
 from tts.speech import session
 from tts.speech.session import MAX_WAITING_FLUSHES, SessionTimes, StreamingSession
 from tts.speech.synthesizer import Synthesizer
@@ -386,3 +388,99 @@ def test_misuse_is_refused(synthesizer: Synthesizer) -> None:
                 call()
 
     run(misuse())
+
+
+OPEN = "When the weather is fine again"
+REST = "we go to the sea."
+
+
+def test_an_eager_session_begins_before_the_sentence_ends_and_says_each_word_once(
+    client: RampClient, synthesizer: Synthesizer, tiny_checkpoint: Path
+) -> None:
+    """The rest of the sentence continues the codes of its beginning."""
+
+    async def script(session: StreamingSession) -> None:
+        session.feed(f"{OPEN}, we ")
+        await until(lambda: len(client.spoken) > 0)
+        session.feed("go to the sea. And back.")
+        session.close()
+
+    events = run_session(synthesizer, script, eager=1)
+    first, rest, other = (job.request.prompt_ids for job in client.jobs)
+    vocabulary = PromptBuilder.load(tiny_checkpoint, client.codec).vocabulary
+    assert vocabulary is not None
+    codes = client.codes_of(client.jobs[0].request)
+    assert bytes(first[1:-1]).decode() == OPEN
+    assert bytes(other[1:-1]).decode() == "And back."
+    sentence = rest[: -len(codes)]
+    assert bytes(sentence[1:-1]).decode() == f"{OPEN}, {REST}"
+    assert rest[-len(codes) :] == vocabulary.token_ids(codes)
+    assert client.jobs[1].carry == tuple(codes[-3:])
+    assert client.jobs[1].token_offset == len(codes)
+    assert done(events).result.spoken_text == f"{OPEN} {REST} And back."
+    chunks = [event for event in events if isinstance(event, AudioChunk)]
+    assert sorted({(c.text_start, c.text_end) for c in chunks}) == [(0, 31), (31, 49), (49, 59)]
+
+
+@pytest.mark.parametrize("width", [1, 1000])
+def test_eager_audio_depends_on_the_text_alone(synthesizer: Synthesizer, width: int) -> None:
+    text = f"{OPEN} we go, {REST} And back."
+
+    async def script(session: StreamingSession) -> None:
+        for start in range(0, len(text), width):
+            session.feed(text[start : start + width])
+            await asyncio.sleep(0)
+        session.close()
+
+    async def whole(session: StreamingSession) -> None:
+        session.feed(text)
+        session.close()
+
+    heard = [run_session(synthesizer, with_text, eager=2) for with_text in (script, whole)]
+    assert audio(heard[0]) == audio(heard[1])
+
+
+def test_a_barge_in_forgets_the_beginning_of_a_sentence(
+    client: RampClient, synthesizer: Synthesizer
+) -> None:
+    async def script(session: StreamingSession) -> None:
+        session.feed(f"{OPEN}, we ")
+        await until(lambda: len(client.spoken) > 0)
+        session.cancel()
+        session.feed("Something else is here.")
+        session.close()
+
+    events = run_session(synthesizer, script, eager=1)
+    texts = [bytes(job.request.prompt_ids[1:-1]).decode() for job in client.jobs]
+    assert texts == [OPEN, "Something else is here."]
+    assert done(events).result.finish_reason is FinishReason.STOP
+
+
+def test_a_sentence_without_room_for_its_beginning_ends_by_itself(
+    client: RampClient, tiny_checkpoint: Path
+) -> None:
+    async def script(session: StreamingSession) -> None:
+        session.feed(f"{OPEN}, {REST}")
+        session.close()
+
+    run_session(build(client, tiny_checkpoint, max_seq_len=120), script, eager=1)
+    texts = [bytes(job.request.prompt_ids[1:-1]).decode() for job in client.jobs]
+    assert texts == [OPEN, REST]
+
+
+def test_a_random_speaker_is_kept_with_the_whole_sentence(
+    client: RampClient, synthesizer: Synthesizer, tiny_checkpoint: Path
+) -> None:
+    traits = replace(synthesizer.settings.traits, invents_voices=True)
+    inventing = build(client, tiny_checkpoint, traits=traits)
+    rest_of_it = "we go to the sea, and from there to the islands."
+
+    async def script(session: StreamingSession) -> None:
+        session.feed(f"{OPEN}, {rest_of_it} And back.")
+        session.close()
+
+    run_session(inventing, script, eager=1)
+    first, rest, other = client.jobs
+    codes = (*client.codes_of(first.request), *client.codes_of(rest.request))
+    assert (first.prompt_codes, rest.prompt_codes, other.prompt_codes) == ((), (), codes)
+    assert f"{OPEN}, {rest_of_it}".encode() in bytes(i for i in other.request.prompt_ids if i < 256)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -15,6 +16,7 @@ from tts.text.lexicon.entries import Alphabet, Lexicon, Pronunciation
 from tts.text.normalize import AlignedText
 from tts.text.segmenter import (
     FIRST_STAND_IN,
+    MAX_EAGER,
     MAX_PHONEMES,
     SegmentMode,
     SegmentStream,
@@ -211,19 +213,124 @@ def test_segments_respect_the_cap_and_cover_the_text(
         assert list(split_text(text[segments[-1].end :], options)) == []
 
 
-@given(TEXTS, st.data(), st.sampled_from(SPLITTING))
+@given(TEXTS, st.data(), st.sampled_from(SPLITTING), st.integers(0, MAX_EAGER))
 def test_segments_do_not_depend_on_how_the_text_arrives(
-    text: str, data: st.DataObject, mode: SegmentMode
+    text: str, data: st.DataObject, mode: SegmentMode, eager: int
 ) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12).map(sorted))
     bounds = [0, *cuts, len(text)]
     fragments = [text[a:b] for a, b in pairwise(bounds)]
-    options = TextOptions(60, mode)
+    lexicon = Lexicon.of([Pronunciation("the U.S.", "us")], ascii_only=True)
+    options = TextOptions(60, mode, lexicons=(lexicon,), eager=eager)
     assert (
         segments_of(fragments, options)
         == segments_of([text], options)
         == segments_of(list(text), options)
     )
+
+
+NAMES = Lexicon.of([Pronunciation("New York City", "the big apple")], ascii_only=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "clauses", "words"),
+    [
+        (
+            "When it rains, we stay at home.",
+            ["When it rains", "we stay at home."],
+            ["When it rains", "we stay at home."],
+        ),
+        (
+            "We all stay at home when it rains, or we get wet.",
+            ["We all stay at home when it rains", "or we get wet."],
+            ["We all stay at home", "when it rains, or we get wet."],
+        ),
+        ("Oh, we all know it.", None, ["Oh, we all know", "it."]),
+        ("It costs me about 20 dollars.", None, None),
+        ("It is there on the 5 May bill.", None, None),
+        ("It is version five point two of it.", None, ["It is version five point two", "of it."]),
+        ("He knows Mary Ann well enough.", None, ["He knows Mary Ann", "well enough."]),
+        ("She and Dr. Smith left early.", None, ["She and Doctor Smith", "left early."]),
+        ("We flew to New York City again.", None, ["We flew to the big apple", "again."]),
+        (
+            "He came last Sunday, 5 May, alone.",
+            ["He came last Sunday", "the fifth of May, alone."],
+            ["He came last Sunday", "the fifth of May, alone."],
+        ),
+        (
+            "They live in Springfield, IL 62701, today.",
+            ["They live in Springfield, Illinois, six two seven zero one", "today."],
+            ["They live in Springfield, Illinois, six two seven zero one", "today."],
+        ),
+        ("Then I left. We all know it, too.", None, None),
+    ],
+)
+def test_an_eager_utterance_begins_with_a_part_of_its_first_sentence(
+    text: str, clauses: list[str] | None, words: list[str] | None
+) -> None:
+    whole = [s.text for s in split_text(text, TextOptions(lexicons=(NAMES,)))]
+    for eager, expected in ((1, clauses), (2, words)):
+        segments = segments_of([text], TextOptions(lexicons=(NAMES,), eager=eager))
+        assert [segment.text for segment in segments] == (expected or whole), eager
+        assert segments[0].is_open == (expected is not None)
+        if expected:
+            assert [segment.sentence for segment in segments] == ["", *whole]
+
+
+@given(TEXTS, st.sampled_from(SPLITTING), st.integers(1, MAX_EAGER))
+def test_eager_parts_are_read_as_their_sentence(text: str, mode: SegmentMode, eager: int) -> None:
+    options = TextOptions(10_000, mode)
+    segments = segments_of([text], replace(options, eager=eager))
+    joined = [segment.sentence or segment.text for segment in segments if not segment.is_open]
+    whole = [segment.text for segment in split_text(text, options)]
+    if segments and segments[-1].is_open:  # nothing is spoken behind it
+        joined.append(segments[-1].text)
+        whole[-1] = whole[-1].rstrip(",;: ")
+    assert joined == whole
+
+
+def test_an_eager_part_is_ready_with_the_word_that_follows() -> None:
+    stream = SegmentStream(TextOptions(eager=2))
+    assert stream.feed("We all know him quit") == []
+    (segment,) = stream.feed("e ")
+    assert (segment.text, segment.is_open) == ("We all know him", True)
+    stream = SegmentStream(TextOptions(eager=1))
+    assert stream.feed("If that is so, I") == []
+    (segment,) = stream.feed(" ")
+    assert (segment.text, segment.is_open) == ("If that is so", True)
+
+
+def test_a_paragraph_does_not_continue_an_eager_part() -> None:
+    stream = SegmentStream(TextOptions(eager=1))
+    segments = stream.feed("My dear Mister Miller,\n\nThank you. ") + stream.flush()
+    assert [(s.text, s.is_open, s.sentence) for s in segments] == [
+        ("My dear Mister Miller", False, ""),
+        ("Thank you.", False, ""),
+    ]
+
+
+def test_an_utterance_begins_again_after_a_flush_and_a_cancellation() -> None:
+    options = TextOptions(eager=1)
+    stream = SegmentStream(options)
+    once = stream.feed("If that is so, I go. If that is so, I go. ")
+    assert [segment.is_open for segment in once] == [True, False, False]
+    stream.flush()
+    assert [segment.is_open for segment in stream.feed("If that is so, I ")] == [True]
+    (rest,) = stream.flush()
+    assert (rest.text, rest.sentence) == ("I", "If that is so, I")
+    assert [segment.is_open for segment in stream.feed("If that is so, I ")] == [True]
+    stream.discard()
+    (again,) = stream.feed("But if not, I stay.")[:1]
+    assert (again.text, again.is_open, again.sentence) == ("But if not", True, "")
+
+
+def test_a_sentence_too_long_for_one_call_is_not_continued() -> None:
+    options = TextOptions(40, eager=1)
+    text = "If that is so, I will walk with you to the station."
+    assert [(s.is_open, s.sentence) for s in segments_of([text], options)] == [
+        (True, ""),
+        (False, ""),
+    ]
 
 
 @given(TEXTS)

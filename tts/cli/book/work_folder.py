@@ -23,6 +23,9 @@ from tts.leftovers import lock
 
 LOCK, MANIFEST, PIECE, OUTPUT, TEMPORARY = "lock", "manifest.json", ".piece", "output", ".tmp"
 
+_DAMAGED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Errors of msgspec for a file that is no JSON of its type."""
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -98,7 +101,7 @@ class WorkFolder:
         try:
             line, _, samples = self._piece(index).read_bytes().partition(b"\n")
             record = msgspec.json.decode(line, type=PieceRecord)
-        except (FileNotFoundError, msgspec.MsgspecError):
+        except (FileNotFoundError, *_DAMAGED):
             return None
         if record.key != key:
             raise UsageError(
@@ -184,7 +187,7 @@ def _known_manifest(path: Path, *, restart: bool) -> Manifest | None:
                 "choose another output"
             ) from None
         return None
-    except msgspec.MsgspecError as error:
+    except _DAMAGED as error:
         raise UsageError(
             f"{path / MANIFEST} is damaged ({error}); begin again with --restart"
         ) from error

@@ -8,7 +8,13 @@ from tts.errors import InvalidRequestError
 from tts.server.wire.common import Violations, optional
 from tts.server.wire.speech import read_voice
 from tts.speech.synthesizer import Synthesizer
-from tts.text.markup.dialogue import BETWEEN, MAX_TURNS, DialogueTurn, read_dialogue, voice_of_turn
+from tts.text.markup.dialogue import (
+    BETWEEN,
+    DialogueTurn,
+    check_number,
+    read_dialogue,
+    voice_of_turn,
+)
 from tts.text.markup.document import Document
 from tts.v1 import speech_pb2 as pb
 from tts.voices.types import Voice
@@ -24,7 +30,8 @@ def read_turns(
 
     Raises InvalidRequestError for wrong turns.
     """
-    for index, turn in enumerate(proto.turns[:MAX_TURNS]):
+    check_number(len(proto.turns), FIELD)  # a message has room for millions of empty turns
+    for index, turn in enumerate(proto.turns):
         if turn.voice.language_code:
             path = f"{FIELD}.turns[{index}].voice.language_code"
             wrong.language(turn.voice.language_code, path)

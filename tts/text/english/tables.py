@@ -178,3 +178,24 @@ STARTERS = frozenset(
     )
 )
 """Words that start a sentence after "U.S."; other capitalised words do not."""
+
+LEANING = frozenset(
+    _words(
+        """a an the my your his her its our their this that these those some any every each of to in
+        on at by for from with without into onto about over under between and or but if as than
+        because when while is are was were am be been being has have had will would can could shall
+        should may might must do does did not no never very so too quite more most i you he she it
+        we they who which what whose how where there let's i'm you're he's she's it's we're they're
+        don't doesn't didn't can't won't"""
+    )
+)
+"""Words after which a speaker does not pause."""
+
+NUMBER_WORDS = frozenset(
+    _words(
+        """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen
+        fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty
+        ninety hundred thousand million billion trillion half quarter point"""
+    )
+)
+"""Words of which numbers are written."""

@@ -115,6 +115,16 @@ def find_phrases(
         at += count
 
 
+def may_continue(text: str, lexicons: Sequence[Lexicon]) -> bool:
+    """Return whether a phrase may begin in a cleaned text and end behind it."""
+    tokens = _TOKENS.findall(text.casefold())
+    return any(
+        lexicon.lengths.get(token, _ONE_TOKEN)[0] > len(tokens) - index
+        for lexicon in lexicons
+        for index, token in enumerate(tokens)
+    )
+
+
 def _longest_at(
     text: str, tokens: Sequence[Match[str]], at: int, lexicons: Sequence[Lexicon]
 ) -> tuple[int, Pronunciation] | None:

@@ -17,7 +17,7 @@ CHECK_S = 1.0  # between two checks of the files
 PATIENCE_S = 0.05  # the caller waits for changes of a small file, and uses those of others later
 
 Mark = tuple[int, int, int] | None
-"""Inode, time of the last change in ns, and size; None: the file cannot be read."""
+"""Inode, time of the last change in ns (also of its permissions), and size; None: no file."""
 
 
 class WatchedLexicons:
@@ -26,18 +26,43 @@ class WatchedLexicons:
     A file that cannot be read any more is logged once, and its last lexicon stays in use.
     """
 
-    def __init__(self, paths: Sequence[Path], read: Callable[[Path], Lexicon]) -> None:
-        """Raises ConfigError for a file that `read` refuses."""
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        read: Callable[[Path], Lexicon],
+        *,
+        is_required: bool = True,
+    ) -> None:
+        """Raises ConfigError for a file that `read` refuses.
+
+        Without `is_required` such a file is logged, and has no phrases until it changes.
+        """
         self._read = read
         self._marks = {path: _mark(path) for path in reversed(paths)}
-        self._lexicons = {path: read(path) for path in self._marks}
+        self._lexicons: dict[Path, Lexicon] = {}
+        self._broken: set[Path] = set()
+        for path in self._marks:
+            try:
+                lexicon = read(path)
+            except ConfigError as error:
+                if is_required:
+                    raise
+                logger.error("%s; it is left out until it is mended", error)
+                self._broken.add(path)
+                lexicon = Lexicon()
+            else:
+                logger.info("lexicon %s: %d phrases", path, len(lexicon.entries))
+            self._lexicons[path] = lexicon
         self._checked_s = time.monotonic()
         self._reload: threading.Thread | None = None
-        for path, lexicon in self._lexicons.items():
-            logger.info("lexicon %s: %d phrases", path, len(lexicon.entries))
 
     def __repr__(self) -> str:
         return f"WatchedLexicons({', '.join(map(str, self._lexicons))})"
+
+    @property
+    def num_broken(self) -> int:
+        """Number of files that could not be read when they were read last."""
+        return len(self._broken)
 
     def current(self) -> tuple[Lexicon, ...]:
         """Return the lexicons; read changed files again, at most once in `CHECK_S`."""
@@ -59,8 +84,10 @@ class WatchedLexicons:
                 lexicon = self._read(path)
             except ConfigError as error:
                 logger.warning("%s; the former lexicon stays in use", error)
+                self._broken.add(path)
             else:
                 self._lexicons[path] = lexicon
+                self._broken.discard(path)
                 logger.info("lexicon %s: %d phrases, read again", path, len(lexicon.entries))
 
 
@@ -69,4 +96,4 @@ def _mark(path: Path) -> Mark:
         status = path.stat()
     except OSError:
         return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
+    return status.st_ino, status.st_ctime_ns, status.st_size

@@ -45,12 +45,20 @@ def read_dialogue(
 
     Raises InvalidRequestError, which names each wrong turn below `field`.
     """
+    check_number(len(turns), field)
     violations = [*_violations(turns, pause_s, field)]
     if violations:
         raise InvalidRequestError(*violations)
     source = BETWEEN.join(turn.text for turn in turns)
     check_size(source, field)
     return Document.of(source, _parts(turns, PAUSE_S if pause_s is None else pause_s), field=field)
+
+
+def check_number(number: int, field: str) -> None:
+    """Raise InvalidRequestError for more turns than a dialogue may have."""
+    if number > MAX_TURNS:
+        problem = f"has {number} turns, the limit is {MAX_TURNS}"
+        raise InvalidRequestError.of(f"{field}.turns", problem)
 
 
 def _violations(
@@ -60,9 +68,6 @@ def _violations(
         yield FieldViolation(f"{field}.pause", f"must be in [0, {MAX_BREAK_S:g}] seconds")
     if not turns:
         yield FieldViolation(f"{field}.turns", "is empty")
-    if len(turns) > MAX_TURNS:
-        yield FieldViolation(f"{field}.turns", f"has {len(turns)} turns, the limit is {MAX_TURNS}")
-        return
     for index, turn in enumerate(turns):
         path = f"{field}.turns[{index}].text"
         if not turn.text.strip():

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -267,6 +268,27 @@ def test_a_broken_or_removed_file_leaves_the_former_lexicon(
     assert all(text.endswith("; the former lexicon stays in use") for text in warnings)
     other.write_text("two\tagain\n")
     wait_for(lexicons, "two", "again", now)
+
+
+def test_a_broken_file_that_is_not_required_is_left_out_until_it_is_mended(
+    tmp_path: Path, now: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    path, other, missing = (tmp_path / name for name in ("words.txt", "other.txt", "none.txt"))
+    path.write_text("broken line\n")
+    other.write_text("two\tb\n")
+    with pytest.raises(ConfigError, match=r"words\.txt:1: "):
+        watched(other, path)
+    read = partial(load_lexicon, adapt=lambda e: e, ascii_only=True)
+    lexicons = WatchedLexicons((path, other, missing), read, is_required=False)
+    assert (spoken(lexicons, "one"), spoken(lexicons, "two")) == ("", "b")
+    assert lexicons.num_broken == 2
+    errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert [text.endswith("it is left out until it is mended") for text in errors] == [True] * 2
+    path.write_text("one\ta\n")
+    missing.write_text("three\tc\n")
+    wait_for(lexicons, "one", "a", now)
+    wait_for(lexicons, "three", "c", now)
+    assert lexicons.num_broken == 0
 
 
 def test_a_file_that_is_not_due_is_not_looked_at(
