@@ -49,6 +49,8 @@ class SpeechOptions(TypedDict, total=False):
     """0.25 to 4; 1 is normal."""
     gain_db: float
     """-96 to 16 dB; default 0."""
+    pitch: float
+    """-12 to 12 semitones above the voice's own; default 0. For codecs that predict the pitch."""
     trim_silence: bool
     """Leave out silence before the first and after the last word."""
     sample_rate: int
@@ -85,6 +87,7 @@ SAMPLING_FIELDS = ("seed", "temperature", "top_p", "top_k", "max_tokens")
 REQUEST_FIELDS = (
     "speaking_rate",
     "gain_db",
+    "pitch",
     "trim_silence",
     "sample_rate",
     "max_audio_s",

@@ -48,7 +48,7 @@ from tts.speech.check import SOUND, CheckResult, Verdict, check_segment
 from tts.speech.cloning import CloningLimits
 from tts.speech.marks import MarkQueue
 from tts.speech.output import AudioOutput, Loudness
-from tts.speech.script import Pause, Step, Turn
+from tts.speech.script import Pause, Step, Turn, without_pitch
 from tts.speech.types import (
     AudioChunk,
     MarkTime,
@@ -124,11 +124,13 @@ class SynthesisRun:
         """
         assert client.codec is not None
         assert prompts.vocabulary is not None
+        if request.pitch and not client.codec.can_shift_pitch:
+            raise InvalidRequestError.of(f"{request.path}.pitch", without_pitch(client.codec))
         if request.lora and request.lora not in settings.adapters:
             raise AdapterNotFoundError(request.lora, settings.adapters)
         self._client, self._prompts, self._settings = client, prompts, settings
         self._request, self._voice, self._aligner = request, voice, aligner
-        self._turn = Turn(voice, request.speaking_rate, request.gain_db)
+        self._turn = Turn(voice, request.speaking_rate, request.gain_db, request.pitch)
         self._turn_codes, self._spent_s = 0, 0.0  # codes and seconds before this turn, or break
         self._kept: dict[str, Voice] = {}  # by name: voices with the model's random speaker
         self._spec, self._vocabulary = client.codec, prompts.vocabulary
@@ -229,7 +231,7 @@ class SynthesisRun:
             yield from self._marks.reached(self._output.end_s)
 
     async def _begin(self, turn: Turn) -> AsyncGenerator[SpokenEvent, None]:
-        """Begin a turn: a voice without history, or the same voice with another rate or gain."""
+        """Begin a turn: a voice without history, or the same voice in another way."""
         before, self._turn = self._turn, turn
         self._spend(before, 0.0)
         if turn.voice != before.voice:
@@ -468,6 +470,7 @@ class SynthesisRun:
             carry=self._carry,
             token_offset=request.token_offset + self._num_codes,
             as_s16=self._output.takes_s16,
+            pitch=self._turn.pitch,
         )
 
     def _note(self, block: AudioBlock) -> None:
