@@ -84,7 +84,7 @@ class ScriptWriter:
         self._request, self._document, self._voice = request, request.markup, request.voice
         self._voices, self._cloner, self._codec = voices, cloner, codec
         self._pronounced, self._options = pronounced, options
-        self._ends_at_marks = not has_word_times
+        self._has_word_times = has_word_times
         self._num_segments = 0
         self.num_lost = 0  # letters that the model cannot read
         self.warnings = list(self._document.warnings)
@@ -97,7 +97,7 @@ class ScriptWriter:
         steps: list[Step] = []
         parts = tuple(map(self._available, self._document.parts))
         document = replace(self._document, parts=parts)
-        for found in passages_of(document, ends_at_marks=self._ends_at_marks):
+        for found in passages_of(document, ends_at_marks=not self._has_word_times):
             match found:
                 case Break(seconds, start, end):
                     steps.append(Pause(seconds, start, end))
@@ -126,8 +126,8 @@ class ScriptWriter:
             return replace(part, name=self._request.cast.get(part.name, self._voice).name)
         if not isinstance(part, Spoken):
             return part
-        if part.style.emphasis:
-            self._warn(part.start, "emphasis has no effect")
+        if part.style.emphasis and not self._has_word_times:
+            self._warn(part.start, "emphasis has no effect: this model has no word times")
         if part.style.pitch and not self._codec.can_shift_pitch:
             problem = self._at(part.start, without_pitch(self._codec))
             self._skip(part.start, InvalidRequestError.of(self._document.field, problem))

@@ -112,6 +112,42 @@ def test_a_part_of_a_document_has_another_pitch(voice: LoadedVoice) -> None:
     assert np.median(before[both] / after[both]) == pytest.approx(2 ** (5 / 12), rel=0.03)
 
 
+@pytest.mark.parametrize(
+    ("level", "lengths", "gains_db"),
+    [("strong", (1.1, 1.4), (2.5, 5.0)), ("reduced", (0.7, 0.95), (-5.0, -2.5))],
+)
+def test_an_emphasised_word_is_longer_and_louder_and_the_others_stay(
+    voice: LoadedVoice, level: str, lengths: tuple[float, float], gains_db: tuple[float, float]
+) -> None:
+    source = f"<speak>You must <emphasis level='{level}'>never</emphasis> open it.</speak>"
+    flat = source.replace(level, "none")
+    plain, stressed = (
+        voice.say(text, seed=7, markup="ssml", timestamps="word") for text in (flat, source)
+    )
+    rate = voice.sample_rate
+    for before, after in zip(plain.words, stressed.words, strict=True):
+        length = (after.end_s - after.start_s) / (before.end_s - before.start_s)
+        old, new = (
+            speech.samples[round(word.start_s * rate) : round(word.end_s * rate)]
+            for speech, word in ((plain, before), (stressed, after))
+        )
+        if before.word == "never":
+            assert lengths[0] < length < lengths[1]
+            gain_db = 10 * np.log10(np.mean(new**2) / np.mean(old**2))
+            assert gains_db[0] < gain_db < gains_db[1]
+        else:
+            assert length == pytest.approx(1.0)
+    added = len(stressed.samples) - len(plain.samples)
+    first, last = plain.words[0], plain.words[-1]
+    begin, end = round((first.end_s - 0.02) * rate), round((last.start_s + 0.02) * rate)
+    assert np.array_equal(stressed.samples[:begin], plain.samples[:begin])
+    assert np.array_equal(stressed.samples[end + added :], plain.samples[end:])
+    parts = list(voice.stream(source, seed=7, markup="ssml", timestamps="word"))
+    assert np.array_equal(np.concatenate([part.samples for part in parts]), stressed.samples)
+    capped = voice.say(source, seed=7, markup="ssml", max_audio_s=plain.duration_s)
+    assert len(capped.samples) == min(len(stressed.samples), len(plain.samples))
+
+
 def periods_of(samples: np.ndarray) -> np.ndarray:
     """Return the periods in samples at 24 kHz, by autocorrelation, one for 20 ms; 0: no voice."""
     frames = np.lib.stride_tricks.sliding_window_view(samples, 1200)[::480].astype(np.float64)

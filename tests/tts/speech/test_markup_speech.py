@@ -174,7 +174,9 @@ def test_phonemes_are_respelled_for_a_model_that_reads_letters(synthesizer: Synt
 
 def test_what_has_no_effect_is_a_warning(synthesizer: Synthesizer) -> None:
     found = heard(synthesizer, ssml("One <mark name='m'/><emphasis>word</emphasis>."))
-    assert found.result.warnings == ("line 1, column 38: emphasis has no effect",)
+    assert found.result.warnings == (
+        "line 1, column 38: emphasis has no effect: this model has no word times",
+    )
 
 
 def test_a_document_without_words(synthesizer: Synthesizer) -> None:
