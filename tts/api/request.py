@@ -79,7 +79,7 @@ class SpeechOptions(TypedDict, total=False):
     """Name of an adapter."""
     check: bool
     """Compare every segment with its text before it is sent, and speak it again if words are
-    missing or doubled. Default: the segments behind the first, which no listener waits for."""
+    missing or doubled, which delays the first sound. Default: False."""
 
 
 MARKUP: Mapping[str, Callable[[str], Document]] = {"ssml": read_ssml, "tags": read_tags}
