@@ -78,7 +78,7 @@ class TimeStretcher:
     def process_until(self, samples: np.ndarray, end: int) -> np.ndarray:
         """Process the first samples of a stream up to about `end`, if there are enough behind it.
 
-        `num_played` is then where the samples go on without a seam.
+        `num_played` is then where the input continues without a seam.
         """
         self._input = samples
         parts = [np.zeros(0, dtype=np.float32)]
