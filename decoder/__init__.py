@@ -51,6 +51,7 @@ from decoder.pcm import (
     nearest_rate,
     read_prompt_audio,
     resample,
+    stretch_part,
     supported_encodings,
     to_s16,
 )
@@ -122,6 +123,7 @@ __all__ = [
     "render",
     "resample",
     "sample_index",
+    "stretch_part",
     "supported_decoders",
     "supported_encodings",
     "to_s16",

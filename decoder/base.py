@@ -128,7 +128,8 @@ class CodecSpec:
     `keeps_state` a block depends on the stream's whole past, regardless of its buffer. With
     `voice_codes` a voice prompt has exactly so many codes and is no speech: it stands, whole, in
     front of every window and takes no room in the buffer. `voice_levels` are the numbers of values
-    of a voice code's dimensions, for voices that `blend_voices` can average.
+    of a voice code's dimensions, for voices that `blend_voices` can average. With `can_shift_pitch`
+    windows may have another pitch than their codes, in the same voice and time.
     """
 
     name: str
@@ -143,6 +144,7 @@ class CodecSpec:
     keeps_state: bool = False
     voice_codes: int = 0
     voice_levels: tuple[int, ...] = ()
+    can_shift_pitch: bool = False
     recommended: StreamingOptions = field(default_factory=StreamingOptions)
 
     @property
@@ -199,7 +201,8 @@ class DecodeWindow:
 
     `positions` are absolute. `block_ids` are the blocks in which own codes are emitted (prompt
     codes have the smallest id and are identified by `prompt_len`). The emitted samples are the
-    `num_samples` after the first `skip_samples` of the whole window.
+    `num_samples` after the first `skip_samples` of the whole window. `pitch` is added to that of
+    the codes, in semitones.
     """
 
     codes: tuple[int, ...]
@@ -212,6 +215,7 @@ class DecodeWindow:
     first_sample: int
     num_samples: int
     future_len: int = 0
+    pitch: float = 0.0
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -79,7 +79,8 @@ class DecoderStream:
     The block sizes are `chunk_sizes`, the last of which repeats; None: one block with all codes at
     the end. Codes of an incomplete last frame are dropped. Holds codes only; rendering is a pure
     function. `carry` None starts a new stream; a tuple, even an empty one, continues an earlier
-    one: it has that stream's last codes, and `token_offset` is the number of its codes.
+    one: it has that stream's last codes, and `token_offset` is the number of its codes. `pitch` is
+    in semitones, see `DecodeWindow`.
     """
 
     def __init__(
@@ -90,8 +91,11 @@ class DecoderStream:
         prompt_codes: Sequence[int] = (),
         carry: Sequence[int] | None = None,
         token_offset: int = 0,
+        pitch: float = 0.0,
     ) -> None:
         _check_numbers(options, spec)
+        if pitch and not spec.can_shift_pitch:
+            raise DecoderConfigError(f"codec '{spec.name}' cannot change the pitch of its codes")
         if token_offset < 0:
             raise DecoderConfigError(f"token_offset {token_offset} is negative")
         for what, count in (
@@ -109,7 +113,7 @@ class DecoderStream:
         self._spec = spec
         self._options = options
         self._prompt = check_codes(prompt_codes, spec.codebook_size, "voice prompt")
-        self._token_offset = token_offset
+        self._token_offset, self._pitch = token_offset, pitch
         self._origin = sample_index(token_offset, spec.samples_per_code)
         self._is_fresh = carry is None
         self.carry = _last(carried, options.buffer)
@@ -215,6 +219,7 @@ class DecoderStream:
             first_sample=emit_from - self._origin,
             num_samples=sample_index(end, ratio) - emit_from,
             future_len=len(future),
+            pitch=self._pitch,
         )
 
     def _future_blocks(self, count: int) -> tuple[int, ...]:

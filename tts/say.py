@@ -142,6 +142,9 @@ def _add_voice(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("-r", "--rate", type=float, metavar="FACTOR", help="speed; 1 is normal")
     group.add_argument(
+        "--pitch", type=float, metavar="SEMITONES", help="-12 to 12 above the voice's own"
+    )
+    group.add_argument(
         "--seed", type=_integer(0, 2**64 - 1), metavar="N", help="same seed, same speech"
     )
     group.add_argument("--temperature", type=float, metavar="X", help="0 to 2; lower is more even")

@@ -29,7 +29,12 @@ from decoder.pcm.loudness import LoudnessNormalizer
 from decoder.pcm.prompt_audio import PromptAudioLimits, read_prompt_audio
 from decoder.pcm.resampling import Resampler, resample
 from decoder.pcm.silence import SilenceTrimmer
-from decoder.pcm.time_stretch import MAX_SPEAKING_RATE, MIN_SPEAKING_RATE, TimeStretcher
+from decoder.pcm.time_stretch import (
+    MAX_SPEAKING_RATE,
+    MIN_SPEAKING_RATE,
+    TimeStretcher,
+    stretch_part,
+)
 from decoder.pcm.watermark import StreamMarker, Watermark
 
 __all__ = [
@@ -58,6 +63,7 @@ __all__ = [
     "nearest_rate",
     "read_prompt_audio",
     "resample",
+    "stretch_part",
     "supported_encodings",
     "to_s16",
 ]

@@ -24,6 +24,20 @@ HOP_S = 0.0125  # half a frame: two to five periods of a voice fit into 25 ms
 SEARCH_S = 0.0085  # +-: a little over one period of a low voice (60 Hz)
 
 
+def stretch_part(
+    samples: np.ndarray, part: tuple[int, int], rate: float, sample_rate: int
+) -> tuple[np.ndarray, int]:
+    """Return samples [start, end) of float32 [S] at `rate` times their speed, and the index where
+    the rest continues without a seam.
+
+    That index is near the end; near the end of all samples the last frame stays as it is.
+    """
+    start, end = part
+    stretcher = TimeStretcher(rate, sample_rate)
+    output = stretcher.process_until(samples[start:], end - start)
+    return output, start + stretcher.num_played
+
+
 class TimeStretcher:
     """Plays mono float32 at `rate` times its speed; rate 1 passes through bit for bit.
 
@@ -60,6 +74,22 @@ class TimeStretcher:
         self._num_in += len(samples)
         self._input = np.concatenate([self._input, samples.astype(np.float32, copy=False)])
         return self._run()
+
+    def process_until(self, samples: np.ndarray, end: int) -> np.ndarray:
+        """Process the first samples of a stream up to about `end`, if there are enough behind it.
+
+        `num_played` is then where the input continues without a seam.
+        """
+        self._input = samples
+        parts = [np.zeros(0, dtype=np.float32)]
+        while self._nominal() < end and self._needed_end() <= len(samples):
+            parts.append(self._next_frame())
+        return np.concatenate(parts)
+
+    @property
+    def num_played(self) -> int:
+        """Number of input samples that the frames' output stands for."""
+        return self._next_natural
 
     def finish(self) -> np.ndarray:
         """Return the rest, to the exact length; afterwards the stretcher can be used again."""

@@ -49,6 +49,8 @@ class SpeechOptions(TypedDict, total=False):
     """0.25 to 4; 1 is normal."""
     gain_db: float
     """-96 to 16 dB; default 0."""
+    pitch: float
+    """-12 to 12 semitones above the voice's own; default 0. For codecs that predict the pitch."""
     trim_silence: bool
     """Leave out silence before the first and after the last word."""
     sample_rate: int
@@ -77,7 +79,7 @@ class SpeechOptions(TypedDict, total=False):
     """Name of an adapter."""
     check: bool
     """Compare every segment with its text before it is sent, and speak it again if words are
-    missing or doubled. Default: the segments behind the first, which no listener waits for."""
+    missing or doubled, which delays the first sound. Default: False."""
 
 
 MARKUP: Mapping[str, Callable[[str], Document]] = {"ssml": read_ssml, "tags": read_tags}
@@ -85,6 +87,7 @@ SAMPLING_FIELDS = ("seed", "temperature", "top_p", "top_k", "max_tokens")
 REQUEST_FIELDS = (
     "speaking_rate",
     "gain_db",
+    "pitch",
     "trim_silence",
     "sample_rate",
     "max_audio_s",

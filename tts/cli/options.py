@@ -98,6 +98,7 @@ class SayOptions:
     trim_silence: bool
     check: bool
     rate: float | None
+    pitch: float | None
     seed: int | None
     temperature: float | None
     language: str
@@ -147,6 +148,7 @@ def read_options(args: argparse.Namespace, stdin: BinaryIO | None = None) -> Say
         trim_silence=args.trim_silence,
         check=args.check,
         rate=args.rate,
+        pitch=args.pitch,
         seed=args.seed,
         temperature=args.temperature,
         language=args.language,

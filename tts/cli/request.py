@@ -40,6 +40,7 @@ FLAGS: Mapping[str, str] = MappingProxyType(
         "chunking.buffer": "--buffer",
         "chunking.chunk_sizes": "--chunk-size",
         "sampling.temperature": "--temperature",
+        "pitch": "--pitch",
         "speaking_rate": "--rate",
         "voice.language_code": "--language",
         "voice.name": "--voice",
@@ -77,6 +78,8 @@ def synthesis_config(
         config.speech_check = speech_pb2.SPEECH_CHECK_ON
     if options.rate is not None:
         config.speaking_rate = options.rate
+    if options.pitch is not None:
+        config.pitch = options.pitch
     if options.seed is not None:
         config.sampling.seed = options.seed
     if options.temperature is not None:

@@ -22,7 +22,8 @@ class SpeechJob:
 
     `carry` None means a new stream; with a tuple (even an empty one) the stream continues from
     these codes, the first of them spoken `len(carry)` codes before `token_offset`. With `as_s16`
-    blocks may be 16-bit, rounded as by `decoder.to_s16`.
+    blocks may be 16-bit, rounded as by `decoder.to_s16`. `pitch`, in semitones, is for codecs with
+    `can_shift_pitch`.
     """
 
     request: Request
@@ -31,6 +32,7 @@ class SpeechJob:
     carry: tuple[int, ...] | None = None
     token_offset: int = 0  # number of codes before this job's first one
     as_s16: bool = False
+    pitch: float = 0.0
 
 
 class AudioBlock(NamedTuple):

@@ -136,6 +136,7 @@ class SpeechStream(StreamTask):
             prompt_codes=job.prompt_codes,
             carry=job.carry,
             token_offset=job.token_offset,
+            pitch=job.pitch,
         )
         self._buffer = job.streaming.buffer
         self._state = StreamState()

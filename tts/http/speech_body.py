@@ -77,6 +77,7 @@ NAMES: Mapping[str, str] = {
     "config.audio_format": "response_format",
     "config.audio_format.sample_rate_hertz": "sample_rate",
     "config.speaking_rate": "speed",
+    "config.pitch": "pitch",
     "config.sampling.seed": "seed",
     "config.chunking": "chunk_size",
     "config.timestamps": "timestamps",
@@ -143,6 +144,7 @@ class VoiceSettings(VoiceChoice):
     model: str = ""
     instructions: str = ""
     speed: float = 1.0
+    pitch: float = 0.0
     seed: int | None = Field(default=None, ge=0, lt=2**64)
     timestamps: Literal["none", "segment", "word"] = "none"
     chunk_size: ChunkSize | Items[ChunkSize] = Field(default_factory=list)
@@ -264,6 +266,7 @@ def to_synthesis(
         voice=_voice(body, synthesizer.voices),
         audio_format=pb.AudioFormat(encoding=encoding, sample_rate_hertz=rate),
         speaking_rate=body.speed,
+        pitch=body.pitch,
         sampling=common_pb2.SamplingParams(seed=body.seed),
         chunking=pb.ChunkingConfig(chunk_sizes=sizes),
         timestamps=TIMESTAMPS[body.timestamps],

@@ -42,7 +42,7 @@ HEADERLESS = (common_pb2.LINEAR_PCM, common_pb2.MULAW, common_pb2.ALAW)
 FILE_STARTS = (b"RIFF", b"fLaC", b"OggS")
 PROMPT_RATE = 22_050  # Hz; Riva's default
 
-CONFIG_OPTIONS = ("speaking_rate", "volume_gain_db")
+CONFIG_OPTIONS = ("speaking_rate", "volume_gain_db", "pitch")
 OPTIONS = (*CONFIG_OPTIONS, *sorted(SAMPLING_FIELDS))
 """Keys of `custom_configuration`: the fields of SynthesisConfig and SamplingParams."""
 

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import uuid4
 
+import numpy as np
+
 from decoder import (
     AudioEncoding,
     AudioFormat,
@@ -47,9 +49,10 @@ from tts.families.prompt import PromptBuilder
 from tts.speech.aligner import Aligner
 from tts.speech.check import SOUND, CheckResult, Verdict, check_segment
 from tts.speech.cloning import CloningLimits
+from tts.speech.emphasis import EmphasisedWords, Timeline
 from tts.speech.output import AudioOutput, Loudness
 from tts.speech.pauses import without_last_pause
-from tts.speech.script import Pause, Step, Turn
+from tts.speech.script import Pause, Step, Turn, without_pitch
 from tts.speech.types import (
     AudioChunk,
     MarkTime,
@@ -125,11 +128,13 @@ class SynthesisRun:
         """
         assert client.codec is not None
         assert prompts.vocabulary is not None
+        if request.pitch and not client.codec.can_shift_pitch:
+            raise InvalidRequestError.of(f"{request.path}.pitch", without_pitch(client.codec))
         if request.lora and request.lora not in settings.adapters:
             raise AdapterNotFoundError(request.lora, settings.adapters)
         self._client, self._prompts, self._settings = client, prompts, settings
         self._request, self._voice, self._aligner = request, voice, aligner
-        self._turn = Turn(voice, request.speaking_rate, request.gain_db)
+        self._turn = Turn(voice, request.speaking_rate, request.gain_db, request.pitch)
         self._turn_codes, self._spent_s = 0, 0.0  # codes and seconds before this turn, or break
         self._kept: dict[str, Voice] = {}  # by name: voices with the model's random speaker
         self._spec, self._vocabulary = client.codec, prompts.vocabulary
@@ -146,6 +151,8 @@ class SynthesisRun:
         self._marks = MarkQueue()
         self._segment_codes: list[int] = []
         self._said: tuple[int, ...] = ()  # codes of the sentence before this segment
+        self._emphasis = EmphasisedWords({})  # of the segment
+        self._timeline: Timeline | None = None  # of the segment, if parts of it are stretched
         self._carry = request.carry
         self._is_fresh = True  # the next segment starts with the first chunk sizes
         self._num_codes = 0
@@ -234,7 +241,7 @@ class SynthesisRun:
             yield from self._marks.reached(self._output.end_s)
 
     async def _begin(self, turn: Turn) -> AsyncGenerator[SpokenEvent, None]:
-        """Begin a turn: a voice without history, or the same voice with another rate or gain."""
+        """Begin a turn: a voice without history, or the same voice in another way."""
         before, self._turn = self._turn, turn
         self._spend(before, 0.0)
         if turn.voice != before.voice:
@@ -286,9 +293,9 @@ class SynthesisRun:
         self._said = tuple(self._segment_codes) if segment.sentence else ()
         self._segment_codes = []
         self._output.begin_segment()
-        timer = None
-        if self._aligner is not None and self._needs_times:
-            timer = WordTimer(self._aligner(), segment.words, 1 / self._spec.codes_per_second)
+        timer = self._timer(segment)
+        held: list[np.ndarray] = []  # samples, until the words to be emphasised are found
+        spans: list[WordSpan] = []  # of their words
         job, last = self._job(segment, max_codes), None
         self._is_fresh = False
         if self._request.check:
@@ -301,20 +308,65 @@ class SynthesisRun:
             async with aclosing(spoken) as blocks:
                 async for last in blocks:
                     self._note(last)
+                    if timer is not None and self._emphasis:
+                        held.append(last.samples)
+                        spans += timer.push(last.codes)
+                        continue
                     for data in self._output.write(last.samples):
                         yield self._chunk(data)
                         await asyncio.sleep(0)  # let other streams run
-                    if timer is not None and (spans := timer.push(last.codes)):
-                        yield self._word_times(spans)
+                    if timer is not None and (settled := timer.push(last.codes)):
+                        yield self._word_times(settled)
         finally:
             self._count(last)
         if timer is not None:
             is_whole = last is not None and last.finish_reason is FinishReason.STOP
-            if spans := timer.finish(is_whole=is_whole):
-                yield self._word_times(spans)
+            spans += timer.finish(is_whole=is_whole)
+            async for event in self._last_words(held, spans):
+                yield event
         if self._request.timestamps is TimestampGranularity.SEGMENT:
             yield self._segment_time()
         self._end_segment(last, is_last=is_last)
+
+    def _timer(self, segment: TextSegment) -> WordTimer | None:
+        """Return a timer of a segment's words, if they are needed and the model has one."""
+        self._emphasis, self._timeline = EmphasisedWords({}), None
+        if self._aligner is None:
+            return None
+        self._emphasis = EmphasisedWords.of(segment, self._request.markup)
+        if not self._emphasis and not self._needs_times:
+            return None
+        return WordTimer(self._aligner(), segment.words, 1 / self._spec.codes_per_second)
+
+    async def _last_words(
+        self, held: Sequence[np.ndarray], spans: Sequence[WordSpan]
+    ) -> AsyncGenerator[SpokenEvent, None]:
+        """Yield the times of a segment's last words, and the audio that was held until then.
+
+        That audio has emphasised words. It is cut where the longest audio ends.
+        """
+        if not held:
+            if spans:
+                yield self._word_times(spans)
+            return
+        rate = self._spec.sample_rate
+        samples, self._timeline = self._emphasis.applied(np.concatenate(held), spans, rate)
+        added_s = self._timeline.added_s
+        left_s = (self._max_audio_s - self._spent_s) * self._turn.speaking_rate
+        left_s -= (self._num_codes - self._turn_codes) / self._spec.codes_per_second
+        if added_s > left_s:
+            samples = samples[: len(samples) - round((added_s - left_s) * rate)]
+            self._hit_cap(is_last=True)
+        self._spent_s += added_s / self._turn.speaking_rate
+        place = 0
+        for span in (*spans, None):
+            end = len(samples) if span is None else round(self._timeline(span.end_s) * rate)
+            for data in self._output.write(samples[place:end]):
+                yield self._chunk(data)
+                await asyncio.sleep(0)  # let other streams run
+            place = max(place, end)
+            if span is not None:
+                yield self._word_times([span])
 
     async def _checked(
         self, segment: TextSegment, job: SpeechJob, *, is_last: bool
@@ -358,7 +410,7 @@ class SynthesisRun:
 
     def _word_times(self, spans: Sequence[WordSpan]) -> WordTimes:
         """Return the times of a segment's words in the output."""
-        time_s = self._output.output_time_s
+        time_s = self._output_time_s
         return WordTimes(
             tuple(
                 WordTime(
@@ -372,11 +424,18 @@ class SynthesisRun:
             )
         )
 
+    def _output_time_s(self, spoken_s: float) -> float:
+        """Return the time in the output of a time in the segment as it was decoded."""
+        played_s = spoken_s if self._timeline is None else self._timeline(spoken_s)
+        return self._output.output_time_s(played_s)
+
     def _segment_time(self) -> SegmentTime:
         output, segment = self._output, self._segment
-        start_s = output.output_time_s(0.0)
+        start_s = self._output_time_s(0.0)
         spoken_s = len(self._segment_codes) / self._spec.codes_per_second
-        end_s = max(start_s, output.output_time_s(spoken_s - output.silent_s))
+        end_s = max(
+            start_s, self._output_time_s(spoken_s) - output.silent_s / self._turn.speaking_rate
+        )
         return SegmentTime(segment.index, start_s, end_s, segment.start, segment.end)
 
     async def flush(self) -> AsyncGenerator[AudioChunk, None]:
@@ -465,7 +524,8 @@ class SynthesisRun:
             prompt_codes=self._voice.prompt.codes if self._voice.prompt else (),
             carry=self._carry,
             token_offset=request.token_offset + self._num_codes,
-            as_s16=self._output.takes_s16,
+            as_s16=self._output.takes_s16 and not self._emphasis,
+            pitch=self._turn.pitch,
         )
 
     def _prompt(self, segment: TextSegment, max_codes: int) -> tuple[int, ...]:

@@ -10,15 +10,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from decoder import MAX_SPEAKING_RATE, MIN_SPEAKING_RATE
+from decoder import MAX_SPEAKING_RATE, MIN_SPEAKING_RATE, CodecSpec
 from tts.errors import (
     InvalidRequestError,
-    NotAvailableError,
     NotFoundError,
     PreconditionError,
 )
 from tts.speech.cloning import VoiceCloner
-from tts.speech.types import GAIN_DB, SpeechRequest
+from tts.speech.types import GAIN_DB, PITCH, SpeechRequest
 from tts.text.lexicon.entries import Alphabet, Pronunciation
 from tts.text.markup.document import (
     MAX_WARNINGS,
@@ -38,11 +37,12 @@ from tts.voices.types import Voice
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Voice, rate and gain of the segments that follow."""
+    """Voice, rate, gain and pitch of the segments that follow."""
 
     voice: Voice
     speaking_rate: float
     gain_db: float
+    pitch: float  # semitones
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +64,27 @@ class ScriptWriter:
     def __init__(
         self,
         request: SpeechRequest,
-        voice: Voice,
         voices: VoiceRegistry,
         cloner: VoiceCloner,
+        codec: CodecSpec,
         pronounced: Callable[[Pronunciation], Pronunciation],
         options: Callable[[Voice, PassageText], TextOptions],
         *,
         has_word_times: bool,
     ) -> None:
-        """`voice`: that of text without one; `pronounced` returns a pronunciation as the model
-        reads it; `options`: how a passage is read in a voice.
+        """The request's voice is that of text without one.
+
+        `pronounced` returns a pronunciation as the model reads it; `options`: how a passage is read
+        in a voice.
 
         Without `has_word_times` a segment begins with each word behind a mark.
         """
         assert request.markup is not None
-        self._request, self._document, self._voice = request, request.markup, voice
-        self._voices, self._cloner = voices, cloner
+        assert request.voice is not None
+        self._request, self._document, self._voice = request, request.markup, request.voice
+        self._voices, self._cloner, self._codec = voices, cloner, codec
         self._pronounced, self._options = pronounced, options
-        self._ends_at_marks = not has_word_times
+        self._has_word_times = has_word_times
         self._cast = dict(request.cast)
         self._num_segments = 0
         self.num_lost = 0  # letters that the model cannot read
@@ -90,12 +93,12 @@ class ScriptWriter:
     async def write(self) -> list[Step]:
         """Return the steps.
 
-        Raises InvalidRequestError, NotAvailableError, PreconditionError and VoiceNotFoundError.
+        Raises InvalidRequestError, PreconditionError and VoiceNotFoundError.
         """
         steps: list[Step] = []
         parts = tuple(map(self._available, self._document.parts))
         document = replace(self._document, parts=parts)
-        for found in passages_of(document, ends_at_marks=self._ends_at_marks):
+        for found in passages_of(document, ends_at_marks=not self._has_word_times):
             match found:
                 case Break(seconds, start, end):
                     steps.append(Pause(seconds, start, end))
@@ -124,11 +127,12 @@ class ScriptWriter:
             return replace(part, name=self._request.cast.get(part.name, self._voice).name)
         if not isinstance(part, Spoken):
             return part
-        if part.style.emphasis:
-            self._warn(part.start, "emphasis has no effect")
-        if part.style.pitch:
-            error = NotAvailableError(self._at(part.start, "the pitch cannot be changed"))
-            self._skip(part.start, error)
+        if part.style.emphasis and not self._has_word_times:
+            self._warn(part.start, "emphasis has no effect: this model has no word times")
+        if part.style.pitch and not self._codec.can_shift_pitch:
+            problem = self._at(part.start, without_pitch(self._codec))
+            self._skip(part.start, InvalidRequestError.of(self._document.field, problem))
+            part = replace(part, style=replace(part.style, pitch=0.0))
         return self._spoken(part) if part.ipa else part
 
     def _spoken(self, part: Spoken) -> Spoken:
@@ -147,12 +151,12 @@ class ScriptWriter:
     async def _turn(self, passage: Passage) -> Turn:
         style, request = passage.style, self._request
         voice = await self._voice_of(style, passage.pieces[0].start)
-        low, high = GAIN_DB
         rate = request.speaking_rate * style.rate
         return Turn(
             voice=voice,
-            speaking_rate=min(max(rate, MIN_SPEAKING_RATE), MAX_SPEAKING_RATE),
-            gain_db=min(max(request.gain_db + style.gain_db, low), high),
+            speaking_rate=_within((MIN_SPEAKING_RATE, MAX_SPEAKING_RATE), rate),
+            gain_db=_within(GAIN_DB, request.gain_db + style.gain_db),
+            pitch=_within(PITCH, request.pitch + style.pitch),
         )
 
     async def _voice_of(self, style: Style, start: int) -> Voice:
@@ -203,3 +207,12 @@ class ScriptWriter:
 
     def _at(self, start: int, problem: str) -> str:
         return f"{place(self._document.source, start)}: {problem}"
+
+
+def without_pitch(codec: CodecSpec) -> str:
+    """Return the message for a pitch that a codec cannot give."""
+    return f"the pitch cannot be changed: this model's codec is '{codec.name}'"
+
+
+def _within(bounds: tuple[float, float], value: float) -> float:
+    return min(max(value, bounds[0]), bounds[1])

@@ -176,10 +176,10 @@ class Synthesizer:
             return replace(found, phonemes=found.phonemes + text.phonemes)
 
         return ScriptWriter(
-            request,
-            voice,
+            replace(request, voice=voice),
             self.voices,
             self.cloner,
+            self.codec,
             self._prompts.pronounced,
             options,
             has_word_times=self.settings.aligner is not None,

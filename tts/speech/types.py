@@ -32,6 +32,7 @@ from tts.text.segmenter import SegmentMode, TextNormalization
 from tts.voices.types import Voice
 
 GAIN_DB = (-96.0, 16.0)
+PITCH = (-12.0, 12.0)  # semitones
 MAX_REQUEST_ID = 128
 MAX_PRIORITY = 1000
 
@@ -163,6 +164,7 @@ class SpeechRequest:
     sample_rate: int = 0  # Hz; 0 = the codec's rate, or the encoding's nearest
     speaking_rate: float = 1.0
     gain_db: float = 0.0
+    pitch: float = 0.0  # semitones above the voice's own
     trim_silence: bool = False
     sampling: SamplingOverrides = field(default_factory=SamplingOverrides)
     chunking: ChunkingOverrides | None = None  # None: the server's default
@@ -198,6 +200,8 @@ class SpeechRequest:
             yield FieldViolation(
                 f"{path}.volume_gain_db", f"must be in [{GAIN_DB[0]:g}, {GAIN_DB[1]:g}]"
             )
+        if not PITCH[0] <= self.pitch <= PITCH[1]:
+            yield FieldViolation(f"{path}.pitch", f"must be in [{PITCH[0]:g}, {PITCH[1]:g}]")
         if self.max_audio_s is not None and not 0 < self.max_audio_s < math.inf:
             yield FieldViolation(f"{path}.max_audio_duration", "must be above 0")
         if len(self.request_id) > MAX_REQUEST_ID:

@@ -164,7 +164,7 @@ class Pronunciation(_message.Message):
     def __init__(self, phrase: _Optional[str] = ..., pronunciation: _Optional[str] = ..., alphabet: _Optional[_Union[PronunciationAlphabet, str]] = ...) -> None: ...
 
 class SynthesisConfig(_message.Message):
-    __slots__ = ("model", "voice", "audio_format", "speaking_rate", "volume_gain_db", "sampling", "chunking", "timestamps", "text_normalization", "segment_mode", "pronunciations", "instructions", "max_audio_duration", "request_id", "priority", "buffer_speech_tokens", "trim_silence", "lora", "stream_token_offset", "speech_check")
+    __slots__ = ("model", "voice", "audio_format", "speaking_rate", "volume_gain_db", "sampling", "chunking", "timestamps", "text_normalization", "segment_mode", "pronunciations", "instructions", "max_audio_duration", "request_id", "priority", "buffer_speech_tokens", "trim_silence", "lora", "stream_token_offset", "speech_check", "pitch")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOICE_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FORMAT_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +185,7 @@ class SynthesisConfig(_message.Message):
     LORA_FIELD_NUMBER: _ClassVar[int]
     STREAM_TOKEN_OFFSET_FIELD_NUMBER: _ClassVar[int]
     SPEECH_CHECK_FIELD_NUMBER: _ClassVar[int]
+    PITCH_FIELD_NUMBER: _ClassVar[int]
     model: str
     voice: VoiceSelection
     audio_format: AudioFormat
@@ -205,7 +206,8 @@ class SynthesisConfig(_message.Message):
     lora: str
     stream_token_offset: int
     speech_check: SpeechCheck
-    def __init__(self, model: _Optional[str] = ..., voice: _Optional[_Union[VoiceSelection, _Mapping]] = ..., audio_format: _Optional[_Union[AudioFormat, _Mapping]] = ..., speaking_rate: _Optional[float] = ..., volume_gain_db: _Optional[float] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., chunking: _Optional[_Union[ChunkingConfig, _Mapping]] = ..., timestamps: _Optional[_Union[TimestampGranularity, str]] = ..., text_normalization: _Optional[_Union[TextNormalization, str]] = ..., segment_mode: _Optional[_Union[SegmentMode, str]] = ..., pronunciations: _Optional[_Iterable[_Union[Pronunciation, _Mapping]]] = ..., instructions: _Optional[str] = ..., max_audio_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., buffer_speech_tokens: _Optional[_Union[SpeechTokens, _Mapping]] = ..., trim_silence: _Optional[bool] = ..., lora: _Optional[str] = ..., stream_token_offset: _Optional[int] = ..., speech_check: _Optional[_Union[SpeechCheck, str]] = ...) -> None: ...
+    pitch: float
+    def __init__(self, model: _Optional[str] = ..., voice: _Optional[_Union[VoiceSelection, _Mapping]] = ..., audio_format: _Optional[_Union[AudioFormat, _Mapping]] = ..., speaking_rate: _Optional[float] = ..., volume_gain_db: _Optional[float] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., chunking: _Optional[_Union[ChunkingConfig, _Mapping]] = ..., timestamps: _Optional[_Union[TimestampGranularity, str]] = ..., text_normalization: _Optional[_Union[TextNormalization, str]] = ..., segment_mode: _Optional[_Union[SegmentMode, str]] = ..., pronunciations: _Optional[_Iterable[_Union[Pronunciation, _Mapping]]] = ..., instructions: _Optional[str] = ..., max_audio_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., buffer_speech_tokens: _Optional[_Union[SpeechTokens, _Mapping]] = ..., trim_silence: _Optional[bool] = ..., lora: _Optional[str] = ..., stream_token_offset: _Optional[int] = ..., speech_check: _Optional[_Union[SpeechCheck, str]] = ..., pitch: _Optional[float] = ...) -> None: ...
 
 class Dialogue(_message.Message):
     __slots__ = ("turns", "pause")

@@ -69,6 +69,7 @@ class Line:
     after: tuple[int, ...]
     skipped: int  # codes that are computed and not emitted
     position: int  # of the first code to compute
+    pitch: float  # semitones
 
     @property
     def next_position(self) -> int:
@@ -162,6 +163,7 @@ class SourceFilterDecoder(AudioDecoder):
             after=window.codes[end:][: self._config.ahead],
             skipped=context - first,
             position=window.positions[first],
+            pitch=window.pitch,
         )
 
     def _rendered(
@@ -187,6 +189,7 @@ class SourceFilterDecoder(AudioDecoder):
             torch.tensor([len(line.codes) for line in lines]),
             torch.tensor([line.skipped for line in lines]),
             torch.tensor([line.position * config.hop for line in lines]),
+            torch.tensor([2 ** (line.pitch / 12) for line in lines]),
         )
         return Rows(*(part.to(self.device) for part in rows))
 
@@ -244,6 +247,7 @@ def codec_spec(config: SpeechCodecConfig, source: CodecSource) -> CodecSpec:
         attention=AttentionKind.NONE,
         voice_codes=config.voice_tokens,
         voice_levels=config.levels,
+        can_shift_pitch=True,
         recommended=StreamingOptions(
             CHUNK_SIZES,
             buffer=config.receptive_field,

@@ -61,6 +61,7 @@ class Rows(NamedTuple):
     length: Tensor  # int64 [B]: codes to compute, at most N
     skipped: Tensor  # int64 [B]: those of them that are not emitted
     sample: Tensor  # int64 [B]: first sample of the first of them in its stream
+    pitch: Tensor  # float32 [B]: factor of the pitch that the codes have
 
 
 class SourceFilterRenderer:
@@ -94,7 +95,7 @@ class SourceFilterRenderer:
         """
         config = self._config
         x, frames = self._features(rows, past)
-        drive, kept = self._drive(self._decoder.curve(x), past)
+        drive, kept = self._drive(self._decoder.curve(x), rows.pitch, past)
         noise = self._decoder.noise_from(rows.sample, (drive.hz.shape[1] - 1) * config.stft_hop)
         pieces = torch.cat((past.pieces, self._decoder.pieces(x, drive, noise)), 1)
         audio = overlap_add(pieces, config.stft_hop)[:, config.overlap * config.stft_hop :]
@@ -129,10 +130,11 @@ class SourceFilterRenderer:
         x = F.linear(seen, layer.weight.flatten(1), layer.bias)
         return x.reshape(len(values), -1, self._config.decoder_dim)
 
-    def _drive(self, curve: Curve, past: Past) -> tuple[Drive, Tensor]:
+    def _drive(self, curve: Curve, pitch: Tensor, past: Past) -> tuple[Drive, Tensor]:
         """Return the excitation of new codes, and pitch and voicing at all of its points."""
         config = self._config
-        new = torch.stack(curve.tones(), -1)
+        hz, voiced = curve.tones()
+        new = torch.stack((hz * pitch[:, None], voiced), -1)
         first = torch.where(past.is_new[:, None, None], new[:, :1], past.tones)
         tones = torch.cat((first, new), 1)
         hop_s = config.stft_hop / config.sample_rate

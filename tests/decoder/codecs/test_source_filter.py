@@ -168,7 +168,13 @@ def test_noise_is_that_of_the_place_in_the_stream(decoder, network, offset) -> N
 def test_other_streams_of_a_call_change_no_bit(decoder) -> None:
     options = StreamingOptions((2, 5), 3, prepend=ROLLING, look_ahead=2)
     streams = [
-        windows_of(decoder.spec, options, some_codes(9 + seed, seed), prompt_codes=some_codes(4, 9))
+        windows_of(
+            decoder.spec,
+            options,
+            some_codes(9 + seed, seed),
+            prompt_codes=some_codes(4, 9),
+            pitch=3.0 * (seed % 2),
+        )
         for seed in range(4)
     ]
     alone = [np.concatenate(blocks_of(decoder, windows)) for windows in streams]
@@ -192,7 +198,13 @@ def test_streams_at_any_place_share_a_row_of_networks(decoder) -> None:
     """The path of CUDA devices, on the host: rows of different lengths, new and continued."""
     options = StreamingOptions((2, 7, 4), 5, prepend=ROLLING, look_ahead=2)
     first, second, third = (
-        windows_of(decoder.spec, options, some_codes(20, seed), prompt_codes=some_codes(4, seed))
+        windows_of(
+            decoder.spec,
+            options,
+            some_codes(20, seed),
+            prompt_codes=some_codes(4, seed),
+            pitch=-5.0 * seed,
+        )
         for seed in range(3)
     )
     starts = {"carry": some_codes(5, 8), "token_offset": 5, "prompt_codes": VOICE}
@@ -216,6 +228,30 @@ def test_streams_at_any_place_share_a_row_of_networks(decoder) -> None:
         off = own.turns - alone.turns
         assert float((off - off.round()).abs()) < 1e-5
         assert not own.is_new
+
+
+@settings(max_examples=10)
+@given(st.floats(-12, 12), st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple))
+def test_a_streams_pitch_is_moved_and_its_voicing_stays(decoder, pitch, sizes) -> None:
+    codes = some_codes(20)
+    plain, whole_window = (
+        windows_of(decoder.spec, AT_ONCE, codes, prompt_codes=VOICE, pitch=moved)[0]
+        for moved in (0.0, pitch)
+    )
+    rows, kept = decoder.decode_next([plain, whole_window], [None, None])
+    expected = rows[1, : len(codes) * SMALL_SOURCE_FILTER.hop].numpy()
+    options = StreamingOptions(sizes, prepend=ROLLING, look_ahead=SMALL_SOURCE_FILTER.ahead)
+    windows = windows_of(decoder.spec, options, codes, prompt_codes=VOICE, pitch=pitch)
+    assert close(np.concatenate(blocks_of(decoder, windows)), expected)
+    (hz, voiced), (moved_hz, moved_voiced) = (state.past.tones[0].T for state in kept)
+    assert torch.allclose(moved_hz, hz * 2 ** (pitch / 12), rtol=1e-6)
+    assert torch.equal(moved_voiced, voiced)
+
+
+def test_a_codec_without_a_pitch_refuses_another_one() -> None:
+    plain = create_decoder("snac", test_mode=True)
+    with pytest.raises(DecoderConfigError, match="'snac' cannot change the pitch"):
+        DecoderStream(plain.spec, StreamingOptions(), pitch=1.0)
 
 
 def test_a_failed_call_leaves_the_states_as_they_were(decoder) -> None:

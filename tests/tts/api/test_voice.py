@@ -84,6 +84,90 @@ def test_streamed_parts_join_to_the_whole_audio(voice: LoadedVoice) -> None:
     assert whole.words[-1].end_s <= whole.duration_s
 
 
+def test_another_pitch_keeps_the_times_and_the_timbre(voice: LoadedVoice) -> None:
+    plain = voice.say(TEXT, voice="hazel", seed=7)
+    for pitch in (5.0, -5.0):
+        moved = voice.say(TEXT, voice="hazel", seed=7, pitch=pitch)
+        assert len(moved.samples) == len(plain.samples)
+        before, after = periods_of(plain.samples), periods_of(moved.samples)
+        both = (before > 0) & (after > 0)
+        assert both.sum() > 20
+        assert np.median(before[both] / after[both]) == pytest.approx(2 ** (pitch / 12), rel=0.03)
+        change_db = envelope_db(moved.samples) - envelope_db(plain.samples)
+        assert np.abs(change_db - change_db.mean()).mean() < 1.5
+
+
+def test_a_part_of_a_document_has_another_pitch(voice: LoadedVoice) -> None:
+    source = "<speak><s>Good morning.</s> <prosody pitch='+5st'>This is a test.</prosody></speak>"
+    flat = source.replace("+5st", "medium")
+    plain, high = (voice.say(text, seed=7, markup="ssml") for text in (flat, source))
+    parts = list(voice.stream(source, seed=7, markup="ssml"))
+    assert np.array_equal(np.concatenate([part.samples for part in parts]), high.samples)
+    assert len(high.samples) == len(plain.samples)
+    begin = sum(len(part.samples) for part in parts if part.text_end <= source.index("</s>"))
+    assert 0 < begin < len(plain.samples)
+    assert np.array_equal(high.samples[:begin], plain.samples[:begin])
+    before, after = (periods_of(speech.samples[begin:]) for speech in (plain, high))
+    both = (before > 0) & (after > 0)
+    assert np.median(before[both] / after[both]) == pytest.approx(2 ** (5 / 12), rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("level", "lengths", "gains_db"),
+    [("strong", (1.1, 1.4), (2.5, 5.0)), ("reduced", (0.7, 0.95), (-5.0, -2.5))],
+)
+def test_an_emphasised_word_is_longer_and_louder_and_the_others_stay(
+    voice: LoadedVoice, level: str, lengths: tuple[float, float], gains_db: tuple[float, float]
+) -> None:
+    source = f"<speak>You must <emphasis level='{level}'>never</emphasis> open it.</speak>"
+    flat = source.replace(level, "none")
+    plain, stressed = (
+        voice.say(text, seed=7, markup="ssml", timestamps="word") for text in (flat, source)
+    )
+    rate = voice.sample_rate
+    for before, after in zip(plain.words, stressed.words, strict=True):
+        length = (after.end_s - after.start_s) / (before.end_s - before.start_s)
+        old, new = (
+            speech.samples[round(word.start_s * rate) : round(word.end_s * rate)]
+            for speech, word in ((plain, before), (stressed, after))
+        )
+        if before.word == "never":
+            assert lengths[0] < length < lengths[1]
+            gain_db = 10 * np.log10(np.mean(new**2) / np.mean(old**2))
+            assert gains_db[0] < gain_db < gains_db[1]
+        else:
+            assert length == pytest.approx(1.0)
+    added = len(stressed.samples) - len(plain.samples)
+    first, last = plain.words[0], plain.words[-1]
+    begin, end = round((first.end_s - 0.02) * rate), round((last.start_s + 0.02) * rate)
+    assert np.array_equal(stressed.samples[:begin], plain.samples[:begin])
+    assert np.array_equal(stressed.samples[end + added :], plain.samples[end:])
+    parts = list(voice.stream(source, seed=7, markup="ssml", timestamps="word"))
+    assert np.array_equal(np.concatenate([part.samples for part in parts]), stressed.samples)
+    capped = voice.say(source, seed=7, markup="ssml", max_audio_s=plain.duration_s)
+    assert len(capped.samples) == min(len(stressed.samples), len(plain.samples))
+
+
+def periods_of(samples: np.ndarray) -> np.ndarray:
+    """Return the periods in samples at 24 kHz, by autocorrelation, one for 20 ms; 0: no voice."""
+    frames = np.lib.stride_tricks.sliding_window_view(samples, 1200)[::480].astype(np.float64)
+    found = np.fft.irfft(np.abs(np.fft.rfft(frames, 2400)) ** 2)[:, :480]
+    shares = found / np.maximum(found[:, :1], 1e-9) / (1 - np.arange(480) / 1200)
+    shares[:, :60] = 0  # above 400 Hz
+    is_peak = (shares >= np.roll(shares, 1, 1)) & (shares >= np.roll(shares, -1, 1))
+    best = (shares * is_peak).max(1, keepdims=True)
+    period = ((shares >= 0.9 * best) & is_peak).argmax(1)
+    is_voiced = (best[:, 0] > 0.7) & (found[:, 0] > 0.01 * found[:, 0].max())
+    return np.where(is_voiced, period, 0)
+
+
+def envelope_db(samples: np.ndarray) -> np.ndarray:
+    """Return the mean spectrum up to 8 kHz in dB, smoothed over 580 Hz."""
+    frames = np.lib.stride_tricks.sliding_window_view(samples, 1024)[::256] * np.hanning(1024)
+    spectrum = np.abs(np.fft.rfft(frames)).mean(0)
+    return 20 * np.log10(np.convolve(spectrum, np.ones(25) / 25, "same")[12:340])
+
+
 def test_segments_have_times(voice: LoadedVoice) -> None:
     whole = voice.say(TEXT, seed=7, timestamps="segment")
     parts = list(voice.stream(TEXT, seed=7, timestamps="segment"))
@@ -320,6 +404,7 @@ def test_a_cancelled_call_stops(voice: LoadedVoice, embedded: Service) -> None:
     [
         ({"seed": -1}, InvalidRequestError, "seed"),
         ({"speaking_rate": 9.0}, InvalidRequestError, "speaking_rate"),
+        ({"pitch": -13}, InvalidRequestError, "pitch: must be in"),
         ({"timestamps": "phone"}, InvalidRequestError, "timestamps.*'segment', 'word'"),
         ({"prepend_prompt_speech_tokens": "x"}, InvalidRequestError, "'rolling'"),
         ({"voice": "x"}, VoiceNotFoundError, "no voice 'x'; there are: audrey"),

@@ -343,6 +343,7 @@ REFUSALS: list[tuple[dict[str, Any], list[str]]] = [
     ({"custom_configuration": {"top_k": "many"}}, ["custom_configuration[top_k]"]),
     ({"custom_configuration": {"top_p": "nan"}}, ["custom_configuration[top_p]"]),
     ({"custom_configuration": {"speaking_rate": "9"}}, ["custom_configuration[speaking_rate]"]),
+    ({"custom_configuration": {"pitch": "-1"}}, ["custom_configuration[pitch]"]),
     ({"zero_shot_data": pb.ZeroShotData()}, ["zero_shot_data.transcript"]),
     (
         {"zero_shot_data": pb.ZeroShotData(audio_prompt=b"x", transcript="Hello.")},

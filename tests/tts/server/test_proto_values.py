@@ -80,6 +80,7 @@ def test_every_field_of_a_config_is_in_the_request() -> None:
     proto = pb.SynthesisConfig(
         speaking_rate=1.1,
         volume_gain_db=-3.3,
+        pitch=-2.5,
         trim_silence=True,
         segment_mode=pb.SEGMENT_MODE_CLAUSE,
         text_normalization=pb.TEXT_NORMALIZATION_OFF,
@@ -98,6 +99,7 @@ def test_every_field_of_a_config_is_in_the_request() -> None:
     )
     request = read(proto)
     assert (request.speaking_rate, request.gain_db, request.trim_silence) == (1.1, -3.3, True)
+    assert request.pitch == -2.5
     assert request.segment_mode is SegmentMode.CLAUSE
     assert request.normalization is TextNormalization.OFF
     assert request.timestamps is TimestampGranularity.WORD

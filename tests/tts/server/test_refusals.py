@@ -31,6 +31,9 @@ SPEECH_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"speaking_rate": float("nan")}, "config.speaking_rate"),
     ({"volume_gain_db": -96.5}, "config.volume_gain_db"),
     ({"volume_gain_db": 17}, "config.volume_gain_db"),
+    ({"pitch": 12.5}, "config.pitch"),
+    ({"pitch": float("nan")}, "config.pitch"),
+    ({"pitch": 1.0}, "config.pitch"),  # this codec has none
     (
         {"audio_format": pb.AudioFormat(sample_rate_hertz=7_999)},
         "config.audio_format.sample_rate_hertz",
@@ -189,8 +192,8 @@ def test_texts_that_are_refused(service: Service, text: str, message: str) -> No
         ({"tags": "x" * 10_001}, grpc.StatusCode.INVALID_ARGUMENT, "input.tags"),
         (
             {"ssml": "<speak><prosody pitch='high'>hi</prosody></speak>"},
-            grpc.StatusCode.UNIMPLEMENTED,
-            None,
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "input.ssml",
         ),
         ({"tags": "[voice:nemo]hi"}, grpc.StatusCode.NOT_FOUND, None),
         ({"tags": "[hi](/h日/)"}, grpc.StatusCode.INVALID_ARGUMENT, "input.tags"),

@@ -12,7 +12,7 @@ import pytest
 
 from llm import FinishReason
 from tests.tts.ramp import RATE, SEEDED, RampClient, build, collect_speech, run
-from tts.errors import InvalidRequestError, NotAvailableError, VoiceNotFoundError
+from tts.errors import InvalidRequestError, VoiceNotFoundError
 from tts.speech.synthesizer import Synthesizer
 from tts.speech.types import SegmentTime, SpeechRequest, TimestampGranularity
 from tts.text.markup.document import Document
@@ -149,7 +149,11 @@ def test_what_is_not_available_is_refused_or_skipped(synthesizer: Synthesizer) -
     phoneme = "<phoneme ph='w日d'>a word</phoneme>"
     voice = "<voice name='nemo'>a word</voice>"
     for inside, error, message in (
-        (pitch, NotAvailableError, "line 1, column 30: the pitch cannot be changed"),
+        (
+            pitch,
+            InvalidRequestError,
+            "column 30: the pitch cannot .*: this model's codec is 'ramp'",
+        ),
         (phoneme, InvalidRequestError, "line 1, column .*: '日' is no sign of the International"),
         (voice, VoiceNotFoundError, "no voice 'nemo'"),
     ):
@@ -170,7 +174,9 @@ def test_phonemes_are_respelled_for_a_model_that_reads_letters(synthesizer: Synt
 
 def test_what_has_no_effect_is_a_warning(synthesizer: Synthesizer) -> None:
     found = heard(synthesizer, ssml("One <mark name='m'/><emphasis>word</emphasis>."))
-    assert found.result.warnings == ("line 1, column 38: emphasis has no effect",)
+    assert found.result.warnings == (
+        "line 1, column 38: emphasis has no effect: this model has no word times",
+    )
 
 
 def test_a_document_without_words(synthesizer: Synthesizer) -> None:

@@ -179,6 +179,7 @@ def read_config(
         sample_rate=sample_rate,
         speaking_rate=1.0 if rate is None else rate,
         gain_db=0.0 if gain_db is None else gain_db,
+        pitch=proto.pitch,
         trim_silence=proto.trim_silence,
         sampling=read_sampling(proto.sampling),
         chunking=chunking,

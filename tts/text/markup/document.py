@@ -31,7 +31,7 @@ class Style:
     language: str = ""  # BCP-47 code of the text; "": unknown
     rate: float = 1.0  # factor
     gain_db: float = 0.0
-    pitch: str = ""  # as in SSML; "": unchanged
+    pitch: float = 0.0  # semitones
     emphasis: str = ""  # strong, moderate, reduced; "": none
 
 

@@ -109,10 +109,7 @@ def _cut_at_space(piece: Spoken) -> tuple[Spoken, Spoken]:
 
 def _is_turn(before: Style, after: Style) -> bool:
     """Return whether a text in `after` is spoken by itself, not within one in `before`."""
-    return (
-        replace(after, language=before.language, pitch=before.pitch, emphasis=before.emphasis)
-        != before
-    )
+    return replace(after, language=before.language, emphasis=before.emphasis) != before
 
 
 class PassageText:

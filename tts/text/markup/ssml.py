@@ -29,7 +29,7 @@ from tts.text.markup.document import (
     place,
 )
 from tts.text.markup.say_as import say_as
-from tts.text.markup.values import UNCHANGED_PITCH, gain_of, rate_of, seconds_of
+from tts.text.markup.values import gain_of, pitch_of, rate_of, seconds_of
 
 T = TypeVar("T")
 
@@ -277,13 +277,13 @@ class _Reader:
         for name in UNAVAILABLE:
             if name in given:
                 self._skip(element.start, f"{name} of <prosody> is not available")
-        rate, gain_db, pitch = style.rate, style.gain_db, given.get("pitch", "").strip()
+        rate, gain_db, pitch = style.rate, style.gain_db, style.pitch
         if "rate" in given:
             rate = self._value(element, lambda: rate_of(given["rate"], style.rate), rate)
         if "volume" in given:
             gain_db = self._value(element, lambda: gain_of(given["volume"], style.gain_db), gain_db)
-        if not pitch or UNCHANGED_PITCH.fullmatch(pitch):
-            pitch = style.pitch
+        if "pitch" in given:
+            pitch = self._value(element, lambda: pitch_of(given["pitch"], style.pitch), pitch)
         return replace(style, rate=rate, gain_db=gain_db, pitch=pitch)
 
     def _voice(self, element: _Element) -> Style:

@@ -1,4 +1,4 @@
-"""Values of SSML's attributes: lengths of breaks, speaking rates and volumes.
+"""Values of SSML's attributes: lengths of breaks, speaking rates, volumes and pitches.
 
 The functions raise ValueError with what a value must be.
 """
@@ -29,11 +29,21 @@ STRENGTHS = {
     "strong": 1.0,
     "x-strong": 1.25,
 }
-UNCHANGED_PITCH = re.compile(r"medium|default|[+-]?0+(?:\.0+)?(?:%|st|Hz)?")
+PITCHES = {
+    "x-low": -6.0,
+    "low": -3.0,
+    "medium": 0.0,
+    "default": 0.0,
+    "high": 3.0,
+    "x-high": 6.0,
+}
+MAX_PITCH = 12.0  # semitones up or down
 _NUMBER = r"(\d{1,6}(?:\.\d{0,6})?|\.\d{1,6})"
 _TIME = re.compile(rf"\+?{_NUMBER}(ms|s)")
 _RATE = re.compile(rf"([+-]?){_NUMBER}(%?)")
 _DECIBELS = re.compile(rf"([+-]?){_NUMBER}dB", re.I)
+_PITCH = re.compile(rf"([+-]){_NUMBER}(%|st)")
+_HERTZ = re.compile(rf"[+-]?{_NUMBER}Hz", re.I)
 _VOLUME = re.compile(rf"([+-]?){_NUMBER}%?")
 
 
@@ -77,6 +87,26 @@ def gain_of(value: str, current_db: float) -> float:
     factor = _changed(match[1], float(match[2]) / FULL_VOLUME)
     decibels = 20 * math.log10(factor) if factor > 0 else SILENT_DB
     return current_db + decibels if match[1] else decibels
+
+
+def pitch_of(value: str, current: float) -> float:
+    """Return a pitch in semitones above the voice's own: a label, or a change of `current`."""
+    value = value.strip()
+    if value in PITCHES:
+        return PITCHES[value]
+    match = _PITCH.fullmatch(value)
+    if match is None:
+        if _HERTZ.fullmatch(value):
+            raise ValueError("a pitch in Hz is not available: voices differ; use +2st or +10%")
+        raise ValueError(f"pitch must be one of {', '.join(PITCHES)}, or as in +2st or -10%")
+    if match[3] == "st":
+        change = float(match[1] + match[2])
+    else:
+        factor = _changed(match[1], float(match[2]) / 100)
+        change = 12 * math.log2(factor) if factor > 0 else -math.inf
+    if not abs(current + change) <= MAX_PITCH:
+        raise ValueError(f"pitch must be within {MAX_PITCH:g} semitones of the voice's own")
+    return current + change
 
 
 def _changed(sign: str, amount: float) -> float:
