@@ -416,6 +416,7 @@ class SynthesisRun:
             spoken_text=" ".join(self._spoken),
             pronunciations=tuple(itertools.islice(self._pronunciations, MAX_PRONUNCIATIONS)),
             checks=tuple(self._checks),
+            num_retried_segments=sum(len(results) > 1 for results in self._checks),
         )
 
     def _longest(self, segment: TextSegment) -> int:
