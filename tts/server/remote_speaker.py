@@ -176,12 +176,12 @@ class RemoteSpeaker:
             return None
         found: list[pb.Voice] = []
         request = pb.ListVoicesRequest()
-        while not found or request.page_token:
+        while True:
             page = await self._stub.ListVoices(request, **timing)
             found += page.voices
-            request.page_token = page.next_page_token
-            if not found:
+            if not page.next_page_token:
                 break
+            request.page_token = page.next_page_token
         voices = [Voice(voice.name, is_builtin=voice.builtin) for voice in found]
         return SpeakerNames(
             model.name,
@@ -215,6 +215,7 @@ class RemoteSession:
         self._converse, self._config = converse, config
         self._texts: asyncio.Queue[str | None] = asyncio.Queue()
         self._accepted = asyncio.Event()
+        self._has_ended = False
 
     def feed(self, text: str) -> None:
         """Append text."""
@@ -246,12 +247,15 @@ class RemoteSession:
             raise SpeechServerLostError("the speech server cancelled the call") from None
         finally:
             call.cancel()
+            self._has_ended = True  # gRPC does not cancel the requests of a call that was refused
+            self._accepted.set()
+            self.close()
 
     async def _requests(self) -> AsyncIterator[pb.StreamingSynthesizeRequest]:
         config = pb.StreamingSynthesizeConfig(synthesis=self._config)
         yield pb.StreamingSynthesizeRequest(config=config)
         await self._accepted.wait()  # a write into a refused call hides the reason of the refusal
-        while (text := await self._texts.get()) is not None:
+        while (text := await self._texts.get()) is not None and not self._has_ended:
             yield pb.StreamingSynthesizeRequest(text=text)
 
 

@@ -95,11 +95,11 @@ def exposure_warnings(config: ServerConfig) -> list[str]:
             warnings.append(f"every client that reaches {config.host} may call; see auth_token")
         elif config.tls_cert is None:
             warnings.append(f"tokens travel unencrypted to {config.host}; see tls_cert")
-    speaker = config.speech_server
+    speaker = config.speech_server or ""
+    is_far = speaker.rpartition(":")[0].strip("[]") not in LOOPBACK
     is_open = not (config.speech_server_tls or config.speech_server_ca)
-    if speaker and config.speech_server_token and is_open:
-        if speaker.rpartition(":")[0].strip("[]") not in LOOPBACK:
-            warnings.append(f"the token travels unencrypted to {speaker}; see speech_server_tls")
+    if config.speech_server_token and is_far and is_open:
+        warnings.append(f"the token travels unencrypted to {speaker}; see speech_server_tls")
     return warnings
 
 

@@ -205,6 +205,12 @@ def error_of_call(error: grpc.aio.AioRpcError) -> errors.TTSError:
                     for v in detail.field_violations
                 )
             )
+        if isinstance(detail, ErrorInfo) and detail.reason == "STREAM_LIMIT":
+            return errors.ServerBusyError(
+                "the speech server takes no more calls of this server; try again later",
+                subject="server",
+                retry_after_s=RETRY_UNAVAILABLE_S,
+            )
         if isinstance(detail, ErrorInfo) and detail.domain == DOMAIN and code in FORWARDED:
             return ForwardedError(RpcStatus(code, detail.reason, message, details))
     if code is _Code.INTERNAL:
