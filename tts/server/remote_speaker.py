@@ -13,6 +13,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -23,7 +24,7 @@ from tts.server.speech_api import OpenSession, longest_whole_s
 from tts.server.status import error_of_call
 from tts.server.wire.common import optional, to_duration
 from tts.server.wire.speech import ENCODINGS, read_event
-from tts.speech.types import Done, SpeechEvent
+from tts.speech.types import Done, SessionEvent
 from tts.v1 import speech_pb2 as pb
 from tts.v1.speech_pb2_grpc import SpeechServiceStub
 from tts.voices.registry import VoiceRegistry
@@ -128,11 +129,12 @@ class RemoteSpeaker:
         if is_whole:
             output = config.audio_format
             rate = output.sample_rate_hertz or names.sample_rate
-            encoding = ENCODINGS.get(output.encoding, ENCODINGS[0])
+            encoding = ENCODINGS.get(output.encoding, ENCODINGS[pb.AUDIO_ENCODING_UNSPECIFIED])
             longest_s = longest_whole_s(self._max_message_bytes, rate, encoding)
             given_s = optional(config, "max_audio_duration")
             if given_s is None or given_s > longest_s:
-                sent.max_audio_duration.CopyFrom(to_duration(longest_s))
+                sent.ClearField("max_audio_duration")
+                sent.MergeFrom(pb.SynthesisConfig(max_audio_duration=to_duration(longest_s)))
 
         async def open_session() -> RemoteSession:
             return RemoteSession(self._converse, sent)
@@ -199,7 +201,7 @@ class RemoteSpeaker:
         self._noted.set()
 
 
-_Conversation = grpc.aio.StreamStreamCall[
+_Conversation: TypeAlias = grpc.aio.StreamStreamCall[
     pb.StreamingSynthesizeRequest, pb.StreamingSynthesizeResponse
 ]
 
@@ -226,7 +228,7 @@ class RemoteSession:
         """End the text: the rest is spoken, then `Done` follows."""
         self._texts.put_nowait(None)
 
-    async def events(self) -> AsyncGenerator[SpeechEvent, None]:
+    async def events(self) -> AsyncGenerator[SessionEvent, None]:
         """Yield all events. Closing the iterator cancels the call of the speech server.
 
         Raises the errors of `error_of_call`.

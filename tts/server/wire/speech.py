@@ -446,7 +446,7 @@ def to_session_response(event: SessionEvent) -> pb.StreamingSynthesizeResponse:
             return pb.StreamingSynthesizeResponse(**to_fields(event))
 
 
-def read_event(proto: pb.StreamingSynthesizeResponse) -> SpeechEvent:
+def read_event(proto: pb.StreamingSynthesizeResponse) -> SessionEvent:
     """Return the event of another server's response: the inverse of `to_session_response`.
 
     Header patches, the spoken text and the results of checks are not sent. Raises ValueError for
