@@ -301,6 +301,7 @@ def test_host_only_modules_do_not_import_torch() -> None:
             "transformers torchaudio llguidance zmq msgspec",
         ),
         ("tts.processes.supervisor, tts.serve", "torch grpc starlette uvicorn"),
+        ("tts.processes.engine", "torch grpc starlette uvicorn"),
         ("tts.processes.front_end", "torch starlette uvicorn"),
         ("tts.api.load", "torch grpc transformers"),
     ],

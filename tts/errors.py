@@ -144,6 +144,10 @@ class EngineLostError(UnavailableError):
     """Error when the engine's process has exited or hangs; it is being restarted."""
 
 
+class SpeechServerLostError(UnavailableError):
+    """Error when the speech server does not answer, or does not accept this server's calls."""
+
+
 class SlowReaderError(TTSError):
     """Error for a client that left a message unread for too long."""
 

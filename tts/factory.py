@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_CPU_THREADS = 4
+WARM_UP_CODES = 16
 READER_PATIENCE = 6
 """Ratio of the read timeout of a whole block to that of one message: a block is sent as many
 messages, each with a timeout of its own."""
@@ -87,6 +88,19 @@ class Service:
     def services(self) -> tuple[Service, ...]:
         """The services of all models, this one first."""
         return (self,) if self.text_service is None else (self, self.text_service)
+
+    async def warm_up(self) -> None:
+        """Synthesize a word, so that the first call does not pay for lazy imports and allocations.
+
+        Raises CheckpointError for defects that only a first call finds.
+        """
+        from tts.speech.types import SamplingOverrides, SpeechRequest
+
+        for service in self.services:
+            service.prompts.check_chat()
+        if self.synthesizer is not None:
+            sampling = SamplingOverrides(seed=0, max_tokens=WARM_UP_CODES)
+            await self.synthesizer.synthesize(SpeechRequest("Ready.", sampling=sampling))
 
     async def close(self) -> None:
         """Stop the engines."""
@@ -221,6 +235,8 @@ def connect_service(
     checkpoint = checkpoint or open_checkpoint(config)
     folder = checkpoint.folder
     family = find_family(checkpoint, config.family)
+    if server is not None and server.speech_server is not None:
+        _check_has_no_voice(folder, family)
     parts = _Parts(config, server, folder, info, voice_folder, requires_lexicons)
     prompts = PromptBuilder(checkpoint, family, info.codec)
     return Service(
@@ -240,6 +256,14 @@ def connect_service(
         ),
         synthesizer=_synthesizer(parts, client, prompts, family) if family else None,
     )
+
+
+def _check_has_no_voice(folder: Path, family: SpeechFamily | None) -> None:
+    """Raise ConfigError for a model whose texts cannot be spoken by a speech server."""
+    if family is not None:
+        raise ConfigError(f"{folder} speaks itself; leave out speech_server, or name a text model")
+    if is_embedding_model(folder):
+        raise ConfigError(f"{folder} embeds texts; speech_server needs a model that generates")
 
 
 def _adapter_names(config: AudioGenerationConfig) -> tuple[str, ...]:

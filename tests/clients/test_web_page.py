@@ -415,3 +415,23 @@ def test_every_control_has_a_name_and_a_place_in_the_order_of_keys(page: Page) -
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement.id || document.activeElement.className"))
     assert {"script", "speak", "play", "speed", "record", "upload", "transcript"} <= reached
+
+
+def test_the_voices_are_two_stops_of_the_tab_key(page: Page) -> None:
+    """The arrow keys choose a voice, and the sample that Tab reaches is that of the chosen one."""
+    chosen = page.locator("input[name=voice]:checked")
+    before = chosen.input_value()
+    chosen.focus()
+    for key in ("ArrowDown", "ArrowDown"):
+        page.keyboard.press(key)
+    row = page.locator(".voice:has(:checked)")
+    expect(row.locator("input")).to_be_focused()
+    assert row.locator("input").input_value() != before
+    page.keyboard.press("Tab")
+    expect(row.locator(".play")).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(page.locator("#speed")).to_be_focused()
+    page.keyboard.press("Shift+Tab")
+    expect(row.locator(".play")).to_be_focused()
+    page.keyboard.press("Enter")
+    assert finish(page)["peak"] > 0.05

@@ -49,6 +49,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "model.served_model_name",
             "text_model",
             "text_model_config",
+            "speech_server",
             "model.weight_path",
             "allow_pickle",
             "audio_decoder",
@@ -119,6 +120,9 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "tls_cert",
             "tls_key",
             "tls_client_ca",
+            "speech_server_token",
+            "speech_server_tls",
+            "speech_server_ca",
             "wyoming_without_token",
         ),
         "requests": (
@@ -167,6 +171,7 @@ METAVARS: Mapping[str, str] = MappingProxyType(
     {
         "model_path": "NAME",
         "text_model": "NAME",
+        "speech_server": "HOST:PORT",
         "chunk_size": "N,N,...",
         "s": "SECONDS",
         "ms": "MS",

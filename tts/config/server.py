@@ -9,10 +9,12 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from llm import StrictModel
+from tts.engine.admission import AdmissionLimits
 
 MIB = 2**20
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 TOKEN = re.compile("[!-~]([ -~]*[!-~])?")
+ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}")
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
@@ -45,6 +47,19 @@ class ServerConfig(StrictModel):
     )
     text_model_config: dict[str, Any] = Field(
         default_factory=dict, description="configuration of the text model, as of the model"
+    )
+    speech_server: str | None = Field(
+        default=None,
+        description="another server, HOST:PORT of gRPC, that speaks what this text model generates",
+    )
+    speech_server_token: str | None = Field(
+        default=None, repr=False, description="token that the speech server asks for"
+    )
+    speech_server_tls: bool = Field(
+        default=False, description="encrypt the connection to the speech server"
+    )
+    speech_server_ca: Path | None = Field(
+        default=None, description="CA to trust for the speech server, PEM; implies TLS"
     )
     front_ends: int = Field(
         default=1, ge=0, le=64, description="processes for calls; 0: the engine's"
@@ -133,7 +148,7 @@ class ServerConfig(StrictModel):
         default=8001, ge=0, le=65535, description="port of the metrics server; 0 is any free one"
     )
 
-    @field_validator("auth_token", "admin_token")
+    @field_validator("auth_token", "admin_token", "speech_server_token")
     @classmethod
     def _is_token(cls, token: str | None) -> str | None:
         """Refuse a token that leaves the server open, or that no client can send."""
@@ -143,6 +158,13 @@ class ServerConfig(StrictModel):
                 "leave it out for a server without it"
             )
         return token
+
+    @field_validator("speech_server")
+    @classmethod
+    def _is_address(cls, address: str | None) -> str | None:
+        if address is not None and not ADDRESS.fullmatch(address):
+            raise ValueError(f"{address!r} is no address; write HOST:PORT")
+        return address
 
     @field_validator("http_cors_origins")
     @classmethod
@@ -164,12 +186,30 @@ class ServerConfig(StrictModel):
             raise ValueError("unload_after_s needs front_ends of at least 1")
         if self.text_model_config and self.text_model is None:
             raise ValueError("text_model_config needs text_model")
+        if self.speech_server is None and self._names_speech_server:
+            raise ValueError("speech_server_token, _tls and _ca need speech_server")
+        if self.speech_server is not None and self.text_model is not None:
+            raise ValueError("speech_server and text_model exclude each other; name one of them")
         if self.wyoming_port is not None and not self._may_speak_wyoming:
             raise ValueError(
                 "Wyoming has no tokens and no TLS, which this server requires: set wyoming_host to "
                 "127.0.0.1, or wyoming_without_token to serve every client that reaches its port"
             )
         return self
+
+    @property
+    def admission_limits(self) -> AdmissionLimits:
+        """Limits on concurrent calls, counted over all front ends."""
+        return AdmissionLimits(
+            max_running=self.max_concurrent_requests,
+            max_waiting=self.max_queued_requests,
+            max_per_client=self.max_streams_per_client,
+        )
+
+    @property
+    def _names_speech_server(self) -> bool:
+        given = self.speech_server_token, self.speech_server_ca
+        return self.speech_server_tls or any(value is not None for value in given)
 
     @property
     def _may_speak_wyoming(self) -> bool:

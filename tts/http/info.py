@@ -18,6 +18,7 @@ from tts.http.exchange import Exchange
 from tts.observe.exporter import CONTENT_TYPE, exposition, is_shared
 
 RETRY_S = 1.0
+_SERVING = {True: "SERVING", False: "NOT_SERVING"}
 
 
 def routes(shared: Shared) -> list[BaseRoute]:
@@ -49,9 +50,13 @@ def routes(shared: Shared) -> list[BaseRoute]:
         await exchange.reply(known[name])
 
     async def health(request: Request) -> Response:
-        if shared.host.is_healthy:
-            return JSONResponse({"status": "SERVING"})
-        return JSONResponse({"status": "NOT_SERVING"}, 503, retry_headers(RETRY_S))
+        host = shared.host
+        speaker = {}
+        if host.config.speech_server is not None:
+            speaker = {"speech_server": _SERVING[host.is_speaker_serving]}
+        if host.is_healthy:
+            return JSONResponse({"status": _SERVING[True], **speaker})
+        return JSONResponse({"status": _SERVING[False], **speaker}, 503, retry_headers(RETRY_S))
 
     return [
         shared.route("GET", "/v1/models", list_models),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -39,6 +39,23 @@ OPENAI_VOICES = (
     "cedar",
 )
 """Names of OpenAI's voices, which stand for the built-in voices in their order, again and again."""
+
+
+class SpeechNames(Protocol):
+    """Names that requests for speech may use: of a synthesizer, or of another server."""
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of its adapters."""
+
+    @property
+    def voices(self) -> VoiceRegistry:
+        """Its voices."""
+
 
 PCM_RATE = 24_000  # Hz of OpenAI's `pcm`
 
@@ -253,17 +270,17 @@ def to_session(frame: SessionFrame, synthesizer: Synthesizer) -> pb.StreamingSyn
 
 
 def to_synthesis(
-    body: VoiceSettings, response_format: SpeechFormat, synthesizer: Synthesizer
+    body: VoiceSettings, response_format: SpeechFormat, names: SpeechNames
 ) -> pb.SynthesisConfig:
     """Return the config of the wire contract; raises as `to_request` does."""
-    model, lora = _model_and_adapter(body.model, synthesizer)
+    model, lora = _model_and_adapter(body.model, names)
     rate = body.sample_rate or (PCM_RATE if response_format == "pcm" else 0)
     encoding = FORMATS[response_format][0]
     sizes = [body.chunk_size] if isinstance(body.chunk_size, int) else body.chunk_size
     return pb.SynthesisConfig(
         model=model,
         lora=lora,
-        voice=_voice(body, synthesizer.voices),
+        voice=_voice(body, names.voices),
         audio_format=pb.AudioFormat(encoding=encoding, sample_rate_hertz=rate),
         speaking_rate=body.speed,
         pitch=body.pitch,
@@ -275,10 +292,9 @@ def to_synthesis(
     )
 
 
-def _model_and_adapter(name: str, synthesizer: Synthesizer) -> tuple[str, str]:
+def _model_and_adapter(name: str, names: SpeechNames) -> tuple[str, str]:
     """Return the model and the adapter that a name selects; "" for the served model."""
-    settings = synthesizer.settings
-    if name != settings.model and name in settings.adapters:
+    if name != names.model and name in names.adapters:
         return "", name
     return "" if name in OPENAI_MODELS else name, ""
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import aclosing
-from dataclasses import replace
+from io import BytesIO
 from typing import Any
 
-from decoder import apply_patches
+from decoder import apply_patches, finalize_header
 from llm import FinishReason
 from tts.http.exchange import Exchange, data_event
 from tts.http.responses import LAST_EVENT, ChatResponse, usage_fields
@@ -39,14 +39,12 @@ async def speak_chat(
     proto = pb.GenerateSpeechRequest(
         config=message.config,
         input=message.input,
-        synthesis=audio.synthesis(host.speech.synthesizer),
+        synthesis=audio.synthesis(host.speaker.names),
     )
-    request = await check_spoken(host, call, proto)
+    request = await check_spoken(host, call, proto, is_whole=not body.stream)
     response = SpokenChatResponse(exchange, body)
     if body.stream:
         exchange.begin_events()
-    else:
-        request = replace(request, speech=host.speech.within_message(request.speech))
     async with host.enter(call), aclosing(generate_spoken(host, call, request)) as events:
         async for event in events:
             if not body.stream:
@@ -68,6 +66,7 @@ class SpokenChatResponse(ChatResponse):
         super().__init__(exchange, body, body.logprobs)
         self._id = f"audio_{exchange.call.request_id}"
         self._data: list[bytes] = []
+        self._num_samples = 0
         self._times: dict[str, list[dict[str, Any]]] = {}
         self._result: SynthesisResult | None = None
 
@@ -78,6 +77,7 @@ class SpokenChatResponse(ChatResponse):
                 self.add(event)
             case AudioChunk(data):
                 self._data.append(data)
+                self._num_samples += event.sample_count
             case Done(result):
                 self._result = result
             case WordTimes() | SegmentTime():
@@ -104,10 +104,11 @@ class SpokenChatResponse(ChatResponse):
 
     def _message(self, text: str) -> dict[str, Any]:
         assert self._result is not None
-        data = apply_patches(b"".join(self._data), self._result.header_patches)
+        file = BytesIO(apply_patches(b"".join(self._data), self._result.header_patches))
+        finalize_header(file, self._num_samples)  # a speech server sends no patches
         audio = {
             "id": self._id,
-            "data": b64encode(data).decode(),
+            "data": b64encode(file.getvalue()).decode(),
             "transcript": text,
             "expires_at": self._created,  # the server does not keep it
             **self._times,

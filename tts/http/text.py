@@ -49,7 +49,9 @@ def routes(shared: Shared) -> list[BaseRoute]:
 async def _chat(exchange: Exchange) -> None:
     body = await _read(exchange, ChatBody)
     message = chat_request(body, exchange.host.text.service)
-    if body.spoken is not None and exchange.host.service.synthesizer is None:
+    host = exchange.host
+    is_mute = host.service.synthesizer is None and host.config.speech_server is None
+    if body.spoken is not None and is_mute:
         raise InvalidRequestError.of("modalities", "must be text; this server has no voice")
     if body.spoken is None:
         await _generate(exchange, body, message, ChatResponse(exchange, body, body.logprobs))

@@ -12,9 +12,8 @@ from tts.errors import FieldViolation, InvalidRequestError
 from tts.factory import Service
 from tts.http.exchange import Items, JsonBody
 from tts.http.speech_body import NAMES as SPEECH_NAMES
-from tts.http.speech_body import SpeechFormat, VoiceSettings, to_synthesis
+from tts.http.speech_body import SpeechFormat, SpeechNames, VoiceSettings, to_synthesis
 from tts.server.wire.text import MAX_MESSAGES
-from tts.speech.synthesizer import Synthesizer
 from tts.v1 import common_pb2, speech_pb2
 from tts.v1 import text_pb2 as pb
 
@@ -189,9 +188,9 @@ class ChatAudio(VoiceSettings):
 
     format: Literal["mp3", "opus", "flac", "wav", "pcm16"] = "wav"
 
-    def synthesis(self, synthesizer: Synthesizer) -> speech_pb2.SynthesisConfig:
+    def synthesis(self, names: SpeechNames) -> speech_pb2.SynthesisConfig:
         """Return the message of the wire contract; raises as `to_request` does."""
-        return to_synthesis(self, AUDIO_FORMATS[self.format], synthesizer)
+        return to_synthesis(self, AUDIO_FORMATS[self.format], names)
 
 
 class ChatBody(GenerationBody):

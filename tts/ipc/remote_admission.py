@@ -1,20 +1,27 @@
-"""`RemoteAdmission`: admission of calls over all front ends, by the engine's process."""
+"""`RemoteAdmission`: admission of calls over all front ends, by an engine's process."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
+from tts.errors import EngineLostError
 from tts.ipc.remote_client import RemoteEngineClient
 
 
 class RemoteAdmission:
-    """Implementation of `Admission`'s interface for one front end. One event loop."""
+    """Implementation of `Admission`'s interface for one front end. One event loop.
+
+    The first engine admits all calls. While it is lost the next one does, for the calls that need
+    that engine only; it does not count the calls that the first one admitted.
+    """
 
     def __init__(
-        self, client: RemoteEngineClient, note: Callable[[int, int], None] = lambda *_: None
+        self,
+        engines: Sequence[RemoteEngineClient],
+        note: Callable[[int, int], None] = lambda *_: None,
     ) -> None:
-        self._client, self._note = client, note
+        self._engines, self._note = engines, note
         self.running = 0
         """Number of this front end's calls that hold a slot."""
         self.waiting = 0
@@ -32,7 +39,8 @@ class RemoteAdmission:
         self._count(0, 1)
         is_waiting = True
         try:
-            async with self._client.admit(client):
+            async with AsyncExitStack() as slot:
+                await self._take(slot, client)
                 is_waiting = False
                 self._count(1, -1)
                 try:
@@ -47,6 +55,15 @@ class RemoteAdmission:
         """Raise AssertionError when the counts contradict each other."""
         assert self.running >= 0, self
         assert self.waiting >= 0, self
+
+    async def _take(self, slot: AsyncExitStack, client: str) -> None:
+        """Wait for a slot of the first engine that is connected; `slot` gives it back."""
+        *others, last = self._engines
+        for engine in others:
+            with suppress(EngineLostError):
+                await slot.enter_async_context(engine.admit(client))
+                return
+        await slot.enter_async_context(last.admit(client))
 
     def _count(self, running: int, waiting: int) -> None:
         self.running += running

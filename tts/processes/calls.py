@@ -23,11 +23,9 @@ from tts.processes.child import Ready, Signals, end_process
 from tts.processes.collector import tune_gc
 from tts.riva import service as riva_service
 from tts.server.server import SpeechServer
-from tts.speech.types import SamplingOverrides, SpeechRequest
 
 logger = logging.getLogger("tts.serve")
 
-WARM_UP_CODES = 16
 PROTOCOLS = (riva_service.PROTOCOL,)
 """Protocols of others that are served on the same port."""
 
@@ -100,7 +98,7 @@ async def serve_calls(
         if service is None:
             end_process(0)  # a loading thread cannot be interrupted
         ending.push_async_callback(service.close)
-        await warm_up(service)
+        await service.warm_up()
         tune_gc()
         ending.enter_context(expose_metrics(config, server.host.metrics, folder))
         ending.push_async_callback(stop_all, server, others)  # calls end before their engine
@@ -122,18 +120,6 @@ async def serve_in_process(config: ServeConfig, folder: Path | None = None) -> i
     return await serve_calls(
         config, Signals(), load, lambda ready: print(ready, flush=True), folder
     )
-
-
-async def warm_up(service: Service) -> None:
-    """Synthesize a word, so that the first call does not pay for lazy imports and allocations.
-
-    Raises CheckpointError for defects that only a first call finds.
-    """
-    for served in service.services:
-        served.prompts.check_chat()
-    if service.synthesizer is not None:
-        sampling = SamplingOverrides(seed=0, max_tokens=WARM_UP_CODES)
-        await service.synthesizer.synthesize(SpeechRequest("Ready.", sampling=sampling))
 
 
 def expose_metrics(config: ServeConfig, metrics: Metrics, folder: Path | None) -> ExitStack:

@@ -21,7 +21,6 @@ from tts.config.serve import ServeConfig
 from tts.engine.admission import Admission
 from tts.factory import connect_service, create_engine_client
 from tts.ipc.engine_server import EngineServer
-from tts.processes.calls import warm_up
 from tts.processes.child import (
     TEXT_ENGINE_NAME,
     UNLOADED,
@@ -33,7 +32,6 @@ from tts.processes.child import (
     run_child,
 )
 from tts.processes.collector import tune_gc
-from tts.server.context import admission_limits
 
 logger = logging.getLogger("tts.engine")
 
@@ -54,7 +52,7 @@ async def run(launch: Launch, report: Reporter) -> int:
     try:
         of_front_ends = {"watermark": False, "lexicon": []}
         plain = config.model.model_copy(update=of_front_ends)
-        await warm_up(connect_service(plain, config.server, client, info))
+        await connect_service(plain, config.server, client, info).warm_up()
         tune_gc()
         server = EngineServer(client, info, launch.endpoints, _admission(config))
         try:
@@ -88,7 +86,7 @@ def _admission(config: ServeConfig) -> Admission | None:
     """Return the admission of calls, if several front ends share it."""
     if config.server.front_ends < 2:
         return None
-    return Admission(admission_limits(config.server))
+    return Admission(config.server.admission_limits)
 
 
 @contextmanager

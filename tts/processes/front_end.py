@@ -43,8 +43,6 @@ async def run(launch: Launch, report: Reporter) -> int:
 
     async def load(server: SpeechServer) -> Service:
         client = await connected(launch.endpoints, ENGINE_NAME)
-        if server_config.front_ends > 1:
-            server.host.admission = RemoteAdmission(client, server.host.metrics.note_requests)
         # On a thread: loading the watermark takes seconds.
         service = await asyncio.to_thread(
             connect_service,
@@ -55,10 +53,15 @@ async def run(launch: Launch, report: Reporter) -> int:
             launch.voice_folder,
             requires_lexicons=not launch.is_restart,
         )
-        if text is None or launch.text_endpoints is None:
-            return service
-        writer = await connected(launch.text_endpoints, TEXT_ENGINE_NAME)
-        return with_text_model(service, connect_service(text, server_config, writer, writer.info))
+        engines = [client]
+        if text is not None and launch.text_endpoints is not None:
+            writer = await connected(launch.text_endpoints, TEXT_ENGINE_NAME)
+            engines.append(writer)
+            own = connect_service(text, server_config, writer, writer.info)
+            service = with_text_model(service, own)
+        if server_config.front_ends > 1:
+            server.host.admission = RemoteAdmission(engines, server.host.metrics.note_requests)
+        return service
 
     listening = server_config.model_copy(update=dict(launch.ports))
     return await serve_calls(replace(launch.config, server=listening), Signals(), load, report)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from tts.config.server import ServerConfig
-from tts.engine.admission import Admission, AdmissionLimits
+from tts.engine.admission import Admission
 from tts.observe.metrics import Metrics
 from tts.observe.tracing import create_tracer
 from tts.server.call import Call, CallTracker, ServerState
@@ -17,15 +17,7 @@ from tts.server.text_api import TextApi
 if TYPE_CHECKING:
     from tts.factory import Service
     from tts.ipc.remote_admission import RemoteAdmission
-
-
-def admission_limits(config: ServerConfig) -> AdmissionLimits:
-    """Return the limits on concurrent calls, counted over all front ends of a server."""
-    return AdmissionLimits(
-        max_running=config.max_concurrent_requests,
-        max_waiting=config.max_queued_requests,
-        max_per_client=config.max_streams_per_client,
-    )
+    from tts.server.remote_speaker import RemoteSpeaker
 
 
 class ServerContext:
@@ -41,15 +33,19 @@ class ServerContext:
             create_tracer(config.trace_requests),
         )
         self.admission: Admission | RemoteAdmission = Admission(
-            admission_limits(config), self.metrics.note_requests
+            config.admission_limits, self.metrics.note_requests
         )
         self.is_healthy = False
         """Whether load balancers should send calls: the model is loaded, its engine lives, and the
         server does not drain."""
+        self.is_speaker_serving = False
+        """Whether the speech server serves, if there is one."""
         self.service: Service
         """The models' components; set by `serve`, before the first call."""
         self.speech: SpeechApi
         """Implementation of SpeechService; set by `serve`."""
+        self.speaker: SpeechApi | RemoteSpeaker
+        """The part that speaks generated texts: `speech`, or another server; set by `serve`."""
         self.text: TextApi
         """Implementation of TextService; set by `serve`."""
 
@@ -63,10 +59,11 @@ class ServerContext:
             call.stats.admission_s = call.age_s
             yield
 
-    def serve(self, service: Service) -> None:
-        """Accept calls with the loaded model."""
+    def serve(self, service: Service, speaker: RemoteSpeaker | None = None) -> None:
+        """Accept calls with the loaded model; `speaker` speaks what it generates."""
         self.service = service
         self.speech = SpeechApi(service.synthesizer, self.config)
+        self.speaker = speaker or self.speech
         self.text = TextApi(service.for_text, self.config)
         self.calls.state = ServerState.SERVING
 

@@ -25,6 +25,7 @@ from tts.server.context import ServerContext
 from tts.server.health_service import HealthServicer
 from tts.server.interceptor import AccessInterceptor
 from tts.server.listener import Listener, Unregistered
+from tts.server.remote_speaker import RemoteSpeaker
 from tts.server.sockets import address_of
 from tts.server.speech_service import SpeechServicer
 from tts.server.text_service import TextServicer
@@ -44,6 +45,8 @@ SHORTEST_CLIENT_PING_S = 10
 NO_LIMIT_MS = 2**31 - 1  # gRPC's infinity
 MAX_PEM_BYTES = 2**20  # a device file has no end
 STATUS_PERIOD_S = 0.5
+SPOKEN_TEXT = f"{text_service.SERVICE}.GenerateSpeech"
+"""Name for health checks of the speech server, if there is one."""
 LAST_WORDS_S = 1.0  # time to deliver final statuses after the last call
 
 _GONE = (logging.ERROR, "the engine has exited or hangs; NOT_SERVING")
@@ -86,13 +89,18 @@ def _age_options(max_age_s: float | None) -> tuple[tuple[str, int], ...]:
 
 def exposure_warnings(config: ServerConfig) -> list[str]:
     """Return warnings about missing authentication and encryption."""
-    if config.host in LOOPBACK:
-        return []
-    if not (config.auth_token or config.admin_token or config.tls_client_ca):
-        return [f"every client that reaches {config.host} may call; see auth_token"]
-    if config.tls_cert is None:
-        return [f"tokens travel unencrypted to {config.host}; see tls_cert"]
-    return []
+    warnings = []
+    if config.host not in LOOPBACK:
+        if not (config.auth_token or config.admin_token or config.tls_client_ca):
+            warnings.append(f"every client that reaches {config.host} may call; see auth_token")
+        elif config.tls_cert is None:
+            warnings.append(f"tokens travel unencrypted to {config.host}; see tls_cert")
+    speaker = config.speech_server or ""
+    is_far = speaker.rpartition(":")[0].strip("[]") not in LOOPBACK
+    is_open = not (config.speech_server_tls or config.speech_server_ca)
+    if config.speech_server_token and is_far and is_open:
+        warnings.append(f"the token travels unencrypted to {speaker}; see speech_server_tls")
+    return warnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +124,12 @@ class SpeechServer:
         self._interceptor = AccessInterceptor(config, self.access, self.host.calls)
         self._others = others
         self._names = (*SERVICES, *(other.name for other in others))
-        self._health = HealthServicer(("", *self._names))
+        self._spoken = (SPOKEN_TEXT,) if config.speech_server is not None else ()
+        self._health = HealthServicer(("", *self._names, *self._spoken))
         self._credentials: grpc.ServerCredentials | None = None
         self._listener = Listener(self._create, self._bind)
         self._watch: asyncio.Task[None] | None = None
+        self._speaker: RemoteSpeaker | None = None
         self._is_draining = False
         self.port = 0
         """Bound port; set by `start`."""
@@ -134,11 +144,12 @@ class SpeechServer:
 
         Raises ConfigError when the address or the TLS files cannot be used.
         """
-        await self._set_health(_Status.NOT_SERVING, self._names)
+        await self._set_health(_Status.NOT_SERVING, (*self._names, *self._spoken))
         for warning in exposure_warnings(self._config):
             logger.warning("%s", warning)
         config = self._config
         self._credentials = _credentials(config)
+        self._speaker = _speaker(config)
         try:
             self.port = await self._listener.start(config.port)
         except RuntimeError as error:
@@ -147,7 +158,10 @@ class SpeechServer:
 
     async def serve(self, service: Service) -> None:
         """Accept calls with the loaded model."""
-        self.host.serve(service)
+        if self._speaker is not None:
+            await self._speaker.start()
+        self.host.serve(service, self._speaker)
+        await self._set_spoken()
         await self._set_health(_Status.SERVING, self._services(service))
         self._watch = asyncio.create_task(self._watch_engine(service))
 
@@ -172,6 +186,8 @@ class SpeechServer:
                 await self._watch
         is_idle = self.host.calls.num_open == 0
         await self._listener.stop(LAST_WORDS_S if is_idle else None)
+        if self._speaker is not None:
+            await self._speaker.close()
 
     def _create(self) -> grpc.aio.Server:
         """Return a server with all services, not bound to a port."""
@@ -208,6 +224,7 @@ class SpeechServer:
                 was_serving = is_serving
                 health_status = _Status.SERVING if is_serving else _Status.NOT_SERVING
                 await self._set_health(health_status, self._services(service))
+            await self._set_spoken()
             await asyncio.sleep(STATUS_PERIOD_S)
 
     async def _read_status(self, service: Service) -> bool:
@@ -224,6 +241,13 @@ class SpeechServer:
     def _services(self, service: Service) -> Iterable[str]:
         return self._names if service.synthesizer else TEXT_ONLY
 
+    async def _set_spoken(self) -> None:
+        """Report the health of the speech server, if there is one, under a name of its own."""
+        if self._speaker is not None:
+            self.host.is_speaker_serving = is_serving = self._speaker.is_serving
+            status = _Status.SERVING if is_serving else _Status.NOT_SERVING
+            await self._health.set(SPOKEN_TEXT, status)
+
     async def _set_health(self, status: int, services: Iterable[str]) -> None:
         self.host.is_healthy = status == _Status.SERVING and not self._is_draining
         for service in ("", *services):
@@ -237,6 +261,18 @@ def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
     pair = (_pem(config.tls_key), _pem(config.tls_cert))
     client_ca = _pem(config.tls_client_ca) if config.tls_client_ca else None
     return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
+
+
+def _speaker(config: ServerConfig) -> RemoteSpeaker | None:
+    """Return the client of the speech server; None without one."""
+    if config.speech_server is None:
+        return None
+    credentials = None
+    if config.speech_server_tls or config.speech_server_ca is not None:
+        ca = _pem(config.speech_server_ca) if config.speech_server_ca is not None else None
+        credentials = grpc.ssl_channel_credentials(ca)
+    token = config.speech_server_token
+    return RemoteSpeaker(config.speech_server, config.max_message_bytes, token, credentials)
 
 
 def _pem(path: Path) -> bytes:

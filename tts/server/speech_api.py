@@ -8,9 +8,10 @@ in the queue.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 from decoder import AudioEncoding
 from tts.config.server import ServerConfig
@@ -22,6 +23,7 @@ from tts.speech.session import SessionTimes, StreamingSession
 from tts.speech.synthesizer import Synthesizer
 from tts.speech.types import SessionEvent, SpeechRequest, SynthesizedSpeech
 from tts.text.segmenter import MAX_EAGER, SegmentMode
+from tts.textgen.spoken import SpokenSession
 from tts.v1 import speech_pb2 as pb
 
 MAX_FLUSH_ID = 128
@@ -33,6 +35,7 @@ MAX_SAMPLE_BYTES = dict.fromkeys(AudioEncoding, 2.5) | {
 }
 """Maximum number of bytes per output sample; compressed formats can grow for short input."""
 
+OpenSession = Callable[[], Awaitable[SpokenSession]]
 SynthesizeProto = pb.SynthesizeRequest | pb.SynthesizeStreamRequest
 
 
@@ -47,7 +50,10 @@ class SpeechApi:
     def synthesizer(self) -> Synthesizer:
         """Return the synthesizer. Raises PreconditionError for a text-only model."""
         if self._synthesizer is None:
-            raise PreconditionError(Precondition.SPEECH, "this model writes text only")
+            message = "this model writes text only"
+            if self._config.speech_server is not None:
+                message += "; the speech server speaks what it generates (GenerateSpeech, chats)"
+            raise PreconditionError(Precondition.SPEECH, message)
         return self._synthesizer
 
     def check(self, proto: SynthesizeProto, default_id: str = "") -> SpeechRequest:
@@ -110,17 +116,26 @@ class SpeechApi:
         times = SessionTimes(delay_s, longest_s if idle_s is None else min(idle_s, longest_s))
         return self._with_voice(request, config.synthesis), times
 
-    def check_spoken(self, config: pb.SynthesisConfig, default_id: str = "") -> SpeechRequest:
-        """Return the checked request for the speech of a text that is generated.
+    @property
+    def names(self) -> Synthesizer:
+        """The component that knows the names of models and voices; see `synthesizer`."""
+        return self.synthesizer
 
-        Without a segment mode clauses are spoken, for the lowest latency. Raises as `check` does.
+    def prepare(
+        self, config: pb.SynthesisConfig, request_id: str, *, is_whole: bool = False
+    ) -> OpenSession:
+        """Return the function that opens a session for the speech of a generated text.
+
+        Without a segment mode clauses are spoken, for the lowest latency. `is_whole`: the audio
+        fits into one message. Raises as `check` does.
         """
         codec = self._checked_model(config).codec
         with Violations() as wrong:
-            request = read_config(config, codec, "synthesis", wrong, default_id=default_id)
+            request = read_config(config, codec, "synthesis", wrong, default_id=request_id)
         if not config.segment_mode:
             request = replace(request, segment_mode=SegmentMode.CLAUSE)
-        return self._with_voice(request, config)
+        request = self._with_voice(request, config)
+        return partial(self.open_session, self.within_message(request) if is_whole else request)
 
     async def open_session(
         self, request: SpeechRequest, times: SessionTimes | None = None
@@ -202,9 +217,14 @@ class SpeechApi:
     def _longest_whole_s(self, request: SpeechRequest) -> float:
         """Return the seconds of audio that are certain to fit into one message."""
         rate = request.sample_rate or self.synthesizer.codec.sample_rate
-        room = self._config.max_message_bytes - UNARY_OVERHEAD_BYTES
         encoding = request.encoding or self.synthesizer.settings.raw_encoding
-        return max(1.0, room / (rate * MAX_SAMPLE_BYTES[encoding]))
+        return longest_whole_s(self._config.max_message_bytes, rate, encoding)
+
+
+def longest_whole_s(max_message_bytes: int, sample_rate: int, encoding: AudioEncoding) -> float:
+    """Return the seconds of audio that are certain to fit into a message of this size."""
+    room = max_message_bytes - UNARY_OVERHEAD_BYTES
+    return max(1.0, room / (sample_rate * MAX_SAMPLE_BYTES[encoding]))
 
 
 async def _while_fed(

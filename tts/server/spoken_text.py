@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from tts.server.call import Call
 from tts.server.context import ServerContext
+from tts.server.speech_api import OpenSession
 from tts.server.speech_stats import note_event
 from tts.server.text_api import note_piece
-from tts.speech.types import Done, SpeechEvent, SpeechRequest, SpeechUsage
+from tts.speech.types import Done, SpeechEvent, SpeechUsage
 from tts.textgen.generator import TextPiece, TextRequest
 from tts.textgen.spoken import speak_text
 from tts.v1 import text_pb2 as pb
@@ -19,18 +20,22 @@ from tts.v1 import text_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class SpokenTextRequest:
-    """Checked request for a text and for its speech, whose own text is empty."""
+    """Checked request for a text, and the function that opens the session of its speech."""
 
     text: TextRequest
-    speech: SpeechRequest
+    open_session: OpenSession
 
 
 async def check_spoken(
-    host: ServerContext, call: Call, proto: pb.GenerateSpeechRequest
+    host: ServerContext, call: Call, proto: pb.GenerateSpeechRequest, *, is_whole: bool = False
 ) -> SpokenTextRequest:
-    """Return the checked request; raises as `TextApi.check` and `SpeechApi.check` do."""
+    """Return the checked request; raises as `TextApi.check` and `prepare` of the speaker do.
+
+    `is_whole`: the audio fits into one message.
+    """
     text = await host.text.check(call, proto)
-    return SpokenTextRequest(text, host.speech.check_spoken(proto.synthesis, call.request_id))
+    prepared = host.speaker.prepare(proto.synthesis, call.request_id, is_whole=is_whole)
+    return SpokenTextRequest(text, prepared)
 
 
 async def generate_spoken(
@@ -40,7 +45,7 @@ async def generate_spoken(
 
     The latency of the first audio counts from the first text. Closing the iterator cancels both.
     """
-    session = await host.speech.open_session(request.speech)
+    session = await request.open_session()
     written, usage = TextPiece(""), SpeechUsage()
     async with aclosing(speak_text(host.text.write(request.text), session)) as events:
         async for event in events:

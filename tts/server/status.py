@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import grpc
 from google.protobuf.any_pb2 import Any
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, RetryInfo
 from google.rpc.status_pb2 import Status
 
@@ -141,6 +142,7 @@ RULES: Mapping[type[BaseException], StatusRule] = {
     errors.LoadingError: StatusRule(_Code.UNAVAILABLE, "LOADING", _retry),
     errors.DrainingError: StatusRule(_Code.UNAVAILABLE, "DRAINING", _retry),
     errors.EngineLostError: StatusRule(_Code.UNAVAILABLE, "ENGINE_LOST", _retry),
+    errors.SpeechServerLostError: StatusRule(_Code.UNAVAILABLE, "SPEECH_SERVER_LOST", _retry),
     errors.SlowReaderError: StatusRule(_Code.ABORTED, "SLOW_READER"),
     errors.IdleTimeoutError: StatusRule(_Code.DEADLINE_EXCEEDED, "IDLE_TIMEOUT"),
     # tts: internal errors
@@ -166,6 +168,70 @@ RULES: Mapping[type[BaseException], StatusRule] = {
 _UNKNOWN = StatusRule(_Code.INTERNAL, "INTERNAL", shows_message=False)
 
 
+FORWARDED = frozenset(
+    {
+        _Code.NOT_FOUND,
+        _Code.FAILED_PRECONDITION,
+        _Code.UNIMPLEMENTED,
+        _Code.RESOURCE_EXHAUSTED,
+        _Code.ABORTED,
+        _Code.DEADLINE_EXCEEDED,
+    }
+)
+"""Codes of a speech server that concern the request of this server's client."""
+
+
+class ForwardedError(errors.TTSError):
+    """Error for a status of the speech server that this server's client gets, too."""
+
+    def __init__(self, status: RpcStatus) -> None:
+        super().__init__(status.message)
+        self.status = status
+
+
+def error_of_call(error: grpc.aio.AioRpcError) -> errors.TTSError:
+    """Return the error for a call that the speech server refused or did not finish.
+
+    Fields of its StreamingSynthesize are those of GenerateSpeech without the outermost name. What
+    concerns the connection of both servers is SpeechServerLostError, also a wrong token.
+    """
+    code, message = error.code(), error.details() or ""
+    details = _details_of(error)
+    for detail in details:
+        if isinstance(detail, BadRequest) and code is _Code.INVALID_ARGUMENT:
+            return errors.InvalidRequestError(
+                *(
+                    errors.FieldViolation(v.field.removeprefix("config."), v.description)
+                    for v in detail.field_violations
+                )
+            )
+        if isinstance(detail, ErrorInfo) and detail.reason == "STREAM_LIMIT":
+            return errors.ServerBusyError(
+                "the speech server takes no more calls of this server; try again later",
+                subject="server",
+                retry_after_s=RETRY_UNAVAILABLE_S,
+            )
+        if isinstance(detail, ErrorInfo) and detail.domain == DOMAIN and code in FORWARDED:
+            return ForwardedError(RpcStatus(code, detail.reason, message, details))
+    if code is _Code.INTERNAL:
+        return errors.SynthesisError(f"the speech server: {message}")
+    return errors.SpeechServerLostError(f"the speech server cannot be used: {code.name}")
+
+
+def _details_of(error: grpc.aio.AioRpcError) -> tuple[Message, ...]:
+    """Return the details of a call's status that this server uses itself."""
+    found: list[Message] = []
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            with suppress(DecodeError):
+                for packed in Status.FromString(value).details:
+                    for kind in (BadRequest, ErrorInfo, RetryInfo, QuotaFailure):
+                        detail = kind()
+                        if packed.Unpack(detail):
+                            found.append(detail)
+    return tuple(found)
+
+
 def rule_of(error_type: type[BaseException]) -> StatusRule:
     """Return the rule of the nearest base class in the table; INTERNAL if there is none."""
     return next((RULES[base] for base in error_type.__mro__ if base in RULES), _UNKNOWN)
@@ -173,6 +239,8 @@ def rule_of(error_type: type[BaseException]) -> StatusRule:
 
 def status_of(error: Exception, request_id: str = "") -> RpcStatus:
     """Return the status of an error; its details always include ErrorInfo."""
+    if isinstance(error, ForwardedError):
+        return replace(error.status, request_id=request_id)
     rule = rule_of(type(error))
     details = rule.details(error)
     if not any(isinstance(detail, ErrorInfo) for detail in details):

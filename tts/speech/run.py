@@ -296,16 +296,9 @@ class SynthesisRun:
         timer = self._timer(segment)
         held: list[np.ndarray] = []  # samples, until the words to be emphasised are found
         spans: list[WordSpan] = []  # of their words
-        job, last = self._job(segment, max_codes), None
-        self._is_fresh = False
-        if self._request.check:
-            spoken = self._checked(segment, job, is_last=is_last)
-        else:
-            spoken = self._client.speak(job)
-        if segment.is_open:
-            spoken = without_last_pause(spoken)
+        last = None
         try:
-            async with aclosing(spoken) as blocks:
+            async with aclosing(self._source(segment, max_codes, is_last=is_last)) as blocks:
                 async for last in blocks:
                     self._note(last)
                     if timer is not None and self._emphasis:
@@ -327,6 +320,16 @@ class SynthesisRun:
         if self._request.timestamps is TimestampGranularity.SEGMENT:
             yield self._segment_time()
         self._end_segment(last, is_last=is_last)
+
+    def _source(
+        self, segment: TextSegment, max_codes: int, *, is_last: bool
+    ) -> AsyncGenerator[AudioBlock, None]:
+        """Return a segment's blocks; `is_last`: the request's limits may cut it."""
+        job = self._job(segment, max_codes)
+        self._is_fresh = False
+        checks = self._request.check
+        spoken = self._checked(segment, job, is_last=is_last) if checks else self._client.speak(job)
+        return without_last_pause(spoken) if segment.is_open else spoken
 
     def _timer(self, segment: TextSegment) -> WordTimer | None:
         """Return a timer of a segment's words, if they are needed and the model has one."""
@@ -471,6 +474,7 @@ class SynthesisRun:
             spoken_text=" ".join(self._spoken),
             pronunciations=tuple(itertools.islice(self._pronunciations, MAX_PRONUNCIATIONS)),
             checks=tuple(self._checks),
+            num_retried_segments=sum(len(results) > 1 for results in self._checks),
         )
 
     def _longest(self, segment: TextSegment) -> int:

@@ -77,6 +77,16 @@ class Synthesizer:
         self._lexicons = lexicons
         self._lexicon_of = lru_cache(maxsize=64)(self.read_pronunciations)
 
+    @property
+    def model(self) -> str:
+        """Name of the model for clients."""
+        return self.settings.model
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters for requests."""
+        return self.settings.adapters
+
     def _cloning_limits(self) -> CloningLimits:
         """Return limits that leave context for the longest text and speech of one call."""
         settings = self.settings

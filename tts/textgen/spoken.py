@@ -10,18 +10,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
-from tts.speech.session import StreamingSession
-from tts.speech.types import FlushDone, SpeechEvent, UtteranceCancelled
+from tts.speech.types import FlushDone, SessionEvent, SpeechEvent, UtteranceCancelled
 from tts.text.clean import without_controls
 from tts.textgen.generator import TextPiece
 
 Source = AsyncGenerator[Any, None]
 
 
+class SpokenSession(Protocol):
+    """Session that speaks one text: `StreamingSession`, or that of another server."""
+
+    def feed(self, text: str) -> None:
+        """Append text, which may be cut anywhere within words."""
+
+    def close(self) -> None:
+        """End the text: the rest is spoken, then `Done` follows."""
+
+    def events(self) -> AsyncGenerator[SessionEvent, None]:
+        """Yield all events. Closing the iterator cancels the session."""
+
+
 async def speak_text(
-    pieces: AsyncGenerator[TextPiece, None], session: StreamingSession
+    pieces: AsyncGenerator[TextPiece, None], session: SpokenSession
 ) -> AsyncGenerator[TextPiece | SpeechEvent, None]:
     """Yield the pieces of a text as they are generated, and the events of a session that speaks it.
 
@@ -53,7 +65,7 @@ def _step(source: Source) -> asyncio.Future[Any]:
     return asyncio.ensure_future(anext(source, None))
 
 
-def _feed(session: StreamingSession, piece: TextPiece | None) -> None:
+def _feed(session: SpokenSession, piece: TextPiece | None) -> None:
     """Feed a piece to a session; close its input after the last one.
 
     A model may generate control characters, which sessions refuse.

@@ -24,6 +24,7 @@ from tts.v1 import text_pb2 as pb
 from tts.v1.text_pb2_grpc import TextServiceStub
 
 Status = health_pb2.HealthCheckResponse
+METRICS = {"prometheus_metrics_mode": "launch_multiproc_server", "metrics_port": 0}
 CONFIG = '{"sampling": {"enable_structured_output": true}}'
 
 
@@ -48,7 +49,7 @@ Talking = Shared[tuple[Process, grpc.aio.Channel]]
 @pytest.fixture(scope="module")
 def talker(tiny_checkpoint: Path, text_checkpoint: Path) -> Iterator[Talking]:
     """A server whose engines both serve again after each test."""
-    with shared(talking(tiny_checkpoint, text_checkpoint)) as server:
+    with shared(talking(tiny_checkpoint, text_checkpoint, front_ends=2, **METRICS)) as server:
         yield server
 
 
@@ -68,8 +69,7 @@ def _cpu_ticks(pid: int) -> int:
 
 def test_a_generated_text_is_spoken(tiny_checkpoint: Path, text_checkpoint: Path) -> None:
     async def scenario() -> None:
-        metrics = {"prometheus_metrics_mode": "launch_multiproc_server", "metrics_port": 0}
-        async with talking(tiny_checkpoint, text_checkpoint, front_ends=2, **metrics) as (
+        async with talking(tiny_checkpoint, text_checkpoint, front_ends=2, **METRICS) as (
             process,
             channel,
         ):

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from hypothesis import given
+from hypothesis import strategies as st
 
 from decoder import (
     AudioEncoding,
@@ -17,18 +19,35 @@ from decoder import (
     PrependPromptSpeechTokens,
     StreamingOptions,
 )
+from llm import FinishReason
 from tts.errors import InvalidRequestError
 from tts.server.wire.common import Violations, optional, plain_float, to_duration
 from tts.server.wire.speech import (
     check_voice_name,
     read_config,
+    read_event,
     read_input,
     to_audio,
     to_chunking,
+    to_session_response,
     to_started,
     to_words,
 )
-from tts.speech.types import AudioChunk, SpeechRequest, Started, TimestampGranularity, WordTime
+from tts.speech.types import (
+    AudioChunk,
+    Done,
+    SegmentTime,
+    SpeechEvent,
+    SpeechRequest,
+    SpeechTimings,
+    SpeechUsage,
+    Started,
+    SynthesisResult,
+    TimestampGranularity,
+    UtteranceCancelled,
+    WordTime,
+    WordTimes,
+)
 from tts.text.lexicon.entries import Alphabet, Pronunciation
 from tts.text.segmenter import SegmentMode, TextNormalization
 from tts.v1 import common_pb2
@@ -344,3 +363,56 @@ def test_streaming_options_become_chunking_messages(
         block_causal,
         prompt_causal,
     )
+
+
+COUNTS = st.integers(0, 2**31 - 1)
+SECONDS = st.floats(0, 1e5)
+NAMES = st.text("aé😀", max_size=3)
+CODES = st.lists(COUNTS, max_size=3).map(tuple)
+SAID = st.builds(Pronunciation, NAMES, NAMES, st.sampled_from([Alphabet.LETTERS, Alphabet.IPA]))
+EVENTS = st.one_of(
+    st.builds(
+        Started,
+        NAMES,
+        NAMES,
+        st.builds(AudioFormat, st.sampled_from(AudioEncoding), COUNTS, st.just(1)),
+        st.integers(0, 2**64 - 1),
+    ),
+    st.builds(AudioChunk, st.binary(max_size=4), *[COUNTS] * 8, CODES, COUNTS),
+    st.builds(
+        WordTimes,
+        st.lists(
+            st.builds(WordTime, NAMES, SECONDS, SECONDS, COUNTS, COUNTS), min_size=1, max_size=3
+        ).map(tuple),
+    ),
+    st.builds(SegmentTime, COUNTS, SECONDS, SECONDS, COUNTS, COUNTS),
+    st.builds(
+        Done,
+        st.builds(
+            SynthesisResult,
+            st.sampled_from([FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED]),
+            st.builds(SpeechUsage, COUNTS, COUNTS, COUNTS, COUNTS, SECONDS),
+            st.builds(
+                SpeechTimings,
+                *[st.none() | SECONDS] * 3,
+                SECONDS,
+            ),
+            st.lists(NAMES, max_size=2).map(tuple),
+            pronunciations=st.lists(SAID, max_size=2).map(tuple),
+            num_retried_segments=COUNTS,
+        ),
+    ),
+)
+
+
+@given(EVENTS)
+def test_events_are_read_as_they_were_sent(event: SpeechEvent) -> None:
+    sent = to_session_response(event)
+    read = read_event(sent)
+    assert type(read) is type(event)
+    assert to_session_response(read) == sent
+
+
+def test_events_of_other_sessions_are_not_read() -> None:
+    with pytest.raises(ValueError, match="cancelled"):
+        read_event(to_session_response(UtteranceCancelled(0)))

@@ -20,7 +20,6 @@ from tests.tts.serving import Serving, reason_of, run_with_server, stream_reques
 from tests.tts.text_models import WRITERS
 from tts import serve
 from tts.factory import Service, create_service
-from tts.processes.calls import warm_up
 from tts.v1 import common_pb2, speech_pb2
 from tts.v1 import text_pb2 as pb
 
@@ -210,6 +209,6 @@ def read_and_load(flags: list[str]) -> None:
     config = serve.read_config(serve.build_parser().parse_args(flags)).model
     service = create_service(config)
     try:
-        asyncio.run(warm_up(service))
+        asyncio.run(service.warm_up())
     finally:
         asyncio.run(service.client.close())

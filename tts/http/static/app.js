@@ -325,7 +325,13 @@ function showVoices(chosen = selected()) {
     return create("div", { className: "voice" }, create("label", {}, input, name), button);
   });
   find("voices").replaceChildren(...rows);
+  showSamples();
   showSpeakers();
+}
+
+/** Give the Tab key one sample, that of the chosen voice: the arrow keys choose another one. */
+function showSamples() {
+  for (const row of find("voices").children) row.lastChild.tabIndex = row.querySelector("input").checked ? 0 : -1;
 }
 
 async function takeClip(recording) {
@@ -409,6 +415,7 @@ function setUp() {
   document.addEventListener("keydown", onKey);
   find("modes").addEventListener("change", showMode);
   find("script").addEventListener("input", showSpeakers);
+  find("voices").addEventListener("change", showSamples);
   find("speed").addEventListener("input", () => (find("speed-shown").value = Number(find("speed").value).toFixed(2)));
   find("access").addEventListener("submit", (event) => {
     event.preventDefault();

@@ -37,6 +37,7 @@ from tts.speech.types import (
     SessionEvent,
     SpeechEvent,
     SpeechRequest,
+    SpeechTimings,
     SpeechUsage,
     Started,
     SynthesisResult,
@@ -444,6 +445,82 @@ def to_session_response(event: SessionEvent) -> pb.StreamingSynthesizeResponse:
             return pb.StreamingSynthesizeResponse(cancelled=cancelled)
         case _:
             return pb.StreamingSynthesizeResponse(**to_fields(event))
+
+
+def read_event(proto: pb.StreamingSynthesizeResponse) -> SessionEvent:
+    """Return the event of another server's response: the inverse of `to_session_response`.
+
+    Header patches, the spoken text and the results of checks are not sent. Raises ValueError for
+    an event that no session has without flushes and cancellations.
+    """
+    match proto.WhichOneof("event"):
+        case "started":
+            output = proto.started.audio_format
+            encoding = ENCODINGS[output.encoding]
+            return Started(
+                proto.started.request_id,
+                proto.started.model,
+                AudioFormat(encoding, output.sample_rate_hertz, output.channel_count),
+                proto.started.seed,
+            )
+        case "audio":
+            return _read_audio(proto.audio)
+        case "words":
+            return WordTimes(tuple(WordTime(w.word, *_read_span(w)) for w in proto.words.words))
+        case "segment":
+            return SegmentTime(proto.segment.segment_index, *_read_span(proto.segment))
+        case "done":
+            return Done(_read_result(proto.done))
+        case kind:
+            raise ValueError(f"unexpected event {kind}")
+
+
+def _read_audio(proto: pb.AudioChunk) -> AudioChunk:
+    return AudioChunk(
+        data=proto.data,
+        sequence=proto.sequence,
+        sample_offset=proto.sample_offset,
+        sample_count=proto.sample_count,
+        segment_index=proto.segment_index,
+        text_start=proto.text_start,
+        text_end=proto.text_end,
+        token_offset=proto.token_offset,
+        token_count=proto.token_count,
+        carry=tuple(proto.buffer_speech_tokens.tokens),
+        next_token_offset=proto.stream_token_offset,
+    )
+
+
+def _read_span(proto: pb.WordTiming | pb.SegmentTiming) -> tuple[float, float, int, int]:
+    start_s, end_s = (optional(proto, name) or 0.0 for name in ("start", "end"))
+    return start_s, end_s, proto.text_start, proto.text_end
+
+
+def _read_result(proto: pb.SynthesisDone) -> SynthesisResult:
+    usage, took = proto.usage, proto.timings
+    reasons = {number: reason for reason, number in FINISH_REASONS.items()}
+    return SynthesisResult(
+        finish_reason=reasons[proto.finish_reason],
+        usage=SpeechUsage(
+            input_characters=usage.input_characters,
+            prompt_tokens=usage.prompt_tokens,
+            cached_prompt_tokens=usage.cached_prompt_tokens,
+            output_tokens=usage.output_tokens,
+            audio_s=optional(usage, "audio_duration") or 0.0,
+        ),
+        timings=SpeechTimings(
+            queue_s=optional(took, "queue"),
+            prefill_s=optional(took, "prefill"),
+            first_audio_s=optional(took, "time_to_first_audio"),
+            total_s=optional(took, "total") or 0.0,
+        ),
+        warnings=tuple(proto.warnings),
+        pronunciations=tuple(
+            Pronunciation(said.phrase, said.spoken, ALPHABETS[said.alphabet])
+            for said in proto.pronunciations
+        ),
+        num_retried_segments=proto.num_retried_segments,
+    )
 
 
 def to_fields(event: SpeechEvent) -> dict[str, Any]:
