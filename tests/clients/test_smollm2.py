@@ -347,7 +347,7 @@ def test_the_file_is_served_as_it_is(
         theirs = transformers_model(torch.tensor([[*ids, *new[:-1]]])).logits[0, len(ids) - 1 :]
     assert (logits - theirs).abs().max() <= LOGIT_ERROR
     flags = ["--model.quantization-encoding", "float32", "--offline"]
-    with serving(str(gguf_file()), flags) as server:
-        with grpc.insecure_channel(server.address) as channel:
-            (answer,) = answers(TextServiceStub(channel), TEXTS[:1])
+    model = str(gguf_file())
+    with serving(model, flags) as server, grpc.insecure_channel(server.address) as channel:
+        (answer,) = answers(TextServiceStub(channel), TEXTS[:1])
     assert list(answer.token_ids) == told(expected[0])

@@ -14,11 +14,14 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llm import CheckpointError
-from llm.models.gguf import SUFFIX, GGUFFile
 
+if TYPE_CHECKING:
+    from llm import GGUFFile
+
+SUFFIX = ".gguf"
 WRITER = "1"  # of the folder's contents: a change makes new folders
 CONTROL, USER_DEFINED = 3, 4  # types of tokens in GGUF
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -72,6 +75,8 @@ def gguf_folder(path: Path) -> Path:
     Raises `CheckpointError` for a file that cannot be read, and for an architecture, a format of
     tensors or a tokenizer that is not supported.
     """
+    from llm import GGUFFile  # imports torch
+
     path = path.expanduser().resolve()
     facts = path.stat()
     key = f"{WRITER} {path} {facts.st_size} {facts.st_mtime_ns}"
