@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from llm.lora.manager import LoRAManager
     from llm.models.base import PipelineModel
     from llm.models.encoding import with_text_encoding
+    from llm.models.gguf import GGUFFile
     from llm.models.pooling import is_embedding_model
     from llm.models.profiling import Profiler
     from llm.models.session import EngineSession
@@ -88,6 +89,7 @@ __all__ = [
     "FinishReason",
     "ForwardBatch",
     "ForwardMode",
+    "GGUFFile",
     "Histogram",
     "HistogramCounter",
     "KVCacheConfig",
@@ -186,6 +188,7 @@ _HOMES = {
     "llm.lora.manager": ("LoRAManager",),
     "llm.models.base": ("PipelineModel",),
     "llm.models.encoding": ("with_text_encoding",),
+    "llm.models.gguf": ("GGUFFile",),
     "llm.models.pooling": ("is_embedding_model",),
     "llm.models.profiling": ("Profiler",),
     "llm.models.session": ("EngineSession",),

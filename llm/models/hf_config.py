@@ -42,16 +42,20 @@ class HuggingFaceConfig:
     def is_int8(self) -> bool:
         """Return whether weights are stored as int8 with a scale for each output row.
 
-        Raises `CheckpointError` for any other quantisation.
+        Four-bit weights are expanded when they are read (see `packed_weights`). Raises
+        `CheckpointError` for any other quantisation.
         """
         quantization = self.keys.get("quantization_config")
         if not quantization:
             return False
         method, kind = quantization.get("quant_method"), quantization.get("format")
+        if method in ("gptq", "awq") or (method, kind) == ("compressed-tensors", "pack-quantized"):
+            return False
         if (method, kind) != ("compressed-tensors", "int-quantized"):
             raise CheckpointError(
                 f"{self.path}: quantization_config {method}/{kind} cannot be read; "
-                "compressed-tensors/int-quantized and unquantised checkpoints can"
+                "compressed-tensors/int-quantized and /pack-quantized, gptq, awq and unquantised "
+                "checkpoints can"
             )
         return True
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from llm.errors import CheckpointError
+from llm.models.gguf import SUFFIX, GGUFWeights
+from llm.models.packed_weights import unpacked
 from llm.models.weights import (
     SafetensorsWeights,
     TensorInfo,
@@ -40,11 +42,22 @@ _DTYPE_NAMES = {
 def find_weights(
     folder: Path | str, files: Sequence[Path] = (), *, allow_pickle: bool = False
 ) -> Weights:
-    """Return the weights in `files`; without any, the folder's safetensors, else its pickles.
+    """Return the weights in `files`; without any, the folder's safetensors, else its only GGUF
+    file, else its pickles. Four-bit matrices (see `packed_weights`) are expanded.
 
     Raises `CheckpointError` when there are none, or pickles only and they are not allowed.
     """
     folder = Path(folder)
+    has_tensors = not files and any(folder.glob("*.safetensors"))
+    found = [] if has_tensors else [p for p in files or folder.glob("*.gguf") if p.suffix == SUFFIX]
+    if found:
+        if len(found) != 1 or len(files) > 1:
+            raise CheckpointError(f"{len(found)} GGUF files for one model: {folder}; one is read")
+        return GGUFWeights(found[0])
+    return unpacked(_find_tensors(folder, files, allow_pickle=allow_pickle), folder)
+
+
+def _find_tensors(folder: Path, files: Sequence[Path], *, allow_pickle: bool) -> Weights:
     pickles = [path for path in files or pickle_files(folder) if path.suffix in PICKLE_SUFFIXES]
     if not pickles or (not files and any(folder.glob("*.safetensors"))):
         return SafetensorsWeights(files or weight_files(folder))

@@ -63,7 +63,10 @@ def open_weights(config: PipelineConfig) -> Weights:
     model = config.model
     folder = Path(model.model_path)
     if config.is_test_mode and not (
-        model.weight_path or any(folder.glob("*.safetensors")) or pickle_files(folder)
+        model.weight_path
+        or any(folder.glob("*.safetensors"))
+        or any(folder.glob("*.gguf"))
+        or pickle_files(folder)
     ):
         return RandomWeights(model.device_specs[0])
     return find_weights(model.model_path, model.weight_path, allow_pickle=config.allow_pickle)

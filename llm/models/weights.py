@@ -31,6 +31,7 @@ class WeightsFormat(Enum):
 
     SAFETENSORS = "safetensors"
     PICKLE = "pickle"  # of torch.save
+    GGUF = "gguf"
 
 
 WeightsAdapter = Callable[[str], str]

@@ -28,6 +28,7 @@ from tests.llm.llama_checkpoints import reference
 from tests.llm.lora.adapters import merge, write_adapter
 from tests.speech_server import serving
 from tts.checkpoint.chat import ChatMessage, ChatRole
+from tts.checkpoint.hub import find_checkpoint
 from tts.checkpoint.tokenizer import IncrementalDetokenizer
 from tts.families.prompt import PromptBuilder
 from tts.v1 import common_pb2
@@ -322,3 +323,31 @@ def test_narrower_formats_stay_near_float32(
         assert found.agreement >= 0.94, found
         assert found.logprob_error <= 0.1, found
         assert found.worst_logit > 0, found
+
+
+def test_the_file_is_served_as_it_is(
+    folder: Path,
+    transformers_model: PreTrainedModel,
+    expected: list[list[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`--model FILE.gguf`: the same prompts, greedy text and logits, without a conversion."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    own = find_checkpoint(str(gguf_file()))
+    prompts, converted = (Prompts.read(path, TEXTS, NUM_TOKENS) for path in (own, folder))
+    assert prompts.ids == converted.ids
+    question = [ChatMessage(ChatRole.USER, QUESTION)]
+    (chat_ids, same) = (PromptBuilder.load(path).chat_prompt(question) for path in (own, folder))
+    assert chat_ids == same
+    (ours,) = prompts.continued(QuantizationEncoding.FLOAT32, None)
+    assert ours.ids.tolist() == expected
+    ids, new, logits = prompts.ids[0], expected[0], ours.logits[0]
+    with torch.inference_mode():
+        theirs = transformers_model(torch.tensor([[*ids, *new[:-1]]])).logits[0, len(ids) - 1 :]
+    assert (logits - theirs).abs().max() <= LOGIT_ERROR
+    flags = ["--model.quantization-encoding", "float32", "--offline"]
+    model = str(gguf_file())
+    with serving(model, flags) as server, grpc.insecure_channel(server.address) as channel:
+        (answer,) = answers(TextServiceStub(channel), TEXTS[:1])
+    assert list(answer.token_ids) == told(expected[0])

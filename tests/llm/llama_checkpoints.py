@@ -189,3 +189,9 @@ def create_runner(
         return_hidden_states=return_hidden_states,
     )
     return runner
+
+
+def all_logits(folder: Path, token_ids: Sequence[int]) -> Tensor:
+    """Return the float32 logits of every token of a prompt, [T, V]."""
+    runner = create_runner(pipeline_config(folder), ReturnLogits.ALL)
+    return runner.forward(runner.prepare(batch(row(token_ids, PAGES)))).logits

@@ -1,6 +1,7 @@
 """Checkpoints by name: a local folder, or a repository of the Hugging Face hub.
 
     name ─▶ a folder? ─yes─▶ it
+              ├─no─▶ a GGUF file? ─yes─▶ the folder of its contents
               └─no─▶ owner/name ─▶ list ─▶ download what is not cached ─▶ compare hashes ─▶ folder
 
 All files are of one commit. Offline only the cache is used. No code or pickle of a checkpoint is
@@ -20,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from llm import CheckpointError
+from tts.checkpoint.gguf import gguf_folder, is_gguf
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -168,7 +170,8 @@ class HubOptions:
 
 def is_hub_name(name: str) -> bool:
     """Whether a name is a repository's, and not a folder's."""
-    return not Path(name).expanduser().is_dir() and REPOSITORY.fullmatch(name) is not None
+    is_here = Path(name).expanduser().is_dir() or is_gguf(name)
+    return not is_here and REPOSITORY.fullmatch(name) is not None
 
 
 def split_revision(name: str) -> tuple[str, str]:
@@ -182,12 +185,15 @@ def split_revision(name: str) -> tuple[str, str]:
 def find_checkpoint(name: str, options: HubOptions | None = None) -> Path:
     """Return the folder of a checkpoint, which is downloaded first unless it is cached.
 
-    Raises `CheckpointError` with what to do: no such folder or repository, no permission, not
-    reachable, not cached, damaged in transit, weights in pickles only.
+    A GGUF file's folder is written first. Raises `CheckpointError` with what to do: no such folder
+    or repository, no permission, not reachable, not cached, damaged in transit, weights in pickles
+    only, a GGUF file that cannot be read.
     """
     path = Path(name).expanduser()
     if path.is_dir():
         return path
+    if is_gguf(name):
+        return gguf_folder(path)
     if not is_hub_name(name):
         raise CheckpointError(f"{name} is neither a folder nor a model of the hub (owner/name)")
     try:

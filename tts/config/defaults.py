@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tts.checkpoint.gguf import is_gguf
 from tts.checkpoint.hub import find_checkpoint, is_hub_name, split_revision
 from tts.config.pipeline import AUTO_DECODER, AudioGenerationConfig, hub_options
 
@@ -76,7 +77,8 @@ def _model_values(
     codec = _codec(probe, options)
     folder = find_checkpoint(name, options)
     found = {"model": {"model_path": str(folder)}}
-    named = {"model": {"served_model_name": name}} if is_hub_name(name) else {}
+    served = name if is_hub_name(name) else Path(name).stem if is_gguf(name) else ""
+    named = {"model": {"served_model_name": served}} if served else {}
     return probe.merged(default_values(folder), named, given, found, codec)
 
 

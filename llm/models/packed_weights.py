@@ -1,0 +1,213 @@
+"""Four-bit checkpoints: GPTQ, AWQ and compressed-tensors (pack-quantized), expanded when read.
+
+A 32-bit word holds eight 4-bit numbers q, the first in the lowest bits unless noted. A weight is
+(q - z) × s with the scale s and the zero point z of its group of consecutive inputs.
+
+    GPTQ   qweight [in/8, out]; qzeros [groups, out/8], less 1 in its first version;
+           scales [groups, out]; g_idx [in], the group of each input
+    AWQ    qweight [in, out/8] and qzeros [groups, out/8], outputs in the order 0 2 4 6 1 3 5 7;
+           scales [groups, out]
+    packed weight_packed [out, in/8]; weight_zero_point [out/8, groups], else 8;
+           weight_scale [out, groups]; weight_shape
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llm.errors import CheckpointError
+from llm.models.hf_config import HuggingFaceConfig
+from llm.models.weights import TensorInfo, Weights
+
+BITS = 4
+PER_WORD = 8
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a checkpoint stores matrices of four bits."""
+
+    method: str  # gptq, awq or packed
+    zero_offset: int = 0  # added to stored zero points
+    group_size: int = -1  # inputs of a group; -1: all
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Return the endings of a matrix's tensors, the words first."""
+        if self.method == "packed":
+            return ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape")
+        return ("qweight", "scales", "qzeros", "g_idx")
+
+    def shape(self, words: tuple[int, ...]) -> tuple[int, int]:
+        """Return [out, in] of a matrix with these words."""
+        if len(words) != 2:
+            raise CheckpointError(f"packed weights have the shape {list(words)}, not two sizes")
+        rows, columns = words
+        if self.method == "gptq":
+            return columns, rows * PER_WORD
+        return (columns * PER_WORD, rows) if self.method == "awq" else (rows, columns * PER_WORD)
+
+
+def read_packing(config: HuggingFaceConfig) -> Packing | None:
+    """Return the packing that `quantization_config` describes; None without four-bit weights.
+
+    Raises `CheckpointError` naming the file and the value that is not supported.
+    """
+    keys = config.keys.get("quantization_config")
+    if not isinstance(keys, dict):
+        return None
+    method = keys.get("quant_method")
+    if method == "gptq":
+        _require(config, keys.get("bits"), BITS, "bits")
+        form = keys.get("checkpoint_format", "gptq")
+        if form not in ("gptq", "gptq_v2"):
+            raise _refusal(config, "checkpoint_format", form, "gptq and gptq_v2")
+        return Packing("gptq", int(form == "gptq"), _group_size(config, keys))
+    if method == "awq":
+        _require(config, keys.get("bits", keys.get("w_bit")), BITS, "bits")
+        version = str(keys.get("version", "gemm")).lower()
+        _require(config, version, "gemm", "version")
+        _require(config, keys.get("zero_point", True), True, "zero_point")
+        return Packing("awq", 0, _group_size(config, keys))
+    if (method, keys.get("format")) == ("compressed-tensors", "pack-quantized"):
+        return _read_groups(config, keys)
+    return None
+
+
+def _read_groups(config: HuggingFaceConfig, keys: Mapping[str, Any]) -> Packing:
+    groups = keys.get("config_groups")
+    found = list(groups.values()) if isinstance(groups, dict) else []
+    weights = [group.get("weights") for group in found if isinstance(group, dict)]
+    if len(weights) != 1 or not isinstance(weights[0], dict):
+        raise CheckpointError(f"{config.path}: quantization_config needs one of config_groups")
+    _require(config, weights[0].get("num_bits"), BITS, "num_bits")
+    _require(config, weights[0].get("type", "int"), "int", "type")
+    _require(config, found[0].get("input_activations"), None, "input_activations")
+    return Packing("packed", 0, _group_size(config, weights[0]))
+
+
+def _group_size(config: HuggingFaceConfig, keys: Mapping[str, Any]) -> int:
+    size = keys.get("group_size", keys.get("q_group_size"))
+    if size is None:
+        return -1
+    if type(size) is not int or not (size == -1 or size > 0):
+        raise _refusal(config, "group_size", size, "-1 and positive whole numbers")
+    return size
+
+
+def _require(config: HuggingFaceConfig, value: object, expected: object, key: str) -> None:
+    if value != expected:
+        raise _refusal(config, key, value, str(expected))
+
+
+def _refusal(config: HuggingFaceConfig, key: str, value: object, known: str) -> CheckpointError:
+    return CheckpointError(
+        f"{config.path}: quantization_config has {key}={value}, which cannot be read; {known} can"
+    )
+
+
+def unpacked(weights: Weights, folder: Path) -> Weights:
+    """Return the weights of a folder with its four-bit matrices in floating point."""
+    if not (folder / "config.json").is_file():
+        return weights
+    packing = read_packing(HuggingFaceConfig.read(folder))
+    return weights if packing is None else PackedWeights(weights, packing)
+
+
+class PackedWeights(Weights):
+    """Another source's tensors; packed matrices appear as `NAME.weight`, in float32."""
+
+    def __init__(self, weights: Weights, packing: Packing) -> None:
+        """Find the packed matrices. Raises `CheckpointError` when a part of one is missing."""
+        self._weights = weights
+        self._packing = packing
+        self.format = weights.format
+        self._stored = weights.info()
+        words, scales, zeros, *_ = packing.parts
+        self._names = [n.removesuffix(f".{words}") for n in self._stored if n.endswith(f".{words}")]
+        needed = (scales,) if packing.method == "packed" else (scales, zeros)
+        for name in self._names:
+            for part in needed:
+                if f"{name}.{part}" not in self._stored:
+                    raise CheckpointError(f"tensor '{name}.{part}' is missing from the checkpoint")
+
+    def info(self) -> Mapping[str, TensorInfo]:
+        """See `Weights`."""
+        words = self._packing.parts[0]
+        parts = {f"{name}.{part}" for name in self._names for part in self._packing.parts}
+        plain = {name: info for name, info in self._stored.items() if name not in parts}
+        matrices = {
+            f"{name}.weight": TensorInfo(
+                "F32", self._packing.shape(self._stored[f"{name}.{words}"].shape)
+            )
+            for name in self._names
+        }
+        return plain | matrices
+
+    def tensor(self, name: str) -> Tensor:
+        """See `Weights`."""
+        module = name.removesuffix(".weight")
+        if name == module or f"{module}.{self._packing.parts[0]}" not in self._stored:
+            return self._weights.tensor(name)
+        found = {
+            part: self._weights.tensor(f"{module}.{part}")
+            for part in self._packing.parts
+            if f"{module}.{part}" in self._stored
+        }
+        try:
+            return expand(self._packing, found)
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise CheckpointError(f"'{module}': its packed tensors do not fit: {error}") from error
+
+    def close(self) -> None:
+        """See `Weights`."""
+        self._weights.close()
+
+
+def expand(packing: Packing, parts: Mapping[str, Tensor]) -> Tensor:
+    """Return the matrix [out, in] in float32. Raises `ValueError` for sizes that do not fit."""
+    words, scales, zeros, order = packing.parts
+    packed, scale = parts[words], parts[scales].float()
+    if packing.method == "packed":
+        values = _fields(packed, dim=1)
+        zero = torch.full(scale.shape, 8) if zeros not in parts else _fields(parts[zeros], dim=0)
+        values, zero, scale = values.t(), zero.t(), scale.t()
+    elif packing.method == "gptq":
+        values = _fields(packed, dim=0)
+        zero = (_fields(parts[zeros], dim=1) + packing.zero_offset) & 15
+    else:
+        values, zero = _interleaved(packed), _interleaved(parts[zeros])
+    num_in, num_out = values.shape
+    if scale.shape != zero.shape or scale.shape[1] != num_out:
+        raise ValueError(f"scales {list(scale.shape)} and zero points {list(zero.shape)}")
+    size = num_in if packing.group_size == -1 else packing.group_size
+    group = torch.arange(num_in) // size
+    if packing.method == "gptq" and order in parts:
+        group = parts[order].long()
+    if len(group) != num_in or int(group.max()) >= len(scale) or int(group.min()) < 0:
+        raise ValueError(f"{num_in} inputs do not belong to {len(scale)} groups")
+    return ((values - zero[group]).float() * scale[group]).t().contiguous()
+
+
+def _fields(words: Tensor, *, dim: int) -> Tensor:
+    """Return the numbers in 32-bit words, eight along `dim` for each."""
+    if words.dtype is not torch.int32:
+        raise ValueError(f"packed numbers are {words.dtype}, not int32")
+    shifts = torch.arange(0, 32, BITS, dtype=torch.int32)
+    fields = (words.unsqueeze(dim + 1) >> shifts.view(-1, *[1] * (1 - dim))) & 15
+    return fields.flatten(dim, dim + 1)
+
+
+def _interleaved(words: Tensor) -> Tensor:
+    """Return the numbers in AWQ's words, by their output."""
+    fields = _fields(words, dim=1).view(len(words), -1, PER_WORD)
+    # Place i of a word holds output AWQ_ORDER[i].
+    places = torch.tensor(AWQ_ORDER).argsort()
+    return fields[:, :, places].flatten(1)

@@ -1,0 +1,144 @@
+"""GGUF files that the package `gguf` writes: tensors, configuration, logits, and errors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from llm.errors import CheckpointError
+from llm.models.gguf import GGUFFile, GGUFWeights, halves, read_tensor
+from llm.models.hf_config import HuggingFaceConfig
+from llm.models.llama import LlamaModel
+from llm.models.pickle_weights import find_weights
+from tests.llm.gguf_files import NAMES, paired, write_gguf
+from tests.llm.llama_checkpoints import MAX_ERROR, all_logits, reference, write_llama
+
+gguf = pytest.importorskip("gguf")
+
+KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tensor_is_what_the_package_makes_of_it(tmp_path: Path, kind: str) -> None:
+    """Random bytes, of which the scales are made finite by expanding them first."""
+    form = gguf.GGMLQuantizationType[kind]
+    block, size = gguf.GGML_QUANT_SIZES[form]
+    rng = np.random.default_rng(3)
+    data = rng.integers(0, 60, (5, 2 * max(block, 32) // block * size), dtype=np.uint8)
+    expected = gguf.quants.dequantize(data, form)
+    path = write_gguf(tmp_path / "x.gguf", {"token_embd.weight": (data, form)}, {})
+    found = GGUFWeights(path).tensor("model.embed_tokens.weight")
+    assert found.dtype is torch.float32
+    assert np.array_equal(found.numpy(), expected, equal_nan=True)
+
+
+def test_pairs_of_rows_become_halves() -> None:
+    rows = torch.arange(24.0).view(24, 1)
+    assert torch.equal(halves(torch.from_numpy(paired(rows.numpy(), 3)), 3), rows)
+    with pytest.raises(CheckpointError, match="are not 5 heads"):
+        halves(rows, 5)
+
+
+def test_a_file_has_the_logits_of_its_folder(tmp_path: Path) -> None:
+    plain = write_llama(tmp_path / "plain")
+    path = plain / "model.safetensors"
+    tensors = load_file(path)
+    stored: dict[str, Any] = {}
+    for name, value in tensors.items():
+        matrix = paired_of(name, value.numpy())
+        form = gguf.GGMLQuantizationType.Q8_0 if can_shrink(value) else None
+        data = matrix if form is None else gguf.quants.quantize(matrix, form)
+        stored[gguf_name(name)] = (data, form or gguf.GGMLQuantizationType.F32)
+    file = write_gguf(tmp_path / "m.gguf", stored, {})
+    weights = GGUFWeights(file)
+    assert weights.info().keys() == tensors.keys()
+    save_file({name: weights.tensor(name) for name in tensors}, path, metadata={"format": "pt"})
+    folder = tmp_path / "gguf"
+    folder.mkdir()
+    (folder / "model.gguf").symlink_to(file)
+    (folder / "config.json").write_text((plain / "config.json").read_text())
+    ids = [5, 9, 2, 40, 7]
+    found = all_logits(folder, ids)
+    assert torch.equal(found, all_logits(plain, ids))
+    with torch.inference_mode():
+        expected = reference(plain)(torch.tensor([ids])).logits[0]
+    assert (found - expected).abs().max() <= MAX_ERROR * expected.abs().max()
+    ours = LlamaModel.read_config(HuggingFaceConfig(file, GGUFFile.read(file).config()))
+    theirs = LlamaModel.read_config(HuggingFaceConfig.read(plain))
+    assert replace(ours, norm_epsilon=theirs.norm_epsilon) == theirs
+    assert ours.norm_epsilon == np.float32(theirs.norm_epsilon), "files hold float32"
+
+
+def can_shrink(value: torch.Tensor) -> bool:
+    return value.ndim == 2 and value.shape[1] % 32 == 0
+
+
+def paired_of(name: str, value: np.ndarray) -> np.ndarray:
+    heads = 4 if "q_proj" in name else 2 if "k_proj" in name else 0
+    return paired(value, heads) if heads else value
+
+
+def gguf_name(name: str) -> str:
+    for theirs, ours in NAMES:
+        name = name.replace(theirs, ours)
+    return name
+
+
+def test_the_scaling_of_llama_3_is_recognised(tmp_path: Path) -> None:
+    rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0}
+    rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    frequencies = 1 / 500000.0 ** (np.arange(0, 128, 2) / 128)
+    turns = 8192 * frequencies / (2 * np.pi)
+    keep = np.clip((turns - 1) / 3, 0, 1)
+    divisors = (1 / ((1 - keep) / 8 + keep)).astype(np.float32)
+    form = gguf.GGMLQuantizationType.F32
+    table = np.zeros((96, 64), np.float32)
+    keys = {"llama.attention.key_length": 128, "llama.rope.freq_base": 500000.0}
+    both = {"token_embd.weight": (table, form), "rope_freqs.weight": (divisors, form)}
+    file = GGUFFile.read(write_gguf(tmp_path / "a.gguf", both, keys))
+    assert file.config()["rope_parameters"] == rope
+    both["rope_freqs.weight"] = (divisors * 2, form)
+    with pytest.raises(CheckpointError, match="not the scaling of Llama 3"):
+        GGUFFile.read(write_gguf(tmp_path / "b.gguf", both, keys)).config()
+
+
+def test_every_cut_is_an_error(tmp_path: Path) -> None:
+    form = gguf.GGMLQuantizationType.F32
+    whole = write_gguf(tmp_path / "a.gguf", {"token_embd.weight": (np.ones((4, 8), "f"), form)}, {})
+    data, cut = whole.read_bytes(), tmp_path / "cut.gguf"
+    assert read_tensor(GGUFFile.read(whole), "token_embd.weight").shape == (4, 8)
+    for length in range(0, len(data) - 1, 7):
+        cut.write_bytes(data[:length])
+        with pytest.raises(CheckpointError, match=r"cut\.gguf: "):
+            GGUFFile.read(cut)
+
+
+def test_what_is_not_supported_is_named(tmp_path: Path) -> None:
+    form, path = gguf.GGMLQuantizationType, tmp_path / "x.gguf"
+    table = {"token_embd.weight": (np.ones((4, 8), "f"), form.F32)}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"general.architecture": "mamba"}, "architecture mamba is not read"),
+        ({"llama.expert_count": 8}, "experts are not supported"),
+        ({"llama.rope.dimension_count": 4}, "4 of 16 dimensions"),
+        ({"llama.rope.scaling.type": "longrope"}, "'longrope' is not supported"),
+        ({"llama.block_count": None}, r"llama\.block_count is missing"),
+    ]
+    for keys, message in cases:
+        with pytest.raises(CheckpointError, match=message):
+            GGUFFile.read(write_gguf(path, table, keys)).config()
+    integers = {"token_embd.weight": (np.ones((4, 8), np.int32), form.I32)}
+    with pytest.raises(CheckpointError, match=r"'token_embd\.weight' is stored as I32"):
+        GGUFFile.read(write_gguf(path, integers, {}))
+
+
+def test_one_file_for_a_model(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match="2 GGUF files"):
+        find_weights(tmp_path)

@@ -1,0 +1,181 @@
+"""Four-bit checkpoints (GPTQ, AWQ, compressed-tensors) against their definitions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from llm.errors import CheckpointError
+from llm.models.hf_config import HuggingFaceConfig
+from llm.models.packed_weights import Packing, expand, read_packing
+from llm.models.pickle_weights import find_weights
+from tests.llm.llama_checkpoints import MAX_ERROR, all_logits, reference, write_llama
+
+AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
+GROUPED = {"weights": {"num_bits": 4, "type": "int", "group_size": 16}, "input_activations": None}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": True},
+    "gptq_v2": {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": 16,
+        "checkpoint_format": "gptq_v2",
+    },
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True},
+    "packed": {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": GROUPED},
+    },
+}
+
+
+def word(numbers: list[int]) -> int:
+    """Return a signed 32-bit word of eight numbers, the first in the lowest bits."""
+    value = sum(number << 4 * place for place, number in enumerate(numbers))
+    return value - 2**32 if value >= 2**31 else value
+
+
+def pack_columns(values: np.ndarray, places: tuple[int, ...] = tuple(range(8))) -> Tensor:
+    """Pack eight neighbours of a row into each word; place i holds number `places[i]`."""
+    rows = [
+        [word([int(line[at + p]) for p in places]) for at in range(0, len(line), 8)]
+        for line in values
+    ]
+    return torch.tensor(rows, dtype=torch.int32)
+
+
+class Matrix:
+    """A random matrix of four bits, [in, out], and its value."""
+
+    def __init__(self, rng: np.random.Generator, num_in: int, num_out: int, method: str) -> None:
+        num_groups = num_in // 16
+        self.q = rng.integers(0, 16, (num_in, num_out))
+        self.z = rng.integers(0, 16, (num_groups, num_out))
+        self.s = rng.uniform(0.01, 0.1, (num_groups, num_out)).astype(np.float16)
+        self.group = np.arange(num_in) // 16
+        if method == "gptq":
+            self.group = rng.permutation(self.group)
+        self.method = method
+
+    @property
+    def value(self) -> Tensor:
+        """Return (q - z) × s, [out, in]."""
+        rows = [
+            (self.q[i] - self.z[g]).astype(np.float32) * self.s[g].astype(np.float32)
+            for i, g in enumerate(self.group)
+        ]
+        return torch.from_numpy(np.stack(rows).T.copy())
+
+    def parts(self) -> dict[str, Tensor]:
+        """Return the tensors of a checkpoint."""
+        scales = torch.from_numpy(self.s)
+        if self.method == "packed":
+            return {
+                "weight_packed": pack_columns(self.q.T),
+                "weight_scale": scales.t().contiguous(),
+                "weight_zero_point": pack_columns(self.z).t().contiguous(),
+                "weight_shape": torch.tensor(self.q.T.shape),
+            }
+        if self.method == "awq":
+            packed = {n: pack_columns(v, AWQ_PLACES) for n, v in (("q", self.q), ("z", self.z))}
+            return {"qweight": packed["q"], "qzeros": packed["z"], "scales": scales}
+        stored = (self.z - 1) % 16 if self.method == "gptq" else self.z
+        found = {
+            "qweight": pack_columns(self.q.T).t().contiguous(),
+            "qzeros": pack_columns(stored),
+            "scales": scales,
+        }
+        if self.method == "gptq":
+            found["g_idx"] = torch.from_numpy(self.group).int()
+        return found
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from(sorted(CONFIGS)), st.integers(1, 3), st.integers(1, 3), st.integers(0, 99))
+def test_matrices_are_expanded_exactly(method: str, groups: int, outputs: int, seed: int) -> None:
+    matrix = Matrix(np.random.default_rng(seed), 16 * groups, 8 * outputs, method)
+    packing = read_packing(HuggingFaceConfig(Path("c"), {"quantization_config": CONFIGS[method]}))
+    assert packing is not None
+    assert torch.equal(expand(packing, matrix.parts()), matrix.value)
+
+
+def test_without_zero_points_they_are_eight() -> None:
+    matrix = Matrix(np.random.default_rng(0), 32, 8, "packed")
+    matrix.z[:] = 8
+    parts = matrix.parts()
+    del parts["weight_zero_point"]
+    assert torch.equal(expand(Packing("packed", 0, 16), parts), matrix.value)
+
+
+def write_packed(folder: Path, method: str) -> tuple[Path, Path]:
+    """Write a checkpoint with packed layers, and the same one in floating point."""
+    plain, packed = write_llama(folder / "plain"), write_llama(folder / "packed")
+    tensors = load_file(plain / "model.safetensors")
+    rng, stored = np.random.default_rng(1), {}
+    for name, value in list(tensors.items()):
+        if value.ndim == 2 and ".layers." in name:
+            matrix = Matrix(rng, value.shape[1], value.shape[0], method)
+            module = name.removesuffix(".weight")
+            stored |= {f"{module}.{part}": tensor for part, tensor in matrix.parts().items()}
+            tensors[name] = matrix.value
+        else:
+            stored[name] = value
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    save_file(stored, packed / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((packed / "config.json").read_text())
+    config["quantization_config"] = CONFIGS[method]
+    (packed / "config.json").write_text(json.dumps(config))
+    return plain, packed
+
+
+@pytest.mark.parametrize("method", sorted(CONFIGS))
+def test_a_packed_checkpoint_has_the_logits_of_its_value(tmp_path: Path, method: str) -> None:
+    plain, packed = write_packed(tmp_path, method)
+    info = find_weights(packed).info()
+    assert info.keys() == find_weights(plain).info().keys()
+    assert info["model.layers.0.mlp.down_proj.weight"].shape == (64, 112)
+    ids = [5, 9, 2, 40, 7]
+    found = all_logits(packed, ids)
+    assert torch.equal(found, all_logits(plain, ids))
+    with torch.inference_mode():
+        expected = reference(plain)(torch.tensor([ids])).logits[0]
+    assert (found - expected).abs().max() <= MAX_ERROR * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "message"),
+    [
+        ("gptq", {"bits": 3}, "bits=3"),
+        ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format=marlin"),
+        ("awq", {"version": "gemv"}, "version=gemv"),
+        ("gptq", {"group_size": 0}, "group_size=0"),
+        ("packed", {"config_groups": {}}, "config_groups"),
+    ],
+)
+def test_other_variants_are_refused(method: str, change: dict[str, Any], message: str) -> None:
+    keys = {"quantization_config": CONFIGS[method] | change}
+    with pytest.raises(CheckpointError, match=message):
+        read_packing(HuggingFaceConfig(Path("config.json"), keys))
+
+
+def test_a_missing_part_and_sizes_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    _, packed = write_packed(tmp_path, "gptq")
+    path, name = packed / "model.safetensors", "model.layers.1.mlp.up_proj"
+    tensors = load_file(path)
+    scales = tensors.pop(f"{name}.scales")
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=rf"{name}\.scales' is missing"):
+        find_weights(packed)
+    save_file(tensors | {f"{name}.scales": scales[:1].clone()}, path)
+    with pytest.raises(CheckpointError, match=f"'{name}': its packed tensors do not fit"):
+        find_weights(packed).tensor(f"{name}.weight")
