@@ -12,7 +12,8 @@ from typing import Any
 from llm.config.sections import QuantizationEncoding
 from llm.errors import CheckpointError, ConfigError
 
-HELD_AS = tuple(map(QuantizationEncoding, ("float32", "float16", "bfloat16", "int8")))
+FLOATS = tuple(map(QuantizationEncoding, ("float32", "float16", "bfloat16")))
+HELD_AS = (*FLOATS, QuantizationEncoding.INT8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +75,18 @@ _architectures |= {
         (causal.replace("ForCausalLM", "Model"), model) for causal, model in _BUILT_IN.items()
     )
 }
+_architectures["CsmForConditionalGeneration"] = Architecture(
+    "CsmForConditionalGeneration",
+    "llm.models.csm:CsmModel",
+    encodings=FLOATS,
+    required_arguments=(("draft_model", None),),
+)
 
 
 FALLBACK = Architecture(
     "AutoModelForCausalLM",
     "llm.models.auto:AutoModel",
-    encodings=tuple(map(QuantizationEncoding, ("float32", "float16", "bfloat16"))),
+    encodings=FLOATS,
     required_arguments=(("enable_chunked_prefill", False), ("enable_overlap_scheduler", False)),
 )
 """Runs architectures without an entry by way of the transformers package."""

@@ -25,7 +25,7 @@ from llm.models.base import PipelineModel
 from llm.models.hf_config import read_eos_token_ids
 from llm.models.pooling import PoolingSpec
 from llm.models.weights import WeightsAdapter, WeightsFormat
-from llm.request import Request, TokenLogprob, check_switches
+from llm.request import FrameShape, Request, Token, TokenLogprob, check_switches
 from llm.runner.device_memory import GIB, available_bytes
 from llm.runner.device_stream import DeviceStream, create_stream
 from llm.runner.graphs.stats import GraphStats
@@ -84,8 +84,12 @@ class TextGenerationPipelineInterface(ABC):
             self.speculation = SpeculativeDecoding(speculative, self.runner, draft, self.structured)
         self.prompt_scores = PromptScores(enabled=pipeline_config.enable_echo)
         self.embeddings = Embeddings(self.runner.pooling, pools=pipeline_config.pool_embeddings)
-        own = set() if eos_token_id is None else {eos_token_id}
-        self.eos_token_ids = own.union(read_eos_token_ids(pipeline_config.model.model_path))
+        self.eos_token_ids: set[Token] = set() if eos_token_id is None else {eos_token_id}
+        frames = self.frames
+        if frames is None:
+            self.eos_token_ids |= read_eos_token_ids(pipeline_config.model.model_path)
+        else:
+            self.eos_token_ids.add(frames.end)
 
     def _load_models(self) -> DraftModel | None:
         """Load the model, and the draft model if there is one."""
@@ -118,6 +122,12 @@ class TextGenerationPipelineInterface(ABC):
     def vocab_size(self) -> int:
         """Size of the vocabulary: token ids are [0, vocab_size)."""
         return self.runner.vocab_size
+
+    @property
+    def frames(self) -> FrameShape | None:
+        """Shape of the frames that the model generates; None: it generates token ids."""
+        sampler = self.runner.frame_sampler
+        return None if sampler is None else sampler.shape
 
     @property
     def max_seq_len(self) -> int:

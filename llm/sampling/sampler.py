@@ -19,7 +19,7 @@ from torch import Tensor
 
 from llm.batch import ScheduledRow
 from llm.memory.transfer import to_device
-from llm.request import SamplingParams
+from llm.request import SamplingParams, Token
 from llm.sampling.logits import (
     Candidates,
     Method,
@@ -90,7 +90,7 @@ class TokenSampler(ABC, Generic[PlanT]):
         self,
         rows: Sequence[ScheduledRow],
         step: int = 0,
-        sampled: Sequence[Sequence[int]] | None = None,
+        sampled: Sequence[Sequence[Token]] | None = None,
         mask: TokenMask | None = None,
     ) -> PlanT:
         """Plan the next token of each row, `step` tokens after its `output_ids`.
@@ -133,21 +133,28 @@ class Sampler(TokenSampler[SamplingPlan]):
         self,
         rows: Sequence[ScheduledRow],
         step: int = 0,
-        sampled: Sequence[Sequence[int]] | None = None,
+        sampled: Sequence[Sequence[Token]] | None = None,
         mask: TokenMask | None = None,
     ) -> SamplingPlan:
         """See `TokenSampler`; only rows with penalties use the tokens `sampled`."""
         already = [len(row.output_ids) + step for row in rows]
-        members: dict[tuple[Candidates, Method, int], list[int]] = {}
-        for place, row in enumerate(rows):
-            allowed = candidates(row.sampling, already[place], self.vocab_size)
-            members.setdefault((allowed, *_method(row.sampling)), []).append(place)
+        size, pairs = self.vocab_size, zip(rows, already, strict=True)
+        allowed = [candidates(row.sampling, count, size) for row, count in pairs]
         uniform = uniforms([row.sampling.seed for row in rows], already)
-        groups = tuple(self._group(key, places, rows, uniform) for key, places in members.items())
+        groups = self.groups(rows, allowed, uniform)
         penalties = None
         if any(has_penalties(row.sampling) for row in rows):
             penalties = self._penalties(rows, sampled)
         return SamplingPlan(len(rows), groups, penalties, mask)
+
+    def groups(
+        self, rows: Sequence[ScheduledRow], allowed: Sequence[Candidates], uniform: np.ndarray
+    ) -> tuple[SamplingGroup, ...]:
+        """Group rows by their `allowed` candidates and their method; `uniform` float64 [rows]."""
+        members: dict[tuple[Candidates, Method, int], list[int]] = {}
+        for place, row in enumerate(rows):
+            members.setdefault((allowed[place], *_method(row.sampling)), []).append(place)
+        return tuple(self._group(key, places, rows, uniform) for key, places in members.items())
 
     def _group(
         self,
@@ -181,7 +188,7 @@ class Sampler(TokenSampler[SamplingPlan]):
         )
 
     def _penalties(
-        self, rows: Sequence[ScheduledRow], sampled: Sequence[Sequence[int]] | None
+        self, rows: Sequence[ScheduledRow], sampled: Sequence[Sequence[Token]] | None
     ) -> Penalties | None:
         entries = []
         for place, row in enumerate(rows):
