@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         FinishReason,
         Request,
         SamplingParams,
+        Token,
         TokenChunk,
         TokenLogprob,
     )
@@ -126,6 +127,7 @@ __all__ = [
     "StepOutput",
     "StrictModel",
     "TextGenerationPipeline",
+    "Token",
     "TokenChunk",
     "TokenLogprob",
     "TokenSpelling",
@@ -196,6 +198,7 @@ _HOMES = {
         "FinishReason",
         "Request",
         "SamplingParams",
+        "Token",
         "TokenChunk",
         "TokenLogprob",
     ),

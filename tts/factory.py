@@ -330,6 +330,8 @@ def _codec_source(config: AudioGenerationConfig, family: SpeechFamily) -> str | 
     if source == AUTO_DECODER:
         if own.is_dir():
             return own
+        if family.contains_codec:
+            return family.checkpoint.folder
         if family.traits.codec in supported_decoders():
             return family.traits.codec
         raise CheckpointError(_missing_codec(family, own))

@@ -19,7 +19,6 @@ from llm.batch import NO_CODE, ModelInputs, ReturnHiddenStates
 from llm.errors import CheckpointError
 from llm.layers.decoder import AttentionShape, LogitsHead, Rotary
 from llm.layers.depth import DepthTransformer
-from llm.layers.factory import LinearFactory
 from llm.layers.weight import LinearWeight
 from llm.memory.transfer import to_device
 from llm.models.hf_config import HuggingFaceConfig

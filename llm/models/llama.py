@@ -154,9 +154,7 @@ class LlamaModel(CausalModel):
         self._rotary = Rotary(self.config.rotary, self.max_seq_len, self.devices[0])
         table = (shape.vocab_size, shape.hidden_size)
         embedding = self._load_embedding(reader)
-        loader = LayerLoader(
-            reader, self.config, names, self._factory, self._rope_type, self.group
-        )
+        loader = LayerLoader(reader, self.config, names, self._factory, self._rope_type, self.group)
         layers = loader.layers()
         self.final_norm = loader.norm(names.final_norm)
         needs_no_head = self.config.is_head_tied or self.pooling is not None
@@ -234,7 +232,9 @@ class LayerLoader:
 
         def projection(name: str, num_heads: int) -> LinearWeight:
             rows = num_heads * head_dim
-            return self.reader.matrix(name.format(index), rows, hidden, has_bias=config.has_qkv_bias)
+            return self.reader.matrix(
+                name.format(index), rows, hidden, has_bias=config.has_qkv_bias
+            )
 
         query = projection(names.query, shape.num_heads)
         key = projection(names.key, shape.num_kv_heads)
@@ -267,7 +267,9 @@ class LayerLoader:
         shape, names = self.config.shape, self.names
         order = self._paired_rows(1)
         by_head = [
-            self.reader.tensor(f"{name.format(index)}.weight", shape.head_dim)[order].expand(count, -1)
+            self.reader.tensor(f"{name.format(index)}.weight", shape.head_dim)[order].expand(
+                count, -1
+            )
             for name, count in (
                 (names.query_norm, shape.num_heads),
                 (names.key_norm, shape.num_kv_heads),

@@ -148,7 +148,10 @@ def reference_frames(
     """Return greedy frames of `CsmForConditionalGeneration.generate`, up to a frame of zeros."""
     options: dict[str, Any] = {"do_sample": False, "depth_decoder_do_sample": False}
     if suppressed:
-        options |= {"suppress_tokens": [*suppressed], "depth_decoder_suppress_tokens": [*suppressed]}
+        options |= {
+            "suppress_tokens": [*suppressed],
+            "depth_decoder_suppress_tokens": [*suppressed],
+        }
     if any(not isinstance(token, int) for token in prompt):
         options["inputs_embeds"] = embedded(model, prompt)
     else:

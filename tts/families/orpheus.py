@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from decoder import CodecSpec
-from llm import CheckpointError, SamplingParams
+from llm import CheckpointError, SamplingParams, Token
 from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily, SpeechVocabulary
 from tts.voices.types import Voice
 
@@ -78,7 +78,7 @@ class OrpheusFamily(SpeechFamily):
         positions = [range(start, start + CODEBOOK_SIZE) for start in starts]
         return SpeechVocabulary(positions, *self._ids(START_OF_SPEECH, END_OF_SPEECH))
 
-    def prompt(self, vocabulary: SpeechVocabulary, text: str, voice: Voice) -> tuple[int, ...]:
+    def prompt(self, vocabulary: SpeechVocabulary, text: str, voice: Voice) -> tuple[Token, ...]:
         if voice.prompt is None:
             return self._turn(f"{voice.speaker}: {text}" if voice.speaker else text)
         return (

@@ -9,6 +9,7 @@ from llm import CheckpointError
 from tts.families.base import Checkpoint, SpeechFamily
 
 _FAMILIES = {
+    "csm": "tts.families.csm:CsmFamily",
     "embedded": "tts.families.embedded:EmbeddedFamily",
     "orpheus": "tts.families.orpheus:OrpheusFamily",
     "vyvo": "tts.families.orpheus:VyvoFamily",
