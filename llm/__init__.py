@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         Token,
         TokenChunk,
         TokenLogprob,
+        as_ids,
     )
     from llm.runner.device_memory import get_available_gpu_memory, get_total_gpu_memory
     from llm.runner.model_runner import ModelRunner
@@ -135,6 +136,7 @@ __all__ = [
     "TokenToKVPoolAllocator",
     "WeightsAdapter",
     "WeightsFormat",
+    "as_ids",
     "check_json_schema",
     "create_engine",
     "get_available_gpu_memory",
@@ -201,6 +203,7 @@ _HOMES = {
         "Token",
         "TokenChunk",
         "TokenLogprob",
+        "as_ids",
     ),
     "llm.runner.device_memory": ("get_available_gpu_memory", "get_total_gpu_memory"),
     "llm.runner.model_runner": ("ModelRunner",),

@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from llm.errors import RequestError
 
 IdRange = tuple[int, int]
 Token = int | tuple[int, ...]
 """One position of a sequence: a token id, or a frame, the codes of all K codebooks."""
+
+
+def as_ids(tokens: Sequence[Token]) -> Sequence[int]:
+    """Return the tokens of a model without frames with their type: they are ids."""
+    return cast("Sequence[int]", tokens)
+
 
 MAX_PRIORITY = 1000  # largest absolute value
 NO_PENALTIES = (1.0, 0.0, 0.0)  # repetition, frequency, presence
@@ -203,8 +210,9 @@ class FrameShape:
 
     def has_frame(self, token: Token) -> bool:
         """Whether the token is a frame of this shape."""
-        is_whole = not isinstance(token, int) and len(token) == self.num_codebooks
-        return is_whole and min(token) >= 0 and max(token) < self.codebook_size
+        if isinstance(token, int) or len(token) != self.num_codebooks:
+            return False
+        return min(token) >= 0 and max(token) < self.codebook_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +268,7 @@ class RequestRules:
         """Return whether all tokens are the model's, and the error that they are not."""
         frames = self.frames
         if frames is None:
-            is_valid = {*map(type, tokens)} <= {int} and self._has(*tokens)  # type: ignore[arg-type]
+            is_valid = {*map(type, tokens)} <= {int} and self._has(*as_ids(tokens))
             return is_valid, f"a {kind} id is not in the vocabulary of {self.vocab_size}"
         is_known = frames.has_frame if kind == "stop" else frames.has
         wrong = next((place for place, token in enumerate(tokens) if not is_known(token)), None)

@@ -61,6 +61,7 @@ class TextModel:
     takes_schemas: bool = False  # structured output is enabled
     echoes: bool = False  # can return log-probabilities of prompt tokens
     embeds: bool = False  # embeds texts and does not generate
+    only_speaks: bool = False  # generates frames of speech and no text
     pools_embeddings: bool = True  # one vector per text, else one per token
     adapters: tuple[str, ...] = ()  # names for requests
 
@@ -233,6 +234,7 @@ def connect_service(
             takes_schemas=config.sampling.enable_structured_output,
             echoes=config.enable_echo,
             embeds=is_embedding_model(folder),
+            only_speaks=prompts.vocabulary is not None and prompts.vocabulary.codes_per_token > 1,
             pools_embeddings=config.pool_embeddings,
             adapters=_adapter_names(config),
         ),

@@ -1,7 +1,7 @@
 """CSM (Sesame 2025): a Llama over text and audio frames, with a depth transformer for each frame.
 
     text token   its embedding                              ─┐ backbone ─> head ─> code 0
-    frame        sum of the embeddings of its K codes        ─┘     └─ depth decoder ─> codes 1 … K - 1
+    frame        sum of the embeddings of its K codes        ─┘     └─ depth decoder ─> codes 1 …
 
 A prompt mixes text tokens and frames; the model generates frames. A frame of zeros ends a sequence.
 """
@@ -111,7 +111,6 @@ class CsmModel(LlamaModel):
         audio = reader.tensor(name, rows, hidden)
         vector = self._factory.vector
         self._frame_embedding = FrameEmbedding(vector(text), vector(audio), frames)
-        self._embedding = self._frame_embedding
         return LinearWeight(text)
 
     def _load_rest(self, reader: WeightReader) -> None:
@@ -141,6 +140,10 @@ class CsmModel(LlamaModel):
             attention=AttentionShape(shape.num_heads, shape.num_kv_heads, shape.head_dim),
         )
         reader.skip(*(name for name in self.weights.info() if name.startswith(CODEC)))
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """See `LlamaModel`: sums of the embeddings of [T, K] ids."""
+        return self._frame_embedding(ids)
 
     def _returned_states(self, hidden: Tensor, model_inputs: ModelInputs) -> Tensor | None:
         """Return the normalised states [S, hidden] of the sampled tokens."""

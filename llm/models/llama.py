@@ -125,9 +125,13 @@ class LlamaModel(CausalModel):
         mlp = 4 * config.intermediate_size
         return (3 * shape.hidden_size + max(attention, mlp)) * width
 
+    def embed(self, ids: Tensor) -> Tensor:
+        """Return new embeddings [T, hidden] of the fed tokens, which the layers overwrite."""
+        return self._embedding(ids)
+
     def hidden_states(self, batch: ForwardBatch, cache: KVCacheInputs) -> Tensor:
         """See `CausalModel`."""
-        x = self._embedding(batch.input_ids)
+        x = self.embed(batch.input_ids)
         rotations = self._rotary.at(batch.positions)
         for layer in self._layers:
             layer(x, rotations, cache)

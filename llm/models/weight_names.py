@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, fields
+from typing import Any
 
 from llm.models.weights import WeightsAdapter
 
@@ -38,7 +39,7 @@ class WeightNames:
     @classmethod
     def under(cls, prefix: str) -> WeightNames:
         """Return Llama's names with another prefix than `model.`; a head has none."""
-        names = {
+        names: dict[str, Any] = {
             item.name: prefix + item.default.removeprefix("model.")
             for item in fields(cls)
             if isinstance(item.default, str) and item.name != "head"

@@ -25,7 +25,7 @@ from llm.models.base import PipelineModel
 from llm.models.hf_config import read_eos_token_ids
 from llm.models.pooling import PoolingSpec
 from llm.models.weights import WeightsAdapter, WeightsFormat
-from llm.request import FrameShape, Request, Token, TokenLogprob, check_switches
+from llm.request import FrameShape, Request, Token, TokenLogprob, as_ids, check_switches
 from llm.runner.device_memory import GIB, available_bytes
 from llm.runner.device_stream import DeviceStream, create_stream
 from llm.runner.graphs.stats import GraphStats
@@ -359,10 +359,11 @@ class PromptScores:
         return found
 
     def _score(self, row: ScheduledRow, logits: Tensor) -> tuple[TokenLogprob, ...]:
-        tokens = torch.tensor(row.token_ids, device=logits.device)
+        fed = as_ids(row.token_ids)
+        tokens = torch.tensor(fed, device=logits.device)
         entries: list[TokenLogprob] = []
         if row.start == 0:
-            entries.append(TokenLogprob(row.token_ids[0], None))
+            entries.append(TokenLogprob(fed[0], None))
         else:
             entries += _entries(self._last[row.request_id], tokens[:1], row)
         entries += _entries(logits[:-1], tokens[1:], row)

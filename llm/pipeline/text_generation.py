@@ -25,7 +25,7 @@ from llm.batch import (
     host_tokens,
 )
 from llm.pipeline.base import TextGenerationPipelineInterface
-from llm.request import Token, TokenLogprob
+from llm.request import Token, TokenLogprob, as_ids
 from llm.sampling.log_probabilities import LogProbabilities, round_logprob
 from llm.structured.bitmask import needs_tokens
 
@@ -147,7 +147,7 @@ class _MultiStepRun:
             plan = runner.token_sampler.prepare(rows, len(self._sampled), self._tokens)
             return runner.step(self._inputs, plan)
         outputs = runner.forward(self._inputs)
-        mask = self._structured.mask(rows, self._tokens)
+        mask = self._structured.mask(rows, list(map(as_ids, self._tokens)))
         self._failures.update(mask.failures)
         plan = runner.token_sampler.prepare(rows, len(self._sampled), self._tokens, mask.tokens)
         return outputs, runner.sample_tokens(outputs, plan)

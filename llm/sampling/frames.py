@@ -38,7 +38,8 @@ class FrameInProgress(Protocol):
 class FrameDecoder(Protocol):
     """The part of a model that decodes the codes of a frame after the first."""
 
-    shape: FrameShape
+    @property
+    def shape(self) -> FrameShape: ...
 
     def begin(self, hidden: Tensor) -> FrameInProgress:
         """Begin frames at the language model's normalised hidden states [B, H]."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from llm.batch import ScheduledRow
 from llm.memory.transfer import to_device
-from llm.request import SamplingParams, Token
+from llm.request import SamplingParams, Token, as_ids
 from llm.sampling.logits import (
     Candidates,
     Method,
@@ -194,7 +194,7 @@ class Sampler(TokenSampler[SamplingPlan]):
         for place, row in enumerate(rows):
             if has_penalties(row.sampling):
                 generated = [*row.output_ids, *(sampled[place] if sampled else ())]
-                entries.append(_penalised(place, row.sampling, generated))
+                entries.append(_penalised(place, row.sampling, as_ids(generated)))
         if not any(len(entry[0]) for entry in entries):
             return None
         rows_ids_counts = np.concatenate([entry[0] for entry in entries]).T
@@ -252,7 +252,7 @@ def _method(sampling: SamplingParams) -> tuple[Method, int]:
 
 
 def _penalised(
-    place: int, sampling: SamplingParams, generated: list[int]
+    place: int, sampling: SamplingParams, generated: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return [n, 3] row, id, count and [n, 3] factors of the ids in the penalty window."""
     window = generated[-sampling.penalty_window :]  # [-0:], for window 0, takes all tokens

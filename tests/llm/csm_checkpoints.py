@@ -83,7 +83,7 @@ MIMI: dict[str, Any] = {
 
 
 def write_csm(folder: Path, *, seed: int = 0, **keys: Any) -> Path:
-    """Write a random checkpoint; `keys` change the backbone's config, `depth` and `codec` theirs."""
+    """Write a checkpoint; `keys` change the backbone's config, `depth` and `codec` theirs."""
     depth, codec = DEPTH | keys.pop("depth", {}), MIMI | keys.pop("codec", {})
     config = CsmConfig(**BACKBONE | keys, depth_decoder_config=depth, codec_config=codec)
     generator = torch.Generator().manual_seed(seed)

@@ -38,10 +38,10 @@ logger = logging.getLogger(__name__)
 class StreamLimits:
     """Bounds on buffered items of a stream, concurrency limits, and timeouts.
 
-    A stream buffers at most `audio_blocks` rendered blocks plus about `codes_ahead` codes (frames,
-    for a model of frames; or `text_chunks` chunks of text), then it is paused. `reader_timeout_s` ends a stream whose
-    reader leaves an item unread for so long (None: never). An engine whose step does not return
-    for `step_timeout_s` counts as not alive (None: no limit).
+    A stream buffers at most `audio_blocks` rendered blocks plus about `codes_ahead` tokens of
+    speech (or `text_chunks` chunks of text), then it is paused. `reader_timeout_s` ends a stream
+    whose reader leaves an item unread for so long (None: never). An engine whose step does not
+    return for `step_timeout_s` counts as not alive (None: no limit).
     """
 
     audio_blocks: int = 8

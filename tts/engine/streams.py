@@ -188,9 +188,9 @@ class SpeechStream(StreamTask):
         self._num_missing = self._tokens_missing()
         return windows
 
-    def _tokens_missing(self) -> int:
+    def _tokens_missing(self) -> float:
         """Return how many tokens complete the next block."""
-        return -(-self._stream.num_missing // self._codes_per_token)
+        return self._stream.num_missing / self._codes_per_token
 
     def _take_last(self, chunk: TokenChunk, reason: FinishReason) -> None:
         self.is_generating = False

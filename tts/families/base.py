@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from decoder import CodecSpec
-from llm import CheckpointError, RequestError, SamplingParams, Token
+from llm import CheckpointError, RequestError, SamplingParams, Token, as_ids
 from tts.checkpoint.chat import ChatTemplate, load_chat_template
 from tts.checkpoint.files import load_sampling_defaults, load_speech_file, read_json
 from tts.checkpoint.tokenizer import TextTokenizer
@@ -276,9 +276,9 @@ class SpeechVocabulary:
         """Return the codes of the speech tokens in `token_ids`, in order; other ids are skipped."""
         if self._ids:
             known = self._codes
-            return tuple([known[i] for i in token_ids if i in known])
+            return tuple([known[i] for i in as_ids(token_ids) if i in known])
         base, size, end = self._base, self.codebook_size, self._base + self._num_ids
-        return tuple([(i - base) % size for i in token_ids if base <= i < end])
+        return tuple([(i - base) % size for i in as_ids(token_ids) if base <= i < end])
 
     def token_ids(self, codes: Iterable[int]) -> tuple[Token, ...]:
         """Return the tokens of codes, the first of which begins a frame.

@@ -10,6 +10,7 @@ in the language model's files.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from decoder import CodecSpec
@@ -87,7 +88,7 @@ class CsmFamily(SpeechFamily):
     def _text(self, speaker: str, text: str) -> tuple[int, ...]:
         return (self._begin, *self.tokenizer.encode(f"[{speaker}]{text}"), self._close)
 
-    def _size(self, values: dict[str, Any], key: str, least: int = 1) -> int:
+    def _size(self, values: Mapping[str, Any], key: str, least: int = 1) -> int:
         value = values.get(key, 0)
         if type(value) is not int or value < least:
             raise CheckpointError(f"csm: {key}={value!r} in config.json must be a whole number")

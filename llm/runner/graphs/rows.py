@@ -11,6 +11,7 @@ import numpy as np
 
 from llm.attention.base import CapturedShape
 from llm.batch import ForwardBatch, ForwardMode, RowPages, ScheduledBatch, count_singles
+from llm.request import as_ids
 from llm.runner.future_tokens import NOTHING_AWAITED, FutureTokens
 from llm.runner.graphs.input_buffers import Inputs, TokenViews
 
@@ -46,7 +47,7 @@ class GraphRows:
         return cls(
             mode,
             columns.request_id,
-            list(chain.from_iterable(fed)),
+            as_ids(list(chain.from_iterable(fed))),
             lengths,
             tuple(map(add, columns.start, lengths)),
             columns.pages,

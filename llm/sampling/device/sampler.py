@@ -25,7 +25,7 @@ from torch import Tensor
 
 from llm.batch import ScheduledRow
 from llm.errors import RequestError
-from llm.request import SamplingParams
+from llm.request import SamplingParams, Token
 from llm.sampling.device.history import HistorySlots, HistoryUpdate, PenaltyHistory
 from llm.sampling.device.records import RECORD_WORDS, Flag, RecordTable, effective_window
 from llm.sampling.device.reference import sample_reference
@@ -239,7 +239,7 @@ class BufferedSampler(TokenSampler[DevicePlan]):
         self,
         rows: Sequence[ScheduledRow],
         step: int = 0,
-        sampled: Sequence[Sequence[int]] | None = None,
+        sampled: Sequence[Sequence[Token]] | None = None,
         mask: TokenMask | None = None,
     ) -> DevicePlan:
         """See `TokenSampler`."""
