@@ -32,6 +32,7 @@ class Architecture:
     length_key: str = "max_position_embeddings"
     is_embedding: bool = False  # it has no head: it computes embeddings instead of generating
     supports_lora: bool = False
+    supports_drafts: bool = True  # it can verify the tokens of a draft model
     supports_empty_batches: bool = False
     # the sum of lengths in one batch is limited to one maximum length
     needs_total_tokens_limit: bool = False
@@ -79,7 +80,7 @@ _architectures["CsmForConditionalGeneration"] = Architecture(
     "CsmForConditionalGeneration",
     "llm.models.csm:CsmModel",
     encodings=FLOATS,
-    required_arguments=(("draft_model", None),),
+    supports_drafts=False,
 )
 
 
@@ -87,6 +88,7 @@ FALLBACK = Architecture(
     "AutoModelForCausalLM",
     "llm.models.auto:AutoModel",
     encodings=FLOATS,
+    supports_drafts=False,
     required_arguments=(("enable_chunked_prefill", False), ("enable_overlap_scheduler", False)),
 )
 """Runs architectures without an entry by way of the transformers package."""

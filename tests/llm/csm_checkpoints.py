@@ -158,5 +158,5 @@ def reference_frames(
         options["input_ids"] = torch.tensor([list(prompt)])
     found = model.generate(max_new_tokens=count, **options)[0]
     frames = [tuple(frame) for frame in found.tolist()]
-    end = (0,) * CODEBOOKS
+    end = (0,) * len(frames[0])
     return frames[: frames.index(end)] if end in frames else frames

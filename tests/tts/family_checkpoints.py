@@ -279,6 +279,23 @@ def write_sonant(folder: Path) -> Path:
     return folder
 
 
+def write_csm_family(folder: Path, **keys: Any) -> Path:
+    """sesame/csm-1b with seven of Mimi's codebooks, all in one file."""
+    from tests.llm.csm_checkpoints import write_csm  # imports transformers
+
+    count = 7
+    ids = {"bos_token_id": 128_000, "pad_token_id": 128_002}
+    ids |= {"audio_token_id": 128_002, "audio_eos_token_id": 128_003}
+    sizes = {"num_codebooks": count, "text_vocab_size": 128_256, "max_position_embeddings": 2048}
+    depth = {"num_codebooks": count, "max_position_embeddings": count + 1}
+    given = ids | sizes | {"depth": depth, "codec": {"num_quantizers": count}} | keys
+    write_csm(folder, **given)
+    data, settings = llama_tokenizer(dict(LLAMA_SPECIAL))
+    (folder / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
 def common_config(vocab_size: int) -> dict[str, object]:
     return {
         "vocab_size": vocab_size,
