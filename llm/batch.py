@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-NO_CODE = -1  # in the columns of a frame: the position is a text token
+NO_CODE = -1  # in the ids of a frame: the position is a text token
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +285,7 @@ class ForwardBatch:
     context_lens: tuple[int, ...]  # [B]
     pages: tuple[Sequence[int], ...]  # [B] page tables, as in `ScheduledRow`
     page_size: int
-    input_ids: Tensor  # int64 [T]; [T, K] for frames of K codes, see `frame_columns`
+    input_ids: Tensor  # int64 [T]; [T, K] for frames of K codes, see `frame_rows`
     positions: Tensor  # int64 [T]
     slot_mapping: Tensor  # int64 [T] slots for the keys and values
     # [B] number of best tokens to return; None: no log-probabilities
@@ -333,11 +333,11 @@ class ForwardBatch:
         )
 
 
-def frame_columns(tokens: Sequence[Token], num_codebooks: int) -> Sequence[Sequence[int]]:
-    """Return K columns of T ids: the codes of frames, or text tokens followed by `NO_CODE`s."""
+def frame_rows(tokens: Sequence[Token], num_codebooks: int) -> np.ndarray:
+    """Return int64 [T, K]: the codes of frames, or text tokens followed by `NO_CODE`s."""
     rest = (NO_CODE,) * (num_codebooks - 1)
-    rows = ((token, *rest) if isinstance(token, int) else token for token in tokens)
-    return list(zip(*rows, strict=True))
+    rows = [(token, *rest) if isinstance(token, int) else token for token in tokens]
+    return np.array(rows, dtype=np.int64).reshape(-1, num_codebooks)
 
 
 def host_tokens(tokens: Tensor) -> list[Token]:

@@ -205,9 +205,11 @@ class PipelineModel(ABC, Generic[ContextT]):
         cache: KVCacheInputs,
         target: Tensor,
         tokens: Tensor | None = None,
+        states: Tensor | None = None,
     ) -> None:
         """Run a captured forward: write float32 logits of the `tokens` (int64 [R]; None: of all T)
-        into target [R, V].
+        into target [R, V], and for a frame decoder their normalised hidden states into states
+        [R, H].
 
         Host values of `batch` and `cache` are not read: they are those of the capture.
         """

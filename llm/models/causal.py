@@ -127,6 +127,7 @@ class CausalModel(PipelineModel[ScheduledRow]):
         cache: KVCacheInputs,
         target: Tensor,
         tokens: Tensor | None = None,
+        states: Tensor | None = None,
     ) -> None:
         """See `PipelineModel`. Every row is computed without an adapter."""
         if self.lora_manager is not None:
@@ -134,7 +135,10 @@ class CausalModel(PipelineModel[ScheduledRow]):
             self.lora_manager.begin(("",) * num_rows, batch.query_lens)
         with torch.inference_mode():
             hidden = self.hidden_states(batch, cache)
-            self.logits_of(hidden if tokens is None else hidden.index_select(0, tokens), target)
+            wanted = hidden if tokens is None else hidden.index_select(0, tokens)
+            self.logits_of(wanted, target)
+            if states is not None:
+                states.copy_(self.final_norm(wanted))
 
     def _logits(self, hidden: Tensor) -> Tensor:
         if len(hidden) == 0:

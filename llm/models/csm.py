@@ -57,9 +57,8 @@ class FrameEmbedding:
 
 
 class CsmModel(LlamaModel):
-    """Implements `CsmForConditionalGeneration`; every forward and every frame runs eagerly."""
+    """Implements `CsmForConditionalGeneration`."""
 
-    can_capture: ClassVar[bool] = False
     names: ClassVar[WeightNames] = replace(
         WeightNames.under("backbone_model."),
         ignored=("rotary_emb.inv_freq", "audio_tokens_offsets"),

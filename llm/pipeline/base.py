@@ -126,8 +126,7 @@ class TextGenerationPipelineInterface(ABC):
     @property
     def frames(self) -> FrameShape | None:
         """Shape of the frames that the model generates; None: it generates token ids."""
-        sampler = self.runner.frame_sampler
-        return None if sampler is None else sampler.shape
+        return self.runner.frames
 
     @property
     def max_seq_len(self) -> int:

@@ -32,7 +32,7 @@ from llm.batch import (
     ReturnHiddenStates,
     ScheduledBatch,
     ScheduledRow,
-    frame_columns,
+    frame_rows,
 )
 from llm.config import ModelConfig, PipelineConfig, default_config
 from llm.errors import ConfigError
@@ -47,7 +47,7 @@ from llm.models.random_weights import open_weights
 from llm.models.registry import model_class
 from llm.models.session import EngineSession
 from llm.models.weights import Weights, WeightsAdapter, WeightsFormat
-from llm.request import SamplingParams
+from llm.request import FrameShape, SamplingParams
 from llm.runner.future_tokens import NOTHING_AWAITED, FutureTokens
 from llm.runner.graphs.capture import CudaCapture, GraphCapture
 from llm.runner.graphs.cuda_graphs import GraphInputs, GraphRunner
@@ -55,6 +55,7 @@ from llm.runner.graphs.rows import PADDING_PAGES
 from llm.runner.graphs.shapes import GraphLimits
 from llm.runner.memory_planning import MemoryPlanning
 from llm.runner.tensor_api.interface import LogitsProcessorOutput, TensorInterface
+from llm.sampling.device.frames import DeviceFrameSampler
 from llm.sampling.device.sampler import BufferedSampler, DeviceSampler
 from llm.sampling.frames import FrameSampler
 from llm.sampling.sampler import Sampler, TokenSampler
@@ -121,7 +122,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         self._logits_dtype: torch.dtype = getattr(torch, config.sampling.in_dtype)
         self.sampler = Sampler(self.vocab_size, self.device)
         self.token_sampler: TokenSampler[Any] = self.sampler
-        self.frame_sampler: FrameSampler | None = None  # None: a token is one id
+        self.frames: FrameShape | None = None  # None: a token is one id
 
     @property
     def is_generation(self) -> bool:
@@ -215,8 +216,8 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             ),
         )
         if self.model.frame_decoder is not None:
-            self.frame_sampler = FrameSampler(self.model.frame_decoder, self.device)
-            self.token_sampler = self.frame_sampler
+            self.frames = self.model.frame_decoder.shape
+            self.token_sampler = FrameSampler(self.model.frame_decoder, self.device)
 
     def init_memory_pool(self) -> None:
         """Allocate the planned KV pool."""
@@ -259,7 +260,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         """
         if self.attn_backend is None:
             raise RuntimeError("make the attention backend before forwards are captured")
-        if self.samples_on_device and self.frame_sampler is None:
+        if self.samples_on_device:
             self.sample_on_device()
         if self.loaded_model.return_hidden_states is not ReturnHiddenStates.NONE:
             return
@@ -273,8 +274,12 @@ class ModelRunner(MemoryPlanning, TensorInterface):
 
     def sample_on_device(self) -> None:
         """Sample in one program on the device from now on."""
-        sampler = DeviceSampler(self.vocab_size, self.device, self.max_running_requests)
-        self.token_sampler = BufferedSampler(sampler)
+        decoder, rows = self.loaded_model.frame_decoder, self.max_running_requests
+        if decoder is None:
+            sampler = DeviceSampler(self.vocab_size, self.device, rows)
+            self.token_sampler = BufferedSampler(sampler)
+        else:
+            self.token_sampler = DeviceFrameSampler(decoder, self.device, rows)
 
     def use_graphs(self, capture: GraphCapture) -> None:
         """Replay forwards from now on: batches up to the largest, contexts up to the size of the
@@ -347,8 +352,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
     def _prepare_eagerly(self, batch: ScheduledBatch) -> ModelInputs:
         if self.attn_backend is None:
             raise RuntimeError("initialize the runner before its first forward")
-        frames = self.frame_sampler
-        num_ids = 1 if frames is None else frames.shape.num_codebooks
+        num_ids = 1 if self.frames is None else self.frames.num_codebooks
         forward_batch = batch_of_rows(batch.rows, batch.mode, self.page_size, self.device, num_ids)
         planned = PlannedAttention.create(forward_batch, self.attn_backend)
         return self.loaded_model.prepare_initial_token_inputs([batch.rows], planned)
@@ -391,10 +395,8 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         `self.token_sampler`.
         """
         with self.session.profiler.range("sample", detail=True):
-            tokens = self.token_sampler.sample(outputs.next_token_logits, plan)
-            if self.frame_sampler is None:
-                return tokens
-            return self.frame_sampler.complete(tokens, outputs.hidden_states, plan)
+            logits, states = outputs.next_token_logits, outputs.hidden_states
+            return self.token_sampler.sample(logits, plan, states)
 
     def step(self, inputs: ModelInputs, plan: Any) -> tuple[ModelOutputs, Tensor]:
         """Run `forward` and `sample_tokens`, in one launch if both were captured."""
@@ -416,7 +418,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         """Free model and memory. Idempotent."""
         self.graph_runner = self.attn_backend = None
         self.token_to_kv_pool = self.model = None
-        self.token_sampler, self.frame_sampler = self.sampler, None
+        self.token_sampler = self.sampler
         self._req_to_token_pool = self._allocator = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -465,7 +467,7 @@ def batch_of_rows(
     `num_ids`: ids of a token, 1 or the K codes of a frame.
     """
     tokens = [token for row in rows for token in row.token_ids]
-    columns: Sequence[Any] = [tokens] if num_ids == 1 else frame_columns(tokens, num_ids)
+    columns: Sequence[Any] = [tokens] if num_ids == 1 else frame_rows(tokens, num_ids).T
     places = _decoded(rows, page_size) if mode is ForwardMode.DECODE else _extended(rows, page_size)
     numbers = np.array([*columns, *places], dtype=np.int64)
     *ids, positions, slot_mapping = to_device(torch.from_numpy(numbers), device)

@@ -10,7 +10,7 @@ those of code 0, whose logits are the language model's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
@@ -23,9 +23,11 @@ from llm.batch import ScheduledRow
 from llm.errors import RequestError
 from llm.memory.transfer import to_device
 from llm.request import FrameShape, SamplingParams, Token
-from llm.sampling.logits import Candidates, SamplingGroup, TokenMask, candidates
+from llm.sampling.logits import SamplingGroup, TokenMask, candidates
 from llm.sampling.rng import uniforms
 from llm.sampling.sampler import Sampler, SamplingPlan, TokenSampler, has_penalties
+
+MAX_KNOWN = 4096  # requests whose parameters of single codes are kept
 
 
 class FrameInProgress(Protocol):
@@ -53,7 +55,7 @@ class FramePlan:
 
 
 class FrameSampler(TokenSampler[FramePlan]):
-    """Sampler of frames: `sample` draws their first codes, `complete` the others."""
+    """Sampler of frames, with a plan for each step."""
 
     may_need_tokens = False
 
@@ -65,15 +67,7 @@ class FrameSampler(TokenSampler[FramePlan]):
 
     def admit(self, sampling: SamplingParams) -> None:
         """See `TokenSampler`."""
-        refused = (
-            (has_penalties(sampling), "penalties, which count single tokens"),
-            (sampling.allowed_cycle, "allowed_cycle: the codes of a frame have one position"),
-            (sampling.json_schema, "json_schema: it writes no text"),
-            (sampling.echo, "echo: it computes no logits of its prompt's tokens"),
-        )
-        for is_asked, reason in refused:
-            if is_asked:
-                raise RequestError(f"a model of frames does not support {reason}")
+        check_sampling(sampling)
 
     def needs_tokens(self, sampling: SamplingParams) -> bool:
         """See `TokenSampler`: no code depends on earlier frames."""
@@ -92,8 +86,9 @@ class FrameSampler(TokenSampler[FramePlan]):
         numbers = np.arange(count, dtype=np.uint64)[:, None] + already * np.uint64(count)
         seeds = [row.sampling.seed for row in rows] * count
         drawn = uniforms(seeds, numbers.flatten().tolist()).reshape(count, len(rows))
-        firsts = [first_codes(row, done, size) for row, done in zip(rows, already, strict=True)]
-        others = [candidates(_without_stops(row.sampling), 0, size) for row in rows]
+        pairs = zip(rows, already, strict=True)
+        firsts = [candidates(for_first_codes(row.sampling), done, size) for row, done in pairs]
+        others = [candidates(for_later_codes(row.sampling), 0, size) for row in rows]
         first = SamplingPlan(len(rows), self._sampler.groups(rows, firsts, drawn[0]), None)
         groups = self._sampler.groups(rows, others, drawn[0])
         columns = to_device(torch.from_numpy(drawn[:, :, None]), self._device)
@@ -103,40 +98,59 @@ class FrameSampler(TokenSampler[FramePlan]):
         )
         return FramePlan((first, *later))
 
-    def sample(self, logits: Tensor, plan: FramePlan) -> Tensor:
-        """See `TokenSampler`: the first code of each frame."""
-        return self._sampler.sample(logits, plan.codes[0])
+    def sample(self, logits: Tensor, plan: FramePlan, states: Tensor | None = None) -> Tensor:
+        """See `TokenSampler`: int32 [B, K]."""
 
-    def complete(self, first: Tensor, hidden: Tensor | None, plan: FramePlan) -> Tensor:
-        """Return int32 [B, K] frames of which the `first` codes [B] are given."""
-        assert hidden is not None  # a model with a frame decoder returns it
-        frames = [first]
-        if len(first):
-            progress = self._decoder.begin(hidden)
-            for codes in plan.codes[1:]:
-                logits = progress.next_logits(frames[-1].long())
-                frames.append(self._sampler.sample(logits, codes))
-        else:
-            frames *= len(plan.codes)
-        return torch.stack(frames, dim=1)
+        def draw(logits: Tensor, code: int) -> Tensor:
+            return self._sampler.sample(logits, plan.codes[code])
+
+        return decode_frames(self._decoder, logits, states, draw)
 
 
-def first_codes(row: ScheduledRow, num_frames: int, size: int) -> Candidates:
-    """Return the codes that may begin the row's next frame.
+def decode_frames(
+    decoder: FrameDecoder,
+    logits: Tensor,
+    states: Tensor | None,
+    draw: Callable[[Tensor, int], Tensor],
+) -> Tensor:
+    """Return int32 [B, K] frames; `draw` samples code k of all rows from its logits [B, V].
 
-    The first code of a stop frame is excluded before `min_tokens` frames.
+    `logits` are those of the first codes, `states` [B, H] the language model's hidden states.
     """
-    return candidates(_with_first_stops(row.sampling), num_frames, size)
+    assert states is not None  # a model with a frame decoder returns them
+    count = decoder.shape.num_codebooks
+    if not len(logits):
+        return logits.new_empty(0, count, dtype=torch.int32)
+    codes = [draw(logits, 0)]
+    frames = decoder.begin(states)
+    for code in range(1, count):
+        codes.append(draw(frames.next_logits(codes[-1].long()), code))
+    return torch.stack(codes, dim=1)
 
 
-@lru_cache(maxsize=256)
-def _with_first_stops(sampling: SamplingParams) -> SamplingParams:
+def check_sampling(sampling: SamplingParams) -> None:
+    """Raise `RequestError` for parameters that a model of frames does not support."""
+    refused = (
+        (has_penalties(sampling), "penalties, which count single tokens"),
+        (sampling.allowed_cycle, "allowed_cycle: the codes of a frame have one position"),
+        (sampling.json_schema, "json_schema: it writes no text"),
+        (sampling.echo, "echo: it computes no logits of its prompt's tokens"),
+    )
+    for is_asked, reason in refused:
+        if is_asked:
+            raise RequestError(f"a model of frames does not support {reason}")
+
+
+@lru_cache(maxsize=MAX_KNOWN)
+def for_first_codes(sampling: SamplingParams) -> SamplingParams:
+    """Return the parameters of first codes: those of stop frames wait for `min_tokens` frames."""
     stops = tuple(stop if isinstance(stop, int) else stop[0] for stop in sampling.stop_token_ids)
     return replace(sampling, stop_token_ids=stops)
 
 
-@lru_cache(maxsize=256)
-def _without_stops(sampling: SamplingParams) -> SamplingParams:
+@lru_cache(maxsize=MAX_KNOWN)
+def for_later_codes(sampling: SamplingParams) -> SamplingParams:
+    """Return the parameters of the other codes, none of which ends a sequence."""
     return replace(sampling, stop_token_ids=(), min_tokens=0)
 
 

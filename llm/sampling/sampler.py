@@ -53,9 +53,10 @@ class SamplingPlan:
 class CapturedSampling:
     """Sampling as a program that can be captured."""
 
-    program: Callable[[Tensor, Tensor], Tensor]
-    """Function from logits [B, V] and records int32 [B, record_words] to int32 [B] tokens. The
-    record of a padding row is zeros, and its token is 0.
+    program: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    """Function from logits [B, V], records int32 [B, record_words] and, for frames, hidden states
+    [B, H] to int32 tokens [B] or frames [B, K]. The record of a padding row is zeros, and its
+    token is 0.
     """
 
     record_words: int
@@ -108,9 +109,9 @@ class TokenSampler(ABC, Generic[PlanT]):
         raise NotImplementedError(f"{type(self).__name__} has no program")
 
     @abstractmethod
-    def sample(self, logits: Tensor, plan: PlanT) -> Tensor:
-        """Return int32 [B] token ids, owned by the caller, for logits [B, V], which are not
-        changed.
+    def sample(self, logits: Tensor, plan: PlanT, states: Tensor | None = None) -> Tensor:
+        """Return int32 [B] token ids, or [B, K] frames, owned by the caller, for logits [B, V],
+        which are not changed. Frames need the hidden `states` [B, H] of the logits.
         """
 
     def release(self, request_id: str) -> None:
@@ -205,7 +206,7 @@ class Sampler(TokenSampler[SamplingPlan]):
             places, ids, counts, *to_device(torch.from_numpy(factors.copy()), self._device)
         )
 
-    def sample(self, logits: Tensor, plan: SamplingPlan) -> Tensor:
+    def sample(self, logits: Tensor, plan: SamplingPlan, states: Tensor | None = None) -> Tensor:
         """See `TokenSampler`."""
         logits = adjusted(logits, plan)
         if len(plan.groups) == 1:

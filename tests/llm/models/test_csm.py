@@ -14,7 +14,9 @@ from transformers import CsmForConditionalGeneration
 
 from llm.engine.engine import Engine, assemble_engine, create_engine
 from llm.errors import CheckpointError, ConfigError, RequestError
+from llm.pipeline.base import TextGenerationPipelineInterface
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
+from llm.pipeline.text_generation import TextGenerationPipeline
 from llm.request import FinishReason, Request, SamplingParams, Token, TokenChunk
 from llm.runner.model_runner import ModelRunner
 from tests.llm.csm_checkpoints import (
@@ -29,6 +31,7 @@ from tests.llm.csm_checkpoints import (
     write_csm,
 )
 from tests.llm.llama_checkpoints import PAGES, batch, pipeline_config, row
+from tests.llm.runner.host_graphs import use_graphs
 from tests.llm.runner.late_stream import LateStream
 
 NUM_FRAMES = 10
@@ -120,6 +123,18 @@ def overlapping(folder: Path) -> Engine:
     return assemble_engine(OverlapTextGenerationPipeline(config, stream=LateStream()), config)
 
 
+def captured(folder: Path, *, samples: bool, overlaps: bool) -> Engine:
+    """Return an engine that replays forwards, and with `samples` also samples inside of them."""
+    config = pipeline_config(folder, max_batch_size=8, max_batch_input_tokens=48)
+    pipeline: TextGenerationPipelineInterface = TextGenerationPipeline(config)
+    if overlaps:
+        pipeline = OverlapTextGenerationPipeline(config, stream=LateStream())
+    if samples:
+        pipeline.runner.sample_on_device()
+    use_graphs(pipeline.runner)
+    return assemble_engine(pipeline, config)
+
+
 ENGINES: dict[str, Callable[[Path], Engine]] = {
     "one step at a time": lambda f: create_engine(pipeline_config(f, max_batch_size=8)),
     "prompts in chunks": lambda f: create_engine(
@@ -130,6 +145,9 @@ ENGINES: dict[str, Callable[[Path], Engine]] = {
         pipeline_config(f, num_pages=12, page_size=4, max_length=40, kvcache_ce_watermark=1.0)
     ),
     "ahead of the results": overlapping,
+    "replayed": lambda f: captured(f, samples=False, overlaps=False),
+    "replayed with sampling": lambda f: captured(f, samples=True, overlaps=False),
+    "replayed ahead": lambda f: captured(f, samples=True, overlaps=True),
 }
 
 
@@ -144,10 +162,25 @@ def test_greedy_frames_in_a_batch(folder: Path, expected: list[Frames], kind: st
         assert stats.used_pages == 0
         assert stats.failed_steps == 0
         assert stats.preemptions > 0 or kind != "few pages"
+        if kind.startswith("replayed"):
+            assert stats.graphs is not None
+            assert stats.graphs.replays > NUM_FRAMES
+            assert stats.graphs.prompt_replays > 0
+            assert stats.graphs.eager_decodes == 0
         engine.pipeline.kv_manager.check_integrity()
 
 
-def test_a_seed_gives_the_same_frames_in_any_batch(engine: Engine) -> None:
+@pytest.fixture(scope="module")
+def replaying(folder: Path) -> Iterator[Engine]:
+    with running(captured(folder, samples=True, overlaps=False)) as made:
+        yield made
+
+
+@pytest.mark.parametrize("kind", ["engine", "replaying"])
+def test_a_seed_gives_the_same_frames_in_any_batch(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
+    engine = request.getfixturevalue(kind)
     values = {"temperature": 1.3, "top_k": 9, "top_p": 0.9, "top_logprobs": 2}
     kinds: list[dict[str, Any]] = [values, {"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.7}]
 
@@ -167,6 +200,16 @@ def test_a_seed_gives_the_same_frames_in_any_batch(engine: Engine) -> None:
     assert frames_of(ask(engine, "other", MIXED, seed=99, temperature=1.0)) != frames_of(
         ask(engine, "another", MIXED, seed=98, temperature=1.0)
     )
+
+
+def test_the_sampler_of_a_gpu_uses_the_same_numbers(engine: Engine, replaying: Engine) -> None:
+    """Without cuts both draw by the same order of codes."""
+    for place, prompt in enumerate(PROMPTS):
+        values = {"seed": place, "temperature": 1.0, "allowed_ranges": ((0, 9), (12, 16))}
+        found = [
+            frames_of(ask(made, f"s{place}", prompt, **values)) for made in (engine, replaying)
+        ]
+        assert found[0] == found[1]
 
 
 def test_every_code_is_drawn_by_the_request_s_settings(engine: Engine) -> None:
