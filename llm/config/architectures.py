@@ -80,6 +80,8 @@ _architectures["CsmForConditionalGeneration"] = Architecture(
     "CsmForConditionalGeneration",
     "llm.models.csm:CsmModel",
     encodings=FLOATS,
+    supports_lora=True,
+    supports_empty_batches=True,
     supports_drafts=False,
 )
 

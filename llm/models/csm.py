@@ -16,17 +16,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llm.batch import NO_CODE, ModelInputs, ReturnHiddenStates
+from llm.config import PipelineConfig
 from llm.errors import CheckpointError
 from llm.layers.decoder import AttentionShape, LogitsHead, Rotary
 from llm.layers.depth import DepthTransformer
 from llm.layers.weight import LinearWeight
 from llm.memory.transfer import to_device
+from llm.models.encoding import choose_encoding
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.llama import LayerLoader, LlamaModel
 from llm.models.llama_config import LlamaConfig
 from llm.models.weight_names import WeightNames
 from llm.models.weights import WeightReader
 from llm.request import FrameShape
+from llm.sampling.device.sampler import sampler_bytes
 
 TEXT_TABLE = "embed_text_tokens.weight"
 AUDIO_TABLE = "backbone_model.embed_tokens.embed_audio_tokens.weight"
@@ -82,6 +85,20 @@ class CsmModel(LlamaModel):
                     f"backbone's {wanted}"
                 )
         return read
+
+    @classmethod
+    def estimate_activation_memory(
+        cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
+    ) -> int:
+        """See `LlamaModel`; also the frames in progress, and a second sampler."""
+        own = super().estimate_activation_memory(pipeline_config, huggingface_config)
+        depth = LlamaConfig.read(depth_config(huggingface_config)).shape
+        width = choose_encoding(pipeline_config.model, huggingface_config).dtype.itemsize
+        rows = pipeline_config.max_batch_size or pipeline_config.max_batch_input_tokens
+        positions = read_frames(huggingface_config).num_codebooks * depth.head_dim
+        cached = 2 * depth.num_layers * depth.num_kv_heads * positions * width
+        products = 2 * depth.num_heads * positions * 4
+        return own + rows * (cached + products) + sampler_bytes(depth.vocab_size, rows)
 
     def load_weights(self) -> None:
         """See `PipelineModel`. Tables and heads are checked before any weight is read."""

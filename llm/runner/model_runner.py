@@ -467,7 +467,7 @@ def batch_of_rows(
     `num_ids`: ids of a token, 1 or the K codes of a frame.
     """
     tokens = [token for row in rows for token in row.token_ids]
-    columns: Sequence[Any] = [tokens] if num_ids == 1 else frame_rows(tokens, num_ids).T
+    columns: Any = [tokens] if num_ids == 1 else frame_rows(tokens, num_ids).T
     places = _decoded(rows, page_size) if mode is ForwardMode.DECODE else _extended(rows, page_size)
     numbers = np.array([*columns, *places], dtype=np.int64)
     *ids, positions, slot_mapping = to_device(torch.from_numpy(numbers), device)

@@ -31,6 +31,7 @@ from tests.llm.csm_checkpoints import (
     write_csm,
 )
 from tests.llm.llama_checkpoints import PAGES, batch, pipeline_config, row
+from tests.llm.lora.adapters import merge, write_adapter
 from tests.llm.runner.host_graphs import use_graphs
 from tests.llm.runner.late_stream import LateStream
 
@@ -242,6 +243,48 @@ def test_a_frame_of_zeros_ends_a_sequence(engine: Engine) -> None:
     later = frames_of(ask(engine, "later", (1, 2), min_tokens=60, **values))
     assert len(later) >= 60
     assert all(frame[0] == 1 for frame in later[:60] if not isinstance(frame, int))
+
+
+def test_adapters_change_the_backbone(folder: Path, tmp_path: Path, expected: list[Frames]) -> None:
+    """Requests with and without an adapter in one batch; those with it as if it were merged."""
+    adapter = write_adapter(tmp_path / "adapter", folder, gain=0.5)
+    factors = load_file(adapter / "adapter_model.safetensors")
+    lora = {"enable_lora": True, "lora_paths": [f"mine={adapter}"]}
+    with pytest.raises(CheckpointError, match="modules that cannot be adapted: "):
+        create_engine(pipeline_config(folder, lora=lora))
+    own = {name: factor for name, factor in factors.items() if ".backbone_model." in name}
+    save_file(own, adapter / "adapter_model.safetensors")
+    model = reference(merge(folder, adapter, tmp_path / "merged"))
+    with running(create_engine(pipeline_config(folder, lora=lora))) as engine:
+        plain = [ask(engine, f"plain{n}", prompt) for n, prompt in enumerate(PROMPTS)]
+        adapted = [
+            engine.submit(Request(f"adapted{n}", prompt, GREEDY, lora="mine"))
+            for n, prompt in enumerate(PROMPTS)
+        ]
+        assert [frames_of(stream) for stream in plain] == expected
+        found = [frames_of(stream) for stream in adapted]
+    assert found == [list(reference_frames(model, prompt, NUM_FRAMES)) for prompt in PROMPTS]
+    assert found != expected
+
+
+def test_rows_of_the_depth_transformer_do_not_depend_on_each_other(folder: Path) -> None:
+    """Bit for bit: neither on the number of rows nor on their order."""
+    runner = ModelRunner(pipeline_config(folder))
+    runner.initialize()
+    decoder = runner.loaded_model.frame_decoder
+    assert decoder is not None
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(33, 48, generator=generator)
+    codes = torch.randint(CODES, (CODEBOOKS - 1, 33), generator=generator)
+
+    def logits(rows: list[int]) -> torch.Tensor:
+        with torch.inference_mode():
+            frames = decoder.begin(hidden[rows])
+            return torch.stack([frames.next_logits(column[rows]) for column in codes], dim=1)
+
+    whole = logits(list(range(33)))
+    for rows in ([0], [32], [7, 3], list(range(32, -1, -1)), list(range(5, 22))):
+        assert torch.equal(logits(rows), whole[rows])
 
 
 def test_a_cancelled_request_leaves_the_others_alone(
