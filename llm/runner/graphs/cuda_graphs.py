@@ -123,20 +123,7 @@ class GraphRunner:
         self._buffers = InputBuffers(most_bytes, device)
         self._logits = torch.zeros(most, model.vocab_size, device=device)
         self._most_rows = most
-        most_tokens = max(shape.num_tokens for shape in self.shapes)
-        if decoder is None:
-            self._first_id = most  # position of token 0 in the table
-            self._states: Tensor | None = None
-            self._table = torch.zeros(most + model.vocab_size, dtype=torch.int64, device=device)
-            torch.arange(model.vocab_size, out=self._table[most:])
-            self._ids = torch.zeros(most_tokens, dtype=torch.int64, device=device)
-        else:
-            self._first_id = 0
-            size = model.shape(model.huggingface_config).hidden_size
-            self._states = torch.zeros(most, size, dtype=model.dtype, device=device)
-            count = self._ids_per_token
-            self._table = torch.zeros(most, count, dtype=torch.int64, device=device)
-            self._ids = torch.zeros(most_tokens, count, dtype=torch.int64, device=device)
+        self._allocate_tokens(model, device)
         self._latest: Tensor | None = None  # the tokens at the head of the table
         self._captured: dict[CapturedShape, _Captured] = {}
         self._has_warned = False
@@ -144,6 +131,24 @@ class GraphRunner:
         self.num_eager_decodes = 0
         self.num_prompt_replays = 0
         self.num_eager_prompts = 0
+
+    def _allocate_tokens(self, model: PipelineModel[Any], device: torch.device) -> None:
+        """Allocate the table and the ids that it is read into; for frames also hidden states."""
+        most, count = self._most_rows, self._ids_per_token
+        most_tokens = max(shape.num_tokens for shape in self.shapes)
+        long = torch.int64
+        self._states: Tensor | None = None
+        if self._frame_decoder is None:
+            self._first_id = most  # position of token 0 in the table
+            self._table = torch.zeros(most + model.vocab_size, dtype=long, device=device)
+            torch.arange(model.vocab_size, out=self._table[most:])
+            self._ids = torch.zeros(most_tokens, dtype=long, device=device)
+            return
+        self._first_id = 0
+        size = model.shape(model.huggingface_config).hidden_size
+        self._states = torch.zeros(most, size, dtype=model.dtype, device=device)
+        self._table = torch.zeros(most, count, dtype=long, device=device)
+        self._ids = torch.zeros(most_tokens, count, dtype=long, device=device)
 
     @property
     def shapes(self) -> tuple[CapturedShape, ...]:
