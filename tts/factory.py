@@ -65,6 +65,11 @@ class TextModel:
     pools_embeddings: bool = True  # one vector per text, else one per token
     adapters: tuple[str, ...] = ()  # names for requests
 
+    @property
+    def generates(self) -> bool:
+        """Whether it writes text."""
+        return not (self.embeds or self.only_speaks)
+
 
 @dataclass(frozen=True, slots=True)
 class Service:

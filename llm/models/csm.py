@@ -158,7 +158,9 @@ class CsmModel(LlamaModel):
         reader.skip(*(name for name in self.weights.info() if name.startswith(CODEC)))
 
     def embed(self, ids: Tensor) -> Tensor:
-        """See `LlamaModel`: sums of the embeddings of [T, K] ids."""
+        """See `LlamaModel`: sums of the embeddings of [T, K] ids. Raises `ValueError` for [T]."""
+        if ids.dim() != 2:
+            raise ValueError("a model of frames takes ids [T, K], see `llm.batch.frame_rows`")
         return self._frame_embedding(ids)
 
     def _returned_states(self, hidden: Tensor, model_inputs: ModelInputs) -> Tensor | None:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,10 +81,10 @@ class FrameSampler(TokenSampler[FramePlan]):
     ) -> FramePlan:
         """See `TokenSampler`."""
         count, size = self.shape.num_codebooks, self.shape.codebook_size
-        already = np.array([len(row.output_ids) + step for row in rows], dtype=np.uint64)
-        numbers = np.arange(count, dtype=np.uint64)[:, None] + already * np.uint64(count)
+        already = [len(row.output_ids) + step for row in rows]
+        numbers = [done * count + code for code in range(count) for done in already]
         seeds = [row.sampling.seed for row in rows] * count
-        drawn = uniforms(seeds, numbers.flatten().tolist()).reshape(count, len(rows))
+        drawn = uniforms(seeds, numbers).reshape(count, len(rows))
         pairs = zip(rows, already, strict=True)
         firsts = [candidates(for_first_codes(row.sampling), done, size) for row, done in pairs]
         others = [candidates(for_later_codes(row.sampling), 0, size) for row in rows]

@@ -60,7 +60,7 @@ class TextApi:
         config, text = proto.config, self.service.text
         call.adopt_id(config.request_id)
         self._check_model(config.model)
-        if text.embeds or text.only_speaks:
+        if not text.generates:
             does = "embeds texts; it does not generate" if text.embeds else "only speaks"
             raise PreconditionError(Precondition.TEXT_GENERATION, f"this model {does}")
         self._check_adapter(config.lora)

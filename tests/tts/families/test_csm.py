@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from decoder import StreamingOptions, create_decoder
+from decoder import StreamingOptions, codec_identity, create_decoder
 from llm import CheckpointError, Request, SamplingParams
 from tests.llm.csm_checkpoints import edit_config, embedded, reference, reference_frames
 from tests.tts.family_checkpoints import SNAC_CODEC
@@ -173,3 +173,13 @@ def test_the_codec_is_read_from_the_shards_of_an_index(running: Running, tmp_pat
     assert codes[0] == codes[1] == codes[2]
     assert len(codes[0]) == 7 * COUNT
     assert len({decoder.spec for decoder in decoders}) == 1
+    spec = decoders[0].spec
+    known = [codec_identity(folder, "", spec) for folder in (running.folder, sharded)]
+    assert known[0] == known[1]
+    changed = {
+        name: t + 1 if name == "codec_model.upsample.conv.weight" else t
+        for name, t in tensors.items()
+    }
+    save_file(changed, tmp_path / "model.safetensors")
+    edit_config(tmp_path, transformers_weights="model.safetensors")
+    assert codec_identity(tmp_path, "", spec) != known[0]
