@@ -170,6 +170,20 @@ def write_orpheus(folder: Path) -> Path:
     )
 
 
+def write_veena(folder: Path) -> Path:
+    """maya-research/Veena with SNAC: Orpheus' tokens, and one for each speaker."""
+    special = LLAMA_SPECIAL | {f"<custom_token_{k}>": 128_256 + k for k in range(28_683)}
+    speakers = ("kavya", "agastya", "maitri", "vinaya")
+    special |= {f"<spk_{name}>": ORPHEUS_VOCABULARY + k for k, name in enumerate(speakers)}
+    return write(
+        folder,
+        llama_config(ORPHEUS_VOCABULARY + 8, eos=[128_001, 128_008, 128_009]),
+        llama_tokenizer(special),
+        SNAC_CODEC,
+        likely={128_258: 5.0},
+    )
+
+
 def write_vyvo(folder: Path) -> Path:
     """Vyvo/VyvoTTS-v0-Qwen3-0.6B with SNAC: its tokens have no names in the tokenizer."""
     config = {

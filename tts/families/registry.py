@@ -9,8 +9,10 @@ from llm import CheckpointError
 from tts.families.base import Checkpoint, SpeechFamily
 
 _FAMILIES = {
-    "csm": "tts.families.csm:CsmFamily",
     "embedded": "tts.families.embedded:EmbeddedFamily",
+    "csm": "tts.families.csm:CsmFamily",
+    "veena": "tts.families.orpheus:VeenaFamily",  # it also matches orpheus
+    "maya1": "tts.families.orpheus:Maya1Family",
     "orpheus": "tts.families.orpheus:OrpheusFamily",
     "vyvo": "tts.families.orpheus:VyvoFamily",
     "llasa": "tts.families.llasa:LlasaFamily",
