@@ -36,4 +36,4 @@ def _add_tensors(digest: hashlib._Hash, weights: Path, prefix: str) -> None:
     tensors = read_tensors(weights, lambda name: name.startswith(prefix))
     for name in sorted(tensors):
         digest.update(name.encode())
-        digest.update(tensors[name].flatten().contiguous().view(torch.uint8).numpy())
+        digest.update(tensors[name].flatten().contiguous().view(torch.uint8).numpy().tobytes())
