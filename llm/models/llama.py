@@ -184,7 +184,7 @@ class LlamaModel(CausalModel):
         return weight
 
     def _load_rest(self, reader: WeightReader) -> None:
-        """Load what a related architecture has beside its layers and its head."""
+        """Load what a related architecture has in addition to its layers and its head."""
         return
 
     def _use(self, stack: Stack) -> None:
