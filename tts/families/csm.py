@@ -58,6 +58,8 @@ class CsmFamily(SpeechFamily):
 
     @classmethod
     def matches(cls, checkpoint: Checkpoint) -> bool:
+        if not (checkpoint.folder / "config.json").is_file():
+            return False  # only a tokenizer
         return ARCHITECTURE in (checkpoint.config.get("architectures") or ())
 
     def own_traits(self) -> FamilyTraits:
