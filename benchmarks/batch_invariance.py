@@ -28,7 +28,7 @@ import torch
 from benchmarks.engine_load import pipeline_of, running
 from benchmarks.report import Figure, Report, publish, until_interrupted
 from benchmarks.shapes import SHAPES, Shape
-from llm import Engine, Request, SamplingParams
+from llm import Engine, Request, SamplingParams, as_ids
 from tts.config.flags import add_config_flags
 from tts.config.pipeline import AudioGenerationConfig
 from tts.config.sources import flag_values
@@ -72,7 +72,9 @@ def outcome(engine: Engine, asked: Sequence[Request]) -> Outcome:
     errors = [chunk.error for those in chunks for chunk in those if chunk.error]
     if errors:
         raise RuntimeError(errors[0])
-    tokens = [tuple(token for chunk in those for token in chunk.token_ids) for those in chunks]
+    tokens = [
+        tuple(token for chunk in those for token in as_ids(chunk.token_ids)) for those in chunks
+    ]
     return Outcome(tokens, time.perf_counter() - started)
 
 

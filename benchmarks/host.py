@@ -157,7 +157,7 @@ class NothingCaptured(GraphCapture):
 class HostOnlySampler(BufferedSampler):
     """Sampling without the draw: each row gets token 0, which is a code."""
 
-    def sample(self, logits: Tensor, plan: DevicePlan) -> Tensor:
+    def sample(self, logits: Tensor, plan: DevicePlan, states: Tensor | None = None) -> Tensor:
         self.load(plan, np.empty((len(logits), RECORD_WORDS), dtype=np.int32))
         return torch.zeros(len(logits), dtype=torch.int32)
 

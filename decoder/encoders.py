@@ -21,7 +21,7 @@ from decoder.clips import whole_frames
 from decoder.cuda.devices import own_stream
 from decoder.pcm.resampling import resample
 from decoder.registry import WEIGHTS_FILE, CodecSource
-from decoder.weights import tensor_names
+from decoder.weights import read_tensors, tensor_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,12 @@ _ENCODERS = ("encoder.", "acoustic_encoder.")
 
 def can_encode(source: CodecSource) -> bool:
     """Whether the codec's folder has an encoder that can be loaded."""
-    weights = source.weights
-    if weights is None or (source.name in _PARTS and weights.name != WEIGHTS_FILE):
+    weights, prefix = source.weights, source.prefix
+    is_own = bool(prefix) or (weights is not None and weights.name == WEIGHTS_FILE)
+    if weights is None or (source.name in _PARTS and not is_own):
         return False
     names = tensor_names(weights, allow_pickle=source.allow_pickle)
-    return any(name.startswith(_ENCODERS) for name in names)
+    return any(name.startswith(tuple(prefix + part for part in _ENCODERS)) for name in names)
 
 
 class TransformersEncoder:
@@ -104,8 +105,12 @@ class TransformersEncoder:
             )
         transformers = import_module("transformers")
         try:
+            files = self._own_part(transformers) or {
+                "pretrained_model_name_or_path": folder,
+                "use_safetensors": True,
+            }
             model = getattr(transformers, parts.model).from_pretrained(
-                folder, local_files_only=True, use_safetensors=True
+                **files, local_files_only=True
             )
             features = getattr(transformers, parts.features) if parts.features else None
             self._features = _load_features(features, folder) if features else None
@@ -115,6 +120,21 @@ class TransformersEncoder:
             ) from error
         setattr(model, parts.decoder, None)  # decoding does not use it; frees its memory
         self._model = model.to(self._source.device).eval()
+
+    def _own_part(self, transformers: Any) -> dict[str, Any] | None:
+        """Return configuration and weights of a codec in a language model's files; None for a
+        codec's own folder.
+        """
+        source, prefix = self._source, self._source.prefix
+        if not prefix or source.weights is None:
+            return None
+        keys = {key: value for key, value in source.config.items() if key != "model_type"}
+        tensors = read_tensors(source.weights, lambda name: name.startswith(prefix))
+        return {
+            "pretrained_model_name_or_path": None,
+            "config": transformers.AutoConfig.for_model(source.name, **keys),
+            "state_dict": {name.removeprefix(prefix): t.float() for name, t in tensors.items()},
+        }
 
 
 def _load_features(features: Any, folder: Path) -> Any:

@@ -19,7 +19,21 @@ def codec_identity(folder_or_name: str | Path, weights: str, spec: CodecSpec) ->
     files = find_files(folder_or_name, weights)
     sizes = [files.name, files.config, spec.codes_per_frame]
     digest = hashlib.sha256(json.dumps(sizes, sort_keys=True).encode())
-    if files.weights is not None:
+    if files.weights is not None and files.prefix:
+        _add_tensors(digest, files.weights, files.prefix)
+    elif files.weights is not None:
         with files.weights.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
+
+
+def _add_tensors(digest: hashlib._Hash, weights: Path, prefix: str) -> None:
+    """Add the codec's part of a language model's weights, however they are divided into files."""
+    import torch
+
+    from decoder.weights import read_tensors
+
+    tensors = read_tensors(weights, lambda name: name.startswith(prefix))
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].flatten().contiguous().view(torch.uint8).numpy().tobytes())

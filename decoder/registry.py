@@ -20,6 +20,9 @@ from decoder.options import parse_options
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 PICKLE_FILE = "pytorch_model.bin"
+INDEX_FILE = "model.safetensors.index.json"
+NESTED_CONFIG, NESTED_PREFIX = "codec_config", "codec_model."
+"""Key and prefix of a codec in a language model's config.json and weights, as in CSM."""
 GPU_MAX_BATCH = 32  # windows of a decode call, unless `max_batch` is given
 
 _DECODERS = {
@@ -59,12 +62,14 @@ class CodecSource:
     """Files and options of a codec: the argument of every codec class's `create`.
 
     `config` is the folder's config.json, empty without a folder. `weights` None means that there is
-    no weights file, which is only valid for a codec without weights or in `test_mode`.
+    no weights file, which is only valid for a codec without weights or in `test_mode`; it may be
+    the index of several files. In a language model's weights the codec's names have a `prefix`.
     """
 
     name: str
     config: Mapping[str, Any] = field(default_factory=dict)
     weights: Path | None = None
+    prefix: str = ""
     options: DecoderOptions = field(default_factory=DecoderOptions)
     device: str = "cpu"
     test_mode: bool = False
@@ -102,6 +107,7 @@ def create_decoder(
         name=files.name,
         config=files.config,
         weights=files.weights,
+        prefix=files.prefix,
         options=checked,
         device=device,
         test_mode=test_mode,
@@ -118,6 +124,7 @@ class CodecFiles(NamedTuple):
     name: str
     config: Mapping[str, Any]
     weights: Path | None
+    prefix: str = ""
 
 
 def find_files(folder_or_name: str | Path, weights: str = "") -> CodecFiles:
@@ -128,10 +135,14 @@ def find_files(folder_or_name: str | Path, weights: str = "") -> CodecFiles:
         _check_name(name)
         path = _find_weights(weights, None)
         return CodecFiles(name, _adjacent_config(path), path)
-    config = read_json(folder / CONFIG_FILE)
+    config, prefix = read_json(folder / CONFIG_FILE), ""
+    own = _find_weights(weights, folder)
+    if isinstance(config.get(NESTED_CONFIG), dict):  # a language model that contains its codec
+        prefix, own = NESTED_PREFIX, own if weights else _shared_weights(folder, config)
+        config = config[NESTED_CONFIG]
     name = _name_in(config, folder / CONFIG_FILE)
     _check_name(name)
-    return CodecFiles(name, config, _find_weights(weights, folder))
+    return CodecFiles(name, config, own, prefix)
 
 
 def _is_gpu(device: str) -> bool:
@@ -225,6 +236,13 @@ def _find_weights(weights: str, folder: Path | None) -> Path | None:
             raise DecoderConfigError(f"no decoder weights at {path}")
         return found
     return _weights_in(folder) if folder is not None else None
+
+
+def _shared_weights(folder: Path, config: Mapping[str, Any]) -> Path | None:
+    """Return the file, or the index of the files, of a language model's weights."""
+    named = Path(str(config.get("transformers_weights") or "")).name
+    files = (folder / name for name in (named, WEIGHTS_FILE, INDEX_FILE) if name)
+    return next((path for path in files if path.is_file()), None)
 
 
 def _weights_in(folder: Path) -> Path | None:

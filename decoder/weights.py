@@ -6,6 +6,7 @@ Safetensors only; a pickle is read with PyTorch's restricted unpickler if the ca
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from decoder.base import DecoderConfigError
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+INDEX_SUFFIX = ".json"
 
 # PyTorch writes a weight-normalised layer in two ways, both as magnitude and direction.
 _WEIGHT_NORM = re.compile(r"(.*)\.(?:weight_[gv]|parametrizations\.weight\.original[01])$")
@@ -33,11 +35,17 @@ def layer_of(name: str) -> str:
 def read_tensors(
     path: Path, is_wanted: Callable[[str], bool], *, allow_pickle: bool = False
 ) -> dict[str, Tensor]:
-    """Return the selected tensors of a file by name, with weight norm folded into plain weights.
+    """Return the selected tensors of a file, or of an index's files, by name, with weight norm
+    folded into plain weights.
 
-    Raises DecoderConfigError if the file cannot be read, or is a pickle and pickles are not
-    allowed.
+    Raises DecoderConfigError if a file cannot be read, or is a pickle and pickles are not allowed.
     """
+    if path.suffix == INDEX_SUFFIX:
+        tensors: dict[str, Tensor] = {}
+        wanted = {file for name, file in _read_index(path).items() if is_wanted(name)}
+        for file in sorted(wanted):
+            tensors |= read_tensors(path.parent / file, is_wanted)
+        return tensors
     if path.suffix in PICKLE_SUFFIXES:
         found = _read_pickle(path, allow_pickle=allow_pickle)
         return fold_weight_norm({name: t for name, t in found.items() if is_wanted(name)})
@@ -52,7 +60,9 @@ def read_tensors(
 
 
 def tensor_names(path: Path, *, allow_pickle: bool = False) -> tuple[str, ...]:
-    """Return the names in a file; of a safetensors file only its header is read."""
+    """Return the names in a file or an index; of a safetensors file only its header is read."""
+    if path.suffix == INDEX_SUFFIX:
+        return tuple(sorted(_read_index(path)))
     if path.suffix in PICKLE_SUFFIXES:
         return tuple(sorted(_read_pickle(path, allow_pickle=allow_pickle)))
     from safetensors import SafetensorError, safe_open
@@ -62,6 +72,15 @@ def tensor_names(path: Path, *, allow_pickle: bool = False) -> tuple[str, ...]:
             return tuple(sorted(file.keys()))
     except (OSError, SafetensorError) as error:
         raise DecoderConfigError(f"cannot read codec weights {path}: {error}") from error
+
+
+def _read_index(path: Path) -> Mapping[str, str]:
+    """Return the file of each tensor."""
+    try:
+        files: Mapping[str, str] = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        return {str(name): Path(file).name for name, file in files.items()}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise DecoderConfigError(f"cannot read {path}: {error!r}") from error
 
 
 def _read_pickle(path: Path, *, allow_pickle: bool) -> dict[str, Tensor]:

@@ -64,8 +64,10 @@ if TYPE_CHECKING:
         FinishReason,
         Request,
         SamplingParams,
+        Token,
         TokenChunk,
         TokenLogprob,
+        as_ids,
     )
     from llm.runner.device_memory import get_available_gpu_memory, get_total_gpu_memory
     from llm.runner.model_runner import ModelRunner
@@ -128,6 +130,7 @@ __all__ = [
     "StepOutput",
     "StrictModel",
     "TextGenerationPipeline",
+    "Token",
     "TokenChunk",
     "TokenLogprob",
     "TokenSpelling",
@@ -135,6 +138,7 @@ __all__ = [
     "TokenToKVPoolAllocator",
     "WeightsAdapter",
     "WeightsFormat",
+    "as_ids",
     "check_json_schema",
     "create_engine",
     "get_available_gpu_memory",
@@ -199,8 +203,10 @@ _HOMES = {
         "FinishReason",
         "Request",
         "SamplingParams",
+        "Token",
         "TokenChunk",
         "TokenLogprob",
+        "as_ids",
     ),
     "llm.runner.device_memory": ("get_available_gpu_memory", "get_total_gpu_memory"),
     "llm.runner.model_runner": ("ModelRunner",),

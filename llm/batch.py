@@ -15,14 +15,17 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from llm.request import SamplingParams, TokenLogprob
+from llm.request import SamplingParams, Token, TokenLogprob
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+NO_CODE = -1  # in the ids of a frame: the position is a text token
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +103,13 @@ class ScheduledRow(NamedTuple):
     """
 
     request_id: str
-    token_ids: tuple[int, ...]  # the tokens fed in this step
+    token_ids: tuple[Token, ...]  # the tokens fed in this step
     start: int  # position of token_ids[0] = tokens already in the KV cache
     pages: Sequence[int]  # page ids that cover positions [0, start + len(token_ids) + steps - 1)
     is_extend: bool  # prompt tokens (also if there is only one)
     samples: bool  # False for a prompt chunk that is not the last
     sampling: SamplingParams
-    output_ids: Sequence[int] = ()  # generated so far, for penalties and minimum lengths
+    output_ids: Sequence[Token] = ()  # generated so far, for penalties and minimum lengths
 
     lora: str = ""  # name of its adapter
     embeds: bool = False  # request for vectors: `samples` marks the row that completes them
@@ -131,13 +134,13 @@ class RowColumns(NamedTuple):
     """The fields of many `ScheduledRow`s, column by column."""
 
     request_id: tuple[str, ...] = ()
-    token_ids: tuple[tuple[int, ...], ...] = ()
+    token_ids: tuple[tuple[Token, ...], ...] = ()
     start: tuple[int, ...] = ()
     pages: tuple[Sequence[int], ...] = ()
     is_extend: tuple[bool, ...] = ()
     samples: tuple[bool, ...] = ()
     sampling: tuple[SamplingParams, ...] = ()
-    output_ids: tuple[Sequence[int], ...] = ()
+    output_ids: tuple[Sequence[Token], ...] = ()
     lora: tuple[str, ...] = ()
     embeds: tuple[bool, ...] = ()
 
@@ -185,7 +188,7 @@ class ScheduledBatch:
 class RequestOutput:
     """Results of one step for one request."""
 
-    token_ids: tuple[int, ...] = ()  # one per decode forward
+    token_ids: tuple[Token, ...] = ()  # one per decode forward
     logprobs: tuple[TokenLogprob, ...] = ()  # one per token, where they were asked for
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # one per prompt token fed, where echoed
     embeddings: tuple[bytes, ...] = ()  # little-endian float32 vectors
@@ -205,7 +208,7 @@ class StepOutput(Mapping[str, RequestOutput]):
     id raises `KeyError`.
     """
 
-    token_ids: Mapping[str, tuple[int, ...]]
+    token_ids: Mapping[str, tuple[Token, ...]]
     logprobs: Mapping[str, tuple[TokenLogprob, ...]] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
     prompt_logprobs: Mapping[str, tuple[TokenLogprob, ...]] = field(default_factory=dict)
@@ -282,7 +285,7 @@ class ForwardBatch:
     context_lens: tuple[int, ...]  # [B]
     pages: tuple[Sequence[int], ...]  # [B] page tables, as in `ScheduledRow`
     page_size: int
-    input_ids: Tensor  # int64 [T]
+    input_ids: Tensor  # int64 [T]; [T, K] for frames of K codes, see `frame_rows`
     positions: Tensor  # int64 [T]
     slot_mapping: Tensor  # int64 [T] slots for the keys and values
     # [B] number of best tokens to return; None: no log-probabilities
@@ -330,6 +333,19 @@ class ForwardBatch:
         )
 
 
+def frame_rows(tokens: Sequence[Token], num_codebooks: int) -> np.ndarray:
+    """Return int64 [T, K]: the codes of frames, or text tokens followed by `NO_CODE`s."""
+    rest = (NO_CODE,) * (num_codebooks - 1)
+    rows = [(token, *rest) if isinstance(token, int) else token for token in tokens]
+    return np.array(rows, dtype=np.int64).reshape(-1, num_codebooks)
+
+
+def host_tokens(tokens: Tensor) -> list[Token]:
+    """Return sampled tokens [B], or frames [B, K], as values of the host; waits for the device."""
+    values: list[Any] = tokens.tolist()
+    return values if tokens.dim() == 1 else list(map(tuple, values))
+
+
 def count_singles(query_lens: Sequence[int]) -> int:
     """Count the leading rows that feed one token each."""
     are_longer = map((1).__lt__, query_lens)
@@ -344,16 +360,20 @@ class KVSlots(NamedTuple):
     slots: Tensor  # int64 [T]
 
 
-class KVCacheInputs(Protocol):
-    """Access of a model to its keys and values in one planned forward."""
-
-    @property
-    def forward_batch(self) -> ForwardBatch: ...
+class LayerCache(Protocol):
+    """Access of a layer to its keys and values."""
 
     def attend(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
         """Store [T, 2, Hkv, D] keys and values; attend with queries [T, H, D]; return [T, H ×
         D].
         """
+
+
+class KVCacheInputs(LayerCache, Protocol):
+    """Access of a model to its keys and values in one planned forward."""
+
+    @property
+    def forward_batch(self) -> ForwardBatch: ...
 
     def slots(self, layer: int) -> KVSlots | None:
         """Return where a kernel may store what `attend` would; None when only `attend` can

@@ -7,14 +7,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from llm.errors import RequestError
 
 IdRange = tuple[int, int]
+Token = int | tuple[int, ...]
+"""One position of a sequence: a token id, or a frame, the codes of all K codebooks."""
+
+
+def as_ids(tokens: Sequence[Token]) -> Sequence[int]:
+    """Return the tokens of a model without frames with their type: they are ids."""
+    return cast("Sequence[int]", tokens)
+
+
 MAX_PRIORITY = 1000  # largest absolute value
 NO_PENALTIES = (1.0, 0.0, 0.0)  # repetition, frequency, presence
 
@@ -53,7 +63,7 @@ class SamplingParams:
     seed: int = 0
     max_tokens: int = 256
     min_tokens: int = 0  # stop ids cannot be sampled before this many tokens
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[Token, ...] = ()
     ignore_eos: bool = False  # do not stop at stop ids (for benchmarks)
     allowed_ranges: tuple[IdRange, ...] = ()
     allowed_cycle: tuple[tuple[IdRange, ...], ...] = ()
@@ -116,7 +126,7 @@ class Request:
     """
 
     request_id: str
-    prompt_ids: tuple[int, ...]
+    prompt_ids: tuple[Token, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0  # higher values run first
     cache_salt: str = ""
@@ -158,7 +168,7 @@ class TokenChunk(NamedTuple):
     """
 
     request_id: str
-    token_ids: tuple[int, ...] = ()
+    token_ids: tuple[Token, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     error: str = ""
@@ -184,12 +194,35 @@ def check_switches(request: Request, *, penalties: bool, min_tokens: bool) -> No
 
 
 @dataclass(frozen=True, slots=True)
+class FrameShape:
+    """Tokens of a model of frames: text ids in prompts, and frames of K codes."""
+
+    num_codebooks: int
+    codebook_size: int
+    num_text_ids: int
+    end: tuple[int, ...]  # the frame that ends a sequence
+
+    def has(self, token: Token) -> bool:
+        """Whether a prompt may contain the token."""
+        if isinstance(token, int):
+            return 0 <= token < self.num_text_ids
+        return self.has_frame(token)
+
+    def has_frame(self, token: Token) -> bool:
+        """Whether the token is a frame of this shape."""
+        if isinstance(token, int) or len(token) != self.num_codebooks:
+            return False
+        return min(token) >= 0 and max(token) < self.codebook_size
+
+
+@dataclass(frozen=True, slots=True)
 class RequestRules:
-    """The model's vocabulary, maximum length and stop ids."""
+    """The model's vocabulary, maximum length and stop ids. `frames` None: all tokens are ids."""
 
     vocab_size: int
     max_length: int  # prompt and generated tokens
-    eos_token_ids: frozenset[int]
+    eos_token_ids: frozenset[Token]
+    frames: FrameShape | None = None
 
     def apply(self, request: Request) -> Request:
         """Return the request with the model's stop ids added to its own. Raises `RequestError`."""
@@ -200,7 +233,7 @@ class RequestRules:
         added = sorted(
             token
             for token in self.eos_token_ids.difference(stops)
-            if not ranges or any(start <= token < end for start, end in ranges)
+            if not ranges or any(start <= _first(token) < end for start, end in ranges)
         )
         if not added:
             return request
@@ -218,8 +251,8 @@ class RequestRules:
                 f"the prompt has {len(ids)} tokens and min_tokens is {sampling.min_tokens}; "
                 f"together at most {self.max_length} fit",
             ),
-            (self._has(*ids), f"a prompt id is not in the vocabulary of {size}"),
-            (self._has(*sampling.stop_token_ids), f"a stop id is not in the vocabulary of {size}"),
+            self._check_ids("prompt", ids),
+            self._check_ids("stop", sampling.stop_token_ids),
             (max(ends, default=0) <= size, f"allowed ranges go beyond the vocabulary of {size}"),
             (
                 (sampling.top_logprobs or 0) <= size,
@@ -231,5 +264,21 @@ class RequestRules:
             if not holds:
                 raise RequestError(message)
 
+    def _check_ids(self, kind: str, tokens: tuple[Token, ...]) -> tuple[bool, str]:
+        """Return whether all tokens are the model's, and the error that they are not."""
+        frames = self.frames
+        if frames is None:
+            is_valid = {*map(type, tokens)} <= {int} and self._has(*as_ids(tokens))
+            return is_valid, f"a {kind} id is not in the vocabulary of {self.vocab_size}"
+        is_known = frames.has_frame if kind == "stop" else frames.has
+        wrong = next((place for place, token in enumerate(tokens) if not is_known(token)), None)
+        count, size = frames.num_codebooks, frames.codebook_size
+        text = "" if kind == "stop" else f"a text id below {frames.num_text_ids} or "
+        return wrong is None, f"{kind} token {wrong} is not {text}{count} codes below {size}"
+
     def _has(self, *token_ids: int) -> bool:
         return min(token_ids, default=0) >= 0 and max(token_ids, default=0) < self.vocab_size
+
+
+def _first(token: Token) -> int:
+    return token if isinstance(token, int) else token[0]

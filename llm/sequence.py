@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as SequenceABC
 from enum import Enum
 
-from llm.request import FinishReason, Request, TokenChunk, TokenLogprob
+from llm.request import FinishReason, Request, Token, TokenChunk, TokenLogprob
 
 FUTURE_TOKEN = -1  # placeholder for a token that is being sampled on the device
 AWAITED = (FUTURE_TOKEN,)  # tokens of most rows of a batch planned ahead: one shared object
@@ -84,9 +84,9 @@ class Sequence:
         self.is_plain = sampling.top_logprobs is None and not has_more
         """Whether it only requests tokens of the base model, without restrictions."""
         self.stop_ids = frozenset(request.sampling.stop_token_ids)
-        self.tokens = list(request.prompt_ids)
+        self.tokens: list[Token] = list(request.prompt_ids)
         self.prompt_len = len(self.tokens)  # as submitted: preemption does not change it
-        self.output_ids: list[int] = []
+        self.output_ids: list[Token] = []
         self.limit_outputs(request.sampling.max_tokens)
         self.processed = 0
         self.active_end = 0
@@ -182,7 +182,7 @@ class Sequence:
         self.processed = self.active_end
         self.in_flight -= 1
 
-    def accept(self, token: int) -> FinishReason | None:
+    def accept(self, token: Token) -> FinishReason | None:
         """Add a sampled token; its KV is computed when it is fed. Returns the reason if it is the
         last.
 
@@ -198,7 +198,7 @@ class Sequence:
     def chunk(
         self,
         now: float,
-        token_ids: tuple[int, ...] = (),
+        token_ids: tuple[Token, ...] = (),
         logprobs: tuple[TokenLogprob, ...] = (),
     ) -> TokenChunk:
         """Return the chunk of these tokens, which are part of the output already."""
@@ -291,7 +291,7 @@ class Sequence:
 
 def take_tokens(
     sequences: SequenceABC[Sequence],
-    sampled: Mapping[str, tuple[int, ...]],
+    sampled: Mapping[str, tuple[Token, ...]],
     now: float,
     *,
     is_launched: bool,

@@ -153,6 +153,8 @@ def tiny_config(checkpoint: Path, **values: Any) -> AudioGenerationConfig:
 class OffsetCodes:
     """A code map: code k is token id `first_code + k`; other ids are not codes."""
 
+    codes_per_token = 1
+
     def __init__(self, first_code: int = FIRST_CODE) -> None:
         self._first_code = first_code
 

@@ -62,8 +62,14 @@ class TextModel:
     takes_schemas: bool = False  # structured output is enabled
     echoes: bool = False  # can return log-probabilities of prompt tokens
     embeds: bool = False  # embeds texts and does not generate
+    only_speaks: bool = False  # generates frames of speech and no text
     pools_embeddings: bool = True  # one vector per text, else one per token
     adapters: tuple[str, ...] = ()  # names for requests
+
+    @property
+    def generates(self) -> bool:
+        """Whether it writes text."""
+        return not (self.embeds or self.only_speaks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +257,7 @@ def connect_service(
             takes_schemas=config.sampling.enable_structured_output,
             echoes=config.enable_echo,
             embeds=is_embedding_model(folder),
+            only_speaks=prompts.vocabulary is not None and prompts.vocabulary.codes_per_token > 1,
             pools_embeddings=config.pool_embeddings,
             adapters=_adapter_names(config),
         ),
@@ -357,6 +364,8 @@ def _codec_source(config: AudioGenerationConfig, family: SpeechFamily) -> str | 
     if source == AUTO_DECODER:
         if own.is_dir():
             return own
+        if family.contains_codec:
+            return family.checkpoint.folder
         if family.traits.codec in supported_decoders():
             return family.traits.codec
         raise CheckpointError(_missing_codec(family, own))

@@ -134,15 +134,19 @@ def load_network(
         torch.manual_seed(RANDOM_SEED)
         network = build()
     if source.weights is not None:
-        layers = set(theirs.values())
+        layers, prefix = set(theirs.values()), source.prefix
+
+        def own(name: str) -> tuple[str, ...]:
+            return rename(name.removeprefix(prefix)) if name.startswith(prefix) else ()
+
         found = read_tensors(
             source.weights,
-            lambda name: any(layer_of(new) in layers for new in rename(name)),
+            lambda name: any(layer_of(new) in layers for new in own(name)),
             allow_pickle=source.allow_pickle,
         )
         tensors: dict[str, Tensor] = {}
         for name, tensor in found.items():
-            names = rename(name)
+            names = own(name)
             tensors |= zip(names, tensor.chunk(len(names)), strict=True)
         load_weights(network, tensors, theirs, source.weights)
     return network.to(source.device).eval().requires_grad_(requires_grad=False)

@@ -12,7 +12,8 @@ from typing import Any
 from llm.config.sections import QuantizationEncoding
 from llm.errors import CheckpointError, ConfigError
 
-HELD_AS = tuple(map(QuantizationEncoding, ("float32", "float16", "bfloat16", "int8")))
+FLOATS = tuple(map(QuantizationEncoding, ("float32", "float16", "bfloat16")))
+HELD_AS = (*FLOATS, QuantizationEncoding.INT8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Architecture:
     length_key: str = "max_position_embeddings"
     is_embedding: bool = False  # it has no head: it computes embeddings instead of generating
     supports_lora: bool = False
+    supports_drafts: bool = True  # it can verify the tokens of a draft model
     supports_empty_batches: bool = False
     # the sum of lengths in one batch is limited to one maximum length
     needs_total_tokens_limit: bool = False
@@ -74,12 +76,21 @@ _architectures |= {
         (causal.replace("ForCausalLM", "Model"), model) for causal, model in _BUILT_IN.items()
     )
 }
+_architectures["CsmForConditionalGeneration"] = Architecture(
+    "CsmForConditionalGeneration",
+    "llm.models.csm:CsmModel",
+    encodings=FLOATS,
+    supports_lora=True,
+    supports_empty_batches=True,
+    supports_drafts=False,
+)
 
 
 FALLBACK = Architecture(
     "AutoModelForCausalLM",
     "llm.models.auto:AutoModel",
-    encodings=tuple(map(QuantizationEncoding, ("float32", "float16", "bfloat16"))),
+    encodings=FLOATS,
+    supports_drafts=False,
     required_arguments=(("enable_chunked_prefill", False), ("enable_overlap_scheduler", False)),
 )
 """Runs architectures without an entry by way of the transformers package."""

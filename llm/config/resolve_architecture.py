@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm.config.architectures import FALLBACK, Architecture, find_architecture
+from llm.config.architectures import Architecture, find_architecture
 from llm.config.strict import StrictModel
 from llm.errors import ConfigError
 
@@ -56,7 +56,7 @@ def _locate(config: StrictModel, name: str, architecture: Architecture) -> tuple
 def _check_support(config: PipelineFields, architecture: Architecture) -> None:
     if config.execute_empty_batches and not architecture.supports_empty_batches:
         raise ConfigError(f"execute_empty_batches: {architecture.name} cannot run empty batches")
-    if config.draft_model is not None and architecture is FALLBACK:
+    if config.draft_model is not None and not architecture.supports_drafts:
         raise ConfigError(f"draft_model: {architecture.name} cannot verify what is drafted")
     lora = config.lora
     if lora is None or not lora.enable_lora:

@@ -68,6 +68,7 @@ class Engine:
             vocab_size=pipeline.vocab_size,
             max_length=min(pipeline.max_seq_len, scheduler.max_length),
             eos_token_ids=frozenset(pipeline.eos_token_ids),
+            frames=pipeline.frames,
         )
         # Guards those of the fields below that other threads access.
         self._condition = threading.Condition()

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from llm.batch import ScheduledBatch, StepOutput
 from llm.kv_cache.manager import KVCacheManager
-from llm.request import TokenChunk
+from llm.request import FrameShape, Token, TokenChunk
 from llm.runner.graphs.stats import GraphStats
 from llm.speculative.metrics import SpeculativeDecodingMetrics
 from llm.stats import BatchStats, SequenceStats
@@ -28,7 +28,9 @@ class Pipeline(Protocol):
     @property
     def kv_manager(self) -> KVCacheManager: ...
     @property
-    def eos_token_ids(self) -> Collection[int]: ...
+    def eos_token_ids(self) -> Collection[Token]: ...
+    @property
+    def frames(self) -> FrameShape | None: ...
     @property
     def max_seq_len(self) -> int: ...
     @property

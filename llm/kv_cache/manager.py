@@ -19,6 +19,7 @@ from llm.kv_cache.host_slots import HostStore
 from llm.kv_cache.page_node import PageNode
 from llm.kv_cache.page_pool import PagePool
 from llm.kv_cache.radix_cache import RadixCache
+from llm.request import Token
 
 
 class _Claim:
@@ -114,7 +115,7 @@ class KVCacheManager:
     def claim(
         self,
         request_id: str,
-        token_ids: Sequence[int],
+        token_ids: Sequence[Token],
         *,
         cache_salt: str = "",
         watermark: float = 1.0,
@@ -165,7 +166,7 @@ class KVCacheManager:
             pages.extend(self._take(missing))
         return True
 
-    def commit(self, request_id: str, token_ids: Sequence[int], num_computed: int) -> None:
+    def commit(self, request_id: str, token_ids: Sequence[Token], num_computed: int) -> None:
         """Add the full pages among the first `num_computed` tokens to the prefix cache.
 
         The KV of those tokens must have been computed; a token that was just sampled has none yet.
@@ -185,7 +186,7 @@ class KVCacheManager:
             claim.path.append(node)
 
     def release(
-        self, request_id: str, token_ids: Sequence[int] = (), num_computed: int = 0
+        self, request_id: str, token_ids: Sequence[Token] = (), num_computed: int = 0
     ) -> None:
         """Release the request's claim, exactly once. Commits like `commit` first."""
         claim = self._claims.pop(request_id, None)
@@ -204,8 +205,8 @@ class KVCacheManager:
         self._claims[new_id] = self._claims.pop(request_id)
 
     def _full_pages(
-        self, claim: _Claim, token_ids: Sequence[int], num_computed: int
-    ) -> Iterator[tuple[int, tuple[int, ...]]]:
+        self, claim: _Claim, token_ids: Sequence[Token], num_computed: int
+    ) -> Iterator[tuple[int, tuple[Token, ...]]]:
         """Index and tokens of each full page that is not committed yet."""
         size = self.page_size
         if self._caching:

@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable
 
 from llm.kv_cache.page_pool import PADDING_PAGE
+from llm.request import Token
 
 
 class PageNode:
@@ -23,13 +24,13 @@ class PageNode:
         "slot",
     )
 
-    def __init__(self, key: tuple[int, ...], page: int, parent: PageNode | None, serial: int):
+    def __init__(self, key: tuple[Token, ...], page: int, parent: PageNode | None, serial: int):
         self.key = key
         self.page = page  # PADDING_PAGE while it is not on the device
         self.slot: int | None = None  # slot in host memory, if any
         self.parent = parent
         self.serial = serial
-        self.children: dict[tuple[int, ...], PageNode] = {}
+        self.children: dict[tuple[Token, ...], PageNode] = {}
         self.num_on_device = 0  # number of children on the device
         self.locks = 0
         self.last_used = serial

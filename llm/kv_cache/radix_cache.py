@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from llm.kv_cache.host_slots import HostSlots, HostStore
 from llm.kv_cache.page_node import LeafQueue, PageNode
 from llm.kv_cache.page_pool import PADDING_PAGE, PagePool
+from llm.request import Token
 
 
 class RadixCache:
@@ -52,7 +53,7 @@ class RadixCache:
         """The part of the tree in host memory."""
         return self._host
 
-    def match(self, salt: str, token_ids: Sequence[int], max_pages: int) -> list[PageNode]:
+    def match(self, salt: str, token_ids: Sequence[Token], max_pages: int) -> list[PageNode]:
         """Return the longest cached path for these tokens, at most `max_pages` nodes; locks
         nothing.
 
@@ -90,7 +91,7 @@ class RadixCache:
                 self._leaves.push(node)
 
     def insert(
-        self, salt: str, parent: PageNode | None, key: tuple[int, ...], page: int
+        self, salt: str, parent: PageNode | None, key: tuple[Token, ...], page: int
     ) -> PageNode:
         """Return the child of `parent` (None: the salt's root) for `key`; it is not locked.
 

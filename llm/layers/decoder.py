@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llm.batch import KVCacheInputs
+from llm.batch import KVCacheInputs, LayerCache
 from llm.layers.linear import Linear
 from llm.layers.rotary import RotaryConfig
 from llm.layers.weight import LinearWeight
@@ -54,7 +54,7 @@ class DecoderLayer:
     mlp_norm: RMSNorm
     mlp: GatedMLP
 
-    def __call__(self, x: Tensor, rotations: Tensor, cache: KVCacheInputs) -> None:
+    def __call__(self, x: Tensor, rotations: Tensor, cache: LayerCache) -> None:
         """See `Layer`."""
         self.finish(x, self.attention.attend(self.project(x), rotations, cache))
 
@@ -168,7 +168,7 @@ class SelfAttention:
         self.weights = weights
         self.group = group
 
-    def __call__(self, x: Tensor, rotations: Tensor, cache: KVCacheInputs) -> Tensor:
+    def __call__(self, x: Tensor, rotations: Tensor, cache: LayerCache) -> Tensor:
         """Return [T, hidden] for x [T, hidden]."""
         return self.output(self.attend(self.project(x), rotations, cache))
 
@@ -184,7 +184,7 @@ class SelfAttention:
             self.weights.norm(projected[:, : num_heads + num_kv_heads])
         return projected
 
-    def attend(self, projected: Tensor, rotations: Tensor, cache: KVCacheInputs) -> Tensor:
+    def attend(self, projected: Tensor, rotations: Tensor, cache: LayerCache) -> Tensor:
         """Rotate and store the result of `project`, and attend: [T, H × D]."""
         num_tokens, _, head_dim = projected.shape
         num_heads, num_kv_heads = self.shape.num_heads, self.shape.num_kv_heads

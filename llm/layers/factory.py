@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -46,6 +47,12 @@ class LinearFactory:
         self.dtype = dtype
         self.device = device
         self.int8 = int8
+
+    def without_adapters(self) -> LinearFactory:
+        """Return the factory of layers that no adapter changes; both count in `counts`."""
+        other = copy(self)
+        other._lora = None
+        return other
 
     def linear(self, weight: LinearWeight) -> Linear:
         """Create the layer for a weight."""

@@ -27,6 +27,7 @@ from llm.models.random_weights import open_weights
 from llm.models.session import EngineSession
 from llm.models.weights import Weights, WeightsAdapter
 from llm.parallel.group import Group, NullGroup
+from llm.sampling.frames import FrameDecoder
 from llm.sampling.log_probabilities import LogProbabilities
 
 ContextT = TypeVar("ContextT")
@@ -85,6 +86,8 @@ class PipelineModel(ABC, Generic[ContextT]):
         self.encoding: Encoding = choose_encoding(pipeline_config.model, self._huggingface_config)
         self.max_seq_len = self.calculate_max_seq_len(pipeline_config, self._huggingface_config)
         lora = pipeline_config.lora
+        self.frame_decoder: FrameDecoder | None = None
+        """Decoder of a frame's further codes; None for models of one token per position."""
         self.lora_manager: LoRAManager | None = None
         """The adapters; None unless the configuration enables them."""
         if lora is not None and lora.enable_lora:
@@ -202,9 +205,11 @@ class PipelineModel(ABC, Generic[ContextT]):
         cache: KVCacheInputs,
         target: Tensor,
         tokens: Tensor | None = None,
+        states: Tensor | None = None,
     ) -> None:
         """Run a captured forward: write float32 logits of the `tokens` (int64 [R]; None: of all T)
-        into target [R, V].
+        into target [R, V], and for a frame decoder their normalised hidden states into states
+        [R, H].
 
         Host values of `batch` and `cache` are not read: they are those of the capture.
         """

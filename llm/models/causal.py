@@ -118,9 +118,7 @@ class CausalModel(PipelineModel[ScheduledRow]):
             last = [offsets[row + 1] - 1 for row in model_inputs.sampling_rows]
             is_all = len(last) == len(logits)
             next_token_logits = logits if is_all else logits[_index(last, logits.device)]
-            states = None
-            if self.return_hidden_states is not ReturnHiddenStates.NONE:
-                states = self._returned_states(hidden, model_inputs)
+            states = self._returned_states(hidden, model_inputs)
             return ModelOutputs(logits, next_token_logits, offsets, states)
 
     def write_logits(
@@ -129,6 +127,7 @@ class CausalModel(PipelineModel[ScheduledRow]):
         cache: KVCacheInputs,
         target: Tensor,
         tokens: Tensor | None = None,
+        states: Tensor | None = None,
     ) -> None:
         """See `PipelineModel`. Every row is computed without an adapter."""
         if self.lora_manager is not None:
@@ -136,7 +135,10 @@ class CausalModel(PipelineModel[ScheduledRow]):
             self.lora_manager.begin(("",) * num_rows, batch.query_lens)
         with torch.inference_mode():
             hidden = self.hidden_states(batch, cache)
-            self.logits_of(hidden if tokens is None else hidden.index_select(0, tokens), target)
+            wanted = hidden if tokens is None else hidden.index_select(0, tokens)
+            self.logits_of(wanted, target)
+            if states is not None:
+                states.copy_(self.final_norm(wanted))
 
     def _logits(self, hidden: Tensor) -> Tensor:
         if len(hidden) == 0:

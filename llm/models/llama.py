@@ -7,7 +7,7 @@ selects the parts, and `names`, the names in checkpoints.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -38,6 +38,7 @@ from llm.models.hf_config import HuggingFaceConfig
 from llm.models.llama_config import LlamaConfig
 from llm.models.weight_names import WeightNames, original_adapter
 from llm.models.weights import WeightReader
+from llm.parallel.group import Group
 
 
 class LlamaModel(CausalModel):
@@ -124,9 +125,13 @@ class LlamaModel(CausalModel):
         mlp = 4 * config.intermediate_size
         return (3 * shape.hidden_size + max(attention, mlp)) * width
 
+    def embed(self, ids: Tensor) -> Tensor:
+        """Return new embeddings [T, hidden] of the fed tokens, which the layers overwrite."""
+        return self._embedding(ids)
+
     def hidden_states(self, batch: ForwardBatch, cache: KVCacheInputs) -> Tensor:
         """See `CausalModel`."""
-        x = self._embedding(batch.input_ids)
+        x = self.embed(batch.input_ids)
         rotations = self._rotary.at(batch.positions)
         for layer in self._layers:
             layer(x, rotations, cache)
@@ -152,23 +157,35 @@ class LlamaModel(CausalModel):
         self.vocab_size = shape.vocab_size
         self._rotary = Rotary(self.config.rotary, self.max_seq_len, self.devices[0])
         table = (shape.vocab_size, shape.hidden_size)
-        embedding = reader.matrix(names.embedding, *table)
-        self._embedding = Embedding(
-            embedding, dtype=self.dtype, device=self.devices[0], int8=self.encoding.int8
-        )
-        layers = [self._load_layer(reader, index) for index in range(shape.num_layers)]
-        self.final_norm = self._load_norm(reader, names.final_norm)
+        embedding = self._load_embedding(reader)
+        loader = LayerLoader(reader, self.config, names, self._factory, self._rope_type, self.group)
+        layers = loader.layers()
+        self.final_norm = loader.norm(names.final_norm)
         needs_no_head = self.config.is_head_tied or self.pooling is not None
         head = None
         if self.pooling is None:
             weight = self._tied(embedding) if needs_no_head else reader.matrix(names.head, *table)
             # Computed for some tokens only, while an adapter's layers expect all.
             head = LogitsHead(self.final_norm, self._factory.linear(replace(weight, sources=())))
+        self._load_rest(reader)
         # Old checkpoints store values that can be computed, and a copy of the tied head.
         reader.skip(*names.ignored, *([f"{names.head}.weight"] if needs_no_head else []))
         reader.finish()
         is_compiled = not self.session.use_legacy_module
         self._use(create_stack(layers, head, self.session.kernels(), is_compiled=is_compiled))
+
+    def _load_embedding(self, reader: WeightReader) -> LinearWeight:
+        """Create the embedding; return its table, which the head may share."""
+        shape = self.config.shape
+        weight = reader.matrix(self.names.embedding, shape.vocab_size, shape.hidden_size)
+        self._embedding = Embedding(
+            weight, dtype=self.dtype, device=self.devices[0], int8=self.encoding.int8
+        )
+        return weight
+
+    def _load_rest(self, reader: WeightReader) -> None:
+        """Load what a related architecture has in addition to its layers and its head."""
+        return
 
     def _use(self, stack: Stack) -> None:
         self._layers = stack.layers
@@ -184,30 +201,49 @@ class LlamaModel(CausalModel):
         """Return the head's matrix: shared with the embedding on the device, if possible."""
         return embedding if self.encoding.int8 else LinearWeight(self._embedding.table)
 
-    def _load_layer(self, reader: WeightReader, index: int) -> DecoderLayer:
+
+@dataclass(frozen=True, slots=True)
+class LayerLoader:
+    """Creates the layers of one stack from its part of a checkpoint."""
+
+    reader: WeightReader
+    config: LlamaConfig
+    names: WeightNames
+    factory: LinearFactory
+    rope_type: RopeType
+    group: Group
+
+    def layers(self) -> list[DecoderLayer]:
+        """Return all layers."""
+        return [self._layer(index) for index in range(self.config.shape.num_layers)]
+
+    def norm(self, name: str) -> RMSNorm:
+        """Return the norm of this name."""
+        weight = self.reader.tensor(f"{name}.weight", self.config.shape.hidden_size)
+        return RMSNorm(self.factory.vector(weight), self.config.norm_epsilon)
+
+    def _layer(self, index: int) -> DecoderLayer:
         return DecoderLayer(
-            self._load_norm(reader, self.names.attention_norm.format(index)),
-            self._load_attention(reader, index),
-            self._load_norm(reader, self.names.mlp_norm.format(index)),
-            self._load_mlp(reader, index),
+            self.norm(self.names.attention_norm.format(index)),
+            self._attention(index),
+            self.norm(self.names.mlp_norm.format(index)),
+            self._mlp(index),
         )
 
-    def _load_norm(self, reader: WeightReader, name: str) -> RMSNorm:
-        weight = reader.tensor(f"{name}.weight", self.config.shape.hidden_size)
-        return RMSNorm(self._factory.vector(weight), self.config.norm_epsilon)
-
-    def _load_attention(self, reader: WeightReader, index: int) -> SelfAttention:
+    def _attention(self, index: int) -> SelfAttention:
         config, names, shape = self.config, self.names, self.config.shape
         hidden, head_dim = shape.hidden_size, shape.head_dim
 
         def projection(name: str, num_heads: int) -> LinearWeight:
             rows = num_heads * head_dim
-            return reader.matrix(name.format(index), rows, hidden, has_bias=config.has_qkv_bias)
+            return self.reader.matrix(
+                name.format(index), rows, hidden, has_bias=config.has_qkv_bias
+            )
 
         query = projection(names.query, shape.num_heads)
         key = projection(names.key, shape.num_kv_heads)
         value = projection(names.value, shape.num_kv_heads)
-        output = reader.matrix(
+        output = self.reader.matrix(
             names.output.format(index),
             hidden,
             shape.num_heads * head_dim,
@@ -216,9 +252,9 @@ class LlamaModel(CausalModel):
         query = query.rows(self._paired_rows(shape.num_heads))
         key = key.rows(self._paired_rows(shape.num_kv_heads))
         weights = AttentionWeights(
-            self._factory.linear(LinearWeight.stack([query, key, value])),
-            self._factory.linear(output),
-            self._load_head_norm(reader, index) if config.has_head_norm else None,
+            self.factory.linear(LinearWeight.stack([query, key, value])),
+            self.factory.linear(output),
+            self._head_norm(index) if config.has_head_norm else None,
         )
         heads = AttentionShape(shape.num_heads, shape.num_kv_heads, head_dim)
         return SelfAttention(index, heads, weights, self.group)
@@ -226,31 +262,33 @@ class LlamaModel(CausalModel):
     def _paired_rows(self, num_heads: int) -> Tensor:
         """Return the order of these heads' rows in which the pairs of a rotation are neighbours."""
         head_dim = self.config.shape.head_dim
-        if self._rope_type is RopeType.NORMAL:
+        if self.rope_type is RopeType.NORMAL:
             return torch.arange(num_heads * head_dim)
         return interleaved_rows(num_heads, head_dim)
 
-    def _load_head_norm(self, reader: WeightReader, index: int) -> HeadNorm:
+    def _head_norm(self, index: int) -> HeadNorm:
         """Return the norm of queries and keys, with weights in the order of the rotated pairs."""
         shape, names = self.config.shape, self.names
         order = self._paired_rows(1)
         by_head = [
-            reader.tensor(f"{name.format(index)}.weight", shape.head_dim)[order].expand(count, -1)
+            self.reader.tensor(f"{name.format(index)}.weight", shape.head_dim)[order].expand(
+                count, -1
+            )
             for name, count in (
                 (names.query_norm, shape.num_heads),
                 (names.key_norm, shape.num_kv_heads),
             )
         ]
-        return HeadNorm(self._factory.vector(torch.cat(by_head)), self.config.norm_epsilon)
+        return HeadNorm(self.factory.vector(torch.cat(by_head)), self.config.norm_epsilon)
 
-    def _load_mlp(self, reader: WeightReader, index: int) -> GatedMLP:
+    def _mlp(self, index: int) -> GatedMLP:
         hidden, inner = self.config.shape.hidden_size, self.config.intermediate_size
         names, has_bias = self.names, self.config.has_mlp_bias
-        gate = reader.matrix(names.gate.format(index), inner, hidden, has_bias=has_bias)
-        up = reader.matrix(names.up.format(index), inner, hidden, has_bias=has_bias)
-        down = reader.matrix(names.down.format(index), hidden, inner, has_bias=has_bias)
+        gate = self.reader.matrix(names.gate.format(index), inner, hidden, has_bias=has_bias)
+        up = self.reader.matrix(names.up.format(index), inner, hidden, has_bias=has_bias)
+        down = self.reader.matrix(names.down.format(index), hidden, inner, has_bias=has_bias)
         return GatedMLP(
-            self._factory.linear(LinearWeight.stack([gate, up])),
-            self._factory.linear(down),
+            self.factory.linear(LinearWeight.stack([gate, up])),
+            self.factory.linear(down),
             self.group,
         )

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from llm.models.weights import WeightsAdapter
 
@@ -34,6 +35,16 @@ class WeightNames:
     down: str = "model.layers.{}.mlp.down_proj"
     # endings of names that are stored, but can be computed
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
+
+    @classmethod
+    def under(cls, prefix: str) -> WeightNames:
+        """Return Llama's names with another prefix than `model.`; a head has none."""
+        names: dict[str, Any] = {
+            item.name: prefix + item.default.removeprefix("model.")
+            for item in fields(cls)
+            if isinstance(item.default, str) and item.name != "head"
+        }
+        return cls(**names)
 
 
 MARK = "tok_embeddings.weight"

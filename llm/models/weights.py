@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from llm.errors import CheckpointError
 from llm.layers.weight import LinearWeight, WeightSource
+from llm.models.hf_config import HuggingFaceConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+INDEX_SUFFIX = ".index.json"
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # limit of the format
@@ -136,9 +138,12 @@ class SafetensorsWeights(Weights):
 def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a checkpoint.
 
-    They are those of its index, model.safetensors, or the only one. Raises `CheckpointError` when
-    there are none.
+    They are those that config.json names (`transformers_weights`), those of its index,
+    model.safetensors, or the only one. Raises `CheckpointError` when there are none.
     """
+    named = _named_in_config(folder)
+    if named is not None:
+        return index_files(named) if named.name.endswith(INDEX_SUFFIX) else [named]
     index = folder / INDEX_NAME
     if index.is_file():
         return index_files(index)
@@ -151,6 +156,21 @@ def weight_files(folder: Path) -> list[Path]:
             f"and {len(found)} other *.safetensors files instead of one"
         )
     return found
+
+
+def _named_in_config(folder: Path) -> Path | None:
+    """Return the weights file or index that config.json names, in repositories with other weights
+    under the usual names.
+    """
+    if not (folder / "config.json").is_file():
+        return None
+    name = HuggingFaceConfig.read(folder).get("transformers_weights")
+    if name is None:
+        return None
+    path = folder / str(name)
+    if path.parent != folder or not path.is_file():
+        raise CheckpointError(f"{folder}/config.json: there is no transformers_weights={name!r}")
+    return path
 
 
 def index_files(index: Path) -> list[Path]:

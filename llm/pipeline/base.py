@@ -25,7 +25,7 @@ from llm.models.base import PipelineModel
 from llm.models.hf_config import read_eos_token_ids
 from llm.models.pooling import PoolingSpec
 from llm.models.weights import WeightsAdapter, WeightsFormat
-from llm.request import Request, TokenLogprob, check_switches
+from llm.request import FrameShape, Request, Token, TokenLogprob, as_ids, check_switches
 from llm.runner.device_memory import GIB, available_bytes
 from llm.runner.device_stream import DeviceStream, create_stream
 from llm.runner.graphs.stats import GraphStats
@@ -84,8 +84,12 @@ class TextGenerationPipelineInterface(ABC):
             self.speculation = SpeculativeDecoding(speculative, self.runner, draft, self.structured)
         self.prompt_scores = PromptScores(enabled=pipeline_config.enable_echo)
         self.embeddings = Embeddings(self.runner.pooling, pools=pipeline_config.pool_embeddings)
-        own = set() if eos_token_id is None else {eos_token_id}
-        self.eos_token_ids = own.union(read_eos_token_ids(pipeline_config.model.model_path))
+        self.eos_token_ids: set[Token] = set() if eos_token_id is None else {eos_token_id}
+        frames = self.frames
+        if frames is None:
+            self.eos_token_ids |= read_eos_token_ids(pipeline_config.model.model_path)
+        else:
+            self.eos_token_ids.add(frames.end)
 
     def _load_models(self) -> DraftModel | None:
         """Load the model, and the draft model if there is one."""
@@ -118,6 +122,11 @@ class TextGenerationPipelineInterface(ABC):
     def vocab_size(self) -> int:
         """Size of the vocabulary: token ids are [0, vocab_size)."""
         return self.runner.vocab_size
+
+    @property
+    def frames(self) -> FrameShape | None:
+        """Shape of the frames that the model generates; None: it generates token ids."""
+        return self.runner.frames
 
     @property
     def max_seq_len(self) -> int:
@@ -349,10 +358,11 @@ class PromptScores:
         return found
 
     def _score(self, row: ScheduledRow, logits: Tensor) -> tuple[TokenLogprob, ...]:
-        tokens = torch.tensor(row.token_ids, device=logits.device)
+        fed = as_ids(row.token_ids)
+        tokens = torch.tensor(fed, device=logits.device)
         entries: list[TokenLogprob] = []
         if row.start == 0:
-            entries.append(TokenLogprob(row.token_ids[0], None))
+            entries.append(TokenLogprob(fed[0], None))
         else:
             entries += _entries(self._last[row.request_id], tokens[:1], row)
         entries += _entries(logits[:-1], tokens[1:], row)

@@ -20,12 +20,20 @@ from typing import Any, TypeVar, final
 import torch
 from torch import Tensor
 
-from llm.batch import ModelInputs, ModelOutputs, ScheduledBatch, ScheduledRow, StepOutput
+from llm.batch import (
+    ModelInputs,
+    ModelOutputs,
+    ScheduledBatch,
+    ScheduledRow,
+    StepOutput,
+    host_tokens,
+)
 from llm.config import PipelineConfig
 from llm.models.base import PipelineModel
 from llm.models.weights import WeightsAdapter, WeightsFormat
 from llm.pipeline.base import TextGenerationPipelineInterface
 from llm.pipeline.text_generation import run_batch, score_tokens, with_rounded_scores
+from llm.request import Token
 from llm.runner.device_stream import DeviceStream, HostCopy, PendingResult, create_stream
 from llm.runner.future_tokens import (
     FutureTokens,
@@ -47,19 +55,19 @@ class AsyncBatch:
     """
 
     names: Sequence[str]  # [rows] request ids
-    tokens: PendingResult[Tensor]  # int32 [rows], on the device
+    tokens: PendingResult[Tensor]  # int32 [rows], or frames [rows, K], on the device
     copy: HostCopy
     failures: Mapping[str, str]
     scores: PendingResult[StepOutput] | None = None
     """Log-probabilities without tokens; None when no row requests them."""
 
-    def wait(self) -> dict[str, int]:
+    def wait(self) -> dict[str, Token]:
         """Wait for the batch; return the tokens by request id."""
-        return dict(zip(self.names, self.copy.wait().tolist(), strict=True))
+        return dict(zip(self.names, host_tokens(self.copy.wait()), strict=True))
 
     def output(self) -> StepOutput:
         """Wait for the batch; return its results for the scheduler."""
-        tokens = dict(zip(self.names, zip(self.copy.wait().tolist()), strict=True))
+        tokens = dict(zip(self.names, zip(host_tokens(self.copy.wait())), strict=True))
         if self.scores is None:
             return StepOutput(tokens, {}, self.failures)
         return replace(self.scores.value, token_ids=tokens, failures=self.failures)

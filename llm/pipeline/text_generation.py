@@ -22,9 +22,10 @@ from llm.batch import (
     ScheduledBatch,
     ScheduledRow,
     StepOutput,
+    host_tokens,
 )
 from llm.pipeline.base import TextGenerationPipelineInterface
-from llm.request import TokenLogprob
+from llm.request import Token, TokenLogprob, as_ids
 from llm.sampling.log_probabilities import LogProbabilities, round_logprob
 from llm.structured.bitmask import needs_tokens
 
@@ -111,7 +112,7 @@ class _MultiStepRun:
         self._logprobs: list[tuple[TokenLogprob | None, ...]] = []  # of each step, if requested
         # Tokens on the host, by row. Reading them from a GPU blocks, so they are read only where
         # needed.
-        self._tokens: list[list[int]] = [[] for _ in self._rows]
+        self._tokens: list[list[Token]] = [[] for _ in self._rows]
         self._reads_each_step = runner.device.type == "cpu" or any(
             runner.token_sampler.needs_tokens(row.sampling) or needs_tokens(row)
             for row in self._rows
@@ -132,7 +133,7 @@ class _MultiStepRun:
             self._logprobs.append(entries)
         self._sampled.append(token_ids)
         if self._reads_each_step:
-            for tokens, token in zip(self._tokens, token_ids.tolist(), strict=True):
+            for tokens, token in zip(self._tokens, host_tokens(token_ids), strict=True):
                 tokens.append(token)
         if len(self._sampled) == self._num_steps or self._have_all_stopped():
             self.has_ended = True
@@ -146,7 +147,7 @@ class _MultiStepRun:
             plan = runner.token_sampler.prepare(rows, len(self._sampled), self._tokens)
             return runner.step(self._inputs, plan)
         outputs = runner.forward(self._inputs)
-        mask = self._structured.mask(rows, self._tokens)
+        mask = self._structured.mask(rows, list(map(as_ids, self._tokens)))
         self._failures.update(mask.failures)
         plan = runner.token_sampler.prepare(rows, len(self._sampled), self._tokens, mask.tokens)
         return outputs, runner.sample_tokens(outputs, plan)
@@ -168,10 +169,10 @@ class _MultiStepRun:
         """Return all sampled tokens of every row, in order."""
         if not self._sampled:
             return StepOutput({}, prompt_logprobs=self._prompt_logprobs, embeddings=self._vectors)
-        by_step = torch.stack(self._sampled).tolist()
+        sampled = host_tokens(torch.cat(self._sampled))  # row by row of each step
+        count = len(self._rows)
         token_ids = {
-            row.request_id: tuple(tokens)
-            for row, tokens in zip(self._rows, zip(*by_step, strict=True), strict=True)
+            row.request_id: tuple(sampled[place::count]) for place, row in enumerate(self._rows)
         }
         logprobs = {}
         for place, row in enumerate(self._rows):
@@ -190,11 +191,14 @@ def score_tokens(
 ) -> tuple[TokenLogprob | None, ...]:
     """Return log-probabilities of the tokens [B] sampled for `rows`, None where not requested.
 
-    The host waits for the device when a row requests them.
+    Those of frames [B, K] are of their first codes. The host waits for the device when a row
+    requests them.
     """
     wanted = [row.sampling.top_logprobs for row in rows]
     if all(top_n is None for top_n in wanted):
         return (None,) * len(rows)
+    if token_ids.dim() > 1:
+        token_ids = token_ids[:, 0]
     # The model skips rows with 0, while 0 in a request means: the chosen token only.
     found = pipeline.runner.loaded_model.compute_log_probabilities(
         pipeline.runner.session,

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from llm.batch import ScheduledBatch, ScheduledRow
 from llm.memory.transfer import to_device
+from llm.request import Token, as_ids
 from llm.sequence import AWAITED, FUTURE_TOKEN
 
 
@@ -109,7 +110,7 @@ def awaits_token(row: ScheduledRow) -> bool:
 
 
 def known_outputs(
-    rows: Sequence[ScheduledRow], sampled: Mapping[str, int]
+    rows: Sequence[ScheduledRow], sampled: Mapping[str, Token]
 ) -> tuple[ScheduledRow, ...]:
     """Return the rows with `sampled` tokens, by request id, in place of placeholders.
 
@@ -124,13 +125,13 @@ def known_outputs(
 
 
 def split_outputs(
-    rows: Sequence[ScheduledRow], sampled: Mapping[str, int]
-) -> tuple[tuple[ScheduledRow, ...], list[tuple[int, ...]]]:
+    rows: Sequence[ScheduledRow], sampled: Mapping[str, Token]
+) -> tuple[tuple[ScheduledRow, ...], list[Sequence[int]]]:
     """Return the rows with `output_ids` before the placeholder, and the tokens it stood for."""
     settled: list[ScheduledRow] = []
-    latest: list[tuple[int, ...]] = []
+    latest: list[Sequence[int]] = []
     for row in rows:
         is_known = awaits_token(row) and row.request_id in sampled
         settled.append(row._replace(output_ids=row.output_ids[:-1]) if is_known else row)
-        latest.append((sampled[row.request_id],) if is_known else ())
+        latest.append(as_ids((sampled[row.request_id],)) if is_known else ())
     return tuple(settled), latest

@@ -32,6 +32,7 @@ from llm.batch import (
     ReturnHiddenStates,
     ScheduledBatch,
     ScheduledRow,
+    frame_rows,
 )
 from llm.config import ModelConfig, PipelineConfig, default_config
 from llm.errors import ConfigError
@@ -46,7 +47,7 @@ from llm.models.random_weights import open_weights
 from llm.models.registry import model_class
 from llm.models.session import EngineSession
 from llm.models.weights import Weights, WeightsAdapter, WeightsFormat
-from llm.request import SamplingParams
+from llm.request import FrameShape, SamplingParams
 from llm.runner.future_tokens import NOTHING_AWAITED, FutureTokens
 from llm.runner.graphs.capture import CudaCapture, GraphCapture
 from llm.runner.graphs.cuda_graphs import GraphInputs, GraphRunner
@@ -54,7 +55,9 @@ from llm.runner.graphs.rows import PADDING_PAGES
 from llm.runner.graphs.shapes import GraphLimits
 from llm.runner.memory_planning import MemoryPlanning
 from llm.runner.tensor_api.interface import LogitsProcessorOutput, TensorInterface
+from llm.sampling.device.frames import DeviceFrameSampler
 from llm.sampling.device.sampler import BufferedSampler, DeviceSampler
+from llm.sampling.frames import FrameSampler
 from llm.sampling.sampler import Sampler, TokenSampler
 
 logger = logging.getLogger(__name__)
@@ -119,6 +122,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         self._logits_dtype: torch.dtype = getattr(torch, config.sampling.in_dtype)
         self.sampler = Sampler(self.vocab_size, self.device)
         self.token_sampler: TokenSampler[Any] = self.sampler
+        self.frames: FrameShape | None = None  # None: a token is one id
 
     @property
     def is_generation(self) -> bool:
@@ -211,6 +215,9 @@ class ModelRunner(MemoryPlanning, TensorInterface):
                 ReturnHiddenStates.NONE if self.is_generation else ReturnHiddenStates.ALL_NORMALIZED
             ),
         )
+        if self.model.frame_decoder is not None:
+            self.frames = self.model.frame_decoder.shape
+            self.token_sampler = FrameSampler(self.model.frame_decoder, self.device)
 
     def init_memory_pool(self) -> None:
         """Allocate the planned KV pool."""
@@ -267,8 +274,12 @@ class ModelRunner(MemoryPlanning, TensorInterface):
 
     def sample_on_device(self) -> None:
         """Sample in one program on the device from now on."""
-        sampler = DeviceSampler(self.vocab_size, self.device, self.max_running_requests)
-        self.token_sampler = BufferedSampler(sampler)
+        decoder, rows = self.loaded_model.frame_decoder, self.max_running_requests
+        if decoder is None:
+            sampler = DeviceSampler(self.vocab_size, self.device, rows)
+            self.token_sampler = BufferedSampler(sampler)
+        else:
+            self.token_sampler = DeviceFrameSampler(decoder, self.device, rows)
 
     def use_graphs(self, capture: GraphCapture) -> None:
         """Replay forwards from now on: batches up to the largest, contexts up to the size of the
@@ -312,8 +323,8 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             )
             with torch.inference_mode():
                 inputs = self._prepare_eagerly(ScheduledBatch((row,), ForwardMode.EXTEND))
-                logits = self.loaded_model.execute(inputs).next_token_logits
-                self.token_sampler.sample(logits, self.token_sampler.prepare([row]))
+                outputs = self.loaded_model.execute(inputs)
+                self.sample_tokens(outputs, self.token_sampler.prepare([row]))
             self.token_sampler.release("")
 
     def prepare(
@@ -341,7 +352,8 @@ class ModelRunner(MemoryPlanning, TensorInterface):
     def _prepare_eagerly(self, batch: ScheduledBatch) -> ModelInputs:
         if self.attn_backend is None:
             raise RuntimeError("initialize the runner before its first forward")
-        forward_batch = batch_of_rows(batch.rows, batch.mode, self.page_size, self.device)
+        num_ids = 1 if self.frames is None else self.frames.num_codebooks
+        forward_batch = batch_of_rows(batch.rows, batch.mode, self.page_size, self.device, num_ids)
         planned = PlannedAttention.create(forward_batch, self.attn_backend)
         return self.loaded_model.prepare_initial_token_inputs([batch.rows], planned)
 
@@ -379,9 +391,12 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         return ModelOutputs(nothing, nothing, (0,))
 
     def sample_tokens(self, outputs: ModelOutputs, plan: Any) -> Tensor:
-        """Return int32 [B] token ids for the rows of a plan of `self.token_sampler`."""
+        """Return int32 [B] token ids, or [B, K] frames, for the rows of a plan of
+        `self.token_sampler`.
+        """
         with self.session.profiler.range("sample", detail=True):
-            return self.token_sampler.sample(outputs.next_token_logits, plan)
+            logits, states = outputs.next_token_logits, outputs.hidden_states
+            return self.token_sampler.sample(logits, plan, states)
 
     def step(self, inputs: ModelInputs, plan: Any) -> tuple[ModelOutputs, Tensor]:
         """Run `forward` and `sample_tokens`, in one launch if both were captured."""
@@ -441,13 +456,21 @@ def _as_sampled(outputs: ModelOutputs, dtype: torch.dtype) -> ModelOutputs:
 
 
 def batch_of_rows(
-    rows: Sequence[ScheduledRow], mode: ForwardMode, page_size: int, device: torch.device
+    rows: Sequence[ScheduledRow],
+    mode: ForwardMode,
+    page_size: int,
+    device: torch.device,
+    num_ids: int = 1,
 ) -> ForwardBatch:
-    """Create a batch in which row b feeds its tokens at the positions from its `start` on."""
-    numbers = (
-        _decoded(rows, page_size) if mode is ForwardMode.DECODE else _extended(rows, page_size)
-    )
-    input_ids, positions, slot_mapping = to_device(torch.from_numpy(numbers), device)
+    """Create a batch in which row b feeds its tokens at the positions from its `start` on.
+
+    `num_ids`: ids of a token, 1 or the K codes of a frame.
+    """
+    tokens = [token for row in rows for token in row.token_ids]
+    columns: Any = [tokens] if num_ids == 1 else frame_rows(tokens, num_ids).T
+    places = _decoded(rows, page_size) if mode is ForwardMode.DECODE else _extended(rows, page_size)
+    numbers = np.array([*columns, *places], dtype=np.int64)
+    *ids, positions, slot_mapping = to_device(torch.from_numpy(numbers), device)
     return ForwardBatch(
         mode=mode,
         request_ids=tuple(row.request_id for row in rows),
@@ -455,30 +478,27 @@ def batch_of_rows(
         context_lens=tuple(row.context_len for row in rows),
         pages=tuple(row.pages for row in rows),
         page_size=page_size,
-        input_ids=input_ids,
+        input_ids=ids[0] if num_ids == 1 else torch.stack(ids, dim=1),
         positions=positions,
         slot_mapping=slot_mapping,
     )
 
 
-def _decoded(rows: Sequence[ScheduledRow], size: int) -> np.ndarray:
-    """Return int64 [3, B]: id, position and slot of the one token of each row."""
-    token_ids, positions, slots = [], [], []
+def _decoded(rows: Sequence[ScheduledRow], size: int) -> tuple[Any, Any]:
+    """Return the position and the slot of the one token of each row."""
+    positions, slots = [], []
     for row in rows:
         position = row.start
-        token_ids.append(row.token_ids[0])
         positions.append(position)
         slots.append(row.pages[position // size] * size + position % size)
-    return np.array([token_ids, positions, slots], dtype=np.int64)
+    return positions, slots
 
 
-def _extended(rows: Sequence[ScheduledRow], size: int) -> np.ndarray:
-    """Return int64 [3, T]: id, position and slot of each token."""
+def _extended(rows: Sequence[ScheduledRow], size: int) -> tuple[Any, Any]:
+    """Return the position and the slot of each token."""
     positions = [np.arange(row.start, row.context_len) for row in rows]
     slots = [
         np.asarray(row.pages, dtype=np.int64)[position // size] * size + position % size
         for row, position in zip(rows, positions, strict=True)
     ]
-    token_ids = [token for row in rows for token in row.token_ids]
-    numbers = [token_ids, np.concatenate(positions), np.concatenate(slots)]
-    return np.array(numbers, dtype=np.int64)
+    return np.concatenate(positions), np.concatenate(slots)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from llm.batch import ScheduledRow
 from llm.memory.transfer import to_device
-from llm.request import SamplingParams
+from llm.request import SamplingParams, Token, as_ids
 from llm.sampling.logits import (
     Candidates,
     Method,
@@ -53,9 +53,10 @@ class SamplingPlan:
 class CapturedSampling:
     """Sampling as a program that can be captured."""
 
-    program: Callable[[Tensor, Tensor], Tensor]
-    """Function from logits [B, V] and records int32 [B, record_words] to int32 [B] tokens. The
-    record of a padding row is zeros, and its token is 0.
+    program: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    """Function from logits [B, V], records int32 [B, record_words] and, for frames, hidden states
+    [B, H] to int32 tokens [B] or frames [B, K]. The record of a padding row is zeros, and its
+    token is 0.
     """
 
     record_words: int
@@ -90,7 +91,7 @@ class TokenSampler(ABC, Generic[PlanT]):
         self,
         rows: Sequence[ScheduledRow],
         step: int = 0,
-        sampled: Sequence[Sequence[int]] | None = None,
+        sampled: Sequence[Sequence[Token]] | None = None,
         mask: TokenMask | None = None,
     ) -> PlanT:
         """Plan the next token of each row, `step` tokens after its `output_ids`.
@@ -108,9 +109,9 @@ class TokenSampler(ABC, Generic[PlanT]):
         raise NotImplementedError(f"{type(self).__name__} has no program")
 
     @abstractmethod
-    def sample(self, logits: Tensor, plan: PlanT) -> Tensor:
-        """Return int32 [B] token ids, owned by the caller, for logits [B, V], which are not
-        changed.
+    def sample(self, logits: Tensor, plan: PlanT, states: Tensor | None = None) -> Tensor:
+        """Return int32 [B] token ids, or [B, K] frames, owned by the caller, for logits [B, V],
+        which are not changed. Frames need the hidden `states` [B, H] of the logits.
         """
 
     def release(self, request_id: str) -> None:
@@ -133,21 +134,28 @@ class Sampler(TokenSampler[SamplingPlan]):
         self,
         rows: Sequence[ScheduledRow],
         step: int = 0,
-        sampled: Sequence[Sequence[int]] | None = None,
+        sampled: Sequence[Sequence[Token]] | None = None,
         mask: TokenMask | None = None,
     ) -> SamplingPlan:
         """See `TokenSampler`; only rows with penalties use the tokens `sampled`."""
         already = [len(row.output_ids) + step for row in rows]
-        members: dict[tuple[Candidates, Method, int], list[int]] = {}
-        for place, row in enumerate(rows):
-            allowed = candidates(row.sampling, already[place], self.vocab_size)
-            members.setdefault((allowed, *_method(row.sampling)), []).append(place)
+        size, pairs = self.vocab_size, zip(rows, already, strict=True)
+        allowed = [candidates(row.sampling, count, size) for row, count in pairs]
         uniform = uniforms([row.sampling.seed for row in rows], already)
-        groups = tuple(self._group(key, places, rows, uniform) for key, places in members.items())
+        groups = self.groups(rows, allowed, uniform)
         penalties = None
         if any(has_penalties(row.sampling) for row in rows):
             penalties = self._penalties(rows, sampled)
         return SamplingPlan(len(rows), groups, penalties, mask)
+
+    def groups(
+        self, rows: Sequence[ScheduledRow], allowed: Sequence[Candidates], uniform: np.ndarray
+    ) -> tuple[SamplingGroup, ...]:
+        """Group rows by their `allowed` candidates and their method; `uniform` float64 [rows]."""
+        members: dict[tuple[Candidates, Method, int], list[int]] = {}
+        for place, row in enumerate(rows):
+            members.setdefault((allowed[place], *_method(row.sampling)), []).append(place)
+        return tuple(self._group(key, places, rows, uniform) for key, places in members.items())
 
     def _group(
         self,
@@ -181,13 +189,13 @@ class Sampler(TokenSampler[SamplingPlan]):
         )
 
     def _penalties(
-        self, rows: Sequence[ScheduledRow], sampled: Sequence[Sequence[int]] | None
+        self, rows: Sequence[ScheduledRow], sampled: Sequence[Sequence[Token]] | None
     ) -> Penalties | None:
         entries = []
         for place, row in enumerate(rows):
             if has_penalties(row.sampling):
                 generated = [*row.output_ids, *(sampled[place] if sampled else ())]
-                entries.append(_penalised(place, row.sampling, generated))
+                entries.append(_penalised(place, row.sampling, as_ids(generated)))
         if not any(len(entry[0]) for entry in entries):
             return None
         rows_ids_counts = np.concatenate([entry[0] for entry in entries]).T
@@ -198,7 +206,7 @@ class Sampler(TokenSampler[SamplingPlan]):
             places, ids, counts, *to_device(torch.from_numpy(factors.copy()), self._device)
         )
 
-    def sample(self, logits: Tensor, plan: SamplingPlan) -> Tensor:
+    def sample(self, logits: Tensor, plan: SamplingPlan, states: Tensor | None = None) -> Tensor:
         """See `TokenSampler`."""
         logits = adjusted(logits, plan)
         if len(plan.groups) == 1:
@@ -245,7 +253,7 @@ def _method(sampling: SamplingParams) -> tuple[Method, int]:
 
 
 def _penalised(
-    place: int, sampling: SamplingParams, generated: list[int]
+    place: int, sampling: SamplingParams, generated: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return [n, 3] row, id, count and [n, 3] factors of the ids in the penalty window."""
     window = generated[-sampling.penalty_window :]  # [-0:], for window 0, takes all tokens

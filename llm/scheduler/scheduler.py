@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from llm.batch import ScheduledBatch, ScheduledRow, StepOutput
 from llm.kv_cache.manager import KVCacheManager
-from llm.request import FinishReason, TokenChunk, TokenLogprob
+from llm.request import FinishReason, Token, TokenChunk, TokenLogprob
 from llm.scheduler.limits import ResolvedLimits, SchedulerConfig
 from llm.scheduler.planner import BatchPlanner
 from llm.scheduler.table import SequenceTable
@@ -337,7 +337,7 @@ class Scheduler:
         reason: FinishReason,
         now: float,
         *,
-        token_ids: tuple[int, ...] = (),
+        token_ids: tuple[Token, ...] = (),
         logprobs: tuple[TokenLogprob, ...] = (),
         error: str = "",
     ) -> TokenChunk:
@@ -387,8 +387,8 @@ class Scheduler:
 
 
 def _without(
-    stop_ids: frozenset[int], token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]
-) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
+    stop_ids: frozenset[Token], token_ids: tuple[Token, ...], logprobs: tuple[TokenLogprob, ...]
+) -> tuple[tuple[Token, ...], tuple[TokenLogprob, ...]]:
     """Leave out stop ids under `ignore_eos`: they are counted, but not delivered."""
     kept = [index for index, token in enumerate(token_ids) if token not in stop_ids]
     kept_logprobs = tuple(logprobs[index] for index in kept) if logprobs else ()

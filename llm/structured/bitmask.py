@@ -19,7 +19,7 @@ import torch
 from llm.batch import ScheduledRow
 from llm.errors import RequestError
 from llm.memory.transfer import to_device
-from llm.request import Request
+from llm.request import Request, as_ids
 from llm.sampling.logits import TokenMask
 from llm.structured.grammar import GrammarCompiler, GrammarMatcher, TokenSpelling
 
@@ -103,14 +103,14 @@ class StructuredOutput:
         return StepMask(mask, failures)
 
     def _fill(self, words: np.ndarray, row: ScheduledRow, sampled: Sequence[int]) -> None:
-        stop_ids = row.sampling.stop_token_ids
+        stop_ids = as_ids(row.sampling.stop_token_ids)
         if not set(stop_ids).isdisjoint(sampled):
             return  # the sequence has ended within its multi-step turn: its samples are discarded
         matcher = self._matchers.get(row.request_id)
         if matcher is None:
             matcher = self._compile(row.sampling.json_schema)
             self._matchers[row.request_id] = matcher
-        matcher.advance(row.output_ids, sampled)
+        matcher.advance(as_ids(row.output_ids), sampled)
         matcher.fill(words, stop_ids, matcher.num_consumed >= row.sampling.min_tokens)
 
     def initialize_bitmask(self, rows: Sequence[ScheduledRow]) -> np.ndarray | None:

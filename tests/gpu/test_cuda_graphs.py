@@ -16,7 +16,7 @@ from llm.config import PipelineConfig
 from llm.engine.engine import Engine, assemble_engine
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.pipeline.registry import create_pipeline
-from llm.request import Request, SamplingParams
+from llm.request import Request, SamplingParams, as_ids
 from llm.runner.graphs.capture import CudaCapture
 from llm.runner.graphs.input_buffers import InputBuffers, InputSizes
 from llm.runner.model_runner import ModelRunner
@@ -124,7 +124,7 @@ def test_rows_with_long_outputs(checkpoint: Path, places: list[int]) -> None:
         runner.forward(runner.prepare(batch(*prompts(6))))
     for step in range(40):
         rows = [
-            r._replace(start=r.start + step, token_ids=((r.token_ids[0] + step) % VOCAB,))
+            r._replace(start=r.start + step, token_ids=((as_ids(r.token_ids)[0] + step) % VOCAB,))
             for r in decode_rows(places)
         ]
         expected = eager.forward(eager.prepare(batch(*rows))).logits
@@ -239,8 +239,8 @@ def test_steady_decoding_never_waits(checkpoint: Path, sampling: SamplingParams)
         ]
         with no_waiting():
             output = pipeline.execute(batch(*follow))
-        for name, (token,) in output.token_ids.items():
-            tokens[name].append(token)
+        for name, sampled in output.token_ids.items():
+            tokens[name] += as_ids(sampled)
     pipeline.execute(ScheduledBatch((), ForwardMode.IDLE))
     counts = pipeline.graph_stats()
     assert counts is not None
@@ -258,7 +258,7 @@ def generate(engine: Engine, sampling: SamplingParams, count: int = 20) -> dict[
     engine.start()
     try:
         return {
-            stream.request_id: [token for chunk in stream for token in chunk.token_ids]
+            stream.request_id: [token for chunk in stream for token in as_ids(chunk.token_ids)]
             for stream in streams
         }
     finally:

@@ -170,6 +170,20 @@ def write_orpheus(folder: Path) -> Path:
     )
 
 
+def write_veena(folder: Path) -> Path:
+    """maya-research/Veena with SNAC: Orpheus' tokens, and one for each speaker."""
+    special = LLAMA_SPECIAL | {f"<custom_token_{k}>": 128_256 + k for k in range(28_683)}
+    speakers = ("kavya", "agastya", "maitri", "vinaya")
+    special |= {f"<spk_{name}>": ORPHEUS_VOCABULARY + k for k, name in enumerate(speakers)}
+    return write(
+        folder,
+        llama_config(ORPHEUS_VOCABULARY + 8, eos=[128_001, 128_008, 128_009]),
+        llama_tokenizer(special),
+        SNAC_CODEC,
+        likely={128_258: 5.0},
+    )
+
+
 def write_vyvo(folder: Path) -> Path:
     """Vyvo/VyvoTTS-v0-Qwen3-0.6B with SNAC: its tokens have no names in the tokenizer."""
     config = {
@@ -276,6 +290,23 @@ def write_sonant(folder: Path) -> Path:
     ]
     (folder / "speech.json").write_text(json.dumps(speech), encoding="utf-8")
     (folder / "voices.json").write_text(json.dumps({"default": "hazel", "voices": voices}))
+    return folder
+
+
+def write_csm_family(folder: Path, **keys: Any) -> Path:
+    """sesame/csm-1b with seven of Mimi's codebooks, all in one file."""
+    from tests.llm.csm_checkpoints import write_csm  # imports transformers
+
+    count = 7
+    ids = {"bos_token_id": 128_000, "pad_token_id": 128_002}
+    ids |= {"audio_token_id": 128_002, "audio_eos_token_id": 128_003}
+    sizes = {"num_codebooks": count, "text_vocab_size": 128_256, "max_position_embeddings": 2048}
+    depth = {"num_codebooks": count, "max_position_embeddings": count + 1}
+    given = ids | sizes | {"depth": depth, "codec": {"num_quantizers": count}} | keys
+    write_csm(folder, **given)
+    data, settings = llama_tokenizer(dict(LLAMA_SPECIAL))
+    (folder / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     return folder
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from decoder import AudioDecoder, create_decoder
+from llm import Token
 from tests.tts.family_checkpoints import (
+    write_csm_family,
     write_llasa,
     write_neutts,
     write_orpheus,
@@ -44,8 +46,8 @@ class Case:
     rate: int
     codes_per_second: float
     voices: tuple[str, ...]
-    plain: tuple[int, ...]  # in the default voice
-    prompted: tuple[int, ...]  # in a voice whose clip says "hello" too
+    plain: tuple[Token, ...]  # in the default voice
+    prompted: tuple[Token, ...]  # in a voice whose clip says "hello" too
     codes: tuple[int, ...] = (0, 65535)  # of that clip
     row: tuple[int, ...] = ()  # of the default voice, for a codec that needs it
 
@@ -122,6 +124,21 @@ CASES = [
         ),
     ),
     Case(
+        "csm",
+        write_csm_family,
+        codec="mimi",
+        rate=24_000,
+        codes_per_second=87.5,
+        voices=("0", "1", "2", "3"),
+        plain=(128000, 58, 15, 60, 71, 68, 75, 75, 78, 128001),  # [0]hello
+        prompted=(
+            *(128000, 58, 15, 60, 71, 68, 75, 75, 78, 128001),
+            *((0, 1, 2, 3, 4, 5, 15), (9, 0, 0, 0, 0, 0, 9), (0,) * 7),
+            *(128000, 58, 15, 60, 71, 68, 75, 75, 78, 128001),
+        ),
+        codes=(0, 1, 2, 3, 4, 5, 15, 9, 0, 0, 0, 0, 0, 9),
+    ),
+    Case(
         "sonant",
         write_sonant,
         codec="source_filter",
@@ -160,7 +177,8 @@ class Running:
 
     def decoder(self) -> AudioDecoder:
         """Return another codec with the service's seeded weights."""
-        return create_decoder(self.folder / "codec", test_mode=True)
+        own = self.folder / "codec"
+        return create_decoder(own if own.is_dir() else self.folder, test_mode=True)
 
 
 def configured(folder: Path, **values: Any) -> AudioGenerationConfig:

@@ -107,10 +107,11 @@ def _is_plain(name: str) -> bool:
 
 
 def _without_second_copies(files: Iterable[HubFile]) -> list[HubFile]:
-    """Drop consolidated.* if there are other weights: some repositories hold both."""
+    """Drop weights in another layout than that of transformers: some repositories hold both."""
     found = list(files)
+    named = [f for f in found if PurePosixPath(f.name).name.startswith("transformers-")]
     own = [f for f in found if not PurePosixPath(f.name).name.startswith("consolidated")]
-    return own or found
+    return named or own or found
 
 
 def is_intact(path: Path, file: HubFile) -> bool:

@@ -38,10 +38,10 @@ logger = logging.getLogger(__name__)
 class StreamLimits:
     """Bounds on buffered items of a stream, concurrency limits, and timeouts.
 
-    A stream buffers at most `audio_blocks` rendered blocks plus about `codes_ahead` codes (or
-    `text_chunks` chunks of text), then it is paused. `reader_timeout_s` ends a stream whose
-    reader leaves an item unread for so long (None: never). An engine whose step does not return
-    for `step_timeout_s` counts as not alive (None: no limit).
+    A stream buffers at most `audio_blocks` rendered blocks plus about `codes_ahead` tokens of
+    speech (or `text_chunks` chunks of text), then it is paused. `reader_timeout_s` ends a stream
+    whose reader leaves an item unread for so long (None: never). An engine whose step does not
+    return for `step_timeout_s` counts as not alive (None: no limit).
     """
 
     audio_blocks: int = 8
@@ -73,7 +73,8 @@ class LocalEngineClient:
         self._decoder = decoder
         self._setup = None
         if decoder is not None and code_map is not None:
-            self._setup = SpeechSetup(decoder.spec, code_map, self._limits.codes_ahead)
+            codes_ahead = self._limits.codes_ahead * code_map.codes_per_token
+            self._setup = SpeechSetup(decoder.spec, code_map, codes_ahead)
         self._decode_loop = DecodeLoop(engine, decoder, profiler)
         timeout_s, wakeups = self._limits.reader_timeout_s, self._decode_loop.wakeups
         self._create_queue = partial(StreamQueue[Any], timeout_s=timeout_s, wakeups=wakeups)

@@ -27,7 +27,7 @@ from decoder import (
     DecodeWindow,
     StreamState,
 )
-from llm import FinishReason, TokenChunk
+from llm import FinishReason, Token, TokenChunk
 from tts.engine.client import AudioBlock, SpeechJob
 from tts.engine.queue import StreamQueue
 
@@ -36,10 +36,12 @@ NO_SAMPLES = np.zeros(0, dtype=np.float32)
 
 
 class CodeMap(Protocol):
-    """Mapping from a language model's token ids to speech codes."""
+    """Mapping from a language model's tokens to speech codes."""
 
-    def codes(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Return the codes of the speech tokens in `token_ids`, in order; other ids are skipped."""
+    codes_per_token: int
+
+    def codes(self, token_ids: Sequence[Token]) -> tuple[int, ...]:
+        """Return the codes of the speech tokens in `token_ids`, in order; others are skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ class SpeechStream(StreamTask):
         self._as_s16 = job.as_s16
         self._sample_rate = spec.sample_rate
         self._code_map = setup.code_map
+        self._codes_per_token = setup.code_map.codes_per_token
         self._max_codes_ahead = setup.max_codes_ahead
         self._stream = DecoderStream(
             spec,
@@ -146,8 +149,8 @@ class SpeechStream(StreamTask):
         self._samples_launched = 0  # number of their samples
         self._num_waiting = 0  # codes of all pending blocks
         self._tokens = TokenChunk(self.request_id)
-        self._num_missing = self._stream.num_missing  # copy: read for each token
-        self._new_ids: list[int] = []  # tokens whose codes were not looked up yet
+        self._num_missing = self._tokens_missing()  # copy: read for each token
+        self._new_ids: list[Token] = []  # tokens whose codes were not looked up yet
         # totals of the queued items
         self._num_blocks = self._num_codes = self._num_samples = 0
         self._carry = self._stream.carry
@@ -183,8 +186,12 @@ class SpeechStream(StreamTask):
         """Look up the new tokens' codes; return the windows of the blocks that they complete."""
         windows = self._stream.push(self._code_map.codes(self._new_ids))
         self._new_ids.clear()
-        self._num_missing = self._stream.num_missing
+        self._num_missing = self._tokens_missing()
         return windows
+
+    def _tokens_missing(self) -> float:
+        """Return how many tokens complete the next block."""
+        return self._stream.num_missing / self._codes_per_token
 
     def _take_last(self, chunk: TokenChunk, reason: FinishReason) -> None:
         self.is_generating = False

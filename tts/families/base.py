@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from decoder import CodecSpec
-from llm import CheckpointError, RequestError, SamplingParams
+from llm import CheckpointError, RequestError, SamplingParams, Token, as_ids
 from tts.checkpoint.chat import ChatTemplate, load_chat_template
 from tts.checkpoint.files import load_sampling_defaults, load_speech_file, read_json
 from tts.checkpoint.tokenizer import TextTokenizer
@@ -26,6 +26,7 @@ from tts.text.segmenter import SegmentMode, TextNormalization, TextOptions
 from tts.voices.files import load_voices, sample_voices
 from tts.voices.types import Voice, VoiceSet
 
+NO_ID = -1  # of a token that a vocabulary does not have
 VOICES_FILE = "voices.json"
 SAMPLES = "samples"
 
@@ -130,6 +131,8 @@ class SpeechFamily(ABC):
     """Base class of families; an instance serves one checkpoint. See `tts.families.registry`."""
 
     name: ClassVar[str]
+    contains_codec: ClassVar[bool] = False
+    """Whether the files of the language model also hold the codec."""
     overrides: ClassVar[frozenset[str]] = frozenset(
         {"family", "codec", "voices", "max_characters", "max_codes"}
     )
@@ -157,8 +160,8 @@ class SpeechFamily(ABC):
         """Return the speech vocabulary. Raises CheckpointError for a codec with other codes."""
 
     @abstractmethod
-    def prompt(self, vocabulary: SpeechVocabulary, text: str, voice: Voice) -> tuple[int, ...]:
-        """Return the prompt's token ids for `text` in `voice`.
+    def prompt(self, vocabulary: SpeechVocabulary, text: str, voice: Voice) -> tuple[Token, ...]:
+        """Return the prompt's tokens for `text` in `voice`.
 
         Raises CheckpointError for a voice that this family cannot use, and RequestError for codes
         outside the codebook.
@@ -226,6 +229,8 @@ class SpeechVocabulary:
     frame has one position. Consecutive ids, the usual case, need no table.
     """
 
+    codes_per_token = 1
+
     def __init__(self, positions: Sequence[Sequence[int]], start_id: int, end_id: int) -> None:
         ids = list(chain.from_iterable(positions))
         if not ids or len(set(ids)) != len(ids) or len({len(p) for p in positions}) != 1:
@@ -267,16 +272,16 @@ class SpeechVocabulary:
         """Return the number of codes rounded down to whole frames."""
         return num_codes - num_codes % self.codes_per_frame
 
-    def codes(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+    def codes(self, token_ids: Sequence[Token]) -> tuple[int, ...]:
         """Return the codes of the speech tokens in `token_ids`, in order; other ids are skipped."""
         if self._ids:
             known = self._codes
-            return tuple([known[i] for i in token_ids if i in known])
+            return tuple([known[i] for i in as_ids(token_ids) if i in known])
         base, size, end = self._base, self.codebook_size, self._base + self._num_ids
-        return tuple([(i - base) % size for i in token_ids if base <= i < end])
+        return tuple([(i - base) % size for i in as_ids(token_ids) if base <= i < end])
 
-    def token_ids(self, codes: Iterable[int]) -> tuple[int, ...]:
-        """Return the token ids of codes, the first of which begins a frame.
+    def token_ids(self, codes: Iterable[int]) -> tuple[Token, ...]:
+        """Return the tokens of codes, the first of which begins a frame.
 
         Raises RequestError for a code outside the codebook and for an incomplete frame.
         """
@@ -289,6 +294,36 @@ class SpeechVocabulary:
         if self._ids:
             return tuple(self._ids[index] for index in indices)
         return tuple(self._base + index for index in indices)
+
+
+class FrameVocabulary(SpeechVocabulary):
+    """Speech vocabulary of a language model of frames: one token is K codes, each below
+    `codebook_size`. The frame `end` ends speech.
+    """
+
+    def __init__(self, codebook_size: int, end: tuple[int, ...]) -> None:
+        starts = range(0, len(end) * codebook_size, codebook_size)
+        positions = [range(start, start + codebook_size) for start in starts]
+        super().__init__(positions, NO_ID, NO_ID)
+        self.codes_per_token = len(end)
+        self.end = end
+
+    def constrain(self, sampling: SamplingParams) -> SamplingParams:
+        """See `SpeechVocabulary`."""
+        ranges = ((0, self.codebook_size),)
+        return replace(sampling, stop_token_ids=(self.end,), allowed_ranges=ranges)
+
+    def codes(self, token_ids: Sequence[Token]) -> tuple[int, ...]:
+        """See `SpeechVocabulary`; text ids are skipped."""
+        frames = (token for token in token_ids if not isinstance(token, int))
+        return tuple(chain.from_iterable(frames))
+
+    def token_ids(self, codes: Iterable[int]) -> tuple[Token, ...]:
+        """See `SpeechVocabulary`: one frame for every K codes."""
+        given = tuple(codes)
+        super().token_ids(given)  # checks them
+        count = self.codes_per_token
+        return tuple(given[first : first + count] for first in range(0, len(given), count))
 
 
 def _ranges(ids: Iterable[int]) -> tuple[tuple[int, int], ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from decoder import CodecSpec
-from llm import CheckpointError
+from llm import CheckpointError, Token
 from tts.checkpoint.files import SPEECH_FILE, SpeechDescription
 from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily, SpeechTokens, SpeechVocabulary
 from tts.voices.files import load_voices
@@ -49,11 +49,11 @@ class EmbeddedFamily(SpeechFamily):
         self.check_codec(spec, spec.codebook_size)
         return SpeechVocabulary.from_tokenizer(self.tokenizer, tokens, spec.codebook_size)
 
-    def prompt(self, vocabulary: SpeechVocabulary, text: str, voice: Voice) -> tuple[int, ...]:
+    def prompt(self, vocabulary: SpeechVocabulary, text: str, voice: Voice) -> tuple[Token, ...]:
         opening = self._opening(vocabulary, voice)
         return (*opening, *self.tokenizer.encode(text), vocabulary.start_id)
 
-    def _opening(self, vocabulary: SpeechVocabulary, voice: Voice) -> tuple[int, ...]:
+    def _opening(self, vocabulary: SpeechVocabulary, voice: Voice) -> tuple[Token, ...]:
         """Return the prompt ids that select a voice: its token, or a first turn with its clip."""
         prompt = voice.prompt
         if prompt is None:

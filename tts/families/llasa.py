@@ -9,7 +9,7 @@ To imitate a clip, its transcript precedes the text, and its codes begin the ass
 from __future__ import annotations
 
 from decoder import CodecSpec
-from llm import CheckpointError, SamplingParams
+from llm import CheckpointError, SamplingParams, Token
 from tts.checkpoint.chat import ChatRole, ControlToken, encode_chat
 from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily, SpeechTokens, SpeechVocabulary
 from tts.voices.types import Voice, VoicePrompt
@@ -60,7 +60,7 @@ class LlasaFamily(SpeechFamily):
         self.check_codec(spec, CODEBOOK_SIZE)
         return SpeechVocabulary.from_tokenizer(self.tokenizer, TOKENS, CODEBOOK_SIZE)
 
-    def prompt(self, vocabulary: SpeechVocabulary, text: str, voice: Voice) -> tuple[int, ...]:
+    def prompt(self, vocabulary: SpeechVocabulary, text: str, voice: Voice) -> tuple[Token, ...]:
         prompt = voice.prompt or VoicePrompt(())
         spoken = f"{prompt.transcript} {text}" if prompt.transcript else text
         parts = (INSTRUCTION, TEXT_START, spoken, TEXT_END)

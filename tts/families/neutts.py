@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from decoder import CodecSpec
-from llm import SamplingParams
+from llm import SamplingParams, Token
 from tts.errors import Precondition, PreconditionError
 from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily, SpeechTokens, SpeechVocabulary
 from tts.families.espeak import EspeakPhonemes
@@ -67,7 +67,7 @@ class NeuTTSFamily(SpeechFamily):
         self.check_codec(spec, CODEBOOK_SIZE)
         return SpeechVocabulary.from_tokenizer(self.tokenizer, TOKENS, CODEBOOK_SIZE)
 
-    def prompt(self, vocabulary: SpeechVocabulary, text: str, voice: Voice) -> tuple[int, ...]:
+    def prompt(self, vocabulary: SpeechVocabulary, text: str, voice: Voice) -> tuple[Token, ...]:
         if voice.prompt is None:
             raise PreconditionError(
                 Precondition.VOICE_PROMPT, "this model requires a voice prompt: send one"

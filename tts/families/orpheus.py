@@ -1,10 +1,12 @@
-"""Orpheus and Vyvo: SNAC's three codebooks, seven tokens per frame, with ids relative to a base.
+"""Orpheus and models in its layout: SNAC's three codebooks, seven tokens per frame, ids by a base.
 
     base + 1 start, + 2 end of speech; + 3 start, + 4 end of human; + 5 start, + 6 end of AI
     base + 10 + 4096 * (position in the frame) + code
 
     prompt           [SOH] "tara: hello" [end of text, EOH, SOA, SOS]  → codes [EOS]
     cloned voice     [SOH] transcript [… SOS] codes [EOS, EOA] [SOH] "hello" [… SOS]
+    Maya1            [SOH] "<description="…"> hello" [end of text, EOH, SOA, SOS]
+    Veena            [SOH, <spk_kavya>] " hello" [EOH, SOA, SOS]
 
 The base is the id of <custom_token_0>, or the end of a tokenizer that does not name these tokens.
 Each position of a frame has tokens of its own, so a mask by position keeps frames whole.
@@ -15,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from decoder import CodecSpec
-from llm import CheckpointError, SamplingParams
+from llm import CheckpointError, SamplingParams, Token
 from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily, SpeechVocabulary
 from tts.voices.types import Voice
 
@@ -27,7 +29,8 @@ START_OF_HUMAN, END_OF_HUMAN, START_OF_AI, END_OF_AI = 3, 4, 5, 6
 NUM_TOKENS = FIRST_CODE + CODES_PER_FRAME * CODEBOOK_SIZE
 MAX_PADDING = 1024  # unused rows of an embedding after the last code
 FIRST_TOKEN = "<custom_token_0>"
-END_OF_TEXT = {"orpheus": ("<|eot_id|>",), "vyvo": ("<|im_end|>", "<|eot_id|>")}
+EOT = "<|eot_id|>"
+END_OF_TEXT = {"orpheus": (EOT,), "maya1": (EOT,), "veena": (EOT,), "vyvo": ("<|im_end|>", EOT)}
 
 SAMPLING = SamplingParams(temperature=0.6, top_p=0.9, repetition_penalty=1.1)
 TAGS = ("laugh", "chuckle", "sigh", "cough", "sniffle", "groan", "yawn", "gasp")
@@ -43,6 +46,21 @@ TRAITS = FamilyTraits(
     sampling=SAMPLING,
     tags=tuple(f"<{tag}>" for tag in TAGS),
     steady_loudness=True,
+)
+
+
+MAYA1_VOICES = tuple(
+    Voice(name, name.capitalize(), ("en-US",), speaker=description, is_builtin=True)
+    for name, description in (
+        ("anne", "Female voice in her 30s with an American accent, warm and conversational"),
+        ("bruce", "Male voice in his 40s with a British accent, calm and deep"),
+    )
+)
+MAYA1_TAGS = "laugh laugh_harder sigh chuckle gasp angry excited whisper cry scream sing snort"
+MAYA1_TAGS += " exhale gulp giggle sarcastic curious"
+VEENA_VOICES = tuple(
+    Voice(name, name.capitalize(), ("hi-IN", "en-IN"), speaker=name, is_builtin=True)
+    for name in ("kavya", "agastya", "maitri", "vinaya")
 )
 
 
@@ -78,9 +96,9 @@ class OrpheusFamily(SpeechFamily):
         positions = [range(start, start + CODEBOOK_SIZE) for start in starts]
         return SpeechVocabulary(positions, *self._ids(START_OF_SPEECH, END_OF_SPEECH))
 
-    def prompt(self, vocabulary: SpeechVocabulary, text: str, voice: Voice) -> tuple[int, ...]:
+    def prompt(self, vocabulary: SpeechVocabulary, text: str, voice: Voice) -> tuple[Token, ...]:
         if voice.prompt is None:
-            return self._turn(f"{voice.speaker}: {text}" if voice.speaker else text)
+            return self._turn(text, voice.speaker)
         return (
             *self._turn(voice.prompt.transcript),
             *vocabulary.token_ids(voice.prompt.codes),
@@ -88,14 +106,21 @@ class OrpheusFamily(SpeechFamily):
             *self._turn(text),
         )
 
-    def _turn(self, text: str) -> tuple[int, ...]:
+    def _turn(self, text: str, speaker: str = "") -> tuple[int, ...]:
         """Return the prompt ids of a text, up to the start of its codes."""
         return (
             *self._ids(START_OF_HUMAN),
-            *self.tokenizer.encode(text, with_template=True),
-            self._end_of_text,
+            *self._human(text, speaker),
             *self._ids(END_OF_HUMAN, START_OF_AI, START_OF_SPEECH),
         )
+
+    def _human(self, text: str, speaker: str) -> tuple[int, ...]:
+        """Return the ids of a text and its speaker ("": the model chooses one)."""
+        said = self._spoken_by(speaker, text) if speaker else text
+        return (*self.tokenizer.encode(said, with_template=True), self._end_of_text)
+
+    def _spoken_by(self, speaker: str, text: str) -> str:
+        return f"{speaker}: {text}"
 
     def _ids(self, *offsets: int) -> tuple[int, ...]:
         return tuple(self._base + offset for offset in offsets)
@@ -110,6 +135,63 @@ class VyvoFamily(OrpheusFamily):
     def own_traits(self) -> FamilyTraits:
         default = Voice("default", "Default", is_builtin=True)
         return replace(TRAITS, voices=(default,), tags=())
+
+
+class Maya1Family(OrpheusFamily):
+    """Maya1, whose speakers are descriptions; named by `family`, as its tokens are Orpheus'."""
+
+    name = "maya1"
+
+    @classmethod
+    def matches(cls, checkpoint: Checkpoint) -> bool:
+        return False
+
+    def own_traits(self) -> FamilyTraits:
+        return replace(
+            TRAITS,
+            voices=MAYA1_VOICES,
+            tags=tuple(f"<{tag}>" for tag in MAYA1_TAGS.split()),
+            sampling=SamplingParams(temperature=0.4, top_p=0.9, repetition_penalty=1.1),
+        )
+
+    def _spoken_by(self, speaker: str, text: str) -> str:
+        return f'<description="{speaker}"> {text}'
+
+
+class VeenaFamily(OrpheusFamily):
+    """Veena, for Hindi and English: a token for each speaker, and text without a frame."""
+
+    name = "veena"
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint)
+        for voice in VEENA_VOICES:
+            self.tokenizer.control_id(speaker_token(voice.speaker))
+
+    @classmethod
+    def matches(cls, checkpoint: Checkpoint) -> bool:
+        named = checkpoint.tokenizer.find(speaker_token(VEENA_VOICES[0].speaker))
+        return named is not None and super().matches(checkpoint)
+
+    def own_traits(self) -> FamilyTraits:
+        return replace(
+            TRAITS,
+            voices=VEENA_VOICES,
+            tags=(),
+            english_figures=False,
+            sampling=SamplingParams(temperature=0.4, top_p=0.9, repetition_penalty=1.05),
+        )
+
+    def _human(self, text: str, speaker: str) -> tuple[int, ...]:
+        if not speaker:
+            return tuple(self.tokenizer.encode(text))
+        token = self.tokenizer.control_id(speaker_token(speaker))
+        return (token, *self.tokenizer.encode(f" {text}"))
+
+
+def speaker_token(speaker: str) -> str:
+    """Return the name of a speaker's token of Veena."""
+    return f"<spk_{speaker}>"
 
 
 def find_base(checkpoint: Checkpoint) -> int | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ParamSpec
 
 from decoder import CodecSpec
+from llm import Token
 from tts.checkpoint.chat import ChatMessage, encode_chat
 from tts.errors import InvalidRequestError, Precondition, PreconditionError
 from tts.families.base import Checkpoint, SpeechFamily, SpeechVocabulary
@@ -75,8 +76,8 @@ class PromptBuilder:
         if self._chat is not None:
             self._chat.compiled()
 
-    def speech_prompt(self, text: str, voice: Voice) -> tuple[int, ...]:
-        """Return the prompt ids for normalised `text` in `voice`."""
+    def speech_prompt(self, text: str, voice: Voice) -> tuple[Token, ...]:
+        """Return the prompt's tokens for normalised `text` in `voice`."""
         if self.family is None or self.vocabulary is None:
             raise PreconditionError(Precondition.SPEECH, "this model writes text only")
         return self.family.prompt(self.vocabulary, text, voice)

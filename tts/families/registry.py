@@ -10,6 +10,9 @@ from tts.families.base import Checkpoint, SpeechFamily
 
 _FAMILIES = {
     "embedded": "tts.families.embedded:EmbeddedFamily",
+    "csm": "tts.families.csm:CsmFamily",
+    "veena": "tts.families.orpheus:VeenaFamily",  # it also matches orpheus
+    "maya1": "tts.families.orpheus:Maya1Family",
     "orpheus": "tts.families.orpheus:OrpheusFamily",
     "vyvo": "tts.families.orpheus:VyvoFamily",
     "llasa": "tts.families.llasa:LlasaFamily",

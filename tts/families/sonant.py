@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from decoder import CodecSpec
-from llm import CheckpointError, RequestError
+from llm import CheckpointError, RequestError, Token
 from tts.checkpoint.files import SPEECH_FILE
 from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily, SpeechVocabulary
 from tts.families.ipa import LONG, SymbolTable
@@ -59,7 +59,7 @@ class SonantFamily(SpeechFamily):
         self._voice_codes = spec.voice_codes
         return SpeechVocabulary([range(first, first + spec.codebook_size)], self._start, self._end)
 
-    def prompt(self, vocabulary: SpeechVocabulary, text: str, voice: Voice) -> tuple[int, ...]:
+    def prompt(self, vocabulary: SpeechVocabulary, text: str, voice: Voice) -> tuple[Token, ...]:
         if voice.prompt is None:
             raise CheckpointError(f"voice '{voice.name}' has no codes")
         count, wanted = len(voice.prompt.codes), self._voice_codes

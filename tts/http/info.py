@@ -73,7 +73,7 @@ def _capabilities(service: Service) -> list[str]:
         "speech": speech is not None,
         "word_timestamps": speech is not None and speech.settings.aligner is not None,
         "voice_cloning": speech is not None and speech.codec.can_encode,
-        "chat": speech is None and not text.embeds and service.prompts.can_chat,
+        "chat": speech is None and text.generates and service.prompts.can_chat,
         "embeddings": text.embeds,
     }
     return [name for name, is_there in found.items() if is_there]

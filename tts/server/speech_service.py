@@ -188,10 +188,10 @@ def model_info(service: Service) -> pb.ModelInfo:
     info = pb.ModelInfo(
         name=service.model,
         family=service.family,
-        text_generation=not text.embeds and service.for_text is service,
+        text_generation=text.generates and service.for_text is service,
         embeddings=text.embeds,
-        echo=text.echoes and not text.embeds,
-        structured_output=text.takes_schemas and not text.embeds,
+        echo=text.echoes and text.generates,
+        structured_output=text.takes_schemas and text.generates,
         adapters=text.adapters,
     )
     if service.synthesizer is not None:

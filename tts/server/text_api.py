@@ -60,9 +60,9 @@ class TextApi:
         config, text = proto.config, self.service.text
         call.adopt_id(config.request_id)
         self._check_model(config.model)
-        if text.embeds:
-            reason = Precondition.TEXT_GENERATION
-            raise PreconditionError(reason, "this model embeds texts; it does not generate")
+        if not text.generates:
+            does = "embeds texts; it does not generate" if text.embeds else "only speaks"
+            raise PreconditionError(Precondition.TEXT_GENERATION, f"this model {does}")
         self._check_adapter(config.lora)
         with Violations() as wrong:
             if config.request_id:

@@ -504,14 +504,16 @@ class SynthesisRun:
     def _job(self, segment: TextSegment, max_codes: int) -> SpeechJob:
         request, vocabulary = self._request, self._vocabulary
         prompt_ids = self._prompt(segment, max_codes)
+        per_token = vocabulary.codes_per_token
         if self._settings.max_seq_len is not None:
-            room = vocabulary.whole_frames(self._settings.max_seq_len - len(prompt_ids))
+            room = (self._settings.max_seq_len - len(prompt_ids)) * per_token
+            room = vocabulary.whole_frames(room)
             max_codes = max(vocabulary.codes_per_frame, min(max_codes, room))
         sampling = replace(
             vocabulary.constrain(self._sampling),
             seed=segment_seed(self._seed, self.num_segments - 1),
-            max_tokens=max_codes,
-            min_tokens=min(self._shortest(segment), max_codes),
+            max_tokens=max_codes // per_token,
+            min_tokens=-(-min(self._shortest(segment), max_codes) // per_token),
         )
         streaming = self._streaming
         if not self._is_fresh and streaming.chunk_sizes is not None:
@@ -542,7 +544,8 @@ class SynthesisRun:
             prompt_ids = self._prompts.speech_prompt(segment.sentence, self._voice)
             prompt_ids += self._vocabulary.token_ids(self._said)
             most = self._settings.max_seq_len
-            if most is None or len(prompt_ids) + max_codes <= most:
+            num_tokens = len(prompt_ids) + max_codes // self._vocabulary.codes_per_token
+            if most is None or num_tokens <= most:
                 return prompt_ids
         return self._prompts.speech_prompt(segment.text, self._voice)
 
@@ -582,7 +585,7 @@ class SynthesisRun:
             return
         self._prompt_tokens += block.prompt_tokens
         self._cached_prompt_tokens += block.cached_prompt_tokens
-        self._output_tokens += block.output_tokens
+        self._output_tokens += block.output_tokens * self._vocabulary.codes_per_token
 
     def _end_segment(self, block: AudioBlock | None, *, is_last: bool) -> None:
         if block is None:
@@ -603,7 +606,7 @@ class SynthesisRun:
         voice = replace(self._voice, prompt=VoicePrompt(codes, text))
         length = len(self._prompts.speech_prompt(text, voice))
         most = settings.max_seq_len
-        if most is None or length + traits.max_codes <= most:
+        if most is None or length + traits.max_codes // self._vocabulary.codes_per_token <= most:
             self._voice = self._kept[voice.name] = voice
 
     def _hit_cap(self, *, is_last: bool) -> None:

@@ -69,10 +69,10 @@ class Synthesizer:
         self.codec: CodecSpec = client.codec
         self.voices = voices
         self.settings = settings or SynthesisSettings()
+        self._client, self._prompts = client, prompts
         self.cloner = VoiceCloner(
             client, prompts, self._cloning_limits(), self.settings.traits.text_options()
         )
-        self._client, self._prompts = client, prompts
         self._loaded_aligner: Aligner | None = None
         self._lexicons = lexicons
         self._lexicon_of = lru_cache(maxsize=64)(self.read_pronunciations)
@@ -95,7 +95,9 @@ class Synthesizer:
             return limits
         traits = settings.traits
         text_tokens = traits.max_characters * traits.tokens_per_character + 1
-        room = settings.max_seq_len - text_tokens - traits.max_codes
+        vocabulary = self._prompts.vocabulary
+        per_token = vocabulary.codes_per_token if vocabulary else 1
+        room = settings.max_seq_len - text_tokens - traits.max_codes // per_token
         return replace(limits, max_prompt_tokens=max(room, 0))
 
     async def stream(self, request: SpeechRequest) -> AsyncGenerator[SpeechEvent, None]:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from llm import FinishReason, Request, SamplingParams, TokenChunk, TokenLogprob
+from llm import FinishReason, Request, SamplingParams, TokenChunk, TokenLogprob, as_ids
 from tts.checkpoint.tokenizer import IncrementalDetokenizer, StopMatcher
 from tts.engine.client import EngineClient
 from tts.errors import InvalidRequestError, SynthesisError
@@ -95,11 +95,11 @@ class _Writer:
         """Return the text that is final with this chunk, cut before a stop string."""
         matcher, texts = self._matcher, []
         if matcher is None:
-            texts.append(self._detokenizer.push(chunk.token_ids))
+            texts.append(self._detokenizer.push(as_ids(chunk.token_ids)))
             if chunk.finish_reason is not None:
                 texts.append(self._detokenizer.finish())
             return _piece("".join(texts), chunk)
-        for place, token_id in enumerate(chunk.token_ids, start=1):
+        for place, token_id in enumerate(as_ids(chunk.token_ids), start=1):
             text = self._detokenizer.push((token_id,))
             self._num_tokens += 1
             is_matched = self._num_tokens > self._min_tokens
@@ -127,7 +127,7 @@ def _cut(chunk: TokenChunk, num_tokens: int) -> TokenChunk:
 def _piece(text: str, chunk: TokenChunk) -> TextPiece:
     return TextPiece(
         text=text,
-        token_ids=chunk.token_ids,
+        token_ids=tuple(as_ids(chunk.token_ids)),
         logprobs=chunk.logprobs,
         prompt_logprobs=chunk.prompt_logprobs,
         finish_reason=chunk.finish_reason,

@@ -13,6 +13,9 @@ sampled is read from the buffers.
     table    | tokens that were sampled last | 0 | 1 | 2 | … | V - 1 |
     ids      places in it: so a forward feeds tokens that the host does not know yet
 
+For frames the table holds the frames that were sampled last only, and ids are K codes for each
+token, of which the first may be a place in it.
+
 All shapes read the same input buffers and write the same logits: one forward at a time, and its
 logits are there until the next one.
 """
@@ -44,7 +47,7 @@ from llm.models.base import PipelineModel
 from llm.runner.future_tokens import NOTHING_AWAITED, FutureTokens
 from llm.runner.graphs.capture import CapturedWork, GraphCapture
 from llm.runner.graphs.input_buffers import InputBuffers, Inputs, InputSizes, TokenViews
-from llm.runner.graphs.rows import GraphRows
+from llm.runner.graphs.rows import FIRST_AWAITED, GraphRows
 from llm.runner.graphs.shapes import GraphLimits, decode_shapes, prompt_shapes
 from llm.runner.graphs.stats import GraphStats
 from llm.sampling.sampler import CapturedSampling
@@ -108,6 +111,8 @@ class GraphRunner:
         self._max_context = limits.max_context
         self._logits_dtype = logits_dtype
         self._sampling = sampling
+        self._frame_decoder = decoder = model.frame_decoder
+        self._ids_per_token = 1 if decoder is None else decoder.shape.num_codebooks
         self.decode_shapes = decode_shapes(limits.max_rows)
         self.prompt_shapes: tuple[CapturedShape, ...] = ()
         if backend.can_capture_prompts and model.return_logits is not ReturnLogits.ALL:
@@ -117,11 +122,8 @@ class GraphRunner:
         most_bytes = max(self._input_sizes(shape).num_bytes for shape in self.shapes)
         self._buffers = InputBuffers(most_bytes, device)
         self._logits = torch.zeros(most, model.vocab_size, device=device)
-        self._first_id = most  # position of token 0 in the table
-        self._table = torch.zeros(most + model.vocab_size, dtype=torch.int64, device=device)
-        torch.arange(model.vocab_size, out=self._table[most:])
-        most_tokens = max(shape.num_tokens for shape in self.shapes)
-        self._ids = torch.zeros(most_tokens, dtype=torch.int64, device=device)
+        self._most_rows = most
+        self._allocate_tokens(model, device)
         self._latest: Tensor | None = None  # the tokens at the head of the table
         self._captured: dict[CapturedShape, _Captured] = {}
         self._has_warned = False
@@ -129,6 +131,24 @@ class GraphRunner:
         self.num_eager_decodes = 0
         self.num_prompt_replays = 0
         self.num_eager_prompts = 0
+
+    def _allocate_tokens(self, model: PipelineModel[Any], device: torch.device) -> None:
+        """Allocate the table and the ids that it is read into; for frames also hidden states."""
+        most, count = self._most_rows, self._ids_per_token
+        most_tokens = max(shape.num_tokens for shape in self.shapes)
+        long = torch.int64
+        self._states: Tensor | None = None
+        if self._frame_decoder is None:
+            self._first_id = most  # position of token 0 in the table
+            self._table = torch.zeros(most + model.vocab_size, dtype=long, device=device)
+            torch.arange(model.vocab_size, out=self._table[most:])
+            self._ids = torch.zeros(most_tokens, dtype=long, device=device)
+            return
+        self._first_id = 0
+        size = model.shape(model.huggingface_config).hidden_size
+        self._states = torch.zeros(most, size, dtype=model.dtype, device=device)
+        self._table = torch.zeros(most, count, dtype=long, device=device)
+        self._ids = torch.zeros(most_tokens, count, dtype=long, device=device)
 
     @property
     def shapes(self) -> tuple[CapturedShape, ...]:
@@ -156,7 +176,7 @@ class GraphRunner:
         plan = self._backend.capture_plan(shape, self._max_context, memory)
         self._buffers.begin()
         inputs.records.take()[:] = 0
-        rows.fill(inputs, shape, pages, first_id=self._first_id)
+        rows.fill(inputs, shape, pages, first_id=self._first_id, num_ids=self._ids_per_token)
         tokens = TokenViews(self._ids, inputs)
         self._backend.replan(plan, rows.batch(tokens, 0, pages))
         self._buffers.send()
@@ -167,15 +187,26 @@ class GraphRunner:
         return _Captured(inputs, tokens, attention, self._capture.capture(work))
 
     def _step(self, batch: ForwardBatch, attention: PlannedAttention[Any], inputs: Inputs) -> None:
-        torch.index_select(self._table, 0, inputs.ids.device, out=batch.input_ids)
+        if self._frame_decoder is None:
+            torch.index_select(self._table, 0, inputs.ids.device, out=batch.input_ids)
+        else:
+            self._write_frames(inputs.ids.device, batch.input_ids)
         sampled = inputs.sampled.device if len(inputs.sampled.device) else None
         logits = self._logits[: len(batch.input_ids if sampled is None else sampled)]
-        self._model.write_logits(batch, attention, logits, sampled)
+        states = None if self._states is None else self._states[: len(logits)]
+        self._model.write_logits(batch, attention, logits, sampled, states)
         if self._logits_dtype != logits.dtype:
             logits.copy_(logits.to(self._logits_dtype))
         if self._sampling is not None:
             records = inputs.records.device.view(len(logits), -1)
-            self._table[: len(logits)].copy_(self._sampling.program(logits, records))
+            self._table[: len(logits)].copy_(self._sampling.program(logits, records, states))
+
+    def _write_frames(self, ids: Tensor, target: Tensor) -> None:
+        """Write the codes int64 [T × K], or the frames of the table that they name, to [T, K]."""
+        codes = ids.view(target.shape)
+        places = FIRST_AWAITED - codes[:, :1]  # negative for known frames
+        latest = self._table[places.flatten().clamp(min=0)]
+        target.copy_(torch.where(places >= 0, latest, codes))
 
     @property
     def samples(self) -> bool:
@@ -205,7 +236,7 @@ class GraphRunner:
         """
         rows = GraphRows.of(batch) if self._is_plain(batch) else None
         shape = None if rows is None else self._shape_for(rows)
-        if shape is not None and sampled is not None and len(sampled) > self._first_id:
+        if shape is not None and sampled is not None and len(sampled) > self._most_rows:
             shape = None  # the table has no room for them
         if rows is None or shape is None:
             self.num_eager_decodes += batch.mode.is_decode
@@ -279,7 +310,14 @@ class GraphRunner:
     def _inputs(self, rows: GraphRows, shape: CapturedShape, awaited: FutureTokens) -> GraphInputs:
         captured, pages = self._captured[shape], rows.used_pages(self._backend.pool.page_size)
         self._buffers.begin()
-        rows.fill(captured.inputs, shape, pages, first_id=self._first_id, awaited=awaited)
+        rows.fill(
+            captured.inputs,
+            shape,
+            pages,
+            first_id=self._first_id,
+            awaited=awaited,
+            num_ids=self._ids_per_token,
+        )
         first = shape.first_token(rows.num_singles)
         batch = rows.batch(captured.tokens, first, pages)
         self._backend.replan(captured.attention.plan, batch)
@@ -301,7 +339,9 @@ class GraphRunner:
             num_rows = num_sampled = min(num_rows + shape.num_prompts, self._sizes[-1])
         words = 0 if self._sampling is None else self._sampling.record_words
         tables = self._backend.table_words(shape, self._max_context)
-        return InputSizes(num_rows * words, shape.num_tokens, num_sampled, tables)
+        return InputSizes(
+            num_rows * words, shape.num_tokens, num_sampled, tables, self._ids_per_token
+        )
 
     def replay(self, inputs: GraphInputs, load: LoadRecords | None = None) -> ModelOutputs:
         """Send the inputs that were loaded last and run their forward once.
@@ -326,10 +366,12 @@ class GraphRunner:
         is_decode = inputs.forward_batch.mode.is_decode
         self.num_replays += is_decode
         self.num_prompt_replays += not is_decode
-        logits = self._logits[: len(inputs.sampling_rows)]
-        return ModelOutputs(logits, logits, inputs.logit_offsets)
+        num_rows = len(inputs.sampling_rows)
+        logits = self._logits[:num_rows]
+        states = None if self._states is None else self._states[:num_rows]
+        return ModelOutputs(logits, logits, inputs.logit_offsets, states)
 
     def tokens(self, inputs: GraphInputs) -> Tensor:
-        """Return a copy of the tokens int32 [B] that the replay has sampled."""
+        """Return a copy of the tokens int32 [B], or frames [B, K], that the replay has sampled."""
         self._latest = self._table[: len(inputs.sampling_rows)].int()
         return self._latest

@@ -27,6 +27,7 @@ class InputSizes:
     num_tokens: int
     num_sampled: int
     table_words: int
+    ids_per_token: int = 1
 
     @property
     def num_bytes(self) -> int:
@@ -35,7 +36,8 @@ class InputSizes:
 
     def parts(self) -> list[tuple[int, torch.dtype]]:
         """Return sizes and formats in the order of `Inputs`."""
-        longs = (self.num_tokens, self.num_tokens, self.num_tokens, self.num_sampled)
+        num_ids = self.num_tokens * self.ids_per_token
+        longs = (num_ids, self.num_tokens, self.num_tokens, self.num_sampled)
         words = torch.int32
         every = [(self.record_words, words), *((size, torch.int64) for size in longs)]
         return [*every, (self.table_words, words)]
@@ -45,7 +47,7 @@ class Inputs(NamedTuple):
     """Inputs of one captured forward."""
 
     records: Section  # int32 [rows × words] how its rows are sampled
-    ids: Section  # int64 [T] positions in the runner's table of tokens
+    ids: Section  # int64 [T] positions in the runner's table of tokens, or [T × K] codes
     positions: Section  # int64 [T]
     slots: Section  # int64 [T]
     sampled: Section  # int64 [S] the tokens whose logits are computed

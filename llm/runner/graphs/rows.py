@@ -10,11 +10,21 @@ from operator import add
 import numpy as np
 
 from llm.attention.base import CapturedShape
-from llm.batch import ForwardBatch, ForwardMode, RowPages, ScheduledBatch, count_singles
+from llm.batch import (
+    NO_CODE,
+    ForwardBatch,
+    ForwardMode,
+    RowPages,
+    ScheduledBatch,
+    count_singles,
+    frame_rows,
+)
+from llm.request import Token, as_ids
 from llm.runner.future_tokens import NOTHING_AWAITED, FutureTokens
 from llm.runner.graphs.input_buffers import Inputs, TokenViews
 
 PADDING_PAGES = (0,)
+FIRST_AWAITED = NO_CODE - 1  # in place of the first code: frame 0 of the table of latest frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +33,7 @@ class GraphRows:
 
     mode: ForwardMode
     request_ids: tuple[str, ...]
-    token_ids: Sequence[int]  # [T]
+    token_ids: Sequence[Token]  # [T]
     query_lens: tuple[int, ...]
     context_lens: tuple[int, ...]  # with the fed tokens
     pages: tuple[Sequence[int], ...]
@@ -95,6 +105,16 @@ class GraphRows:
             row_pages=pages,
         )
 
+    def _fill_frames(self, ids: np.ndarray, awaited: FutureTokens) -> None:
+        """Write the codes of the tokens into ids [T, K]; those of frame n at the head of the table
+        are `FIRST_AWAITED` − n.
+        """
+        ids[:] = frame_rows(self.token_ids, ids.shape[1])
+        heads = np.full(len(ids), -1, dtype=np.int64)
+        awaited.point(heads)
+        is_awaited = heads >= 0
+        ids[is_awaited, 0] = FIRST_AWAITED - heads[is_awaited]
+
     def fill(
         self,
         inputs: Inputs,
@@ -103,21 +123,26 @@ class GraphRows:
         *,
         first_id: int,
         awaited: FutureTokens = NOTHING_AWAITED,
+        num_ids: int = 1,
     ) -> None:
         """Write the inputs of all tokens of a shape, with padding tokens.
 
         The id of token t is position `first_id` + t of the table; awaited tokens are at its head.
+        With `num_ids` > 1 a token is that many codes, see `_fill_frames`.
         """
         first = shape.first_token(self.num_singles)
         last = first + len(self.token_ids)
         ids, positions, slots = (part.take() for part in inputs[1:4])
         for numbers, padding in ((ids, first_id), (positions, 0), (slots, 0)):
-            numbers[:first] = padding
-            numbers[last:] = padding
-        fed = ids[first:last]
-        fed[:] = self.token_ids
-        fed += first_id
-        awaited.point(fed)
+            numbers[: first * num_ids if numbers is ids else first] = padding
+            numbers[last * num_ids if numbers is ids else last :] = padding
+        if num_ids > 1:
+            self._fill_frames(ids.reshape(-1, num_ids)[first:last], awaited)
+        else:
+            fed = ids[first:last]
+            fed[:] = as_ids(self.token_ids)
+            fed += first_id
+            awaited.point(fed)
         are_single = self.num_singles == len(self.query_lens)
         positions[first:last], slots[first:last] = pages.places(
             self.query_lens, are_single=are_single

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from llm.batch import ScheduledRow
 from llm.memory.transfer import to_device
+from llm.request import as_ids
 from llm.sampling.device.records import effective_window
 from llm.sequence import FUTURE_TOKEN
 
@@ -91,7 +92,7 @@ class HistorySlots:
 
 
 def _replay(row: ScheduledRow, index: int, slot: int) -> HistoryUpdate:
-    tokens = tuple(row.output_ids)
+    tokens = tuple(as_ids(row.output_ids))
     if FUTURE_TOKEN in tokens or len(tokens) != index:
         raise ValueError(f"the tokens of {row.request_id} are neither counted nor known")
     return HistoryUpdate(slot, effective_window(row.sampling), tokens)

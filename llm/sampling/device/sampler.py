@@ -25,7 +25,7 @@ from torch import Tensor
 
 from llm.batch import ScheduledRow
 from llm.errors import RequestError
-from llm.request import SamplingParams
+from llm.request import SamplingParams, Token
 from llm.sampling.device.history import HistorySlots, HistoryUpdate, PenaltyHistory
 from llm.sampling.device.records import RECORD_WORDS, Flag, RecordTable, effective_window
 from llm.sampling.device.reference import sample_reference
@@ -220,7 +220,7 @@ class BufferedSampler(TokenSampler[DevicePlan]):
         sampler.warm_up(buffers)
         # Without `self`: a reference cycle would keep the memory until garbage collection.
         self.captured = CapturedSampling(
-            lambda logits, records: sampler.sample(logits, buffers, records), RECORD_WORDS
+            lambda logits, records, _: sampler.sample(logits, buffers, records), RECORD_WORDS
         )
 
     def admit(self, sampling: SamplingParams) -> None:
@@ -239,7 +239,7 @@ class BufferedSampler(TokenSampler[DevicePlan]):
         self,
         rows: Sequence[ScheduledRow],
         step: int = 0,
-        sampled: Sequence[Sequence[int]] | None = None,
+        sampled: Sequence[Sequence[Token]] | None = None,
         mask: TokenMask | None = None,
     ) -> DevicePlan:
         """See `TokenSampler`."""
@@ -249,7 +249,7 @@ class BufferedSampler(TokenSampler[DevicePlan]):
         """See `TokenSampler`."""
         self._sampler.write(plan, self._buffers, records)
 
-    def sample(self, logits: Tensor, plan: DevicePlan) -> Tensor:
+    def sample(self, logits: Tensor, plan: DevicePlan, states: Tensor | None = None) -> Tensor:
         """See `TokenSampler`."""
         self._sampler.load(plan, self._buffers)
         return self._sampler.sample(logits, self._buffers).clone()  # the buffers own the original

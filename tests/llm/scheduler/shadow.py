@@ -69,6 +69,7 @@ class ShadowPipeline:
         self.kv_manager = KVCacheManager(num_pages, page_size, prefix_caching, host=host)
         self.vocab_size = VOCAB_SIZE
         self.eos_token_ids = (EOS,)
+        self.frames = None
         self.max_seq_len = max_seq_len
         self.batches: list[ScheduledBatch] = []
         self.released: list[str] = []

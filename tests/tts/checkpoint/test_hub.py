@@ -256,6 +256,8 @@ def test_which_files_are_downloaded() -> None:
     assert safe == ["samples/jo.mp3", "model.safetensors"]
     with_pickles = [file.name for file in files_to_fetch("x", samples, allow_pickle=True)]
     assert with_pickles == ["samples/jo.mp3", "samples/jo.pt", "model.safetensors"]
+    two = listed("model.safetensors", "transformers-00001-of-00001.safetensors")
+    assert list(files_to_fetch("x", two, allow_pickle=False)) == two[1:]
     only = listed("consolidated.safetensors")
     assert list(files_to_fetch("x", only, allow_pickle=False)) == only
 

@@ -117,7 +117,7 @@ def test_a_codec_with_other_codes_is_an_error(llasa: Path) -> None:
 def test_a_named_family_must_fit_the_checkpoint(llasa: Path, tiny_checkpoint: Path) -> None:
     with pytest.raises(CheckpointError, match="has not the 28682 tokens of orpheus"):
         find_family(Checkpoint(llasa), "orpheus")
-    with pytest.raises(CheckpointError, match="unknown family 'bark'; supported: embedded, orph"):
+    with pytest.raises(CheckpointError, match="unknown family 'bark'; supported: embedded, csm"):
         find_family(Checkpoint(tiny_checkpoint), "bark")
 
 

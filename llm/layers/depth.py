@@ -1,0 +1,84 @@
+"""`DepthTransformer`: a small decoder over the codes of one frame, for all rows of a step at once.
+
+    position 0   hidden state of the language model
+    position k   code k - 1 of the frame   ─ layers ─ norm ─ head k ─> logits of code k
+
+Its keys and values live for one frame. Every row is computed by itself, so that its codes do not
+depend on the other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llm.layers.decoder import AttentionShape, DecoderLayer, LogitsHead, Rotary
+from llm.layers.linear import Linear
+from llm.request import FrameShape
+
+
+@dataclass(frozen=True, slots=True)
+class DepthTransformer:
+    """Layers of a depth transformer; `heads[k]` belongs to code k + 1."""
+
+    shape: FrameShape
+    embedding: Tensor  # [K × V, H]: rows [k × V, (k + 1) × V) are those of code k
+    projection: Linear  # from H to the layers' size
+    layers: Sequence[DecoderLayer]
+    rotary: Rotary
+    heads: Sequence[LogitsHead]
+    attention: AttentionShape
+
+    def begin(self, hidden: Tensor) -> DepthFrames:
+        """Begin frames at hidden states [B, H]."""
+        frames = DepthFrames(self, hidden)
+        frames.feed(hidden)
+        return frames
+
+
+class DepthFrames:
+    """Frames of B rows in progress: their keys and values, and the number of fed positions."""
+
+    def __init__(self, model: DepthTransformer, hidden: Tensor) -> None:
+        self._model = model
+        attention, positions = model.attention, model.shape.num_codebooks
+        shape = (2, len(hidden), positions, attention.num_kv_heads, attention.head_dim)
+        self._cache = [hidden.new_zeros(shape) for _ in model.layers]
+        self._num_fed = 0
+
+    def next_logits(self, codes: Tensor) -> Tensor:
+        """Return float32 [B, V] logits of the code that follows `codes` [B]."""
+        model, book = self._model, self._num_fed - 1
+        x = self.feed(F.embedding(codes + book * model.shape.codebook_size, model.embedding))
+        return model.heads[book](x)
+
+    def feed(self, inputs: Tensor) -> Tensor:
+        """Feed inputs [B, H] at the next position; return the last layer's output."""
+        model = self._model
+        x = model.projection(inputs)
+        position = torch.full((len(x),), self._num_fed, device=x.device)
+        rotations = model.rotary.at(position)
+        for layer in model.layers:
+            layer(x, rotations, self)
+        self._num_fed += 1
+        return x
+
+    def attend(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
+        """Store [B, 2, Hkv, D] keys and values; attend with queries [B, H, D]; return [B, H × D].
+
+        Products and sums are separate: a matrix product's order of sums may depend on B.
+        """
+        cache, last = self._cache[layer], self._num_fed + 1
+        cache[:, :, self._num_fed] = key_value.transpose(0, 1)
+        keys, values = cache[:, :, :last].transpose(2, 3).unsqueeze(3)  # [B, Hkv, 1, P, D]
+        num_rows, num_heads, head_dim = query.shape
+        num_kv_heads = key_value.shape[2]
+        grouped = query.view(num_rows, num_kv_heads, num_heads // num_kv_heads, 1, head_dim)
+        scores = (grouped * keys).sum(-1, dtype=torch.float32) * head_dim**-0.5
+        weights = scores.softmax(-1).unsqueeze(-1)  # [B, Hkv, G, P, 1]
+        attended = (weights * values).sum(-2).to(query.dtype)
+        return attended.reshape(num_rows, num_heads * head_dim)

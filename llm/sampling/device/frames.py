@@ -1,0 +1,112 @@
+"""`DeviceFrameSampler`: whole frames in one program on the device, which a CUDA graph can capture.
+
+    records    | first code: its candidates may exclude a stop frame's | later codes |
+    program    head's logits ─> code 0 ─> depth decoder ─> logits ─> code 1 ─> …
+
+A sampled code advances its record, so that the codes of a frame get the numbers that `FrameSampler`
+uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llm.batch import ScheduledRow
+from llm.request import SamplingParams, Token
+from llm.sampling.device.records import RECORD, RECORD_WORDS
+from llm.sampling.device.sampler import DevicePlan, DeviceSampler
+from llm.sampling.frames import (
+    FrameDecoder,
+    check_sampling,
+    decode_frames,
+    for_first_codes,
+    for_later_codes,
+)
+from llm.sampling.logits import TokenMask
+from llm.sampling.sampler import CapturedSampling, TokenSampler
+
+
+class DeviceFramePlan(NamedTuple):
+    """Plans for the first and for the later codes of each row."""
+
+    first: DevicePlan
+    later: DevicePlan
+
+
+class DeviceFrameSampler(TokenSampler[DeviceFramePlan]):
+    """Sampler of up to `max_rows` frames, over fixed memory."""
+
+    may_need_tokens = False
+
+    def __init__(self, decoder: FrameDecoder, device: torch.device, max_rows: int) -> None:
+        self._count, size = decoder.shape.num_codebooks, decoder.shape.codebook_size
+        # Penalties, which need histories, are refused.
+        self._samplers = [DeviceSampler(size, device, max_rows, num_histories=1) for _ in "12"]
+        self._buffers = [sampler.create_buffers() for sampler in self._samplers]
+        for sampler, buffers in zip(self._samplers, self._buffers, strict=True):
+            sampler.warm_up(buffers)
+        pairs = tuple(zip(self._samplers, self._buffers, strict=True))
+
+        def draw(records: Tensor, logits: Tensor, code: int) -> Tensor:
+            place = min(code, 1)
+            sampler, buffers = pairs[place]
+            # The buffers own the result, and the next code overwrites it.
+            return sampler.sample(logits, buffers, records[place]).clone()
+
+        def program(logits: Tensor, records: Tensor, states: Tensor | None) -> Tensor:
+            halves = records.view(2, len(logits), RECORD_WORDS)
+            return decode_frames(decoder, logits, states, partial(draw, halves))
+
+        # Without `self`: a reference cycle would keep the memory until garbage collection.
+        self._program = program
+        self.captured = CapturedSampling(program, 2 * RECORD_WORDS)
+
+    def admit(self, sampling: SamplingParams) -> None:
+        """See `TokenSampler`."""
+        check_sampling(sampling)
+
+    def needs_tokens(self, sampling: SamplingParams) -> bool:
+        """See `TokenSampler`."""
+        return False
+
+    def prepare(
+        self,
+        rows: Sequence[ScheduledRow],
+        step: int = 0,
+        sampled: Sequence[Sequence[Token]] | None = None,
+        mask: TokenMask | None = None,
+    ) -> DeviceFramePlan:
+        """See `TokenSampler`."""
+        plans = []
+        for place, parameters in enumerate((for_first_codes, for_later_codes)):
+            own = [row._replace(sampling=parameters(row.sampling)) for row in rows]
+            plan = self._samplers[place].prepare(own, step)
+            index = plan.records.view(RECORD)["index"]
+            index *= self._count
+            index += place
+            plans.append(plan)
+        return DeviceFramePlan(*plans)
+
+    def load(self, plan: DeviceFramePlan, records: np.ndarray) -> None:
+        """See `TokenSampler`."""
+        halves = records.reshape(2, -1, RECORD_WORDS)
+        for place, half in enumerate(plan):
+            self._samplers[place].write(half, self._buffers[place], halves[place])
+
+    def sample(self, logits: Tensor, plan: DeviceFramePlan, states: Tensor | None = None) -> Tensor:
+        """See `TokenSampler`."""
+        for place, half in enumerate(plan):
+            self._samplers[place].load(half, self._buffers[place])
+        records = torch.stack([buffers.records[: len(logits)] for buffers in self._buffers])
+        return self._program(logits, records, states)
+
+    def release(self, request_id: str) -> None:
+        """See `TokenSampler`."""
+        for sampler in self._samplers:
+            sampler.release(request_id)

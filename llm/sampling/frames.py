@@ -1,0 +1,158 @@
+"""`FrameSampler`: the K codes of a frame, one after the other, with the request's parameters.
+
+    head ─> code 0 ─┐    FrameDecoder       K - 1 times: the next code's logits, given the codes
+    hidden state ───┴──> logits ─> code 1   before it
+                         logits ─> code 2   …
+
+Code k of frame n is drawn with the number n × K + k of the request's seed. Log-probabilities are
+those of code 0, whose logits are the language model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from llm.batch import ScheduledRow
+from llm.errors import RequestError
+from llm.memory.transfer import to_device
+from llm.request import FrameShape, SamplingParams, Token
+from llm.sampling.logits import SamplingGroup, TokenMask, candidates
+from llm.sampling.rng import uniforms
+from llm.sampling.sampler import Sampler, SamplingPlan, TokenSampler, has_penalties
+
+MAX_KNOWN = 4096  # requests whose parameters of single codes are kept
+
+
+class FrameInProgress(Protocol):
+    """Frames of B rows, of which some codes are known."""
+
+    def next_logits(self, codes: Tensor) -> Tensor:
+        """Return float32 [B, V] logits of the code that follows `codes` [B]."""
+
+
+class FrameDecoder(Protocol):
+    """The part of a model that decodes the codes of a frame after the first."""
+
+    @property
+    def shape(self) -> FrameShape: ...
+
+    def begin(self, hidden: Tensor) -> FrameInProgress:
+        """Begin frames at the language model's normalised hidden states [B, H]."""
+
+
+@dataclass(frozen=True, slots=True)
+class FramePlan:
+    """Plans for the K codes of each row."""
+
+    codes: tuple[SamplingPlan, ...]
+
+
+class FrameSampler(TokenSampler[FramePlan]):
+    """Sampler of frames, with a plan for each step."""
+
+    may_need_tokens = False
+
+    def __init__(self, decoder: FrameDecoder, device: torch.device) -> None:
+        self.shape = decoder.shape
+        self._decoder = decoder
+        self._device = device
+        self._sampler = Sampler(self.shape.codebook_size, device)
+
+    def admit(self, sampling: SamplingParams) -> None:
+        """See `TokenSampler`."""
+        check_sampling(sampling)
+
+    def needs_tokens(self, sampling: SamplingParams) -> bool:
+        """See `TokenSampler`: no code depends on earlier frames."""
+        return False
+
+    def prepare(
+        self,
+        rows: Sequence[ScheduledRow],
+        step: int = 0,
+        sampled: Sequence[Sequence[Token]] | None = None,
+        mask: TokenMask | None = None,
+    ) -> FramePlan:
+        """See `TokenSampler`."""
+        count, size = self.shape.num_codebooks, self.shape.codebook_size
+        already = [len(row.output_ids) + step for row in rows]
+        numbers = [done * count + code for code in range(count) for done in already]
+        seeds = [row.sampling.seed for row in rows] * count
+        drawn = uniforms(seeds, numbers).reshape(count, len(rows))
+        pairs = zip(rows, already, strict=True)
+        firsts = [candidates(for_first_codes(row.sampling), done, size) for row, done in pairs]
+        others = [candidates(for_later_codes(row.sampling), 0, size) for row in rows]
+        first = SamplingPlan(len(rows), self._sampler.groups(rows, firsts, drawn[0]), None)
+        groups = self._sampler.groups(rows, others, drawn[0])
+        columns = to_device(torch.from_numpy(drawn[:, :, None]), self._device)
+        later = (
+            SamplingPlan(len(rows), tuple(_redrawn(group, column) for group in groups), None)
+            for column in columns[1:]
+        )
+        return FramePlan((first, *later))
+
+    def sample(self, logits: Tensor, plan: FramePlan, states: Tensor | None = None) -> Tensor:
+        """See `TokenSampler`: int32 [B, K]."""
+
+        def draw(logits: Tensor, code: int) -> Tensor:
+            return self._sampler.sample(logits, plan.codes[code])
+
+        return decode_frames(self._decoder, logits, states, draw)
+
+
+def decode_frames(
+    decoder: FrameDecoder,
+    logits: Tensor,
+    states: Tensor | None,
+    draw: Callable[[Tensor, int], Tensor],
+) -> Tensor:
+    """Return int32 [B, K] frames; `draw` samples code k of all rows from its logits [B, V].
+
+    `logits` are those of the first codes, `states` [B, H] the language model's hidden states.
+    """
+    assert states is not None  # a model with a frame decoder returns them
+    count = decoder.shape.num_codebooks
+    if not len(logits):
+        return logits.new_empty(0, count, dtype=torch.int32)
+    codes = [draw(logits, 0)]
+    frames = decoder.begin(states)
+    for code in range(1, count):
+        codes.append(draw(frames.next_logits(codes[-1].long()), code))
+    return torch.stack(codes, dim=1)
+
+
+def check_sampling(sampling: SamplingParams) -> None:
+    """Raise `RequestError` for parameters that a model of frames does not support."""
+    refused = (
+        (has_penalties(sampling), "penalties, which count single tokens"),
+        (sampling.allowed_cycle, "allowed_cycle: the codes of a frame have one position"),
+        (sampling.json_schema, "json_schema: it writes no text"),
+        (sampling.echo, "echo: it computes no logits of its prompt's tokens"),
+    )
+    for is_asked, reason in refused:
+        if is_asked:
+            raise RequestError(f"a model of frames does not support {reason}")
+
+
+@lru_cache(maxsize=MAX_KNOWN)
+def for_first_codes(sampling: SamplingParams) -> SamplingParams:
+    """Return the parameters of first codes: those of stop frames wait for `min_tokens` frames."""
+    stops = tuple(stop if isinstance(stop, int) else stop[0] for stop in sampling.stop_token_ids)
+    return replace(sampling, stop_token_ids=stops)
+
+
+@lru_cache(maxsize=MAX_KNOWN)
+def for_later_codes(sampling: SamplingParams) -> SamplingParams:
+    """Return the parameters of the other codes, none of which ends a sequence."""
+    return replace(sampling, stop_token_ids=(), min_tokens=0)
+
+
+def _redrawn(group: SamplingGroup, column: Tensor) -> SamplingGroup:
+    """Return the group with the random numbers of another code, [rows, 1]."""
+    return replace(group, uniform=column if group.index is None else column[group.index])
