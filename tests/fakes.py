@@ -28,6 +28,7 @@ from tests.vocabulary import (
 
 if TYPE_CHECKING:
     from decoder import AudioDecoder
+    from llm import Token
     from llm.batch import ScheduledBatch, StepOutput
     from llm.engine.types import Pipeline
     from tts.config.pipeline import AudioGenerationConfig
@@ -158,9 +159,10 @@ class OffsetCodes:
     def __init__(self, first_code: int = FIRST_CODE) -> None:
         self._first_code = first_code
 
-    def codes(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+    def codes(self, token_ids: Sequence[Token]) -> tuple[int, ...]:
         first = self._first_code
-        return tuple(token_id - first for token_id in token_ids if token_id >= first)
+        given = (token_id for token_id in token_ids if isinstance(token_id, int))
+        return tuple(token_id - first for token_id in given if token_id >= first)
 
 
 class StepLog:

@@ -36,7 +36,7 @@ from decoder import (
     supported_encodings,
     validate_streaming,
 )
-from llm import FinishReason, Request, SamplingParams
+from llm import FinishReason, Request, SamplingParams, Token
 from tts.engine.client import AudioBlock, EngineClient, SpeechJob
 from tts.errors import (
     AdapterNotFoundError,
@@ -534,7 +534,7 @@ class SynthesisRun:
             pitch=self._turn.pitch,
         )
 
-    def _prompt(self, segment: TextSegment, max_codes: int) -> tuple[int, ...]:
+    def _prompt(self, segment: TextSegment, max_codes: int) -> tuple[Token, ...]:
         """Return the prompt of a segment.
 
         To continue a sentence, the model gets its text and what it has said of it, if there is room
