@@ -86,12 +86,15 @@ class EmphasisedWords:
 
         `spans` are the times of all of its words.
         """
+        ranges = self._ranges(spans)
+        samples = samples.copy()
+        for start_s, end_s, level in ranges:
+            _amplify(samples, start_s, end_s, STRESSES[level].gain_db, rate)
         found, place, size = [], 0, 0
         knots = [(0.0, 0.0)]
-        for start_s, end_s, level in self._ranges(spans):
+        for start_s, end_s, level in ranges:
             start, end = (min(round(time_s * rate), len(samples)) for time_s in (start_s, end_s))
             start = max(start, place)  # a stretched word may end a few milliseconds later
-            samples = _with_gain(samples, start_s, end_s, STRESSES[level].gain_db, rate)
             found.append(samples[place:start])
             part, place = stretch_part(samples, (start, end), STRESSES[level].rate, rate)
             size += len(found[-1])
@@ -114,11 +117,13 @@ class EmphasisedWords:
         return ranges
 
 
-def _with_gain(
+def _amplify(
     samples: np.ndarray, start_s: float, end_s: float, gain_db: float, rate: int
-) -> np.ndarray:
-    """Return the samples with a gain from one time to another, without steps."""
+) -> None:
+    """Change the level of the samples from one time to another, without steps."""
     edges = [start_s - RAMP_S, start_s + RAMP_S, end_s - RAMP_S, end_s + RAMP_S]
-    times_s = np.arange(len(samples)) / rate
+    first = max(0, round(edges[0] * rate))
+    part = samples[first : round(edges[-1] * rate)]
+    times_s = (first + np.arange(len(part))) / rate
     gains_db = np.interp(times_s, np.maximum.accumulate(edges), [0.0, gain_db, gain_db, 0.0])
-    return samples * (10.0 ** (gains_db / 20)).astype(np.float32)
+    part *= (10.0 ** (gains_db / 20)).astype(np.float32)

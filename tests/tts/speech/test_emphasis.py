@@ -73,3 +73,17 @@ def test_the_samples_between_emphasised_words_are_kept(levels: list[str], ends: 
             ]
             first = round(timeline(span.start_s + 0.05) * RATE)
             assert np.array_equal(found[first : first + len(before)], before)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0.3, 0.7), st.sampled_from([("strong", "reduced"), ("reduced", "strong")]))
+def test_neighbours_of_two_levels_join_without_a_step(
+    middle_s: float, levels: tuple[str, str]
+) -> None:
+    words = word("a", 0), word("b", 2)
+    spans = [WordSpan(words[0], 0.1, middle_s), WordSpan(words[1], middle_s, 1.0)]
+    tone = 0.1 * np.sin(2 * np.pi * 110 * np.arange(RATE * 2) / RATE).astype(np.float32)
+    emphasised = EmphasisedWords(dict(zip(words, levels, strict=True)))
+    found, _ = emphasised.applied(tone, spans, RATE)
+    loudest = 10 ** (STRESSES["strong"].gain_db / 20)
+    assert np.abs(np.diff(found)).max() < 2 * loudest * np.abs(np.diff(tone)).max()
