@@ -307,6 +307,7 @@ class _Reader:
         level = element.attributes.get("level", "moderate")
         if level not in EMPHASES:
             self._skip(element.start, f"level must be one of {', '.join(EMPHASES)}")
+            return element.style
         return replace(element.style, emphasis="" if level == "none" else level)
 
     def _audio(self, element: _Element) -> None:
