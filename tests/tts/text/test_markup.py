@@ -227,7 +227,8 @@ def test_positions_are_those_of_the_source() -> None:
         ('<prosody pitch="-50%">a</prosody>', Style(pitch=-12.0)),
         ('<prosody pitch="-3st"><prosody pitch="x-high">a</prosody></prosody>', Style(pitch=6.0)),
         ('<prosody pitch="-3st"><prosody pitch="default">a</prosody></prosody>', Style()),
-        ('<prosody pitch="+0%">a</prosody>', Style()),
+        ('<prosody pitch="+2st"><prosody pitch="+0Hz">a</prosody></prosody>', Style(pitch=2.0)),
+        ('<prosody pitch="-3st"><prosody pitch="0%">a</prosody></prosody>', Style(pitch=-3.0)),
         ('<voice xml:lang="de">a</voice>', Style(voice_language="de")),
         ('<voice language="en-US">a</voice>', Style(voice_language="en-US")),
         ("<emphasis>a</emphasis>", Style(emphasis="moderate")),
@@ -342,6 +343,18 @@ def test_lenient_reading_skips_with_a_warning() -> None:
     assert len(document.warnings) == 4
     assert document.warnings[0] == (
         "line 1, column 8: <amazon:effect> is no element of SSML: skipped"
+    )
+
+
+def test_an_unknown_level_of_emphasis_is_skipped() -> None:
+    document = ssml(
+        "<emphasis level='strong'><emphasis level='x'>a</emphasis></emphasis>", lenient=True
+    )
+    (spoken,) = (part for part in document.parts if isinstance(part, Spoken))
+    assert spoken.style == Style(emphasis="strong")
+    (warning,) = document.warnings
+    assert warning == (
+        "line 1, column 33: level must be one of strong, moderate, reduced, none: skipped"
     )
 
 

@@ -42,6 +42,7 @@ _NUMBER = r"(\d{1,6}(?:\.\d{0,6})?|\.\d{1,6})"
 _TIME = re.compile(rf"\+?{_NUMBER}(ms|s)")
 _RATE = re.compile(rf"([+-]?){_NUMBER}(%?)")
 _DECIBELS = re.compile(rf"([+-]?){_NUMBER}dB", re.I)
+_UNCHANGED_PITCH = re.compile(r"[+-]?0+(?:\.0+)?(?:%|st|Hz)?")
 _PITCH = re.compile(rf"([+-]){_NUMBER}(%|st)")
 _HERTZ = re.compile(rf"[+-]?{_NUMBER}Hz", re.I)
 _VOLUME = re.compile(rf"([+-]?){_NUMBER}%?")
@@ -94,6 +95,8 @@ def pitch_of(value: str, current: float) -> float:
     value = value.strip()
     if value in PITCHES:
         return PITCHES[value]
+    if _UNCHANGED_PITCH.fullmatch(value):
+        return current
     match = _PITCH.fullmatch(value)
     if match is None:
         if _HERTZ.fullmatch(value):
