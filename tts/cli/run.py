@@ -264,7 +264,6 @@ async def read_parts(descriptor: int) -> AsyncIterator[bytes]:
             yield line
         is_open = bool(part)
     yield b""
-    yield b""
 
 
 async def print_phonemes(client: SpeechClient, text: str) -> None:
