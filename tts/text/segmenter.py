@@ -317,11 +317,10 @@ class SegmentStream:
         return segments
 
     def _ends_before(self, word: _Word) -> bool:
-        if self._options.mode is SegmentMode.NONE or not (self._pending or self._opening.words):
+        if self._options.mode is SegmentMode.NONE or not self._pending:
             return False
         is_item = word.lines_before == 1 and starts_item(word.text)
-        ends_line = word.lines_before > 1 or is_item
-        return ends_line or (bool(self._pending) and bool(self._ends(word.text)))
+        return word.lines_before > 1 or is_item or bool(self._ends(word.text))
 
     def _ends(self, following: str | None) -> bool | None:
         """Return whether a segment ends after the last pending word; None if not known yet."""
