@@ -45,14 +45,19 @@ class Timeline:
     def __init__(self, before_s: Sequence[float], after_s: Sequence[float]) -> None:
         """Create one of the times of the same samples, in order; it is linear between them."""
         self._before_s, self._after_s = before_s, after_s
+        self._end_s = after_s[-1]
 
     def __call__(self, time_s: float) -> float:
-        return float(np.interp(time_s, self._before_s, self._after_s))
+        return min(float(np.interp(time_s, self._before_s, self._after_s)), self._end_s)
 
     @property
     def added_s(self) -> float:
         """Seconds by which the sound is longer than before."""
         return self._after_s[-1] - self._before_s[-1]
+
+    def cut(self, end_s: float) -> None:
+        """End the stretched sound at a time: no time is later."""
+        self._end_s = end_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +122,7 @@ class EmphasisedWords:
         return ranges
 
 
-def _amplify(
-    samples: np.ndarray, start_s: float, end_s: float, gain_db: float, rate: int
-) -> None:
+def _amplify(samples: np.ndarray, start_s: float, end_s: float, gain_db: float, rate: int) -> None:
     """Change the level of the samples from one time to another, without steps."""
     edges = [start_s - RAMP_S, start_s + RAMP_S, end_s - RAMP_S, end_s + RAMP_S]
     first = max(0, round(edges[0] * rate))

@@ -353,17 +353,21 @@ class SynthesisRun:
                 yield self._word_times(spans)
             return
         rate = self._spec.sample_rate
-        samples, self._timeline = self._emphasis.applied(np.concatenate(held), spans, rate)
-        added_s = self._timeline.added_s
+        whole = np.concatenate(held)
+        samples, timeline = await asyncio.to_thread(self._emphasis.applied, whole, spans, rate)
+        self._timeline, added_s = timeline, timeline.added_s
         left_s = (self._max_audio_s - self._spent_s) * self._turn.speaking_rate
         left_s -= (self._num_codes - self._turn_codes) / self._spec.codes_per_second
         if added_s > left_s:
             samples = samples[: len(samples) - round((added_s - left_s) * rate)]
+            end_s = len(samples) / rate
+            timeline.cut(end_s)
+            spans = [span for span in spans if timeline(span.start_s) < end_s]
             self._hit_cap(is_last=True)
         self._spent_s += added_s / self._turn.speaking_rate
         place = 0
         for span in (*spans, None):
-            end = len(samples) if span is None else round(self._timeline(span.end_s) * rate)
+            end = len(samples) if span is None else round(timeline(span.end_s) * rate)
             for data in self._output.write(samples[place:end]):
                 yield self._chunk(data)
                 await asyncio.sleep(0)  # let other streams run

@@ -20,6 +20,7 @@ from llm import CheckpointError, ConfigError, EngineStoppedError, FinishReason
 from tests.fakes import wait_until_idle
 from tests.tts.serving import hum, run, serving, wav
 from tts.api.load import LIMITS, load, load_service
+from tts.api.request import SpeechOptions
 from tts.api.running import RunningService
 from tts.api.suffixes import SUFFIXES
 from tts.api.voice import LoadedVoice
@@ -146,6 +147,19 @@ def test_an_emphasised_word_is_longer_and_louder_and_the_others_stay(
     assert np.array_equal(np.concatenate([part.samples for part in parts]), stressed.samples)
     capped = voice.say(source, seed=7, markup="ssml", max_audio_s=plain.duration_s)
     assert len(capped.samples) == min(len(stressed.samples), len(plain.samples))
+
+
+def test_words_and_segments_end_with_emphasised_speech_that_is_cut(voice: LoadedVoice) -> None:
+    source = "<speak>You must <emphasis level='strong'>never</emphasis> open it.</speak>"
+    whole = voice.say(source, seed=7, markup="ssml", timestamps="word").words
+    for longest_s in (whole[2].end_s, whole[3].start_s, whole[-1].start_s):
+        longest: SpeechOptions = {"seed": 7, "markup": "ssml", "max_audio_s": longest_s}
+        cut = voice.say(source, timestamps="word", **longest)
+        timed = voice.say(source, timestamps="segment", **longest)
+        assert cut.finish_reason is FinishReason.LENGTH
+        assert all(word.start_s < cut.duration_s for word in cut.words)
+        assert cut.words[-1].end_s <= cut.duration_s + 1e-6
+        assert timed.segments[-1].end_s <= timed.duration_s + 1e-6
 
 
 def periods_of(samples: np.ndarray) -> np.ndarray:
