@@ -137,6 +137,7 @@ class SynthesisRun:
         self._turn = Turn(voice, request.speaking_rate, request.gain_db, request.pitch)
         self._turn_codes, self._spent_s = 0, 0.0  # codes and seconds before this turn, or break
         self._kept: dict[str, Voice] = {}  # by name: voices with the model's random speaker
+        self._opening: VoicePrompt | None = None  # of that speaker, from a sentence's beginning
         self._spec, self._vocabulary = client.codec, prompts.vocabulary
         self._request_id = request.request_id or uuid4().hex
         seed = request.sampling.seed
@@ -542,8 +543,10 @@ class SynthesisRun:
         """Return the prompt of a segment.
 
         To continue a sentence, the model gets its text and what it has said of it, if there is room
-        for both. All families' prompts end where their codes begin.
+        for both. All families' prompts end where their codes begin. A rest that is spoken by itself
+        has the beginning's speaker.
         """
+        opening, self._opening = self._opening, None
         if segment.sentence:
             prompt_ids = self._prompts.speech_prompt(segment.sentence, self._voice)
             prompt_ids += self._vocabulary.token_ids(self._said)
@@ -551,6 +554,8 @@ class SynthesisRun:
             num_tokens = len(prompt_ids) + max_codes // self._vocabulary.codes_per_token
             if most is None or num_tokens <= most:
                 return prompt_ids
+        if opening is not None:
+            self._keep_voice(opening)
         return self._prompts.speech_prompt(segment.text, self._voice)
 
     def _note(self, block: AudioBlock) -> None:
@@ -595,22 +600,30 @@ class SynthesisRun:
         if block is None:
             raise SynthesisError(f"request {self._request_id}: the engine sent nothing")
         if block.finish_reason is FinishReason.STOP:
-            self._keep_voice()
+            self._end_voice()
         elif block.finish_reason is FinishReason.LENGTH:
             self._hit_cap(is_last=is_last)
         else:
             self.finish_reason, self.is_exhausted = FinishReason.CANCELLED, True
 
-    def _keep_voice(self) -> None:
-        """Use the model's random speaker as the voice prompt of later segments, if it fits."""
-        settings, traits, segment = self._settings, self._settings.traits, self._segment
-        if segment.is_open or not traits.invents_voices or self._voice.prompt is not None:
+    def _end_voice(self) -> None:
+        """Keep the model's random speaker, or that of a sentence's beginning until its rest."""
+        if not self._settings.traits.invents_voices or self._voice.prompt is not None:
             return
-        text, codes = segment.sentence or segment.text, (*self._said, *self._segment_codes)
-        voice = replace(self._voice, prompt=VoicePrompt(codes, text))
-        length = len(self._prompts.speech_prompt(text, voice))
+        segment, codes = self._segment, (*self._said, *self._segment_codes)
+        prompt = VoicePrompt(codes, segment.sentence or segment.text)
+        if segment.is_open:
+            self._opening = prompt
+        else:
+            self._keep_voice(prompt)
+
+    def _keep_voice(self, prompt: VoicePrompt) -> None:
+        """Use a prompt for the voice of later segments, if it fits."""
+        settings, voice = self._settings, replace(self._voice, prompt=prompt)
+        length = len(self._prompts.speech_prompt(prompt.transcript, voice))
         most = settings.max_seq_len
-        if most is None or length + traits.max_codes // self._vocabulary.codes_per_token <= most:
+        longest = settings.traits.max_codes // self._vocabulary.codes_per_token
+        if most is None or length + longest <= most:
             self._voice = self._kept[voice.name] = voice
 
     def _hit_cap(self, *, is_last: bool) -> None:

@@ -484,3 +484,20 @@ def test_a_random_speaker_is_kept_with_the_whole_sentence(
     codes = (*client.codes_of(first.request), *client.codes_of(rest.request))
     assert (first.prompt_codes, rest.prompt_codes, other.prompt_codes) == ((), (), codes)
     assert f"{OPEN}, {rest_of_it}".encode() in bytes(i for i in other.request.prompt_ids if i < 256)
+
+
+def test_a_random_speaker_ends_a_sentence_too_long_to_be_continued(
+    client: RampClient, synthesizer: Synthesizer, tiny_checkpoint: Path
+) -> None:
+    traits = replace(synthesizer.settings.traits, invents_voices=True, max_characters=45)
+    inventing = build(client, tiny_checkpoint, traits=traits)
+
+    async def script(session: StreamingSession) -> None:
+        session.feed(f"{OPEN}, {REST} And back.")
+        session.close()
+
+    run_session(inventing, script, eager=1)
+    first, rest, other = client.jobs
+    codes = tuple(client.codes_of(first.request))
+    assert (first.prompt_codes, rest.prompt_codes, other.prompt_codes) == ((), codes, codes)
+    assert OPEN.encode() in bytes(i for i in rest.request.prompt_ids if i < 256)
