@@ -521,10 +521,11 @@ class SynthesisRun:
             min_tokens=-(-min(self._shortest(segment), max_codes) // per_token),
         )
         streaming = self._streaming
-        if not self._is_fresh and streaming.chunk_sizes is not None:
-            streaming = replace(streaming, chunk_sizes=streaming.chunk_sizes[-1:])
-        if segment.is_open and streaming.chunk_sizes is not None:  # to drop most of its pause
-            streaming = replace(streaming, chunk_sizes=streaming.chunk_sizes[:1])
+        if (sizes := streaming.chunk_sizes) is not None:
+            if segment.is_open:
+                streaming = replace(streaming, chunk_sizes=sizes[:1])  # to drop most of its pause
+            elif not self._is_fresh:
+                streaming = replace(streaming, chunk_sizes=sizes[-1:])
         # A client's request id is not unique among running requests.
         request_id = f"{self._request_id}#{next(_job_numbers)}"
         return SpeechJob(

@@ -422,6 +422,20 @@ def test_an_eager_session_begins_before_the_sentence_ends_and_says_each_word_onc
     assert sorted({(c.text_start, c.text_end) for c in chunks}) == [(0, 31), (31, 49), (49, 59)]
 
 
+def test_the_beginning_of_a_sentence_has_small_blocks_behind_other_audio_too(
+    client: RampClient, synthesizer: Synthesizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script(session: StreamingSession) -> None:
+        session.feed("No full stop here ")
+        while len(client.jobs) < 1:  # spoken after the delay
+            await asyncio.sleep(0.01)
+        session.feed(f"{OPEN}, we ")
+        session.close()
+
+    run_session(synthesizer, script, SessionTimes(max_text_delay_s=0.1), monkeypatch, eager=1)
+    assert [job.streaming.chunk_sizes for job in client.jobs] == [(2, 4, 8), (2,), (8,)]
+
+
 @pytest.mark.parametrize("width", [1, 1000])
 def test_eager_audio_depends_on_the_text_alone(synthesizer: Synthesizer, width: int) -> None:
     text = f"{OPEN} we go, {REST} And back."
