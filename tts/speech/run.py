@@ -278,8 +278,9 @@ class SynthesisRun:
     async def speak(self, segment: TextSegment) -> AsyncGenerator[SpokenEvent, None]:
         """Yield one segment's audio, with its word times or its own time if requested.
 
-        A segment that is checked is held back until it is whole; one that fails is spoken again
-        with another seed. Raises SynthesisError when the engine fails.
+        A segment that is checked, or has emphasised words, is held back until it is whole; one that
+        fails the check is spoken again with another seed. Raises SynthesisError when the engine
+        fails.
         """
         longest = self._longest(segment)
         max_codes = self._vocabulary.whole_frames(min(longest, self._codes_left()))
@@ -334,11 +335,9 @@ class SynthesisRun:
 
     def _timer(self, segment: TextSegment) -> WordTimer | None:
         """Return a timer of a segment's words, if they are needed and the model has one."""
-        self._emphasis, self._timeline = EmphasisedWords({}), None
-        if self._aligner is None:
-            return None
-        self._emphasis = EmphasisedWords.of(segment, self._request.markup)
-        if not self._emphasis and not self._needs_times:
+        markup = None if self._aligner is None else self._request.markup
+        self._emphasis, self._timeline = EmphasisedWords.of(segment, markup), None
+        if self._aligner is None or not (self._emphasis or self._needs_times):
             return None
         return WordTimer(self._aligner(), segment.words, 1 / self._spec.codes_per_second)
 

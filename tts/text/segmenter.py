@@ -417,9 +417,10 @@ class SegmentStream:
         ]
         if segments:
             self._is_eager = False
-            fits = len(segments) == 1 and spoken_size(sentence) <= limit
-            first = replace(segments[0], pronunciations=applied, sentence=sentence if fits else "")
-            segments[0] = first
+            if len(segments) > 1 or spoken_size(sentence) > limit:
+                sentence = ""
+            if applied or sentence:
+                segments[0] = replace(segments[0], pronunciations=applied, sentence=sentence)
         return segments
 
     def _continued(
