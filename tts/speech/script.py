@@ -130,8 +130,7 @@ class ScriptWriter:
         if part.style.emphasis and not self._has_word_times:
             self._warn(part.start, "emphasis has no effect: this model has no word times")
         if part.style.pitch and not self._codec.can_shift_pitch:
-            problem = self._at(part.start, without_pitch(self._codec))
-            self._skip(part.start, InvalidRequestError.of(self._document.field, problem))
+            self._skip(part.start, without_pitch(self._codec))
             part = replace(part, style=replace(part.style, pitch=0.0))
         return self._spoken(part) if part.ipa else part
 
@@ -140,8 +139,7 @@ class ScriptWriter:
         try:
             said = self._pronounced(Pronunciation(part.text, part.ipa, Alphabet.IPA))
         except ValueError as error:
-            problem = self._at(part.start, str(error))
-            self._skip(part.start, InvalidRequestError.of(self._document.field, problem))
+            self._skip(part.start, str(error))
             return replace(part, ipa="")
         if said.alphabet is Alphabet.IPA:
             return replace(part, ipa=said.spoken)
@@ -169,7 +167,7 @@ class ScriptWriter:
             voice = self._voices.choose(style.voice, style.voice_language, field, field)
             return await self._cloner.ready(voice)
         except (InvalidRequestError, NotFoundError, PreconditionError) as error:
-            self._skip(start, error)
+            self._skip(start, str(error), error)
             return self._voice
 
     async def _ready(self, name: str) -> Voice:
@@ -195,11 +193,11 @@ class ScriptWriter:
             self._num_segments += 1
         self.num_lost += stream.num_lost
 
-    def _skip(self, start: int, error: Exception) -> None:
-        """Raise an error, or add a warning if the document is lenient."""
+    def _skip(self, start: int, problem: str, error: Exception | None = None) -> None:
+        """Raise an error, InvalidRequestError by default, or warn if the document is lenient."""
         if not self._document.lenient:
-            raise error
-        self._warn(start, f"{error}: skipped")
+            raise error or InvalidRequestError.of(self._document.field, self._at(start, problem))
+        self._warn(start, f"{problem}: skipped")
 
     def _warn(self, start: int, problem: str) -> None:
         if len(self.warnings) < MAX_WARNINGS:
