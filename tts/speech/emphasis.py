@@ -87,7 +87,8 @@ class EmphasisedWords:
     def applied(
         self, samples: np.ndarray, spans: Sequence[WordSpan], rate: int
     ) -> tuple[np.ndarray, Timeline]:
-        """Return a segment's samples, float32 [S] at `rate` Hz, with its words emphasised.
+        """Return a segment's samples, float32 [S] at `rate` Hz, with its words emphasised, and
+        where its times are then.
 
         `spans` are the times of all of its words.
         """

@@ -101,8 +101,8 @@ class TextOptions:
     `phonemes` are pairs of a phrase that stands at one place and its IPA (see `phrase_of_place`).
     `ascii_only` removes accents, for models that read ASCII only; `tags` are kept unchanged, for
     models that know them. `field` is the text's field path in its request, which errors name.
-    `eager` cuts the first sentence, and that after each flush, as soon as possible: 1 after a
-    clause, 2 also after a few words. Both parts are segments.
+    `eager` cuts the first sentence, and that after each flush or `discard`, as soon as possible: 1
+    after a clause, 2 also after a few words. Both parts are segments.
     """
 
     max_characters: int = 200
@@ -160,7 +160,7 @@ class TextSegment:
     The ranges of successive segments have no gaps and do not overlap. `pronunciations` are those of
     lexicons that were applied here, or in a later segment that was cut from the same text. An open
     segment is the beginning of a sentence. The next one continues it: its `sentence` is the spoken
-    text of both, or "" if that does not fit into one call.
+    text of both, or "" if it is spoken by itself.
     """
 
     index: int
