@@ -128,10 +128,7 @@ class SynthesisRun:
         """
         assert client.codec is not None
         assert prompts.vocabulary is not None
-        if request.pitch and not client.codec.can_shift_pitch:
-            raise InvalidRequestError.of(f"{request.path}.pitch", without_pitch(client.codec))
-        if request.lora and request.lora not in settings.adapters:
-            raise AdapterNotFoundError(request.lora, settings.adapters)
+        _check_abilities(request, settings, client.codec)
         self._client, self._prompts, self._settings = client, prompts, settings
         self._request, self._voice, self._aligner = request, voice, aligner
         self._turn = Turn(voice, request.speaking_rate, request.gain_db, request.pitch)
@@ -661,6 +658,14 @@ def _attempts(job: SpeechJob) -> Iterator[SpeechJob]:
         other = replace(sampling, seed=segment_seed(sampling.seed, attempt))
         request_id = f"{request.request_id}.{attempt}"
         yield replace(job, request=replace(request, request_id=request_id, sampling=other))
+
+
+def _check_abilities(request: SpeechRequest, settings: SynthesisSettings, spec: CodecSpec) -> None:
+    """Raise InvalidRequestError or AdapterNotFoundError for what this model does not have."""
+    if request.pitch and not spec.can_shift_pitch:
+        raise InvalidRequestError.of(f"{request.path}.pitch", without_pitch(spec))
+    if request.lora and request.lora not in settings.adapters:
+        raise AdapterNotFoundError(request.lora, settings.adapters)
 
 
 def _streaming(
