@@ -45,10 +45,11 @@ class Timeline:
     def __init__(self, before_s: Sequence[float], after_s: Sequence[float]) -> None:
         """Create one of the times of the same samples, in order; it is linear between them."""
         self._before_s, self._after_s = before_s, after_s
-        self._end_s = after_s[-1]
+        self.end_s = after_s[-1]
+        """End of the stretched sound."""
 
     def __call__(self, time_s: float) -> float:
-        return min(float(np.interp(time_s, self._before_s, self._after_s)), self._end_s)
+        return min(float(np.interp(time_s, self._before_s, self._after_s)), self.end_s)
 
     @property
     def added_s(self) -> float:
@@ -57,7 +58,7 @@ class Timeline:
 
     def cut(self, end_s: float) -> None:
         """End the stretched sound at a time: no time is later."""
-        self._end_s = end_s
+        self.end_s = end_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,6 @@ class SynthesisRun:
         self._marks = MarkQueue()
         self._segment_codes: list[int] = []
         self._said: tuple[int, ...] = ()  # codes of the sentence before this segment
-        self._emphasis = EmphasisedWords({})  # of the segment
         self._timeline: Timeline | None = None  # of the segment, if parts of it are stretched
         self._carry = request.carry
         self._is_fresh = True  # the next segment starts with the first chunk sizes
@@ -292,30 +291,23 @@ class SynthesisRun:
         self._said = tuple(self._segment_codes) if segment.sentence else ()
         self._segment_codes = []
         self._output.begin_segment()
-        timer = self._timer(segment)
-        held: list[np.ndarray] = []  # samples, until the words to be emphasised are found
-        spans: list[WordSpan] = []  # of their words
+        timer = self._timer(segment) if self._needs_times else None
         last = None
         try:
             async with aclosing(self._source(segment, max_codes, is_last=is_last)) as blocks:
                 async for last in blocks:
                     self._note(last)
-                    if timer is not None and self._emphasis:
-                        held.append(last.samples)
-                        spans += timer.push(last.codes)
-                        continue
                     for data in self._output.write(last.samples):
                         yield self._chunk(data)
                         await asyncio.sleep(0)  # let other streams run
-                    if timer is not None and (settled := timer.push(last.codes)):
-                        yield self._word_times(settled)
+                    if timer is not None and (spans := self._heard(timer.push(last.codes))):
+                        yield self._word_times(spans)
         finally:
             self._count(last)
         if timer is not None:
             is_whole = last is not None and last.finish_reason is FinishReason.STOP
-            spans += timer.finish(is_whole=is_whole)
-            async for event in self._last_words(held, spans):
-                yield event
+            if spans := self._heard(timer.finish(is_whole=is_whole)):
+                yield self._word_times(spans)
         if self._request.timestamps is TimestampGranularity.SEGMENT:
             yield self._segment_time()
         self._end_segment(last, is_last=is_last)
@@ -325,52 +317,64 @@ class SynthesisRun:
     ) -> AsyncGenerator[AudioBlock, None]:
         """Return a segment's blocks; `is_last`: the request's limits may cut it."""
         job = self._job(segment, max_codes)
-        self._is_fresh = False
+        self._is_fresh, self._timeline = False, None
+        markup = None if self._aligner is None else self._request.markup
+        emphasis = EmphasisedWords.of(segment, markup)
+        if emphasis:
+            job = replace(job, as_s16=False)  # to be stretched
         checks = self._request.check
-        spoken = self._checked(segment, job, is_last=is_last) if checks else self._client.speak(job)
-        return without_last_pause(spoken) if segment.is_open else spoken
+        blocks = self._checked(segment, job, is_last=is_last) if checks else self._client.speak(job)
+        if segment.is_open:
+            blocks = without_last_pause(blocks)
+        return self._emphasised(segment, blocks, emphasis) if emphasis else blocks
 
     def _timer(self, segment: TextSegment) -> WordTimer | None:
-        """Return a timer of a segment's words, if they are needed and the model has one."""
-        markup = None if self._aligner is None else self._request.markup
-        self._emphasis, self._timeline = EmphasisedWords.of(segment, markup), None
-        if self._aligner is None or not (self._emphasis or self._needs_times):
+        """Return a timer of a segment's words, if the model has one."""
+        if self._aligner is None:
             return None
         return WordTimer(self._aligner(), segment.words, 1 / self._spec.codes_per_second)
 
-    async def _last_words(
-        self, held: Sequence[np.ndarray], spans: Sequence[WordSpan]
-    ) -> AsyncGenerator[SpokenEvent, None]:
-        """Yield the times of a segment's last words, and the audio that was held until then.
+    async def _emphasised(
+        self,
+        segment: TextSegment,
+        blocks: AsyncGenerator[AudioBlock, None],
+        emphasis: EmphasisedWords,
+    ) -> AsyncGenerator[AudioBlock, None]:
+        """Yield a segment's blocks with its words emphasised, when all of them have come.
 
-        That audio has emphasised words. It is cut where the longest audio ends.
+        Their samples end where the longest audio ends.
         """
+        async with aclosing(blocks):
+            held = [block async for block in blocks]
         if not held:
-            if spans:
-                yield self._word_times(spans)
             return
         rate = self._spec.sample_rate
-        whole = np.concatenate(held)
-        samples, timeline = await asyncio.to_thread(self._emphasis.applied, whole, spans, rate)
-        self._timeline, added_s = timeline, timeline.added_s
+        samples, timeline = await asyncio.to_thread(self._stretched, segment, held, emphasis)
+        num_codes = self._num_codes - self._turn_codes + sum(block.num_codes for block in held)
         left_s = (self._max_audio_s - self._spent_s) * self._turn.speaking_rate
-        left_s -= (self._num_codes - self._turn_codes) / self._spec.codes_per_second
-        if added_s > left_s:
-            samples = samples[: len(samples) - round((added_s - left_s) * rate)]
-            end_s = len(samples) / rate
-            timeline.cut(end_s)
-            spans = [span for span in spans if timeline(span.start_s) < end_s]
+        left_s -= num_codes / self._spec.codes_per_second
+        if timeline.added_s > left_s:
+            timeline.cut(timeline.end_s - timeline.added_s + left_s)
             self._hit_cap(is_last=True)
-        self._spent_s += added_s / self._turn.speaking_rate
-        place = 0
-        for span in (*spans, None):
-            end = len(samples) if span is None else round(timeline(span.end_s) * rate)
-            for data in self._output.write(samples[place:end]):
-                yield self._chunk(data)
-                await asyncio.sleep(0)  # let other streams run
-            place = max(place, end)
-            if span is not None:
-                yield self._word_times([span])
+        self._timeline = timeline
+        self._spent_s += timeline.added_s / self._turn.speaking_rate
+        before = place = 0
+        for block in held:
+            before += len(block.samples)
+            end = round(timeline(before / rate) * rate)
+            yield block._replace(samples=samples[place:end])
+            place = end
+
+    def _stretched(
+        self, segment: TextSegment, blocks: Sequence[AudioBlock], emphasis: EmphasisedWords
+    ) -> tuple[np.ndarray, Timeline]:
+        """Return a segment's samples with its words emphasised; callable from any thread."""
+        timer = self._timer(segment)
+        assert timer is not None
+        spans = [span for block in blocks for span in timer.push(block.codes)]
+        spans += timer.finish(is_whole=blocks[-1].finish_reason is FinishReason.STOP)
+        samples = np.concatenate([block.samples for block in blocks])
+        return emphasis.applied(samples, spans, self._spec.sample_rate)
 
     async def _checked(
         self, segment: TextSegment, job: SpeechJob, *, is_last: bool
@@ -411,6 +415,13 @@ class SynthesisRun:
         seconds = len(codes) / self._spec.codes_per_second
         letters = self._aligner().letters(codes) if self._aligner is not None and codes else None
         return check_segment(segment, seconds, is_cut=is_cut, letters=letters)
+
+    def _heard(self, spans: Sequence[WordSpan]) -> Sequence[WordSpan]:
+        """Return the words that begin before stretched audio is cut."""
+        timeline = self._timeline
+        if timeline is None:
+            return spans
+        return [span for span in spans if timeline(span.start_s) < timeline.end_s]
 
     def _word_times(self, spans: Sequence[WordSpan]) -> WordTimes:
         """Return the times of a segment's words in the output."""
@@ -532,7 +543,7 @@ class SynthesisRun:
             prompt_codes=self._voice.prompt.codes if self._voice.prompt else (),
             carry=self._carry,
             token_offset=request.token_offset + self._num_codes,
-            as_s16=self._output.takes_s16 and not self._emphasis,
+            as_s16=self._output.takes_s16,
             pitch=self._turn.pitch,
         )
 

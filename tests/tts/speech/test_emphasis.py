@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 
 from decoder import stretch_part
 from tts.speech.emphasis import STRESSES, EmphasisedWords
+from tts.speech.synthesizer import Synthesizer
+from tts.speech.types import AudioChunk, SamplingOverrides, SpeechRequest
 from tts.speech.word_times import WordSpan
 from tts.text.markup.ssml import read_ssml
 from tts.text.segmenter import SpokenWord, TextSegment
@@ -87,3 +91,25 @@ def test_neighbours_of_two_levels_join_without_a_step(
     found, _ = emphasised.applied(tone, spans, RATE)
     loudest = 10 ** (STRESSES["strong"].gain_db / 20)
     assert np.abs(np.diff(found)).max() < 2 * loudest * np.abs(np.diff(tone)).max()
+
+
+def test_chunks_of_an_emphasised_sentence_have_the_codes_of_their_blocks(
+    runner: asyncio.Runner, built_in: Synthesizer
+) -> None:
+    """So a request can continue from any of them, as without emphasis."""
+
+    async def codes(level: str) -> list[tuple[int, int, int, tuple[int, ...]]]:
+        source = f"<speak>You must <emphasis level='{level}'>never</emphasis> open it.</speak>"
+        request = SpeechRequest(
+            source, markup=read_ssml(source), sampling=SamplingOverrides(seed=7)
+        )
+        events = [event async for event in built_in.stream(request)]
+        return [
+            (event.token_offset, event.token_count, event.next_token_offset, event.carry)
+            for event in events
+            if isinstance(event, AudioChunk)
+        ]
+
+    plain, emphasised = (runner.run(codes(level)) for level in ("none", "strong"))
+    assert len(plain) > 2
+    assert emphasised == plain
