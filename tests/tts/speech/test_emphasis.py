@@ -96,7 +96,7 @@ def test_neighbours_of_two_levels_join_without_a_step(
 def test_chunks_of_an_emphasised_sentence_have_the_codes_of_their_blocks(
     runner: asyncio.Runner, built_in: Synthesizer
 ) -> None:
-    """So a request can continue from any of them, as without emphasis."""
+    """A request can continue from any of them, as without emphasis."""
 
     async def codes(level: str) -> list[tuple[int, int, int, tuple[int, ...]]]:
         source = f"<speak>You must <emphasis level='{level}'>never</emphasis> open it.</speak>"
