@@ -34,6 +34,7 @@ logger = logging.getLogger("tts.server")
 
 SERVICE = pb.DESCRIPTOR.services_by_name["SpeechService"].full_name
 FRAGMENT_CHARACTERS = 500  # of one message; servers have a limit
+MAX_VOICES = 10_000  # whose names are kept; requests may use others
 ANSWER_S = 5.0
 RETRY_S = 1.0
 OPTIONS = (
@@ -181,7 +182,7 @@ class RemoteSpeaker:
         while True:
             page = await self._stub.ListVoices(request, **timing)
             found += page.voices
-            if not page.next_page_token:
+            if not (page.next_page_token and page.voices) or len(found) >= MAX_VOICES:
                 break
             request.page_token = page.next_page_token
         voices = [Voice(voice.name, is_builtin=voice.builtin) for voice in found]
@@ -237,7 +238,7 @@ class RemoteSession:
         try:
             async for response in call:
                 self._accepted.set()
-                event = read_event(response)
+                event = _event_of(response)
                 yield event
             if not isinstance(event, Done):
                 raise SpeechServerLostError("the speech server ended the call too early")
@@ -259,6 +260,16 @@ class RemoteSession:
         await self._accepted.wait()  # a write into a refused call hides the reason of the refusal
         while (text := await self._texts.get()) is not None and not self._has_ended:
             yield pb.StreamingSynthesizeRequest(text=text)
+
+
+def _event_of(response: pb.StreamingSynthesizeResponse) -> SessionEvent:
+    """Return an event. Raises SpeechServerLostError for one that this version does not know."""
+    try:
+        return read_event(response)
+    except (KeyError, ValueError) as error:
+        raise SpeechServerLostError(
+            f"the speech server sends what this version cannot read: {error!r}"
+        ) from error
 
 
 def _is_remote_end() -> bool:

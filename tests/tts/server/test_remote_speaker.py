@@ -13,7 +13,8 @@ from typing import Any
 import grpc
 import pytest
 import soundfile
-from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health as grpc_health
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from llm import ConfigError
 from tests.fakes import build_embedding_checkpoint, tiny_config, wait_until_idle
@@ -42,9 +43,12 @@ from tests.tts.serving import (
     stream_request,
 )
 from tts.config.server import ServerConfig
+from tts.errors import SpeechServerLostError, SynthesisError
 from tts.factory import Service, create_service, with_text_model
+from tts.server.remote_speaker import MAX_VOICES
 from tts.server.server import SPOKEN_TEXT, exposure_warnings
-from tts.v1 import speech_pb2
+from tts.server.status import DETAILS_KEY, error_of_call, status_of
+from tts.v1 import speech_pb2, speech_pb2_grpc
 
 Status = health_pb2.HealthCheckResponse
 CERTIFICATES = Path(__file__).parents[1] / "tls"
@@ -249,6 +253,72 @@ async def assert_speechless(served: Serving) -> None:
     assert (await whole(served)).token_ids
     assert await health(served.channel) == Status.SERVING
     assert await health(served.channel, SPOKEN_TEXT) == Status.NOT_SERVING
+
+
+def test_a_status_of_grpc_itself_is_a_lost_connection() -> None:
+    """INTERNAL is the speech server's failure only if it says so."""
+    nothing, internal = grpc.aio.Metadata(), grpc.StatusCode.INTERNAL
+    broken = grpc.aio.AioRpcError(internal, nothing, nothing, "Internal error from Core")
+    assert isinstance(error_of_call(broken), SpeechServerLostError)
+    status = status_of(SynthesisError("no codes"))
+    details = grpc.aio.Metadata((DETAILS_KEY, status.to_proto().SerializeToString()))
+    failed = grpc.aio.AioRpcError(status.code, nothing, details, status.message)
+    assert isinstance(error_of_call(failed), SynthesisError)
+
+
+class OtherVersion(speech_pb2_grpc.SpeechServiceServicer):
+    """A speech server whose list of voices has no end, and whose events are not known here."""
+
+    def __init__(self, response: speech_pb2.StreamingSynthesizeResponse) -> None:
+        self._response = response
+        self.num_pages = 0
+
+    async def GetServerInfo(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return speech_pb2.GetServerInfoResponse(models=[speech_pb2.ModelInfo(name="m", codec="c")])
+
+    async def ListVoices(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.num_pages += 1
+        voices = [speech_pb2.Voice(name=f"v{self.num_pages}_{i}") for i in range(1000)]
+        return speech_pb2.ListVoicesResponse(voices=voices, next_page_token="more")
+
+    async def StreamingSynthesize(self, requests: Any, context: Any) -> Any:  # noqa: N802
+        yield self._response
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        speech_pb2.StreamingSynthesizeResponse(),
+        speech_pb2.StreamingSynthesizeResponse(
+            started=speech_pb2.SynthesisStarted(
+                audio_format=speech_pb2.AudioFormat(encoding=99)  # type: ignore[arg-type]
+            )
+        ),
+    ],
+)
+def test_a_speech_server_of_another_version(
+    writer: Service, response: speech_pb2.StreamingSynthesizeResponse
+) -> None:
+    async def scenario() -> None:
+        other, server = OtherVersion(response), grpc.aio.server()
+        speech_pb2_grpc.add_SpeechServiceServicer_to_server(other, server)
+        is_well = grpc_health.aio.HealthServicer()
+        await is_well.set("tts.v1.SpeechService", Status.SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(is_well, server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        try:
+            async with serving(writer, speech_server=address) as served:
+                assert other.num_pages == MAX_VOICES // 1000
+                call = served.text.GenerateSpeech(spoken(telling(STORY)))
+                error = await error_of_reading(call)
+                assert error.code() is grpc.StatusCode.UNAVAILABLE
+                assert reason_of(error) == "SPEECH_SERVER_LOST"
+                await wait_until_idle(writer.client)
+        finally:
+            await server.stop(0)
+
+    run(scenario())
 
 
 def test_a_server_without_a_voice_is_no_speech_server(writer: Service) -> None:
