@@ -174,7 +174,8 @@ class RemoteSpeaker:
         """Return the names of the speech server; None if its models do not speak."""
         timing = {"metadata": self._metadata, "timeout": ANSWER_S}
         info = await self._stub.GetServerInfo(pb.GetServerInfoRequest(), **timing)
-        model = next((model for model in info.models if model.codec), None)
+        speaking = (m for m in info.models if m.codec and m.native_sample_rate_hertz > 0)
+        model = next(speaking, None)
         if model is None:
             return None
         found: list[pb.Voice] = []

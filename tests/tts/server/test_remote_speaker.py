@@ -269,12 +269,12 @@ def test_a_status_of_grpc_itself_is_a_lost_connection() -> None:
 class OtherVersion(speech_pb2_grpc.SpeechServiceServicer):
     """A speech server whose list of voices has no end, and whose events are not known here."""
 
-    def __init__(self, response: speech_pb2.StreamingSynthesizeResponse) -> None:
-        self._response = response
+    def __init__(self, model: speech_pb2.ModelInfo, response: Any) -> None:
+        self._model, self._response = model, response
         self.num_pages = 0
 
     async def GetServerInfo(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return speech_pb2.GetServerInfoResponse(models=[speech_pb2.ModelInfo(name="m", codec="c")])
+        return speech_pb2.GetServerInfoResponse(models=[self._model])
 
     async def ListVoices(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.num_pages += 1
@@ -285,22 +285,28 @@ class OtherVersion(speech_pb2_grpc.SpeechServiceServicer):
         yield self._response
 
 
+MODEL = speech_pb2.ModelInfo(name="m", codec="c", native_sample_rate_hertz=24_000)
+NO_EVENT = speech_pb2.StreamingSynthesizeResponse()
+UNKNOWN_ENCODING = speech_pb2.StreamingSynthesizeResponse(
+    started=speech_pb2.SynthesisStarted(
+        audio_format=speech_pb2.AudioFormat(encoding=99)  # type: ignore[arg-type]
+    )
+)
+
+
 @pytest.mark.parametrize(
-    "response",
+    ("model", "response", "num_pages"),
     [
-        speech_pb2.StreamingSynthesizeResponse(),
-        speech_pb2.StreamingSynthesizeResponse(
-            started=speech_pb2.SynthesisStarted(
-                audio_format=speech_pb2.AudioFormat(encoding=99)  # type: ignore[arg-type]
-            )
-        ),
+        (MODEL, NO_EVENT, MAX_VOICES // 1000),
+        (MODEL, UNKNOWN_ENCODING, MAX_VOICES // 1000),
+        (speech_pb2.ModelInfo(name="m", codec="c"), NO_EVENT, 0),
     ],
 )
 def test_a_speech_server_of_another_version(
-    writer: Service, response: speech_pb2.StreamingSynthesizeResponse
+    writer: Service, model: speech_pb2.ModelInfo, response: Any, num_pages: int
 ) -> None:
     async def scenario() -> None:
-        other, server = OtherVersion(response), grpc.aio.server()
+        other, server = OtherVersion(model, response), grpc.aio.server()
         speech_pb2_grpc.add_SpeechServiceServicer_to_server(other, server)
         is_well = grpc_health.aio.HealthServicer()
         await is_well.set("tts.v1.SpeechService", Status.SERVING)
@@ -309,7 +315,7 @@ def test_a_speech_server_of_another_version(
         await server.start()
         try:
             async with serving(writer, speech_server=address) as served:
-                assert other.num_pages == MAX_VOICES // 1000
+                assert other.num_pages == num_pages
                 call = served.text.GenerateSpeech(spoken(telling(STORY)))
                 error = await error_of_reading(call)
                 assert error.code() is grpc.StatusCode.UNAVAILABLE
@@ -414,6 +420,8 @@ def test_models_that_need_no_speech_server(tiny_checkpoint: Path, tmp_path: Path
     [
         ({"speech_server": "no-port"}, "HOST:PORT"),
         ({"speech_server": "http://host:1"}, "HOST:PORT"),
+        ({"speech_server": "host:0"}, "HOST:PORT"),
+        ({"speech_server": "[::1]:65536"}, "HOST:PORT"),
         ({"speech_server_token": "abc"}, "need speech_server"),
         ({"speech_server_tls": True}, "need speech_server"),
         ({"speech_server": "host:1", "text_model": "x"}, "exclude"),
