@@ -338,6 +338,28 @@ def test_a_server_without_a_voice_is_no_speech_server(writer: Service) -> None:
     run(scenario())
 
 
+def test_calls_that_are_spoken_need_the_text_model_too(
+    voice: Service, text_checkpoint: Path
+) -> None:
+    mortal = create_service(tiny_config(text_checkpoint))
+
+    async def scenario() -> None:
+        async with (
+            serving(voice) as speaker,
+            http_serving(mortal, speech_server=speaker.server.address) as served,
+        ):
+            assert await health(served.grpc.channel, SPOKEN_TEXT) == Status.SERVING
+            await mortal.client.close()
+            while await health(served.grpc.channel, SPOKEN_TEXT) == Status.SERVING:
+                await asyncio.sleep(0.01)
+            assert (await served.client.get("/health")).json() == {
+                "status": "NOT_SERVING",
+                "speech_server": "SERVING",
+            }
+
+    run(scenario())
+
+
 def test_an_unknown_certificate_is_not_trusted(voice: Service, writer: Service) -> None:
     async def scenario() -> None:
         async with serving(voice, **TLS) as speaker:
