@@ -159,16 +159,24 @@ class RemoteSpeaker:
             await asyncio.sleep(RETRY_S)
 
     async def _follow(self) -> None:
-        """Read the names, which needs the token, then the health until the connection ends."""
+        """Read the names, which needs the token, then the health until it is not SERVING.
+
+        The calls of the next round may reach another server at this address, as new calls do.
+        """
         self._names = await self._read_names()
         if self._names is None:
             self._note("its model does not speak")
             return
-        request = HealthCheckRequest(service=SERVICE)
-        async for response in HealthStub(self._channel).Watch(request):
-            is_serving = response.status == HealthCheckResponse.SERVING
-            self._note("" if is_serving else "its health is NOT_SERVING")
-        self._note("the connection has ended")
+        watch = HealthStub(self._channel).Watch(HealthCheckRequest(service=SERVICE))
+        try:
+            async for response in watch:
+                if response.status != HealthCheckResponse.SERVING:
+                    self._note("its health is NOT_SERVING")
+                    return
+                self._note("")
+            self._note("the connection has ended")
+        finally:
+            watch.cancel()
 
     async def _read_names(self) -> SpeakerNames | None:
         """Return the names of the speech server; None if its models do not speak."""

@@ -20,6 +20,7 @@ from llm import ConfigError
 from tests.fakes import build_embedding_checkpoint, tiny_config, wait_until_idle
 from tests.tts.http.http_serving import HttpServing, error_of, http_serving
 from tests.tts.http.text_requests import chat, choice_of
+from tests.tts.server.test_connection_age import forwarding
 from tests.tts.server.test_spoken_text import (
     LONG_STORY,
     STORY,
@@ -334,6 +335,34 @@ def test_a_server_without_a_voice_is_no_speech_server(writer: Service) -> None:
             serving(writer, speech_server=speaker.server.address) as served,
         ):
             await assert_speechless(served)
+
+    run(scenario())
+
+
+def test_another_server_of_the_address_replaces_one_that_drains(
+    voice: Service, writer: Service
+) -> None:
+    """The health of the first connection's server is followed until it is not SERVING."""
+
+    async def ask(served: Serving, one: Serving) -> None:
+        draining = asyncio.create_task(one.server.drain(1000, 0))
+        while await health(served.channel, SPOKEN_TEXT) == Status.SERVING:
+            await asyncio.sleep(0.01)
+        while await health(served.channel, SPOKEN_TEXT) != Status.SERVING:
+            await asyncio.sleep(0.01)
+        assert speech_events(await ask_spoken(served))[-1].done.usage.output_tokens > 0
+        draining.cancel()
+
+    async def scenario() -> None:
+        async with (
+            serving(voice, max_connection_age_s=0.1) as one,
+            serving(voice) as two,
+            forwarding([one.server.port, two.server.port]) as (balancer, address),
+            serving(writer, speech_server=address) as served,
+        ):
+            while balancer.num_connections < 2:
+                await ask_spoken(served)
+            await ask(served, one)
 
     run(scenario())
 
