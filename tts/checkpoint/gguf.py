@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -42,7 +41,7 @@ _SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """How a text is cut into the pieces that byte pairs are merged in."""
+    """Rules that cut a text into the pieces that byte pairs are merged in."""
 
     pattern: str = ""  # of the pieces; none: GPT-2's
     splits_digits: bool = False
@@ -72,8 +71,8 @@ def is_gguf(name: str) -> bool:
     return path.suffix == SUFFIX and path.is_file()
 
 
-def gguf_folder(path: Path) -> Path:
-    """Return the folder of a file, which is written once into the user's cache.
+def gguf_folder(path: Path, cache: Path | None = None) -> Path:
+    """Return the folder of a file, which is written once into a cache, the user's by default.
 
     Raises `CheckpointError` for a file that cannot be read, and for an architecture, a format of
     tensors or a tokenizer that is not supported.
@@ -84,7 +83,7 @@ def gguf_folder(path: Path) -> Path:
     facts = path.stat()
     key = f"{WRITER} {path} {facts.st_size} {facts.st_mtime_ns}"
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-    folder = _cache() / "sonant" / "gguf" / f"{path.stem}-{digest}"
+    folder = (cache or _user_cache()) / "sonant" / "gguf" / f"{path.stem}-{digest}"
     if not _is_whole(folder, path):
         contents = _contents(GGUFFile.read(path))
         try:
@@ -94,10 +93,9 @@ def gguf_folder(path: Path) -> Path:
     return folder
 
 
-def _cache() -> Path:
-    given = os.environ.get("XDG_CACHE_HOME")
+def _user_cache() -> Path:
     try:
-        return Path(given) if given else Path.home() / ".cache"
+        return Path.home() / ".cache"
     except RuntimeError as error:  # a user without an entry and without HOME, as in containers
         raise CheckpointError("GGUF files need a cache: set XDG_CACHE_HOME to a folder") from error
 

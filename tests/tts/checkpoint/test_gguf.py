@@ -42,8 +42,9 @@ METADATA: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Use an empty cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    return tmp_path / ".cache"
 
 
 def write(path: Path, **keys: Any) -> Path:
@@ -98,11 +99,13 @@ def test_a_user_without_a_home_is_asked_for_a_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(write(tmp_path / "x.gguf"))
-    for name in ("XDG_CACHE_HOME", "HOME"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("HOME")
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
     with pytest.raises(CheckpointError, match="XDG_CACHE_HOME"):
         find_checkpoint(path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "given"))
+    model = complete_values({"model": {"model_path": path}})["model"]
+    assert Path(model["model_path"]).is_relative_to(tmp_path / "given")
 
 
 @pytest.mark.parametrize(

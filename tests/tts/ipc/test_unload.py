@@ -86,7 +86,7 @@ def test_an_unloaded_engine_is_alive_and_not_wanted_without_calls(
 
 
 def test_calls_of_another_model_leave_an_engine_unloaded(engine_client: LocalEngineClient) -> None:
-    """Of two engines the first admits, unless its model is unloaded and the other's is not."""
+    """The first of two engines admits, unless its model is unloaded and the other's is not."""
 
     async def scenario() -> None:
         async with hosted(engine_client) as (voice, first), hosted(engine_client) as (text, second):
