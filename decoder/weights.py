@@ -78,7 +78,11 @@ def _read_index(path: Path) -> Mapping[str, str]:
     """Return the file of each tensor."""
     try:
         files: Mapping[str, str] = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        return {str(name): Path(file).name for name, file in files.items()}
+        found = {str(name): Path(file).name for name, file in files.items()}
+        other = next((file for file in found.values() if not file.endswith(".safetensors")), None)
+        if other is not None:  # it may be this index itself
+            raise ValueError(f"{other} is not a safetensors file")
+        return found
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise DecoderConfigError(f"cannot read {path}: {error!r}") from error
 

@@ -36,6 +36,7 @@ AUDIO_TABLE = "backbone_model.embed_tokens.embed_audio_tokens.weight"
 DEPTH_TABLE = "depth_decoder.model.embed_tokens.weight"
 PROJECTION = "depth_decoder.model.inputs_embeds_projector"
 HEADS = "depth_decoder.codebooks_head.weight"
+MAX_CODEBOOKS = 256  # a larger number means a damaged file
 CODEC = "codec_model."  # prefix of the codec's weights, which are read by the decoder
 
 
@@ -183,8 +184,10 @@ def depth_config(config: HuggingFaceConfig) -> HuggingFaceConfig:
 def read_frames(config: HuggingFaceConfig) -> FrameShape:
     """Read the sizes of frames. Raises `CheckpointError` naming a key that is invalid."""
     count = config.size("num_codebooks")
-    if count < 2:
-        raise CheckpointError(f"{config.path}: num_codebooks={count} must be at least 2")
+    if not 2 <= count <= MAX_CODEBOOKS:
+        raise CheckpointError(
+            f"{config.path}: num_codebooks={count} must be in [2, {MAX_CODEBOOKS}]"
+        )
     size, end = config.size("vocab_size"), config.get("codebook_eos_token_id", 0)
     if type(end) is not int or not 0 <= end < size:
         raise CheckpointError(f"{config.path}: codebook_eos_token_id={end!r} is no code")

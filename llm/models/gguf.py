@@ -105,12 +105,12 @@ class GGUFFile:
     def architecture(self) -> str:
         """Return the family of models, in GGUF's words. Raises `CheckpointError` for others."""
         name = self.metadata.get("general.architecture")
-        if name not in ARCHITECTURES:
+        if not isinstance(name, str) or name not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
             raise CheckpointError(
                 f"{self.path}: the architecture {name} is not read from GGUF; {known} are"
             )
-        return str(name)
+        return name
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
         """Return metadata of the architecture; with no default it is required.
@@ -182,12 +182,15 @@ class GGUFFile:
 
     def _llama3(self, head_dim: int, theta: float) -> dict[str, Any]:
         """Return the parameters of Llama 3 (1, 4 and 8,192) if the stored divisors are theirs."""
+        other = CheckpointError(f"{self.path}: {_FREQUENCIES} is not the scaling of Llama 3")
+        if self.entries[_FREQUENCIES].shape != (head_dim // 2,) or head_dim < 2:
+            raise other  # before a head of any size is computed
         stored = read_tensor(self, _FREQUENCIES)
         factor = float(stored.max())
         scaling = Llama3Scaling(factor, 1.0, 4.0, 8192)
         expected = plain_frequencies(head_dim, theta) / scaling.frequencies(head_dim, theta, 1)
-        if stored.shape != expected.shape or not torch.allclose(stored, expected, rtol=1e-3):
-            raise CheckpointError(f"{self.path}: {_FREQUENCIES} is not the scaling of Llama 3")
+        if not torch.allclose(stored, expected, rtol=1e-3):
+            raise other
         return {
             "rope_type": "llama3",
             "factor": factor,

@@ -48,6 +48,8 @@ class HuggingFaceConfig:
         quantization = self.keys.get("quantization_config")
         if not quantization:
             return False
+        if not isinstance(quantization, dict):
+            raise CheckpointError(f"{self.path}: quantization_config must be an object")
         method, kind = quantization.get("quant_method"), quantization.get("format")
         if method in ("gptq", "awq") or (method, kind) == ("compressed-tensors", "pack-quantized"):
             return False

@@ -32,7 +32,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a checkpoint stores matrices of four bits."""
+    """Layout of a checkpoint's matrices of four bits."""
 
     method: str  # gptq, awq or packed
     zero_offset: int = 0  # added to stored zero points

@@ -174,10 +174,15 @@ def _named_in_config(folder: Path) -> Path | None:
 
 
 def index_files(index: Path) -> list[Path]:
-    """Return the files that an index names. Raises `CheckpointError` for a missing file."""
+    """Return the files that an index names. Raises `CheckpointError` for a missing file, and for
+    one that is not in the index's folder.
+    """
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        other = next((name for name in names if Path(name).name != name), None)
+        if other is not None:
+            raise ValueError(f"{other!r} is not the name of a file in its folder")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(f"cannot read {index}: {error!r}") from error
     paths = [index.parent / name for name in sorted(names)]
     for path in paths:

@@ -28,7 +28,7 @@ from tests.llm.llama_checkpoints import reference
 from tests.llm.lora.adapters import merge, write_adapter
 from tests.speech_server import serving
 from tts.checkpoint.chat import ChatMessage, ChatRole
-from tts.checkpoint.hub import find_checkpoint
+from tts.checkpoint.hub import HubOptions, find_checkpoint
 from tts.checkpoint.tokenizer import IncrementalDetokenizer
 from tts.families.prompt import PromptBuilder
 from tts.v1 import common_pb2
@@ -334,7 +334,7 @@ def test_the_file_is_served_as_it_is(
 ) -> None:
     """`--model FILE.gguf`: the same prompts, greedy text and logits, without a conversion."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    own = find_checkpoint(str(gguf_file()))
+    own = find_checkpoint(str(gguf_file()), HubOptions(user_cache=tmp_path))
     prompts, converted = (Prompts.read(path, TEXTS, NUM_TOKENS) for path in (own, folder))
     assert prompts.ids == converted.ids
     question = [ChatMessage(ChatRole.USER, QUESTION)]

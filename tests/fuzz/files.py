@@ -12,13 +12,20 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import gguf
+import numpy as np
 import yaml
 
 from llm import ConfigError, StrictModel
+from llm.models.gguf import GGUFFile, GGUFWeights
+from llm.models.hf_config import HuggingFaceConfig
+from llm.models.llama import LlamaModel
 from tests.fakes import build_tiny_checkpoint, tiny_config
 from tests.fuzz.base import Case, InvariantError, Target
 from tests.fuzz.mutation import changed_json, json_text, mutated
+from tests.llm.gguf_files import write_gguf
 from tests.tts.serving import hum, wav
+from tts.checkpoint.gguf import tokenizer_of
 from tts.config.pipeline import AudioGenerationConfig, ServerConfig, load_config
 from tts.config.serve import WRONG_CONFIGURATION
 from tts.factory import connect_service, create_engine_client, open_checkpoint
@@ -148,6 +155,38 @@ class _Lexicons:
                 raise InvariantError(f"no file in the message: {error}") from error
 
 
+class _GGUFFiles:
+    """A GGUF file whose header is damaged: read whole, or refused."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "whole.gguf"
+        form, kind = gguf.GGMLQuantizationType, "tokenizer.ggml"
+        tensors = {
+            "token_embd.weight": (np.zeros((3, 64), np.float32), form.F32),
+            "rope_freqs.weight": (np.ones(8, np.float32), form.F32),
+            "blk.0.attn_q.weight": (np.zeros((64, 34), np.uint8), form.Q8_0),
+        }
+        keys = {f"{kind}.model": "gpt2", f"{kind}.tokens": ["a", "b", "ab"]}
+        keys |= {f"{kind}.merges": ["a b"], f"{kind}.token_type": [1, 1, 3]}
+        self._whole = write_gguf(
+            self._path, tensors, keys | {f"{kind}.eos_token_id": 2}
+        ).read_bytes()
+        self._header = len(self._whole) - sum(data.nbytes for data, _ in tensors.values())
+
+    def try_one(self, chance: Random) -> None:
+        head, data = self._whole[: self._header], self._whole[self._header :]
+        self._path.write_bytes(mutated(head, chance) + data)
+        try:
+            file = GGUFFile.read(self._path)
+            LlamaModel.read_config(HuggingFaceConfig(self._path, file.config()))
+            tokenizer_of(file)
+            weights = GGUFWeights(self._path)
+            for name in weights.info():
+                weights.tensor(name)
+        except WRONG_CONFIGURATION:
+            return
+
+
 class _Configurations:
     """A configuration file in each of its formats."""
 
@@ -183,6 +222,7 @@ def _opened(folder: Path) -> Iterator[Case]:
     parts = (
         _Checkpoints(folder / "tiny"),
         _Voices(folder),
+        _GGUFFiles(folder),
         _Configurations(folder),
         _Lexicons(folder),
     )

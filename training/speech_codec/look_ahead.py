@@ -1,4 +1,4 @@
-"""How wrong a decoder's spectral envelopes are, by the time until the next symbol begins.
+"""Errors of a decoder's spectral envelopes, by the time until the next symbol begins.
 
     python -m training.speech_codec.look_ahead --clips runs/clips --weights one.safetensors \
         --config one.json --coder coder.safetensors --package runs/teacher/package

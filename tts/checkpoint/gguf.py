@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SUFFIX = ".gguf"
 WRITER = "1"  # of the folder's contents: a change makes new folders
+FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+LINK = f"model{SUFFIX}"
 CONTROL, USER_DEFINED = 3, 4  # types of tokens in GGUF
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _NAMED_TOKENS = {
@@ -39,7 +41,7 @@ _SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """How a text is cut into the pieces that byte pairs are merged in."""
+    """Rules that cut a text into the pieces that byte pairs are merged in."""
 
     pattern: str = ""  # of the pieces; none: GPT-2's
     splits_digits: bool = False
@@ -69,8 +71,8 @@ def is_gguf(name: str) -> bool:
     return path.suffix == SUFFIX and path.is_file()
 
 
-def gguf_folder(path: Path) -> Path:
-    """Return the folder of a file, which is written once into the user's cache.
+def gguf_folder(path: Path, cache: Path | None = None) -> Path:
+    """Return the folder of a file, which is written once into a cache, the user's by default.
 
     Raises `CheckpointError` for a file that cannot be read, and for an architecture, a format of
     tensors or a tokenizer that is not supported.
@@ -81,9 +83,8 @@ def gguf_folder(path: Path) -> Path:
     facts = path.stat()
     key = f"{WRITER} {path} {facts.st_size} {facts.st_mtime_ns}"
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(cache) / "sonant" / "gguf" / f"{path.stem}-{digest}"
-    if not folder.is_dir():
+    folder = (cache or _user_cache()) / "sonant" / "gguf" / f"{path.stem}-{digest}"
+    if not _is_whole(folder, path):
         contents = _contents(GGUFFile.read(path))
         try:
             _write(folder, contents, path)
@@ -92,19 +93,42 @@ def gguf_folder(path: Path) -> Path:
     return folder
 
 
+def _user_cache() -> Path:
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError as error:  # a user without an entry and without HOME, as in containers
+        raise CheckpointError("GGUF files need a cache: set XDG_CACHE_HOME to a folder") from error
+
+
+def _is_whole(folder: Path, source: Path) -> bool:
+    """Whether a folder has all of its files: programs that clean caches may delete single ones."""
+    try:
+        for name in FILES:
+            json.loads((folder / name).read_bytes())
+        return (folder / LINK).samefile(source)
+    except (OSError, ValueError):
+        return False
+
+
 def _write(folder: Path, contents: Mapping[str, Any], source: Path) -> None:
     """Write the folder whole, so that another process never sees a part of it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=folder.parent))
+    damaged = draft.with_suffix(".damaged")
     try:
-        for name, values in contents.items():
-            (draft / name).write_text(json.dumps(values), encoding="utf-8")
-        (draft / f"model{SUFFIX}").symlink_to(source)
+        for name in FILES:
+            (draft / name).write_text(json.dumps(contents[name]), encoding="utf-8")
+        (draft / LINK).symlink_to(source)
+        if not _is_whole(folder, source):
+            with suppress(FileNotFoundError):
+                folder.rename(damaged)
         draft.rename(folder)
     except OSError:
-        shutil.rmtree(draft, ignore_errors=True)
-        if not folder.is_dir():  # else another process was first
+        if not _is_whole(folder, source):  # else another process was first
             raise
+    finally:
+        for leftover in (draft, damaged):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _contents(file: GGUFFile) -> dict[str, dict[str, Any]]:
@@ -158,7 +182,7 @@ def tokenizer_of(file: GGUFFile) -> dict[str, Any]:
         raise CheckpointError(
             f"{file.path}: tokenizers of the kind {kind} are not read from GGUF; gpt2's are"
         )
-    if name not in PRE_TOKENIZERS:
+    if not isinstance(name, str) or name not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
         raise CheckpointError(f"{file.path}: the pre-tokenizer {name} is not known; {known} are")
     merges, types = read.get("tokenizer.ggml.merges"), read.get("tokenizer.ggml.token_type")

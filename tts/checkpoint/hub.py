@@ -145,7 +145,10 @@ MEBIBYTE = 2**20
 
 @dataclass(frozen=True, slots=True)
 class HubOptions:
-    """Settings of the hub; empty values are the defaults of the hub's own library."""
+    """Settings of the hub; empty values are the defaults of the hub's own library.
+
+    `user_cache` is for what is written from GGUF files; None: .cache in the user's home.
+    """
 
     revision: str = "main"  # branch, tag or commit
     offline: bool = False
@@ -155,13 +158,16 @@ class HubOptions:
     token: str = field(default="", repr=False)
     endpoint: str = ""
     cache_dir: Path | None = None
+    user_cache: Path | None = None
 
     def with_environment(self, environ: Mapping[str, str]) -> HubOptions:
-        """Return the options with the variables that all tools of the hub read."""
+        """Return the options with the variables that all tools of the hub read, and the cache."""
         home = environ.get("HF_HOME")
         cache = environ.get("HF_HUB_CACHE") or (f"{home}/hub" if home else "")
+        user_cache = environ.get("XDG_CACHE_HOME")
         return replace(
             self,
+            user_cache=Path(user_cache) if user_cache else self.user_cache,
             cache_dir=Path(cache).expanduser() if cache else self.cache_dir,
             offline=self.offline or environ.get("HF_HUB_OFFLINE", "").upper() in ON,
             token=environ.get("HF_TOKEN", self.token),
@@ -194,7 +200,7 @@ def find_checkpoint(name: str, options: HubOptions | None = None) -> Path:
     if path.is_dir():
         return path
     if is_gguf(name):
-        return gguf_folder(path)
+        return gguf_folder(path, options.user_cache if options else None)
     if not is_hub_name(name):
         raise CheckpointError(f"{name} is neither a folder nor a model of the hub (owner/name)")
     try:

@@ -14,7 +14,7 @@ from tts.engine.admission import AdmissionLimits
 MIB = 2**20
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 TOKEN = re.compile("[!-~]([ -~]*[!-~])?")
-ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}")
+ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
@@ -162,7 +162,10 @@ class ServerConfig(StrictModel):
     @field_validator("speech_server")
     @classmethod
     def _is_address(cls, address: str | None) -> str | None:
-        if address is not None and not ADDRESS.fullmatch(address):
+        if address is None:
+            return None
+        match = ADDRESS.fullmatch(address)
+        if match is None or not 1 <= int(match["port"]) <= 65535:
             raise ValueError(f"{address!r} is no address; write HOST:PORT")
         return address
 

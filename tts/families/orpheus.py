@@ -50,10 +50,14 @@ TRAITS = FamilyTraits(
 
 
 MAYA1_VOICES = tuple(
-    Voice(name, name.capitalize(), ("en-US",), speaker=description, is_builtin=True)
-    for name, description in (
-        ("anne", "Female voice in her 30s with an American accent, warm and conversational"),
-        ("bruce", "Male voice in his 40s with a British accent, calm and deep"),
+    Voice(name, name.capitalize(), (language,), speaker=description, is_builtin=True)
+    for name, language, description in (
+        (
+            "anne",
+            "en-US",
+            "Female voice in her 30s with an American accent, warm and conversational",
+        ),
+        ("bruce", "en-GB", "Male voice in his 40s with a British accent, calm and deep"),
     )
 )
 MAYA1_TAGS = "laugh laugh_harder sigh chuckle gasp angry excited whisper cry scream sing snort"

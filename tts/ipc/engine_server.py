@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import msgspec
 import zmq
@@ -66,10 +67,11 @@ BUNDLE_BYTES = 2**18  # maximum size of a bundle; a larger message is sent alone
 
 
 class _Stream:
-    """Task of one stream, with its credit."""
+    """Task of one stream, with its credit. `is_slot`: it holds a slot among the running calls."""
 
-    def __init__(self, credit: int) -> None:
+    def __init__(self, credit: int, *, is_slot: bool = False) -> None:
         self.task: asyncio.Task[None] | None = None
+        self.is_slot = is_slot
         self._credit = credit
         self._may_send = asyncio.Event()
 
@@ -136,11 +138,17 @@ class EngineServer:
         """Number of streams and admission slots that front ends hold."""
         return sum(len(peer.streams) for peer in self._peers.values())
 
+    @property
+    def is_working(self) -> bool:
+        """Whether the model has work. Slots are none: another model's calls hold them, too."""
+        streams = chain.from_iterable(peer.streams.values() for peer in self._peers.values())
+        return any(not stream.is_slot for stream in streams)
+
     async def wait_idle(self, idle_s: float) -> None:
-        """Wait until there has been no stream for a time."""
+        """Wait until there has been no work for a time."""
         while True:
             now_s = time.monotonic()
-            if self.num_streams:
+            if self.is_working:
                 self._last_work_s = now_s
             left_s = self._last_work_s + idle_s - now_s
             if left_s <= 0:
@@ -247,15 +255,17 @@ class EngineServer:
         if number in peer.cancelled:
             peer.cancelled.remove(number)
             return
-        stream = _Stream(AUDIO_WINDOW if isinstance(work, Speak) else TEXT_WINDOW)
+        window = AUDIO_WINDOW if isinstance(work, Speak) else TEXT_WINDOW
+        stream = _Stream(window, is_slot=isinstance(work, Admit))
         peer.streams[number] = stream
         stream.task = asyncio.create_task(self._work(peer, work, stream))
         # Done here because a task that is cancelled before its first step does not run.
-        stream.task.add_done_callback(lambda _: self._ended(peer, number))
+        stream.task.add_done_callback(lambda _: self._ended(peer, number, stream))
 
-    def _ended(self, peer: _Peer, number: int) -> None:
+    def _ended(self, peer: _Peer, number: int, stream: _Stream) -> None:
         peer.streams.pop(number, None)
-        self._last_work_s = time.monotonic()
+        if not stream.is_slot:
+            self._last_work_s = time.monotonic()
 
     @staticmethod
     def _cancel(number: int, peer: _Peer) -> None:

@@ -12,8 +12,9 @@ from tts.ipc.remote_client import RemoteEngineClient
 class RemoteAdmission:
     """Implementation of `Admission`'s interface for one front end. One event loop.
 
-    The first engine admits all calls. While it is lost the next one does, for the calls that need
-    that engine only; it does not count the calls that the first one admitted.
+    The first engine admits all calls. While it is lost, or has unloaded its model, the next one
+    does, for the calls that need that engine only; it does not count the calls that the first one
+    admitted. If all have unloaded their models, the first one is started.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class RemoteAdmission:
 
     async def _take(self, slot: AsyncExitStack, client: str) -> None:
         """Wait for a slot of the first engine that is connected; `slot` gives it back."""
-        *others, last = self._engines
+        *others, last = sorted(self._engines, key=lambda engine: engine.is_unloaded)
         for engine in others:
             with suppress(EngineLostError):
                 await slot.enter_async_context(engine.admit(client))

@@ -34,6 +34,7 @@ logger = logging.getLogger("tts.server")
 
 SERVICE = pb.DESCRIPTOR.services_by_name["SpeechService"].full_name
 FRAGMENT_CHARACTERS = 500  # of one message; servers have a limit
+MAX_VOICES = 10_000  # whose names are kept; requests may use others
 ANSWER_S = 5.0
 RETRY_S = 1.0
 OPTIONS = (
@@ -158,22 +159,31 @@ class RemoteSpeaker:
             await asyncio.sleep(RETRY_S)
 
     async def _follow(self) -> None:
-        """Read the names, which needs the token, then the health until the connection ends."""
+        """Read the names, which needs the token, then the health until it is not SERVING.
+
+        The calls of the next round may reach another server at this address, as new calls do.
+        """
         self._names = await self._read_names()
         if self._names is None:
             self._note("its model does not speak")
             return
-        request = HealthCheckRequest(service=SERVICE)
-        async for response in HealthStub(self._channel).Watch(request):
-            is_serving = response.status == HealthCheckResponse.SERVING
-            self._note("" if is_serving else "its health is NOT_SERVING")
-        self._note("the connection has ended")
+        watch = HealthStub(self._channel).Watch(HealthCheckRequest(service=SERVICE))
+        try:
+            async for response in watch:
+                if response.status != HealthCheckResponse.SERVING:
+                    self._note("its health is NOT_SERVING")
+                    return
+                self._note("")
+            self._note("the connection has ended")
+        finally:
+            watch.cancel()
 
     async def _read_names(self) -> SpeakerNames | None:
         """Return the names of the speech server; None if its models do not speak."""
         timing = {"metadata": self._metadata, "timeout": ANSWER_S}
         info = await self._stub.GetServerInfo(pb.GetServerInfoRequest(), **timing)
-        model = next((model for model in info.models if model.codec), None)
+        speaking = (m for m in info.models if m.codec and m.native_sample_rate_hertz > 0)
+        model = next(speaking, None)
         if model is None:
             return None
         found: list[pb.Voice] = []
@@ -181,7 +191,7 @@ class RemoteSpeaker:
         while True:
             page = await self._stub.ListVoices(request, **timing)
             found += page.voices
-            if not page.next_page_token:
+            if not (page.next_page_token and page.voices) or len(found) >= MAX_VOICES:
                 break
             request.page_token = page.next_page_token
         voices = [Voice(voice.name, is_builtin=voice.builtin) for voice in found]
@@ -237,7 +247,7 @@ class RemoteSession:
         try:
             async for response in call:
                 self._accepted.set()
-                event = read_event(response)
+                event = _event_of(response)
                 yield event
             if not isinstance(event, Done):
                 raise SpeechServerLostError("the speech server ended the call too early")
@@ -259,6 +269,16 @@ class RemoteSession:
         await self._accepted.wait()  # a write into a refused call hides the reason of the refusal
         while (text := await self._texts.get()) is not None and not self._has_ended:
             yield pb.StreamingSynthesizeRequest(text=text)
+
+
+def _event_of(response: pb.StreamingSynthesizeResponse) -> SessionEvent:
+    """Return an event. Raises SpeechServerLostError for one that this version does not know."""
+    try:
+        return read_event(response)
+    except (KeyError, ValueError) as error:
+        raise SpeechServerLostError(
+            f"the speech server sends what this version cannot read: {error!r}"
+        ) from error
 
 
 def _is_remote_end() -> bool:

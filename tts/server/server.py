@@ -46,7 +46,7 @@ NO_LIMIT_MS = 2**31 - 1  # gRPC's infinity
 MAX_PEM_BYTES = 2**20  # a device file has no end
 STATUS_PERIOD_S = 0.5
 SPOKEN_TEXT = f"{text_service.SERVICE}.GenerateSpeech"
-"""Name for health checks of the speech server, if there is one."""
+"""Name for health checks of calls that the speech server speaks, if there is one."""
 LAST_WORDS_S = 1.0  # time to deliver final statuses after the last call
 
 _GONE = (logging.ERROR, "the engine has exited or hangs; NOT_SERVING")
@@ -161,8 +161,8 @@ class SpeechServer:
         if self._speaker is not None:
             await self._speaker.start()
         self.host.serve(service, self._speaker)
-        await self._set_spoken()
         await self._set_health(_Status.SERVING, self._services(service))
+        await self._set_spoken()
         self._watch = asyncio.create_task(self._watch_engine(service))
 
     async def drain(self, delay_s: float | None = None, grace_s: float | None = None) -> bool:
@@ -242,9 +242,10 @@ class SpeechServer:
         return self._names if service.synthesizer else TEXT_ONLY
 
     async def _set_spoken(self) -> None:
-        """Report the health of the speech server, if there is one, under a name of its own."""
+        """Report whether texts are spoken by the speech server, if there is one."""
         if self._speaker is not None:
-            self.host.is_speaker_serving = is_serving = self._speaker.is_serving
+            self.host.is_speaker_serving = self._speaker.is_serving
+            is_serving = self._speaker.is_serving and self.host.is_healthy
             status = _Status.SERVING if is_serving else _Status.NOT_SERVING
             await self._health.set(SPOKEN_TEXT, status)
 

@@ -197,23 +197,25 @@ def error_of_call(error: grpc.aio.AioRpcError) -> errors.TTSError:
     """
     code, message = error.code(), error.details() or ""
     details = _details_of(error)
-    for detail in details:
-        if isinstance(detail, BadRequest) and code is _Code.INVALID_ARGUMENT:
-            return errors.InvalidRequestError(
-                *(
-                    errors.FieldViolation(v.field.removeprefix("config."), v.description)
-                    for v in detail.field_violations
-                )
+    wrong = next((d for d in details if isinstance(d, BadRequest)), None)
+    if wrong is not None and code is _Code.INVALID_ARGUMENT:
+        return errors.InvalidRequestError(
+            *(
+                errors.FieldViolation(v.field.removeprefix("config."), v.description)
+                for v in wrong.field_violations
             )
-        if isinstance(detail, ErrorInfo) and detail.reason == "STREAM_LIMIT":
-            return errors.ServerBusyError(
-                "the speech server takes no more calls of this server; try again later",
-                subject="server",
-                retry_after_s=RETRY_UNAVAILABLE_S,
-            )
-        if isinstance(detail, ErrorInfo) and detail.domain == DOMAIN and code in FORWARDED:
-            return ForwardedError(RpcStatus(code, detail.reason, message, details))
-    if code is _Code.INTERNAL:
+        )
+    info = next((d for d in details if isinstance(d, ErrorInfo) and d.domain == DOMAIN), None)
+    if info is not None and info.reason == "STREAM_LIMIT":
+        return errors.ServerBusyError(
+            "the speech server takes no more calls of this server; try again later",
+            subject="server",
+            retry_after_s=RETRY_UNAVAILABLE_S,
+        )
+    if info is not None and code in FORWARDED:
+        return ForwardedError(RpcStatus(code, info.reason, message, details))
+    # gRPC itself reports INTERNAL, too: for a write when the connection has just been lost.
+    if info is not None and code is _Code.INTERNAL:
         return errors.SynthesisError(f"the speech server: {message}")
     return errors.SpeechServerLostError(f"the speech server cannot be used: {code.name}")
 

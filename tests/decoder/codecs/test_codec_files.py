@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from decoder import DecoderConfigError, create_decoder
-from decoder.weights import fold_weight_norm, layer_of
+from decoder.weights import fold_weight_norm, layer_of, read_tensors
 from tests.decoder.small_codecs import audio_of, random_codes, to_safetensors, write_dac, write_snac
 
 
@@ -133,3 +133,12 @@ def test_weight_norm_is_folded_as_pytorch_does(transposed) -> None:
         folded = fold_weight_norm(tensors)
         assert sorted(folded) == ["a.bias", "a.weight"]
         assert torch.allclose(folded["a.weight"], normed.weight)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors.index.json", "weights.bin", 3])
+def test_an_index_names_safetensors_files(tmp_path: Path, file: object) -> None:
+    """One that names itself would be read without end."""
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": file}}))
+    with pytest.raises(DecoderConfigError, match=r"cannot read .*index\.json"):
+        read_tensors(index, lambda _: True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -18,8 +19,6 @@ from llm.models.llama import LlamaModel
 from llm.models.pickle_weights import find_weights
 from tests.llm.gguf_files import NAMES, paired, write_gguf
 from tests.llm.llama_checkpoints import MAX_ERROR, all_logits, reference, write_llama
-
-gguf = pytest.importorskip("gguf")
 
 KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K")
 
@@ -106,6 +105,23 @@ def test_the_scaling_of_llama_3_is_recognised(tmp_path: Path) -> None:
     both["rope_freqs.weight"] = (divisors * 2, form)
     with pytest.raises(CheckpointError, match="not the scaling of Llama 3"):
         GGUFFile.read(write_gguf(tmp_path / "b.gguf", both, keys)).config()
+
+
+def test_a_head_without_end_is_refused_before_it_is_computed(tmp_path: Path) -> None:
+    form = gguf.GGMLQuantizationType.F32
+    keys = {"llama.attention.key_length": 2**32 - 2, "llama.rope.dimension_count": 2**32 - 2}
+    tensors = {
+        "token_embd.weight": (np.zeros((96, 64), np.float32), form),
+        "rope_freqs.weight": (np.ones(64, np.float32), form),
+    }
+    with pytest.raises(CheckpointError, match="not the scaling of Llama 3"):
+        GGUFFile.read(write_gguf(tmp_path / "a.gguf", tensors, keys)).config()
+
+
+def test_an_architecture_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = GGUFFile(tmp_path / "a.gguf", {"general.architecture": ["llama"]}, {})
+    with pytest.raises(CheckpointError, match=r"architecture \['llama'\] is not read"):
+        file.config()
 
 
 def test_every_cut_is_an_error(tmp_path: Path) -> None:

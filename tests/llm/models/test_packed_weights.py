@@ -168,6 +168,12 @@ def test_other_variants_are_refused(method: str, change: dict[str, Any], message
         read_packing(HuggingFaceConfig(Path("config.json"), keys))
 
 
+@pytest.mark.parametrize("value", [["gptq"], "gptq", 4])
+def test_a_quantisation_that_is_no_object_is_refused(value: object) -> None:
+    with pytest.raises(CheckpointError, match="quantization_config must be an object"):
+        _ = HuggingFaceConfig(Path("config.json"), {"quantization_config": value}).is_int8
+
+
 def test_a_missing_part_and_sizes_that_do_not_fit_are_named(tmp_path: Path) -> None:
     _, packed = write_packed(tmp_path, "gptq")
     path, name = packed / "model.safetensors", "model.layers.1.mlp.up_proj"

@@ -68,6 +68,14 @@ def test_errors_of_a_folder(tmp_path: Path) -> None:
         weight_files(tmp_path)
 
 
+@pytest.mark.parametrize("file", ["../other/model.safetensors", "/model.safetensors", 3, ["x"]])
+def test_an_index_names_files_of_its_folder(tmp_path: Path, file: object) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": file}}))
+    with pytest.raises(CheckpointError, match=r"cannot read .*model\.safetensors\.index\.json"):
+        weight_files(tmp_path)
+
+
 def test_a_tensor_in_two_files_is_an_error(tmp_path: Path) -> None:
     paths = [tmp_path / "1.safetensors", tmp_path / "2.safetensors"]
     for path in paths:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
@@ -16,8 +19,6 @@ from tts.checkpoint.hub import find_checkpoint, is_hub_name
 from tts.checkpoint.tokenizer import _byte_of_character
 from tts.config.defaults import complete_values
 from tts.families.prompt import PromptBuilder
-
-gguf = pytest.importorskip("gguf")
 
 CHARACTERS = list(_byte_of_character())
 WORDS = ["Ġ1", "12", "123", "he", "hel", "helo", "Ġhe"]
@@ -41,8 +42,9 @@ METADATA: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Use an empty cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    return tmp_path / ".cache"
 
 
 def write(path: Path, **keys: Any) -> Path:
@@ -70,6 +72,40 @@ def test_a_file_is_a_folder(tmp_path: Path) -> None:
     assert model == {"model_path": str(folder), "served_model_name": "some"}
     write(path, pre="gpt-2")
     assert find_checkpoint(str(path)) != folder, "another file has another folder"
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "config.json", "tokenizer.json"])
+def test_a_damaged_folder_is_written_again(tmp_path: Path, cache: Path, name: str) -> None:
+    """Programs that clean caches delete single files; a power loss leaves empty ones."""
+    path = write(tmp_path / "x.gguf")
+    folder = find_checkpoint(str(path))
+    whole = {file.name: file.read_bytes() for file in folder.iterdir()}
+    (folder / name).unlink()
+    if name == "config.json":
+        (folder / name).touch()
+    assert find_checkpoint(str(path)) == folder
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == whole
+    assert list(cache.glob("sonant/gguf/*")) == [folder]
+
+
+def test_processes_that_write_at_once_have_one_folder(tmp_path: Path, cache: Path) -> None:
+    path = str(write(tmp_path / "x.gguf"))
+    with ThreadPoolExecutor(4) as pool:
+        (folder,) = set(pool.map(find_checkpoint, [path] * 12))
+    assert list(cache.glob("sonant/gguf/*")) == [folder]
+
+
+def test_a_user_without_a_home_is_asked_for_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(write(tmp_path / "x.gguf"))
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    with pytest.raises(CheckpointError, match="XDG_CACHE_HOME"):
+        find_checkpoint(path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "given"))
+    model = complete_values({"model": {"model_path": path}})["model"]
+    assert Path(model["model_path"]).is_relative_to(tmp_path / "given")
 
 
 @pytest.mark.parametrize(
@@ -109,6 +145,7 @@ def test_a_chat_uses_the_template_and_control_tokens_of_the_file(tmp_path: Path)
     [
         ({"model": "llama"}, "kind llama are not read from GGUF"),
         ({"pre": "tekken"}, "pre-tokenizer tekken is not known; default, gpt-2, smollm"),
+        ({"pre": ["gpt-2"]}, "pre-tokenizer .* is not known"),
         ({"tokens": None}, "tokens is no list"),
         ({"merges": None}, "merges is no list"),
         ({"token_type": [1, 1]}, "token_type has no type for each token"),

@@ -11,11 +11,13 @@ import zmq
 
 from tests.tts.engine.jobs import read, run, speech, text
 from tests.tts.ipc.remote_engine import engine_info_of, new_base, wait_until
+from tts.engine.admission import Admission, AdmissionLimits
 from tts.engine.client import AudioBlock
 from tts.engine.local_client import LocalEngineClient
 from tts.errors import EngineLostError
 from tts.ipc.endpoints import Endpoints, reserved
 from tts.ipc.engine_server import EngineServer
+from tts.ipc.remote_admission import RemoteAdmission
 from tts.ipc.remote_client import RemoteEngineClient
 
 
@@ -24,6 +26,7 @@ class Host:
 
     def __init__(self, engine: LocalEngineClient, endpoints: Endpoints, context: zmq.Context):
         self._engine, self._endpoints, self._context = engine, endpoints, context
+        self.admission = Admission(AdmissionLimits(2, 2, 2))
         self.num_wanted = 0
         self.server: EngineServer
 
@@ -33,7 +36,9 @@ class Host:
     async def start(self) -> None:
         info = engine_info_of(self._engine)
         while True:
-            self.server = EngineServer(self._engine, info, self._endpoints, context=self._context)
+            self.server = EngineServer(
+                self._engine, info, self._endpoints, self.admission, self._context
+            )
             try:
                 return await self.server.start()
             except zmq.ZMQError:  # the sockets of the last one are not closed yet
@@ -76,6 +81,31 @@ def test_an_unloaded_engine_is_alive_and_not_wanted_without_calls(
                 status = await client.status()
                 assert (status.is_alive, status.is_loaded) == (True, True)
             assert host.num_wanted == num_wanted
+
+    run(scenario)
+
+
+def test_calls_of_another_model_leave_an_engine_unloaded(engine_client: LocalEngineClient) -> None:
+    """The first of two engines admits, unless its model is unloaded and the other's is not."""
+
+    async def scenario() -> None:
+        async with hosted(engine_client) as (voice, first), hosted(engine_client) as (text, second):
+            admission = RemoteAdmission([first, second])
+            async with admission.enter("a"):
+                assert (voice.admission.running, text.admission.running) == (1, 0)
+                await asyncio.wait_for(voice.server.wait_idle(0.01), 60)
+                await voice.unload()
+                num_wanted = voice.num_wanted
+            async with admission.enter("a"):
+                assert (voice.admission.running, text.admission.running) == (0, 1)
+                await text.unload()
+            assert voice.num_wanted == num_wanted
+            waiting = asyncio.create_task(admission.enter("a").__aenter__())
+            await wait_until(lambda: voice.num_wanted > num_wanted)
+            await voice.start()
+            await asyncio.wait_for(waiting, 60)
+            assert voice.admission.running == 1
+            admission.check_integrity()
 
     run(scenario)
 

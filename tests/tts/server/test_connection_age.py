@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from itertools import cycle
 
 import grpc
@@ -53,16 +53,21 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @asynccontextmanager
+async def forwarding(ports: list[int]) -> AsyncIterator[tuple[Balancer, str]]:
+    """Listen for connections to a balancer of these ports, at the address."""
+    balancer = Balancer(ports)
+    async with await asyncio.start_server(balancer.forward, "127.0.0.1", 0) as listener:
+        yield balancer, "{}:{}".format(*listener.sockets[0].getsockname())
+
+
+@asynccontextmanager
 async def balanced(ports: list[int]) -> AsyncIterator[tuple[Balancer, SpeechServiceStub]]:
     """Open a channel to a balancer of these ports."""
-    balancer = Balancer(ports)
-    async with AsyncExitStack() as held:
-        listener = await held.enter_async_context(
-            await asyncio.start_server(balancer.forward, "127.0.0.1", 0)
-        )
-        address = "{}:{}".format(*listener.sockets[0].getsockname())
-        channel = grpc.aio.insecure_channel(address, CHANNEL_OPTIONS)
-        yield balancer, SpeechServiceStub(await held.enter_async_context(channel))
+    async with (
+        forwarding(ports) as (balancer, address),
+        grpc.aio.insecure_channel(address, CHANNEL_OPTIONS) as channel,
+    ):
+        yield balancer, SpeechServiceStub(channel)
 
 
 def test_a_client_moves_to_another_server_without_a_failed_call(service: Service) -> None:

@@ -13,12 +13,14 @@ from typing import Any
 import grpc
 import pytest
 import soundfile
-from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health as grpc_health
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from llm import ConfigError
 from tests.fakes import build_embedding_checkpoint, tiny_config, wait_until_idle
 from tests.tts.http.http_serving import HttpServing, error_of, http_serving
 from tests.tts.http.text_requests import chat, choice_of
+from tests.tts.server.test_connection_age import forwarding
 from tests.tts.server.test_spoken_text import (
     LONG_STORY,
     STORY,
@@ -42,9 +44,12 @@ from tests.tts.serving import (
     stream_request,
 )
 from tts.config.server import ServerConfig
+from tts.errors import SpeechServerLostError, SynthesisError
 from tts.factory import Service, create_service, with_text_model
+from tts.server.remote_speaker import MAX_VOICES
 from tts.server.server import SPOKEN_TEXT, exposure_warnings
-from tts.v1 import speech_pb2
+from tts.server.status import DETAILS_KEY, error_of_call, status_of
+from tts.v1 import speech_pb2, speech_pb2_grpc
 
 Status = health_pb2.HealthCheckResponse
 CERTIFICATES = Path(__file__).parents[1] / "tls"
@@ -251,6 +256,78 @@ async def assert_speechless(served: Serving) -> None:
     assert await health(served.channel, SPOKEN_TEXT) == Status.NOT_SERVING
 
 
+def test_a_status_of_grpc_itself_is_a_lost_connection() -> None:
+    """INTERNAL is the speech server's failure only if it says so."""
+    nothing, internal = grpc.aio.Metadata(), grpc.StatusCode.INTERNAL
+    broken = grpc.aio.AioRpcError(internal, nothing, nothing, "Internal error from Core")
+    assert isinstance(error_of_call(broken), SpeechServerLostError)
+    status = status_of(SynthesisError("no codes"))
+    details = grpc.aio.Metadata((DETAILS_KEY, status.to_proto().SerializeToString()))
+    failed = grpc.aio.AioRpcError(status.code, nothing, details, status.message)
+    assert isinstance(error_of_call(failed), SynthesisError)
+
+
+class OtherVersion(speech_pb2_grpc.SpeechServiceServicer):
+    """A speech server whose list of voices has no end, and whose events are not known here."""
+
+    def __init__(self, model: speech_pb2.ModelInfo, response: Any) -> None:
+        self._model, self._response = model, response
+        self.num_pages = 0
+
+    async def GetServerInfo(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return speech_pb2.GetServerInfoResponse(models=[self._model])
+
+    async def ListVoices(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.num_pages += 1
+        voices = [speech_pb2.Voice(name=f"v{self.num_pages}_{i}") for i in range(1000)]
+        return speech_pb2.ListVoicesResponse(voices=voices, next_page_token="more")
+
+    async def StreamingSynthesize(self, requests: Any, context: Any) -> Any:  # noqa: N802
+        yield self._response
+
+
+MODEL = speech_pb2.ModelInfo(name="m", codec="c", native_sample_rate_hertz=24_000)
+NO_EVENT = speech_pb2.StreamingSynthesizeResponse()
+UNKNOWN_ENCODING = speech_pb2.StreamingSynthesizeResponse(
+    started=speech_pb2.SynthesisStarted(
+        audio_format=speech_pb2.AudioFormat(encoding=99)  # type: ignore[arg-type]
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "response", "num_pages"),
+    [
+        (MODEL, NO_EVENT, MAX_VOICES // 1000),
+        (MODEL, UNKNOWN_ENCODING, MAX_VOICES // 1000),
+        (speech_pb2.ModelInfo(name="m", codec="c"), NO_EVENT, 0),
+    ],
+)
+def test_a_speech_server_of_another_version(
+    writer: Service, model: speech_pb2.ModelInfo, response: Any, num_pages: int
+) -> None:
+    async def scenario() -> None:
+        other, server = OtherVersion(model, response), grpc.aio.server()
+        speech_pb2_grpc.add_SpeechServiceServicer_to_server(other, server)
+        is_well = grpc_health.aio.HealthServicer()
+        await is_well.set("tts.v1.SpeechService", Status.SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(is_well, server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        try:
+            async with serving(writer, speech_server=address) as served:
+                assert other.num_pages == num_pages
+                call = served.text.GenerateSpeech(spoken(telling(STORY)))
+                error = await error_of_reading(call)
+                assert error.code() is grpc.StatusCode.UNAVAILABLE
+                assert reason_of(error) == "SPEECH_SERVER_LOST"
+                await wait_until_idle(writer.client)
+        finally:
+            await server.stop(0)
+
+    run(scenario())
+
+
 def test_a_server_without_a_voice_is_no_speech_server(writer: Service) -> None:
     async def scenario() -> None:
         async with (
@@ -258,6 +335,56 @@ def test_a_server_without_a_voice_is_no_speech_server(writer: Service) -> None:
             serving(writer, speech_server=speaker.server.address) as served,
         ):
             await assert_speechless(served)
+
+    run(scenario())
+
+
+def test_another_server_of_the_address_replaces_one_that_drains(
+    voice: Service, writer: Service
+) -> None:
+    """The health of the first connection's server is followed until it is not SERVING."""
+
+    async def ask(served: Serving, one: Serving) -> None:
+        draining = asyncio.create_task(one.server.drain(1000, 0))
+        while await health(served.channel, SPOKEN_TEXT) == Status.SERVING:
+            await asyncio.sleep(0.01)
+        while await health(served.channel, SPOKEN_TEXT) != Status.SERVING:
+            await asyncio.sleep(0.01)
+        assert speech_events(await ask_spoken(served))[-1].done.usage.output_tokens > 0
+        draining.cancel()
+
+    async def scenario() -> None:
+        async with (
+            serving(voice, max_connection_age_s=0.1) as one,
+            serving(voice) as two,
+            forwarding([one.server.port, two.server.port]) as (balancer, address),
+            serving(writer, speech_server=address) as served,
+        ):
+            while balancer.num_connections < 2:
+                await ask_spoken(served)
+            await ask(served, one)
+
+    run(scenario())
+
+
+def test_calls_that_are_spoken_need_the_text_model_too(
+    voice: Service, text_checkpoint: Path
+) -> None:
+    mortal = create_service(tiny_config(text_checkpoint))
+
+    async def scenario() -> None:
+        async with (
+            serving(voice) as speaker,
+            http_serving(mortal, speech_server=speaker.server.address) as served,
+        ):
+            assert await health(served.grpc.channel, SPOKEN_TEXT) == Status.SERVING
+            await mortal.client.close()
+            while await health(served.grpc.channel, SPOKEN_TEXT) == Status.SERVING:
+                await asyncio.sleep(0.01)
+            assert (await served.client.get("/health")).json() == {
+                "status": "NOT_SERVING",
+                "speech_server": "SERVING",
+            }
 
     run(scenario())
 
@@ -344,6 +471,8 @@ def test_models_that_need_no_speech_server(tiny_checkpoint: Path, tmp_path: Path
     [
         ({"speech_server": "no-port"}, "HOST:PORT"),
         ({"speech_server": "http://host:1"}, "HOST:PORT"),
+        ({"speech_server": "host:0"}, "HOST:PORT"),
+        ({"speech_server": "[::1]:65536"}, "HOST:PORT"),
         ({"speech_server_token": "abc"}, "need speech_server"),
         ({"speech_server_tls": True}, "need speech_server"),
         ({"speech_server": "host:1", "text_model": "x"}, "exclude"),
