@@ -33,7 +33,7 @@ LEAVES_WITHIN_S = 1.0
 SLOW_READER_S = 3.0  # the server's slow_reader_timeout_s
 WRONG = ("INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED")
 CLIP = TEXTS[0] * 2
-CLIP_TOKENS = 100  # at least: a second or more of any codec, as random weights may end at once
+CLIP_TOKENS = 100  # a second or more of any codec; random weights may end at once, or late
 LONG = " ".join(TEXTS) * 3
 OWN_CHANNEL = ("grpc.use_local_subchannel_pool", 1)
 SMALL_WINDOW = ("grpc.http2.bdp_probe", 0)  # fixes HTTP/2's window at 64 KiB
@@ -62,7 +62,7 @@ class Clients:
         """Synthesize the clip that voices are cloned from."""
         async with self._asked("unary") as asked:
             config = _config(asked)
-            config.sampling.min_tokens = CLIP_TOKENS
+            config.sampling.min_tokens = config.sampling.max_tokens = CLIP_TOKENS
             config.audio_format.encoding = speech_pb2.AUDIO_ENCODING_WAV
             request = speech_pb2.SynthesizeRequest(config=config, input=_spoken(CLIP))
             self._clip = (await _answer(asked, self._speech().Synthesize(request))).audio

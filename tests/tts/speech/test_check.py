@@ -154,14 +154,14 @@ EAGER_TEXT = "After a long week of meetings, everyone went home by train."
 
 @pytest.mark.parametrize("eager", [1, 2])
 def test_an_eager_sentence_is_sound_as_a_whole(
-    runner: asyncio.Runner, synthesizer: Synthesizer, aligner: Aligner, eager: int
+    runner: asyncio.Runner, built_in: Synthesizer, aligner: Aligner, eager: int
 ) -> None:
     """It begins while its second half has not come, and has each of its words once."""
 
     async def speak() -> tuple[int, ...]:
         chunking = ChunkingOverrides(buffer=500)  # the last carry has all codes
         request = SpeechRequest(sampling=SamplingOverrides(seed=3), chunking=chunking, eager=eager)
-        session, carry, is_whole = synthesizer.open_session(request), (), False
+        session, carry, is_whole = built_in.open_session(request), (), False
         session.feed(EAGER_TEXT[: EAGER_TEXT.index("went")])
         async for event in session.events():
             if isinstance(event, AudioChunk):
