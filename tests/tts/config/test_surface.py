@@ -23,7 +23,6 @@ from tts.config.server import ServerConfig
 from tts.config.sources import inner_type, is_section, nested_values, walk_fields
 
 ROOT = Path(__file__).parents[3]
-CLASSES: tuple[type[StrictModel], ...] = (AudioGenerationConfig, ServerConfig)
 CASES: tuple[tuple[type[StrictModel], str], ...] = (
     (AudioGenerationConfig, "none"),
     (ServerConfig, "speech_server"),  # excludes a text model of this server
