@@ -291,6 +291,8 @@ class ForwardBatch:
     # [B] number of best tokens to return; None: no log-probabilities
     top_logprobs_nums: tuple[int, ...] | None = None
     row_pages: RowPages | None = None  # arrays of `pages` and `context_lens`, where available
+    # int64 [B] slots of recurrent states that the rows read and write; None: those of `pages`
+    states: tuple[Tensor, Tensor] | None = None
 
     @property
     def row_offsets(self) -> tuple[int, ...]:

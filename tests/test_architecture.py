@@ -34,6 +34,7 @@ HOST_ONLY = (
     "llm/kv_cache/page_node.py",
     "llm/kv_cache/host_slots.py",
     "llm/kv_cache/radix_cache.py",
+    "llm/kv_cache/state_slots.py",
     "llm/kv_cache/manager.py",
 )
 

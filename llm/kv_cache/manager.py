@@ -5,6 +5,8 @@ extend   take pages for positions still to come
 commit   put full pages whose KV has been computed into the prefix cache
 release  give everything back; committed pages stay cached until the room is needed
 
+For a model with recurrent states a claim also holds one of those, see `state_slots`.
+
     free ──claim──> used ──release──> free, or cached (evictable) ──claim──> used
                                                 └──> host ──claim──> used, in another page
 """
@@ -19,6 +21,7 @@ from llm.kv_cache.host_slots import HostStore
 from llm.kv_cache.page_node import PageNode
 from llm.kv_cache.page_pool import PagePool
 from llm.kv_cache.radix_cache import RadixCache
+from llm.kv_cache.state_slots import StatePages, StateSlots
 from llm.request import Token
 
 
@@ -31,9 +34,9 @@ class _Claim:
 
     __slots__ = ("pages", "path", "salt")
 
-    def __init__(self, salt: str, pages: Iterable[int], path: list[PageNode]) -> None:
+    def __init__(self, salt: str, pages: array[int], path: list[PageNode]) -> None:
         self.salt = salt
-        self.pages = array("i", pages)  # an array that kernels can copy in one piece
+        self.pages = pages  # an array that kernels can copy in one piece
         self.path = path
 
 
@@ -50,11 +53,17 @@ class KVCacheManager:
         enable_prefix_caching: bool = True,
         *,
         host: HostStore | None = None,
+        num_states: int = 0,
     ) -> None:
-        """Create the pages. `host` receives evicted pages of the prefix cache and returns them."""
+        """Create the pages. `host` receives evicted pages of the prefix cache and returns them.
+
+        `num_states` of a `StatePool`; 0: the model keeps keys and values only. A state is that of
+        one position, not of a page, so that pages of a model with states are never shared.
+        """
         self._pool = PagePool(num_pages, page_size)
         self._cache = RadixCache(self._pool, host)
-        self._caching = enable_prefix_caching
+        self._states = StateSlots(num_states) if num_states else None
+        self._caching = enable_prefix_caching and not num_states
         self._claims: dict[str, _Claim] = {}
         self.page_size = page_size
         self.total_pages = self._pool.total_pages
@@ -98,6 +107,11 @@ class KVCacheManager:
         return self._pool.free_pages + self._cache.evictable_pages
 
     @property
+    def available_states(self) -> int | None:
+        """Recurrent states that can be claimed now; None for models without states."""
+        return None if self._states is None else self._states.free_states
+
+    @property
     def num_claims(self) -> int:
         """Requests that hold pages."""
         return len(self._claims)
@@ -124,11 +138,13 @@ class KVCacheManager:
         """Claim pages for all of `token_ids`; return how many of the tokens are cached.
 
         At least one token remains to be computed, because its logits are needed. Returns None, and
-        changes nothing, when the pages are not available or the used share of the pool would exceed
-        `watermark`.
+        changes nothing, when the pages or a state are not available or the used share of the pool
+        would exceed `watermark`.
         """
         if request_id in self._claims:
             raise ValueError(f"request {request_id} has a claim already")
+        if self.available_states == 0:
+            return None
         may_hit = self._caching and reads_cache
         max_hits = (len(token_ids) - 1) // self.page_size if may_hit else 0
         path = self._cache.match(cache_salt, token_ids, max_hits)
@@ -144,11 +160,17 @@ class KVCacheManager:
             self._cache.restore(on_host, taken[: len(on_host)])
         shared = [node.page for node in path]
         self._pool.retain(shared)
-        self._claims[request_id] = _Claim(cache_salt, shared + taken[len(on_host) :], path)
+        pages = self._page_table(shared + taken[len(on_host) :])
+        self._claims[request_id] = _Claim(cache_salt, pages, path)
         num_hits = len(path) * self.page_size
         self.prefix_hit_tokens += num_hits
         self.prefix_miss_tokens += len(token_ids) - num_hits
         return num_hits
+
+    def _page_table(self, pages: Iterable[int]) -> array[int]:
+        if self._states is None:
+            return array("i", pages)
+        return StatePages.of(pages, self._states.alloc())
 
     def pages(self, request_id: str) -> Sequence[int]:
         """The request's page table, from position 0: a live view that only grows."""
@@ -197,6 +219,8 @@ class KVCacheManager:
             parent = self._cache.insert(claim.salt, parent, key, claim.pages[index])
         self._cache.unlock(claim.path)
         self._pool.free(claim.pages)
+        if isinstance(claim.pages, StatePages) and self._states is not None:
+            self._states.free(claim.pages.state)
 
     def rename(self, request_id: str, new_id: str) -> None:
         """Move the claim to another id, because the id of the request may be used again."""
@@ -240,10 +264,14 @@ class KVCacheManager:
         self._cache.check_integrity(locks)
         if any(holders[node.page] != 1 for node in cached if node.locks == 0):
             raise AssertionError("a page in use can be evicted")
+        if self._states is not None:
+            tables = [claim.pages for claim in self._claims.values()]
+            self._states.check_integrity(t.state for t in tables if isinstance(t, StatePages))
 
     def __repr__(self) -> str:
         host = f", {self._cache.host!r}" if self._cache.host.num_slots else ""
+        states = "" if self._states is None else f", {self._states!r}"
         return (
             f"KVCacheManager({len(self._claims)} requests hold {self.used_pages} of "
-            f"{self.total_pages} pages, {self.cached_pages} cached{host})"
+            f"{self.total_pages} pages, {self.cached_pages} cached{host}{states})"
         )

@@ -4,6 +4,7 @@ available_bytes × utilization
 ├── weights_bytes
 ├── activation_bytes      scratch of one step at its largest
 ├── graph_bytes           captured decoding: scratch, logits, state of the sampler
+├── state_bytes           recurrent states of the sequences, for models that have them
 └── kv_bytes              num_pages × page_bytes; page 0 is for padding and holds no request
 """
 
@@ -47,9 +48,10 @@ class MemoryPlan:
     page_size: int
     num_pages: int  # with the padding page
     graph_bytes: int = 0
+    state_bytes: int = 0
 
     @classmethod
-    def create(
+    def create(  # noqa: PLR0913 - one parameter per part
         cls,
         layout: PageLayout,
         *,
@@ -57,6 +59,7 @@ class MemoryPlan:
         weights_bytes: int,
         activation_bytes: int,
         graph_bytes: int = 0,
+        state_bytes: int = 0,
         num_pages: int | None = None,
         max_pages: int | None = None,
     ) -> MemoryPlan:
@@ -66,7 +69,7 @@ class MemoryPlan:
         `CapacityError` with all the numbers when memory is insufficient.
         """
         if num_pages is None:
-            left = available_bytes - weights_bytes - activation_bytes - graph_bytes
+            left = available_bytes - weights_bytes - activation_bytes - graph_bytes - state_bytes
             num_pages = max(left // layout.page_bytes, 0)
             if max_pages is not None:
                 num_pages = min(num_pages, max_pages)
@@ -78,6 +81,7 @@ class MemoryPlan:
             page_size=layout.page_size,
             num_pages=num_pages,
             graph_bytes=graph_bytes,
+            state_bytes=state_bytes,
         )
         plan._check()
         return plan
@@ -102,7 +106,8 @@ class MemoryPlan:
     @property
     def total_bytes(self) -> int:
         """Bytes of everything that is planned."""
-        return self.weights_bytes + self.activation_bytes + self.graph_bytes + self.kv_bytes
+        scratch = self.activation_bytes + self.graph_bytes
+        return self.weights_bytes + scratch + self.state_bytes + self.kv_bytes
 
     @property
     def max_tokens(self) -> int:
@@ -111,9 +116,10 @@ class MemoryPlan:
 
     def describe(self) -> str:
         """Return one line with every number."""
+        states = f"states {_mib(self.state_bytes)} + " if self.state_bytes else ""
         return (
             f"weights {_mib(self.weights_bytes)} + activations {_mib(self.activation_bytes)} + "
-            f"graphs {_mib(self.graph_bytes)} + "
+            f"graphs {_mib(self.graph_bytes)} + {states}"
             f"{self.num_pages} KV pages of {self.page_size} tokens × {self.page_bytes} bytes "
             f"({_mib(self.kv_bytes)}) of {_mib(self.available_bytes)} available"
         )

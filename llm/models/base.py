@@ -19,6 +19,7 @@ from llm.batch import (
 )
 from llm.config import KVCacheConfig, PipelineConfig
 from llm.config.sections import switch
+from llm.kv_cache.state_pool import StatePart, StatePool
 from llm.lora.manager import LoRAManager
 from llm.models.encoding import Encoding, choose_encoding
 from llm.models.hf_config import HuggingFaceConfig, ModelShape
@@ -88,6 +89,8 @@ class PipelineModel(ABC, Generic[ContextT]):
         lora = pipeline_config.lora
         self.frame_decoder: FrameDecoder | None = None
         """Decoder of a frame's further codes; None for models of one token per position."""
+        self.states: StatePool | None = None
+        """Recurrent states, set by the runner before the first forward; None without any."""
         self.lora_manager: LoRAManager | None = None
         """The adapters; None unless the configuration enables them."""
         if lora is not None and lora.enable_lora:
@@ -115,6 +118,24 @@ class PipelineModel(ABC, Generic[ContextT]):
     def shape(cls, huggingface_config: HuggingFaceConfig) -> ModelShape:
         """Return the sizes for the memory plan and the sampler. Needs no weights."""
         return ModelShape.read(huggingface_config)
+
+    @classmethod
+    def num_kv_layers(cls, huggingface_config: HuggingFaceConfig) -> int:
+        """Return the number of layers that keep keys and values; all by default.
+
+        Needs no weights.
+        """
+        return cls.shape(huggingface_config).num_layers
+
+    @classmethod
+    def recurrent_state(
+        cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
+    ) -> tuple[StatePart, ...]:
+        """Return the parts of a sequence's recurrent state; () for a model without one.
+
+        The model finds the states of all sequences in `states`. Needs no weights.
+        """
+        return ()
 
     @classmethod
     def attention_windows(cls, huggingface_config: HuggingFaceConfig) -> tuple[int | None, ...]:

@@ -298,8 +298,13 @@ def create_kv_manager(
     host = None
     if cache.enable_kvcache_swapping_to_host:
         host = _host_pool(cache.host_kvcache_swap_space_gb, plan.page_bytes, runners, stream)
+    states = runners[0].gdn_pool
     return KVCacheManager(
-        plan.num_pages, cache.kv_cache_page_size, cache.enable_prefix_caching, host=host
+        plan.num_pages,
+        cache.kv_cache_page_size,
+        cache.enable_prefix_caching,
+        host=host,
+        num_states=0 if states is None else states.num_states,
     )
 
 

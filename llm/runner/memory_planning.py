@@ -15,6 +15,8 @@ import torch
 from llm.attention.workspaces import workspace_bytes
 from llm.batch import ScheduledRow
 from llm.config import ModelConfig, PipelineConfig
+from llm.kv_cache.state_pool import StatePart, state_bytes
+from llm.kv_cache.state_slots import FIRST_STATE
 from llm.lora.manager import reserved_bytes
 from llm.memory.plan import MemoryPlan, PageLayout, infer_batch_size
 from llm.models.base import PipelineModel
@@ -76,7 +78,7 @@ class MemoryPlanning:
         """Contents of a page of this model."""
         cache = self.model_config.kv_cache
         return PageLayout(
-            num_layers=self.num_hidden_layers,
+            num_layers=self._model_class.num_kv_layers(self.huggingface_config),
             page_size=cache.kv_cache_page_size,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
@@ -120,6 +122,17 @@ class MemoryPlanning:
         """Return the bytes of a device sampler's state for so many requests with penalties."""
         return sampler_bytes(self.vocab_size, rows) if self.samples_on_device else 0
 
+    @property
+    def recurrent_state(self) -> tuple[StatePart, ...]:
+        """Parts of one sequence's recurrent state; () for models without one."""
+        return self._model_class.recurrent_state(self.server_config, self.huggingface_config)
+
+    def num_states(self, rows: int) -> int:
+        """Return the size of the pool of states for batches of so many rows; 0 without states."""
+        if not self.recurrent_state:
+            return 0
+        return FIRST_STATE + max(rows, self.server_config.max_queue_size_tg or rows)
+
     def plan_memory(self, draft: MemoryPlanning | None = None) -> MemoryPlan:
         """Divide the device's memory; includes a draft model's weights and pages.
 
@@ -159,6 +172,7 @@ class MemoryPlanning:
                 weights_bytes=weights_bytes,
                 activation_bytes=sum(model.activation_bytes(rows) for model in models),
                 graph_bytes=self.graph_bytes(rows) + self.sampling_bytes(rows),
+                state_bytes=self.num_states(rows) * state_bytes(self.recurrent_state),
                 num_pages=cache.num_pages,
                 max_pages=max_pages,
             )

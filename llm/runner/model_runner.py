@@ -37,6 +37,7 @@ from llm.batch import (
 from llm.config import ModelConfig, PipelineConfig, default_config
 from llm.errors import ConfigError
 from llm.kv_cache.kv_pool import KVPool
+from llm.kv_cache.state_pool import StatePool
 from llm.memory.plan import MemoryPlan
 from llm.memory.transfer import to_device
 from llm.models.base import PipelineModel
@@ -118,7 +119,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         self.token_to_kv_pool: KVPool | None = None
         self.attn_backend: AttentionBackend[Any] | None = None
         self.graph_runner: GraphRunner | None = None  # None: every forward runs eagerly
-        self.gdn_pool: None = None  # no architecture here keeps a recurrent state
+        self.gdn_pool: StatePool | None = None  # None: the model has no recurrent states
         self._logits_dtype: torch.dtype = getattr(torch, config.sampling.in_dtype)
         self.sampler = Sampler(self.vocab_size, self.device)
         self.token_sampler: TokenSampler[Any] = self.sampler
@@ -220,11 +221,12 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             self.token_sampler = FrameSampler(self.model.frame_decoder, self.device)
 
     def init_memory_pool(self) -> None:
-        """Allocate the planned KV pool."""
+        """Allocate the planned KV pool, and the pool of recurrent states if the model has them."""
         if self.memory_plan is None:
             raise RuntimeError("plan the memory before the pool is allocated")
+        num_layers = self._model_class.num_kv_layers(self.huggingface_config)
         self.token_to_kv_pool = KVPool(
-            num_layers=self.num_hidden_layers if self._model_class.uses_kv_pool else 0,
+            num_layers=num_layers if self._model_class.uses_kv_pool else 0,
             num_pages=self.memory_plan.num_pages,
             page_size=self.memory_plan.page_size,
             num_kv_heads=self.num_kv_heads,
@@ -232,6 +234,11 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             dtype=self.kv_cache_dtype,
             device=self.device,
         )
+        if parts := self.recurrent_state:
+            num_states = self.num_states(self.max_running_requests)
+            self.gdn_pool = self.loaded_model.states = StatePool(parts, num_states, self.device)
+            text = "recurrent states next to the pages, no prefix cache: %s"
+            logger.info(text, self.gdn_pool)
 
     def init_attention_backend(self) -> None:
         """Create the attention backend over the pool."""
@@ -417,7 +424,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
     def shutdown(self) -> None:
         """Free model and memory. Idempotent."""
         self.graph_runner = self.attn_backend = None
-        self.token_to_kv_pool = self.model = None
+        self.token_to_kv_pool = self.gdn_pool = self.model = None
         self.token_sampler = self.sampler
         self._req_to_token_pool = self._allocator = None
         if self.device.type == "cuda":

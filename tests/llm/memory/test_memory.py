@@ -39,6 +39,16 @@ def test_an_explicit_number_of_pages_is_taken_as_it_is() -> None:
     assert plan(num_pages=10, max_pages=5).num_pages == 10
 
 
+def test_recurrent_states_leave_fewer_pages() -> None:
+    made = plan(state_bytes=3 * PAGE_BYTES)
+    assert made.num_pages == 14 - 3
+    assert made.total_bytes == plan().total_bytes
+    assert "states 0.0 MiB" in made.describe()
+    assert "states" not in plan().describe()
+    with pytest.raises(CapacityError, match="memory is insufficient"):
+        plan(num_pages=14, state_bytes=3 * PAGE_BYTES)
+
+
 def test_too_many_pages_are_an_error_with_the_numbers() -> None:
     with pytest.raises(
         CapacityError, match=r"15 KV pages of 16 tokens × 4096 bytes .* of 0\.1 MiB"

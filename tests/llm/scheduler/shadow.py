@@ -16,6 +16,7 @@ from typing import Any
 from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow, StepOutput
 from llm.errors import CapacityError
 from llm.kv_cache.manager import KVCacheManager
+from llm.kv_cache.state_slots import FIRST_STATE, state_of
 from llm.request import FinishReason, Request, SamplingParams, TokenChunk, TokenLogprob
 from llm.scheduler import Scheduler, SchedulerLimits
 from llm.sequence import FUTURE_TOKEN
@@ -63,10 +64,14 @@ class ShadowPipeline:
         prefix_caching: bool = True,
         max_seq_len: int = 1000,
         num_slots: int = 0,
+        num_states: int = 0,
     ) -> None:
         self.num_slots = num_slots
         host = self if num_slots else None
-        self.kv_manager = KVCacheManager(num_pages, page_size, prefix_caching, host=host)
+        self.kv_manager = KVCacheManager(
+            num_pages, page_size, prefix_caching, host=host, num_states=num_states
+        )
+        self._states: list[list[int]] | None = [[] for _ in range(num_states)] or None
         self.vocab_size = VOCAB_SIZE
         self.eos_token_ids = (EOS,)
         self.frames = None
@@ -101,6 +106,7 @@ class ShadowPipeline:
             mark, end = _mark(row), row.start + len(row.token_ids)
             for slot, token in zip(self._slots(row, row.start, end), row.token_ids, strict=True):
                 self._memory[slot] = token + mark
+            self._advance_state(row, row.start, row.token_ids)
         if self.fail_next:
             self.fail_next = False
             raise CapacityError("the device is out of memory")
@@ -122,6 +128,19 @@ class ShadowPipeline:
             if row.echoes
         }
         return StepOutput(tokens, logprobs, prompt_logprobs=echo, embeddings=vectors)
+
+    def _advance_state(
+        self, row: ScheduledRow, start: int, token_ids: Sequence[Any]
+    ) -> list[int] | None:
+        """Add tokens to the row's recurrent state, which is all tokens before; return the state."""
+        if self._states is None:
+            return None
+        slot = state_of(row.pages)
+        assert slot >= FIRST_STATE, "the slot for padding or for zeros was handed out"
+        before = self._states[slot] if start else []
+        assert len(before) == start, "the state is that of another position or sequence"
+        self._states[slot] = [*before, *token_ids]
+        return self._states[slot]
 
     @property
     def overlap_active(self) -> bool:
@@ -152,10 +171,12 @@ class ShadowPipeline:
         assert None not in context, "a slot was read that was never written"
         context = [token - mark for token in context if token is not None]
         assert all(0 <= token < VOCAB_SIZE for token in context), "another adapter wrote this"
+        assert self._advance_state(row, row.context_len, ()) in (None, context)
         tokens: list[int] = []
         for step in range(num_steps):
             if step:
                 position = row.context_len + step - 1
+                self._advance_state(row, position, tokens[-1:])
                 (slot,) = self._slots(row, position, position + 1)
                 memory[slot] = tokens[-1] + mark
             num_outputs = len(row.output_ids) + step
@@ -180,6 +201,11 @@ class ShadowPipeline:
             assert len(row.pages) * size >= end, "the page table is too short"
             assert 0 not in row.pages, "the padding page was handed out"
             assert row.is_extend or len(row.token_ids) == 1
+        if self._states is not None:
+            held = [state_of(row.pages) for row in batch.rows]
+            assert len(set(held)) == len(held), "two rows have the same state"
+        for row in batch.rows:
+            end = row.context_len + batch.num_steps - 1
             slots = set(self._slots(row, row.start, end))
             assert len(slots) == end - row.start
             assert not slots & written, "two rows write to the same slot"

@@ -199,6 +199,7 @@ class Storm:
     num_pages=st.integers(3, 30),
     page_size=st.integers(1, 5),
     prefix_caching=st.booleans(),
+    num_states=st.sampled_from([0, 0, 3, 4, 8]),
     is_late=st.booleans(),
     events=EVENTS,
 )
@@ -207,12 +208,13 @@ def test_storms(
     num_pages: int,
     page_size: int,
     prefix_caching: bool,
+    num_states: int,
     is_late: bool,
     events: list[Event],
 ) -> None:
     kind = LateShadowPipeline if is_late else ShadowPipeline
     limits = replace(limits, max_num_steps=1) if is_late else limits
-    pipeline = kind(num_pages + 1, page_size, prefix_caching=prefix_caching)
+    pipeline = kind(num_pages + 1, page_size, prefix_caching=prefix_caching, num_states=num_states)
     storm = Storm(Harness(limits, pipeline))
     for event in events:
         storm.apply(event)
@@ -227,7 +229,9 @@ def long_storm(seed: int, is_late: bool = False) -> Storm:
     verbs = ["add"] * 4 + ["pause"] * 2 + ["resume", "cancel"] + ["step"] * 8
     kind = LateShadowPipeline if is_late else ShadowPipeline
     num_slots = (0, 5, 60)[seed % 3]
-    pipeline = kind(random.randint(13, 40), 4, prefix_caching=seed % 4 > 0, num_slots=num_slots)
+    num_states = 0 if seed % 5 else 5
+    num_pages, caches = random.randint(13, 40), seed % 4 > 0
+    pipeline = kind(num_pages, 4, prefix_caching=caches, num_slots=num_slots, num_states=num_states)
     limits = SchedulerLimits(
         max_length=MAX_LENGTH,
         max_batch_size=random.randint(2, 8),
