@@ -86,6 +86,17 @@ _architectures["CsmForConditionalGeneration"] = Architecture(
 )
 
 
+_architectures["Lfm2ForCausalLM"] = Architecture(
+    "Lfm2ForCausalLM",
+    "llm.models.lfm2:Lfm2Model",
+    supports_lora=True,
+    supports_empty_batches=True,
+    # A state is that of one position: it cannot be shared, nor go back to a rejected draft's.
+    supports_drafts=False,
+    required_arguments=(("model.kv_cache.enable_prefix_caching", False),),
+)
+
+
 FALLBACK = Architecture(
     "AutoModelForCausalLM",
     "llm.models.auto:AutoModel",

@@ -158,7 +158,7 @@ class LlamaModel(CausalModel):
         self._rotary = Rotary(self.config.rotary, self.max_seq_len, self.devices[0])
         table = (shape.vocab_size, shape.hidden_size)
         embedding = self._load_embedding(reader)
-        loader = LayerLoader(reader, self.config, names, self._factory, self._rope_type, self.group)
+        loader = self._loader(reader)
         layers = loader.layers()
         self.final_norm = loader.norm(names.final_norm)
         needs_no_head = self.config.is_head_tied or self.pooling is not None
@@ -173,6 +173,10 @@ class LlamaModel(CausalModel):
         reader.finish()
         is_compiled = not self.session.use_legacy_module
         self._use(create_stack(layers, head, self.session.kernels(), is_compiled=is_compiled))
+
+    def _loader(self, reader: WeightReader) -> LayerLoader:
+        config, names = self.config, self.names
+        return LayerLoader(reader, config, names, self._factory, self._rope_type, self.group)
 
     def _load_embedding(self, reader: WeightReader) -> LinearWeight:
         """Create the embedding; return its table, which the head may share."""
@@ -214,23 +218,25 @@ class LayerLoader:
     group: Group
 
     def layers(self) -> list[DecoderLayer]:
-        """Return all layers."""
-        return [self._layer(index) for index in range(self.config.shape.num_layers)]
+        """Return all layers that have attention."""
+        numbers = self.config.attention_layers or range(self.config.shape.num_layers)
+        return [self._layer(index, place) for place, index in enumerate(numbers)]
 
     def norm(self, name: str) -> RMSNorm:
         """Return the norm of this name."""
         weight = self.reader.tensor(f"{name}.weight", self.config.shape.hidden_size)
         return RMSNorm(self.factory.vector(weight), self.config.norm_epsilon)
 
-    def _layer(self, index: int) -> DecoderLayer:
+    def _layer(self, index: int, place: int) -> DecoderLayer:
+        """`index`: number in the checkpoint; `place`: number among the layers with attention."""
         return DecoderLayer(
             self.norm(self.names.attention_norm.format(index)),
-            self._attention(index),
+            self._attention(index, place),
             self.norm(self.names.mlp_norm.format(index)),
-            self._mlp(index),
+            self.mlp(index),
         )
 
-    def _attention(self, index: int) -> SelfAttention:
+    def _attention(self, index: int, place: int) -> SelfAttention:
         config, names, shape = self.config, self.names, self.config.shape
         hidden, head_dim = shape.hidden_size, shape.head_dim
 
@@ -257,7 +263,7 @@ class LayerLoader:
             self._head_norm(index) if config.has_head_norm else None,
         )
         heads = AttentionShape(shape.num_heads, shape.num_kv_heads, head_dim)
-        return SelfAttention(index, heads, weights, self.group)
+        return SelfAttention(place, heads, weights, self.group)
 
     def _paired_rows(self, num_heads: int) -> Tensor:
         """Return the order of these heads' rows in which the pairs of a rotation are neighbours."""
@@ -281,7 +287,8 @@ class LayerLoader:
         ]
         return HeadNorm(self.factory.vector(torch.cat(by_head)), self.config.norm_epsilon)
 
-    def _mlp(self, index: int) -> GatedMLP:
+    def mlp(self, index: int) -> GatedMLP:
+        """Return the MLP of a layer."""
         hidden, inner = self.config.shape.hidden_size, self.config.intermediate_size
         names, has_bias = self.names, self.config.has_mlp_bias
         gate = self.reader.matrix(names.gate.format(index), inner, hidden, has_bias=has_bias)

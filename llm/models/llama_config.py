@@ -26,6 +26,9 @@ class LlamaConfig:
     has_mlp_bias: bool = False
     has_head_norm: bool = False  # normalise queries and keys before rotation
     windows: tuple[int | None, ...] = ()  # by layer, as in `PipelineModel.attention_windows`
+    # numbers of the layers with attention among `shape.num_layers`; (): all
+    attention_layers: tuple[int, ...] = ()
+    num_mixer_weights: int = 0  # in the matrices that another layer has in place of attention
 
     @classmethod
     def read(cls, config: HuggingFaceConfig) -> LlamaConfig:
@@ -52,9 +55,12 @@ class LlamaConfig:
         """
         shape = self.shape
         heads = 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
-        layer = shape.hidden_size * (heads + 3 * self.intermediate_size)
+        num_attention = len(self.attention_layers) or shape.num_layers
+        mixers = (shape.num_layers - num_attention) * self.num_mixer_weights
+        attention = num_attention * shape.hidden_size * heads
+        mlps = shape.num_layers * shape.hidden_size * 3 * self.intermediate_size
         tables = 1 if self.is_head_tied else 2
-        return shape.num_layers * layer + tables * shape.vocab_size * shape.hidden_size
+        return attention + mixers + mlps + tables * shape.vocab_size * shape.hidden_size
 
 
 def _refuse_other_variants(config: HuggingFaceConfig) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,9 +18,11 @@ import torch
 
 from llm.batch import ScheduledRow
 from llm.engine.engine import create_engine
+from llm.kv_cache.state_slots import FIRST_STATE, StatePages
 from llm.pipeline.text_generation import TextGenerationPipeline
 from llm.request import Request, SamplingParams, TokenChunk, TokenLogprob
 from tests.fakes import LlamaShape, build_text_checkpoint
+from tests.llm.lfm2_checkpoints import write_lfm2
 from tests.llm.llama_checkpoints import batch, pipeline_config, random_ids, row, write_llama
 from tests.llm.lora.test_lora import run
 
@@ -36,7 +38,7 @@ class Stream:
     name: str
     prompt: list[int]
     sampling: SamplingParams
-    pages: list[int] = field(default_factory=list)
+    pages: MutableSequence[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
     processed: int = 0
 
@@ -68,10 +70,14 @@ class Streams:
         self.random = random.Random(seed)
         self.free = list(range(1, pipeline.kv_manager.num_pages))
         self.random.shuffle(self.free)
+        self.free_states = list(range(FIRST_STATE, FIRST_STATE + 32))
+        self.random.shuffle(self.free_states)
 
     def step(self, streams: Sequence[Stream], limits: Sequence[int]) -> None:
         """Feed up to a limit of tokens of each stream in one batch."""
         for stream, limit in zip(streams, limits, strict=True):
+            if self.has_states and not stream.pages:
+                stream.pages = StatePages.of((), self.free_states.pop())
             end = min(len(stream.tokens), stream.processed + limit)
             while len(stream.pages) * self.page_size < end:
                 stream.pages.append(self.free.pop())
@@ -81,9 +87,17 @@ class Streams:
             stream.processed += len(fed.token_ids)
             stream.outputs += sampled.get(stream.name, ())
 
+    @property
+    def has_states(self) -> bool:
+        return self.pipeline.runner.gdn_pool is not None
+
     def preempt(self, stream: Stream) -> None:
         """Drop the pages; their ids are reused in another order."""
-        self.free = self.random.sample([*self.free, *stream.pages], len(self.free + stream.pages))
+        self.free = self.random.sample(
+            [*self.free, *stream.pages], len(self.free) + len(stream.pages)
+        )
+        if isinstance(stream.pages, StatePages):
+            self.free_states.insert(0, stream.pages.state)
         stream.pages, stream.processed = [], 0
 
     def run_alone(self, stream: Stream, num_tokens: int) -> list[int]:
@@ -111,6 +125,15 @@ def small(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> TextGenerationPipeline:
     folder = write_llama(tmp_path_factory.mktemp("small"))
+    return TextGenerationPipeline(pipeline_config(folder, num_pages=500, encoding=request.param))
+
+
+@pytest.fixture(scope="module", params=["int8", "float32", "bfloat16"])
+def hybrid(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> TextGenerationPipeline:
+    """Return a pipeline with recurrent states next to the pages."""
+    folder = write_lfm2(tmp_path_factory.mktemp("hybrid"))
     return TextGenerationPipeline(pipeline_config(folder, num_pages=500, encoding=request.param))
 
 
@@ -189,9 +212,16 @@ REQUESTS = [
 
 
 def test_any_schedule_gives_the_same_tokens(small: TextGenerationPipeline) -> None:
-    """Random batches, chunks and preemptions, until all requests have their tokens."""
+    check_any_schedule(Streams(small))
+
+
+def test_any_schedule_gives_the_same_tokens_with_states(hybrid: TextGenerationPipeline) -> None:
+    check_any_schedule(Streams(hybrid))
+
+
+def check_any_schedule(streams: Streams) -> None:
+    """Run random batches, chunks and preemptions, until all requests have their tokens."""
     count, num_tokens = 32, 8
-    streams = Streams(small)
 
     def request(index: int) -> Stream:
         prompt = random_ids(5 + 2 * index, 96, seed=index)

@@ -21,6 +21,7 @@ from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.pipeline.text_generation import TextGenerationPipeline
 from llm.request import FinishReason, Request, SamplingParams
 from llm.scheduler import SchedulerLimits
+from tests.llm.lfm2_checkpoints import write_lfm2
 from tests.llm.llama_checkpoints import pipeline_config, write_llama
 from tests.llm.runner.late_stream import LateStream
 from tests.llm.scheduler.shadow import Harness
@@ -54,11 +55,19 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return target, draft
 
 
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model with recurrent states."""
+    kinds = ["conv", "full_attention", "conv"]
+    folder = tmp_path_factory.mktemp("models") / "hybrid"
+    return write_lfm2(folder, num_hidden_layers=3, layer_types=kinds)
+
+
 Create = Callable[[], TextGenerationPipelineInterface]
 
 
 @pytest.fixture(scope="module")
-def create(models: tuple[Path, Path]) -> dict[str, Create]:
+def create(models: tuple[Path, Path], hybrid: Path) -> dict[str, Create]:
     config = {"num_pages": 10, "page_size": 8, "max_length": MAX_LENGTH, "max_batch_size": 8}
 
     def drafting(draft: Path) -> TextGenerationPipelineInterface:
@@ -74,15 +83,26 @@ def create(models: tuple[Path, Path]) -> dict[str, Create]:
         "overlap": lambda: OverlapTextGenerationPipeline(
             pipeline_config(models[0], **config), stream=LateStream()
         ),
+        "hybrid": lambda: TextGenerationPipeline(pipeline_config(hybrid, **config)),
+        "hybrid overlap": lambda: OverlapTextGenerationPipeline(
+            pipeline_config(hybrid, **config), stream=LateStream()
+        ),
         "drafting": lambda: drafting(models[1]),
         "drafting perfectly": lambda: drafting(models[0]),
     }
 
 
+Alone = Callable[[Request], tuple[list[int], FinishReason | None]]
+
+
 @pytest.fixture(scope="module")
-def alone(create: dict[str, Create]) -> Callable[[Request], tuple[list[int], FinishReason | None]]:
-    """Return the result of a request alone."""
-    pipeline = create["plain"]()
+def alone(create: dict[str, Create]) -> dict[bool, Alone]:
+    """Return functions that run a request alone, by whether the model is hybrid."""
+    return {False: runs_alone(create["plain"]()), True: runs_alone(create["hybrid"]())}
+
+
+def runs_alone(pipeline: TextGenerationPipelineInterface) -> Alone:
+    """Return a function that returns the result of a request alone."""
 
     @cache
     def generate(
@@ -152,12 +172,10 @@ class Storm:
             self.paused.discard(name)
 
 
-@pytest.mark.parametrize("kind", ["overlap", "drafting", "drafting perfectly"])
-def test_storms(
-    create: dict[str, Create],
-    alone: Callable[[Request], tuple[list[int], FinishReason | None]],
-    kind: str,
-) -> None:
+@pytest.mark.parametrize(
+    "kind", ["overlap", "hybrid", "hybrid overlap", "drafting", "drafting perfectly"]
+)
+def test_storms(create: dict[str, Create], alone: dict[bool, Alone], kind: str) -> None:
     pipeline = create[kind]()
     num_preemptions = num_ended = 0
     for seed in range(2):
@@ -165,7 +183,7 @@ def test_storms(
         storm.run()
         harness = storm.harness
         for name, request in harness.requests.items():
-            tokens, reason = alone(request)
+            tokens, reason = alone[kind.startswith("hybrid")](request)
             if harness.reason(name) is FinishReason.CANCELLED:
                 assert name in storm.cancelled
                 assert harness.tokens(name) == tokens[: len(harness.tokens(name))]
@@ -173,12 +191,13 @@ def test_storms(
                 assert (harness.tokens(name), harness.reason(name)) == (tokens, reason)
                 num_ended += 1
         assert harness.kv.num_claims == 0
+        harness.kv.check_integrity()
         num_preemptions += harness.scheduler.num_preemptions
     assert num_preemptions > 0
     assert num_ended > 12
     metrics = pipeline.spec_decode_metrics()
     if metrics is None:
-        assert kind == "overlap"
+        assert not kind.startswith("drafting")
     elif kind == "drafting":
         assert 0.1 < metrics.acceptance_rates[0] < 0.95
     else:  # no KV of the draft model was lost or stale
