@@ -208,7 +208,7 @@ def write_vyvo_on_llama(folder: Path) -> Path:
 
 
 def write_vyvo_on_lfm2(folder: Path) -> Path:
-    """Vyvo on LFM2-350M, an architecture that only transformers knows."""
+    """Vyvo on LFM2-350M, which has recurrent states."""
     from transformers import Lfm2Config, Lfm2ForCausalLM
 
     shape = Lfm2Config(

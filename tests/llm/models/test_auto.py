@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Gemma2Config, GPT2Config, Lfm2Config
+from transformers import Gemma2Config, GPT2Config, Lfm2MoeConfig
 
 from llm import Engine, FinishReason, Request, SamplingParams, create_engine
 from llm.batch import ReturnHiddenStates, ReturnLogits
@@ -48,7 +48,7 @@ CONFIGS = {
         max_position_embeddings=200,
         final_logit_softcapping=20.0,
     ),
-    "lfm2": Lfm2Config(  # its state consists of more than keys and values
+    "lfm2_moe": Lfm2MoeConfig(  # its state consists of more than keys and values
         **SMALL,
         hidden_size=32,
         intermediate_size=48,
@@ -57,6 +57,10 @@ CONFIGS = {
         num_key_value_heads=2,
         layer_types=["conv", "full_attention"],
         max_position_embeddings=200,
+        num_dense_layers=1,
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=24,
     ),
 }
 

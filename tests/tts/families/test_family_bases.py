@@ -25,7 +25,6 @@ from tts.v1 import speech_pb2 as pb
 from tts.voices.types import Voice, VoicePrompt
 
 LONG = {"max_length": 4096}  # a voice must leave room for the longest speech of one call
-ALONE = LONG | {"max_batch_size": 1, "model": {"kv_cache": {"enable_prefix_caching": False}}}
 CLIP = (0, 1, 2, 3, 4, 5, 4095)
 
 BASES = [
@@ -33,7 +32,7 @@ BASES = [
     ("llasa", partial(write_llasa, is_tied=False), {}, 128_260, 128_264),
     ("neutts", write_neutts_on_llama, {}, 128_260, 128_262),
     ("vyvo", write_vyvo_on_llama, LONG, 128_257, 128_266),
-    ("vyvo", write_vyvo_on_lfm2, ALONE, 64_401, 64_410),
+    ("vyvo", write_vyvo_on_lfm2, LONG, 64_401, 64_410),
 ]
 
 
