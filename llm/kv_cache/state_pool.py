@@ -87,13 +87,19 @@ class StateRows:
         if batch.states is not None:
             read, written = batch.states
             return cls(read, written, lengths)
-        numbers = to_device(torch.from_numpy(state_slots(batch)), batch.positions.device)
+        slots = state_slots(batch.pages, batch.context_lens, batch.query_lens)
+        numbers = to_device(torch.from_numpy(slots), batch.positions.device)
         return cls(numbers[0], numbers[1], lengths)
 
 
-def state_slots(batch: ForwardBatch) -> np.ndarray:
-    """Return int64 [2, B]: the slots that the rows read, and those that they write."""
-    written = [state_of(pages) for pages in batch.pages]
-    places = zip(written, batch.context_lens, batch.query_lens, strict=True)
+def state_slots(
+    pages: Sequence[Sequence[int]], context_lens: Sequence[int], query_lens: Sequence[int]
+) -> np.ndarray:
+    """Return int64 [2, B]: the slots that the rows read, and those that they write.
+
+    Raises `ValueError` for page tables without a state.
+    """
+    written = [state_of(table) for table in pages]
+    places = zip(written, context_lens, query_lens, strict=True)
     read = [ZERO_STATE if length == fed else slot for slot, length, fed in places]
     return np.array([read, written], dtype=np.int64)

@@ -110,8 +110,11 @@ class MemoryPlanning:
         token_bytes = self._model_class.estimate_token_memory(
             self.server_config, self.huggingface_config
         )
+        shapes = decode_shapes(rows)
+        if not self.recurrent_state:
+            shapes += prompt_shapes(rows, self.server_config.max_batch_input_tokens)
         return estimate_graph_bytes(
-            (*decode_shapes(rows), *prompt_shapes(rows, self.server_config.max_batch_input_tokens)),
+            shapes,
             rows,
             logit_bytes=self.vocab_size * (4 + self.dtype.itemsize),
             token_bytes=token_bytes,

@@ -26,7 +26,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -115,7 +115,10 @@ class GraphRunner:
         self._ids_per_token = 1 if decoder is None else decoder.shape.num_codebooks
         self.decode_shapes = decode_shapes(limits.max_rows)
         self.prompt_shapes: tuple[CapturedShape, ...] = ()
-        if backend.can_capture_prompts and model.return_logits is not ReturnLogits.ALL:
+        # A state advances token by token: the rows of a captured forward with states have one each.
+        self._has_states = model.states is not None
+        can_capture_prompts = backend.can_capture_prompts and not self._has_states
+        if can_capture_prompts and model.return_logits is not ReturnLogits.ALL:
             self.prompt_shapes = prompt_shapes(limits.max_rows, limits.max_tokens)
         self._sizes = [shape.num_singles for shape in self.decode_shapes]
         most, device = self._sizes[-1], backend.pool.device
@@ -177,11 +180,16 @@ class GraphRunner:
         self._buffers.begin()
         inputs.records.take()[:] = 0
         rows.fill(inputs, shape, pages, first_id=self._first_id, num_ids=self._ids_per_token)
+        if self._has_states:
+            rows.fill_states(inputs)
         tokens = TokenViews(self._ids, inputs)
         self._backend.replan(plan, rows.batch(tokens, 0, pages))
         self._buffers.send()
         rows = GraphRows.padding(shape.num_tokens)
         batch = rows.batch(tokens, 0, rows.used_pages(page_size))
+        if self._has_states:
+            read, written = inputs.states.device.view(2, -1)
+            batch = replace(batch, states=(read, written))
         attention = PlannedAttention(batch, self._backend, plan)
         work = partial(self._step, batch, attention, inputs)
         return _Captured(inputs, tokens, attention, self._capture.capture(work))
@@ -318,6 +326,8 @@ class GraphRunner:
             awaited=awaited,
             num_ids=self._ids_per_token,
         )
+        if self._has_states:
+            rows.fill_states(captured.inputs)
         first = shape.first_token(rows.num_singles)
         batch = rows.batch(captured.tokens, first, pages)
         self._backend.replan(captured.attention.plan, batch)
@@ -339,9 +349,9 @@ class GraphRunner:
             num_rows = num_sampled = min(num_rows + shape.num_prompts, self._sizes[-1])
         words = 0 if self._sampling is None else self._sampling.record_words
         tables = self._backend.table_words(shape, self._max_context)
-        return InputSizes(
-            num_rows * words, shape.num_tokens, num_sampled, tables, self._ids_per_token
-        )
+        num_ids, num_states = self._ids_per_token, shape.num_singles if self._has_states else 0
+        sizes = (num_rows * words, shape.num_tokens, num_sampled, tables)
+        return InputSizes(*sizes, ids_per_token=num_ids, num_states=num_states)
 
     def replay(self, inputs: GraphInputs, load: LoadRecords | None = None) -> ModelOutputs:
         """Send the inputs that were loaded last and run their forward once.

@@ -1,6 +1,6 @@
 """`InputBuffers`: all host inputs of captured forwards, sent to the device in one copy.
 
-    | sampling records | ids | positions | slots | sampled tokens | attention's page tables … |
+    | sampling records | ids | positions | slots | sampled tokens | states | page tables … |
 
 The offset of each part depends only on the shape of the forward. The part that may be long comes
 last, so that only the portion that a batch uses is sent.
@@ -28,6 +28,7 @@ class InputSizes:
     num_sampled: int
     table_words: int
     ids_per_token: int = 1
+    num_states: int = 0  # that are read, and as many that are written
 
     @property
     def num_bytes(self) -> int:
@@ -37,7 +38,7 @@ class InputSizes:
     def parts(self) -> list[tuple[int, torch.dtype]]:
         """Return sizes and formats in the order of `Inputs`."""
         num_ids = self.num_tokens * self.ids_per_token
-        longs = (num_ids, self.num_tokens, self.num_tokens, self.num_sampled)
+        longs = (num_ids, self.num_tokens, self.num_tokens, self.num_sampled, 2 * self.num_states)
         words = torch.int32
         every = [(self.record_words, words), *((size, torch.int64) for size in longs)]
         return [*every, (self.table_words, words)]
@@ -51,6 +52,7 @@ class Inputs(NamedTuple):
     positions: Section  # int64 [T]
     slots: Section  # int64 [T]
     sampled: Section  # int64 [S] the tokens whose logits are computed
+    states: Section  # int64 [2 × B] slots of recurrent states that are read, and written
     tables: Section  # int32, page tables for attention
 
 

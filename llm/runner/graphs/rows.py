@@ -19,6 +19,8 @@ from llm.batch import (
     count_singles,
     frame_rows,
 )
+from llm.kv_cache.state_pool import state_slots
+from llm.kv_cache.state_slots import PADDING_STATE
 from llm.request import Token, as_ids
 from llm.runner.future_tokens import NOTHING_AWAITED, FutureTokens
 from llm.runner.graphs.input_buffers import Inputs, TokenViews
@@ -114,6 +116,13 @@ class GraphRows:
         awaited.point(heads)
         is_awaited = heads >= 0
         ids[is_awaited, 0] = FIRST_AWAITED - heads[is_awaited]
+
+    def fill_states(self, inputs: Inputs) -> None:
+        """Write the slots of the rows' recurrent states, and of padding rows."""
+        slots = inputs.states.take().reshape(2, -1)
+        slots[:] = PADDING_STATE
+        count = len(self.request_ids)
+        slots[:, :count] = state_slots(self.pages, self.context_lens, self.query_lens)
 
     def fill(
         self,

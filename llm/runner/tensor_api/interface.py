@@ -21,6 +21,8 @@ from torch import Tensor
 from llm.attention.base import AttentionBackend, PlannedAttention
 from llm.batch import ForwardBatch, ForwardMode, ModelInputs, ScheduledRow
 from llm.kv_cache.kv_pool import KVPool
+from llm.kv_cache.state_pool import StatePool
+from llm.kv_cache.state_slots import FIRST_STATE, StatePages
 from llm.kv_cache.token_pools import ReqToTokenPool, TokenToKVPoolAllocator
 from llm.memory.transfer import to_device
 from llm.models.base import PipelineModel
@@ -47,6 +49,7 @@ class TensorInterface:
     max_running_requests: int
     forward_pass_id: int
     token_to_kv_pool: KVPool | None
+    gdn_pool: StatePool | None
     attn_backend: AttentionBackend[Any] | None
     graph_runner: GraphRunner | None
     token_sampler: TokenSampler[Any]
@@ -177,7 +180,7 @@ class TensorInterface:
             query_lens=tuple(news),
             context_lens=tuple(totals),
             pages=tuple(
-                _pages(pool.table[row, :total], page_size)
+                self._with_state(row, _pages(pool.table[row, :total], page_size))
                 for row, total in zip(rows, totals, strict=True)
             ),
             page_size=page_size,
@@ -186,6 +189,10 @@ class TensorInterface:
             slot_mapping=slot_mapping,
             top_logprobs_nums=asked,
         )
+
+    def _with_state(self, row: int, pages: tuple[int, ...]) -> Sequence[int]:
+        """Return a page table with the recurrent state of its row, if the model has states."""
+        return pages if self.gdn_pool is None else StatePages.of(pages, FIRST_STATE + row)
 
     def _dispatch(self, batch: ForwardBatch) -> LogitsProcessorOutput:
         """Run a prepared batch by its mode. Raises `ValueError` for an unknown mode."""

@@ -19,7 +19,9 @@ from llm.errors import CheckpointError, ConfigError
 from llm.kv_cache.state_slots import FIRST_STATE, StatePages
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.lfm2 import Lfm2Model
+from llm.pipeline.base import TextGenerationPipelineInterface
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
+from llm.pipeline.text_generation import TextGenerationPipeline
 from llm.request import FinishReason, Request, SamplingParams, TokenChunk
 from llm.runner.model_runner import ModelRunner
 from tests.llm.lfm2_checkpoints import LFM2, write_lfm2
@@ -34,6 +36,7 @@ from tests.llm.llama_checkpoints import (
     row,
 )
 from tests.llm.lora.adapters import merge, write_adapter
+from tests.llm.runner.host_graphs import use_graphs
 from tests.llm.runner.late_stream import LateStream
 
 NUM_TOKENS = 20
@@ -157,6 +160,18 @@ def overlapping(folder: Path) -> Engine:
     return assemble_engine(OverlapTextGenerationPipeline(config, stream=LateStream()), config)
 
 
+def captured(folder: Path, *, samples: bool, overlaps: bool) -> Engine:
+    """Return an engine that replays forwards, and with `samples` also samples inside of them."""
+    config = pipeline_config(folder, max_batch_size=8, max_batch_input_tokens=48)
+    pipeline: TextGenerationPipelineInterface = TextGenerationPipeline(config)
+    if overlaps:
+        pipeline = OverlapTextGenerationPipeline(config, stream=LateStream())
+    if samples:
+        pipeline.runner.sample_on_device()
+    use_graphs(pipeline.runner)
+    return assemble_engine(pipeline, config)
+
+
 ENGINES: dict[str, Callable[[Path], Engine]] = {
     "one step at a time": lambda f: create_engine(pipeline_config(f, max_batch_size=8)),
     "prompts in chunks": lambda f: create_engine(
@@ -169,6 +184,9 @@ ENGINES: dict[str, Callable[[Path], Engine]] = {
     "few states": lambda f: create_engine(pipeline_config(f, max_batch_size=2)),
     "compiled": lambda f: create_engine(pipeline_config(f, use_legacy_module=False)),
     "ahead of the results": overlapping,
+    "replayed": lambda f: captured(f, samples=False, overlaps=False),
+    "replayed with sampling": lambda f: captured(f, samples=True, overlaps=False),
+    "replayed ahead": lambda f: captured(f, samples=True, overlaps=True),
 }
 
 
@@ -183,6 +201,10 @@ def test_greedy_tokens_in_a_batch(folder: Path, expected: list[list[int]], kind:
         stats = engine.stats()
         assert (stats.used_pages, stats.failed_steps) == (0, 0)
         assert stats.preemptions > 0 or kind != "few pages"
+        if kind.startswith("replayed"):
+            assert stats.graphs is not None
+            assert stats.graphs.replays > NUM_TOKENS
+            assert (stats.graphs.prompt_replays, stats.graphs.eager_decodes) == (0, 0)
         manager = engine.pipeline.kv_manager
         manager.check_integrity()
         assert manager.available_states == num_states
@@ -303,3 +325,40 @@ def test_names_of_the_first_published_checkpoints(folder: Path) -> None:
     old = {"full_attn_idxs": [2, 4], "block_ff_dim": 90, "tie_embedding": True, "rope_theta": 1e6}
     config = HuggingFaceConfig(read.path, {**keys, **old})
     assert Lfm2Model.read_config(config) == Lfm2Model.read_config(read)
+
+
+def test_requests_driven_by_tensors(folder: Path, expected: list[list[int]]) -> None:
+    """Extend in two parts, then decode; two requests, and another in the first one's row."""
+    runner = ModelRunner(pipeline_config(folder))
+    runner.initialize()
+    rows, allocator = runner.req_to_token_pool, runner.token_to_kv_pool_allocator
+    assert rows is not None
+    assert allocator is not None
+    assert runner.gdn_pool is not None
+
+    def feed(place: int, slots: list[int], ids: Sequence[int], *, decodes: bool) -> int:
+        before = len(slots)
+        taken = allocator.alloc(len(ids), slots[-1] if slots else None)
+        assert taken is not None
+        slots += taken.tolist()
+        if decodes:
+            forward = runner.prepare_forward_batch_decode(ids, [place], [len(slots)], taken)
+        else:
+            lengths = ([len(slots)], [len(ids)], [before])
+            forward = runner.prepare_forward_batch_extend(ids, [place], *lengths, taken)
+        return int(runner.forward(forward).next_token_logits.argmax())
+
+    def generate(place: int, prompt: Sequence[int]) -> list[int]:
+        slots: list[int] = []
+        feed(place, slots, prompt[:3], decodes=False)
+        found = [feed(place, slots, prompt[3:], decodes=False)]
+        while len(found) < NUM_TOKENS:
+            found.append(feed(place, slots, found[-1:], decodes=True))
+        allocator.free(slots)
+        return [token for token in found if token != END]
+
+    first, second = rows.alloc(), rows.alloc()
+    assert first is not None
+    assert second is not None
+    for place, number in ((first, 2), (second, 4), (first, 5)):
+        assert generate(place, PROMPTS[number]) == expected[number]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from llm.runner.model_runner import ModelRunner
+from tests.llm.lfm2_checkpoints import write_lfm2
 from tests.llm.llama_checkpoints import pipeline_config, write_llama
 
 TOKENS, MAX_ROWS, PAGE_SIZE = 2048, 64, 16
@@ -14,6 +15,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "wide": {"hidden_size": 256, "intermediate_size": 768, "vocab_size": 512},
     "large vocabulary": {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 32_000},
     "many heads": {"hidden_size": 64, "num_attention_heads": 32},
+    "short convolutions": {"hidden_size": 256, "intermediate_size": 64, "vocab_size": 512},
 }
 NUMS_OF_ROWS = (1, 16, MAX_ROWS)
 
@@ -23,7 +25,8 @@ def create_runner(folder: Path, model: str, tokens: int = TOKENS, /, **keys: Any
 
     `tokens`: maximum number of tokens of a step and of a sequence.
     """
-    write_llama(folder, max_position_embeddings=tokens, head_dim=64, **MODELS[model])
+    write = write_lfm2 if model == "short convolutions" else write_llama
+    write(folder, max_position_embeddings=tokens, head_dim=64, **MODELS[model])
     config = pipeline_config(
         folder,
         num_pages=1 + 2 * tokens // PAGE_SIZE,

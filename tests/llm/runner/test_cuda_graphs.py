@@ -324,7 +324,7 @@ def test_a_runner_driven_by_tensors_replays(checkpoint: Path) -> None:
 
 
 def test_input_buffers_stay_where_they_are() -> None:
-    sizes = InputSizes(record_words=5, num_tokens=3, num_sampled=1, table_words=400)
+    sizes = InputSizes(record_words=5, num_tokens=3, num_sampled=1, table_words=400, num_states=2)
     buffers = InputBuffers(sizes.num_bytes, torch.device("cpu"))
     inputs, counterpart = buffers.inputs(sizes), buffers.inputs(sizes)
     assert len(buffers.device) >= sizes.num_bytes >= 4 * 5 + 8 * (3 * 3 + 1) + 4 * 400
@@ -337,7 +337,7 @@ def test_input_buffers_stay_where_they_are() -> None:
             assert set(section.device.tolist()) == {100 * step + place}
             assert section.device.data_ptr() == same.device.data_ptr()
             assert section.device.data_ptr() % 16 == buffers.device.data_ptr() % 16
-    assert [len(section.device) for section in inputs] == [5, 3, 3, 3, 1, 400]
+    assert [len(section.device) for section in inputs] == [5, 3, 3, 3, 1, 4, 400]
     smaller = InputSizes(record_words=0, num_tokens=1, num_sampled=0, table_words=1)
     assert buffers.inputs(smaller).ids.device.data_ptr() == inputs.records.device.data_ptr()
 
