@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from llm.kernels.cpu.team import set_product_threads
     from llm.kv_cache.kv_pool import KVPool
     from llm.kv_cache.manager import KVCacheManager
+    from llm.kv_cache.state_pool import StatePart, StatePool
     from llm.kv_cache.token_pools import ReqToTokenPool, TokenToKVPoolAllocator
     from llm.lora.manager import LoRAManager
     from llm.models.base import PipelineModel
@@ -126,6 +127,8 @@ __all__ = [
     "SequenceStats",
     "SpeculativeConfig",
     "SpeculativeDecodingMetrics",
+    "StatePart",
+    "StatePool",
     "StepHook",
     "StepOutput",
     "StrictModel",
@@ -188,6 +191,7 @@ _HOMES = {
     "llm.kernels.cpu.team": ("set_product_threads",),
     "llm.kv_cache.kv_pool": ("KVPool",),
     "llm.kv_cache.manager": ("KVCacheManager",),
+    "llm.kv_cache.state_pool": ("StatePart", "StatePool"),
     "llm.kv_cache.token_pools": ("ReqToTokenPool", "TokenToKVPoolAllocator"),
     "llm.lora.manager": ("LoRAManager",),
     "llm.models.base": ("PipelineModel",),

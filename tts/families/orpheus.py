@@ -131,7 +131,7 @@ class OrpheusFamily(SpeechFamily):
 
 
 class VyvoFamily(OrpheusFamily):
-    """VyvoTTS on Qwen3 or Llama: the same tokens with another base, and one speaker."""
+    """VyvoTTS on Qwen3, Llama or LFM2: the same tokens with another base, and one speaker."""
 
     name = "vyvo"
     names_its_tokens = False
