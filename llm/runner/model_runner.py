@@ -168,6 +168,11 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         """
         if self.model is not None:
             raise RuntimeError("the runner is initialized already")
+        if draft is not None and (self.recurrent_state or draft.recurrent_state):
+            raise ConfigError(
+                "draft_model: a recurrent state cannot go back behind a rejected draft; run "
+                "models with such states without one"
+            )
         started = time.perf_counter()
         self._check_device()
         self.server_config.configure_session(self.session)

@@ -294,6 +294,8 @@ def test_drafts_and_swapping_are_refused_before_weights_are_read(folder: Path) -
     with pytest.raises(ConfigError, match="draft_model: Lfm2ForCausalLM cannot verify"):
         pipeline_config(bare, draft_model={"model_path": str(bare)})
     config = pipeline_config(bare)
+    with pytest.raises(ConfigError, match="cannot go back behind a rejected draft"):
+        ModelRunner(config).initialize(ModelRunner(config, is_draft=True))
     cache = config.model.kv_cache.model_dump() | {"enable_kvcache_swapping_to_host": True}
     values = config.model.model_dump() | {"kv_cache": cache}
     with pytest.raises(ConfigError, match="swapping_to_host=True needs enable_prefix_caching"):
