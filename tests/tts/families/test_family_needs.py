@@ -19,6 +19,7 @@ from tts.families.llasa import LlasaFamily
 from tts.families.prompt import PromptBuilder
 from tts.families.registry import find_family
 from tts.text.lexicon.entries import Alphabet, Pronunciation
+from tts.text.markup.ssml import read_ssml
 from tts.text.segmenter import TextNormalization, TextOptions, split_text
 from tts.voices.types import Voice, VoicePrompt
 
@@ -211,3 +212,23 @@ def test_the_voice_of_a_request_decides_the_language(
     collect_speech(synthesizer, "2 years.")
     texts = [bytes(i for i in job.request.prompt_ids if i < 256) for job in client.jobs]
     assert texts == [b"deux ans.", b"two years."]
+
+
+def test_the_language_of_a_request_reaches_its_text(
+    client: RampClient, tiny_checkpoint: Path
+) -> None:
+    """Also inside SSML, where a language of a part takes precedence, and in `say-as`."""
+    synthesizer = build(client, tiny_checkpoint)
+    synthesizer.settings = replace(synthesizer.settings, traits=FamilyTraits())
+    german = Voice("v", control_token="<|voice_0|>", language="de")
+    collect_speech(synthesizer, "Am 3. Mai.", voice=german)
+    source = (
+        "<speak>Um 8 Uhr, <say-as interpret-as='ordinal'>3</say-as>, "
+        "<lang xml:lang='fr'><say-as interpret-as='cardinal'>71</say-as></lang> oder 2 mal.</speak>"
+    )
+    collect_speech(synthesizer, source, voice=german, markup=read_ssml(source))
+    texts = [bytes(i for i in job.request.prompt_ids if i < 256) for job in client.jobs]
+    assert [text.decode() for text in texts] == [
+        "Am dritten Mai.",
+        "Um acht Uhr, dritter, soixante et onze oder zwei mal.",
+    ]
