@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 import shlex
 import time
 from collections.abc import Iterator
@@ -18,10 +19,13 @@ import pytest
 import soundfile
 import torch
 
+import tts
 from benchmarks import (
     attention,
     batch_invariance,
+    blends,
     cold_start,
+    emphasis,
     first_audio,
     front_end,
     hard_texts,
@@ -31,6 +35,7 @@ from benchmarks import (
     lexicon,
     long_text,
     memory,
+    pitch,
     prompts,
     sampling,
     scheduler,
@@ -60,6 +65,7 @@ from benchmarks.word_errors import (
     total,
     word_errors,
 )
+from llm import FinishReason
 from tests.decoder.small_codecs import to_safetensors, write_snac
 from tests.speech_server import Server, SpeechClient, serving
 from tts.v1.text_pb2_grpc import TextServiceStub
@@ -80,11 +86,13 @@ def test_each_command_has_a_main_and_a_place_in_the_documentation() -> None:
     assert commands == {
         "attention",
         "batch_invariance",
+        "blends",
         "decode_interference",
         "codec_calls",
         "cold_start",
         "core",
         "divergence",
+        "emphasis",
         "first_audio",
         "front_end",
         "ipc_latency",
@@ -95,6 +103,7 @@ def test_each_command_has_a_main_and_a_place_in_the_documentation() -> None:
         "long_text",
         "memory",
         "path",
+        "pitch",
         "prompts",
         "reading",
         "results",
@@ -120,6 +129,81 @@ def test_a_lexicon_adds_to_the_first_sentence(capsys: pytest.CaptureFixture[str]
         "a sentence without a lexicon",
         *(f"10 entries: {part}" for part in ("reading", "memory", "added to a sentence")),
     ]
+
+
+# --- prosody
+
+
+class ToneVoice:
+    """A voice of sawtooth tones, a second for each word, which does what it is asked exactly."""
+
+    LOUDER = 2.0
+
+    def say(self, text: str, *, voice: str, pitch: float = 0.0, **_: object) -> tts.Speech:
+        first, _, rest = voice.partition("+")
+        hertz = {"low": 120.0, "high": 240.0}[first] if not rest else 170.0
+        bare = re.sub("<.*?>", "", text)
+        gains = [self.LOUDER if "emphasis" in w else 1.0 for w in re.split(r" (?!level)", text)]
+        words = bare.split()
+        seconds = [1.0 / gain for gain in gains]
+        tones = [
+            gain * saw(hertz * 2 ** (pitch / 12), length)
+            for gain, length in zip(gains, seconds, strict=True)
+        ]
+        ends = np.cumsum(seconds)
+        times = tuple(
+            tts.WordTime(word, end - length, end, 0, 0)
+            for word, end, length in zip(words, ends, seconds, strict=True)
+        )
+        return tts.Speech(np.concatenate(tones), 24_000, 0, FinishReason.STOP, words=times)
+
+
+def saw(hertz: float, seconds: float) -> np.ndarray:
+    time = np.arange(round(24_000 * seconds)) / 24_000
+    return (0.2 * (2 * (hertz * time % 1) - 1)).astype(np.float32)
+
+
+def test_a_pitch_is_heard_as_it_was_asked() -> None:
+    found = {f.name: f for f in pitch.figures(ToneVoice(), ["one two"], ["low", "high"])}  # type: ignore[arg-type]
+    for asked in pitch.ASKED:
+        assert found[f"heard for {asked:+g}"].value == pytest.approx(asked, abs=0.1)
+    assert max(found["error"].values) < 0.1
+
+
+def test_an_emphasised_word_is_measured_and_so_are_those_next_to_it() -> None:
+    found = {
+        f.name: f.values
+        for f in emphasis.figures(ToneVoice(), ["a tremendous day, we say"], ["low"])  # type: ignore[arg-type]
+    }
+    for level in emphasis.LEVELS:
+        assert found[f"{level}, the word: length"] == (0.5,)
+        assert found[f"{level}, the word: level"] == pytest.approx((6.02,), abs=0.1)
+        assert found[f"{level}, next to it: length"] == (1.0, 1.0)
+        assert found[f"{level}, next to it: level"] == pytest.approx((0.0, 0.0), abs=0.1)
+
+
+def test_the_emphasised_word_has_words_next_to_it_and_its_text_stays() -> None:
+    words = ["Salt", "&", "pepper", "taste", "wonderful."]
+    assert emphasis.chosen(words) == 2
+    assert emphasis.chosen(["Stop", "it", "now"]) == 1
+    assert emphasis.marked(words, 2, "strong") == (
+        '<speak>Salt &amp; <emphasis level="strong">pepper</emphasis> taste wonderful.</speak>'
+    )
+
+
+def test_a_blend_is_compared_with_its_parts() -> None:
+    def speaker(clip: np.ndarray) -> np.ndarray:  # by pitch alone
+        crossings = int((np.diff(np.sign(clip)) != 0).sum()) / len(clip)
+        return np.array([np.cos(100 * crossings), np.sin(100 * crossings)])
+
+    found = {
+        f.name: f.value
+        for f in blends.figures(ToneVoice(), ["low+high"], ["one", "two"], speaker)  # type: ignore[arg-type]
+    }
+    assert found["low+high: a part and itself"] == pytest.approx(1.0)
+    assert found["low+high: both parts"] < 0.5
+    mixed = [found[f"low(1)+high(1): to {part}"] for part in ("low", "high")]
+    assert found["low+high: both parts"] < min(mixed) < 0.99
 
 
 # --- report

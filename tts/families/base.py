@@ -21,6 +21,7 @@ from llm import CheckpointError, RequestError, SamplingParams, Token, as_ids
 from tts.checkpoint.chat import ChatTemplate, load_chat_template
 from tts.checkpoint.files import load_sampling_defaults, load_speech_file, read_json
 from tts.checkpoint.tokenizer import TextTokenizer
+from tts.text.languages.registry import primary
 from tts.text.lexicon.entries import Lexicon
 from tts.text.segmenter import SegmentMode, TextNormalization, TextOptions
 from tts.voices.files import load_voices, sample_voices
@@ -92,7 +93,7 @@ class FamilyTraits:
     max_seq_len: int | None = None  # if shorter than the language model's context
     sampling: SamplingParams | None = None
     ascii_only: bool = False  # the model reads no other letters
-    english_figures: bool = True  # by default, read figures and abbreviations as English words
+    language: str = "en"  # BCP-47 code of texts whose language nothing states; "": unknown
     tags: tuple[str, ...] = ()  # words of the text that stand for sounds, such as <laugh>
     needs_transcript: bool = True  # of a clip whose voice is cloned
     invents_voices: bool = False  # a call without a prompt has a random speaker
@@ -109,13 +110,11 @@ class FamilyTraits:
     ) -> TextOptions:
         """Return the text options of a request.
 
-        `normalization` None selects the model's default, but no English words for a voice of
-        another language. The other arguments are those of `TextOptions`.
+        `normalization` None selects ON for a known language. The other arguments are those of
+        `TextOptions`.
         """
-        languages = voice.language_codes if voice is not None and not self.ascii_only else ()
-        is_foreign = voice is not None and bool(languages) and not voice.speaks("en")
-        reads_english = self.english_figures and not is_foreign
-        own = TextNormalization.ON if reads_english else TextNormalization.OFF
+        language = self.language_of(voice)
+        own = TextNormalization.ON if language else TextNormalization.OFF
         return TextOptions(
             max_characters=self.max_characters,
             mode=mode,
@@ -124,7 +123,20 @@ class FamilyTraits:
             ascii_only=self.ascii_only,
             tags=self.tags,
             field=field,
+            language=language,
         )
+
+    def language_of(self, voice: Voice | None) -> str:
+        """Return the language of a text in a voice: that of the request, or of the voice.
+
+        It is the model's if the voice speaks English too, and "" for several other ones.
+        """
+        if voice is None or self.ascii_only:
+            return self.language
+        if voice.language or not voice.language_codes or voice.speaks("en"):
+            return voice.language or self.language
+        first, *others = voice.language_codes
+        return first if all(primary(code) == primary(first) for code in others) else ""
 
 
 class SpeechFamily(ABC):

@@ -29,7 +29,7 @@ TRAITS = FamilyTraits(
     max_codes=1000,  # 20 s
     max_seq_len=2048,  # as in training
     sampling=SamplingParams(temperature=0.8, repetition_penalty=1.1),
-    english_figures=False,
+    language="",
     invents_voices=True,
     steady_loudness=True,
 )

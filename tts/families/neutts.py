@@ -61,7 +61,7 @@ class NeuTTSFamily(SpeechFamily):
         return all(checkpoint.tokenizer.find(name) is not None for name in names)
 
     def own_traits(self) -> FamilyTraits:
-        return replace(TRAITS, english_figures=self._language.startswith("en"))
+        return replace(TRAITS, language=self._language)
 
     def vocabulary(self, spec: CodecSpec) -> SpeechVocabulary:
         self.check_codec(spec, CODEBOOK_SIZE)

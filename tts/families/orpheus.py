@@ -182,7 +182,7 @@ class VeenaFamily(OrpheusFamily):
             TRAITS,
             voices=VEENA_VOICES,
             tags=(),
-            english_figures=False,
+            language="",
             sampling=SamplingParams(temperature=0.4, top_p=0.9, repetition_penalty=1.05),
         )
 

@@ -84,14 +84,17 @@ class VoiceCloner:
         audio_format: AudioFormat | None,
         transcript: str,
         field: str = "voice.prompt",
+        voice: Voice | None = None,
     ) -> VoicePrompt:
-        """Encode a clip. `audio_format` is required for headerless samples only.
+        """Encode a clip of a voice, whose languages are those of the transcript.
+
+        `audio_format` is required for headerless samples only.
 
         Raises PreconditionError when the model cannot clone, PromptTimeoutError, and
         InvalidRequestError, which names fields below `field`, for an invalid clip or transcript.
         """
         rate = self._codec_rate()
-        spoken = self._spoken(transcript, f"{field}.transcript")
+        spoken = self._spoken(transcript, f"{field}.transcript", voice)
         key = _digest(audio, audio_format)
         codes = self._cache.get(key)
         if codes is None:
@@ -113,19 +116,19 @@ class VoiceCloner:
             return voice
         if isinstance(clip.audio, bytes):
             prompt = await self.from_clip(
-                clip.audio, clip.audio_format, clip.transcript, clip.field
+                clip.audio, clip.audio_format, clip.transcript, clip.field, voice
             )
             return replace(voice, prompt=prompt, clip=None)
         if voice.name not in self._ready:
             audio = await asyncio.to_thread(clip.audio.read_bytes)
             try:
-                prompt = await self.from_clip(audio, None, clip.transcript)
+                prompt = await self.from_clip(audio, None, clip.transcript, voice=voice)
             except InvalidRequestError as error:
                 raise PreconditionError(
                     Precondition.VOICE_PROMPT, f"the recording of voice '{voice.name}': {error}"
                 ) from error
             self._ready[voice.name] = replace(voice, prompt=prompt, clip=None)
-        return self._ready[voice.name]
+        return replace(self._ready[voice.name], language=voice.language)
 
     def from_codes(self, codes: Sequence[int], field: str = "voice.prompt_tokens") -> VoicePrompt:
         """Return the prompt of codes that a client sends.
@@ -144,14 +147,16 @@ class VoiceCloner:
             )
         return codec.sample_rate
 
-    def _spoken(self, transcript: str, field: str) -> str:
+    def _spoken(self, transcript: str, field: str, voice: Voice | None) -> str:
         """Return the normalised transcript, as in the model's training; "" if none is needed."""
         if len(transcript) > MAX_TRANSCRIPT_CHARACTERS:
             raise InvalidRequestError.of(
                 field, f"has more than {MAX_TRANSCRIPT_CHARACTERS} characters"
             )
-        spoken = spoken_text(transcript, replace(self._options, field=field))
-        family = self._prompts.family
+        family, options = self._prompts.family, replace(self._options, field=field)
+        if family is not None and voice is not None:
+            options = family.traits.text_options(None, voice, field=field)
+        spoken = spoken_text(transcript, options)
         is_needed = family is None or family.traits.needs_transcript
         if is_needed and not spoken:
             raise InvalidRequestError.of(field, "must say what is spoken in the clip")

@@ -30,6 +30,7 @@ from tts.text.markup.document import (
     place,
 )
 from tts.text.markup.passages import Passage, PassageText, passages_of
+from tts.text.markup.say_as import say_as_in
 from tts.text.segmenter import SegmentStream, TextOptions, TextSegment
 from tts.voices.registry import VoiceRegistry
 from tts.voices.types import Voice
@@ -111,6 +112,7 @@ class ScriptWriter:
     async def _steps(self, passage: Passage) -> list[Step]:
         """Return the steps of a passage: marks alone if it is white space or punctuation."""
         turn, marks = await self._turn(passage), deque(passage.marks)
+        passage = self._said(passage, turn.voice)
         steps: list[Step] = []
         for segment in self._segments(passage, turn.voice):
             if not steps:
@@ -120,6 +122,31 @@ class ScriptWriter:
             steps.append(segment)
             await asyncio.sleep(0)  # let other streams run
         return [*steps, *marks]
+
+    def _said(self, passage: Passage, voice: Voice) -> Passage:
+        """Return a passage whose `say-as` is read in the language of its text."""
+        if all(piece.said_as is None for piece in passage.pieces):
+            return passage
+        options = self._options(voice, PassageText(passage))
+        pieces = list(passage.pieces)
+        for index, piece in enumerate(pieces):
+            own = "" if options.ascii_only else piece.style.language
+            if piece.said_as and (
+                text := say_as_in(
+                    own or options.language,
+                    piece.said_as.kind,
+                    piece.said_as.text,
+                    piece.said_as.layout,
+                )
+            ):
+                pieces[index] = replace(piece, text=text)
+        return replace(passage, pieces=tuple(pieces))
+
+    def _in_language(self, voice: Voice) -> Voice:
+        """Return a voice that states no language with the language of the request."""
+        if voice.language or voice.language_codes:
+            return voice
+        return replace(voice, language=self._voice.language)
 
     def _available(self, part: Part) -> Part:
         """Return a part without what is not available; the mark of a turn gets its voice's name."""
@@ -161,11 +188,11 @@ class ScriptWriter:
         if not style.voice and not style.voice_language:
             return self._voice
         if style.voice in self._cast:
-            return await self._ready(style.voice)
+            return self._in_language(await self._ready(style.voice))
         try:
             field = self._document.field
             voice = self._voices.choose(style.voice, style.voice_language, field, field)
-            return await self._cloner.ready(voice)
+            return self._in_language(await self._cloner.ready(voice))
         except (InvalidRequestError, NotFoundError, PreconditionError) as error:
             self._skip(start, str(error), error)
             return self._voice

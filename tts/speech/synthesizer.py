@@ -177,15 +177,16 @@ class Synthesizer:
         """Return the writer of a document's script."""
         assert request.markup is not None
         field = request.markup.field
-        known: dict[tuple[tuple[str, ...], tuple[Pronunciation, ...]], TextOptions] = {}
+        known: dict[tuple[tuple[str, ...], str, tuple[Pronunciation, ...]], TextOptions] = {}
 
         def options(voice: Voice, text: PassageText) -> TextOptions:
             # Not looked up for each passage: a hash of all pronunciations takes a millisecond.
-            key = voice.language_codes, voice.pronunciations
+            key = voice.language_codes, voice.language, voice.pronunciations
             if key not in known:
                 known[key] = self._text_options(request, voice, field)
             found = known[key]
-            return replace(found, phonemes=found.phonemes + text.phonemes)
+            languages = () if self.settings.traits.ascii_only else text.languages(found.language)
+            return replace(found, phonemes=found.phonemes + text.phonemes, languages=languages)
 
         return ScriptWriter(
             replace(request, voice=voice),

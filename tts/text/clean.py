@@ -43,6 +43,8 @@ _LETTERS_TABLE = str.maketrans(
 _PLAIN_TABLE = str.maketrans(PLAIN)
 _DROPPED_CATEGORIES = frozenset({"So", "Sk", "Cf", "Cn", "Co", "Cs", "Mn", "Me", "Cc"})
 _SUPERSCRIPTS = re.compile("(?<=[0-9)])[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]{2,}|(?<=[0-9)])[⁰¹⁴⁵⁶⁷⁸⁹]")
+_NOT_COMPATIBLE = re.compile("([ªº²³¹⁰⁴-⁹½⅓⅔¼¾⅕⅛⅜⅝⅞№°])")
+_DROPPED_TABLE = str.maketrans(dict.fromkeys("™®©℠", "") | {"…": "... ", "⁄": "/"})
 _EMOJI = re.compile(f"[{EMOJI}]")
 _FORBIDDEN = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 _MAX_GREEK_LETTERS = 2  # longer runs are Greek words, not formulas
@@ -77,25 +79,28 @@ def without_emoji(text: str) -> str:
     return text if text.isascii() else _EMOJI.sub(" ", text)
 
 
-def clean_phrase(text: str, *, ascii_only: bool, keep_signs: bool) -> str:
+def clean_phrase(text: str, *, ascii_only: bool, keep_signs: bool, is_english: bool = True) -> str:
     """Return a phrase whose words are cleaned as those of a text are, without emoji."""
     words = (
-        clean_word(word, ascii_only=ascii_only, keep_signs=keep_signs)[0]
+        clean_word(word, ascii_only=ascii_only, keep_signs=keep_signs, is_english=is_english)[0]
         for word in without_emoji(text).split()
     )
     return " ".join(filter(None, words))
 
 
-def clean_word(word: str, *, ascii_only: bool, keep_signs: bool) -> tuple[str, int]:
+def clean_word(
+    word: str, *, ascii_only: bool, keep_signs: bool, is_english: bool = True
+) -> tuple[str, int]:
     """Return a cleaned run of characters without white space, and the number of removed letters.
 
     The result may contain spaces and may be empty. `ascii_only` reduces letters to ASCII;
     `keep_signs` keeps the characters of `KEPT` for later rules, else they are spelled out here.
+    Text of another language than English keeps signs whose names are English.
     """
     if word.isascii():
         return word, 0
-    word = _SUPERSCRIPTS.sub(_power, word).translate(_BEFORE_TABLE)
-    text = unicodedata.normalize("NFKC", word).translate(_AFTER_TABLE)
+    text = _compatible(word) if is_english else _compatible_around(word)
+    text = text.translate(_AFTER_TABLE)
     if not keep_signs:
         text = text.translate(_PLAIN_TABLE)
     text = _ascii_letters(text) if ascii_only else text
@@ -103,6 +108,21 @@ def clean_word(word: str, *, ascii_only: bool, keep_signs: bool) -> tuple[str, i
     kept = [c for c in text if c.isascii() or c in KEPT or is_kept(c)]
     lost = sum(c.isalpha() for c in text if not c.isascii() and c not in KEPT) if ascii_only else 0
     return " ".join("".join(kept).split()), lost
+
+
+def _compatible(word: str) -> str:
+    """Return a word in compatibility forms, with the names of a few signs in English."""
+    word = _SUPERSCRIPTS.sub(_power, word).translate(_BEFORE_TABLE)
+    return unicodedata.normalize("NFKC", word)
+
+
+def _compatible_around(word: str) -> str:
+    """Return a word in compatibility forms, except signs that would become letters or digits."""
+    parts = _NOT_COMPATIBLE.split(word.translate(_DROPPED_TABLE))
+    return "".join(
+        part if _NOT_COMPATIBLE.match(part) else unicodedata.normalize("NFKC", part)
+        for part in parts
+    )
 
 
 def _power(match: re.Match[str]) -> str:

@@ -27,6 +27,7 @@ from tts.text.english.words import (
     ROMAN_RULES,
     SIGN_RULES,
 )
+from tts.text.languages.registry import is_english, rules_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,15 @@ _TIDY_SPACES: tuple[Rule, ...] = (
     _tidy_rule(r"^[\s,.;:?!]+|[\s,;:]+$", ""),
     _tidy_rule(r"\s{2,}|[^\S ]", " "),
 )
-_STAGES: tuple[tuple[Pattern[str], tuple[Rule, ...]], ...] = tuple(
+_CLEANING: tuple[tuple[Pattern[str], tuple[Rule, ...]], ...] = tuple(
+    (re.compile(trigger), rules)
+    for trigger, rules in (
+        (r"", _TIDY),
+        (r"[,.;:?!]{2}", _TIDY_RUNS),
+        (r"", _TIDY_SPACES),
+    )
+)
+_ENGLISH: tuple[tuple[Pattern[str], tuple[Rule, ...]], ...] = tuple(
     (re.compile(trigger), rules)
     for trigger, rules in (
         (r"\w\.\w|@|//|\]\(|[:;=8]-?[)(DPpOo|\\/]|\.\s\d", ADDRESS_RULES),
@@ -145,17 +154,24 @@ _STAGES: tuple[tuple[Pattern[str], tuple[Rule, ...]], ...] = tuple(
         (r"[^\w\s,.;:?!'\"()`-]|[^\x00-\x7f]|\.[A-Za-z]", SIGN_RULES),
         (r"[^\x00-\x7f]", EMOJI_RULES),
         (r"[-–—()\[\]{}]|=>", PAUSE_RULES),
-        (r"", _TIDY),
-        (r"[,.;:?!]{2}", _TIDY_RUNS),
-        (r"", _TIDY_SPACES),
     )
 )
 """Rules in their order; a stage whose pattern is not in the text is skipped."""
 
 
-def speak_words(text: AlignedText) -> AlignedText:
-    """Apply all English rules and clean up. The result has no digits and is stable."""
-    for trigger, rules in _STAGES:
+def speak_words(text: AlignedText, language: str = "") -> AlignedText:
+    """Apply all rules of a language and clean up. The result has no digits and is stable.
+
+    `language` is the BCP-47 code of a language with a reader; "": English.
+    """
+    text = _applied(text, _ENGLISH) if is_english(language) else text.apply(rules_of(language))
+    return _applied(text, _CLEANING)
+
+
+def _applied(
+    text: AlignedText, stages: Iterable[tuple[Pattern[str], tuple[Rule, ...]]]
+) -> AlignedText:
+    for trigger, rules in stages:
         if trigger.search(text.text):
             text = text.apply(rules)
     return text

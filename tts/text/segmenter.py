@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -19,6 +20,7 @@ from operator import itemgetter
 from tts.errors import InvalidRequestError
 from tts.text.clean import TextError, check_text, clean_phrase, clean_word
 from tts.text.ipa import marked
+from tts.text.languages.registry import find_language, has_reader, is_english
 from tts.text.lexicon.entries import (
     Alphabet,
     Lexicon,
@@ -35,7 +37,7 @@ from tts.text.sentences import (
     is_safe_break,
     starts_item,
 )
-from tts.text.tags import speak_around
+from tts.text.tags import joined_texts, speak_around
 
 __all__ = [
     "SegmentMode",
@@ -103,6 +105,9 @@ class TextOptions:
     models that know them. `field` is the text's field path in its request, which errors name.
     `eager` cuts the first sentence, and that after each flush or `discard`, as soon as possible: 1
     after a clause, 2 also after a few words. Both parts are segments.
+    `language` is the BCP-47 code of the text; "" is read as English. `languages` are changes of it:
+    code points of the text and the language from there on. A language without a reader keeps its
+    figures and signs as they are written.
     """
 
     max_characters: int = 200
@@ -114,6 +119,8 @@ class TextOptions:
     tags: tuple[str, ...] = ()
     field: str = "text"
     eager: int = 0
+    language: str = ""
+    languages: tuple[tuple[int, str], ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_characters < 1:
@@ -126,21 +133,37 @@ class TextOptions:
 
     def clean(self, text: str) -> str:
         """Return a phrase, cleaned word by word, without emoji."""
-        return clean_phrase(text, ascii_only=self.ascii_only, keep_signs=self._keeps_signs)
+        english = is_english(self.language)
+        signs = self._keeps_signs or not english
+        return clean_phrase(text, ascii_only=self.ascii_only, keep_signs=signs, is_english=english)
 
-    def clean_word(self, word: str) -> tuple[str, int]:
-        """Return a cleaned word, and the number of removed letters."""
+    def clean_word(self, word: str, start: int) -> tuple[str, int]:
+        """Return a word that begins at code point `start`, cleaned, and the number of removed
+        letters.
+        """
+        english = is_english(self.language_at(start))
         if not self.phonemes or PLACES.search(word) is None:
-            return self._cleaned(word)
-        parts = [(p, 0) if PLACES.match(p) else self._cleaned(p) for p in PLACES.split(word)]
+            return self._cleaned(word, english)
+        parts = [
+            (p, 0) if PLACES.match(p) else self._cleaned(p, english) for p in PLACES.split(word)
+        ]
         return "".join(text for text, _ in parts), sum(lost for _, lost in parts)
 
-    def _cleaned(self, word: str) -> tuple[str, int]:
-        return clean_word(word, ascii_only=self.ascii_only, keep_signs=self._keeps_signs)
+    def _cleaned(self, word: str, is_english: bool) -> tuple[str, int]:
+        signs = self._keeps_signs or not is_english
+        ascii_only = self.ascii_only
+        return clean_word(word, ascii_only=ascii_only, keep_signs=signs, is_english=is_english)
 
     @property
     def _keeps_signs(self) -> bool:
         return self.normalization is TextNormalization.ON
+
+    def language_at(self, position: int) -> str:
+        """Return the language of the text at a code point."""
+        if not self.languages:
+            return self.language
+        index = bisect_right(self.languages, position, key=itemgetter(0)) - 1
+        return self.languages[index][1] if index >= 0 else self.language
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +254,7 @@ class _WordReader:
         self._run = ""
 
     def _word(self, run: str, start: int) -> Iterator[_Word]:
-        text, lost = self._options.clean_word(run)
+        text, lost = self._options.clean_word(run, start)
         self.num_lost += lost
         if text:
             lines, self._lines = self._lines, 0
@@ -329,7 +352,8 @@ class SegmentStream:
             return False
         last = self._pending[-1].text
         before = self._pending[-2:-1] or self._opening.words[-1:]
-        verdict = ends_sentence(before[0].text if before else "", last, following)
+        language = find_language(self._options.language_at(self._pending[-1].start))
+        verdict = ends_sentence(before[0].text if before else "", last, following, language)
         if verdict is not False or mode is SegmentMode.SENTENCE:
             return verdict
         return self._num_pending > MIN_CLAUSE_CHARACTERS and ends_clause(last, following)
@@ -444,12 +468,35 @@ class SegmentStream:
         said = self._respell(text) if self._respell is not None else None
         if said is not None:
             text = said.text
-        if self._options.normalization is TextNormalization.ON:
-            tags = self._options.tags
-            text = speak_around(text, tags) if tags else speak_words(text)
+        if self._options.languages:
+            text = joined_texts(self._read_by_language(text, words))
         else:
-            text = text.sub(_SPACES, lambda match: " ")
+            text = self._read(text, self._options.language)
         return (text, ()) if said is None else (said.spelled_out(text), said.applied)
+
+    def _read(self, text: AlignedText, language: str) -> AlignedText:
+        """Return a text of one language as it is spoken."""
+        options = self._options
+        if options.normalization is TextNormalization.OFF or not has_reader(language):
+            return text.sub(_SPACES, lambda match: " ")
+        if options.tags:
+            return speak_around(text, options.tags, language)
+        return speak_words(text, language)
+
+    def _read_by_language(self, text: AlignedText, words: Sequence[_Word]) -> Iterator[AlignedText]:
+        """Yield the readings of the words of each language, which keep the pause between them."""
+        starts = range(len(words))
+        for language, run in groupby(
+            starts, lambda index: self._options.language_at(words[index].start)
+        ):
+            indices = tuple(run)
+            _, rest = text.divided(indices[0])
+            part, _ = rest.divided(len(indices))
+            read = self._read(part, language)
+            pause = part.text[-1:] if part.text[-1:] in (",", ";", ":") else ""
+            if pause and read.text and indices[-1] + 1 < len(words):
+                read = AlignedText(read.text + pause, (*read.origins, read.origins[-1]))
+            yield AlignedText(read.text, tuple(n + indices[0] for n in read.origins))
 
     def _segment(self, text: str, end: int, words: tuple[SpokenWord, ...]) -> TextSegment:
         start, self._spoken_to = self._spoken_to, max(self._spoken_to, end)

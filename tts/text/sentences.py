@@ -21,17 +21,25 @@ from tts.text.english.tables import (
     UNITS,
     WEEKDAYS,
 )
+from tts.text.languages.language import Language
 
 CLOSERS = "\"')]}*_"
+APOSTROPHES = "['’]"
 OPENERS = "\"'([{*_"
 MIN_CLAUSE_CHARACTERS = 24  # shorter ones are joined to the next
 _DOTTED = re.compile(r"(?:[A-Za-z]\.)+[A-Za-z]")
+_ORDINAL = re.compile(r"[0-9]{1,3}|[0-9]{1,2}\.[0-9]{1,2}")  # with a dot behind it
 _LIST_MARKER = re.compile(r"[-*–—]|\(?[0-9]{1,3}[.)]|\(?[A-Za-z]\)")
 _ANY_CASE_TITLES = ("mr", "mrs", "ms", "dr", "prof")
 
 
-def ends_sentence(previous: str, word: str, following: str | None) -> bool | None:
-    """Return whether a sentence ends after `word`. `previous` is "" at the start of a sentence."""
+def ends_sentence(
+    previous: str, word: str, following: str | None, language: Language | None = None
+) -> bool | None:
+    """Return whether a sentence ends after `word`. `previous` is "" at the start of a sentence.
+
+    `language` None: English, or a language without a reader.
+    """
     core = word.rstrip(CLOSERS)
     if not core.endswith((".", "!", "?")):
         return False
@@ -39,7 +47,29 @@ def ends_sentence(previous: str, word: str, following: str | None) -> bool | Non
         return None if following is None else not _starts_small(following)
     if not core.endswith("."):
         return True
-    return _ends_at_dot(previous, core[:-1].lstrip(OPENERS), following)
+    stem = core[:-1].lstrip(OPENERS)
+    if language is not None:
+        return _ends_at_dot_of(language, previous, stem, following)
+    return _ends_at_dot(previous, stem, following)
+
+
+def _ends_at_dot_of(
+    language: Language, previous: str, stem: str, following: str | None
+) -> bool | None:
+    is_letter = len(stem) == 1 and stem.isalpha()
+    is_marker = not previous and stem.isdigit()
+    if stem.lower() in language.leading or is_letter or is_marker:
+        return False
+    if f"{re.split(APOSTROPHES, stem)[-1]}." in language.labels:
+        return None if following is None else not following[:1].isdigit()
+    if language.has_dotted_ordinals and _ORDINAL.fullmatch(stem):
+        if previous.lower() in language.before_ordinals:
+            return False
+        is_date = following is not None and following.strip(CLOSERS + ".,") in language.months
+        return None if following is None else not (is_date or _starts_small(following))
+    if _DOTTED.fullmatch(stem) is None:
+        return True
+    return None if following is None else not _starts_small(following)
 
 
 def _ends_at_dot(previous: str, stem: str, following: str | None) -> bool | None:

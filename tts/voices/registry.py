@@ -136,9 +136,15 @@ class VoiceRegistry:
     ) -> Voice:
         """Return the named voice; without a name the default one, or one for the language.
 
+        Its `language` is `language_code`.
+
         Raises the errors of `get`, which name `name_field`, and InvalidRequestError that names
         `field` for a named voice that does not speak the language.
         """
+        voice = self._chosen(name, language_code, field, name_field)
+        return replace(voice, language=language_code) if language_code else voice
+
+    def _chosen(self, name: str, language_code: str, field: str, name_field: str) -> Voice:
         if name:
             voice = self.get(name, name_field)
             if language_code and voice.language_codes and not voice.speaks(language_code):

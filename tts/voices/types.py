@@ -52,6 +52,7 @@ class Voice:
     consent: str = ""  # what the creator stated about the speaker's agreement
     codec: str = ""  # identity of the codec that a created voice's codes are of
     pronunciations: tuple[Pronunciation, ...] = ()  # of all texts in this voice
+    language: str = ""  # BCP-47 code of the text that a request has for the voice; "": not stated
 
     @property
     def texts(self) -> tuple[str, ...]:

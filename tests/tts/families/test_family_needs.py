@@ -19,6 +19,7 @@ from tts.families.llasa import LlasaFamily
 from tts.families.prompt import PromptBuilder
 from tts.families.registry import find_family
 from tts.text.lexicon.entries import Alphabet, Pronunciation
+from tts.text.markup.ssml import read_ssml
 from tts.text.segmenter import TextNormalization, TextOptions, split_text
 from tts.voices.types import Voice, VoicePrompt
 
@@ -37,7 +38,7 @@ def test_neutts_may_read_another_language(neutts_folder: Path, tmp_path: Path) -
     (tmp_path / "speech.json").write_text('{"family": "neutts", "language": "de"}')
     family = find_family(Checkpoint(tmp_path))
     assert family is not None
-    assert not family.traits.english_figures
+    assert family.traits.language == "de"
     vocabulary = family.vocabulary(ramp_spec(ramp_codec(24_000)))
     ids = family.prompt(vocabulary, "ja", Voice("me", prompt=VoicePrompt((1,))))
     assert family.tokenizer.decode(ids[34:-1]).startswith("jˈɑː")
@@ -174,8 +175,8 @@ def test_text_ranges_of_tagged_text_join() -> None:
 
 
 def test_other_languages_keep_their_letters_and_figures() -> None:
-    assert spoken("今天3点见。", english_figures=False) == ["今天3点见."]
-    assert spoken("Café, 5 €.", english_figures=True) == ["Café, five euros."]
+    assert spoken("今天3点见。", language="") == ["今天3点见."]
+    assert spoken("Café, 5 €.", language="en") == ["Café, five euros."]
 
 
 @pytest.mark.parametrize(
@@ -183,11 +184,14 @@ def test_other_languages_keep_their_letters_and_figures() -> None:
     [
         ((), False, "J'ai two chats."),
         (("en-GB", "fr-FR"), False, "J'ai two chats."),
-        (("fr-FR",), False, "J'ai 2 chats."),
+        (("fr-FR",), False, "J'ai deux chats."),
+        (("fr-FR", "fr-CA"), False, "J'ai deux chats."),
+        (("fr-FR", "de"), False, "J'ai 2 chats."),  # either could be meant
+        (("nl",), False, "J'ai 2 chats."),  # has no reader
         (("fr-FR",), True, "J'ai two chats."),  # a model that was made for English alone
     ],
 )
-def test_a_voice_of_another_language_reads_no_english_figures(
+def test_figures_are_read_in_the_language_of_the_voice(
     languages: tuple[str, ...], ascii_only: bool, said: str
 ) -> None:
     traits, voice = FamilyTraits(ascii_only=ascii_only), Voice("v", language_codes=languages)
@@ -207,4 +211,24 @@ def test_the_voice_of_a_request_decides_the_language(
     collect_speech(synthesizer, "2 ans.", voice=french)
     collect_speech(synthesizer, "2 years.")
     texts = [bytes(i for i in job.request.prompt_ids if i < 256) for job in client.jobs]
-    assert texts == [b"2 ans.", b"two years."]
+    assert texts == [b"deux ans.", b"two years."]
+
+
+def test_the_language_of_a_request_reaches_its_text(
+    client: RampClient, tiny_checkpoint: Path
+) -> None:
+    """Also inside SSML, where a language of a part takes precedence, and in `say-as`."""
+    synthesizer = build(client, tiny_checkpoint)
+    synthesizer.settings = replace(synthesizer.settings, traits=FamilyTraits())
+    german = Voice("v", control_token="<|voice_0|>", language="de")
+    collect_speech(synthesizer, "Am 3. Mai.", voice=german)
+    source = (
+        "<speak>Um 8 Uhr, <say-as interpret-as='ordinal'>3</say-as>, "
+        "<lang xml:lang='fr'><say-as interpret-as='cardinal'>71</say-as></lang> oder 2 mal.</speak>"
+    )
+    collect_speech(synthesizer, source, voice=german, markup=read_ssml(source))
+    texts = [bytes(i for i in job.request.prompt_ids if i < 256) for job in client.jobs]
+    assert [text.decode() for text in texts] == [
+        "Am dritten Mai.",
+        "Um acht Uhr, dritter, soixante et onze oder zwei mal.",
+    ]

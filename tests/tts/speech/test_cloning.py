@@ -29,11 +29,13 @@ from tts.errors import (
     PreconditionError,
     PromptTimeoutError,
 )
-from tts.speech.cloning import CloningLimits
+from tts.families.base import FamilyTraits
+from tts.families.prompt import PromptBuilder
+from tts.speech.cloning import CloningLimits, VoiceCloner
 from tts.speech.synthesizer import (
     Synthesizer,
 )
-from tts.voices.types import Voice, VoicePrompt
+from tts.voices.types import Voice, VoiceClip, VoicePrompt
 
 
 def clip(seconds: float = 2.0, rate: int = RATE) -> bytes:
@@ -52,6 +54,21 @@ def test_a_clip_becomes_a_voice(client: RampClient, synthesizer: Synthesizer) ->
     assert job.prompt_codes == prompt.codes
     assert job.request.prompt_ids[:4] == (ANY_VOICE, *b"I s")
     assert job.request.prompt_ids[-5:] == (END_OF_SPEECH, *b"Hi.", START_OF_SPEECH)
+
+
+def test_a_recording_of_the_checkpoint_is_read_in_its_language(
+    client: RampClient, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "anna.wav").write_bytes(clip())
+    prompts = PromptBuilder.load(tiny_checkpoint, client.codec)
+    assert prompts.family is not None
+    prompts.family.traits = FamilyTraits()
+    cloner = VoiceCloner(client, prompts)
+    recording = VoiceClip(tmp_path / "anna.wav", "Ich habe 2.")
+    voice = Voice("anna", language_codes=("de",), clip=recording)
+    asked = [run(cloner.ready(replace(voice, language=code))) for code in ("de-AT", "")]
+    assert [one.language for one in asked] == ["de-AT", ""]  # encoded once, not the same voice
+    assert [one.prompt.transcript for one in asked if one.prompt] == ["Ich habe zwei."] * 2
 
 
 def test_headerless_clips_come_with_their_format(synthesizer: Synthesizer) -> None:

@@ -305,12 +305,14 @@ def read_voice(proto: pb.VoiceSelection, synthesizer: Synthesizer, path: str) ->
     """
     kind = proto.WhichOneof("voice")
     if kind == "prompt":
-        return Voice("prompt", clip=read_clip(proto.prompt, f"{path}.prompt"))
+        clip = read_clip(proto.prompt, f"{path}.prompt")
+        return Voice("prompt", clip=clip, language=proto.language_code)
     if kind == "prompt_tokens":
         field = f"{path}.prompt_tokens"
         with Violations() as wrong:
             codes = _read_codes(proto.prompt_tokens, synthesizer.codec, field, wrong)
-        return Voice("prompt", prompt=synthesizer.cloner.from_codes(codes, field))
+        prompt = synthesizer.cloner.from_codes(codes, field)
+        return Voice("prompt", prompt=prompt, language=proto.language_code)
     if proto.name and not is_blend(proto.name):
         check_voice_name(proto.name, f"{path}.name")
     fields = f"{path}.language_code", f"{path}.name"

@@ -117,7 +117,7 @@ def _dotted_letters(match: Match[str]) -> str:
     return spell(match[1]) + _dot_after(match)
 
 
-def _roman_value(text: str) -> int | None:
+def roman_value(text: str) -> int | None:
     """Return the value of a valid Roman numeral below 400, else None."""
     if not re.fullmatch(r"C{0,3}(XC|XL|L?X{0,3})(IX|IV|V?I{0,3})", text) or not text:
         return None
@@ -128,7 +128,7 @@ def _roman_value(text: str) -> int | None:
 
 def _roman(match: Match[str]) -> str:
     name, text = match[1], match[2]
-    value = _roman_value(text)
+    value = roman_value(text)
     kind = name.capitalize()
     is_pronoun = text == "I" and f"{name} {text}" not in ("War I", "Type I", "Phase I", "Class I")
     is_letter = len(text) == 1 and name != kind  # "a top-level X window"
@@ -146,17 +146,17 @@ def _roman(match: Match[str]) -> str:
 
 
 def _reigning(match: Match[str]) -> str:
-    value = _roman_value(match[2])
+    value = roman_value(match[2])
     return f"{match[1]} the {ordinal(value)}" if value else match.group()
 
 
 def _small_roman(match: Match[str]) -> str:
-    value = _roman_value(match[2].upper())
+    value = roman_value(match[2].upper())
     return f"{match[1]} {cardinal(value)}" if value else match.group()
 
 
 def _century(match: Match[str]) -> str:
-    value = _roman_value(match[1])
+    value = roman_value(match[1])
     return ordinal(value) if value else match.group()
 
 

@@ -39,11 +39,21 @@ PLAIN = Style()
 
 
 @dataclass(frozen=True, slots=True)
+class SayAs:
+    """Text of SSML's `say-as`, with its attributes `interpret-as` and `format`."""
+
+    kind: str
+    text: str
+    layout: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Spoken:
     """Text that is spoken for [start, end) of the source.
 
     Its characters are those of the source, one by one, if it has the length of that range; else
-    it replaces the whole range. `ipa`: phonemes of the text; "": it is read.
+    it replaces the whole range. `ipa`: phonemes of the text; "": it is read. `said_as`: what the
+    text is the English reading of, for voices of other languages.
     """
 
     text: str
@@ -51,6 +61,7 @@ class Spoken:
     end: int
     style: Style = PLAIN
     ipa: str = ""
+    said_as: SayAs | None = None
 
     @property
     def is_literal(self) -> bool:

@@ -138,6 +138,18 @@ class PassageText:
             self._pieces.append(Spoken(" ", piece.start, piece.start, piece.style))
         self._pieces.append(replace(piece, text=text))
 
+    def languages(self, language: str) -> tuple[tuple[int, str], ...]:
+        """Return the changes of language in `text`: code points, and the language from there on.
+
+        `language` is that of pieces without one. () if all pieces have that.
+        """
+        changes: list[tuple[int, str]] = []
+        for start, piece in zip(self._starts, self._pieces, strict=False):
+            found = piece.style.language or language
+            if found != (changes[-1][1] if changes else language):
+                changes.append((start, found))
+        return tuple(changes)
+
     def located(self, segment: TextSegment) -> TextSegment:
         """Return a segment of `text` with the positions and the words of the source."""
         start, end = self._start(segment.start), self._end(segment.end)

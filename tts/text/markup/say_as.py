@@ -17,6 +17,8 @@ from tts.text.english.numbers import (
     year,
 )
 from tts.text.english.tables import ADDRESS_SIGNS, DIGITS, MONTHS
+from tts.text.languages.reader import Reader
+from tts.text.languages.registry import is_english, reader_of
 from tts.text.normalize import AlignedText, speak_words
 
 BEEP = "beep"
@@ -41,6 +43,43 @@ def say_as(kind: str, text: str, layout: str = "") -> str:
     if not words:
         raise ValueError(f"its text cannot be read as {kind}")
     return words
+
+
+def say_as_in(language: str, kind: str, text: str, layout: str = "") -> str:
+    """Return a text as words of a language, as `say_as` does; "" if it cannot be read so.
+
+    A language without a reader keeps the text as it is written.
+    """
+    if is_english(language):
+        return say_as(kind, text, layout)
+    reader, text = reader_of(language), " ".join(text.split())
+    return _in_language(reader, language, kind, text, layout) if reader else text
+
+
+def _in_language(reader: Reader, language: str, kind: str, text: str, layout: str) -> str:
+    if kind in ("expletive", "bleep"):
+        return BEEP
+    if kind in ("digits", "number_digit"):
+        return reader.digits(text)
+    if kind in ("characters", "spell-out", "verbatim", "telephone"):
+        groups = re.findall(r"\w+", text) if kind == "telephone" else [text]
+        return ", ".join(_characters_of(reader, group) for group in groups)
+    if kind == "ordinal" and (figures := re.match(r"\d{1,4}", text)):
+        return reader.ordinal(int(figures.group()))
+    if kind == "date" and layout:
+        found = _date_parts(text, layout)
+        return reader.date(int(found["d"] or 0), int(found["m"] or 0), found["y"])
+    return speak_words(AlignedText.of_words(text.split()), language).text
+
+
+def _characters_of(reader: Reader, text: str) -> str:
+    return " ".join(filter(None, (_character_of(reader, c) for c in text)))
+
+
+def _character_of(reader: Reader, character: str) -> str:
+    if character in "0123456789":
+        return reader.digits(character)
+    return character.upper() if character.isalnum() else reader.sign(character)
 
 
 def _read(text: str, layout: str) -> str:
@@ -81,14 +120,20 @@ def _date(text: str, layout: str) -> str:
     order = "".join(dict.fromkeys(layout.lower()))  # "yyyymmdd" is "ymd"
     if not order:
         return _read(text, "")
+    found = _date_parts(text, order)
+    return _date_words(found["d"], found["m"], found["y"])
+
+
+def _date_parts(text: str, layout: str) -> dict[str, str]:
+    """Return the figures of a date by "d", "m" and "y", "" for those that it does not have."""
+    order = "".join(dict.fromkeys(layout.lower()))
     if order not in DATE_FORMATS:
         raise ValueError(f"format must be one of {', '.join(DATE_FORMATS)}")
     pattern = r"\D?".join(_DATE_PARTS[part] for part in order)
     if text.isdecimal() and len(order) > 1:  # without signs between
         pattern = pattern.replace("{1,2}", "{2}").replace(r"\D?", "")
     match = re.fullmatch(pattern, text, re.ASCII)
-    found = {"y": "", "m": "", "d": ""} | (match.groupdict() if match else {})
-    return _date_words(found["d"], found["m"], found["y"])
+    return {"y": "", "m": "", "d": ""} | (match.groupdict() if match else {})
 
 
 def _date_words(day: str, month: str, year_text: str) -> str:

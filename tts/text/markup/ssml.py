@@ -23,6 +23,7 @@ from tts.text.markup.document import (
     Mark,
     MarkKind,
     Part,
+    SayAs,
     Spoken,
     Style,
     check_size,
@@ -321,7 +322,7 @@ class _Reader:
     def _replace(self, element: _Element, end: int) -> None:
         """Add what is spoken instead of an element's text."""
         written, self._replaced = "".join(self._replaced or ()), None
-        given, ipa = element.attributes, ""
+        given, ipa, said_as = element.attributes, "", None
         match element.name:
             case "sub":
                 text = self._required(element, "alias")
@@ -330,9 +331,11 @@ class _Reader:
                 ipa = given["ph"] if given.get("alphabet", "ipa") == "ipa" else ""
             case _:
                 kind, layout = self._required(element, "interpret-as"), given.get("format", "")
-                text = self._value(element, lambda: say_as(kind, written, layout), written)
+                text = self._value(element, lambda: say_as(kind, written, layout), "")
+                said_as = SayAs(kind, written, layout) if text else None
+                text = text or written
         text = text.translate(_SPACES)
-        self._parts.append(Spoken(text, element.start, end, element.style, ipa))
+        self._parts.append(Spoken(text, element.start, end, element.style, ipa, said_as))
 
     def _value(self, element: _Element, read: Callable[[], T], otherwise: T) -> T:
         """Return the value of an attribute; `otherwise` if it is wrong and skipped."""

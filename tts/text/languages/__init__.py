@@ -1,0 +1,1 @@
+"""Readers of figures in languages other than English: one engine, one table per language."""
