@@ -37,6 +37,12 @@ class Group(ABC):
         """Return scratch of the collectives, one tensor per device; created at the first call."""
         return []
 
+    def abort(self) -> None:
+        """End collectives that wait for a rank that has ended; they raise. Callable from any
+        thread.
+        """
+        return
+
     def close(self) -> None:
         """Close the connections to the other ranks. Idempotent."""
         return

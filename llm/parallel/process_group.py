@@ -86,6 +86,11 @@ class ProcessGroup(Group):
         self._host.allgather([found], [numbers]).wait()
         return int(torch.cat(found).min())
 
+    def abort(self) -> None:
+        """See `Group`. Gloo's collectives raise without it when a connection ends."""
+        if self._device.type == "cuda":
+            self._tensors.abort()
+
     def close(self) -> None:
         """See `Group`."""
         self._host = self._tensors = None

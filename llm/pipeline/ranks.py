@@ -1,0 +1,210 @@
+"""Ranks of a model on several devices: one process for each, which all run the same steps.
+
+    rank 0      the engine's process: schedules, executes, returns results
+    rank 1 …    python -m llm.pipeline.rank_process: receive each batch from rank 0 and execute it, too
+
+Every rank samples every token, from the same logits and the same seeds, so that no rank waits for
+another one's tokens. A rank that fails ends all ranks: their collectives are out of step then.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow, StepOutput
+from llm.config import PipelineConfig
+from llm.errors import RanksLostError
+from llm.kernels.cpu.team import teams
+from llm.models.hf_config import HuggingFaceConfig
+from llm.models.registry import model_class
+from llm.parallel.process_group import ProcessGroup
+
+logger = logging.getLogger(__name__)
+
+MEETING = "meeting"  # file at which the ranks find each other
+STOP_S = 10.0  # a rank that has not ended after this time is killed
+
+
+class Step(NamedTuple):
+    """One step of rank 0, for the other ranks."""
+
+    released: tuple[str, ...]  # requests that have ended since the previous step
+    rows: tuple[ScheduledRow, ...]
+    mode: ForwardMode
+    num_steps: int
+    is_plain: bool
+
+    @property
+    def batch(self) -> ScheduledBatch:
+        """Return the batch."""
+        return ScheduledBatch(self.rows, self.mode, self.num_steps, self.is_plain)
+
+
+@dataclass(frozen=True, slots=True)
+class RankLaunch:
+    """Launch parameters of a rank's process."""
+
+    config: PipelineConfig
+    rank: int
+    meeting: Path
+    num_threads: int  # of torch, on a CPU
+    product_threads: int
+    log_level: int
+
+
+class RankLeader:
+    """Rank 0's connection to the other ranks, and their processes."""
+
+    def __init__(self, config: PipelineConfig) -> None:
+        """Start the processes and wait until all ranks are connected.
+
+        Raises `ConfigError` for a model that cannot be split, `RanksLostError` for a process that
+        ends during the start.
+        """
+        devices = config.model.device_specs
+        facts = HuggingFaceConfig.read(config.model.model_path)
+        kind = model_class(facts, runs_alone=config.runs_alone)
+        kind.check_shards(facts, len(devices))
+        self._on_lost: Callable[[str], None] | None = None
+        self._lost = ""
+        self._lock = threading.Lock()
+        self._released: list[str] = []
+        folder = Path(tempfile.mkdtemp(prefix="sonant-ranks-"))
+        self._processes = [
+            _start(config, rank, folder / MEETING) for rank in range(1, len(devices))
+        ]
+        self._end = weakref.finalize(self, _end, self._processes, folder)
+        try:
+            self._wait_started()
+            self.group = ProcessGroup(0, len(devices), folder / MEETING, torch.device(devices[0]))
+        except BaseException:
+            self._end()
+            raise
+        for rank, process in enumerate(self._processes, start=1):
+            watch = threading.Thread(
+                target=_watch, args=(weakref.ref(self), rank, process), daemon=True
+            )
+            watch.start()
+
+    def _wait_started(self) -> None:
+        for rank, process in enumerate(self._processes, start=1):
+            assert process.stdout is not None
+            if not process.stdout.readline():
+                raise RanksLostError(f"rank {rank} ended with status {process.wait()} at its start")
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """Process ids of ranks 1, 2, …"""
+        return tuple(process.pid for process in self._processes)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a rank has failed, so that no more steps can run."""
+        return bool(self._lost)
+
+    def release(self, request_id: str) -> None:
+        """Release a request on the other ranks, with the next step."""
+        self._released.append(request_id)
+
+    def execute(
+        self, batch: ScheduledBatch, run: Callable[[ScheduledBatch], StepOutput]
+    ) -> StepOutput:
+        """Run a batch on all ranks; `run` is this rank's part.
+
+        Raises `RanksLostError` after any failure, then and ever after.
+        """
+        if self._lost:
+            raise RanksLostError(self._lost)
+        released, self._released = tuple(self._released), []
+        step = Step(released, batch.rows, batch.mode, batch.num_steps, batch.is_plain)
+        try:
+            self.group.broadcast(step)
+            return run(batch)
+        except Exception as error:
+            self.lose(f"a step failed on rank 0: {error!r}")
+            raise RanksLostError(self._lost) from error
+
+    def lose(self, reason: str) -> None:
+        """Note the reason why no more steps can run; the first one counts."""
+        with self._lock:
+            if self._lost:
+                return
+            self._lost, on_lost = reason, self._on_lost
+        logger.error("%s: the ranks of this model cannot go on", reason)
+        if on_lost is not None:
+            on_lost(reason)
+        self.group.abort()
+
+    def notify(self, on_lost: Callable[[str], None]) -> None:
+        """Call `on_lost` once, from any thread, with the reason when no more steps can run."""
+        with self._lock:
+            self._on_lost, reason = on_lost, self._lost
+        if reason:
+            on_lost(reason)
+
+    def close(self) -> None:
+        """End the other ranks' processes. Idempotent."""
+        self._lost = self._lost or "the model was shut down"
+        self._end()
+        self.group.close()
+
+
+def _start(config: PipelineConfig, rank: int, meeting: Path) -> subprocess.Popen[bytes]:
+    """Start the process of a rank, in a session of its own: Ctrl-C is for rank 0."""
+    size = len(config.model.device_specs)
+    launch = RankLaunch(
+        config,
+        rank,
+        meeting,
+        max(1, torch.get_num_threads() // size),
+        max(1, teams.num_threads // size),
+        logging.getLogger().getEffectiveLevel(),
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "llm.pipeline.rank_process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write(pickle.dumps(launch))
+    process.stdin.flush()  # it stays open: its end means that rank 0 has ended
+    return process
+
+
+def _watch(
+    leader: weakref.ref[RankLeader], rank: int, process: subprocess.Popen[bytes]
+) -> None:
+    status = process.wait()
+    found = leader()
+    if found is not None:
+        found.lose(f"rank {rank} ended with status {status}")
+
+
+def _end(processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
+    """End processes by the end of their standard input."""
+    for process in processes:
+        if process.stdin is not None:
+            process.stdin.close()
+    for process in processes:
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,70 @@
+"""An engine on several ranks, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from llm.engine.engine import Engine, create_engine
+from llm.engine.types import Pipeline
+from llm.pipeline.base import TextGenerationPipelineInterface
+from llm.request import FinishReason, Request, SamplingParams
+from tests.llm.llama_checkpoints import random_ids, write_llama
+from tests.llm.parallel.test_sharded_models import split_config
+
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("checkpoint"), **HEADS)
+
+
+def requests() -> list[Request]:
+    """Greedy and sampled requests, with prompts of several steps."""
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True),
+        SamplingParams(seed=5, max_tokens=24, ignore_eos=True),
+        SamplingParams(seed=6, top_k=7, top_p=0.9, max_tokens=16, ignore_eos=True),
+        SamplingParams(
+            temperature=0.0, repetition_penalty=1.3, max_tokens=20, ignore_eos=True, top_logprobs=2
+        ),
+    ]
+    return [
+        Request(f"r{index}", tuple(random_ids(20 + 9 * index, 96, seed=index)), sampling)
+        for index, sampling in enumerate(params)
+    ]
+
+
+def tokens(engine: Engine) -> list[list[int]]:
+    """Run all requests at once and return their tokens."""
+    streams = [engine.submit(request) for request in requests()]
+    engine.start()
+    return [[token for chunk in stream for token in chunk.token_ids] for stream in streams]
+
+
+def pipeline_of(engine: Engine) -> TextGenerationPipelineInterface:
+    pipeline: Pipeline = engine.pipeline
+    assert isinstance(pipeline, TextGenerationPipelineInterface)
+    return pipeline
+
+
+def run(folder: Path, num_ranks: int, **keys: object) -> list[list[int]]:
+    config = split_config(folder, num_ranks, sampling={"enable_penalties": True}, **keys)
+    engine = create_engine(config)
+    found = tokens(engine)
+    engine.shutdown()
+    pipeline_of(engine).shutdown()
+    return found
+
+
+@pytest.mark.parametrize("num_steps", [1, 5])
+def test_ranks_generate_the_tokens_of_one(folder: Path, num_steps: int) -> None:
+    keys = {"max_num_steps": num_steps, "max_batch_input_tokens": 32}
+    expected = run(folder, 1, **keys)
+    assert min(map(len, expected)) > 12
+    assert run(folder, 2, **keys) == expected
