@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
-from collections.abc import Sequence
+import time
 from pathlib import Path
 
 import pytest
 
 from llm.engine.engine import Engine, create_engine
-from llm.engine.types import Pipeline
+from llm.errors import EngineStoppedError
 from llm.pipeline.base import TextGenerationPipelineInterface
+from llm.pipeline.registry import create_pipeline
 from llm.request import FinishReason, Request, SamplingParams
 from tests.llm.llama_checkpoints import random_ids, write_llama
 from tests.llm.parallel.test_sharded_models import split_config
 
+DEADLINE_S = 60.0
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 
 
@@ -48,7 +51,7 @@ def tokens(engine: Engine) -> list[list[int]]:
 
 
 def pipeline_of(engine: Engine) -> TextGenerationPipelineInterface:
-    pipeline: Pipeline = engine.pipeline
+    pipeline = engine.pipeline
     assert isinstance(pipeline, TextGenerationPipelineInterface)
     return pipeline
 
@@ -68,3 +71,52 @@ def test_ranks_generate_the_tokens_of_one(folder: Path, num_steps: int) -> None:
     expected = run(folder, 1, **keys)
     assert min(map(len, expected)) > 12
     assert run(folder, 2, **keys) == expected
+
+
+def wait_stopped(engine: Engine) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while engine.is_running:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_a_rank_that_is_killed_stops_the_engine(folder: Path) -> None:
+    engine = create_engine(split_config(folder, 2))
+    leader = pipeline_of(engine).leader
+    assert leader is not None
+    endless = SamplingParams(max_tokens=400, ignore_eos=True)
+    stream = engine.submit(Request("a", (5, 6, 7), endless))
+    engine.start()
+    assert next(stream).token_ids  # steps are running
+    os.kill(leader.process_ids[0], signal.SIGKILL)
+    last = list(stream)[-1]
+    assert (last.finish_reason, leader.is_lost) == (FinishReason.ERROR, True)
+    wait_stopped(engine)
+    with pytest.raises(EngineStoppedError):
+        engine.submit(Request("b", (5, 6, 7)))
+    pipeline_of(engine).shutdown()
+
+
+def test_a_rank_that_is_killed_between_requests_stops_the_engine(folder: Path) -> None:
+    engine = create_engine(split_config(folder, 2))
+    leader = pipeline_of(engine).leader
+    assert leader is not None
+    engine.start()
+    os.kill(leader.process_ids[0], signal.SIGKILL)
+    wait_stopped(engine)
+    assert leader.is_lost
+    pipeline_of(engine).shutdown()
+    for process_id in leader.process_ids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process_id, 0)
+
+
+def test_processes_end_with_their_pipeline(folder: Path) -> None:
+    pipeline = create_pipeline(split_config(folder, 2))
+    assert pipeline.leader is not None
+    (process_id,) = pipeline.leader.process_ids
+    os.kill(process_id, 0)
+    del pipeline
+    gc.collect()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process_id, 0)
