@@ -1,7 +1,7 @@
 """`Shard`: the part of a matrix that one rank stores, and which heads and sizes can be split.
 
-    column-parallel    outputs are split: queries, keys, values, gate, up, the head
-    row-parallel       inputs are split: attention's output and down; ranks' products are summed
+column-parallel    outputs are split: queries, keys, values, gate, up, the head
+row-parallel       inputs are split: attention's output and down; ranks' products are summed
 """
 
 from __future__ import annotations

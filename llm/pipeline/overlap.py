@@ -78,7 +78,7 @@ class AsyncBatch:
 class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
     """Pipeline that overlaps host and device; see the module. One decode forward per batch."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the base class's, and one more
         self,
         pipeline_config: PipelineConfig,
         pipeline_model: type[PipelineModel[ScheduledRow]] | None = None,

@@ -11,13 +11,10 @@ import threading
 
 import torch
 
-from llm.kernels.cpu.team import set_product_threads
 from llm.parallel.process_group import ProcessGroup
 from llm.pipeline.base import TextGenerationPipelineInterface
 from llm.pipeline.ranks import RankLaunch
 from llm.pipeline.registry import create_rank
-
-logger = logging.getLogger(__name__)
 
 
 def follow(pipeline: TextGenerationPipelineInterface) -> None:
@@ -28,8 +25,8 @@ def follow(pipeline: TextGenerationPipelineInterface) -> None:
         pipeline.run(step.batch)
 
 
-def main() -> int:
-    """Run one rank until rank 0 ends; return the exit status."""
+def main() -> None:
+    """Run one rank until rank 0 ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # rank 0 drains first
     launch: RankLaunch = pickle.load(sys.stdin.buffer)
@@ -37,19 +34,17 @@ def main() -> int:
     name = f"rank {launch.rank}: %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=launch.log_level, stream=sys.stderr, format=name)
     torch.set_num_threads(launch.num_threads)
-    set_product_threads(launch.product_threads)
     config = launch.config
+    if config.model.on_cpu:
+        from llm.kernels.cpu.team import set_product_threads  # imports LLVM
+
+        set_product_threads(launch.product_threads)
     config.load_architectures()
     sys.stdout.write("started\n")
     sys.stdout.flush()
     device = torch.device(config.model.device_specs[launch.rank])
     group = ProcessGroup(launch.rank, len(config.model.device_specs), launch.meeting, device)
-    try:
-        follow(create_rank(config, group))
-    except Exception:
-        logger.exception("this rank has failed and ends")
-        return 1
-    return 0
+    follow(create_rank(config, group))
 
 
 def _end_with_leader() -> None:
@@ -59,4 +54,4 @@ def _end_with_leader() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,7 +1,7 @@
 """Ranks of a model on several devices: one process for each, which all run the same steps.
 
     rank 0      the engine's process: schedules, executes, returns results
-    rank 1 …    python -m llm.pipeline.rank_process: receive each batch from rank 0 and execute it, too
+    rank 1 …    python -m llm.pipeline.rank_process: receive each batch, and execute it, too
 
 Every rank samples every token, from the same logits and the same seeds, so that no rank waits for
 another one's tokens. A rank that fails ends all ranks: their collectives are out of step then.
@@ -27,7 +27,6 @@ import torch
 from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow, StepOutput
 from llm.config import PipelineConfig
 from llm.errors import RanksLostError
-from llm.kernels.cpu.team import teams
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.registry import model_class
 from llm.parallel.process_group import ProcessGroup
@@ -61,7 +60,7 @@ class RankLaunch:
     rank: int
     meeting: Path
     num_threads: int  # of torch, on a CPU
-    product_threads: int
+    product_threads: int  # of large products, on a CPU
     log_level: int
 
 
@@ -124,7 +123,7 @@ class RankLeader:
     ) -> StepOutput:
         """Run a batch on all ranks; `run` is this rank's part.
 
-        Raises `RanksLostError` after any failure, then and ever after.
+        Raises the error of the first step that fails, and `RanksLostError` for all later ones.
         """
         if self._lost:
             raise RanksLostError(self._lost)
@@ -133,9 +132,9 @@ class RankLeader:
         try:
             self.group.broadcast(step)
             return run(batch)
-        except Exception as error:
+        except BaseException as error:
             self.lose(f"a step failed on rank 0: {error!r}")
-            raise RanksLostError(self._lost) from error
+            raise
 
     def lose(self, reason: str) -> None:
         """Note the reason why no more steps can run; the first one counts."""
@@ -165,12 +164,17 @@ class RankLeader:
 def _start(config: PipelineConfig, rank: int, meeting: Path) -> subprocess.Popen[bytes]:
     """Start the process of a rank, in a session of its own: Ctrl-C is for rank 0."""
     size = len(config.model.device_specs)
+    product_threads = 1
+    if config.model.on_cpu:
+        from llm.kernels.cpu.team import teams  # imports LLVM: not needed on a GPU
+
+        product_threads = max(1, teams.num_threads // size)
     launch = RankLaunch(
         config,
         rank,
         meeting,
         max(1, torch.get_num_threads() // size),
-        max(1, teams.num_threads // size),
+        product_threads,
         logging.getLogger().getEffectiveLevel(),
     )
     process = subprocess.Popen(
@@ -185,9 +189,7 @@ def _start(config: PipelineConfig, rank: int, meeting: Path) -> subprocess.Popen
     return process
 
 
-def _watch(
-    leader: weakref.ref[RankLeader], rank: int, process: subprocess.Popen[bytes]
-) -> None:
+def _watch(leader: weakref.ref[RankLeader], rank: int, process: subprocess.Popen[bytes]) -> None:
     status = process.wait()
     found = leader()
     if found is not None:

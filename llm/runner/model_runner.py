@@ -113,14 +113,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         )
         self.is_draft = is_draft
         self._weight_adapters = weight_adapters or {}
-        self._model_class.check_shards(self.huggingface_config, self.group.size)
-        shape, shard = self._model_class.shape(self.huggingface_config), Shard(0, self.group.size)
-        self.num_hidden_layers = shape.num_layers
-        self.num_attention_heads = shard.num_heads(shape.num_heads)  # of this rank
-        self.num_kv_heads = shard.num_heads(shape.num_kv_heads)
-        self.head_dim = shape.head_dim
-        self.hidden_size = shape.hidden_size
-        self.vocab_size = shape.vocab_size
+        self._read_sizes()
         self._windows = self._model_class.attention_windows(self.huggingface_config)
         self.context_len = self._model_class.calculate_max_seq_len(config, self.huggingface_config)
         self.max_running_requests = 0  # rows of a batch; set by the memory plan
@@ -137,6 +130,19 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         self.sampler = Sampler(self.vocab_size, self.device)
         self.token_sampler: TokenSampler[Any] = self.sampler
         self.frames: FrameShape | None = None  # None: a token is one id
+
+    def _read_sizes(self) -> None:
+        """Read the model's sizes, those of heads for this rank. Raises `ConfigError` for a model
+        that cannot be split.
+        """
+        self._model_class.check_shards(self.huggingface_config, self.group.size)
+        shape, shard = self._model_class.shape(self.huggingface_config), Shard(0, self.group.size)
+        self.num_hidden_layers = shape.num_layers
+        self.num_attention_heads = shard.num_heads(shape.num_heads)  # of this rank
+        self.num_kv_heads = shard.num_heads(shape.num_kv_heads)
+        self.head_dim = shape.head_dim
+        self.hidden_size = shape.hidden_size
+        self.vocab_size = shape.vocab_size
 
     @property
     def is_generation(self) -> bool:

@@ -262,7 +262,8 @@ def test_before_resolving_assignments_are_checked() -> None:
             {"model": {"quantization_encoding": "int8", "device_specs": ["cuda:0"]}},
             "int8 runs on the CPU only",
         ),
-        ({"model": {"device_specs": ["cuda:0", "cuda:1"]}}, "not available in this release"),
+        ({"model": {"device_specs": ["cuda:0", "cuda:0"]}}, "must name different GPUs"),
+        ({"model": {"device_specs": ["cpu", "cuda:0"]}}, "must name different GPUs"),
     ],
 )
 def test_values_that_do_not_fit_together(values: dict[str, Any], message: str) -> None:
