@@ -116,7 +116,6 @@ def _check_several_devices(config: PipelineFields) -> None:
         "draft_model": config.draft_model is not None,
         "sampling.enable_structured_output": config.sampling.enable_structured_output,
         "model.kv_cache.enable_kvcache_swapping_to_host": cache.enable_kvcache_swapping_to_host,
-        "model.quantization_encoding=int8": model.quantization_encoding == "int8",
         "use_legacy_module=False": not config.use_legacy_module,
     }
     found = [name for name, is_set in refused.items() if is_set]
