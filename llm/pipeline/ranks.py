@@ -142,7 +142,7 @@ class RankLeader:
             if self._lost:
                 return
             self._lost, on_lost = reason, self._on_lost
-        logger.error("%s: the ranks of this model cannot go on", reason)
+        logger.error("%s: no step of this model can run any more", reason)
         if on_lost is not None:
             on_lost(reason)
         self.group.abort()
