@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +26,7 @@ import torch
 
 from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow, StepOutput
 from llm.config import PipelineConfig
-from llm.errors import RanksLostError
+from llm.errors import ConfigError, RanksLostError
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.registry import model_class
 from llm.parallel.process_group import ProcessGroup
@@ -77,6 +77,7 @@ class RankLeader:
         facts = HuggingFaceConfig.read(config.model.model_path)
         kind = model_class(facts, runs_alone=config.runs_alone)
         kind.check_shards(facts, len(devices))
+        _check_exist(devices)
         self._on_lost: Callable[[str], None] | None = None
         self._lost = ""
         self._lock = threading.Lock()
@@ -85,7 +86,8 @@ class RankLeader:
         self._processes = [
             _start(config, rank, folder / MEETING) for rank in range(1, len(devices))
         ]
-        self._end = weakref.finalize(self, _end, self._processes, folder)
+        self._is_ending = threading.Event()
+        self._end = weakref.finalize(self, _end, self._processes, folder, self._is_ending)
         try:
             self._wait_started()
             self.group = ProcessGroup(0, len(devices), folder / MEETING, torch.device(devices[0]))
@@ -94,7 +96,7 @@ class RankLeader:
             raise
         for rank, process in enumerate(self._processes, start=1):
             watch = threading.Thread(
-                target=_watch, args=(weakref.ref(self), rank, process), daemon=True
+                target=_watch, args=(weakref.ref(self), rank, process, self._is_ending), daemon=True
             )
             watch.start()
 
@@ -161,6 +163,16 @@ class RankLeader:
         self.group.close()
 
 
+def _check_exist(devices: Sequence[str]) -> None:
+    """Raise `ConfigError` for a GPU that is not there."""
+    if devices[0] == "cpu":
+        return
+    count = torch.cuda.device_count()
+    for name in devices:
+        if (torch.device(name).index or 0) >= count:
+            raise ConfigError(f"device {name} requested, {count} CUDA devices found")
+
+
 def _start(config: PipelineConfig, rank: int, meeting: Path) -> subprocess.Popen[bytes]:
     """Start the process of a rank, in a session of its own: Ctrl-C is for rank 0."""
     size = len(config.model.device_specs)
@@ -189,15 +201,24 @@ def _start(config: PipelineConfig, rank: int, meeting: Path) -> subprocess.Popen
     return process
 
 
-def _watch(leader: weakref.ref[RankLeader], rank: int, process: subprocess.Popen[bytes]) -> None:
+def _watch(
+    leader: weakref.ref[RankLeader],
+    rank: int,
+    process: subprocess.Popen[bytes],
+    is_ending: threading.Event,
+) -> None:
+    """Report a process that ends by itself."""
     status = process.wait()
     found = leader()
-    if found is not None:
+    if found is not None and not is_ending.is_set():
         found.lose(f"rank {rank} ended with status {status}")
 
 
-def _end(processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
+def _end(
+    processes: list[subprocess.Popen[bytes]], folder: Path, is_ending: threading.Event
+) -> None:
     """End processes by the end of their standard input."""
+    is_ending.set()
     for process in processes:
         if process.stdin is not None:
             process.stdin.close()

@@ -190,6 +190,14 @@ def test_sizes_that_cannot_be_divided(
         create_pipeline(split_config(tmp_path, num_ranks))
 
 
+def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    missing = [f"cuda:{64 + index}" for index in range(2)]
+    model = {"model_path": str(write_llama(tmp_path)), "device_specs": missing}
+    config = PipelineConfig(model=model | {"quantization_encoding": "float32"})
+    with pytest.raises(ConfigError, match=r"device cuda:64 requested, \d+ CUDA devices found"):
+        create_pipeline(config)
+
+
 def test_frames_run_on_one_device(tmp_path: Path) -> None:
     write_csm(tmp_path)
     with pytest.raises(ConfigError, match="names 2 devices, and CsmModel runs on one"):
