@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
+from pathlib import Path
 
 import torch
 
@@ -30,7 +32,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # rank 0 drains first
     launch: RankLaunch = pickle.load(sys.stdin.buffer)
-    threading.Thread(target=_end_with_leader, daemon=True).start()
+    threading.Thread(target=_end_with_leader, args=(launch.meeting,), daemon=True).start()
     name = f"rank {launch.rank}: %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=launch.log_level, stream=sys.stderr, format=name)
     torch.set_num_threads(launch.num_threads)
@@ -47,9 +49,10 @@ def main() -> None:
     follow(create_rank(config, group))
 
 
-def _end_with_leader() -> None:
-    """End the process when rank 0 has closed this process's standard input, or has ended."""
+def _end_with_leader(meeting: Path) -> None:
+    """End the process when rank 0 has closed this process's standard input, or was killed."""
     os.read(sys.stdin.fileno(), 1)
+    shutil.rmtree(meeting.parent, ignore_errors=True)
     os._exit(0)
 
 

@@ -82,7 +82,8 @@ class RankLeader:
         self._lost = ""
         self._lock = threading.Lock()
         self._released: list[str] = []
-        folder = Path(tempfile.mkdtemp(prefix="sonant-ranks-"))
+        folder = self.folder = Path(tempfile.mkdtemp(prefix="sonant-ranks-"))
+        """Temporary folder of these processes."""
         self._processes = [
             _start(config, rank, folder / MEETING) for rank in range(1, len(devices))
         ]
@@ -145,6 +146,7 @@ class RankLeader:
                 return
             self._lost, on_lost = reason, self._on_lost
         logger.error("%s: no step of this model can run any more", reason)
+        shutil.rmtree(self.folder, ignore_errors=True)  # `on_lost` may end this process
         if on_lost is not None:
             on_lost(reason)
         self.group.abort()

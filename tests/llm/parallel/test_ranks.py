@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import signal
+import subprocess
+import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,6 +30,15 @@ HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_llama(tmp_path_factory.mktemp("checkpoint"), **HEADS)
+
+
+PROGRAM = """
+import pickle, sys, time
+from llm.pipeline.ranks import RankLeader
+leader = RankLeader(pickle.load(sys.stdin.buffer))
+print(leader.folder, flush=True)
+time.sleep(600)
+"""
 
 
 def requests() -> list[Request]:
@@ -65,19 +79,23 @@ def run(folder: Path, num_ranks: int, **keys: object) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("num_steps", [1, 5])
-def test_ranks_generate_the_tokens_of_one(folder: Path, num_steps: int) -> None:
+@pytest.mark.parametrize(("num_ranks", "num_steps"), [(2, 5), (4, 1)])
+def test_ranks_generate_the_tokens_of_one(folder: Path, num_ranks: int, num_steps: int) -> None:
     keys = {"max_num_steps": num_steps, "max_batch_input_tokens": 32}
     expected = run(folder, 1, **keys)
     assert min(map(len, expected)) > 12
-    assert run(folder, 2, **keys) == expected
+    assert run(folder, num_ranks, **keys) == expected
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
 
 
 def wait_stopped(engine: Engine) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while engine.is_running:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    wait_for(lambda: not engine.is_running)
 
 
 def test_a_rank_that_is_killed_stops_the_engine(folder: Path) -> None:
@@ -111,7 +129,13 @@ def test_a_rank_that_is_killed_between_requests_stops_the_engine(folder: Path) -
             os.kill(process_id, 0)
 
 
-def test_processes_end_with_their_pipeline(folder: Path) -> None:
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_processes_end_with_their_pipeline(folder: Path, temporary: Path) -> None:
     pipeline = create_pipeline(split_config(folder, 2))
     assert pipeline.leader is not None
     (process_id,) = pipeline.leader.process_ids
@@ -120,3 +144,19 @@ def test_processes_end_with_their_pipeline(folder: Path) -> None:
     gc.collect()
     with pytest.raises(ProcessLookupError):
         os.kill(process_id, 0)
+    assert list(temporary.glob("sonant-ranks-*")) == []
+
+
+def test_processes_end_with_a_program_that_is_killed(folder: Path) -> None:
+    config = pickle.dumps(split_config(folder, 2))
+    program = [sys.executable, "-c", PROGRAM]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(program, stdin=pipe, stdout=pipe) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(config)
+        process.stdin.close()
+        place = process.stdout.readline().decode().strip()
+        assert Path(place).is_dir()
+        process.kill()
+    wait_for(lambda: not Path(place).exists())  # the last work of the other rank
