@@ -23,7 +23,9 @@ from llm.errors import ConfigError
 from llm.models.llama import LlamaModel
 from llm.models.weights import SafetensorsWeights
 from llm.parallel.group import Group
+from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.pipeline.registry import create_pipeline
+from llm.request import SamplingParams
 from llm.runner import model_runner
 from llm.runner.model_runner import ModelRunner
 from tests.llm.csm_checkpoints import write_csm
@@ -40,6 +42,10 @@ from tests.llm.llama_checkpoints import (
 )
 from tests.llm.models.test_embeddings import write_bare, write_modules
 from tests.llm.parallel.rank_threads import on_ranks
+from tests.llm.pipeline.test_overlap import EMPTY, next_row, prompt_row
+from tests.llm.runner.host_graphs import use_gathered, use_graphs
+from tests.llm.runner.late_stream import LateStream
+from tests.llm.runner.test_cuda_graphs import Decoding
 
 MAX_DIFFERENCE = 1e-4
 
@@ -131,6 +137,44 @@ def test_a_row_on_four_ranks_does_not_depend_on_its_batch(tmp_path: Path) -> Non
 
     for alone, together in on_ranks(4, tmp_path, logits):
         assert torch.equal(alone, together)
+
+
+def test_a_replay_on_ranks_is_their_eager_forward(tmp_path: Path) -> None:
+    folder = write_random(tmp_path, CONFIGS["llama"])
+
+    def replayed(group: Group) -> tuple[int, int]:
+        config = split_config(folder, 2, max_batch_size=4)
+        eager, other = (ModelRunner(config, group=group) for _ in range(2))
+        for runner in (eager, other):
+            runner.initialize()
+        use_gathered(eager)
+        use_graphs(other)
+        decoding = Decoding(eager, other)
+        for count in (1, 3, 2):
+            decoding.decode(list(range(count)), random_ids(count, 96, seed=count))
+        decoding.check_pages()
+        assert other.graph_runner is not None
+        stats = other.graph_runner.stats()
+        return stats.replays, stats.eager_decodes
+
+    assert on_ranks(2, tmp_path, replayed) == [(3, 0)] * 2
+
+
+def test_ranks_overlap_their_steps(tmp_path: Path) -> None:
+    """Each rank feeds the tokens that it has sampled itself."""
+    folder = write_random(tmp_path, CONFIGS["llama"])
+    sampling = SamplingParams(seed=8)
+    rows = [next_row("a", number, sampling=sampling) for number in range(1, 5)]
+    steps = [batch(prompt_row("a", sampling=sampling)), *map(batch, rows), EMPTY]
+
+    def sampled(group: Group | None = None) -> list[tuple[int, ...]]:
+        config = split_config(folder, group.size if group else 1)
+        pipeline = OverlapTextGenerationPipeline(config, stream=LateStream(), group=group)
+        outputs = [dict(pipeline.run(step).token_ids) for step in steps]
+        assert outputs[0] == {}
+        return [output["a"] for output in outputs[1:]]
+
+    assert on_ranks(2, tmp_path, sampled) == [sampled()] * 2
 
 
 class CountedWeights(SafetensorsWeights):
