@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         EngineStoppedError,
         LLMError,
         QueueFullError,
+        RanksLostError,
         RequestError,
     )
     from llm.kernels.cpu.team import set_product_threads
@@ -113,6 +114,7 @@ __all__ = [
     "Profiler",
     "ProfilingConfig",
     "QueueFullError",
+    "RanksLostError",
     "ReqToTokenPool",
     "Request",
     "RequestError",
@@ -183,6 +185,7 @@ _HOMES = {
         "EngineStoppedError",
         "LLMError",
         "QueueFullError",
+        "RanksLostError",
         "RequestError",
     ),
     "llm.kernels.cpu.team": ("set_product_threads",),

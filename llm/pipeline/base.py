@@ -1,7 +1,7 @@
 """`TextGenerationPipelineInterface`: common part of the two pipelines, which is all but the step.
 
-It implements the engine's `Pipeline`: one model on one device, loaded at construction and used from
-one thread at a time. It makes no scheduling decisions.
+It implements the engine's `Pipeline`: one model on one device, or one rank of a model on several,
+loaded at construction and used from one thread at a time. It makes no scheduling decisions.
 """
 
 from __future__ import annotations
