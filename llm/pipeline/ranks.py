@@ -128,8 +128,9 @@ class RankLeader:
 
         Raises the error of the first step that fails, and `RanksLostError` for all later ones.
         """
-        if self._lost:
-            raise RanksLostError(self._lost)
+        with self._lock:
+            if self._lost:
+                raise RanksLostError(self._lost)
         released, self._released = tuple(self._released), []
         step = Step(released, batch.rows, batch.mode, batch.num_steps, batch.is_plain)
         try:
@@ -140,23 +141,27 @@ class RankLeader:
             raise
 
     def lose(self, reason: str) -> None:
-        """Note the reason why no more steps can run; the first one counts."""
+        """Note the reason why no more steps can run; the first one counts.
+
+        Other threads that find the ranks lost wait until `on_lost` has returned: where it ends the
+        process, they report nothing.
+        """
         with self._lock:
             if self._lost:
                 return
-            self._lost, on_lost = reason, self._on_lost
-        logger.error("%s: no step of this model can run any more", reason)
-        shutil.rmtree(self.folder, ignore_errors=True)  # `on_lost` may end this process
-        if on_lost is not None:
-            on_lost(reason)
+            self._lost = reason
+            logger.error("%s: no step of this model can run any more", reason)
+            shutil.rmtree(self.folder, ignore_errors=True)  # `on_lost` may end this process
+            if self._on_lost is not None:
+                self._on_lost(reason)
         self.group.abort()
 
     def notify(self, on_lost: Callable[[str], None]) -> None:
         """Call `on_lost` once, from any thread, with the reason when no more steps can run."""
         with self._lock:
-            self._on_lost, reason = on_lost, self._lost
-        if reason:
-            on_lost(reason)
+            self._on_lost = on_lost
+            if self._lost:
+                on_lost(self._lost)
 
     def close(self) -> None:
         """End the other ranks' processes. Idempotent."""
