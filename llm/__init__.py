@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         EngineStoppedError,
         LLMError,
         QueueFullError,
+        RanksLostError,
         RequestError,
     )
     from llm.kernels.cpu.team import set_product_threads
@@ -114,6 +115,7 @@ __all__ = [
     "Profiler",
     "ProfilingConfig",
     "QueueFullError",
+    "RanksLostError",
     "ReqToTokenPool",
     "Request",
     "RequestError",
@@ -186,6 +188,7 @@ _HOMES = {
         "EngineStoppedError",
         "LLMError",
         "QueueFullError",
+        "RanksLostError",
         "RequestError",
     ),
     "llm.kernels.cpu.team": ("set_product_threads",),

@@ -29,3 +29,7 @@ class QueueFullError(LLMError, RuntimeError):
 
 class EngineStoppedError(LLMError, RuntimeError):
     """The engine is draining or has stopped, so it takes no new requests."""
+
+
+class RanksLostError(LLMError, RuntimeError):
+    """A process of a model on several devices has ended; no more steps can run."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -168,11 +169,12 @@ def create_engine_client(
     config: AudioGenerationConfig,
     server: ServerConfig | None = None,
     checkpoint: Checkpoint | None = None,
+    on_ranks_lost: Callable[[str], None] | None = None,
 ) -> tuple[LocalEngineClient, EngineInfo]:
     """Load the weights and return the started engine, with its properties for requests.
 
-    `config` must name a model (`with_model`); `checkpoint` is its checkpoint, if already open.
-    Raises the errors of `create_service`.
+    `config` must name a model (`with_model`); `checkpoint` is its checkpoint, if already open;
+    `on_ranks_lost` as in `llm.create_engine`. Raises the errors of `create_service`.
     """
     config.load_architectures()  # the configuration may have been resolved in another process
     checkpoint = checkpoint or open_checkpoint(config)
@@ -195,7 +197,7 @@ def create_engine_client(
     vocabulary = family.vocabulary(decoder.spec) if family and decoder else None
     # Speech is played while it is generated, so its tokens should arrive one by one.
     config = with_text_encoding(config) if family is None else config.planning_ahead()
-    engine = create_engine(config, checkpoint.tokenizer)
+    engine = create_engine(config, checkpoint.tokenizer, on_ranks_lost)
     limits = StreamLimits()
     if server is not None:
         reader_timeout_s = server.slow_reader_timeout_s * READER_PATIENCE

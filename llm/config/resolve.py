@@ -24,7 +24,6 @@ from llm.config.sections import (
     SpeculativeConfig,
     switch,
 )
-from llm.config.unsupported import unavailable
 from llm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -82,6 +81,8 @@ def resolve_models(config: PipelineFields) -> None:
     _check_model("model", config.model)
     if config.draft_model is not None:
         _check_model("draft_model", config.draft_model)
+    if len(config.model.device_specs) > 1:
+        _check_several_devices(config)
 
 
 def _check_model(name: str, model: ModelConfig) -> None:
@@ -90,9 +91,6 @@ def _check_model(name: str, model: ModelConfig) -> None:
     for path in model.weight_path:
         if not path.is_file():
             raise ConfigError(f"{name}.weight_path: {path} is not a file")
-    if len(model.device_specs) > 1:
-        specs = ",".join(model.device_specs)
-        raise unavailable(f"{name}.device_specs", specs, "a model runs on one device")
     encoding, place = model.quantization_encoding, "CPU" if model.on_cpu else "GPU"
     runs_on = CPU_ENCODINGS if model.on_cpu else GPU_ENCODINGS
     if encoding is not None and encoding not in runs_on:
@@ -100,6 +98,30 @@ def _check_model(name: str, model: ModelConfig) -> None:
         raise ConfigError(
             f"{name}.quantization_encoding={encoding} runs on the {other} only, "
             f"and device_specs names a {place}"
+        )
+
+
+def _check_several_devices(config: PipelineFields) -> None:
+    """Raise `ConfigError` for devices that cannot share a model, and for what needs one device."""
+    model = config.model
+    specs = ",".join(model.device_specs)
+    is_distinct = len(set(model.device_specs)) == len(model.device_specs)
+    if not (set(model.device_specs) == {CPU} or (is_distinct and CPU not in model.device_specs)):
+        raise ConfigError(
+            f"model.device_specs={specs} must name different GPUs, or the CPU several times"
+        )
+    lora, cache = config.lora, model.kv_cache
+    refused = {
+        "lora": lora is not None and lora.enable_lora,
+        "draft_model": config.draft_model is not None,
+        "sampling.enable_structured_output": config.sampling.enable_structured_output,
+        "model.kv_cache.enable_kvcache_swapping_to_host": cache.enable_kvcache_swapping_to_host,
+        "use_legacy_module=False": not config.use_legacy_module,
+    }
+    found = [name for name, is_set in refused.items() if is_set]
+    if found:
+        raise ConfigError(
+            f"{', '.join(found)}: needs one device, and model.device_specs={specs} names several"
         )
 
 

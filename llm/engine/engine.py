@@ -160,6 +160,16 @@ class Engine:
             self._is_awake = True
             self._condition.notify_all()
 
+    def fail(self, reason: str) -> None:
+        """Stop the loop with an error that every request gets. Callable from any thread."""
+
+        def raise_error() -> None:
+            raise RuntimeError(reason)
+
+        with self._condition:
+            if not self._is_stopping:
+                self._post(raise_error)
+
     def run_on_engine(self, function: Callable[[], T]) -> Future[T]:
         """Run `function` between two steps, on the engine thread."""
         future: Future[T] = Future()
@@ -528,19 +538,29 @@ class TokenStream:
         return chunk
 
 
-def create_engine(config: PipelineConfig, tokenizer: TokenSpelling | None = None) -> Engine:
+def create_engine(
+    config: PipelineConfig,
+    tokenizer: TokenSpelling | None = None,
+    on_ranks_lost: Callable[[str], None] | None = None,
+) -> Engine:
     """Create an engine for the model of `config`; the model is loaded, the engine is not started.
 
     `tokenizer` spells the tokens for structured output; it is not used before the first request
     with a schema. In-flight batching is on unless the configuration disables it explicitly, so that
-    a long prompt never delays running streams. Raises the errors of `create_pipeline`.
+    a long prompt never delays running streams. `on_ranks_lost` is called, from any thread, with the
+    reason when a model on several devices has lost one of its processes, before its requests fail;
+    by default the engine stops. Raises the errors of `create_pipeline`.
     """
     if not config.is_resolved:
         raise RuntimeError("resolve the configuration before an engine is made from it")
     config.load_architectures()  # the configuration may have been resolved in another process
     from llm.pipeline.registry import create_pipeline
 
-    return assemble_engine(create_pipeline(config, tokenizer), config)
+    pipeline = create_pipeline(config, tokenizer)
+    engine = assemble_engine(pipeline, config)
+    if pipeline.leader is not None:
+        pipeline.leader.notify(on_ranks_lost or engine.fail)
+    return engine
 
 
 def assemble_engine(pipeline: TextGenerationPipelineInterface, config: PipelineConfig) -> Engine:

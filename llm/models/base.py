@@ -19,6 +19,7 @@ from llm.batch import (
 )
 from llm.config import KVCacheConfig, PipelineConfig
 from llm.config.sections import switch
+from llm.errors import ConfigError
 from llm.kv_cache.state_pool import StatePart, StatePool
 from llm.lora.manager import LoRAManager
 from llm.models.encoding import Encoding, choose_encoding
@@ -27,7 +28,7 @@ from llm.models.pooling import read_pooling
 from llm.models.random_weights import open_weights
 from llm.models.session import EngineSession
 from llm.models.weights import Weights, WeightsAdapter
-from llm.parallel.group import Group, NullGroup
+from llm.parallel.group import Group
 from llm.sampling.frames import FrameDecoder
 from llm.sampling.log_probabilities import LogProbabilities
 
@@ -49,6 +50,7 @@ class PipelineModel(ABC, Generic[ContextT]):
 
     uses_kv_pool: ClassVar[bool] = True  # otherwise it keeps keys and values itself, if any
     can_capture: ClassVar[bool] = False  # whether `write_logits` is implemented
+    can_shard: ClassVar[bool] = False  # whether `session.group` may have several ranks
     vocab_size: int
 
     def __init__(  # noqa: PLR0913, PLR0917 - the interface of plug-ins
@@ -78,7 +80,7 @@ class PipelineModel(ABC, Generic[ContextT]):
         self.adapter = adapter
         self.return_logits = return_logits
         self.return_hidden_states = return_hidden_states
-        self.group: Group = NullGroup()
+        self.group: Group = session.group
         self.linear_backends: Mapping[str, int] = {}
         """Number of linear layers by implementation."""
         # None for models that generate
@@ -179,6 +181,16 @@ class PipelineModel(ABC, Generic[ContextT]):
     ) -> int:
         """Return the part of it per token, without logits; 0 by default."""
         return 0
+
+    @classmethod
+    def check_shards(cls, huggingface_config: HuggingFaceConfig, num_ranks: int) -> None:
+        """Raise `ConfigError` when the model cannot be split over so many ranks. Needs no
+        weights.
+        """
+        if num_ranks > 1 and not cls.can_shard:
+            raise ConfigError(
+                f"model.device_specs names {num_ranks} devices, and {cls.__name__} runs on one"
+            )
 
     @property
     def dtype(self) -> torch.dtype:

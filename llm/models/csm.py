@@ -63,6 +63,7 @@ class FrameEmbedding:
 class CsmModel(LlamaModel):
     """Implements `CsmForConditionalGeneration`."""
 
+    can_shard: ClassVar[bool] = False
     names: ClassVar[WeightNames] = replace(
         WeightNames.under("backbone_model."),
         ignored=("rotary_emb.inv_freq", "audio_tokens_offsets"),

@@ -29,6 +29,7 @@ from llm.layers.decoder import (
     interleaved_rows,
 )
 from llm.layers.factory import BUILT_IN_KERNELS, TORCH_BLAS, LinearFactory
+from llm.layers.sharded import ShardedHead, sharded_embedding
 from llm.layers.stack import Stack, create_stack
 from llm.layers.weight import LinearWeight
 from llm.models.base import product_bytes, upper_bounded_default
@@ -39,12 +40,27 @@ from llm.models.llama_config import LlamaConfig
 from llm.models.weight_names import WeightNames, original_adapter
 from llm.models.weights import WeightReader
 from llm.parallel.group import Group
+from llm.parallel.shard import Part, Shard, check_divisible
 
 
 class LlamaModel(CausalModel):
     """Implements `LlamaForCausalLM`: attention and MLP may have biases."""
 
+    can_shard: ClassVar[bool] = True
     names: ClassVar[WeightNames] = WeightNames()
+
+    @classmethod
+    def check_shards(cls, huggingface_config: HuggingFaceConfig, num_ranks: int) -> None:
+        """See `PipelineModel`: heads, the MLP and the vocabulary are split."""
+        super().check_shards(huggingface_config, num_ranks)
+        config = cls.read_config(huggingface_config)
+        check_divisible(
+            num_ranks,
+            num_attention_heads=config.shape.num_heads,
+            num_key_value_heads=config.shape.num_kv_heads,
+            intermediate_size=config.intermediate_size,
+            vocab_size=config.shape.vocab_size,
+        )
 
     @classmethod
     def read_config(cls, config: HuggingFaceConfig) -> LlamaConfig:
@@ -90,10 +106,17 @@ class LlamaModel(CausalModel):
         config = cls.read_config(huggingface_config)
         encoding = choose_encoding(pipeline_config.model, huggingface_config)
         size = size or config.num_matrix_weights * product_bytes(encoding, pipeline_config)
+        width, shape = product_bytes(encoding, pipeline_config), config.shape
         if config.is_head_tied and encoding.int8:
-            width = product_bytes(encoding, pipeline_config)
-            size += config.shape.vocab_size * config.shape.hidden_size * width
-        return size
+            size += shape.vocab_size * shape.hidden_size * width
+        num_ranks = len(pipeline_config.model.device_specs)
+        if num_ranks == 1:
+            return size
+        # Every rank has all norms, and at least one head of keys and values.
+        num_heads = 2 * (max(shape.num_kv_heads, num_ranks) - shape.num_kv_heads)
+        replicated = (2 * shape.num_layers + 1) * encoding.dtype.itemsize
+        copies = shape.num_layers * num_heads * shape.head_dim * width
+        return (size + copies * shape.hidden_size) // num_ranks + replicated * shape.hidden_size
 
     @classmethod
     def estimate_activation_memory(
@@ -127,7 +150,9 @@ class LlamaModel(CausalModel):
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return new embeddings [T, hidden] of the fed tokens, which the layers overwrite."""
-        return self._embedding(ids)
+        if self.group.size == 1:
+            return self._embedding(ids)
+        return sharded_embedding(self._embedding, ids, self.group)
 
     def hidden_states(self, batch: ForwardBatch, cache: KVCacheInputs) -> Tensor:
         """See `CausalModel`."""
@@ -139,6 +164,7 @@ class LlamaModel(CausalModel):
 
     def load_weights(self) -> None:
         """See `PipelineModel`."""
+        self.check_shards(self.huggingface_config, self.group.size)
         self.config = self.read_config(self.huggingface_config)
         self._factory = LinearFactory(
             dtype=self.dtype,
@@ -164,7 +190,12 @@ class LlamaModel(CausalModel):
         needs_no_head = self.config.is_head_tied or self.pooling is not None
         head = None
         if self.pooling is None:
-            weight = self._tied(embedding) if needs_no_head else reader.matrix(names.head, *table)
+            part = self._shard.part(0, shape.vocab_size)
+            weight = (
+                self._tied(embedding)
+                if needs_no_head
+                else reader.matrix(names.head, *table, part=part)
+            )
             # Computed for some tokens only, while an adapter's layers expect all.
             head = LogitsHead(self.final_norm, self._factory.linear(replace(weight, sources=())))
         self._load_rest(reader)
@@ -181,11 +212,16 @@ class LlamaModel(CausalModel):
     def _load_embedding(self, reader: WeightReader) -> LinearWeight:
         """Create the embedding; return its table, which the head may share."""
         shape = self.config.shape
-        weight = reader.matrix(self.names.embedding, shape.vocab_size, shape.hidden_size)
+        part = self._shard.part(0, shape.vocab_size)
+        weight = reader.matrix(self.names.embedding, shape.vocab_size, shape.hidden_size, part=part)
         self._embedding = Embedding(
             weight, dtype=self.dtype, device=self.devices[0], int8=self.encoding.int8
         )
         return weight
+
+    @property
+    def _shard(self) -> Shard:
+        return Shard(self.group.rank, self.group.size)
 
     def _load_rest(self, reader: WeightReader) -> None:
         """Load what a related architecture has in addition to its layers and its head."""
@@ -194,7 +230,8 @@ class LlamaModel(CausalModel):
     def _use(self, stack: Stack) -> None:
         self._layers = stack.layers
         if stack.head is not None:
-            self.logits_of = stack.head
+            is_whole = self.group.size == 1
+            self.logits_of = stack.head if is_whole else ShardedHead(stack.head, self.group)
         own = stack.num_kernel_products
         counts = self._factory.counts
         self.linear_backends = (
@@ -236,34 +273,47 @@ class LayerLoader:
             self.mlp(index),
         )
 
+    @property
+    def _shard(self) -> Shard:
+        return Shard(self.group.rank, self.group.size)
+
     def _attention(self, index: int, place: int) -> SelfAttention:
-        config, names, shape = self.config, self.names, self.config.shape
-        hidden, head_dim = shape.hidden_size, shape.head_dim
-
-        def projection(name: str, num_heads: int) -> LinearWeight:
-            rows = num_heads * head_dim
-            return self.reader.matrix(
-                name.format(index), rows, hidden, has_bias=config.has_qkv_bias
-            )
-
-        query = projection(names.query, shape.num_heads)
-        key = projection(names.key, shape.num_kv_heads)
-        value = projection(names.value, shape.num_kv_heads)
+        names, shape, shard = self.names, self.config.shape, self._shard
+        heads = AttentionShape(
+            shard.num_heads(shape.num_heads), shard.num_heads(shape.num_kv_heads), shape.head_dim
+        )
+        query = self._projection(names.query.format(index), shape.num_heads)
+        key = self._projection(names.key.format(index), shape.num_kv_heads)
+        value = self._projection(names.value.format(index), shape.num_kv_heads)
         output = self.reader.matrix(
             names.output.format(index),
-            hidden,
-            shape.num_heads * head_dim,
-            has_bias=config.has_output_bias,
+            shape.hidden_size,
+            shape.num_heads * shape.head_dim,
+            has_bias=self.config.has_output_bias,
+            part=self._heads_part(1, shape.num_heads),
         )
-        query = query.rows(self._paired_rows(shape.num_heads))
-        key = key.rows(self._paired_rows(shape.num_kv_heads))
+        query = query.rows(self._paired_rows(heads.num_heads))
+        key = key.rows(self._paired_rows(heads.num_kv_heads))
         weights = AttentionWeights(
             self.factory.linear(LinearWeight.stack([query, key, value])),
             self.factory.linear(output),
-            self._head_norm(index) if config.has_head_norm else None,
+            self._head_norm(index, heads) if self.config.has_head_norm else None,
         )
-        heads = AttentionShape(shape.num_heads, shape.num_kv_heads, head_dim)
         return SelfAttention(place, heads, weights, self.group)
+
+    def _projection(self, name: str, num_heads: int) -> LinearWeight:
+        """Return this rank's heads of a projection with `num_heads` heads in all."""
+        return self.reader.matrix(
+            name,
+            num_heads * self.config.shape.head_dim,
+            self.config.shape.hidden_size,
+            has_bias=self.config.has_qkv_bias,
+            part=self._heads_part(0, num_heads),
+        )
+
+    def _heads_part(self, dim: int, num_heads: int) -> Part | None:
+        shard = self._shard
+        return shard.head_part(dim, shard.heads(num_heads), self.config.shape.head_dim)
 
     def _paired_rows(self, num_heads: int) -> Tensor:
         """Return the order of these heads' rows in which the pairs of a rotation are neighbours."""
@@ -272,7 +322,7 @@ class LayerLoader:
             return torch.arange(num_heads * head_dim)
         return interleaved_rows(num_heads, head_dim)
 
-    def _head_norm(self, index: int) -> HeadNorm:
+    def _head_norm(self, index: int, heads: AttentionShape) -> HeadNorm:
         """Return the norm of queries and keys, with weights in the order of the rotated pairs."""
         shape, names = self.config.shape, self.names
         order = self._paired_rows(1)
@@ -281,8 +331,8 @@ class LayerLoader:
                 count, -1
             )
             for name, count in (
-                (names.query_norm, shape.num_heads),
-                (names.key_norm, shape.num_kv_heads),
+                (names.query_norm, heads.num_heads),
+                (names.key_norm, heads.num_kv_heads),
             )
         ]
         return HeadNorm(self.factory.vector(torch.cat(by_head)), self.config.norm_epsilon)
@@ -291,9 +341,14 @@ class LayerLoader:
         """Return the MLP of a layer."""
         hidden, inner = self.config.shape.hidden_size, self.config.intermediate_size
         names, has_bias = self.names, self.config.has_mlp_bias
-        gate = self.reader.matrix(names.gate.format(index), inner, hidden, has_bias=has_bias)
-        up = self.reader.matrix(names.up.format(index), inner, hidden, has_bias=has_bias)
-        down = self.reader.matrix(names.down.format(index), hidden, inner, has_bias=has_bias)
+        by_out, by_in = self._shard.part(0, inner), self._shard.part(1, inner)
+
+        def matrix(name: str, *shape: int, part: Part | None) -> LinearWeight:
+            return self.reader.matrix(name.format(index), *shape, has_bias=has_bias, part=part)
+
+        gate = matrix(names.gate, inner, hidden, part=by_out)
+        up = matrix(names.up, inner, hidden, part=by_out)
+        down = matrix(names.down, hidden, inner, part=by_in)
         return GatedMLP(
             self.factory.linear(LinearWeight.stack([gate, up])),
             self.factory.linear(down),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 
 from llm.kernels.registry import KernelSet
 from llm.models.profiling import Profiler, StepTrace
+from llm.parallel.group import Group, NullGroup
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ class EngineSession:
     pdl_level: int = 0
     use_legacy_module: bool = True  # otherwise torch.compile generates the kernels
     trace: StepTrace | None = None
+    group: Group = field(default_factory=NullGroup)  # ranks that share each model
 
     def trace_steps(self, path: Path, after: int, steps: int) -> None:
         """Trace some steps."""

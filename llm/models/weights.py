@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from llm.errors import CheckpointError
 from llm.layers.weight import LinearWeight, WeightSource
 from llm.models.hf_config import HuggingFaceConfig
+from llm.parallel.shard import Part
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,6 +85,13 @@ class Weights(ABC):
         """Like `tensor`, with the expected shape, which the caller checks."""
         return self.tensor(name)
 
+    def part(self, name: str, shape: tuple[int, ...], part: Part) -> Tensor:
+        """Return a part of a tensor of this shape, which the caller has checked.
+
+        Formats that cannot be read in parts are read whole.
+        """
+        return self.shaped(name, shape)[part.slices].clone()
+
     @abstractmethod
     def close(self) -> None:
         """Close the files; tensors read before stay valid."""
@@ -121,6 +129,13 @@ class SafetensorsWeights(Weights):
 
     def tensor(self, name: str) -> Tensor:
         """See `Weights`."""
+        return self._read(name, lambda file: file.get_tensor(name))
+
+    def part(self, name: str, shape: tuple[int, ...], part: Part) -> Tensor:
+        """See `Weights`: only the part's bytes are read."""
+        return self._read(name, lambda file: file.get_slice(name)[part.slices])
+
+    def _read(self, name: str, read: Callable[[Any], Tensor]) -> Tensor:
         from safetensors import SafetensorError, safe_open
 
         path = self._home.get(name)
@@ -129,10 +144,9 @@ class SafetensorsWeights(Weights):
         try:
             if path not in self._open:
                 self._open[path] = safe_open(path, framework="pt")
-            tensor: Tensor = self._open[path].get_tensor(name)
+            return read(self._open[path])
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"cannot read '{name}' of {path}: {error}") from error
-        return tensor
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -208,6 +222,10 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         raise CheckpointError(f"{path} is not a safetensors file: {error}") from error
 
 
+def _other_shape(name: str, found: Sequence[int], expected: Sequence[int]) -> CheckpointError:
+    return CheckpointError(f"tensor '{name}' is {list(found)}, not {list(expected)}")
+
+
 class WeightReader:
     """Returns tensors to a model by the names it uses, and checks that none is left over."""
 
@@ -221,26 +239,43 @@ class WeightReader:
         """Whether the checkpoint has this tensor."""
         return name in self._sources
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        """Return a tensor of this shape. Raises `CheckpointError` naming it when missing or
-        different.
+    def tensor(self, name: str, *shape: int, part: Part | None = None) -> Tensor:
+        """Return a tensor of this shape, or a part of it. Raises `CheckpointError` naming it when
+        missing or different.
         """
         self._unread.discard(name)
-        tensor = self._weights.shaped(self._sources.get(name, name), shape)
-        if tuple(tensor.shape) != shape:
-            raise CheckpointError(f"tensor '{name}' is {list(tensor.shape)}, not {list(shape)}")
+        source, expected = self._sources.get(name, name), shape
+        if part is None:
+            tensor = self._weights.shaped(source, shape)
+        else:
+            info = self._weights.info().get(source)
+            if info is not None and info.shape != shape:
+                raise _other_shape(name, info.shape, shape)
+            tensor, expected = self._weights.part(source, shape, part), part.shape(shape)
+        if tuple(tensor.shape) != expected:
+            raise _other_shape(name, tensor.shape, expected)
         return tensor
 
-    def matrix(self, name: str, *shape: int, has_bias: bool = False) -> LinearWeight:
+    def matrix(
+        self, name: str, *shape: int, has_bias: bool = False, part: Part | None = None
+    ) -> LinearWeight:
         """Return `NAME.weight`, with `NAME.weight_scale` [out, 1] if the checkpoint is int8, and
         `NAME.bias` [out] if the architecture has one.
+
+        With a part of the rows, scales and bias are those of the rows. With a part of the columns,
+        the first part has the bias, which is added once when the parts' products are summed.
         """
-        values = self.tensor(f"{name}.weight", *shape)
-        scales = None
+        values = self.tensor(f"{name}.weight", *shape, part=part)
+        by_row = part if part is not None and part.dim == 0 else None
+        scales = bias = None
         if not values.is_floating_point():
-            scales = self.tensor(f"{name}.weight_scale", shape[0], 1).flatten().float()
-        bias = self.tensor(f"{name}.bias", shape[0]) if has_bias else None
-        return LinearWeight(values, scales, bias, (WeightSource(name, shape[0]),))
+            stored = self.tensor(f"{name}.weight_scale", shape[0], 1, part=by_row)
+            scales = stored.flatten().float()
+        if has_bias:
+            bias = self.tensor(f"{name}.bias", shape[0], part=by_row)
+            if part is not None and part.dim == 1 and part.start > 0:
+                bias = None
+        return LinearWeight(values, scales, bias, (WeightSource(name, len(values)),))
 
     def skip(self, *suffixes: str) -> None:
         """Mark names with these endings as not needed."""

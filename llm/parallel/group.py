@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 from torch import Tensor
 
 
 class Group(ABC):
-    """Rank, size, and the two collectives of tensor-parallel layers."""
+    """Rank, size, the two collectives of tensor-parallel layers, and values of the host.
+
+    Every rank calls the same collectives in the same order, with tensors of the same shape.
+    """
 
     rank: int
     size: int
@@ -21,9 +25,27 @@ class Group(ABC):
     def all_gather(self, shard: Tensor) -> Tensor:
         """Return all ranks' tensors, joined along the last dimension, on every rank."""
 
+    @abstractmethod
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's value on every rank; the host waits. Values are pickled."""
+
+    @abstractmethod
+    def minimum(self, number: int) -> int:
+        """Return the smallest of the ranks' numbers on every rank; the host waits."""
+
     def signal_buffers(self) -> list[Tensor]:
         """Return scratch of the collectives, one tensor per device; created at the first call."""
         return []
+
+    def abort(self) -> None:
+        """End collectives that wait for a rank that has ended; they raise. Callable from any
+        thread.
+        """
+        return
+
+    def close(self) -> None:
+        """Close the connections to the other ranks. Idempotent."""
+        return
 
 
 class NullGroup(Group):
@@ -39,3 +61,11 @@ class NullGroup(Group):
     def all_gather(self, shard: Tensor) -> Tensor:
         """Return the tensor itself."""
         return shard
+
+    def broadcast(self, value: Any) -> Any:
+        """Return the value itself."""
+        return value
+
+    def minimum(self, number: int) -> int:
+        """Return the number itself."""
+        return number

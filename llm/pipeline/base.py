@@ -1,7 +1,7 @@
 """`TextGenerationPipelineInterface`: common part of the two pipelines, which is all but the step.
 
-It implements the engine's `Pipeline`: one model on one device, loaded at construction and used from
-one thread at a time. It makes no scheduling decisions.
+It implements the engine's `Pipeline`: one model on one device, or one rank of a model on several,
+loaded at construction and used from one thread at a time. It makes no scheduling decisions.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from llm.models.base import PipelineModel
 from llm.models.hf_config import read_eos_token_ids
 from llm.models.pooling import PoolingSpec
 from llm.models.weights import WeightsAdapter, WeightsFormat
+from llm.parallel.group import Group
+from llm.pipeline.ranks import RankLeader
 from llm.request import FrameShape, Request, Token, TokenLogprob, as_ids, check_switches
 from llm.runner.device_memory import GIB, available_bytes
 from llm.runner.device_stream import DeviceStream, create_stream
@@ -50,12 +52,13 @@ class TextGenerationPipelineInterface(ABC):
         tokenizer: TokenSpelling | None = None,
         *,
         stream: DeviceStream | None = None,
+        group: Group | None = None,
     ) -> None:
         """Load the model.
 
         `pipeline_model` None: the architecture that the checkpoint names. `eos_token_id` is added
         to those of the checkpoint. `tokenizer` spells the vocabulary; structured output needs it.
-        `stream` None: the device's own.
+        `stream` None: the device's own. `group`: the ranks that share the model, see `ModelRunner`.
 
         Raises `CheckpointError`, `ConfigError`, `CapacityError`; `ValueError` for structured output
         without a tokenizer; `TypeError` for a model that is an instance, not a class.
@@ -68,8 +71,13 @@ class TextGenerationPipelineInterface(ABC):
         if is_structured and tokenizer is None:
             raise ValueError("enable_structured_output needs the model's tokenizer")
         self.runner = ModelRunner(
-            pipeline_config, model_type=pipeline_model, weight_adapters=weight_adapters
+            pipeline_config,
+            model_type=pipeline_model,
+            weight_adapters=weight_adapters,
+            group=group,
         )
+        self.leader: RankLeader | None = None
+        """The other ranks' processes, where this is rank 0 of several."""
         draft = self._load_models()
         self._stream = create_stream(self.runner.device) if stream is None else stream
         cache = pipeline_config.model.kv_cache
@@ -178,18 +186,27 @@ class TextGenerationPipelineInterface(ABC):
         """Whether the next call, also one with an empty batch, returns results."""
 
     def is_alive(self) -> bool:
-        """Whether further steps can run after a step that raised."""
-        return self._stream.is_alive()
+        """Whether further steps can run after a step that raised: never with several ranks."""
+        return self.leader is None and self._stream.is_alive()
+
+    def execute(self, batch: ScheduledBatch) -> StepOutput:
+        """Start a batch on all ranks; return the results that are due.
+
+        Raises `RanksLostError` when it failed on one of several ranks.
+        """
+        return self.run(batch) if self.leader is None else self.leader.execute(batch, self.run)
 
     @abstractmethod
-    def execute(self, batch: ScheduledBatch) -> StepOutput:
-        """Start a batch; return the results that are due."""
+    def run(self, batch: ScheduledBatch) -> StepOutput:
+        """Start a batch on this rank; return the results that are due."""
 
     def release(self, request_id: str) -> None:
         """Free what is kept for a request that has ended; no effect the second time.
 
         The scheduler owns its pages; everything else that is kept per request is freed here.
         """
+        if self.leader is not None:
+            self.leader.release(request_id)
         self.runner.release(request_id)
         self.structured.release(request_id)
         self.prompt_scores.release(request_id)
@@ -229,7 +246,9 @@ class TextGenerationPipelineInterface(ABC):
         self.structured.update_for_structured_output(context, bitmask, index)
 
     def shutdown(self) -> None:
-        """Free model and memory. Idempotent."""
+        """Free model and memory, and end the other ranks. Idempotent."""
+        if self.leader is not None:
+            self.leader.close()
         self.runner.shutdown()
         if self.speculation is not None:
             self.speculation.draft.shutdown()

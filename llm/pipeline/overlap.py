@@ -31,6 +31,7 @@ from llm.batch import (
 from llm.config import PipelineConfig
 from llm.models.base import PipelineModel
 from llm.models.weights import WeightsAdapter, WeightsFormat
+from llm.parallel.group import Group
 from llm.pipeline.base import TextGenerationPipelineInterface
 from llm.pipeline.text_generation import run_batch, score_tokens, with_rounded_scores
 from llm.request import Token
@@ -77,7 +78,7 @@ class AsyncBatch:
 class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
     """Pipeline that overlaps host and device; see the module. One decode forward per batch."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the base class's, and one more
         self,
         pipeline_config: PipelineConfig,
         pipeline_model: type[PipelineModel[ScheduledRow]] | None = None,
@@ -87,6 +88,7 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         disable_overlap: bool = False,
         *,
         stream: DeviceStream | None = None,
+        group: Group | None = None,
     ) -> None:
         """Load the model.
 
@@ -95,7 +97,8 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         Raises `ValueError` for a device that is not asynchronous, unless overlap is disabled, and
         for models without pages or tokens; also the errors of the interface.
         """
-        device = torch.device(pipeline_config.model.device_specs[0])
+        rank = 0 if group is None else group.rank
+        device = torch.device(pipeline_config.model.device_specs[rank])
         stream = create_stream(device) if stream is None else stream
         if not (disable_overlap or stream.is_asynchronous):
             raise ValueError(f"overlap needs a GPU: {device} runs every step at once")
@@ -106,6 +109,7 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
             weight_adapters,
             tokenizer,
             stream=stream,
+            group=group,
         )
         if not self.runner.is_generation:
             raise ValueError("an embedding model generates nothing: there is nothing to overlap")
@@ -128,7 +132,7 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         """See the interface."""
         return self._pending is not None
 
-    def execute(self, batch: ScheduledBatch) -> StepOutput:
+    def run(self, batch: ScheduledBatch) -> StepOutput:
         """Start a batch, then wait for the previous one; an empty batch only waits.
 
         Later additions to the batch's live views have no effect. Raises `ValueError`, and starts

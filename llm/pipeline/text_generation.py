@@ -33,7 +33,7 @@ from llm.structured.bitmask import needs_tokens
 class TextGenerationPipeline(TextGenerationPipelineInterface):
     """Pipeline that returns the results of every batch from the call that runs it."""
 
-    def execute(self, batch: ScheduledBatch) -> StepOutput:
+    def run(self, batch: ScheduledBatch) -> StepOutput:
         """Run a batch's forwards and sample for its sampling rows."""
         return run_batch(self, batch)
 

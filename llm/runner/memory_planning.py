@@ -21,6 +21,7 @@ from llm.lora.manager import reserved_bytes
 from llm.memory.plan import MemoryPlan, PageLayout, infer_batch_size
 from llm.models.base import PipelineModel
 from llm.models.hf_config import HuggingFaceConfig
+from llm.parallel.group import Group
 from llm.runner.device_memory import available_bytes
 from llm.runner.graphs.shapes import decode_shapes, estimate_graph_bytes, prompt_shapes
 from llm.sampling.device.sampler import MAX_VOCABULARY, sampler_bytes
@@ -56,6 +57,7 @@ class MemoryPlanning:
     max_total_num_tokens: int
     memory_plan: MemoryPlan | None
     is_draft: bool
+    group: Group
     _model_class: type[PipelineModel[ScheduledRow]]
 
     @property
@@ -164,7 +166,7 @@ class MemoryPlanning:
         cache, layout = self.model_config.kv_cache, self.page_layout
         for draft in models[1:]:
             layout = replace(layout, draft_bytes=draft.page_layout.page_bytes)
-        available = available_bytes(self.device) * cache.device_memory_utilization
+        available = self._available_bytes() * cache.device_memory_utilization
         weights_bytes = sum(model.weights_bytes for model in models)
         max_pages = self._useful_pages(layout, most_rows)
 
@@ -181,6 +183,13 @@ class MemoryPlanning:
             )
 
         return plan_for
+
+    def _available_bytes(self) -> int:
+        """Return the bytes that each rank can allocate, the same number on all ranks."""
+        own = available_bytes(self.device)
+        if self.device.type == "cpu":
+            own //= self.group.size  # all ranks are on this machine
+        return self.group.minimum(own)
 
     def _useful_pages(self, layout: PageLayout, rows: int) -> int:
         pages_each = -(-self.context_len // layout.page_size)

@@ -48,6 +48,8 @@ from llm.models.random_weights import open_weights
 from llm.models.registry import model_class
 from llm.models.session import EngineSession
 from llm.models.weights import Weights, WeightsAdapter, WeightsFormat
+from llm.parallel.group import Group, NullGroup
+from llm.parallel.shard import Shard
 from llm.request import FrameShape, SamplingParams
 from llm.runner.future_tokens import NOTHING_AWAITED, FutureTokens
 from llm.runner.graphs.capture import CudaCapture, GraphCapture
@@ -78,11 +80,16 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         model_type: type[PipelineModel[ScheduledRow]] | None = None,
         weight_adapters: Mapping[WeightsFormat, WeightsAdapter] | None = None,
         is_draft: bool = False,
+        group: Group | None = None,
     ) -> None:
         """Read the checkpoint's configuration; nothing is allocated yet.
 
         Defaults: the process's default configuration, the configuration's model and its device, the
         architecture that the checkpoint names. `is_draft`: the model drafts for another runner.
+        `group`: the ranks that share the model, one for each of `device_specs`; this runner is one
+        of them, and the others run the same batches.
+
+        Raises `ConfigError` for a model that cannot be split over the ranks.
         """
         config = default_config() if server_config is None else server_config
         if not config.is_resolved:
@@ -92,7 +99,13 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             raise RuntimeError("model.model_path is not set: there is nothing to load")
         self.server_config = config
         self.model_config: ModelConfig = config.model
-        self.device = torch.device(config.model.device_specs[0])
+        self.group: Group = NullGroup() if group is None else group
+        if self.group.size != len(config.model.device_specs):
+            raise ConfigError(
+                f"model.device_specs names {len(config.model.device_specs)} devices for "
+                f"{self.group.size} ranks"
+            )
+        self.device = torch.device(config.model.device_specs[self.group.rank])
         self.gpu_id = self.device.index or 0
         self.huggingface_config = HuggingFaceConfig.read(config.model.model_path)
         self.pooling = read_pooling(config.model.model_path)
@@ -101,19 +114,13 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         )
         self.is_draft = is_draft
         self._weight_adapters = weight_adapters or {}
-        shape = self._model_class.shape(self.huggingface_config)
-        self.num_hidden_layers = shape.num_layers
-        self.num_attention_heads = shape.num_heads
-        self.num_kv_heads = shape.num_kv_heads
-        self.head_dim = shape.head_dim
-        self.hidden_size = shape.hidden_size
-        self.vocab_size = shape.vocab_size
+        self._read_sizes()
         self._windows = self._model_class.attention_windows(self.huggingface_config)
         self.context_len = self._model_class.calculate_max_seq_len(config, self.huggingface_config)
         self.max_running_requests = 0  # rows of a batch; set by the memory plan
         self.max_total_num_tokens = 0  # of the KV cache; set by the memory plan
         self.forward_pass_id = 0  # forwards so far, idle ones included
-        self.session = EngineSession(self.device)
+        self.session = EngineSession(self.device, group=self.group)
         self.memory_plan: MemoryPlan | None = None
         self.model: PipelineModel[ScheduledRow] | None = None
         self.token_to_kv_pool: KVPool | None = None
@@ -124,6 +131,19 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         self.sampler = Sampler(self.vocab_size, self.device)
         self.token_sampler: TokenSampler[Any] = self.sampler
         self.frames: FrameShape | None = None  # None: a token is one id
+
+    def _read_sizes(self) -> None:
+        """Read the model's sizes, those of heads for this rank. Raises `ConfigError` for a model
+        that cannot be split.
+        """
+        self._model_class.check_shards(self.huggingface_config, self.group.size)
+        shape, shard = self._model_class.shape(self.huggingface_config), Shard(0, self.group.size)
+        self.num_hidden_layers = shape.num_layers
+        self.num_attention_heads = shard.num_heads(shape.num_heads)  # of this rank
+        self.num_kv_heads = shard.num_heads(shape.num_kv_heads)
+        self.head_dim = shape.head_dim
+        self.hidden_size = shape.hidden_size
+        self.vocab_size = shape.vocab_size
 
     @property
     def is_generation(self) -> bool:

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import zmq
 
@@ -46,7 +46,9 @@ async def run(launch: Launch, report: Reporter) -> int:
     config = launch.config
     if launch.name == TEXT_ENGINE_NAME:
         os.nice(NICENESS)  # threads that are started later have it, too
-    client, info = await asyncio.to_thread(create_engine_client, config.model, config.server)
+    client, info = await asyncio.to_thread(
+        create_engine_client, config.model, config.server, on_ranks_lost=_ranks_lost
+    )
     unloads = False
     signals = Signals()  # before this a signal ends the process, with nothing to clean up
     try:
@@ -69,6 +71,12 @@ async def run(launch: Launch, report: Reporter) -> int:
     finally:
         await client.close()
     return UNLOADED if unloads else 0
+
+
+def _ranks_lost(reason: str) -> NoReturn:
+    """End this process, so that the model's calls end as those of a lost engine do."""
+    logger.error("the engine ends: %s", reason)
+    end_process(1)
 
 
 async def _start(server: EngineServer, base: str) -> None:

@@ -153,6 +153,7 @@ RULES: Mapping[type[BaseException], StatusRule] = {
     llm.CapacityError: StatusRule(_Code.INVALID_ARGUMENT, "REQUEST_TOO_LARGE", _bad_request),
     llm.QueueFullError: StatusRule(_Code.RESOURCE_EXHAUSTED, "QUEUE_FULL", _quota),
     llm.EngineStoppedError: StatusRule(_Code.UNAVAILABLE, "ENGINE_STOPPED", _retry),
+    llm.RanksLostError: StatusRule(_Code.UNAVAILABLE, "ENGINE_LOST", _retry),
     llm.ConfigError: StatusRule(_Code.INTERNAL, "CONFIGURATION", shows_message=False),
     llm.CheckpointError: StatusRule(_Code.INTERNAL, "CHECKPOINT", shows_message=False),
     llm.LLMError: StatusRule(_Code.INTERNAL, "INTERNAL", shows_message=False),

@@ -262,13 +262,34 @@ def test_before_resolving_assignments_are_checked() -> None:
             {"model": {"quantization_encoding": "int8", "device_specs": ["cuda:0"]}},
             "int8 runs on the CPU only",
         ),
-        ({"model": {"device_specs": ["cuda:0", "cuda:1"]}}, "not available in this release"),
+        ({"model": {"device_specs": ["cuda:0", "cuda:0"]}}, "must name different GPUs"),
+        ({"model": {"device_specs": ["cpu", "cuda:0"]}}, "must name different GPUs"),
     ],
 )
 def test_values_that_do_not_fit_together(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PipelineConfig(**values)
     unresolved(**values)  # the failure belongs to resolving
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"draft_model": {"device_specs": ["cpu"]}}, "draft_model"),
+        ({"lora": {"enable_lora": True}}, "lora"),
+        ({"sampling": {"enable_structured_output": True}}, "sampling.enable_structured_output"),
+        ({"use_legacy_module": False}, "use_legacy_module=False"),
+        (
+            {"model": {"kv_cache": {"enable_kvcache_swapping_to_host": True}}},
+            "model.kv_cache.enable_kvcache_swapping_to_host",
+        ),
+    ],
+    ids=str,
+)
+def test_what_needs_one_device_is_refused_with_several(values: dict[str, Any], name: str) -> None:
+    model = values.pop("model", {}) | {"device_specs": ["cpu", "cpu"]}
+    with pytest.raises(ConfigError, match=f"^{name}: needs one device, and .*=cpu,cpu names"):
+        PipelineConfig(model=model, **values)
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED_FIELDS)

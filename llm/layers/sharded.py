@@ -1,0 +1,31 @@
+"""Layers whose vocabulary is split over ranks: each rank has the rows of its own ids."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from llm.layers.decoder import Embedding, Head
+from llm.parallel.group import Group
+
+
+def sharded_embedding(embedding: Embedding, ids: Tensor, group: Group) -> Tensor:
+    """Return rows [T, hidden] of ids [T]: one rank has a row, the others add zeros."""
+    own = ids - group.rank * embedding.num_embeddings
+    is_own = (own >= 0) & (own < embedding.num_embeddings)
+    rows = embedding(torch.where(is_own, own, 0))
+    return group.all_reduce(rows.mul_(is_own[:, None]))
+
+
+class ShardedHead:
+    """Gathers the logits that the ranks' heads compute, so that every rank has all of them."""
+
+    def __init__(self, head: Head, group: Group) -> None:
+        """`head` computes [R, V / ranks]."""
+        self._head = head
+        self._group = group
+
+    def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """See `Head`."""
+        logits = self._group.all_gather(self._head(hidden))
+        return logits if out is None else out.copy_(logits)

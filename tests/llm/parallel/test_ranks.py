@@ -1,0 +1,162 @@
+"""An engine on several ranks, each in a process of its own."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llm.engine.engine import Engine, create_engine
+from llm.errors import EngineStoppedError
+from llm.pipeline.base import TextGenerationPipelineInterface
+from llm.pipeline.registry import create_pipeline
+from llm.request import FinishReason, Request, SamplingParams
+from tests.llm.llama_checkpoints import random_ids, write_llama
+from tests.llm.parallel.test_sharded_models import split_config
+
+DEADLINE_S = 60.0
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("checkpoint"), **HEADS)
+
+
+PROGRAM = """
+import pickle, sys, time
+from llm.pipeline.ranks import RankLeader
+leader = RankLeader(pickle.load(sys.stdin.buffer))
+print(leader.folder, flush=True)
+time.sleep(600)
+"""
+
+
+def requests() -> list[Request]:
+    """Greedy and sampled requests, with prompts of several steps."""
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True),
+        SamplingParams(seed=5, max_tokens=24, ignore_eos=True),
+        SamplingParams(seed=6, top_k=7, top_p=0.9, max_tokens=16, ignore_eos=True),
+        SamplingParams(
+            temperature=0.0, repetition_penalty=1.3, max_tokens=20, ignore_eos=True, top_logprobs=2
+        ),
+    ]
+    return [
+        Request(f"r{index}", tuple(random_ids(20 + 9 * index, 96, seed=index)), sampling)
+        for index, sampling in enumerate(params)
+    ]
+
+
+def tokens(engine: Engine) -> list[list[int]]:
+    """Run all requests at once and return their tokens."""
+    streams = [engine.submit(request) for request in requests()]
+    engine.start()
+    return [[token for chunk in stream for token in chunk.token_ids] for stream in streams]
+
+
+def pipeline_of(engine: Engine) -> TextGenerationPipelineInterface:
+    pipeline = engine.pipeline
+    assert isinstance(pipeline, TextGenerationPipelineInterface)
+    return pipeline
+
+
+def run(folder: Path, num_ranks: int, **keys: object) -> list[list[int]]:
+    config = split_config(folder, num_ranks, sampling={"enable_penalties": True}, **keys)
+    engine = create_engine(config)
+    found = tokens(engine)
+    engine.shutdown()
+    pipeline_of(engine).shutdown()
+    return found
+
+
+@pytest.mark.parametrize(("num_ranks", "num_steps"), [(2, 5), (4, 1)])
+def test_ranks_generate_the_tokens_of_one(folder: Path, num_ranks: int, num_steps: int) -> None:
+    keys = {"max_num_steps": num_steps, "max_batch_input_tokens": 32}
+    expected = run(folder, 1, **keys)
+    assert min(map(len, expected)) > 12
+    assert run(folder, num_ranks, **keys) == expected
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def wait_stopped(engine: Engine) -> None:
+    wait_for(lambda: not engine.is_running)
+
+
+def test_a_rank_that_is_killed_stops_the_engine(folder: Path) -> None:
+    engine = create_engine(split_config(folder, 2))
+    leader = pipeline_of(engine).leader
+    assert leader is not None
+    endless = SamplingParams(max_tokens=400, ignore_eos=True)
+    stream = engine.submit(Request("a", (5, 6, 7), endless))
+    engine.start()
+    assert next(stream).token_ids  # steps are running
+    os.kill(leader.process_ids[0], signal.SIGKILL)
+    last = list(stream)[-1]
+    assert (last.finish_reason, leader.is_lost) == (FinishReason.ERROR, True)
+    wait_stopped(engine)
+    with pytest.raises(EngineStoppedError):
+        engine.submit(Request("b", (5, 6, 7)))
+    pipeline_of(engine).shutdown()
+
+
+def test_a_rank_that_is_killed_between_requests_stops_the_engine(folder: Path) -> None:
+    engine = create_engine(split_config(folder, 2))
+    leader = pipeline_of(engine).leader
+    assert leader is not None
+    engine.start()
+    os.kill(leader.process_ids[0], signal.SIGKILL)
+    wait_stopped(engine)
+    assert leader.is_lost
+    pipeline_of(engine).shutdown()
+    for process_id in leader.process_ids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process_id, 0)
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_processes_end_with_their_pipeline(folder: Path, temporary: Path) -> None:
+    pipeline = create_pipeline(split_config(folder, 2))
+    assert pipeline.leader is not None
+    (process_id,) = pipeline.leader.process_ids
+    os.kill(process_id, 0)
+    del pipeline
+    gc.collect()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process_id, 0)
+    assert list(temporary.glob("sonant-ranks-*")) == []
+
+
+def test_processes_end_with_a_program_that_is_killed(folder: Path) -> None:
+    config = pickle.dumps(split_config(folder, 2))
+    program = [sys.executable, "-c", PROGRAM]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(program, stdin=pipe, stdout=pipe) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(config)
+        process.stdin.close()
+        place = process.stdout.readline().decode().strip()
+        assert Path(place).is_dir()
+        process.kill()
+    wait_for(lambda: not Path(place).exists())  # the last work of the other rank

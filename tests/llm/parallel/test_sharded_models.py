@@ -1,0 +1,248 @@
+"""Logits and tokens of a model that is split over ranks are those of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from llm.config import ModelConfig, PipelineConfig
+from llm.errors import ConfigError
+from llm.models.llama import LlamaModel
+from llm.models.weights import SafetensorsWeights
+from llm.parallel.group import Group
+from llm.pipeline.overlap import OverlapTextGenerationPipeline
+from llm.pipeline.registry import create_pipeline
+from llm.request import SamplingParams
+from llm.runner import model_runner
+from llm.runner.model_runner import ModelRunner
+from tests.llm.csm_checkpoints import write_csm
+from tests.llm.llama_checkpoints import (
+    PAGES,
+    SMALL,
+    batch,
+    pipeline_config,
+    quantize_checkpoint,
+    random_ids,
+    row,
+    write_llama,
+    write_random,
+)
+from tests.llm.models.test_embeddings import write_bare, write_modules
+from tests.llm.parallel.rank_threads import on_ranks
+from tests.llm.pipeline.test_overlap import EMPTY, next_row, prompt_row
+from tests.llm.runner.host_graphs import use_gathered, use_graphs
+from tests.llm.runner.late_stream import LateStream
+from tests.llm.runner.test_cuda_graphs import Decoding
+
+MAX_DIFFERENCE = 1e-4
+
+EIGHT_HEADS = SMALL | {"num_attention_heads": 8, "num_key_value_heads": 4}
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**EIGHT_HEADS),
+    "llama biased, replicated heads, own head": LlamaConfig(
+        **SMALL | {"tie_word_embeddings": False}, attention_bias=True, mlp_bias=True
+    ),
+    "one head of keys": LlamaConfig(**SMALL | {"num_key_value_heads": 1}),
+    "mistral": MistralConfig(**EIGHT_HEADS | {"sliding_window": 16}),
+    "qwen2": Qwen2Config(**EIGHT_HEADS),
+    "qwen3": Qwen3Config(**EIGHT_HEADS, head_dim=16),
+}
+
+
+def split_config(folder: Path, num_ranks: int, **keys: Any) -> PipelineConfig:
+    """Return the configuration of a model on several CPU ranks."""
+    plain = pipeline_config(folder, **keys)
+    fields = plain.model.model_dump(exclude_unset=True) | {"device_specs": ["cpu"] * num_ranks}
+    kept = plain.model_dump(exclude_unset=True, exclude={"model"})
+    return PipelineConfig(model=ModelConfig(**fields), **kept)
+
+
+def run(folder: Path, group: Group | None = None) -> tuple[Tensor, Tensor]:
+    """Return the logits of a mixed batch after a prompt, and of the step after it."""
+    config = split_config(folder, 1 if group is None else group.size)
+    runner = ModelRunner(config, group=group)
+    runner.initialize()
+    first, second = random_ids(40, 96), random_ids(21, 96, seed=1)
+    runner.forward(runner.prepare(batch(row(first[:30], PAGES[:3]))))
+    rows = (
+        row(first[30:31], PAGES[:3], 30),
+        row(second, PAGES[3:5], request_id="b"),
+    )
+    mixed = runner.forward(runner.prepare(batch(*rows))).logits
+    last = batch(row([5], PAGES[3:5], 21, request_id="b"))
+    return mixed, runner.forward(runner.prepare(last)).logits
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_logits_of_ranks_are_those_of_one(tmp_path: Path, name: str, num_ranks: int) -> None:
+    folder = write_random(tmp_path, CONFIGS[name])
+    expected = run(folder)
+    for logits in on_ranks(num_ranks, tmp_path, lambda group: run(folder, group)):
+        for own, reference in zip(logits, expected, strict=True):
+            assert torch.allclose(own, reference, rtol=0, atol=MAX_DIFFERENCE)
+            assert own.shape == reference.shape
+
+
+def test_an_int8_checkpoint_is_split_with_its_scales(tmp_path: Path) -> None:
+    source = write_random(tmp_path / "float", CONFIGS["llama"])
+    folder = quantize_checkpoint(source, tmp_path / "int8")
+    expected, _ = run(folder)
+    for logits, _ in on_ranks(2, tmp_path, lambda group: run(folder, group)):
+        assert torch.allclose(logits, expected, rtol=0, atol=MAX_DIFFERENCE)
+
+
+def test_hidden_states_of_an_embedding_model(tmp_path: Path) -> None:
+    write_modules(write_bare(tmp_path), "mean_tokens")
+    prompt = random_ids(20, 96)
+
+    def states(group: Group | None = None) -> Tensor:
+        runner = ModelRunner(split_config(tmp_path, group.size if group else 1), group=group)
+        runner.initialize()
+        embedded = row(prompt, PAGES[:2])._replace(embeds=True)
+        hidden = runner.forward(runner.prepare(batch(embedded))).hidden_states
+        assert hidden is not None
+        return hidden
+
+    for found in on_ranks(2, tmp_path, states):
+        assert torch.allclose(found, states(), rtol=0, atol=MAX_DIFFERENCE)
+
+
+def test_a_row_on_four_ranks_does_not_depend_on_its_batch(tmp_path: Path) -> None:
+    folder = write_random(tmp_path, CONFIGS["llama"])
+
+    def logits(group: Group) -> tuple[Tensor, Tensor]:
+        runner = ModelRunner(split_config(folder, 4), group=group)
+        runner.initialize()
+        own = row(random_ids(33, 96), PAGES[:3])
+        others = [
+            row(random_ids(length, 96, seed=length), pages, request_id=f"{length}")
+            for length, pages in ((17, PAGES[3:5]), (40, PAGES[5:8]))
+        ]
+        alone = runner.forward(runner.prepare(batch(own))).logits
+        return alone[0], runner.forward(runner.prepare(batch(*others, own))).logits[2]
+
+    for alone, together in on_ranks(4, tmp_path, logits):
+        assert torch.equal(alone, together)
+
+
+def test_a_replay_on_ranks_is_their_eager_forward(tmp_path: Path) -> None:
+    folder = write_random(tmp_path, CONFIGS["llama"])
+
+    def replayed(group: Group) -> tuple[int, int]:
+        config = split_config(folder, 2, max_batch_size=4)
+        eager, other = (ModelRunner(config, group=group) for _ in range(2))
+        for runner in (eager, other):
+            runner.initialize()
+        use_gathered(eager)
+        use_graphs(other)
+        decoding = Decoding(eager, other)
+        for count in (1, 3, 2):
+            decoding.decode(list(range(count)), random_ids(count, 96, seed=count))
+        decoding.check_pages()
+        assert other.graph_runner is not None
+        stats = other.graph_runner.stats()
+        return stats.replays, stats.eager_decodes
+
+    assert on_ranks(2, tmp_path, replayed) == [(3, 0)] * 2
+
+
+def test_ranks_overlap_their_steps(tmp_path: Path) -> None:
+    """Each rank feeds the tokens that it has sampled itself."""
+    folder = write_random(tmp_path, CONFIGS["llama"])
+    sampling = SamplingParams(seed=8)
+    rows = [next_row("a", number, sampling=sampling) for number in range(1, 5)]
+    steps = [batch(prompt_row("a", sampling=sampling)), *map(batch, rows), EMPTY]
+
+    def sampled(group: Group | None = None) -> list[tuple[int, ...]]:
+        config = split_config(folder, group.size if group else 1)
+        pipeline = OverlapTextGenerationPipeline(config, stream=LateStream(), group=group)
+        outputs = [dict(pipeline.run(step).token_ids) for step in steps]
+        assert outputs[0] == {}
+        return [output["a"] for output in outputs[1:]]
+
+    assert on_ranks(2, tmp_path, sampled) == [sampled()] * 2
+
+
+class CountedWeights(SafetensorsWeights):
+    """Counts the values that are read."""
+
+    num_read = 0
+
+    def _read(self, name: str, read: Callable[[Any], Tensor]) -> Tensor:
+        found = super()._read(name, read)
+        self.num_read += found.numel()
+        return found
+
+
+def test_a_rank_reads_its_part_of_each_matrix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = LlamaConfig(**EIGHT_HEADS | {"tie_word_embeddings": False})
+    folder = write_random(tmp_path, config)
+    opened: list[CountedWeights] = []
+
+    def counted(_: PipelineConfig) -> CountedWeights:
+        opened.append(CountedWeights.find(folder))  # type: ignore[arg-type]
+        return opened[-1]
+
+    monkeypatch.setattr(model_runner, "open_weights", counted)
+    on_ranks(4, tmp_path, lambda group: run(folder, group)[0])
+    sizes = [info.num_values for info in opened[0].info().values() if len(info.shape) == 2]
+    norms = [info.num_values for info in opened[0].info().values() if len(info.shape) == 1]
+    assert [weights.num_read for weights in opened] == [sum(sizes) // 4 + sum(norms)] * 4
+
+
+def test_the_memory_plan_counts_the_part_of_a_rank(tmp_path: Path) -> None:
+    folder = write_random(tmp_path, CONFIGS["llama"])
+    sizes = [LlamaModel.estimate_weights_size(split_config(folder, count)) for count in (1, 2, 8)]
+    tensors = load_file(folder / "model.safetensors")
+    norms = 4 * sum(tensor.numel() for name, tensor in tensors.items() if "norm" in name)
+    copies = 3 * 4 * 2 * 4 * 8 * 64  # layers, bytes, keys and values, heads, head_dim, hidden
+    assert sizes[1] - norms == pytest.approx(sizes[0] / 2, abs=norms)
+    assert sizes[2] - norms == pytest.approx((sizes[0] + copies) / 8, abs=norms)
+
+
+@pytest.mark.parametrize(
+    ("keys", "num_ranks", "message"),
+    [
+        ({}, 3, "num_attention_heads=4, num_key_value_heads=2, intermediate_size=112 cannot"),
+        ({"num_key_value_heads": 1, "vocab_size": 97}, 4, "vocab_size=97 cannot be divided by 4"),
+        ({"num_attention_heads": 2, "num_key_value_heads": 2}, 4, "num_attention_heads=2 cannot"),
+    ],
+)
+def test_sizes_that_cannot_be_divided(
+    tmp_path: Path, keys: dict[str, int], num_ranks: int, message: str
+) -> None:
+    """The error comes before weights are read: there are none."""
+    write_llama(tmp_path, **keys)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=message):
+        create_pipeline(split_config(tmp_path, num_ranks))
+
+
+def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    missing = [f"cuda:{64 + index}" for index in range(2)]
+    model = {"model_path": str(write_llama(tmp_path)), "device_specs": missing}
+    config = PipelineConfig(model=model | {"quantization_encoding": "float32"})
+    with pytest.raises(ConfigError, match=r"device cuda:64 requested, \d+ CUDA devices found"):
+        create_pipeline(config)
+
+
+def test_frames_run_on_one_device(tmp_path: Path) -> None:
+    write_csm(tmp_path)
+    with pytest.raises(ConfigError, match="names 2 devices, and CsmModel runs on one"):
+        create_pipeline(split_config(tmp_path, 2))
