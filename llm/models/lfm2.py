@@ -31,6 +31,7 @@ MAX_WIDTH = 64  # a larger convolution means a damaged file
 class Lfm2Model(LlamaModel):
     """Implements `Lfm2ForCausalLM`."""
 
+    can_shard: ClassVar[bool] = False
     names: ClassVar[WeightNames] = WeightNames(
         final_norm="model.embedding_norm",
         attention_norm="model.layers.{}.operator_norm",

@@ -29,6 +29,7 @@ from llm.request import SamplingParams
 from llm.runner import model_runner
 from llm.runner.model_runner import ModelRunner
 from tests.llm.csm_checkpoints import write_csm
+from tests.llm.lfm2_checkpoints import write_lfm2
 from tests.llm.llama_checkpoints import (
     PAGES,
     SMALL,
@@ -242,7 +243,10 @@ def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
         create_pipeline(config)
 
 
-def test_frames_run_on_one_device(tmp_path: Path) -> None:
-    write_csm(tmp_path)
-    with pytest.raises(ConfigError, match="names 2 devices, and CsmModel runs on one"):
+@pytest.mark.parametrize(("write", "name"), [(write_csm, "CsmModel"), (write_lfm2, "Lfm2Model")])
+def test_models_that_run_on_one_device(
+    write: Callable[[Path], Path], name: str, tmp_path: Path
+) -> None:
+    write(tmp_path)
+    with pytest.raises(ConfigError, match=f"names 2 devices, and {name} runs on one"):
         create_pipeline(split_config(tmp_path, 2))
