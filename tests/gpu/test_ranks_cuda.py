@@ -12,10 +12,10 @@ import torch
 
 from llm.config import PipelineConfig
 from llm.engine.engine import create_engine
-from llm.request import FinishReason, Request, SamplingParams
+from llm.request import FinishReason, Request, SamplingParams, Token
 from tests.gpu.test_cuda_graphs import SHAPE, VOCAB
 from tests.llm.llama_checkpoints import random_ids, write_llama
-from tests.llm.parallel.test_ranks import pipeline_of, tokens, wait_stopped
+from tests.llm.parallel.engines import pipeline_of, tokens, wait_stopped
 
 pytestmark = [
     pytest.mark.gpu,
@@ -44,7 +44,7 @@ def config(checkpoint: Path, devices: list[str], **keys: Any) -> PipelineConfig:
     return PipelineConfig(model=model, max_batch_size=8, sampling=switches, **keys)
 
 
-def run(checkpoint: Path, devices: list[str], **keys: Any) -> tuple[list[list[int]], int]:
+def run(checkpoint: Path, devices: list[str], **keys: Any) -> tuple[list[list[Token]], int]:
     """Return the tokens of all requests, and the number of replayed decode forwards."""
     engine = create_engine(config(checkpoint, devices, **keys))
     pipeline = pipeline_of(engine)

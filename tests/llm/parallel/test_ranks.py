@@ -9,21 +9,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from llm.engine.engine import Engine, create_engine
+from llm.engine.engine import create_engine
 from llm.errors import EngineStoppedError
-from llm.pipeline.base import TextGenerationPipelineInterface
 from llm.pipeline.registry import create_pipeline
 from llm.request import FinishReason, Request, SamplingParams
-from tests.llm.llama_checkpoints import random_ids, write_llama
+from tests.llm.llama_checkpoints import write_llama
+from tests.llm.parallel.engines import pipeline_of, tokens, wait_for, wait_stopped
 from tests.llm.parallel.test_sharded_models import split_config
 
-DEADLINE_S = 60.0
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 
 
@@ -41,35 +38,6 @@ time.sleep(600)
 """
 
 
-def requests() -> list[Request]:
-    """Greedy and sampled requests, with prompts of several steps."""
-    params = [
-        SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True),
-        SamplingParams(seed=5, max_tokens=24, ignore_eos=True),
-        SamplingParams(seed=6, top_k=7, top_p=0.9, max_tokens=16, ignore_eos=True),
-        SamplingParams(
-            temperature=0.0, repetition_penalty=1.3, max_tokens=20, ignore_eos=True, top_logprobs=2
-        ),
-    ]
-    return [
-        Request(f"r{index}", tuple(random_ids(20 + 9 * index, 96, seed=index)), sampling)
-        for index, sampling in enumerate(params)
-    ]
-
-
-def tokens(engine: Engine) -> list[list[int]]:
-    """Run all requests at once and return their tokens."""
-    streams = [engine.submit(request) for request in requests()]
-    engine.start()
-    return [[token for chunk in stream for token in chunk.token_ids] for stream in streams]
-
-
-def pipeline_of(engine: Engine) -> TextGenerationPipelineInterface:
-    pipeline = engine.pipeline
-    assert isinstance(pipeline, TextGenerationPipelineInterface)
-    return pipeline
-
-
 def run(folder: Path, num_ranks: int, **keys: object) -> list[list[int]]:
     config = split_config(folder, num_ranks, sampling={"enable_penalties": True}, **keys)
     engine = create_engine(config)
@@ -85,17 +53,6 @@ def test_ranks_generate_the_tokens_of_one(folder: Path, num_ranks: int, num_step
     expected = run(folder, 1, **keys)
     assert min(map(len, expected)) > 12
     assert run(folder, num_ranks, **keys) == expected
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
-def wait_stopped(engine: Engine) -> None:
-    wait_for(lambda: not engine.is_running)
 
 
 def test_a_rank_that_is_killed_stops_the_engine(folder: Path) -> None:
