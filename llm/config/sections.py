@@ -123,7 +123,7 @@ class ModelConfig(StrictModel):
     device_specs: list[str] = Field(
         default_factory=lambda: ["cpu"],
         min_length=1,
-        description="cpu or cuda:N, several to split the model (default: by machine and model)",
+        description="cpu, cuda:N or several (default: by the model)",
     )
     data_parallel_degree: int = Field(default=1, ge=1, description="replicas of the model")
     trust_remote_code: bool = Field(default=False, description="run code from the checkpoint")
