@@ -206,10 +206,11 @@ class _Word:
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    """Words of an open segment, and its text."""
+    """Words of an open segment, its text, and its characters as counted for pending words."""
 
     words: tuple[_Word, ...] = ()
     spoken: str = ""
+    size: int = 0
 
 
 class _WordReader:
@@ -356,12 +357,15 @@ class SegmentStream:
         verdict = ends_sentence(before[0].text if before else "", last, following, language)
         if verdict is not False or mode is SegmentMode.SENTENCE:
             return verdict
-        return self._num_pending > MIN_CLAUSE_CHARACTERS and ends_clause(last, following)
+        size = self._num_pending + self._opening.size
+        return size > MIN_CLAUSE_CHARACTERS and ends_clause(last, following)
 
     def _can_open(self, following: _Word) -> bool:
         """Return whether the pending words can be spoken before the rest of their sentence."""
         words, text = self._pending, following.text
         if len(words) < EAGER_CLAUSE_WORDS or following.start == words[-1].end:
+            return False
+        if not any(map(str.isalnum, text)):  # a dash by itself ends the clause in front of it
             return False
         last = words[-1].text
         if not ends_clause(last, text):
@@ -389,10 +393,11 @@ class SegmentStream:
     def _emit_open(self) -> list[TextSegment]:
         """Return the segment of the pending words, which is open unless there are several."""
         words = tuple(self._pending)
+        size = self._num_pending
         segments = self._emit(len(words))
         if len(segments) != 1:
             return segments
-        self._opening = _Opening(words, segments[0].text)
+        self._opening = _Opening(words, segments[0].text, size)
         return [replace(segments[0], is_open=True)]
 
     def _is_overfull(self) -> bool:
