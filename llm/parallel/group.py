@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 from torch import Tensor
 
 
 class Group(ABC):
-    """Rank, size, the two collectives of tensor-parallel layers, and values of the host.
+    """Rank, size, the two collectives of tensor-parallel layers, and a number of the host.
 
     Every rank calls the same collectives in the same order, with tensors of the same shape.
     """
@@ -24,10 +23,6 @@ class Group(ABC):
     @abstractmethod
     def all_gather(self, shard: Tensor) -> Tensor:
         """Return all ranks' tensors, joined along the last dimension, on every rank."""
-
-    @abstractmethod
-    def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value on every rank; the host waits. Values are pickled."""
 
     @abstractmethod
     def minimum(self, number: int) -> int:
@@ -61,10 +56,6 @@ class NullGroup(Group):
     def all_gather(self, shard: Tensor) -> Tensor:
         """Return the tensor itself."""
         return shard
-
-    def broadcast(self, value: Any) -> Any:
-        """Return the value itself."""
-        return value
 
     def minimum(self, number: int) -> int:
         """Return the number itself."""

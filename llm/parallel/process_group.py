@@ -1,15 +1,14 @@
 """`ProcessGroup`: ranks in processes of one machine, one process for each device.
 
-    rank 0   the engine ── broadcast(step) ─┬─ forward ── all_reduce … all_gather ── sample
-    rank 1   follows    ────────────────────┴─ forward ── all_reduce … all_gather ── sample
+    rank 0   forward ── all_reduce … all_gather ── sample
+    rank 1   forward ── all_reduce … all_gather ── sample
 
-Values of the host use gloo. Tensors use gloo on CPUs, and NCCL on GPUs.
+Numbers of the host use gloo. Tensors use gloo on CPUs, and NCCL on GPUs.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -84,16 +83,6 @@ class ProcessGroup(Group):
     def signal_buffers(self) -> list[Tensor]:
         """See `Group`: this rank's scratch, none before the first collective that needs some."""
         return self._buffers[-1:]
-
-    def broadcast(self, value: Any) -> Any:
-        """See `Group`."""
-        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        length = torch.tensor([len(data)])
-        self._host.broadcast(length, 0).wait()
-        if self.rank > 0:
-            data = torch.empty(int(length), dtype=torch.uint8)
-        self._host.broadcast(data, 0).wait()
-        return value if self.rank == 0 else pickle.loads(data.numpy().tobytes())
 
     def minimum(self, number: int) -> int:
         """See `Group`."""

@@ -10,18 +10,23 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from queue import SimpleQueue
+from typing import NoReturn
 
 import torch
 
 from llm.parallel.process_group import ProcessGroup
 from llm.pipeline.base import TextGenerationPipelineInterface
-from llm.pipeline.ranks import RankLaunch
+from llm.pipeline.ranks import RankLaunch, Step
 from llm.pipeline.registry import create_rank
 
+logger = logging.getLogger(__name__)
 
-def follow(pipeline: TextGenerationPipelineInterface) -> None:
-    """Run rank 0's steps on another rank; returns when rank 0 sends None."""
-    while (step := pipeline.runner.group.broadcast(None)) is not None:
+
+def follow(pipeline: TextGenerationPipelineInterface, steps: SimpleQueue[Step]) -> NoReturn:
+    """Run rank 0's steps on another rank."""
+    while True:
+        step = steps.get()
         for request_id in step.released:
             pipeline.release(request_id)
         pipeline.run(step.batch)
@@ -32,7 +37,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # rank 0 drains first
     launch: RankLaunch = pickle.load(sys.stdin.buffer)
-    threading.Thread(target=_end_with_leader, args=(launch.meeting,), daemon=True).start()
+    steps: SimpleQueue[Step] = SimpleQueue()
+    threading.Thread(target=_receive, args=(steps, launch.meeting), daemon=True).start()
     name = f"rank {launch.rank}: %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=launch.log_level, stream=sys.stderr, format=name)
     torch.set_num_threads(launch.num_threads)
@@ -46,14 +52,23 @@ def main() -> None:
     sys.stdout.flush()
     device = torch.device(config.model.device_specs[launch.rank])
     group = ProcessGroup(launch.rank, len(config.model.device_specs), launch.meeting, device)
-    follow(create_rank(config, group))
+    follow(create_rank(config, group), steps)
 
 
-def _end_with_leader(meeting: Path) -> None:
-    """End the process when rank 0 has closed this process's standard input, or was killed."""
-    os.read(sys.stdin.fileno(), 1)
-    shutil.rmtree(meeting.parent, ignore_errors=True)
-    os._exit(0)
+def _receive(steps: SimpleQueue[Step], meeting: Path) -> NoReturn:
+    """Queue rank 0's steps.
+
+    Ends the process when rank 0 has closed this process's standard input, or was killed.
+    """
+    try:
+        while True:
+            steps.put(pickle.load(sys.stdin.buffer))
+    except (EOFError, pickle.UnpicklingError):  # an incomplete message when rank 0 was killed
+        shutil.rmtree(meeting.parent, ignore_errors=True)
+        os._exit(0)
+    except BaseException:
+        logger.exception("cannot read the next step")
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
     rank 0      the engine's process: schedules, executes, returns results
     rank 1 …    python -m llm.pipeline.rank_process: receive each batch, and execute it, too
 
+Batches are pickles on each process's standard input, which no other process can write to.
 Every rank samples every token, from the same logits and the same seeds, so that no rank waits for
 another one's tokens. A rank that fails ends all ranks: their collectives are out of step then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
 import shutil
@@ -134,7 +136,9 @@ class RankLeader:
         released, self._released = tuple(self._released), []
         step = Step(released, batch.rows, batch.mode, batch.num_steps, batch.is_plain)
         try:
-            self.group.broadcast(step)
+            message = pickle.dumps(step)
+            for process in self._processes:
+                _send(process, message)
             return run(batch)
         except BaseException as error:
             self.lose(f"a step failed on rank 0: {error!r}")
@@ -202,10 +206,15 @@ def _start(config: PipelineConfig, rank: int, meeting: Path) -> subprocess.Popen
         stdout=subprocess.PIPE,
         start_new_session=True,
     )
-    assert process.stdin is not None
-    process.stdin.write(pickle.dumps(launch))
-    process.stdin.flush()  # it stays open: its end means that rank 0 has ended
+    _send(process, pickle.dumps(launch))
     return process
+
+
+def _send(process: subprocess.Popen[bytes], message: bytes) -> None:
+    """Write to a rank's standard input. It stays open: its end means that rank 0 has ended."""
+    assert process.stdin is not None
+    process.stdin.write(message)
+    process.stdin.flush()
 
 
 def _watch(
@@ -228,7 +237,8 @@ def _end(
     is_ending.set()
     for process in processes:
         if process.stdin is not None:
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # it has ended before it read everything
+                process.stdin.close()
     for process in processes:
         try:
             process.wait(STOP_S)

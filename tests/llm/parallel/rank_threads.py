@@ -24,7 +24,7 @@ def on_ranks(size: int, folder: Path, work: Callable[[ProcessGroup], T]) -> list
         try:
             group = ProcessGroup(rank, size, meeting, torch.device("cpu"))
             results[rank] = work(group)
-            group.broadcast(None)  # no rank closes before the others have ended
+            group.minimum(0)  # no rank closes before the others have ended
             group.close()
         except BaseException as error:
             errors.append(error)
