@@ -30,6 +30,7 @@ from tests.llm.csm_checkpoints import (
     reference_logits,
     write_csm,
 )
+from tests.llm.engine.running import running
 from tests.llm.llama_checkpoints import PAGES, batch, pipeline_config, row
 from tests.llm.lora.adapters import merge, write_adapter
 from tests.llm.runner.host_graphs import use_graphs
@@ -65,18 +66,6 @@ def expected(folder: Path) -> list[Frames]:
 def engine(folder: Path) -> Iterator[Engine]:
     with running(create_engine(pipeline_config(folder, max_batch_size=8))) as made:
         yield made
-
-
-class running:  # noqa: N801 - a context manager
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def __enter__(self) -> Engine:
-        self._engine.start()
-        return self._engine
-
-    def __exit__(self, *_: object) -> None:
-        self._engine.shutdown()
 
 
 def ask(engine: Engine, name: str, prompt: Sequence[Token], **values: Any) -> Iterator[TokenChunk]:

@@ -24,6 +24,7 @@ from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.pipeline.text_generation import TextGenerationPipeline
 from llm.request import FinishReason, Request, SamplingParams, TokenChunk
 from llm.runner.model_runner import ModelRunner
+from tests.llm.engine.running import running
 from tests.llm.lfm2_checkpoints import LFM2, write_lfm2
 from tests.llm.llama_checkpoints import (
     PAGES,
@@ -77,18 +78,6 @@ def expected(folder: Path) -> list[list[int]]:
 def engine(folder: Path) -> Iterator[Engine]:
     with running(create_engine(pipeline_config(folder, max_batch_size=8))) as made:
         yield made
-
-
-class running:  # noqa: N801 - a context manager
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def __enter__(self) -> Engine:
-        self._engine.start()
-        return self._engine
-
-    def __exit__(self, *_: object) -> None:
-        self._engine.shutdown()
 
 
 def ask(
