@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from decoder.codecs.embedded.modules import CodecConfig, EmbeddedCodec
+from tests.deadlines import HANG_S
 from tests.vocabulary import (
     END_OF_SPEECH,
     END_OF_TEXT,
@@ -219,7 +220,7 @@ def create_client(
     return LocalEngineClient(engine, decoder, OffsetCodes(), limits)
 
 
-async def wait_until_idle(client: EngineClient, timeout_s: float = 60.0) -> None:
+async def wait_until_idle(client: EngineClient, timeout_s: float = HANG_S) -> None:
     """Wait until no request runs, waits, decodes or holds a page; fails after a timeout."""
     for _ in range(round(timeout_s / 0.005)):
         status = await client.status()

@@ -29,6 +29,7 @@ from benchmarks.soak_ledger import (
     lost,
 )
 from benchmarks.soak_report import Part, part_figures
+from tests.deadlines import HANG_S
 from tests.speech_server import Server
 from tts.v1 import speech_pb2, speech_pb2_grpc
 
@@ -110,7 +111,7 @@ def test_a_status_that_the_library_lost_is_the_logs(tiny_server: Server) -> None
                 assert call.code == "INVALID_ARGUMENT"
         return call
 
-    lost_one = asyncio.run(asyncio.wait_for(until_lost(), 100))
+    lost_one = asyncio.run(asyncio.wait_for(until_lost(), HANG_S))
     complete([lost_one], log(b="OK"))
     assert lost_one.code == WRITE_FAILED
     complete([lost_one], log(a="INVALID_ARGUMENT"))

@@ -20,6 +20,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from benchmarks import core
 from benchmarks.report import arguments
+from tests.deadlines import HANG_S
 from tts.__main__ import COMMANDS, SHELLS
 from tts.config.pipeline import AudioGenerationConfig, config_from_args
 from tts.config.server import ServerConfig
@@ -226,7 +227,7 @@ def test_python_examples_run(document: str, tmp_path: Path) -> None:
         cwd=tmp_path,
         env=environ,
         check=False,
-        timeout=300,
+        timeout=HANG_S,
     )
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadlines import HANG_S
 from tests.speech_server import Server
 
 ROOT = Path(__file__).parent.parent
@@ -31,7 +32,7 @@ def ended(sample: str, *arguments: str, text_in: str = "") -> subprocess.Complet
         text=True,
         cwd=ROOT,
         check=False,
-        timeout=60,
+        timeout=HANG_S,
     )
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadlines import HANG_S
+
 TEXT = "Oh yes. Not yet."  # short: random weights may not choose the end token
 SENTENCES = ["One.", "Two is more.", "Three.", "The fourth.", "That was all."]
 LONG_TEXT = (" " * 600).join(SENTENCES)  # too long for one request, and soon said
@@ -50,7 +52,7 @@ def error_line(capfd: pytest.CaptureFixture[str]) -> str:
     return lines[0]
 
 
-def wait_for(holds: Callable[[], bool], timeout_s: float = 120.0) -> None:
+def wait_for(holds: Callable[[], bool], timeout_s: float = HANG_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline, "waited too long"

@@ -28,6 +28,7 @@ from decoder import (
 )
 from decoder.codecs.ramp import RampDecoder, ramp_spec
 from llm import FinishReason, Request, TokenChunk
+from tests.deadlines import HANG_S
 from tts.engine.client import AudioBlock, SpeechJob
 from tts.families.prompt import PromptBuilder
 from tts.observe.engine_status import EngineStatus
@@ -57,7 +58,7 @@ Result = TypeVar("Result")
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    return asyncio.run(asyncio.wait_for(work, 120))
+    return asyncio.run(asyncio.wait_for(work, HANG_S))
 
 
 @dataclass(frozen=True)

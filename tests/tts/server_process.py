@@ -12,12 +12,12 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
+from tests.deadlines import HANG_S
 from tests.tts.serving import CHANNEL_OPTIONS
 from tts.v1.speech_pb2_grpc import SpeechServiceStub
 
 ROOT = Path(__file__).parents[2]
 READY = re.compile(r"ready: (127\.0\.0\.1:\d+) model=(\S+) voices=(.+)\n")
-START_S = 60
 IMPATIENT_S = 5.0  # for tests of processes that hang, instead of the supervisor's STALL_S
 IMPATIENT = f"""
 import sys
@@ -51,7 +51,7 @@ class Process:
     async def line(self) -> str:
         """Return the next line of standard output; empty at its end."""
         assert self.process.stdout is not None
-        return (await asyncio.wait_for(self.process.stdout.readline(), START_S)).decode()
+        return (await asyncio.wait_for(self.process.stdout.readline(), HANG_S)).decode()
 
     async def ready(self) -> str:
         """Wait until calls are accepted and return the address."""
@@ -61,14 +61,14 @@ class Process:
         return match[1]
 
     async def logged(self, pattern: str) -> re.Match[str]:
-        for _ in range(START_S * 100):
+        for _ in range(int(HANG_S) * 100):
             if match := re.search(pattern, self.log):
                 return match
             assert self.process.returncode is None, self.log
             await asyncio.sleep(0.01)
         raise AssertionError(f"never logged: {pattern}\n{self.log}")
 
-    async def ended(self, timeout_s: float = 120) -> int:
+    async def ended(self, timeout_s: float = HANG_S) -> int:
         status = await asyncio.wait_for(self.process.wait(), timeout_s)
         await self._reading
         return status
@@ -111,7 +111,7 @@ class Shared(Generic[Value]):
         self._runner = runner
         self.value = value
 
-    def run(self, work: Coroutine[Any, Any, Result], timeout_s: float = 150) -> Result:
+    def run(self, work: Coroutine[Any, Any, Result], timeout_s: float = HANG_S) -> Result:
         return self._runner.run(asyncio.wait_for(work, timeout_s))
 
 

@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_status.rpc_status import from_call
 
+from tests.deadlines import HANG_S
 from tests.fakes import wait_until_idle
 from tts.config.server import ServerConfig
 from tts.factory import Service
@@ -78,7 +79,7 @@ async def serving(
         assert server.host.admission.running == 0
 
 
-def run(work: Coroutine[Any, Any, Result], timeout_s: float = 100) -> Result:
+def run(work: Coroutine[Any, Any, Result], timeout_s: float = HANG_S) -> Result:
     return asyncio.run(asyncio.wait_for(work, timeout_s))
 
 

@@ -14,6 +14,7 @@ import soundfile
 
 from decoder import AudioEncoding, sample_index
 from llm import FinishReason, Request, SamplingParams
+from tests.deadlines import HANG_S
 from tests.fakes import wait_until_idle
 from tts.checkpoint.chat import ChatMessage, ChatRole
 from tts.checkpoint.tokenizer import IncrementalDetokenizer
@@ -38,7 +39,7 @@ def request(text: str = TEXT, seed: int = 11, **values: Any) -> SpeechRequest:
     return SpeechRequest(text, sampling=SamplingOverrides(seed=seed), **values)
 
 
-def run(scenario: Callable[[], Awaitable[None]], timeout_s: float = 100) -> None:
+def run(scenario: Callable[[], Awaitable[None]], timeout_s: float = HANG_S) -> None:
     async def bounded() -> None:
         await asyncio.wait_for(scenario(), timeout_s)
 

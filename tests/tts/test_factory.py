@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from decoder import AudioEncoding, AudioFormat, DecoderConfigError, PrependPromptSpeechTokens
 from llm import CheckpointError, Request, SamplingParams
 from llm.models.llama import LlamaModel
+from tests.deadlines import HANG_S
 from tests.fakes import build_tiny_checkpoint, tiny_config
 from tests.vocabulary import END_OF_SPEECH, END_OF_TEXT
 from tts.checkpoint.chat import ChatMessage, ChatRole
@@ -236,7 +237,7 @@ print(sorted(heavy & set(sys.modules)))
 def test_synthesis_imports_no_heavy_package_except_torch(tiny_checkpoint: Path) -> None:
     """Imports take most of the time of a cold start."""
     command = [sys.executable, "-W", "error", "-c", SAY_HELLO, str(tiny_checkpoint)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert (result.stdout.strip(), result.stderr) == ("[]", "")
 
 

@@ -153,7 +153,7 @@ def test_a_later_server_removes_leftovers_of_a_killed_one(
             assert await living.ended() == 0
         assert names(temporary) == []
 
-    run(scenario(), 200)
+    run(scenario())
 
 
 def _kill_all(server: Process) -> None:

@@ -17,9 +17,10 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.deadlines import HANG_S
 from tests.speech_server import SpeechClient, serving
 from tests.tts.server.raw_http2 import GOAWAY, raw_client
-from tests.tts.server_process import START_S, Process, serving_process, stub_of
+from tests.tts.server_process import Process, serving_process, stub_of
 from tests.tts.serving import (
     grouped,
     reason_of,
@@ -53,7 +54,7 @@ def test_sigterm_drains_streams_and_exits_cleanly(tiny_checkpoint: Path) -> None
             assert "SIGTERM: draining" in process.log
             assert "Traceback" not in process.log
 
-    run(scenario(), 100)
+    run(scenario())
 
 
 @pytest.mark.parametrize("closed", ["<&- >&-", "2>&-"])
@@ -73,13 +74,13 @@ def test_standard_streams_may_be_closed(closed: str, tiny_checkpoint: Path) -> N
         assert output.readline()
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGTERM)
-        process.wait(START_S)
+        process.wait(HANG_S)
         assert "Traceback" not in process.stderr.read()
         assert process.returncode in (0, 128 + signal.SIGTERM)
 
 
 def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=60) as response:
+    with urllib.request.urlopen(url, timeout=HANG_S) as response:
         return str(response.read().decode())
 
 
@@ -124,7 +125,7 @@ def test_streams_that_do_not_end_are_cut_and_the_exit_is_clean(tiny_checkpoint: 
                 assert await process.ended() == 0
             assert "1 calls did not finish in time" in process.log
 
-    run(scenario(), 100)
+    run(scenario())
 
 
 def test_the_second_signal_ends_immediately(tiny_checkpoint: Path) -> None:
@@ -140,7 +141,7 @@ def test_the_second_signal_ends_immediately(tiny_checkpoint: Path) -> None:
                 assert await process.ended() == 128 + signal.SIGINT
             assert "SIGINT again: ending at once" in process.log
 
-    run(scenario(), 100)
+    run(scenario())
 
 
 def test_a_signal_while_loading_ends_the_process(tiny_checkpoint: Path) -> None:
@@ -151,7 +152,7 @@ def test_a_signal_while_loading_ends_the_process(tiny_checkpoint: Path) -> None:
             assert await process.ended() == 0
             assert "Traceback" not in process.log
 
-    run(scenario(), 100)
+    run(scenario())
 
 
 def test_an_address_in_use(tiny_checkpoint: Path) -> None:
@@ -159,11 +160,11 @@ def test_an_address_in_use(tiny_checkpoint: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             async with serving_process(tiny_checkpoint, port=port) as process:
-                assert await process.ended(START_S) == 2
+                assert await process.ended() == 2
                 assert await process.line() == ""
                 assert f"serve: cannot listen on 127.0.0.1:{port}" in process.log
 
-    run(scenario(), 100)
+    run(scenario())
 
 
 def test_unreadable_weights_end_the_server(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -173,14 +174,14 @@ def test_unreadable_weights_end_the_server(tiny_checkpoint: Path, tmp_path: Path
 
     async def scenario() -> None:
         async with serving_process(folder) as process:
-            assert await process.ended(START_S) == 2
+            assert await process.ended() == 2
             assert await process.line() == ""
             assert "model.safetensors is not a safetensors file" in process.log
             assert process.log.count("before it was ready") == 1
             assert "Traceback" not in process.log
             assert "RuntimeWarning" not in process.log
 
-    run(scenario(), 100)
+    run(scenario())
 
 
 # --- configurations that are refused before anything starts
@@ -303,7 +304,7 @@ def test_client_input_is_escaped_or_absent_in_the_log(
             messages = [json.loads(line)["message"] for line in process.log.splitlines()]
             assert messages.count("call ended") == 1
 
-    run(scenario(), 100)
+    run(scenario())
 
 
 def test_an_unwritable_log_does_not_stop_calls(tiny_checkpoint: Path) -> None:

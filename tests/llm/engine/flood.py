@@ -10,6 +10,7 @@ from llm.config import PipelineConfig
 from llm.engine.engine import create_engine
 from llm.engine.types import EngineStats
 from llm.request import FinishReason, Request, SamplingParams, TokenChunk
+from tests.deadlines import HANG_S
 
 NUM_REQUESTS = 4096
 
@@ -38,7 +39,7 @@ def throw(config: PipelineConfig, lengths: Lengths) -> EngineStats:
         engine.submit(request, sink)
     engine.start()
     try:
-        assert engine.drain(100)
+        assert engine.drain(HANG_S)
         stats = engine.stats()
         assert ends == {FinishReason.LENGTH: NUM_REQUESTS}
         assert num_tokens == {r.request_id: r.sampling.max_tokens for r in requests}

@@ -16,6 +16,7 @@ from torch import Tensor
 from llm import set_product_threads
 from llm.kernels.cpu.jit import Machine, this_machine
 from llm.kernels.cpu.products import LANES, Kernel, multiply
+from tests.deadlines import HANG_S
 
 NUM_OUT, NUM_IN = 1100, 512  # enough bytes for a team, in every format
 PROCESSORS = {
@@ -114,7 +115,7 @@ def test_a_process_ends_while_its_helpers_sleep() -> None:
         "print(multiply(torch.ones(2, 512), torch.ones(1024, 512)).sum().item())"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "1048576.0\n", "")
 

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from llm.engine.engine import Engine
 from llm.pipeline.base import TextGenerationPipelineInterface
 from llm.request import Request, SamplingParams, Token
+from tests.deadlines import HANG_S
 from tests.llm.llama_checkpoints import random_ids
-
-DEADLINE_S = 60.0
 
 
 def requests() -> list[Request]:
@@ -43,7 +42,7 @@ def pipeline_of(engine: Engine) -> TextGenerationPipelineInterface:
 
 
 def wait_for(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
+    deadline_s = time.monotonic() + HANG_S
     while not holds():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)

@@ -17,6 +17,7 @@ import soundfile
 
 import tts
 from llm import CheckpointError, ConfigError, EngineStoppedError, FinishReason
+from tests.deadlines import HANG_S
 from tests.fakes import wait_until_idle
 from tests.tts.serving import hum, run, serving, wav
 from tts.api.load import LIMITS, load, load_service
@@ -351,7 +352,9 @@ def test_saved_files_can_be_read(voice: LoadedVoice, tmp_path: Path, suffix: str
 def test_a_wav_file_equals_that_of_the_command_line(voice: LoadedVoice, tmp_path: Path) -> None:
     path = voice.say(TEXT, seed=7).save(tmp_path / "api.wav")
     command = [sys.executable, "-m", "tts.say", "-q", "--seed", "7", TEXT]
-    subprocess.run([*command, "-o", str(tmp_path / "say.wav")], cwd=ROOT, check=True, timeout=300)
+    subprocess.run(
+        [*command, "-o", str(tmp_path / "say.wav")], cwd=ROOT, check=True, timeout=HANG_S
+    )
     assert path.read_bytes() == (tmp_path / "say.wav").read_bytes()
 
 
@@ -534,7 +537,7 @@ def test_a_program_ends_without_closing(program: str) -> None:
         text=True,
         cwd=ROOT,
         check=False,
-        timeout=300,
+        timeout=HANG_S,
     )
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -548,7 +551,7 @@ def test_an_interrupted_program_has_the_exit_status_of_an_interrupt() -> None:
         assert program.stdout is not None
         program.stdout.readline()
         program.send_signal(signal.SIGINT)
-        _, errors = program.communicate(timeout=300)
+        _, errors = program.communicate(timeout=HANG_S)
     assert program.returncode == -signal.SIGINT
     assert errors.splitlines()[-1] == "KeyboardInterrupt"
 

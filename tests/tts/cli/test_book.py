@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import soundfile
 
+from tests.deadlines import HANG_S
 from tests.tts.command_line import RATE, TEXT, command, error_line, frames_of, wait_for
 from tests.tts.serving import Serving, run_with_server
 from tts.cli.book import run as book_run
@@ -39,7 +40,6 @@ Yes.
 No.
 """
 STORY = ("\n" * 200).join(f"Line {n}." for n in range(12))  # pieces; long enough for a book
-END_S = 120
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_a_run_that_was_ended_is_continued_sample_for_sample(
     with subprocess.Popen(command(*line, "--jobs", 1), stderr=subprocess.PIPE) as process:
         wait_for(lambda: any(parts.glob("*.piece")))
         process.send_signal(ending)
-        status = process.wait(END_S)
+        status = process.wait(HANG_S)
         assert process.stderr is not None
         errors = process.stderr.read().decode()
     stored = [*parts.glob("*.piece")]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadlines import HANG_S
 from tests.tts.command_line import (
     LONG_TEXT,
     RATE,
@@ -46,7 +47,7 @@ def test_lines_are_synthesized_while_standard_input_stays_open(server: str, tmp_
         first = out.stat().st_size
         process.stdin.write("Caf\u00e9 is open.\n".encode())
         process.stdin.close()
-        assert process.wait(60) == 0
+        assert process.wait(HANG_S) == 0
     assert out.stat().st_size > first
     segments = json.loads((tmp_path / "x.json").read_text())["segments"]
     assert [segment["text"] for segment in segments] == ["Hello there", "Caf\u00e9 is open."]
@@ -64,7 +65,7 @@ def test_eager_speech_begins_while_a_line_is_written(server: str, tmp_path: Path
         wait_for(lambda: out.exists() and out.stat().st_size > 0)
         process.stdin.write(b"there.")
         process.stdin.close()
-        assert process.wait(60) == 0
+        assert process.wait(HANG_S) == 0
     segments = json.loads((tmp_path / "x.json").read_text())["segments"]
     assert segments[0]["text"] == "When the caf\u00e9 is open again,"
 
@@ -106,7 +107,7 @@ def test_an_interrupt_leaves_a_valid_file(
     ):
         wait_for(lambda: out.exists() and out.stat().st_size > 10_000)
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        assert process.wait(HANG_S) == 130
         assert process.stderr is not None
         errors = process.stderr.read().decode()
     seconds = len(frames_of(out)) / 2 / RATE

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadlines import HANG_S
 from tests.speech_server import serving
 from tests.tts.command_line import LONG_TEXT, Say, command, error_line, frames_of, pipe_in
 from tts import __version__
@@ -243,7 +244,7 @@ def test_an_untrusted_server_is_reported_in_one_line(
     with serving(str(tiny_checkpoint), files) as running:
         command = [sys.executable, "-m", "tts.say", "Hi.", "-o", str(tmp_path / "x.wav")]
         command += ["--server", running.address, "--tls-ca", str(roots)]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        said = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert said.returncode == 1
     (line,) = said.stderr.splitlines()
     assert line.startswith(f"say: {running.address}: ")

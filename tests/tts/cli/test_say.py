@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import soundfile
 
+from tests.deadlines import HANG_S
 from tests.speech_server import Server
 from tests.tts.command_line import (
     LONG_TEXT,
@@ -189,7 +190,7 @@ def test_a_closed_pipe_is_reported_in_one_line(server: str) -> None:
         assert process.stderr is not None
         process.stdout.read(100)
         process.stdout.close()
-        assert process.wait(60) == 1
+        assert process.wait(HANG_S) == 1
         assert process.stderr.read() == b"say: cannot write the output: Broken pipe\n"
 
 

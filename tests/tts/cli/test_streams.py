@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadlines import HANG_S
 from tests.tts.command_line import STORY, command, frames_of, wait_for
-
-END_S = 120
 
 
 def shell(redirection: str, *arguments: object, **environment: str) -> tuple[int, bytes, list[str]]:
@@ -27,7 +26,7 @@ def shell(redirection: str, *arguments: object, **environment: str) -> tuple[int
         capture_output=True,
         stdin=subprocess.DEVNULL,
         env={**inherited, **environment},
-        timeout=END_S,
+        timeout=HANG_S,
         check=False,
     )
     return done.returncode, done.stdout, done.stderr.decode().splitlines()
@@ -82,7 +81,7 @@ def test_a_reader_that_has_ended_ends_a_list_silently(program: str, server: str)
         [sys.executable, "-m", *program.format(server).split()],
         stdout=writing,
         stderr=subprocess.PIPE,
-        timeout=END_S,
+        timeout=HANG_S,
         check=False,
     )
     os.close(writing)
@@ -109,7 +108,7 @@ def test_an_interrupt_ends_waiting_for_lines(
         process.stdin.flush()
         wait_for(lambda: out.exists() and out.stat().st_size > 1000)
         process.send_signal(signal.SIGINT)
-        assert process.wait(END_S) == 130
+        assert process.wait(HANG_S) == 130
         assert process.stderr.read() == b""
     assert frames_of(out)
 
@@ -125,7 +124,7 @@ def test_an_interrupt_ends_a_blocked_write(server: str, tmp_path: Path) -> None:
         assert os.read(reading, 1)
         time.sleep(1)  # by then the pipe is full; what is tested holds before that, too
         process.send_signal(signal.SIGINT)
-        assert process.wait(END_S) == 130
+        assert process.wait(HANG_S) == 130
     os.close(reading)
 
 
@@ -158,7 +157,7 @@ def test_arguments_that_are_not_text_are_refused(arguments: list[bytes], words: 
     done = subprocess.run(
         [*map(os.fsencode, command()), *arguments, b"-o", b"x.wav"],
         capture_output=True,
-        timeout=END_S,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 2
@@ -169,7 +168,7 @@ def test_arguments_that_are_not_text_are_refused(arguments: list[bytes], words: 
 def test_file_names_may_be_any_bytes(server: str, tmp_path: Path) -> None:
     out = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.wav"))
     where = [b"-o", os.fsencode(out), b"--server", server.encode()]
-    done = subprocess.run([*map(os.fsencode, command("hi")), *where], timeout=END_S, check=False)
+    done = subprocess.run([*map(os.fsencode, command("hi")), *where], timeout=HANG_S, check=False)
     assert done.returncode == 0
     assert frames_of(out)
 
@@ -218,7 +217,7 @@ def test_a_fifo_with_a_reader_gets_the_audio(server: str, tmp_path: Path) -> Non
     with copy.open("wb") as target, subprocess.Popen(["cat", fifo], stdout=target) as reader:
         what = ["hi", "--seed", "7", "--format", "s16le", "--server", server]
         assert shell("", *what, "-o", fifo)[0] == 0
-        assert reader.wait(END_S) == 0
+        assert reader.wait(HANG_S) == 0
     assert copy.read_bytes() == shell("", *what, "-o", "-")[1] != b""
 
 
@@ -236,6 +235,6 @@ def test_a_second_process_writing_the_same_file_is_refused(server: str, tmp_path
         status, _, errors = shell("", "hi", "-o", out, "--server", server)
         assert first.poll() is None
         first.send_signal(signal.SIGINT)
-        assert first.wait(END_S) == 130
+        assert first.wait(HANG_S) == 130
     assert (status, errors) == (2, [f"say: cannot write {out}: another program is writing it"])
     assert frames_of(out)

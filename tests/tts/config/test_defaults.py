@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from llm import CheckpointError, ConfigError
+from tests.deadlines import HANG_S
 from tests.tts.checkpoint.hub_server import Hub, Repo, serving_hub
 from tts import say, serve
 from tts.checkpoint.hub import HubOptions
@@ -159,9 +160,9 @@ def test_a_download_is_logged_and_can_be_interrupted(hub: Hub, tmp_path: Path) -
     command = [sys.executable, "-m", "tts.serve", "--port", "0", "--model", "acme/tiny"]
     process = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True)
     try:
-        assert hub.waits.wait(60)
+        assert hub.waits.wait(HANG_S)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=HANG_S)
     finally:
         process.kill()
         hub.released.set()

@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from llm import ModelConfig, PipelineConfig, Request, SamplingParams, StrictModel, create_engine
+from tests.deadlines import HANG_S
 from tests.fakes import tiny_config
 from tests.llm.lora.adapters import write_adapter
 from tests.tts.config.config_reads import ROOT, Place, Reads, places, recorded
@@ -123,7 +124,7 @@ def _serve(checkpoint: Path, folder: Path) -> None:
         assert await serve_calls(ServeConfig(model, server_config), signals, load, ready) == 0
         await calling[0]
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(asyncio.wait_for(scenario(), HANG_S))
 
 
 async def call_all(address: str) -> None:
@@ -149,7 +150,7 @@ def _supervise(checkpoint: Path, text_checkpoint: Path, folder: Path) -> None:
         port=0, wyoming_port=0, wyoming_host="127.0.0.2", text_model=str(text_checkpoint)
     )
     serving = supervise(ServeConfig.of(model, server))
-    assert asyncio.run(asyncio.wait_for(serving, 60)) == 2
+    assert asyncio.run(asyncio.wait_for(serving, HANG_S)) == 2
 
 
 def _special(checkpoint: Path, folder: Path) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,7 @@ from decoder import create_decoder
 from llm.engine.engine import Engine, assemble_engine
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.pipeline.registry import create_pipeline
+from tests.deadlines import HANG_S
 from tests.fakes import OffsetCodes, tiny_config, wait_until_idle
 from tests.llm.runner.late_stream import LateStream
 from tests.tts.engine.jobs import listen, read, samples, speech, text
@@ -108,7 +109,7 @@ async def outcomes(checkpoint: Path, values: dict[str, Any], *, together: bool) 
 
 def run(checkpoint: Path, values: dict[str, Any], *, together: bool = True) -> Outcome:
     async def bounded() -> Outcome:
-        return await asyncio.wait_for(outcomes(checkpoint, values, together=together), 100)
+        return await asyncio.wait_for(outcomes(checkpoint, values, together=together), HANG_S)
 
     return asyncio.run(bounded())
 

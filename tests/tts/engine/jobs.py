@@ -10,6 +10,7 @@ import numpy as np
 
 from decoder import MaskPolicy, StreamingOptions
 from llm import Request, SamplingParams, TokenChunk
+from tests.deadlines import HANG_S
 from tests.vocabulary import END_OF_SPEECH, END_OF_TEXT, FIRST_CODE, FIRST_VOICE, START_OF_SPEECH
 from tts.engine.client import AudioBlock, EngineClient, SpeechJob
 
@@ -64,7 +65,7 @@ def samples(blocks: Sequence[AudioBlock]) -> np.ndarray:
     return np.concatenate([block.samples for block in blocks])
 
 
-def run(scenario: Callable[[], Awaitable[None]], timeout_s: float = 100) -> None:
+def run(scenario: Callable[[], Awaitable[None]], timeout_s: float = HANG_S) -> None:
     async def bounded() -> None:
         await asyncio.wait_for(scenario(), timeout_s)
 

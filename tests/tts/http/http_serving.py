@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from tests.deadlines import HANG_S
 from tests.fakes import wait_until_idle
 from tests.tts.serving import TEXT, Serving, run, serving
 from tts.factory import Service
@@ -51,7 +52,7 @@ async def http_serving(service: Service, **values: Any) -> AsyncIterator[HttpSer
         await server.start()
         try:
             async with httpx.AsyncClient(
-                base_url=f"http://{server.address}", timeout=60, limits=httpx.Limits()
+                base_url=f"http://{server.address}", timeout=HANG_S, limits=httpx.Limits()
             ) as client:
                 yield HttpServing(served, server, client)
             assert await served.server.host.calls.wait_idle(60)

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.deadlines import HANG_S
 from tests.fakes import wait_until_idle
 from tests.tts.http.http_serving import (
     SPEECH,
@@ -136,7 +137,7 @@ def test_many_requests_at_once(service: Service) -> None:
         expected = (await served.speak()).content
         limits = httpx.Limits(max_connections=count)
         async with httpx.AsyncClient(
-            base_url=f"http://{served.http.address}", timeout=60, limits=limits
+            base_url=f"http://{served.http.address}", timeout=HANG_S, limits=limits
         ) as client:
             body = {"input": "Hello there. This is a short test.", "seed": 7}
             values = {**body, "response_format": "pcm"}
@@ -238,7 +239,7 @@ def test_a_killed_engine_and_several_front_ends(tiny_checkpoint: Path) -> None:
         async with serving_process(tiny_checkpoint, **flags) as process:
             line = await process.line()
             address = line.split(" http=")[1].split()[0]
-            async with httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client:
+            async with httpx.AsyncClient(base_url=f"http://{address}", timeout=HANG_S) as client:
                 body: dict[str, Any] = {"input": "hello", "seed": 1, "response_format": "pcm"}
                 expected = (await client.post(SPEECH, json=body)).content
                 assert expected
@@ -260,14 +261,14 @@ def test_a_killed_engine_and_several_front_ends(tiny_checkpoint: Path) -> None:
             assert await process.ended() == 0
             assert "Traceback" not in process.log
 
-    run(scenario(), 110)
+    run(scenario())
 
 
 async def _spoken_again(url: str, body: dict[str, Any]) -> bytes:
     """Return the speech when the engine is back; each request on a connection of its own."""
     for _ in range(2000):
         try:
-            async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            async with httpx.AsyncClient(base_url=url, timeout=HANG_S) as client:
                 response = await client.post(SPEECH, json=body)
         except httpx.TransportError:
             continue

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import zmq
 
 from decoder import AudioEncoding
+from tests.deadlines import HANG_S
 from tts.engine.admission import Admission
 from tts.engine.client import EngineClient, EngineInfo
 from tts.ipc.endpoints import Endpoints, reserved
@@ -36,7 +37,7 @@ def new_tcp_base() -> str:
     raise AssertionError("no ports")
 
 
-async def wait_until(holds: Callable[[], bool], timeout_s: float = 60) -> None:
+async def wait_until(holds: Callable[[], bool], timeout_s: float = HANG_S) -> None:
     for _ in range(round(timeout_s / 0.005)):
         if holds():
             return
@@ -84,6 +85,6 @@ async def remote_engine(
         clients = []
         for number in range(front_ends):
             connecting = RemoteEngineClient.connect(endpoints, f"front{number}", context)
-            clients.append(await asyncio.wait_for(connecting, 60))
+            clients.append(await asyncio.wait_for(connecting, HANG_S))
             ending.push_async_callback(clients[-1].close)
         yield RemoteEngine(server, endpoints, clients, context)

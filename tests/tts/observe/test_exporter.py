@@ -18,6 +18,7 @@ import pytest
 from prometheus_client import generate_latest, values
 
 from llm import ConfigError
+from tests.deadlines import HANG_S
 from tts import serve
 from tts.observe.engine_status import EngineStatus
 from tts.observe.exporter import (
@@ -68,7 +69,7 @@ def address(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], str]]:
 
 def scrape(url: str) -> dict[str, float]:
     """Return the value of each sample by its name and labels as written."""
-    with urllib.request.urlopen(url, timeout=60) as response:
+    with urllib.request.urlopen(url, timeout=HANG_S) as response:
         assert response.status == 200
         lines = response.read().decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))

@@ -61,7 +61,7 @@ def test_a_stopped_engine_is_not_serving_before_it_is_killed(
             assert kind == "done"
             assert processes_of(process, ENGINE) == [engine]
 
-    run(scenario(), 110)
+    run(scenario())
 
 
 STICKING = '''

@@ -15,6 +15,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2
 
+from tests.deadlines import HANG_S
 from tests.tts.ipc.remote_engine import new_base
 from tests.tts.server_process import (
     ENGINE,
@@ -47,7 +48,7 @@ Status = health_pb2.HealthCheckResponse
 CHANNELS = 12  # the kernel spreads them: all are on one of two front ends once in 2,048 runs
 
 
-async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 60) -> None:
+async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = HANG_S) -> None:
     for _ in range(round(timeout_s / 0.02)):
         if await holds():
             return
@@ -124,7 +125,7 @@ def test_each_killed_process_is_restarted(tiny_checkpoint: Path) -> None:
             assert "Traceback" not in process.log
         assert [path for path in endpoints.paths if path.exists()] == []
 
-    run(scenario(), 110)
+    run(scenario())
 
 
 def test_a_front_end_is_restarted_although_a_lexicon_is_broken(
@@ -168,7 +169,7 @@ def test_a_front_end_is_restarted_although_a_lexicon_is_broken(
             await until(lambda: _is(num_broken(process), "0.0"))
             assert "Traceback" not in process.log
 
-    run(scenario(), 110)
+    run(scenario())
 
 
 async def _is(value: Awaitable[object], expected: object) -> bool:
@@ -187,7 +188,7 @@ def test_no_process_outlives_the_supervisor(tiny_checkpoint: Path) -> None:
             await until(lambda: _have_ended(pids))
         assert not Path(base.removeprefix("ipc://") + "-lock").exists()
 
-    run(scenario(), 100)
+    run(scenario())
 
 
 def _check_sizes_and_sockets(process: Process, endpoints: Endpoints) -> None:
@@ -279,5 +280,5 @@ async def _is_free(url: str) -> bool:
 
 
 def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=60) as response:
+    with urllib.request.urlopen(url, timeout=HANG_S) as response:
         return str(response.read().decode())

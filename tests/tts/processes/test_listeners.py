@@ -34,4 +34,4 @@ def test_invalid_paths_end_no_server_process(tiny_checkpoint: Path, front_ends: 
             process.process.send_signal(signal.SIGTERM)
             assert await process.ended(30) == 0
 
-    run(scenario(), 110)
+    run(scenario())

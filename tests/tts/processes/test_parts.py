@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from llm import ConfigError
+from tests.deadlines import HANG_S
 from tests.fakes import tiny_config
 from tests.tts.processes import many_voices
 from tts.config.serve import ServeConfig
@@ -47,7 +48,7 @@ def test_a_report_may_name_very_many_voices(tiny_checkpoint: Path) -> None:
         worker = Worker(many_voices.__name__, launch, 0, lambda _: None)
         running = asyncio.create_task(worker.run())
         try:
-            ready = await asyncio.wait_for(asyncio.shield(worker.ready), 60)
+            ready = await asyncio.wait_for(asyncio.shield(worker.ready), HANG_S)
             assert ready.voices == many_voices.NAMES
         finally:
             await worker.stop(30)

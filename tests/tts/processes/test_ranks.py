@@ -64,4 +64,4 @@ def test_a_killed_rank_ends_calls_as_unavailable_and_all_are_restarted(
             process.process.terminate()
             assert await process.ended() == 0
 
-    run(scenario(), 110)
+    run(scenario())

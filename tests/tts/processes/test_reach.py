@@ -128,4 +128,4 @@ def test_a_front_end_that_accepts_no_connections_is_restarted(
                 assert (await synthesize_on(channel)).data == before.data
             assert processes_of(process, FRONT_END) != [front_end]
 
-    run(scenario(), 110)
+    run(scenario())

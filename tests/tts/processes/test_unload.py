@@ -214,7 +214,7 @@ def test_only_the_model_of_a_call_is_loaded(tiny_checkpoint: Path, text_checkpoi
             await until_unloaded(process)
             await process.logged("(?s)text-engine has unloaded .*text-engine has unloaded ")
 
-    run(scenario(), 150)
+    run(scenario())
 
 
 def test_it_needs_processes() -> None:

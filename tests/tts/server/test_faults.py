@@ -170,7 +170,7 @@ def test_two_hundred_at_once(service: Service) -> None:
                 assert reason_of(error) == "QUEUE_FULL"
                 assert retry_s(error) > 0
 
-    run(scenario(), 100)
+    run(scenario())
 
 
 def test_one_client_has_a_limit(service: Service) -> None:

@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from llm import ConfigError
+from tests.deadlines import HANG_S
 from tests.fakes import create_client
 from tests.tts.serving import (
     Serving,
@@ -42,7 +43,7 @@ TLS = Path(__file__).parents[1] / "tls"
 Status = health_pb2.HealthCheckResponse
 
 
-async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 60) -> None:
+async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = HANG_S) -> None:
     for _ in range(round(timeout_s / 0.01)):
         if await holds():
             return

@@ -115,7 +115,7 @@ def test_nor_do_they_in_one_process(tiny_checkpoint: Path, tmp_path: Path) -> No
         async with process as running:
             await _without_folder(await running.ready(), folder)
 
-    run(scenario(), 100)
+    run(scenario())
 
 
 async def _without_folder(address: str, folder: Path) -> None:

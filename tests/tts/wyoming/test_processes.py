@@ -69,7 +69,7 @@ def test_front_ends_share_the_port_and_survive_their_engine(tiny_checkpoint: Pat
             await idle.close()
             assert await process.ended() == 0, process.log
 
-    run(scenario(), 180)
+    run(scenario())
 
 
 def test_a_running_text_is_spoken_to_its_end_when_the_server_drains(tiny_checkpoint: Path) -> None:
@@ -90,4 +90,4 @@ def test_a_running_text_is_spoken_to_its_end_when_the_server_drains(tiny_checkpo
             await client.close()
             assert await process.ended() == 0, process.log
 
-    run(scenario(), 180)
+    run(scenario())
