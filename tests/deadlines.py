@@ -1,4 +1,4 @@
-"""How long a test waits for something that happens, however busy the machine is."""
+"""Limit of the time that a test waits for something that does happen."""
 
 from __future__ import annotations
 

@@ -43,6 +43,7 @@ HOST_ONLY = (
 CATCH_ALL = {
     "llm/config/pipeline.py",
     "llm/engine/engine.py",
+    "llm/pipeline/rank_process.py",
     "tts/engine/decode_loop.py",
     "tts/ipc/engine_server.py",
     "tts/server/call.py",
