@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,10 @@ from tests.interpreted import RUNS, Ended, Interpreter, commands_of
 # The duration of an example depends on the load of the machine.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+# Without files of compiled modules, each process that a test starts compiles all of ours.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Background jobs of a shell ignore SIGINT, which programs started by tests would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -19,8 +19,6 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parent.parent
-NICE = 5  # lower priority than the tests
-
 Command = tuple[str, ...]  # a module and its arguments
 
 
@@ -64,7 +62,7 @@ class Interpreter:
         if self._is_closed:
             raise RuntimeError("the tests have ended")
         self._running = subprocess.Popen(
-            ["nice", "-n", str(NICE), sys.executable, "-W", "ignore", "-m", *command],
+            [sys.executable, "-W", "ignore", "-m", *command],
             env={**os.environ, "TRITON_INTERPRET": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
