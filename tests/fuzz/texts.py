@@ -13,7 +13,6 @@ from tests.fakes import CHAT_TEMPLATE, build_tiny_checkpoint
 from tests.fuzz.base import Case, InvariantError, Target
 from tests.fuzz.mutation import characters
 from tts.checkpoint.chat import ChatMessage, ChatRole
-from tts.checkpoint.tokenizer import StopMatcher
 from tts.errors import InvalidRequestError
 from tts.families.base import Checkpoint
 from tts.families.prompt import PromptBuilder
@@ -30,6 +29,7 @@ from tts.text.segmenter import (
     spoken_size,
     spoken_text,
 )
+from tts.textgen.generator import StopMatcher
 
 LONGEST = 10_000  # maximum number of characters of a request
 FAMILY_EMOJI = "\U0001f468\u200d\U0001f469\u200d\U0001f467"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from llm import CheckpointError, RequestError
 from tts.checkpoint.files import read_json
 
 _META_SPACE = "▁"
-_MAX_STOP_CHARACTERS = 1000
 
 
 class TextTokenizer:
@@ -224,42 +223,3 @@ class IncrementalDetokenizer:
             self._drops_space = False
             text = text.removeprefix(" ")
         return text
-
-
-class StopMatcher:
-    """Filter that ends a stream of text before the first stop string, however the text is cut.
-
-    It holds back only text that could become a stop string. Of several matches the one that is
-    complete first counts.
-    """
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        if any(not 0 < len(stop) <= _MAX_STOP_CHARACTERS for stop in stops):
-            raise RequestError(f"stop strings have 1 to {_MAX_STOP_CHARACTERS} characters")
-        self._stops = tuple(stops)
-        self._held = ""
-        self.is_stopped = False
-
-    def push(self, text: str) -> str:
-        """Return the text that can be sent; nothing after a stop string."""
-        if self.is_stopped:
-            return ""
-        text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            self.is_stopped, self._held = True, ""
-            return text[: min(found)[1]]
-        keep = max((self._partial_len(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
-
-    def finish(self) -> str:
-        """Return the text that is still held back."""
-        held, self._held = self._held, ""
-        return held
-
-    @staticmethod
-    def _partial_len(text: str, stop: str) -> int:
-        """Return the length of the longest end of the text that begins the stop string."""
-        longest = min(len(text), len(stop) - 1)
-        return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

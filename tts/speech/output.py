@@ -1,4 +1,4 @@
-"""Audio output of one stream: post-processing and encoding.
+"""Audio output of one stream: post-processing, encoding, and times in what was encoded.
 
 codec samples → loudness → silence trimming → levels of voices → speaking rate → sample rate →
 gain → watermark → bytes

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from llm import FinishReason, Request, SamplingParams, TokenChunk, TokenLogprob, as_ids
-from tts.checkpoint.tokenizer import IncrementalDetokenizer, StopMatcher
+from llm import (
+    FinishReason,
+    Request,
+    RequestError,
+    SamplingParams,
+    TokenChunk,
+    TokenLogprob,
+    as_ids,
+)
+from tts.checkpoint.tokenizer import IncrementalDetokenizer
 from tts.engine.client import EngineClient
 from tts.errors import InvalidRequestError, SynthesisError
 from tts.families.prompt import PromptBuilder
 
+MAX_STOP_CHARACTERS = 1000
 _numbers = itertools.count()
 
 
@@ -138,3 +147,42 @@ def _piece(text: str, chunk: TokenChunk) -> TextPiece:
         prefill_s=chunk.prefill_s,
         total_s=chunk.total_s,
     )
+
+
+class StopMatcher:
+    """Filter that ends a stream of text before the first stop string, however the text is cut.
+
+    It holds back only text that could become a stop string. Of several matches the one that is
+    complete first counts.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if any(not 0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
+            raise RequestError(f"stop strings have 1 to {MAX_STOP_CHARACTERS} characters")
+        self._stops = tuple(stops)
+        self._held = ""
+        self.is_stopped = False
+
+    def push(self, text: str) -> str:
+        """Return the text that can be sent; nothing after a stop string."""
+        if self.is_stopped:
+            return ""
+        text = self._held + text
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            self.is_stopped, self._held = True, ""
+            return text[: min(found)[1]]
+        keep = max((self._partial_len(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def finish(self) -> str:
+        """Return the text that is still held back."""
+        held, self._held = self._held, ""
+        return held
+
+    @staticmethod
+    def _partial_len(text: str, stop: str) -> int:
+        """Return the length of the longest end of the text that begins the stop string."""
+        longest = min(len(text), len(stop) - 1)
+        return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,4 +1,4 @@
-"""Token ids and codes; text and token ids; generated ids back to text and where text stops."""
+"""Token ids and codes; text and token ids; generated ids back to text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llm import CheckpointError, RequestError, SamplingParams
 from tests.fakes import speech_description
 from tests.vocabulary import FIRST_CODE, build_tokenizer
 from tts.checkpoint.files import load_eos_ids, load_sampling_defaults
-from tts.checkpoint.tokenizer import IncrementalDetokenizer, StopMatcher, TextTokenizer
+from tts.checkpoint.tokenizer import IncrementalDetokenizer, TextTokenizer
 from tts.families.base import Checkpoint, SpeechTokens, SpeechVocabulary
 from tts.families.embedded import EmbeddedFamily
 from tts.families.registry import find_family
@@ -215,43 +215,6 @@ def test_special_tokens_are_not_text_but_other_added_ones_are(pieces: TextTokeni
 def test_sentence_pieces_and_their_bytes_are_decoded(pieces: TextTokenizer) -> None:
     assert pieces.decode(pieces.encode("hello wörld €")) == "hello wörld €"
     assert pieces.token_bytes(10**6) == b""
-
-
-# --- stop strings
-
-
-@pytest.mark.parametrize(
-    ("stops", "text", "kept"),
-    [
-        (["END"], "some text END more", "some text "),
-        (["\n\n"], "a\nb\n\nc", "a\nb"),
-        (["abcd", "c"], "xabcd", "xab"),
-        (["ab", "b"], "xxab", "xx"),
-        (["aab"], "aaaab", "aa"),
-        ([], "anything", "anything"),
-        (["END"], "never ends EN", "never ends EN"),
-    ],
-)
-def test_text_ends_before_the_stop_string_for_any_split(
-    stops: list[str], text: str, kept: str
-) -> None:
-    for width in range(1, len(text) + 1):
-        matcher = StopMatcher(stops)
-        sent = [matcher.push(text[i : i + width]) for i in range(0, len(text), width)]
-        assert "".join([*sent, matcher.finish()]) == kept
-        assert matcher.is_stopped == (kept != text)
-
-
-def test_only_a_possible_stop_is_held_back() -> None:
-    matcher = StopMatcher(["STOP"])
-    assert [matcher.push(c) for c in "aSTxS"] == ["a", "", "", "STx", ""]
-    assert matcher.push("o") == "So"
-
-
-@pytest.mark.parametrize("stop", ["", "x" * 1001])
-def test_empty_stop_strings_are_refused(stop: str) -> None:
-    with pytest.raises(RequestError, match="stop strings"):
-        StopMatcher([stop])
 
 
 # --- the checkpoint's own words

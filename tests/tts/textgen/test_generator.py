@@ -10,13 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm import FinishReason, Request, SamplingParams, TokenChunk, TokenLogprob
+from llm import (
+    FinishReason,
+    Request,
+    RequestError,
+    SamplingParams,
+    TokenChunk,
+    TokenLogprob,
+)
 from tests.fakes import wait_until_idle
 from tts.errors import SynthesisError
 from tts.factory import Service
 from tts.families.base import Checkpoint
 from tts.families.prompt import PromptBuilder
-from tts.textgen.generator import TextGenerator, TextPiece, TextRequest
+from tts.textgen.generator import StopMatcher, TextGenerator, TextPiece, TextRequest
 
 
 class Recorded:
@@ -160,3 +167,40 @@ def test_a_stop_string_frees_the_engine(service: Service) -> None:
         await wait_until_idle(service.client)
 
     asyncio.run(ask())
+
+
+# --- stop strings
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "kept"),
+    [
+        (["END"], "some text END more", "some text "),
+        (["\n\n"], "a\nb\n\nc", "a\nb"),
+        (["abcd", "c"], "xabcd", "xab"),
+        (["ab", "b"], "xxab", "xx"),
+        (["aab"], "aaaab", "aa"),
+        ([], "anything", "anything"),
+        (["END"], "never ends EN", "never ends EN"),
+    ],
+)
+def test_text_ends_before_the_stop_string_for_any_split(
+    stops: list[str], text: str, kept: str
+) -> None:
+    for width in range(1, len(text) + 1):
+        matcher = StopMatcher(stops)
+        sent = [matcher.push(text[i : i + width]) for i in range(0, len(text), width)]
+        assert "".join([*sent, matcher.finish()]) == kept
+        assert matcher.is_stopped == (kept != text)
+
+
+def test_only_a_possible_stop_is_held_back() -> None:
+    matcher = StopMatcher(["STOP"])
+    assert [matcher.push(c) for c in "aSTxS"] == ["a", "", "", "STx", ""]
+    assert matcher.push("o") == "So"
+
+
+@pytest.mark.parametrize("stop", ["", "x" * 1001])
+def test_empty_stop_strings_are_refused(stop: str) -> None:
+    with pytest.raises(RequestError, match="stop strings"):
+        StopMatcher([stop])
