@@ -61,6 +61,19 @@ class Endpoints:
         return tuple(Path(a.removeprefix("ipc://")) for a in self if a.startswith("ipc://"))
 
 
+def replica_base(base: str, number: int) -> str:
+    """Return the base of a replica's endpoints, by its number from 0, which has the base itself.
+
+    Raises ConfigError when a TCP base is invalid.
+    """
+    if not number:
+        return base
+    if base.startswith("tcp://"):
+        host, port = _host_and_port(base)
+        return f"tcp://{host}:{port + number * (len(NAMES) + 1)}"
+    return f"{base}-{number}"
+
+
 @contextmanager
 def reserved(base: str) -> Iterator[Endpoints]:
     """Reserve the endpoints of a base for one new server; remove their socket files at the end.

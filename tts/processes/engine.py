@@ -1,7 +1,8 @@
 """`python -m tts.processes.engine`: the engine's process, started by the supervisor.
 
 It exits with status 1 when its engine fails or hangs, so that the supervisor restarts it, and with
-UNLOADED after an idle time, so that it is started again when it is wanted.
+UNLOADED after an idle time, so that it is started again when it is wanted. A signal ends it; one of
+several replicas finishes its requests first and exits with DRAINED, so that it is started again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tts.engine.admission import Admission
 from tts.factory import connect_service, create_engine_client
 from tts.ipc.engine_server import EngineServer
 from tts.processes.child import (
+    DRAINED,
     TEXT_ENGINE_NAME,
     UNLOADED,
     Launch,
@@ -47,9 +49,13 @@ async def run(launch: Launch, report: Reporter) -> int:
     if launch.name == TEXT_ENGINE_NAME:
         os.nice(NICENESS)  # threads that are started later have it, too
     client, info = await asyncio.to_thread(
-        create_engine_client, config.model, config.server, on_ranks_lost=_ranks_lost
+        create_engine_client,
+        config.model,
+        config.server,
+        on_ranks_lost=_ranks_lost,
+        num_replicas=len(launch.replicas) or 1,
     )
-    unloads = False
+    status = 0
     signals = Signals()  # before this a signal ends the process, with nothing to clean up
     try:
         of_front_ends = {"watermark": False, "lexicon": []}
@@ -61,16 +67,19 @@ async def run(launch: Launch, report: Reporter) -> int:
             with owner_only():
                 await _start(server, _base(config))
             report(Ready(model=config.model.model.model_path))
-            unloads = await _is_idle(server, signals, config.server.unload_after_s)
-            if unloads:
+            if await _is_idle(server, signals, config.server.unload_after_s):
+                status = UNLOADED
                 await server.unload()
+            elif launch.replicas and not server.broken.is_set():
+                status = DRAINED
+                await server.drain(config.server.drain_grace_s)
         finally:
             await server.close()
         if server.broken.is_set():
             end_process(1)  # without waiting for a thread that hangs
     finally:
         await client.close()
-    return UNLOADED if unloads else 0
+    return status
 
 
 def _ranks_lost(reason: str) -> NoReturn:

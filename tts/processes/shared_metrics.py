@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 from tts.config.serve import ServeConfig
 from tts.ipc.endpoints import Endpoints
 from tts.ipc.remote_client import RemoteEngineClient
+from tts.ipc.replicas import ReplicatedClient
 from tts.observe.engine_metrics import EngineCollector
 from tts.observe.exporter import forget_process, serve_metrics
 from tts.observe.metrics import Metrics
@@ -20,19 +21,22 @@ PERIOD_S = 0.5
 
 @asynccontextmanager
 async def exported_metrics(
-    config: ServeConfig, endpoints: Endpoints, text_endpoints: Endpoints | None, folder: Path
+    config: ServeConfig,
+    endpoints: Sequence[Endpoints],
+    text_endpoints: Endpoints | None,
+    folder: Path,
 ) -> AsyncIterator[Callable[[int], None]]:
     """Serve the metrics inside the block; yield the function to call with a dead process's id.
 
-    The engines' status arrives over IPC, as for a front end. Raises ConfigError when the address
-    cannot be used.
+    `endpoints` are those of each replica of the model. The engines' status arrives over IPC, as for
+    a front end. Raises ConfigError when the address cannot be used.
     """
     metrics = Metrics()
     server = config.server
     stop = serve_metrics(metrics, server.metrics_host, server.metrics_port, folder)
     following = [asyncio.create_task(_follow(metrics.engine, endpoints))]
     if text_endpoints is not None:
-        following.append(asyncio.create_task(_follow(metrics.text_engine, text_endpoints)))
+        following.append(asyncio.create_task(_follow(metrics.text_engine, (text_endpoints,))))
     try:
         yield partial(forget_process, folder=folder)
     finally:
@@ -42,9 +46,14 @@ async def exported_metrics(
         await asyncio.to_thread(stop)
 
 
-async def _follow(collector: EngineCollector, endpoints: Endpoints) -> None:
-    """Update the snapshot of an engine."""
-    client = await RemoteEngineClient.connect(endpoints, "metrics")
+async def _follow(collector: EngineCollector, endpoints: Sequence[Endpoints]) -> None:
+    """Update the snapshot of an engine, or of replicas."""
+    client: RemoteEngineClient | ReplicatedClient
+    if len(endpoints) == 1:
+        client = await RemoteEngineClient.connect(endpoints[0], "metrics")
+    else:
+        clients = [RemoteEngineClient(each, "metrics") for each in endpoints]
+        client = await ReplicatedClient.connect(clients, waits_for_all=False)
     try:
         while True:
             collector.status = await client.status()
