@@ -37,6 +37,7 @@ from benchmarks import (
     memory,
     pitch,
     prompts,
+    replicas,
     sampling,
     scheduler,
     seams,
@@ -106,6 +107,7 @@ def test_each_command_has_a_main_and_a_place_in_the_documentation() -> None:
         "pitch",
         "prompts",
         "reading",
+        "replicas",
         "results",
         "sampling",
         "scheduler",
@@ -575,6 +577,14 @@ def test_the_hop_is_the_difference_of_pairs(tiny_server: Server) -> None:
     pairs = zip(near.values, far.values, strict=True)
     assert added.values == tuple(behind - inside for inside, behind in pairs)
     assert near.value > 0
+
+
+def test_replicas_are_compared_with_one_engine(tiny_server: Server) -> None:
+    addresses = tiny_server.address, tiny_server.address
+    one, several, gain = replicas.measure(addresses, 2, 1, 2, span_s=0.4, warm_up_s=0.1).figures
+    assert min(one.value, several.value) > 0
+    assert gain.values == (several.value / one.value,)
+    assert gain.bar == replicas.BAR
 
 
 def test_an_idle_server_is_the_sum_of_its_processes(tiny_server: Server) -> None:
