@@ -47,7 +47,8 @@ class Launch:
 
     `ports` are the reserved ports by the field of ServerConfig that sets them. `replicas` are the
     endpoints of all replicas of the model, of which there are several; `endpoints` are an engine's
-    own, or those of the first one.
+    own, or those of the first one. `admission` is where calls are admitted with replicas and
+    several front ends.
     """
 
     config: ServeConfig
@@ -57,6 +58,7 @@ class Launch:
     voice_folder: Path | None = None
     text_endpoints: Endpoints | None = None  # of the engine of a text model
     replicas: tuple[Endpoints, ...] = ()
+    admission: Endpoints | None = None
     is_restart: bool = False  # the server was ready before
 
     def to_bytes(self) -> bytes:

@@ -11,8 +11,6 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import zmq
@@ -21,6 +19,7 @@ from llm import ConfigError
 from tts.config.serve import ServeConfig
 from tts.engine.admission import Admission
 from tts.factory import connect_service, create_engine_client
+from tts.ipc.endpoints import owner_only
 from tts.ipc.engine_server import EngineServer
 from tts.processes.child import (
     DRAINED,
@@ -37,7 +36,6 @@ from tts.processes.collector import tune_gc
 
 logger = logging.getLogger("tts.engine")
 
-OWNER_ONLY = 0o077
 NICENESS = 10
 """Niceness of a text model's engine: where it competes for a core with the voice's, for whose next
 block a listener waits, the voice's has ten times the weight."""
@@ -62,7 +60,7 @@ async def run(launch: Launch, report: Reporter) -> int:
         plain = config.model.model_copy(update=of_front_ends)
         await connect_service(plain, config.server, client, info).warm_up()
         tune_gc()
-        server = EngineServer(client, info, launch.endpoints, _admission(config))
+        server = EngineServer(client, info, launch.endpoints, _admission(launch))
         try:
             with owner_only():
                 await _start(server, _base(config))
@@ -99,21 +97,12 @@ def _base(config: ServeConfig) -> str:
     return config.model.zmq_endpoint_base
 
 
-def _admission(config: ServeConfig) -> Admission | None:
-    """Return the admission of calls, if several front ends share it."""
-    if config.server.front_ends < 2:
+def _admission(launch: Launch) -> Admission | None:
+    """Return the admission of calls, if several front ends share it and there are no replicas."""
+    server = launch.config.server
+    if launch.replicas or server.front_ends < 2:
         return None
-    return Admission(config.server.admission_limits)
-
-
-@contextmanager
-def owner_only() -> Iterator[None]:
-    """Create files for this user only inside the block; sockets are then not open to others."""
-    former = os.umask(OWNER_ONLY)
-    try:
-        yield
-    finally:
-        os.umask(former)
+    return Admission(server.admission_limits)
 
 
 async def _is_idle(server: EngineServer, signals: Signals, unload_after_s: float | None) -> bool:

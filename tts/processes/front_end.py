@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -61,18 +62,22 @@ async def run(launch: Launch, report: Reporter) -> int:
             launch.voice_folder,
             requires_lexicons=not launch.is_restart,
         )
-        engines = [*client.replicas] if isinstance(client, ReplicatedClient) else [client]
+        admitting = [client] if isinstance(client, RemoteEngineClient) else []
         if text is not None and launch.text_endpoints is not None:
             writer = await connected(launch.text_endpoints, TEXT_ENGINE_NAME)
-            engines.append(writer)
+            admitting.append(writer)
             own = connect_service(text, server_config, writer, writer.info)
             service = with_text_model(service, own)
+        if launch.admission is not None:
+            admitting = [await RemoteEngineClient.connect(launch.admission, launch.name)]
+            ending.push_async_callback(admitting[0].close)
         if server_config.front_ends > 1:
-            server.host.admission = RemoteAdmission(engines, server.host.metrics.note_requests)
+            server.host.admission = RemoteAdmission(admitting, server.host.metrics.note_requests)
         return service
 
     listening = server_config.model_copy(update=dict(launch.ports))
-    return await serve_calls(replace(launch.config, server=listening), Signals(), load, report)
+    async with AsyncExitStack() as ending:
+        return await serve_calls(replace(launch.config, server=listening), Signals(), load, report)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from tts.config.serve import ServeConfig
-from tts.ipc.endpoints import Endpoints
+from tts.ipc.endpoints import Endpoints, ServerEndpoints
 from tts.ipc.remote_client import RemoteEngineClient
 from tts.ipc.replicas import ReplicatedClient
 from tts.observe.engine_metrics import EngineCollector
@@ -21,22 +21,19 @@ PERIOD_S = 0.5
 
 @asynccontextmanager
 async def exported_metrics(
-    config: ServeConfig,
-    endpoints: Sequence[Endpoints],
-    text_endpoints: Endpoints | None,
-    folder: Path,
+    config: ServeConfig, endpoints: ServerEndpoints, folder: Path
 ) -> AsyncIterator[Callable[[int], None]]:
     """Serve the metrics inside the block; yield the function to call with a dead process's id.
 
-    `endpoints` are those of each replica of the model. The engines' status arrives over IPC, as for
-    a front end. Raises ConfigError when the address cannot be used.
+    The engines' status arrives over IPC, as for a front end. Raises ConfigError when the address
+    cannot be used.
     """
     metrics = Metrics()
     server = config.server
     stop = serve_metrics(metrics, server.metrics_host, server.metrics_port, folder)
-    following = [asyncio.create_task(_follow(metrics.engine, endpoints))]
-    if text_endpoints is not None:
-        following.append(asyncio.create_task(_follow(metrics.text_engine, (text_endpoints,))))
+    following = [asyncio.create_task(_follow(metrics.engine, endpoints.model))]
+    if endpoints.text is not None:
+        following.append(asyncio.create_task(_follow(metrics.text_engine, (endpoints.text,))))
     try:
         yield partial(forget_process, folder=folder)
     finally:

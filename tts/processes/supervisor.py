@@ -19,7 +19,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -31,7 +31,7 @@ from llm import ConfigError
 from tts.config.pipeline import PrometheusMetricsMode
 from tts.config.serve import ServeConfig
 from tts.config.server import ServerConfig
-from tts.ipc.endpoints import Endpoints, replica_base, reserved
+from tts.ipc.endpoints import Endpoints, ServerEndpoints, replica_base, reserved
 from tts.ipc.heartbeat import Heartbeat
 from tts.leftovers import temporary_folder
 from tts.processes.child import (
@@ -227,31 +227,29 @@ class Worker:
 
 
 class Workers:
-    """Engines and front ends of one server. `on_end` is called with the id of each ended process.
+    """Engines and front ends of one server.
 
-    `endpoints` are those of each replica of the model, `text_endpoints` those of the text model's
-    engine.
+    `on_end` is called with the id of each process that has ended.
     """
 
     def __init__(
         self,
         config: ServeConfig,
-        endpoints: Sequence[Endpoints],
+        endpoints: ServerEndpoints,
         ports: Mapping[str, int],
         voice_folder: Path,
-        text_endpoints: Endpoints | None = None,
         on_end: OnEnd = _ignore,
     ) -> None:
         most = config.server.max_restarts
         self._config, self._port = config.server, ports["port"]
         self._drain_s = config.server.drain_delay_s + config.server.drain_grace_s + STOP_S
-        replicas = tuple(endpoints) if len(endpoints) > 1 else ()
-        launches = [Launch(config, ENGINE_NAME, endpoints[0])]
+        replicas = endpoints.model if len(endpoints.model) > 1 else ()
+        launches = [Launch(config, ENGINE_NAME, endpoints.model[0])]
         if replicas:
             launches = _launches_of_replicas(config, replicas)
-        if config.text is not None and text_endpoints is not None:
+        if config.text is not None and endpoints.text is not None:
             own = replace(config, model=config.text, text=None)
-            launches.append(Launch(own, TEXT_ENGINE_NAME, text_endpoints))
+            launches.append(Launch(own, TEXT_ENGINE_NAME, endpoints.text))
         self.engines = {
             launch.name: Worker(
                 ENGINE, launch, most, on_end, may_give_up=partial(self._is_last, launch)
@@ -262,7 +260,14 @@ class Workers:
         for number in range(config.server.front_ends):
             name = f"front-end-{number}"
             launch = Launch(
-                config, name, endpoints[0], ports, voice_folder, text_endpoints, replicas
+                config,
+                name,
+                endpoints.model[0],
+                ports,
+                voice_folder,
+                endpoints.text,
+                replicas,
+                endpoints.admission,
             )
             self.front_ends.append(Worker(FRONT_END, launch, most, on_end, self._wake))
 
@@ -340,23 +345,34 @@ async def supervise(config: ServeConfig, folder: Path | None = None) -> int:
             field: files.enter_context(reserved_port(*address, is_shared=is_shared))
             for field, address in listening_addresses(server).items()
         }
-        bases = (
-            replica_base(config.model.zmq_endpoint_base, n) for n in range(config.num_replicas)
-        )
-        endpoints = [files.enter_context(reserved(base)) for base in bases]
-        text_endpoints = None
-        if config.text is not None:
-            text_endpoints = files.enter_context(reserved(config.text.zmq_endpoint_base))
+        endpoints = _reserved_endpoints(config, files)
+        if endpoints.admission is not None:
+            from tts.processes.shared_admission import shared_admission
+
+            await held.enter_async_context(shared_admission(server, endpoints.admission))
         voices = files.enter_context(temporary_folder("voices"))
         on_end: OnEnd = _ignore
         if folder is not None:
             from tts.processes.shared_metrics import exported_metrics
 
-            on_end = await held.enter_async_context(
-                exported_metrics(config, endpoints, text_endpoints, folder)
-            )
-        workers = Workers(config, endpoints, ports, voices, text_endpoints, on_end)
+            on_end = await held.enter_async_context(exported_metrics(config, endpoints, folder))
+        workers = Workers(config, endpoints, ports, voices, on_end)
         return await _keep_alive(workers, files)
+
+
+def _reserved_endpoints(config: ServeConfig, files: ExitStack) -> ServerEndpoints:
+    """Reserve the endpoints of all engines until `files` is closed.
+
+    Raises ConfigError when a base is in use.
+    """
+    base, count = config.model.zmq_endpoint_base, config.num_replicas
+    model = tuple(files.enter_context(reserved(replica_base(base, n))) for n in range(count))
+    text = admission = None
+    if config.text is not None:
+        text = files.enter_context(reserved(config.text.zmq_endpoint_base))
+    if count > 1 and config.server.front_ends > 1:
+        admission = files.enter_context(reserved(replica_base(base, count)))
+    return ServerEndpoints(model, text, admission)
 
 
 def check_processes(config: ServeConfig) -> None:

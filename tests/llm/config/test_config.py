@@ -326,7 +326,7 @@ def test_replicas_share_a_cpu_and_its_memory() -> None:
 
 
 def test_adapters_go_with_replicas_of_one_device_each() -> None:
-    """What needs one device is refused by the devices of a replica, not by those of all."""
+    """The devices of a replica count for what needs one device, not those of all replicas."""
     lora = {"enable_lora": True}
     model = {"device_specs": ["cpu", "cpu"], "data_parallel_degree": 2}
     assert PipelineConfig(model=model, lora=lora).is_resolved
