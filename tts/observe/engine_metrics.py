@@ -44,8 +44,11 @@ class EngineCollector(Collector):
         status = self.status
         if status is None:
             return
-        several = isinstance(status, ReplicatedStatus)
-        for metric in _of_replicas(status.replicas) if several else _of_engine(status):
+        if isinstance(status, ReplicatedStatus):
+            metrics = _of_replicas(status.replicas)
+        else:
+            metrics = _of_engine(status)
+        for metric in metrics:
             yield metric if self._prefix == PREFIX else _renamed(metric, self._prefix)
 
 
@@ -67,7 +70,7 @@ def _of_replicas(replicas: Sequence[EngineStatus]) -> Iterable[Metric]:
     return found.values()
 
 
-def _of_engine(status: EngineStatus) -> Iterator[Metric]:
+def _of_engine(status: EngineStatus) -> Iterable[Metric]:
     """Iterate over the metrics of one engine."""
     yield from _state(status)
     if status.linear_layers:

@@ -8,7 +8,7 @@ import re
 import signal
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,30 +104,43 @@ def long_request(voice: str = "") -> pb.SynthesizeStreamRequest:
     return stream_request("and on it went " * 12, sampling=sampling, seed=None, voice=selection)
 
 
-async def begin(server: Replicated, voice: str = "") -> list[grpc.aio.UnaryStreamCall]:
+@dataclass
+class Stream:
+    """A call that is being read, and its audio so far."""
+
+    call: grpc.aio.UnaryStreamCall
+    data: bytes = b""
+
+    async def read(self) -> bool:
+        """Read a response; return whether there was one."""
+        response = await self.call.read()
+        if response is grpc.aio.EOF:
+            return False
+        self.data += response.audio.data
+        return True
+
+    async def end(self) -> bytes | grpc.aio.AioRpcError:
+        """Return all audio, or the error that the call ends with."""
+        try:
+            while await self.read():
+                pass
+        except grpc.aio.AioRpcError as error:
+            return error
+        return self.data
+
+
+async def begin(server: Replicated, voice: str = "") -> list[Stream]:
     """Open all streams at once; return them when each has its first audio."""
-    calls = [
-        stub.SynthesizeStream(long_request(voice), wait_for_ready=True) for stub in server.stubs
-    ]
-    for call in calls:
-        while (await call.read()).WhichOneof("event") != "audio":
-            pass
-    return calls
+    request = long_request(voice)
+    streams = [Stream(stub.SynthesizeStream(request, wait_for_ready=True)) for stub in server.stubs]
+    for stream in streams:
+        while not stream.data:
+            assert await stream.read()
+    return streams
 
 
-async def rest_of(call: grpc.aio.UnaryStreamCall) -> bytes | grpc.aio.AioRpcError:
-    """Return the audio that is left, or the error that the call ends with."""
-    data = b""
-    with suppress(grpc.aio.AioRpcError):
-        while (response := await call.read()) is not grpc.aio.EOF:
-            data += response.audio.data
-    if await call.code() is grpc.StatusCode.OK:
-        return data
-    return await error_of(call)
-
-
-async def rests_of(calls: list[grpc.aio.UnaryStreamCall]) -> list[bytes | grpc.aio.AioRpcError]:
-    return list(await asyncio.gather(*map(rest_of, calls)))
+async def ends_of(streams: list[Stream]) -> list[bytes | grpc.aio.AioRpcError]:
+    return list(await asyncio.gather(*(stream.end() for stream in streams)))
 
 
 def test_streams_of_a_new_voice_are_spread_and_equal(server: Shared[Replicated]) -> None:
@@ -139,10 +152,10 @@ def test_streams_of_a_new_voice_are_spread_and_equal(server: Shared[Replicated])
         for channel in value.channels:
             assert "mine" in await voice_names(channel)
         before = await value.metric("sonant_sequences_finished_total")
-        calls = await begin(value, "mine")
+        streams = await begin(value, "mine")
         refused = await error_of(value.stubs[0].SynthesizeStream(stream_request()))
         assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        ends = await rests_of(calls)
+        ends = await ends_of(streams)
         assert len(set(ends)) == 1, "the same seed on either replica"
         after = await value.until_finished(sum(before) + STREAMS)
         spread = [b - a for a, b in zip(before, after, strict=True)]
@@ -167,9 +180,9 @@ def test_calls_of_one_voice_prefer_one_replica(server: Shared[Replicated]) -> No
 def test_a_killed_replica_loses_only_its_calls(server: Shared[Replicated]) -> None:
     async def scenario() -> None:
         value = server.value
-        calls = await begin(value)
+        streams = await begin(value)
         os.kill(value.pid_of(1), signal.SIGKILL)
-        ends = await rests_of(calls)
+        ends = await ends_of(streams)
         lost = [end for end in ends if isinstance(end, grpc.aio.AioRpcError)]
         assert 0 < len(lost) < STREAMS
         for error in lost:
@@ -181,7 +194,7 @@ def test_a_killed_replica_loses_only_its_calls(server: Shared[Replicated]) -> No
         assert "engine-1 was ended by SIGKILL; starting it again" in value.process.log
         await value.process.logged("engine-1 is back")
         await value.until_up([1, 1])
-        again = await rests_of(await begin(value))
+        again = await ends_of(await begin(value))
         assert set(again) == {end for end in ends if isinstance(end, bytes)}
         await value.until_finished(STREAMS)
         assert min(await value.metric("sonant_sequences_finished_total")) > 0
@@ -192,11 +205,11 @@ def test_a_killed_replica_loses_only_its_calls(server: Shared[Replicated]) -> No
 def test_a_drained_replica_loses_no_call_and_comes_back(server: Shared[Replicated]) -> None:
     async def scenario() -> None:
         value = server.value
-        calls = await begin(value)
+        streams = await begin(value)
         before = value.pid_of(0)
         os.kill(before, signal.SIGTERM)
         await value.until_up([0, 1])
-        ends = await rests_of(calls)
+        ends = await ends_of(streams)
         assert [end for end in ends if not isinstance(end, bytes)] == []
         await value.process.logged("engine-0 has drained; starting it again")
         await value.process.logged("engine-0 is back")
