@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import re
 import shlex
 import time
@@ -581,11 +582,18 @@ def test_the_hop_is_the_difference_of_pairs(tiny_server: Server) -> None:
 
 def test_replicas_are_compared_with_one_engine(tiny_server: Server) -> None:
     servers = tiny_server, tiny_server
-    report = replicas.measure(servers, 2, 1, 2, span_s=0.6, warm_up_s=0.1)
+    report = replicas.measure(servers, 2, repeat=1, streams=2, text="Hi.")
     one, _, several, cost, gain = report.figures
     assert min(one.value, several.value, cost.value) > 0
     assert gain.values == (several.value / one.value,)
     assert gain.bar == replicas.BAR
+
+
+def test_one_engine_can_have_a_share_of_the_cores() -> None:
+    cores = os.sched_getaffinity(0)
+    with replicas.on_share(len(cores)):
+        assert len(os.sched_getaffinity(0)) == 1
+    assert os.sched_getaffinity(0) == cores
 
 
 def test_an_idle_server_is_the_sum_of_its_processes(tiny_server: Server) -> None:
