@@ -12,7 +12,7 @@ benchmarks.listeners), over gRPC on loopback. `--shape` selects a model (speech_
               pages are free, as counted by the engine
 
 Playing at once is the rate of arrivals times the mean length. The first seconds of a step are not
-counted. Server flags come after `--`.
+counted. `--replicas N` measures a server with N engines. Server flags come after `--`.
 """
 
 from __future__ import annotations
@@ -350,6 +350,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--shape", choices=SPEAKERS, default="voice")
     options.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS[1:]))
     options.add_argument("--profile", type=Path, help="folder of the trace, which gaps needs")
+    options.add_argument(
+        "--replicas", type=int, default=1, help="engines, each on a GPU of its own"
+    )
     options.add_argument("--clients", type=int, default=4, help="processes of listeners")
     options.add_argument("--lengths", type=float, nargs=2, default=(own.low_s, own.high_s))
     options.add_argument("--warm-up-s", type=float, default=own.warm_up_s)
@@ -379,9 +382,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         alone=args.alone,
         seeds=args.repeat,
     )
-    speaker = SPEAKERS[args.shape]
+    speaker = SPEAKERS[args.shape].of_replicas(args.replicas)
+    if args.replicas > 1:
+        flags = ["--replicas", str(args.replicas), *flags]
     if torch.cuda.is_available():
-        flags = ["--model.device-specs", "cuda:0", *flags]
+        devices = ",".join(f"cuda:{number}" for number in range(args.replicas))
+        flags = ["--model.device-specs", devices, *flags]
     parts = {"gaps": gaps, "alone": alone, "streams": streams, "cancel": cancel}
     wanted = sorted(args.part, key=PARTS.index)  # a trace is of a server's first steps
     with staged(speaker, setup, args.clients, flags, args.profile) as stage:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tests.tts.family_checkpoints import write_llasa, write_orpheus
 
 SNAC_24KHZ: Mapping[str, Any] = {"sampling_rate": 24_000, "vq_strides": [4, 2, 1]}
 XCODEC2: Mapping[str, Any] = {"model_type": "xcodec2"}
+REPLICA_SHARE = 0.9  # streams of each of several replicas, against one engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,12 @@ class Speaker:
     max_length: int | None = None  # tokens of one sequence
     streams_bar: int | None = None
     first_audio_bar_ms: float | None = None  # for one stream
+
+    def of_replicas(self, count: int) -> Speaker:
+        """Return the shape with the bars of so many GPUs."""
+        if self.streams_bar is None or count == 1:
+            return self
+        return replace(self, streams_bar=round(REPLICA_SHARE * count * self.streams_bar))
 
     def flags(self, folder: Path) -> list[str]:
         """Return flags of `tts.serve`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import re
 import shlex
 import time
@@ -37,6 +38,7 @@ from benchmarks import (
     memory,
     pitch,
     prompts,
+    replicas,
     sampling,
     scheduler,
     seams,
@@ -106,6 +108,7 @@ def test_each_command_has_a_main_and_a_place_in_the_documentation() -> None:
         "pitch",
         "prompts",
         "reading",
+        "replicas",
         "results",
         "sampling",
         "scheduler",
@@ -575,6 +578,22 @@ def test_the_hop_is_the_difference_of_pairs(tiny_server: Server) -> None:
     pairs = zip(near.values, far.values, strict=True)
     assert added.values == tuple(behind - inside for inside, behind in pairs)
     assert near.value > 0
+
+
+def test_replicas_are_compared_with_one_engine(tiny_server: Server) -> None:
+    servers = tiny_server, tiny_server
+    report = replicas.measure(servers, 2, repeat=1, streams=2, text="Hi.")
+    one, _, several, cost, gain = report.figures
+    assert min(one.value, several.value, cost.value) > 0
+    assert gain.values == (several.value / one.value,)
+    assert gain.bar == replicas.BAR
+
+
+def test_one_engine_can_have_a_share_of_the_cores() -> None:
+    cores = os.sched_getaffinity(0)
+    with replicas.on_share(len(cores)):
+        assert len(os.sched_getaffinity(0)) == 1
+    assert os.sched_getaffinity(0) == cores
 
 
 def test_an_idle_server_is_the_sum_of_its_processes(tiny_server: Server) -> None:

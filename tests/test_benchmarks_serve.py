@@ -271,3 +271,10 @@ def test_gaps_needs_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         serve.main(["--part", "gaps"])
     assert "gaps needs --profile FOLDER" in capsys.readouterr().err
+
+
+def test_the_bar_of_streams_grows_with_replicas() -> None:
+    speaker = SPEAKERS["a"]
+    assert speaker.of_replicas(1) is speaker
+    assert speaker.of_replicas(4).streams_bar == round(3.6 * (speaker.streams_bar or 0))
+    assert SPEAKERS["voice"].of_replicas(4).streams_bar is None

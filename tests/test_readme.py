@@ -43,6 +43,7 @@ OTHER_PROGRAMS = (
     "benchmarks/idle.py",
     "benchmarks/long_text.py",
     "benchmarks/reading.py",
+    "benchmarks/replicas.py",
     "benchmarks/decode_interference.py",
     "benchmarks/skipped.py",
     "benchmarks/understood.py",

@@ -170,17 +170,19 @@ def create_engine_client(
     server: ServerConfig | None = None,
     checkpoint: Checkpoint | None = None,
     on_ranks_lost: Callable[[str], None] | None = None,
+    num_replicas: int = 1,
 ) -> tuple[LocalEngineClient, EngineInfo]:
     """Load the weights and return the started engine, with its properties for requests.
 
     `config` must name a model (`with_model`); `checkpoint` is its checkpoint, if already open;
-    `on_ranks_lost` as in `llm.create_engine`. Raises the errors of `create_service`.
+    `on_ranks_lost` as in `llm.create_engine`. Engines of `num_replicas` processes share the cores.
+    Raises the errors of `create_service`.
     """
     config.load_architectures()  # the configuration may have been resolved in another process
     checkpoint = checkpoint or open_checkpoint(config)
     import torch
 
-    num_cores = _usable_cores()
+    num_cores = max(1, _usable_cores() // num_replicas)
     torch.set_num_threads(cpu_threads(num_cores))
     from decoder import with_graphs
     from llm import Profiler, create_engine, set_product_threads, with_text_encoding

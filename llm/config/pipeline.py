@@ -112,6 +112,23 @@ class PipelineConfig(PipelineFields):
             return self
         return self.model_copy(update={"enable_overlap_scheduler": True, "max_num_steps": 1})
 
+    def of_replica(self, number: int) -> Self:
+        """Return the resolved configuration of one replica, by its number from 0.
+
+        It has a share of the devices; of the memory of a CPU that all share, a share likewise.
+        """
+        model, count = self.model, self.model.data_parallel_degree
+        devices = model.devices_of_replica(number)
+        cache = model.kv_cache
+        if model.on_cpu:
+            share = cache.device_memory_utilization / count
+            cache = cache.model_copy(update={"device_memory_utilization": share})
+        own = {"data_parallel_degree": 1, "device_specs": devices, "kv_cache": cache}
+        draft = self.draft_model
+        if draft is not None:
+            draft = draft.model_copy(update={"device_specs": devices})
+        return self.model_copy(update={"model": model.model_copy(update=own), "draft_model": draft})
+
     def resolve_own(self) -> None:
         """Run the part of `resolve` that a subclass adds, before the steps of the core."""
 

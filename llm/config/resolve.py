@@ -47,9 +47,14 @@ def resolve_steps(config: PipelineFields) -> None:
 
 
 def resolve_devices(config: PipelineFields) -> None:
-    """Set the devices if unset: a GPU if there is one. A draft model uses its target's device."""
+    """Set the devices if unset: a GPU for each replica if there is one, else the CPU for all.
+
+    A draft model uses its target's device.
+    """
     if "device_specs" not in config.model.model_fields_set:
-        config.model.device_specs = [default_device()]
+        device, count = default_device(), config.model.data_parallel_degree
+        is_shared = device == CPU
+        config.model.device_specs = [device] if is_shared else [f"cuda:{n}" for n in range(count)]
     draft = config.draft_model
     if draft is not None and "device_specs" not in draft.model_fields_set:
         draft.device_specs = config.model.device_specs
@@ -81,7 +86,8 @@ def resolve_models(config: PipelineFields) -> None:
     _check_model("model", config.model)
     if config.draft_model is not None:
         _check_model("draft_model", config.draft_model)
-    if len(config.model.device_specs) > 1:
+    _check_devices(config.model)
+    if len(config.model.devices_of_replica(0)) > 1:
         _check_several_devices(config)
 
 
@@ -101,15 +107,27 @@ def _check_model(name: str, model: ModelConfig) -> None:
         )
 
 
-def _check_several_devices(config: PipelineFields) -> None:
-    """Raise `ConfigError` for devices that cannot share a model, and for what needs one device."""
-    model = config.model
-    specs = ",".join(model.device_specs)
-    is_distinct = len(set(model.device_specs)) == len(model.device_specs)
-    if not (set(model.device_specs) == {CPU} or (is_distinct and CPU not in model.device_specs)):
+def _check_devices(model: ModelConfig) -> None:
+    """Raise `ConfigError` for devices that cannot share a model, or be divided among replicas."""
+    devices, specs = model.device_specs, ",".join(model.device_specs)
+    is_distinct = len(set(devices)) == len(devices)
+    if len(devices) > 1 and not (set(devices) == {CPU} or (is_distinct and CPU not in devices)):
         raise ConfigError(
             f"model.device_specs={specs} must name different GPUs, or the CPU several times"
         )
+    count = model.data_parallel_degree
+    if devices != [CPU] and len(devices) % count:
+        raise ConfigError(
+            f"model.device_specs={specs} cannot be divided among "
+            f"model.data_parallel_degree={count} replicas: name as many devices for each, or cpu "
+            "once for all"
+        )
+
+
+def _check_several_devices(config: PipelineFields) -> None:
+    """Raise `ConfigError` for what needs a model on one device."""
+    model = config.model
+    specs = ",".join(model.device_specs)
     lora, cache = config.lora, model.kv_cache
     refused = {
         "lora": lora is not None and lora.enable_lora,

@@ -64,8 +64,6 @@ def _check_support(config: PipelineFields, architecture: Architecture) -> None:
     lora.adapters()
     if not architecture.supports_lora:
         raise ConfigError(f"lora: {architecture.name} does not take adapters")
-    if config.model.data_parallel_degree > 1:
-        raise ConfigError("lora: adapters need model.data_parallel_degree=1")
 
 
 def _check_encoding(config: PipelineFields, architecture: Architecture) -> None:

@@ -125,7 +125,12 @@ class ModelConfig(StrictModel):
         min_length=1,
         description="cpu, cuda:N or several (default: by the model)",
     )
-    data_parallel_degree: int = Field(default=1, ge=1, description="replicas of the model")
+    data_parallel_degree: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="replicas: engines, each with a share of the devices; one CPU is shared by all",
+    )
     trust_remote_code: bool = Field(default=False, description="run code from the checkpoint")
     huggingface_revision: str = Field(
         default="main", description="branch, tag or commit on the hub"
@@ -181,6 +186,13 @@ class ModelConfig(StrictModel):
     @property
     def on_cpu(self) -> bool:
         return self.device_specs[0] == "cpu"
+
+    def devices_of_replica(self, number: int) -> list[str]:
+        """Return the devices of a replica, by its number from 0. Replicas share a single CPU."""
+        if self.device_specs == ["cpu"]:
+            return self.device_specs
+        size = len(self.device_specs) // self.data_parallel_degree
+        return self.device_specs[number * size : (number + 1) * size]
 
     def read_architecture(self) -> dict[str, Any]:
         """Return the checkpoint's config.json. Raises `ConfigError` when it names no

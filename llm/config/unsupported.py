@@ -11,7 +11,7 @@ from llm.errors import ConfigError
 UNSUPPORTED_FIELDS: dict[str, str] = {
     "pipeline_role": "prefill and decode run in one process",
     "ep_size": "there is no expert parallelism",
-    "model.data_parallel_degree": "there is one replica",
+    "draft_model.data_parallel_degree": "a draft model runs in every replica of its model",
     "model.trust_remote_code": "code from checkpoints is never run",
 }
 """Field (dotted path) -> why setting it to other than its default is an error in this release."""
@@ -41,8 +41,8 @@ def refuse_unavailable(
     for name, value, default in _walk(config):
         known = name.removeprefix("draft_") if name.startswith("draft_model.") else name
         reason = values.get(known, {}).get(str(value))
-        if known in fields and value != default:
-            reason = fields[known]
+        if value != default:
+            reason = fields.get(name) or fields.get(known) or reason
         if reason is not None:
             raise unavailable(name, value, reason)
 

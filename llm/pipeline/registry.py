@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llm.config import PipelineConfig
-from llm.errors import LLMError, RanksLostError
+from llm.errors import ConfigError, LLMError, RanksLostError
 from llm.models.pooling import is_embedding_model
 from llm.parallel.group import Group
 from llm.pipeline.base import TextGenerationPipelineInterface
@@ -18,10 +18,15 @@ def create_pipeline(
 ) -> TextGenerationPipelineInterface:
     """Create a loaded pipeline; `enable_overlap_scheduler` selects the class.
 
-    Raises the errors of the constructors. On the CPU `force` keeps overlap enabled, and every step
-    is waited for. An embedding model samples no token that a next step could feed. A model on
-    several devices gets a process for each but the first.
+    Raises the errors of the constructors, and `ConfigError` for several replicas. On the CPU
+    `force` keeps overlap enabled, and every step is waited for. An embedding model samples no token
+    that a next step could feed. A model on several devices gets a process for each but the first.
     """
+    if config.model.data_parallel_degree > 1:
+        raise ConfigError(
+            f"model.data_parallel_degree={config.model.data_parallel_degree}: this process runs "
+            "one engine; tts.serve starts one for each replica, with front_ends of at least 1"
+        )
     if len(config.model.device_specs) == 1:
         return _create(config, tokenizer, None)
     leader = RankLeader(config)

@@ -23,6 +23,7 @@ SHORT_FLAGS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "--model": ("model.model_path", "folder or hub OWNER/NAME (default: built in)"),
         "--revision": ("model.huggingface_revision", "branch, tag or commit of the model"),
+        "--replicas": ("model.data_parallel_degree", "as --model.data-parallel-degree"),
     }
 )
 """Flag -> the field that it sets, and its help."""
@@ -64,6 +65,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "device": (
             "model.device_specs",
+            "--replicas",
+            "model.data_parallel_degree",
             "model.quantization_encoding",
             "model.rope_type",
             "model.attention_backend",
@@ -254,7 +257,7 @@ def is_refused(name: str, field: FieldInfo, model_class: type[BaseModel]) -> boo
     if name.startswith(PAGES_OF_DRAFT):
         return name != OWN_OF_DRAFT
     known = name.removeprefix("draft_")  # a draft model lacks what a model lacks
-    if known in getattr(model_class, "UNAVAILABLE", ()):
+    if {name, known} & set(getattr(model_class, "UNAVAILABLE", ())):
         return True
     return bool(choices_of(field)) and len(supported_choices(name, field, model_class)) == 1
 

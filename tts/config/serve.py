@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
@@ -49,6 +49,16 @@ class ServeConfig:
             return cls(model, server, AudioGenerationConfig(**complete_values(given)))
         except ValidationError as error:
             raise ConfigError(f"text_model_config: {describe_error(error)}") from error
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of engines of the model."""
+        return self.model.model.data_parallel_degree
+
+    def of_replica(self, number: int, zmq_endpoint_base: str) -> ServeConfig:
+        """Return the configuration of one replica's engine, by its number from 0."""
+        own = {"zmq_endpoint_base": zmq_endpoint_base}
+        return replace(self, model=self.model.of_replica(number).model_copy(update=own))
 
 
 def refuse(error: Exception) -> int:

@@ -26,6 +26,7 @@ from llm import ConfigError
 from tts.leftovers import LOCK, SOCKETS, lock
 
 LAST_PORT = 65535
+OWNER_ONLY = 0o077
 NAMES = ("request", "cancel", "control", "response")
 
 
@@ -59,6 +60,38 @@ class Endpoints:
     def paths(self) -> tuple[Path, ...]:
         """Socket files of ipc addresses."""
         return tuple(Path(a.removeprefix("ipc://")) for a in self if a.startswith("ipc://"))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEndpoints:
+    """Endpoints of all engines of a server."""
+
+    model: tuple[Endpoints, ...]  # of each replica
+    text: Endpoints | None = None  # of a text model
+    admission: Endpoints | None = None  # of calls, where no engine admits them
+
+
+def replica_base(base: str, number: int) -> str:
+    """Return the base of a replica's endpoints, by its number from 0, which has the base itself.
+
+    Raises ConfigError when a TCP base is invalid.
+    """
+    if not number:
+        return base
+    if base.startswith("tcp://"):
+        host, port = _host_and_port(base)
+        return f"tcp://{host}:{port + number * (len(NAMES) + 1)}"
+    return f"{base}-{number}"
+
+
+@contextmanager
+def owner_only() -> Iterator[None]:
+    """Create files for this user only inside the block; sockets are then not open to others."""
+    former = os.umask(OWNER_ONLY)
+    try:
+        yield
+    finally:
+        os.umask(former)
 
 
 @contextmanager

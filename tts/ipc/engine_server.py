@@ -125,7 +125,7 @@ class EngineServer:
         self._beating: asyncio.Task[None] | None = None
         self._status: EngineStatus | None = None
         self._last_work_s = time.monotonic()
-        self._is_unloading = False
+        self._is_unloading = self._is_draining = False
         self._peer_left = asyncio.Event()
         self.broken = asyncio.Event()
         """Set when the client's engine has stopped unexpectedly, or hangs."""
@@ -186,6 +186,17 @@ class EngineServer:
                     self._peer_left.clear()
                     await self._peer_left.wait()
 
+    async def drain(self, grace_s: float) -> None:
+        """Have front ends send new work elsewhere; wait for what is here, at most so long.
+
+        Work that comes nevertheless is done, too: front ends may have sent it before they know.
+        """
+        self._is_draining, self._last_work_s = True, time.monotonic()
+        await self._send_status()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self.wait_idle(BEAT_S)
+
     async def close(self) -> None:
         """Cancel all streams, notify the front ends, and unbind."""
         if self._beating is not None:
@@ -200,15 +211,20 @@ class EngineServer:
             self._reply.close(linger=100)
 
     async def _beat(self) -> None:
-        """Send heartbeats with the engine's status; drop front ends that are disconnected."""
+        """Send heartbeats; drop front ends that are disconnected."""
         while True:
-            status = self._status = await self._client.status()
-            beat = encode(Beat(status))
-            for peer in list(self._peers.values()):
-                self._send_bytes(peer, beat)
-            if not status.is_alive:
-                self.broken.set()
+            await self._send_status()
             await asyncio.sleep(BEAT_S)
+
+    async def _send_status(self) -> None:
+        """Send the engine's status to all front ends."""
+        status = await self._client.status()
+        status = self._status = replace(status, is_draining=self._is_draining)
+        beat = encode(Beat(status))
+        for peer in list(self._peers.values()):
+            self._send_bytes(peer, beat)
+        if not status.is_alive:
+            self.broken.set()
 
     def _received(self, frames: list[bytes]) -> None:
         try:

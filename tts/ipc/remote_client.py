@@ -88,14 +88,21 @@ class RemoteEngineClient:
         Raises ConfigError for the engine of another server.
         """
         client = cls(endpoints, name, context, wake)
-        try:
-            async with client._waking():
-                client._info = await client._handshake()
-        except BaseException:
-            client._link.close()
-            raise
-        client._keeper = asyncio.create_task(client._keep())
+        await client.start()
         return client
+
+    async def start(self) -> None:
+        """Connect to the engine; wait while it loads. Until then requests raise EngineLostError.
+
+        Raises ConfigError for the engine of another server.
+        """
+        try:
+            async with self._waking():
+                self._info = await self._handshake()
+        except BaseException:
+            self._link.close()
+            raise
+        self._keeper = asyncio.create_task(self._keep())
 
     def __repr__(self) -> str:
         return f"RemoteEngineClient({self._link!r})"
@@ -162,6 +169,23 @@ class RemoteEngineClient:
     def is_unloaded(self) -> bool:
         """Whether the engine has unloaded its model and is not connected again."""
         return self._was_unloaded or self._link.is_unloaded
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the engine has answered once."""
+        return self._info is not None
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether the engine is connected, sends heartbeats, and does not drain."""
+        status = self._link.status
+        return self._link.is_answering and not (status is not None and status.is_draining)
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences in the engine, of all front ends, at its newest heartbeat."""
+        status = self._link.status or UNKNOWN
+        return status.running + status.waiting
 
     async def status(self) -> EngineStatus:
         """Return the engine's newest snapshot; `is_alive` is False without heartbeats.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -13,7 +13,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from llm import EngineStats, Histogram
-from tts.observe.engine_status import AudioStats, EngineStatus
+from tts.observe.engine_status import AudioStats, EngineStatus, ReplicatedStatus
 
 BATCH_HISTOGRAMS = (
     ("rows", "sonant_batch_rows", "Requests of one batch."),
@@ -31,7 +31,8 @@ PREFIX = "sonant_"
 class EngineCollector(Collector):
     """Collector of an engine's last snapshot; empty before the first one.
 
-    `prefix` begins the names of the metrics, which begin with PREFIX here.
+    `prefix` begins the names of the metrics, which begin with PREFIX here. Those of several
+    replicas have the label `replica`, the number from 0.
     """
 
     def __init__(self, prefix: str = PREFIX) -> None:
@@ -40,28 +41,52 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Iterate over the snapshot's metrics (called by the registry at each scrape)."""
-        for metric in self._metrics():
-            yield metric if self._prefix == PREFIX else _renamed(metric, self._prefix)
-
-    def _metrics(self) -> Iterator[Metric]:
         status = self.status
         if status is None:
             return
-        yield from _state(status)
-        if status.linear_layers:
-            layers = GaugeMetricFamily(
-                "sonant_linear_layers", "Linear layers, by what multiplies.", labels=["backend"]
-            )
-            for backend, count in status.linear_layers:
-                layers.add_metric([backend], count)
-            yield layers
-        if status.stats is not None:
-            yield from _batches(status.stats)
-            yield from _sequences(status.stats)
-            yield from _drafts(status.stats)
-            yield from _graphs(status.stats)
-        if status.audio is not None:
-            yield from _audio(status.audio)
+        if isinstance(status, ReplicatedStatus):
+            metrics = _of_replicas(status.replicas)
+        else:
+            metrics = _of_engine(status)
+        for metric in metrics:
+            yield metric if self._prefix == PREFIX else _renamed(metric, self._prefix)
+
+
+def _of_replicas(replicas: Sequence[EngineStatus]) -> Iterable[Metric]:
+    """Return one metric of each name, with the samples of all replicas."""
+    up = GaugeMetricFamily(
+        "sonant_replica_up", "Whether a replica takes calls: 1, or 0.", labels=["replica"]
+    )
+    found: dict[str, Metric] = {up.name: up}
+    for number, status in enumerate(replicas):
+        label = str(number)
+        up.add_metric([label], int(status.is_alive and not status.is_draining))
+        for metric in _of_engine(status):
+            empty = Metric(metric.name, metric.documentation, metric.type)
+            found.setdefault(metric.name, empty).samples += [
+                sample._replace(labels={**sample.labels, "replica": label})
+                for sample in metric.samples
+            ]
+    return found.values()
+
+
+def _of_engine(status: EngineStatus) -> Iterable[Metric]:
+    """Iterate over the metrics of one engine."""
+    yield from _state(status)
+    if status.linear_layers:
+        layers = GaugeMetricFamily(
+            "sonant_linear_layers", "Linear layers, by what multiplies.", labels=["backend"]
+        )
+        for backend, count in status.linear_layers:
+            layers.add_metric([backend], count)
+        yield layers
+    if status.stats is not None:
+        yield from _batches(status.stats)
+        yield from _sequences(status.stats)
+        yield from _drafts(status.stats)
+        yield from _graphs(status.stats)
+    if status.audio is not None:
+        yield from _audio(status.audio)
 
 
 def _renamed(metric: Metric, prefix: str) -> Metric:

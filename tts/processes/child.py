@@ -37,6 +37,7 @@ STDIN, STDOUT, STDERR = 0, 1, 2
 BEAT_S = 1.0
 ORPHANED = 70  # exit status of a child whose supervisor has exited
 UNLOADED = 71  # exit status of an engine that was idle; it is started when it is wanted
+DRAINED = 72  # exit status of a replica that was drained by a signal; it is started at once
 ENGINE_NAME, TEXT_ENGINE_NAME = "engine", "text-engine"
 
 
@@ -44,7 +45,10 @@ ENGINE_NAME, TEXT_ENGINE_NAME = "engine", "text-engine"
 class Launch:
     """Launch parameters of a child. Front ends share the ports and the voices.
 
-    `ports` are the reserved ports by the field of ServerConfig that sets them.
+    `ports` are the reserved ports by the field of ServerConfig that sets them. `replicas` are the
+    endpoints of all replicas of the model, of which there are several; `endpoints` are an engine's
+    own, or those of the first one. `admission` is where calls are admitted with replicas and
+    several front ends.
     """
 
     config: ServeConfig
@@ -53,11 +57,18 @@ class Launch:
     ports: Mapping[str, int] = field(default_factory=dict)
     voice_folder: Path | None = None
     text_endpoints: Endpoints | None = None  # of the engine of a text model
+    replicas: tuple[Endpoints, ...] = ()
+    admission: Endpoints | None = None
     is_restart: bool = False  # the server was ready before
 
     def to_bytes(self) -> bytes:
         """Return the bytes for the child's standard input."""
         return pickle.dumps(self)
+
+
+def replica_name(number: int) -> str:
+    """Return the name of the engine that is a replica, by its number from 0."""
+    return f"{ENGINE_NAME}-{number}"
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

@@ -1,7 +1,8 @@
 """`python -m tts.processes.engine`: the engine's process, started by the supervisor.
 
 It exits with status 1 when its engine fails or hangs, so that the supervisor restarts it, and with
-UNLOADED after an idle time, so that it is started again when it is wanted.
+UNLOADED after an idle time, so that it is started again when it is wanted. A signal ends it; one of
+several replicas finishes its requests first and exits with DRAINED, so that it is started again.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import zmq
@@ -20,8 +19,10 @@ from llm import ConfigError
 from tts.config.serve import ServeConfig
 from tts.engine.admission import Admission
 from tts.factory import connect_service, create_engine_client
+from tts.ipc.endpoints import owner_only
 from tts.ipc.engine_server import EngineServer
 from tts.processes.child import (
+    DRAINED,
     TEXT_ENGINE_NAME,
     UNLOADED,
     Launch,
@@ -35,7 +36,6 @@ from tts.processes.collector import tune_gc
 
 logger = logging.getLogger("tts.engine")
 
-OWNER_ONLY = 0o077
 NICENESS = 10
 """Niceness of a text model's engine: where it competes for a core with the voice's, for whose next
 block a listener waits, the voice's has ten times the weight."""
@@ -47,30 +47,37 @@ async def run(launch: Launch, report: Reporter) -> int:
     if launch.name == TEXT_ENGINE_NAME:
         os.nice(NICENESS)  # threads that are started later have it, too
     client, info = await asyncio.to_thread(
-        create_engine_client, config.model, config.server, on_ranks_lost=_ranks_lost
+        create_engine_client,
+        config.model,
+        config.server,
+        on_ranks_lost=_ranks_lost,
+        num_replicas=len(launch.replicas) or 1,
     )
-    unloads = False
+    status = 0
     signals = Signals()  # before this a signal ends the process, with nothing to clean up
     try:
         of_front_ends = {"watermark": False, "lexicon": []}
         plain = config.model.model_copy(update=of_front_ends)
         await connect_service(plain, config.server, client, info).warm_up()
         tune_gc()
-        server = EngineServer(client, info, launch.endpoints, _admission(config))
+        server = EngineServer(client, info, launch.endpoints, _admission(launch))
         try:
             with owner_only():
                 await _start(server, _base(config))
             report(Ready(model=config.model.model.model_path))
-            unloads = await _is_idle(server, signals, config.server.unload_after_s)
-            if unloads:
+            if await _is_idle(server, signals, config.server.unload_after_s):
+                status = UNLOADED
                 await server.unload()
+            elif launch.replicas and not server.broken.is_set():
+                status = DRAINED
+                await server.drain(config.server.drain_grace_s)
         finally:
             await server.close()
         if server.broken.is_set():
             end_process(1)  # without waiting for a thread that hangs
     finally:
         await client.close()
-    return UNLOADED if unloads else 0
+    return status
 
 
 def _ranks_lost(reason: str) -> NoReturn:
@@ -90,21 +97,12 @@ def _base(config: ServeConfig) -> str:
     return config.model.zmq_endpoint_base
 
 
-def _admission(config: ServeConfig) -> Admission | None:
-    """Return the admission of calls, if several front ends share it."""
-    if config.server.front_ends < 2:
+def _admission(launch: Launch) -> Admission | None:
+    """Return the admission of calls, if several front ends share it and there are no replicas."""
+    server = launch.config.server
+    if launch.replicas or server.front_ends < 2:
         return None
-    return Admission(config.server.admission_limits)
-
-
-@contextmanager
-def owner_only() -> Iterator[None]:
-    """Create files for this user only inside the block; sockets are then not open to others."""
-    former = os.umask(OWNER_ONLY)
-    try:
-        yield
-    finally:
-        os.umask(former)
+    return Admission(server.admission_limits)
 
 
 async def _is_idle(server: EngineServer, signals: Signals, unload_after_s: float | None) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -14,6 +15,7 @@ from tts.factory import Service, connect_service, with_text_model
 from tts.ipc.endpoints import Endpoints
 from tts.ipc.remote_admission import RemoteAdmission
 from tts.ipc.remote_client import RemoteEngineClient
+from tts.ipc.replicas import ReplicatedClient
 from tts.processes.calls import serve_calls
 from tts.processes.child import (
     ENGINE_NAME,
@@ -41,8 +43,15 @@ async def run(launch: Launch, report: Reporter) -> int:
         wake = partial(report.request_engine, engine)
         return await RemoteEngineClient.connect(endpoints, launch.name, wake=wake)
 
+    async def connected_to_model() -> RemoteEngineClient | ReplicatedClient:
+        if not launch.replicas:
+            return await connected(launch.endpoints, ENGINE_NAME)
+        clients = [RemoteEngineClient(endpoints, launch.name) for endpoints in launch.replicas]
+        # Ready means all at first; after a restart one that is being restarted is not waited for.
+        return await ReplicatedClient.connect(clients, waits_for_all=not launch.is_restart)
+
     async def load(server: SpeechServer) -> Service:
-        client = await connected(launch.endpoints, ENGINE_NAME)
+        client = await connected_to_model()
         # On a thread: loading the watermark takes seconds.
         service = await asyncio.to_thread(
             connect_service,
@@ -53,18 +62,22 @@ async def run(launch: Launch, report: Reporter) -> int:
             launch.voice_folder,
             requires_lexicons=not launch.is_restart,
         )
-        engines = [client]
+        admitting = [client] if isinstance(client, RemoteEngineClient) else []
         if text is not None and launch.text_endpoints is not None:
             writer = await connected(launch.text_endpoints, TEXT_ENGINE_NAME)
-            engines.append(writer)
+            admitting.append(writer)
             own = connect_service(text, server_config, writer, writer.info)
             service = with_text_model(service, own)
+        if launch.admission is not None:
+            admitting = [await RemoteEngineClient.connect(launch.admission, launch.name)]
+            ending.push_async_callback(admitting[0].close)
         if server_config.front_ends > 1:
-            server.host.admission = RemoteAdmission(engines, server.host.metrics.note_requests)
+            server.host.admission = RemoteAdmission(admitting, server.host.metrics.note_requests)
         return service
 
     listening = server_config.model_copy(update=dict(launch.ports))
-    return await serve_calls(replace(launch.config, server=listening), Signals(), load, report)
+    async with AsyncExitStack() as ending:
+        return await serve_calls(replace(launch.config, server=listening), Signals(), load, report)
 
 
 if __name__ == "__main__":

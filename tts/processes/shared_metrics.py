@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 from tts.config.serve import ServeConfig
-from tts.ipc.endpoints import Endpoints
+from tts.ipc.endpoints import Endpoints, ServerEndpoints
 from tts.ipc.remote_client import RemoteEngineClient
+from tts.ipc.replicas import ReplicatedClient
 from tts.observe.engine_metrics import EngineCollector
 from tts.observe.exporter import forget_process, serve_metrics
 from tts.observe.metrics import Metrics
@@ -20,7 +21,7 @@ PERIOD_S = 0.5
 
 @asynccontextmanager
 async def exported_metrics(
-    config: ServeConfig, endpoints: Endpoints, text_endpoints: Endpoints | None, folder: Path
+    config: ServeConfig, endpoints: ServerEndpoints, folder: Path
 ) -> AsyncIterator[Callable[[int], None]]:
     """Serve the metrics inside the block; yield the function to call with a dead process's id.
 
@@ -30,9 +31,9 @@ async def exported_metrics(
     metrics = Metrics()
     server = config.server
     stop = serve_metrics(metrics, server.metrics_host, server.metrics_port, folder)
-    following = [asyncio.create_task(_follow(metrics.engine, endpoints))]
-    if text_endpoints is not None:
-        following.append(asyncio.create_task(_follow(metrics.text_engine, text_endpoints)))
+    following = [asyncio.create_task(_follow(metrics.engine, endpoints.model))]
+    if endpoints.text is not None:
+        following.append(asyncio.create_task(_follow(metrics.text_engine, (endpoints.text,))))
     try:
         yield partial(forget_process, folder=folder)
     finally:
@@ -42,9 +43,14 @@ async def exported_metrics(
         await asyncio.to_thread(stop)
 
 
-async def _follow(collector: EngineCollector, endpoints: Endpoints) -> None:
-    """Update the snapshot of an engine."""
-    client = await RemoteEngineClient.connect(endpoints, "metrics")
+async def _follow(collector: EngineCollector, endpoints: Sequence[Endpoints]) -> None:
+    """Update the snapshot of an engine, or of replicas."""
+    client: RemoteEngineClient | ReplicatedClient
+    if len(endpoints) == 1:
+        client = await RemoteEngineClient.connect(endpoints[0], "metrics")
+    else:
+        clients = [RemoteEngineClient(each, "metrics") for each in endpoints]
+        client = await ReplicatedClient.connect(clients, waits_for_all=False)
     try:
         while True:
             collector.status = await client.status()

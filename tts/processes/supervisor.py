@@ -1,8 +1,10 @@
 """Supervisor: starts a server's processes, restarts those that die, and stops them in order.
 
     start        engine and front ends at once: the port answers NOT_SERVING while the model loads
-    exit         of a process: restart with back-off; after too many: give up, status 1
+    exit         of a process: restart with back-off; after too many: give up, status 1, unless
+                 it is a replica and another one is up
     unloaded     of an idle engine: start it when a front end reports that it is wanted
+    drained      of one replica, by a signal to its process: start it again at once
     heartbeats   stop: kill the process, then restart
     connections  fail after they have worked: kill and restart all front ends
     SIGTERM      front ends drain and exit, then the engine
@@ -20,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -28,10 +31,11 @@ from llm import ConfigError
 from tts.config.pipeline import PrometheusMetricsMode
 from tts.config.serve import ServeConfig
 from tts.config.server import ServerConfig
-from tts.ipc.endpoints import Endpoints, reserved
+from tts.ipc.endpoints import Endpoints, ServerEndpoints, replica_base, reserved
 from tts.ipc.heartbeat import Heartbeat
 from tts.leftovers import temporary_folder
 from tts.processes.child import (
+    DRAINED,
     ENGINE_NAME,
     TEXT_ENGINE_NAME,
     UNLOADED,
@@ -39,6 +43,7 @@ from tts.processes.child import (
     Ready,
     Signals,
     Wanted,
+    replica_name,
 )
 from tts.processes.reach import unreachable
 from tts.server.sockets import bound_socket
@@ -76,9 +81,10 @@ class Worker:
         max_restarts: int,
         on_end: OnEnd,
         on_wanted: OnWanted = _ignore,
+        may_give_up: Callable[[], bool] = lambda: True,
     ) -> None:
         self._module, self._launch = module, launch
-        self._on_end, self._on_wanted = on_end, on_wanted
+        self._on_end, self._on_wanted, self._may_give_up = on_end, on_wanted, may_give_up
         self._restarts = Restarts(max_restarts)
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
@@ -86,6 +92,8 @@ class Worker:
         self._worked_at: float | None = None
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         """Its first report of readiness."""
+        self.is_up = False
+        """Whether the process runs and has reported readiness."""
 
     def __repr__(self) -> str:
         return f"Worker({self._launch.name}, {self._restarts!r})"
@@ -99,6 +107,8 @@ class Worker:
             status = await self._live()
             if status == UNLOADED:
                 await self._wait_wanted()
+            elif status == DRAINED and not self._stopping.is_set():
+                logger.info("%s has drained; starting it again", self._launch.name)
             elif not self._stopping.is_set():
                 delay_s = self._delay_s(status)
                 with suppress(TimeoutError):
@@ -175,6 +185,7 @@ class Worker:
         status = await process.wait()
         watching.cancel()
         await reading
+        self.is_up = False
         process.stdin.close()
         self._on_end(process.pid)
         return status
@@ -193,9 +204,10 @@ class Worker:
             heartbeat.beat()
             if report is None:
                 continue
-            self._worked_at = time.monotonic()
+            self._worked_at, self.is_up = time.monotonic(), True
             if not self.ready.done():
                 self.ready.set_result(report)
+                logger.info("%s is ready, process %d", self._launch.name, process.pid)
             else:
                 logger.info("%s is back, process %d", self._launch.name, process.pid)
 
@@ -206,6 +218,8 @@ class Worker:
             raise WorkerError(f"{name} {ended} before it was ready", status if status > 0 else 1)
         up_s = 0.0 if self._worked_at is None else time.monotonic() - self._worked_at
         delay_s = self._restarts.next_delay_s(up_s)
+        if delay_s is None and not self._may_give_up():
+            delay_s = LONGEST_DELAY_S
         if delay_s is None:
             raise WorkerError(f"{name} {ended} once too often; giving up", 1)
         logger.error("%s %s; starting it again in %.1f s", name, ended, delay_s)
@@ -213,32 +227,48 @@ class Worker:
 
 
 class Workers:
-    """Engines and front ends of one server. `on_end` is called with the id of each ended process.
+    """Engines and front ends of one server.
 
-    With `text_endpoints` a second engine has the text model.
+    `on_end` is called with the id of each process that has ended.
     """
 
     def __init__(
         self,
         config: ServeConfig,
-        endpoints: Endpoints,
+        endpoints: ServerEndpoints,
         ports: Mapping[str, int],
         voice_folder: Path,
-        text_endpoints: Endpoints | None = None,
         on_end: OnEnd = _ignore,
     ) -> None:
         most = config.server.max_restarts
         self._config, self._port = config.server, ports["port"]
         self._drain_s = config.server.drain_delay_s + config.server.drain_grace_s + STOP_S
-        launches = [Launch(config, ENGINE_NAME, endpoints)]
-        if config.text is not None and text_endpoints is not None:
+        replicas = endpoints.model if len(endpoints.model) > 1 else ()
+        launches = [Launch(config, ENGINE_NAME, endpoints.model[0])]
+        if replicas:
+            launches = _launches_of_replicas(config, replicas)
+        if config.text is not None and endpoints.text is not None:
             own = replace(config, model=config.text, text=None)
-            launches.append(Launch(own, TEXT_ENGINE_NAME, text_endpoints))
-        self.engines = {launch.name: Worker(ENGINE, launch, most, on_end) for launch in launches}
+            launches.append(Launch(own, TEXT_ENGINE_NAME, endpoints.text))
+        self.engines = {
+            launch.name: Worker(
+                ENGINE, launch, most, on_end, may_give_up=partial(self._is_last, launch)
+            )
+            for launch in launches
+        }
         self.front_ends = []
         for number in range(config.server.front_ends):
             name = f"front-end-{number}"
-            launch = Launch(config, name, endpoints, ports, voice_folder, text_endpoints)
+            launch = Launch(
+                config,
+                name,
+                endpoints.model[0],
+                ports,
+                voice_folder,
+                endpoints.text,
+                replicas,
+                endpoints.admission,
+            )
             self.front_ends.append(Worker(FRONT_END, launch, most, on_end, self._wake))
 
     async def run(self) -> None:
@@ -273,12 +303,31 @@ class Workers:
         for worker in self._all:
             worker.kill()
 
+    def _is_last(self, launch: Launch) -> bool:
+        """Whether no other replica is up that serves while this engine does not."""
+        others = (
+            self.engines[replica_name(number)]
+            for number, endpoints in enumerate(launch.replicas)
+            if endpoints != launch.endpoints
+        )
+        return not any(other.is_up for other in others)
+
     def _wake(self, engine: str) -> None:
         self.engines[engine].wake()
 
     @property
     def _all(self) -> list[Worker]:
         return [*self.engines.values(), *self.front_ends]
+
+
+def _launches_of_replicas(config: ServeConfig, replicas: tuple[Endpoints, ...]) -> list[Launch]:
+    """Return the launch parameters of an engine for each replica."""
+    base = config.model.zmq_endpoint_base
+    launches = []
+    for number, own in enumerate(replicas):
+        of_replica = config.of_replica(number, replica_base(base, number))
+        launches.append(Launch(of_replica, replica_name(number), own, replicas=replicas))
+    return launches
 
 
 async def supervise(config: ServeConfig, folder: Path | None = None) -> int:
@@ -296,20 +345,34 @@ async def supervise(config: ServeConfig, folder: Path | None = None) -> int:
             field: files.enter_context(reserved_port(*address, is_shared=is_shared))
             for field, address in listening_addresses(server).items()
         }
-        endpoints = files.enter_context(reserved(config.model.zmq_endpoint_base))
-        text_endpoints = None
-        if config.text is not None:
-            text_endpoints = files.enter_context(reserved(config.text.zmq_endpoint_base))
+        endpoints = _reserved_endpoints(config, files)
+        if endpoints.admission is not None:
+            from tts.processes.shared_admission import shared_admission
+
+            await held.enter_async_context(shared_admission(server, endpoints.admission))
         voices = files.enter_context(temporary_folder("voices"))
         on_end: OnEnd = _ignore
         if folder is not None:
             from tts.processes.shared_metrics import exported_metrics
 
-            on_end = await held.enter_async_context(
-                exported_metrics(config, endpoints, text_endpoints, folder)
-            )
-        workers = Workers(config, endpoints, ports, voices, text_endpoints, on_end)
+            on_end = await held.enter_async_context(exported_metrics(config, endpoints, folder))
+        workers = Workers(config, endpoints, ports, voices, on_end)
         return await _keep_alive(workers, files)
+
+
+def _reserved_endpoints(config: ServeConfig, files: ExitStack) -> ServerEndpoints:
+    """Reserve the endpoints of all engines until `files` is closed.
+
+    Raises ConfigError when a base is in use.
+    """
+    base, count = config.model.zmq_endpoint_base, config.num_replicas
+    model = tuple(files.enter_context(reserved(replica_base(base, n))) for n in range(count))
+    text = admission = None
+    if config.text is not None:
+        text = files.enter_context(reserved(config.text.zmq_endpoint_base))
+    if count > 1 and config.server.front_ends > 1:
+        admission = files.enter_context(reserved(replica_base(base, count)))
+    return ServerEndpoints(model, text, admission)
 
 
 def check_processes(config: ServeConfig) -> None:
@@ -320,12 +383,36 @@ def check_processes(config: ServeConfig) -> None:
                 f"zmq_endpoint_base={model.zmq_endpoint_base} reaches no other process; "
                 "use ipc:// or tcp://, or front_ends=0"
             )
+    if config.num_replicas > 1:
+        _check_replicas(config)
+    if config.text is not None and config.text.model.data_parallel_degree > 1:
+        raise ConfigError(
+            "text_model_config: model.data_parallel_degree must be 1: the text model has one "
+            "engine; a speech_server lets a server of its own have several"
+        )
     mode = config.model.prometheus_metrics_mode
     if config.server.front_ends > 1 and mode is PrometheusMetricsMode.LAUNCH_SERVER:
         raise ConfigError(
             f"prometheus_metrics_mode={mode.value} shows one front end; with front_ends="
             f"{config.server.front_ends} use launch_multiproc_server"
         )
+
+
+def _check_replicas(config: ServeConfig) -> None:
+    """Raise ConfigError for options that do not work with several replicas."""
+    refused = {
+        "unload_after_s": (
+            config.server.unload_after_s is not None,
+            "the choice of a replica does not count the time to load a model",
+        ),
+        "profiling.trace_file": (
+            config.model.profiling.trace_file is not None,
+            "all replicas would write the same file",
+        ),
+    }
+    for name, (is_set, reason) in refused.items():
+        if is_set:
+            raise ConfigError(f"{name} needs model.data_parallel_degree=1: {reason}")
 
 
 async def _keep_alive(workers: Workers, files: ExitStack) -> int:

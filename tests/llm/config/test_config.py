@@ -80,7 +80,8 @@ def field_at(dotted_name: str) -> Any:
     *sections, leaf = dotted_name.split(".")
     model: Any = PipelineConfig
     for section in sections:
-        model = model.model_fields[section].annotation
+        kind = model.model_fields[section].annotation
+        model = next((a for a in get_args(kind) if a is not type(None)), kind)
     return model.model_fields[leaf]
 
 
@@ -264,6 +265,14 @@ def test_before_resolving_assignments_are_checked() -> None:
         ),
         ({"model": {"device_specs": ["cuda:0", "cuda:0"]}}, "must name different GPUs"),
         ({"model": {"device_specs": ["cpu", "cuda:0"]}}, "must name different GPUs"),
+        (
+            {"model": {"device_specs": ["cuda:0"], "data_parallel_degree": 2}},
+            "device_specs=cuda:0 cannot be divided among model.data_parallel_degree=2 replicas",
+        ),
+        (
+            {"model": {"device_specs": ["cpu"] * 3, "data_parallel_degree": 2}},
+            "cpu,cpu,cpu cannot be divided",
+        ),
     ],
 )
 def test_values_that_do_not_fit_together(values: dict[str, Any], message: str) -> None:
@@ -290,6 +299,39 @@ def test_what_needs_one_device_is_refused_with_several(values: dict[str, Any], n
     model = values.pop("model", {}) | {"device_specs": ["cpu", "cpu"]}
     with pytest.raises(ConfigError, match=f"^{name}: needs one device, and .*=cpu,cpu names"):
         PipelineConfig(model=model, **values)
+
+
+def test_each_replica_has_its_devices() -> None:
+    gpus = [f"cuda:{number}" for number in range(4)]
+    model = {"device_specs": gpus, "data_parallel_degree": 2}
+    config = PipelineConfig(model=model, zmq_endpoint_base="ipc:///tmp/x")
+    for number, devices in enumerate((gpus[:2], gpus[2:])):
+        own = config.of_replica(number)
+        assert own.is_resolved
+        assert (own.model.device_specs, own.model.data_parallel_degree) == (devices, 1)
+        assert own.model.kv_cache == config.model.kv_cache
+    assert config.model.device_specs == gpus
+
+
+def test_replicas_share_a_cpu_and_its_memory() -> None:
+    model = {"device_specs": ["cpu"], "data_parallel_degree": 3}
+    draft = {"device_specs": ["cpu"]}
+    config = PipelineConfig(model=model, draft_model=draft)
+    own = config.of_replica(2)
+    assert own.model.device_specs == ["cpu"]
+    assert own.draft_model is not None
+    assert own.draft_model.device_specs == ["cpu"]
+    whole = config.model.kv_cache.device_memory_utilization
+    assert own.model.kv_cache.device_memory_utilization == pytest.approx(whole / 3)
+
+
+def test_adapters_go_with_replicas_of_one_device_each() -> None:
+    """The devices of a replica count for what needs one device, not those of all replicas."""
+    lora = {"enable_lora": True}
+    model = {"device_specs": ["cpu", "cpu"], "data_parallel_degree": 2}
+    assert PipelineConfig(model=model, lora=lora).is_resolved
+    with pytest.raises(ConfigError, match=r"^lora: needs one device"):
+        PipelineConfig(model={**model, "device_specs": ["cpu"] * 4}, lora=lora)
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED_FIELDS)

@@ -25,7 +25,7 @@ from tests.tts.serving import (
     unary_request,
 )
 from tts.factory import Service
-from tts.observe.engine_status import AudioStats, EngineStatus
+from tts.observe.engine_status import AudioStats, EngineStatus, ReplicatedStatus
 from tts.observe.metrics import Metrics
 from tts.v1 import speech_pb2 as pb
 
@@ -162,6 +162,30 @@ def test_engine_metrics_of_a_running_server_are_updated(service: Service) -> Non
         assert served.metric("sonant_failed_batches_total") == 0
 
     run_with_server(service, ask)
+
+
+def test_replicas_have_a_label(service: Service) -> None:
+    """Sums over the label are those of all; one that is lost or drains is not up."""
+    status = run(service.client.status())
+    busy = replace(status, running=3, used_pages=5)
+    lost = replace(status, running=1, is_alive=False)
+    metrics = Metrics()
+    metrics.engine.status = ReplicatedStatus.of(
+        (busy, lost, replace(status, running=0, is_draining=True))
+    )
+    assert metrics.engine.status.is_alive
+    assert metrics.engine.status.running == 4
+    for replica, running, is_up in (("0", 3, 1), ("1", 1, 0), ("2", 0, 0)):
+        state = {"state": "running", "replica": replica}
+        assert metrics.value("sonant_engine_sequences", **state) == running
+        assert metrics.value("sonant_replica_up", replica=replica) == is_up
+    assert metrics.value("sonant_kv_pages", state="used", replica="0") == 5
+    names = re.findall(r"^# TYPE (\S+) ", metrics.text(), re.M)
+    assert len(names) == len(set(names))
+    assert "sonant_batch_rows" in names
+    metrics.engine.status = status
+    assert metrics.value("sonant_engine_sequences", state="running") == status.running
+    assert "replica" not in metrics.text(), "one engine has no label"
 
 
 def test_drafts_are_counted_by_position(service: Service) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,18 @@ import pytest
 from llm import ConfigError
 from tests.deadlines import HANG_S
 from tests.fakes import tiny_config
-from tests.tts.processes import many_voices
+from tests.tts.processes import ends_once_ready, many_voices
 from tts.config.serve import ServeConfig
 from tts.config.server import ServerConfig
-from tts.ipc.endpoints import Endpoints
+from tts.factory import create_service
+from tts.ipc.endpoints import Endpoints, replica_base
 from tts.processes.child import Launch, Ready
 from tts.processes.supervisor import (
     LONGEST_DELAY_S,
     STEADY_S,
     Restarts,
     Worker,
+    WorkerError,
     check_processes,
     reserved_port,
 )
@@ -94,6 +97,57 @@ def test_options_that_conflict_with_processes_are_refused(tiny_checkpoint: Path)
     check_processes(config(tiny_checkpoint, **metrics))
     with pytest.raises(ConfigError, match="use launch_multiproc_server"):
         check_processes(config(tiny_checkpoint, front_ends=2, **metrics))
+
+
+def test_options_that_conflict_with_replicas_are_refused(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    several = {"model": {"model_path": str(tiny_checkpoint), "data_parallel_degree": 2}}
+    check_processes(config(tiny_checkpoint, **several))
+    traced = {"profiling": {"trace_file": tmp_path / "trace.json"}}
+    with pytest.raises(ConfigError, match=r"trace_file needs model\.data_parallel_degree=1: all"):
+        check_processes(config(tiny_checkpoint, **several, **traced))
+    serve = config(tiny_checkpoint, **several)
+    unloading = ServerConfig(unload_after_s=5)
+    with pytest.raises(ConfigError, match=r"unload_after_s needs model\.data_parallel_degree=1"):
+        check_processes(replace(serve, server=unloading))
+    with pytest.raises(ConfigError, match="the text model has one engine"):
+        check_processes(ServeConfig(tiny_config(tiny_checkpoint), ServerConfig(), serve.model))
+    with pytest.raises(ConfigError, match="with front_ends of at least 1"):
+        create_service(serve.model)
+
+
+def test_each_replica_has_endpoints_of_its_own(tiny_checkpoint: Path) -> None:
+    for base in ("ipc:///tmp/x", "tcp://127.0.0.1:5555"):
+        bases = [replica_base(base, number) for number in range(3)]
+        addresses = [address for each in bases for address in Endpoints.of(each)]
+        assert bases[0] == base
+        assert len(set(addresses)) == len(addresses)
+    assert replica_base("tcp://127.0.0.1:5555", 1) == "tcp://127.0.0.1:5560", "one port is a lock"
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_replica_is_given_up_only_if_it_is_the_last(tiny_checkpoint: Path, is_last: bool) -> None:
+    async def scenario() -> None:
+        launch = Launch(config(tiny_checkpoint), "engine-0", Endpoints.of("ipc:///tmp/x", "x"))
+        ended: list[int] = []
+        worker = Worker(
+            ends_once_ready.__name__, launch, 0, ended.append, may_give_up=lambda: is_last
+        )
+        running = asyncio.create_task(worker.run())
+        await asyncio.wait_for(asyncio.shield(worker.ready), 60)
+        if is_last:
+            with pytest.raises(WorkerError, match="ended with status 3 once too often"):
+                await asyncio.wait_for(running, 60)
+            return
+        while not ended:
+            await asyncio.sleep(0.01)
+        assert not worker.is_up
+        assert not running.done()
+        await worker.stop(30)
+        await asyncio.wait_for(running, 60)
+
+    asyncio.run(scenario())
 
 
 def test_launch_parameters_round_trip(tiny_checkpoint: Path) -> None:

@@ -1,0 +1,63 @@
+"""Admission of the calls of all front ends by the supervisor, which outlives every replica.
+
+It serves the endpoints of an engine that has no model. With one engine that engine admits the
+calls: without it no call could run anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+
+from decoder import AudioEncoding
+from llm import Request, TokenChunk
+from tts.config.server import ServerConfig
+from tts.engine.admission import Admission
+from tts.engine.client import AudioBlock, EngineInfo, SpeechJob
+from tts.errors import NotAvailableError
+from tts.ipc.endpoints import Endpoints, owner_only
+from tts.ipc.engine_server import EngineServer
+from tts.observe.engine_status import EngineStatus
+
+INFO = EngineInfo(codec=None, max_seq_len=0, raw_encoding=AudioEncoding.PCM_S16LE)
+
+
+@asynccontextmanager
+async def shared_admission(config: ServerConfig, endpoints: Endpoints) -> AsyncIterator[None]:
+    """Admit calls inside the block. Raises zmq.ZMQError for an address that cannot be bound."""
+    server = EngineServer(_NoModel(), INFO, endpoints, Admission(config.admission_limits))
+    try:
+        with owner_only():
+            await server.start()
+        yield
+    finally:
+        await server.close()
+
+
+class _NoModel:
+    """`EngineClient` that refuses all requests."""
+
+    codec = None
+
+    async def generate(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
+        raise _not_available()
+        yield
+
+    async def speak(self, job: SpeechJob) -> AsyncGenerator[AudioBlock, None]:
+        raise _not_available()
+        yield
+
+    async def encode_prompt(self, samples: np.ndarray) -> tuple[int, ...]:
+        raise _not_available()
+
+    async def status(self) -> EngineStatus:
+        return EngineStatus(0, 0, 0, 0, 0, 0, 0)
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Do nothing: there is no background task."""
+
+
+def _not_available() -> NotAvailableError:
+    return NotAvailableError("this process admits calls and has no model")
