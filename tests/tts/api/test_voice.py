@@ -35,7 +35,7 @@ from tts.text.lexicon.files import load_lexicon
 from tts.v1 import speech_pb2 as pb
 
 TEXT = "Good morning. This is a test."
-SHORT = "A test."
+GREETING, SHORT = "Good morning.", "A test."
 ROOT = Path(__file__).parents[3]
 
 
@@ -90,21 +90,21 @@ def test_the_same_seed_gives_the_same_bytes_as_a_unary_call(
         voice=pb.VoiceSelection(name="owen"),
     )
     config.sampling.seed = 7
-    request = pb.SynthesizeRequest(config=config, input=pb.SynthesisInput(text=TEXT))
+    request = pb.SynthesizeRequest(config=config, input=pb.SynthesisInput(text=GREETING))
 
     async def ask() -> pb.SynthesizeResponse:
         async with serving(embedded) as served:
             return await served.speech.Synthesize(request)
 
     answer = run(ask())
-    speech = voice.say(TEXT, voice="owen", seed=7)
+    speech = voice.say(GREETING, voice="owen", seed=7)
     assert speech.samples.tobytes() == answer.audio
     assert speech.samples.dtype == np.float32
     assert speech.samples.flags.writeable
     assert speech.sample_rate == answer.started.audio_format.sample_rate_hertz == voice.sample_rate
     assert speech.seed == answer.started.seed == 7
     assert speech.finish_reason is FinishReason.STOP
-    assert speech.duration_s == len(speech.samples) / voice.sample_rate > 1
+    assert speech.duration_s == len(speech.samples) / voice.sample_rate > 0.5
 
 
 def test_streamed_parts_join_to_the_whole_audio(voice: LoadedVoice, plain: Speech) -> None:
@@ -187,7 +187,7 @@ def test_words_and_segments_end_with_emphasised_speech_that_is_cut(
     voice: LoadedVoice, stressed_by: Callable[[str], Speech]
 ) -> None:
     source, whole = emphasised("strong"), stressed_by("strong").words
-    for longest_s in (whole[2].end_s, whole[3].start_s, whole[-1].start_s):
+    for longest_s in (whole[2].end_s, whole[-1].start_s):
         longest: SpeechOptions = {"seed": 7, "markup": "ssml", "max_audio_s": longest_s}
         cut = voice.say(source, timestamps="word", **longest)
         timed = voice.say(source, timestamps="segment", **longest)
@@ -347,20 +347,26 @@ def test_a_lexicon_with_a_sound_that_the_voice_lacks_is_refused(
         load(lexicon=[tmp_path / "none.txt"])
 
 
-def test_a_cloned_voice_follows_its_clip(voice: LoadedVoice, tmp_path: Path) -> None:
-    clip = voice.say("The quick brown fox jumps over the dog.", voice="hazel", seed=1)
-    path = clip.save(tmp_path / "clip.wav")
-    transcript = "The quick brown fox jumps over the dog."
-    by_path = voice.clone(path, transcript).say(SHORT, seed=7)
-    by_bytes = asyncio.run(voice.aclone(path.read_bytes(), transcript)).say(SHORT, seed=7)
-    assert np.array_equal(by_path.samples, by_bytes.samples)
-    assert by_path.samples.tobytes() != voice.say(SHORT, seed=7).samples.tobytes()
-    named = voice.clone(path, transcript).say(SHORT, seed=7, voice="owen")
-    assert np.array_equal(named.samples, voice.say(SHORT, seed=7, voice="owen").samples)
+def test_a_cloned_voice_follows_its_clip(voice: LoadedVoice, plain: Speech, tmp_path: Path) -> None:
+    path = plain.save(tmp_path / "clip.wav")
+    cloned = voice.clone(path, TEXT).say(SHORT, seed=7)
+    assert cloned.samples.tobytes() != voice.say(SHORT, seed=7).samples.tobytes()
     without_words = voice.clone(path, "").say(SHORT, seed=7)
-    assert np.array_equal(without_words.samples, by_path.samples)
+    assert np.array_equal(without_words.samples, cloned.samples)
+
+
+def test_a_clip_is_a_path_or_bytes(tiny: LoadedVoice, tmp_path: Path) -> None:
+    def say(speaker: LoadedVoice, **options: Any) -> bytes:
+        return speaker.say(TEXT, seed=7, max_tokens=40, **options).samples.tobytes()
+
+    path, transcript = tmp_path / "clip.wav", "hello there"
+    path.write_bytes(wav(hum(1.5)))
+    by_path = tiny.clone(path, transcript)
+    by_bytes = asyncio.run(tiny.aclone(path.read_bytes(), transcript))
+    assert say(by_path) == say(by_bytes) != say(tiny)
+    assert say(by_path, voice="owen") == say(tiny, voice="owen")
     with pytest.raises(FileNotFoundError):
-        voice.clone(tmp_path / "none.wav", transcript)
+        tiny.clone(tmp_path / "none.wav", transcript)
 
 
 def test_a_model_that_needs_a_transcript_refuses_a_clip_without(
