@@ -135,7 +135,8 @@ def test_a_later_server_removes_leftovers_of_a_killed_one(
 ) -> None:
     """All its processes are killed at once while another server runs.
 
-    When the supervisor of that one is killed, too, no process outlives it, and no socket.
+    The later one is ended by a signal while it loads its model, and leaves nothing either. When
+    the supervisor of the one that runs is killed, none of its processes and sockets outlives it.
     """
     flags = {"front_ends": 2, "prometheus-metrics-mode": "launch_multiproc_server"}
 
@@ -158,6 +159,7 @@ def test_a_later_server_removes_leftovers_of_a_killed_one(
                     assert grouped(spoken).data
                 later.process.terminate()
                 assert await later.ended() == 0
+                assert "Traceback" not in later.log
             assert names(temporary) == kept
             pids = processes_of(living, "-m")
             assert len(pids) == 2
