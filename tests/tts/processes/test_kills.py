@@ -21,6 +21,7 @@ from tests.tts.server_process import (
     ENGINE,
     FRONT_END,
     Process,
+    is_running,
     processes_of,
     serving_process,
 )
@@ -127,6 +128,21 @@ def test_each_killed_process_is_restarted(tiny_checkpoint: Path) -> None:
     run(scenario())
 
 
+def test_no_process_outlives_the_supervisor(tiny_checkpoint: Path) -> None:
+    base = new_base()
+
+    async def scenario() -> None:
+        async with serving_process(tiny_checkpoint, **{"zmq-endpoint-base": base}) as process:
+            await process.logged("listening on")
+            pids = processes_of(process, ENGINE) + processes_of(process, FRONT_END)
+            assert len(pids) == 2
+            process.process.kill()
+            await until(lambda: _have_ended(pids))
+        assert not Path(base.removeprefix("ipc://") + "-lock").exists()
+
+    run(scenario())
+
+
 def _check_sizes_and_sockets(process: Process, endpoints: Endpoints) -> None:
     """Front ends do not load torch; the sockets exist and only their owner can connect."""
     (engine,) = processes_of(process, ENGINE)
@@ -199,6 +215,10 @@ async def _code_of(call: grpc.aio.UnaryStreamCall) -> grpc.StatusCode:
             pass
     code: grpc.StatusCode = await call.code()
     return code
+
+
+async def _have_ended(pids: list[int]) -> bool:
+    return not any(map(is_running, pids))
 
 
 async def _is_free(url: str) -> bool:
