@@ -335,7 +335,7 @@ def test_only_the_configuration_reads_the_environment() -> None:
             and {"environ", "getenv"} & {a.name for a in node.names}
         )
     }
-    assert readers <= {"tts/config/pipeline.py"}
+    assert readers <= {"tts/config/environment.py"}
 
 
 def _catches_all(handler: ast.ExceptHandler) -> bool:

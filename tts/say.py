@@ -22,6 +22,7 @@ from tts.cli.options import (
     read_options,
 )
 from tts.cli.parser import HelpFormatter, OptionGroup, add_information, add_tls_options
+from tts.config.environment import prepare_libraries
 
 NAME = "say"
 PROGRAM = "python -m tts.say"
@@ -301,8 +302,6 @@ def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     prepare_streams()
     try:
         options = read_options(build_parser(program=program).parse_args(argv))
-        from tts.config.pipeline import prepare_libraries
-
         prepare_libraries()
         from tts.cli.run import run  # slow to import (torch, gRPC): only for a valid request
 

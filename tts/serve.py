@@ -19,19 +19,16 @@ from pathlib import Path
 from tts.cli.console import prepare_streams
 from tts.cli.parser import HelpFormatter, add_information
 from tts.config.defaults import complete_values
+from tts.config.environment import prepare_libraries, process_environment
 from tts.config.flags import SHORT_FLAGS, add_config_flags
 from tts.config.pipeline import (
     AudioGenerationConfig,
     PrometheusMetricsMode,
     config_from_args,
-    prepare_libraries,
-    process_environment,
 )
 from tts.config.serve import WRONG_CONFIGURATION, ServeConfig, refuse
 from tts.config.server import ServerConfig
-from tts.observe.exporter import metrics_folder
 from tts.observe.logs import configure_logging
-from tts.text.lexicon.files import check_lexicon
 
 PROGRAM = "python -m tts.serve"
 
@@ -62,14 +59,19 @@ def read_config(args: argparse.Namespace) -> ServeConfig:
     """
     model = config_from_args(AudioGenerationConfig, args, base=complete_values)
     model.resolve()  # which `defer_resolve` leaves to this command
-    for lexicon in model.lexicon:
-        check_lexicon(Path(lexicon))  # before a process starts
+    if model.lexicon:
+        from tts.text.lexicon.files import check_lexicon
+
+        for lexicon in model.lexicon:
+            check_lexicon(Path(lexicon))  # before a process starts
     return ServeConfig.of(model, config_from_args(ServerConfig, args))
 
 
 def shared_folder(config: ServeConfig) -> AbstractContextManager[Path | None]:
     """Return the folder where processes add their metrics up; None if each has its own."""
     if config.model.prometheus_metrics_mode is PrometheusMetricsMode.LAUNCH_MULTIPROC_SERVER:
+        from tts.observe.exporter import metrics_folder
+
         return metrics_folder(process_environment())
     return nullcontext()
 

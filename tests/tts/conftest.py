@@ -13,7 +13,8 @@ from tests.tts.command_line import Say
 from tests.tts.family_checkpoints import ramp_codec, write_llasa, write_neutts
 from tests.tts.family_services import CASES, Case, Running, configured
 from tests.tts.ramp import RampClient, build
-from tts.factory import create_service
+from tests.tts.server_process import Killable, Shared, killable_server, shared
+from tts.factory import Service, create_service
 from tts.say import main
 from tts.speech.synthesizer import Synthesizer
 
@@ -36,18 +37,38 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 @pytest.fixture(scope="session")
-def built_in(runner: asyncio.Runner) -> Iterator[Synthesizer]:
-    """The synthesizer of the built-in voice."""
+def built_in_service(runner: asyncio.Runner) -> Iterator[Service]:
+    """The service of the built-in voice; shared by tests, so leave it running."""
     service = create_service()
-    assert service.synthesizer is not None
-    yield service.synthesizer
+    yield service
     runner.run(service.client.close())
+
+
+@pytest.fixture(scope="session")
+def built_in(built_in_service: Service) -> Synthesizer:
+    """The synthesizer of the built-in voice."""
+    assert built_in_service.synthesizer is not None
+    return built_in_service.synthesizer
 
 
 @pytest.fixture
 def server(tiny_server: Server) -> str:
     """The address of a server process on the tiny checkpoint."""
     return tiny_server.address
+
+
+@pytest.fixture(scope="session")
+def killable_processes(tiny_checkpoint: Path) -> Iterator[Shared[Killable]]:
+    """The server of `killable`."""
+    with shared(killable_server(tiny_checkpoint)) as server:
+        yield server
+
+
+@pytest.fixture
+def killable(killable_processes: Shared[Killable]) -> Iterator[Shared[Killable]]:
+    """A server whose processes a test may kill; those are started again before the next test."""
+    yield killable_processes
+    killable_processes.run(killable_processes.value.until_whole())
 
 
 @pytest.fixture(params=["local", "remote"])

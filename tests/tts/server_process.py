@@ -7,16 +7,20 @@ import re
 import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import grpc
+from grpc_health.v1 import health_pb2
 
 from tests.deadlines import HANG_S
-from tests.tts.serving import CHANNEL_OPTIONS
+from tests.tts.serving import CHANNEL_OPTIONS, health
 from tts.v1.speech_pb2_grpc import SpeechServiceStub
 
 ROOT = Path(__file__).parents[2]
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NUM_CHECKS = 12  # all go to one of two front ends once in 2,048 times
 READY = re.compile(r"ready: (127\.0\.0\.1:\d+) model=(\S+) voices=(.+)\n")
 IMPATIENT_S = 5.0  # for tests of processes that hang, instead of the supervisor's STALL_S
 IMPATIENT = f"""
@@ -26,6 +30,8 @@ from tts.processes import supervisor
 supervisor.STALL_S = {IMPATIENT_S}
 sys.exit(serve.main())
 """
+
+ENGINE, FRONT_END = "tts.processes.engine", "tts.processes.front_end"
 
 Value = TypeVar("Value")
 Result = TypeVar("Result")
@@ -60,9 +66,10 @@ class Process:
         assert match, (line, self.log)
         return match[1]
 
-    async def logged(self, pattern: str) -> re.Match[str]:
+    async def logged(self, pattern: str, start: int = 0) -> re.Match[str]:
+        """Wait until the log has this after its first `start` characters."""
         for _ in range(int(HANG_S) * 100):
-            if match := re.search(pattern, self.log):
+            if match := re.search(pattern, self.log[start:]):
                 return match
             assert self.process.returncode is None, self.log
             await asyncio.sleep(0.01)
@@ -133,20 +140,62 @@ def shared(context: AbstractAsyncContextManager[Value]) -> Iterator[Shared[Value
             runner.run(leave())
 
 
+@dataclass(frozen=True)
+class Killable:
+    """A server with two front ends and all protocols; the addresses of gRPC and the others."""
+
+    process: Process
+    address: str
+    http: str
+    wyoming: str
+
+    async def until_whole(self) -> None:
+        """Wait until all processes run and all calls are served."""
+        while not (self._all_run() and await self._all_serve()):
+            await asyncio.sleep(0.05)
+
+    def _all_run(self) -> bool:
+        counts = [len(processes_of(self.process, module)) for module in (ENGINE, FRONT_END)]
+        return counts == [1, 2]
+
+    async def _all_serve(self) -> bool:
+        """Return what health checks say; the kernel spreads them over the front ends."""
+        for _ in range(NUM_CHECKS):
+            async with grpc.aio.insecure_channel(self.address, CHANNEL_OPTIONS) as channel:
+                try:
+                    status = await health(channel)
+                except grpc.aio.AioRpcError:
+                    return False
+            if status != SERVING:
+                return False
+        return True
+
+
+@asynccontextmanager
+async def killable_server(checkpoint: Path) -> AsyncIterator[Killable]:
+    """Run such a server, then let it drain."""
+    flags = {"front_ends": 2, "http_port": 0, "wyoming_port": 0}
+    async with serving_process(checkpoint, max_restarts=100, **flags) as process:
+        line = await process.line()
+        match = re.match(r"ready: (\S+) http=(\S+) wyoming=(\S+) model=", line)
+        assert match, (line, process.log)
+        yield Killable(process, *match.groups())
+        process.process.terminate()
+        assert await process.ended() == 0
+        assert "Traceback" not in process.log
+
+
 @asynccontextmanager
 async def stub_of(address: str) -> AsyncIterator[SpeechServiceStub]:
     async with grpc.aio.insecure_channel(address, CHANNEL_OPTIONS) as channel:
         yield SpeechServiceStub(channel)
 
 
-ENGINE, FRONT_END = "tts.processes.engine", "tts.processes.front_end"
-
-
 def processes_of(process: Process, module: str) -> list[int]:
     """Return the ids of a server's child processes that run this module."""
     parent = process.process.pid
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return [int(pid) for pid in children if module in _command_line(pid)]
+    return [int(pid) for pid in children if module in command_line(int(pid))]
 
 
 def is_running(pid: int) -> bool:
@@ -158,7 +207,8 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def _command_line(pid: str) -> list[str]:
+def command_line(pid: int) -> list[str]:
+    """Return the arguments of a process; none of one that has gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
     except FileNotFoundError:

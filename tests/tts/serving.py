@@ -64,8 +64,8 @@ class Serving:
 async def serving(
     service: Service, *channel_options: tuple[str, int], **values: Any
 ) -> AsyncIterator[Serving]:
-    """Serve on a free port with these values of ServerConfig."""
-    server = SpeechServer(ServerConfig(port=0, **values), PROTOCOLS)
+    """Serve with these values of ServerConfig, by default on a free port."""
+    server = SpeechServer(ServerConfig(**{"port": 0, **values}), PROTOCOLS)
     await server.start()
     await server.serve(service)
     options = (*CHANNEL_OPTIONS, *channel_options)

@@ -1,14 +1,13 @@
 """`AudioGenerationConfig`: the core's configuration and the audio side's, and its sources.
 
 Sources in their order: flags, file, environment (`SONANT_MAX_LENGTH`, `SONANT_MODEL__MODEL_PATH`),
-the program's own values, defaults of the fields. Only this module reads `os.environ`.
+the program's own values, defaults of the fields.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -25,6 +24,7 @@ from decoder import (
 )
 from llm import ConfigError, PipelineConfig, StrictModel
 from tts.checkpoint.hub import HubOptions
+from tts.config.environment import process_environment
 from tts.config.packages import check_packages
 from tts.config.server import ServerConfig
 from tts.config.sources import flag_values, nested_values, walk_fields
@@ -38,8 +38,6 @@ __all__ = [
     "describe_error",
     "hub_options",
     "load_config",
-    "prepare_libraries",
-    "process_environment",
     "streaming_options",
 ]
 
@@ -252,7 +250,7 @@ def hub_options(
 ) -> HubOptions:
     """Return how to reach the hub: by the configuration and the hub's variables (HF_TOKEN, …)."""
     options = HubOptions(config.model.huggingface_revision, config.offline, config.allow_pickle)
-    return options.with_environment(os.environ if environ is None else environ)
+    return options.with_environment(process_environment() if environ is None else environ)
 
 
 def load_config(
@@ -269,7 +267,9 @@ def load_config(
     `ValidationError` (a field), `ConfigError` (the whole, the file, an unknown variable) or
     `FileNotFoundError`.
     """
-    from_environ = environment_values(model_class, os.environ if environ is None else environ)
+    from_environ = environment_values(
+        model_class, process_environment() if environ is None else environ
+    )
     path = flags.get("config_file") or config_file or from_environ.get("config_file")
     section = flags.get("section_name") or from_environ.get("section_name")
     from_file = _file_values(model_class, path, section) if path else {}
@@ -298,24 +298,6 @@ def config_from_args(
         environ=environ,
         base=base,
     )
-
-
-def process_environment() -> MutableMapping[str, str]:
-    """Return this process's environment, to be passed to child processes."""
-    return os.environ
-
-
-def prepare_libraries() -> None:
-    """Set variables for libraries of this process and its children, unless the user has set them.
-
-    Call it before they are imported.
-    """
-    # gRPC's core writes bytes from clients and causes of failed handshakes to standard error,
-    # unescaped and past the log.
-    process_environment().setdefault("GRPC_VERBOSITY", "NONE")
-    # Threads of torch that spin while they wait take the core from those they wait for, where
-    # other processes compete for it.
-    process_environment().setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def environment_values(

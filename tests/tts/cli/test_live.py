@@ -117,7 +117,7 @@ def test_an_interrupt_leaves_a_valid_file(
     assert (tmp_path / "x.srt").read_text().startswith("1\n00:00:00,000 --> ")
 
 
-@pytest.mark.parametrize("text", [TEXT * 30, LONG_TEXT], ids=["request", "book"])
+@pytest.mark.parametrize("text", [TEXT * 8, LONG_TEXT], ids=["request", "book"])
 def test_progress_is_a_bar_on_a_terminal(text: str, server: str, tmp_path: Path) -> None:
     master, terminal = pty.openpty()
     done = subprocess.run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -209,42 +209,43 @@ def test_an_unreachable_server_is_a_failure(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_guarded_server_requires_the_token_and_the_certificate(
-    tiny_checkpoint: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def guarded(tiny_checkpoint: Path) -> Iterator[str]:
+    """The address of a server that asks for a token and for a certificate."""
     flags = [
         *("--host", "localhost", "--auth-token", "open sesame"),
         *("--tls-cert", TLS / "server.pem", "--tls-key", TLS / "server.key"),
         *("--tls-client-ca", TLS / "ca.pem"),
     ]
     with serving(str(tiny_checkpoint), [str(flag) for flag in flags]) as running:
-        out = tmp_path / "x.wav"
-        base = ["Hi.", "-o", out, "-q", "--server", running.address, "--tls-ca", TLS / "ca.pem"]
-        ours = ["--cert", TLS / "client.pem", "--key", TLS / "client.key"]
+        yield running.address
 
-        def status(*more: object) -> int:
-            return main([str(argument) for argument in (*base, *more)])
 
-        assert status(*ours, "--token", "open sesame") == 0
-        assert frames_of(out)
-        assert status(*ours, "--token", "wrong") == 1
-        assert "token" in error_line(capfd)
-        assert status("--token", "open sesame") == 1
-        assert "say: localhost:" in capfd.readouterr().err
+def test_a_guarded_server_requires_the_token_and_the_certificate(
+    guarded: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "x.wav"
+    base = ["Hi.", "-o", out, "-q", "--server", guarded, "--tls-ca", TLS / "ca.pem"]
+    ours = ["--cert", TLS / "client.pem", "--key", TLS / "client.key"]
+
+    def status(*more: object) -> int:
+        return main([str(argument) for argument in (*base, *more)])
+
+    assert status(*ours, "--token", "open sesame") == 0
+    assert frames_of(out)
+    assert status(*ours, "--token", "wrong") == 1
+    assert "token" in error_line(capfd)
+    assert status("--token", "open sesame") == 1
+    assert "say: localhost:" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("ca", ["other", "garbage"])
-def test_an_untrusted_server_is_reported_in_one_line(
-    ca: str, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_an_untrusted_server_is_reported_in_one_line(ca: str, guarded: str, tmp_path: Path) -> None:
     """The command runs in a separate process: gRPC's core writes to standard error directly."""
     roots = TLS / "client.pem" if ca == "other" else tmp_path / "garbage.pem"
     (tmp_path / "garbage.pem").write_text("no certificate")
-    files = ["--tls-cert", str(TLS / "server.pem"), "--tls-key", str(TLS / "server.key")]
-    with serving(str(tiny_checkpoint), files) as running:
-        command = [sys.executable, "-m", "tts.say", "Hi.", "-o", str(tmp_path / "x.wav")]
-        command += ["--server", running.address, "--tls-ca", str(roots)]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
+    arguments = command("Hi.", "-o", tmp_path / "x.wav", "--server", guarded, "--tls-ca", roots)
+    said = subprocess.run(arguments, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert said.returncode == 1
     (line,) = said.stderr.splitlines()
-    assert line.startswith(f"say: {running.address}: ")
+    assert line.startswith(f"say: {guarded}: ")

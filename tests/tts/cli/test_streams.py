@@ -1,6 +1,6 @@
 """The command line in unusual shells: closed and full streams, locales, endless files, FIFOs.
 
-Each is a process of its own, because streams and locale are settled when Python starts.
+What depends on streams and locale is a process of its own: they are settled when Python starts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.deadlines import HANG_S
-from tests.tts.command_line import STORY, command, frames_of, wait_for
+from tests.tts.command_line import STORY, command, error_line, frames_of, wait_for
+from tts.say import main
 
 
 def shell(redirection: str, *arguments: object, **environment: str) -> tuple[int, bytes, list[str]]:
@@ -142,10 +143,19 @@ def test_umlauts_are_decoded_in_any_locale(
     assert frames_of(tmp_path / "süß.wav")
 
 
+def test_a_text_that_is_not_text_is_refused() -> None:
+    done = subprocess.run(
+        [*map(os.fsencode, command()), b"\xff", b"-o", b"x.wav"],
+        capture_output=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (2, b"say: TEXT is not UTF-8 text\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([b"\xff"], "TEXT is not UTF-8 text"),
         ([b"hi", b"-v", b"\xff"], "--voice is not UTF-8 text"),
         ([b"hi", b"--language", b"\xff"], "--language is not UTF-8 text"),
         ([b"hi", b"--server", b"\xff:1"], "--server is not UTF-8 text"),
@@ -153,23 +163,16 @@ def test_umlauts_are_decoded_in_any_locale(
         ([b"hi", b"--server", b"x:1", b"--token", b"a\nb"], "--token may hold printable ASCII"),
     ],
 )
-def test_arguments_that_are_not_text_are_refused(arguments: list[bytes], words: str) -> None:
-    done = subprocess.run(
-        [*map(os.fsencode, command()), *arguments, b"-o", b"x.wav"],
-        capture_output=True,
-        timeout=HANG_S,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr.decode().count("\n") == 1
-    assert words in done.stderr.decode()
+def test_arguments_that_are_not_text_are_refused(
+    arguments: list[bytes], words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*map(os.fsdecode, arguments), "-o", "x.wav"]) == 2
+    assert words in error_line(capfd)
 
 
 def test_file_names_may_be_any_bytes(server: str, tmp_path: Path) -> None:
     out = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.wav"))
-    where = [b"-o", os.fsencode(out), b"--server", server.encode()]
-    done = subprocess.run([*map(os.fsencode, command("hi")), *where], timeout=HANG_S, check=False)
-    assert done.returncode == 0
+    assert main(["hi", "-q", "-o", str(out), "--server", server]) == 0
     assert frames_of(out)
 
 
@@ -177,48 +180,66 @@ def test_file_names_may_be_any_bytes(server: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("redirection", "arguments", "words"),
+    ("arguments", "words"),
     [
-        ("", ["-f", "/dev/zero"], "/dev/zero has more than"),
-        ("</dev/zero", [], "standard input has more than"),
-        ("</dev/zero", ["--stream-stdin", "-q"], "control character U+0000"),
-        ("", ["hi", "--ref-audio", "/dev/zero", "--ref-text", "x"], "/dev/zero has more than"),
-        ("", ["hi", "--tls-ca", "/dev/zero"], "/dev/zero has more than"),
+        ([], "standard input has more than"),
+        (["--stream-stdin", "-q"], "control character U+0000"),
     ],
 )
 def test_an_endless_input_is_not_read_to_its_end(
-    redirection: str, arguments: list[str], words: str, server: str, tmp_path: Path
+    arguments: list[str], words: str, server: str, tmp_path: Path
 ) -> None:
     where = ["-o", tmp_path / "x.wav", "--server", server]
-    status, _, errors = shell(redirection, *arguments, *where)
+    status, _, errors = shell("</dev/zero", *arguments, *where)
     assert (status, len(errors)) == (2, 1)
     assert words in errors[0]
 
 
-def test_a_fifo_without_a_reader_is_reported(server: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-f", "/dev/zero"],
+        ["hi", "--ref-audio", "/dev/zero", "--ref-text", "x"],
+        ["hi", "--tls-ca", "/dev/zero"],
+    ],
+)
+def test_an_endless_file_is_not_read_to_its_end(
+    arguments: list[str], server: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "-o", str(tmp_path / "x.wav"), "--server", server]) == 2
+    assert "/dev/zero has more than" in error_line(capfd)
+
+
+def test_a_fifo_without_a_reader_is_reported(
+    server: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     fifo = tmp_path / "fifo.wav"
     os.mkfifo(fifo)
-    status, _, errors = shell("", "hi", "-o", fifo, "--server", server)
-    assert (status, errors) == (2, [f"say: cannot write {fifo}: no program reads it"])
+    assert main(["hi", "-o", str(fifo), "--server", server]) == 2
+    assert error_line(capfd) == f"say: cannot write {fifo}: no program reads it"
 
 
-def test_timestamps_into_a_fifo_are_refused(server: str, tmp_path: Path) -> None:
+def test_timestamps_into_a_fifo_are_refused(
+    server: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     fifo = tmp_path / "times.srt"
     os.mkfifo(fifo)
-    where = ["-o", tmp_path / "x.wav", "--timestamps", fifo, "--server", server]
-    status, _, errors = shell("", "hi", *where)
-    wanted = f"say: cannot write {fifo}: timestamps need a regular file"
-    assert (status, errors) == (2, [wanted])
+    where = ["-o", str(tmp_path / "x.wav"), "--timestamps", str(fifo), "--server", server]
+    assert main(["hi", *where]) == 2
+    assert error_line(capfd) == f"say: cannot write {fifo}: timestamps need a regular file"
 
 
-def test_a_fifo_with_a_reader_gets_the_audio(server: str, tmp_path: Path) -> None:
+def test_a_fifo_with_a_reader_gets_the_audio(
+    server: str, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     fifo, copy = tmp_path / "fifo.wav", tmp_path / "copy.pcm"
     os.mkfifo(fifo)
     with copy.open("wb") as target, subprocess.Popen(["cat", fifo], stdout=target) as reader:
-        what = ["hi", "--seed", "7", "--format", "s16le", "--server", server]
-        assert shell("", *what, "-o", fifo)[0] == 0
+        what = ["hi", "-q", "--seed", "7", "--format", "s16le", "--server", server]
+        assert main([*what, "-o", str(fifo)]) == 0
         assert reader.wait(HANG_S) == 0
-    assert copy.read_bytes() == shell("", *what, "-o", "-")[1] != b""
+    assert main([*what, "-o", "-"]) == 0
+    assert copy.read_bytes() == capfdbinary.readouterr().out != b""
 
 
 def test_a_second_process_writing_the_same_file_is_refused(server: str, tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def mixtures(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=mixtures())
 def test_mixtures_of_knobs_change_no_output(
     tiny_checkpoint: Path, alone: Outcome, values: dict[str, Any]

@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -27,7 +26,7 @@ from tests.tts.http.http_serving import (
     raw_connection,
     run_with_http,
 )
-from tests.tts.server_process import ENGINE, FRONT_END, processes_of, serving_process
+from tests.tts.server_process import ENGINE, FRONT_END, Killable, Shared, processes_of
 from tests.tts.serving import run
 from tts.errors import SynthesisError
 from tts.factory import Service
@@ -232,36 +231,29 @@ def test_running_requests_end_with_the_server(service: Service) -> None:
 # --- processes
 
 
-def test_a_killed_engine_and_several_front_ends(tiny_checkpoint: Path) -> None:
-    flags = {"http-port": 0, "front-ends": 2, "max-concurrent-requests": 4}
-
+def test_a_killed_engine_and_several_front_ends(killable: Shared[Killable]) -> None:
     async def scenario() -> None:
-        async with serving_process(tiny_checkpoint, **flags) as process:
-            line = await process.line()
-            address = line.split(" http=")[1].split()[0]
-            async with httpx.AsyncClient(base_url=f"http://{address}", timeout=HANG_S) as client:
-                body: dict[str, Any] = {"input": "hello", "seed": 1, "response_format": "pcm"}
-                expected = (await client.post(SPEECH, json=body)).content
-                assert expected
-                long = {**LONG, "stream_format": "sse"}
-                async with client.stream("POST", SPEECH, json=long) as response:
-                    lines = response.aiter_lines()
-                    assert await anext(lines)
-                    os.kill(processes_of(process, ENGINE)[0], signal.SIGKILL)
-                    last = [line async for line in lines if line][-1]
-                assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_lost"
-                refused = await client.post(SPEECH, json=body)
-                assert (refused.status_code, error_of(refused)["code"]) == (503, "engine_lost")
-                assert refused.headers["retry-after"]
-                while (await client.get("/health")).status_code != 503:
-                    await asyncio.sleep(0.05)
-                os.kill(processes_of(process, FRONT_END)[0], signal.SIGKILL)
-                assert await _spoken_again(f"http://{address}", body) == expected
-            process.process.terminate()
-            assert await process.ended() == 0
-            assert "Traceback" not in process.log
+        process, url = killable.value.process, f"http://{killable.value.http}"
+        async with httpx.AsyncClient(base_url=url, timeout=HANG_S) as client:
+            body: dict[str, Any] = {"input": "hello", "seed": 1, "response_format": "pcm"}
+            expected = (await client.post(SPEECH, json=body)).content
+            assert expected
+            long = {**LONG, "stream_format": "sse"}
+            async with client.stream("POST", SPEECH, json=long) as response:
+                lines = response.aiter_lines()
+                assert await anext(lines)
+                os.kill(processes_of(process, ENGINE)[0], signal.SIGKILL)
+                last = [line async for line in lines if line][-1]
+            assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_lost"
+            refused = await client.post(SPEECH, json=body)
+            assert (refused.status_code, error_of(refused)["code"]) == (503, "engine_lost")
+            assert refused.headers["retry-after"]
+            while (await client.get("/health")).status_code != 503:
+                await asyncio.sleep(0.05)
+            os.kill(processes_of(process, FRONT_END)[0], signal.SIGKILL)
+            assert await _spoken_again(url, body) == expected
 
-    run(scenario())
+    killable.run(scenario())
 
 
 async def _spoken_again(url: str, body: dict[str, Any]) -> bytes:

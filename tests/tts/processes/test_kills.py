@@ -128,54 +128,6 @@ def test_each_killed_process_is_restarted(tiny_checkpoint: Path) -> None:
     run(scenario())
 
 
-def test_a_front_end_is_restarted_although_a_lexicon_is_broken(
-    tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    words, other = tmp_path / "words.txt", tmp_path / "other.txt"
-    words.write_text("SQL\tsequel\n")
-    other.write_text("hello\thallo\n")
-    flags = {
-        "front-ends": 1,
-        "lexicon": f"{words},{other}",
-        "prometheus-metrics-mode": "launch_multiproc_server",
-        "metrics-port": 0,
-    }
-
-    async def phrases(channel: grpc.aio.Channel) -> list[str]:
-        request = stream_request("Hello SQL.", max_tokens=4)
-        call = SpeechServiceStub(channel).SynthesizeStream(request, wait_for_ready=True)
-        found = grouped([response async for response in call]).done.pronunciations
-        return sorted(entry.phrase for entry in found)
-
-    async def num_broken(process: Process) -> str:
-        url = (await process.logged(r"metrics on (http://127\.0\.0\.1:\d+/metrics)"))[1]
-        text = (await asyncio.to_thread(urllib.request.urlopen, url)).read().decode()
-        return "".join(re.findall(r"^sonant_broken_lexicons (\S+)", text, re.M))
-
-    async def scenario() -> None:
-        async with (
-            serving_process(tiny_checkpoint, **flags) as process,
-            channel_to(await process.ready()) as channel,
-        ):
-            assert await phrases(channel) == ["SQL", "hello"]
-            words.write_text("no lexicon at all\n")
-            os.kill(processes_of(process, FRONT_END)[0], signal.SIGKILL)
-            await process.logged("front-end-0 is back")
-            await process.logged(r"words\.txt:1: .*; it is left out until it is mended")
-            assert await phrases(channel) == ["hello"]
-            await until(lambda: _is(num_broken(process), "1.0"))
-            words.write_text("SQL\tsequel\n")
-            await until(lambda: _is(phrases(channel), ["SQL", "hello"]))
-            await until(lambda: _is(num_broken(process), "0.0"))
-            assert "Traceback" not in process.log
-
-    run(scenario())
-
-
-async def _is(value: Awaitable[object], expected: object) -> bool:
-    return await value == expected
-
-
 def test_no_process_outlives_the_supervisor(tiny_checkpoint: Path) -> None:
     base = new_base()
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
+from tests.speech_server import Server
 from tests.tts.processes.test_kills import channel_to, synthesize_on
 from tests.tts.server.raw_http2 import raw_client
-from tests.tts.server_process import FRONT_END, Shared, processes_of, serving_process, shared
+from tests.tts.server_process import FRONT_END, command_line
+from tests.tts.serving import run
 from tts.config.server import ServerConfig
 from tts.server.access import RECEIVING_BYTES
 
@@ -71,43 +71,19 @@ class Peak:
             await asyncio.sleep(0.01)
 
 
-@dataclass(frozen=True)
-class Target:
-    """A front end that has served a call, and its resident memory then."""
-
-    address: str
-    front_end: int
-    first_bytes: int
-    spoken: bytes
-
-
-@asynccontextmanager
-async def warm_server(checkpoint: Path) -> AsyncIterator[Target]:
-    async with serving_process(checkpoint) as process:
-        address = await process.ready()
-        (front_end,) = processes_of(process, FRONT_END)
-        async with channel_to(address) as channel:
-            spoken = (await synthesize_on(channel)).data
-        yield Target(address, front_end, resident_bytes(front_end), spoken)
-
-
-@pytest.fixture(scope="module")
-def target(tiny_checkpoint: Path) -> Iterator[Shared[Target]]:
-    with shared(warm_server(tiny_checkpoint)) as server:
-        yield server
-
-
 @pytest.mark.parametrize("method", METHODS)
-def test_unfinished_messages_do_not_fill_memory(target: Shared[Target], method: str) -> None:
+def test_unfinished_messages_do_not_fill_memory(tiny_server: Server, method: str) -> None:
     async def scenario() -> None:
-        server = target.value
-        async with (
-            channel_to(server.address) as channel,
-            AsyncExitStack() as held,
-            Peak(server.front_end, server.first_bytes) as peak,
-        ):
-            await pour_all(server.address, f"/tts.v1.SpeechService/{method}".encode(), held)
-            assert (await synthesize_on(channel)).data == server.spoken
+        (front_end,) = [pid for pid in tiny_server.pids if FRONT_END in command_line(pid)]
+        async with channel_to(tiny_server.address) as channel:
+            spoken = (await synthesize_on(channel)).data
+            async with (
+                AsyncExitStack() as held,
+                Peak(front_end, resident_bytes(front_end)) as peak,
+            ):
+                path = f"/tts.v1.SpeechService/{method}".encode()
+                await pour_all(tiny_server.address, path, held)
+                assert (await synthesize_on(channel)).data == spoken
         assert peak.growth <= MOST_BYTES, f"{peak.growth / MIB:.0f} MiB"
 
-    target.run(scenario())
+    run(scenario())

@@ -56,12 +56,12 @@ def test_a_killed_rank_ends_calls_as_unavailable_and_all_are_restarted(
                 later, (engine,) = rank_of(process), processes_of(process, ENGINE)
                 assert later != rank
                 os.kill(engine, signal.SIGKILL)
+                process.process.terminate()  # before the engine is started again
 
                 async def has_ended() -> bool:
                     return not is_running(later)
 
                 await until(has_ended)
-            process.process.terminate()
             assert await process.ended() == 0
 
     run(scenario())

@@ -15,10 +15,8 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from tests.fakes import tiny_config, wait_until_idle
-from tests.speech_server import SpeechClient
-from tests.speech_server import serving as serving_voice
 from tests.tts.riva.requests import SERVICE, audio_of, online, request, riva, whole
-from tests.tts.server_process import ENGINE, processes_of, serving_process
+from tests.tts.server_process import ENGINE, Killable, Shared, processes_of
 from tests.tts.serving import (
     SMALL_WINDOW,
     TEXT,
@@ -295,22 +293,23 @@ def test_the_voices_are_listed(service: Service) -> None:
     run_with_server(service, ask)
 
 
-def test_word_times_of_the_built_in_voice() -> None:
-    """In a real server process, which registers the service."""
-    asked = request("One two. I have 5 cats.", max_tokens=None, enable_word_time_offsets=True)
-    with serving_voice() as server, grpc.insecure_channel(server.address) as channel:
-        stub = RivaSpeechSynthesisStub(channel)
-        response = stub.Synthesize(asked)
-        responses = list(stub.SynthesizeOnline(iter([asked])))
-        with SpeechClient(server.address) as client:
-            expected = client.synthesize(asked.text, seed=7)
-    assert response.audio == b"".join(r.audio for r in responses) == expected.pcm
+def test_word_times_of_the_built_in_voice(built_in_service: Service) -> None:
+    text = "One two. I have 5 cats."
+    asked = request(text, max_tokens=None, enable_word_time_offsets=True)
+
+    async def ask(served: Serving) -> tuple[Any, list[Any], bytes]:
+        response = await riva(served).Synthesize(asked)
+        responses = [part async for part in riva(served).SynthesizeOnline(iter([asked]))]
+        return response, responses, (await collect_speech(served, text, max_tokens=None)).data
+
+    response, responses, expected = run_with_server(built_in_service, ask)
+    assert response.audio == b"".join(r.audio for r in responses) == expected
     words = response.meta.words
     assert [word.word for word in words] == ["One", "two.", "I", "have", "5", "cats."]
     assert response.meta.processed_text == "One two. I have five cats."
     edges = [edge for word in words for edge in (word.start_time, word.end_time)]
     assert edges == sorted(edges)
-    assert 0 < edges[-1] <= expected.seconds * 1000
+    assert 0 < edges[-1] <= len(expected) / 2 / 24_000 * 1000
     lengths = [(word.end_time - word.start_time) / 1000 for word in words]
     assert list(response.meta.predicted_durations) == pytest.approx(lengths, abs=0.0011)
     assert [word for r in responses for word in r.meta.words] == list(words)
@@ -513,21 +512,19 @@ def test_a_hundred_clients_disconnect(service: Service) -> None:
     run(scenario())
 
 
-def test_a_killed_engine_is_unavailable(tiny_checkpoint: Path) -> None:
+def test_a_killed_engine_is_unavailable(killable: Shared[Killable]) -> None:
     async def scenario() -> None:
-        async with serving_process(tiny_checkpoint) as process:
-            address = await process.ready()
-            async with grpc.aio.insecure_channel(address) as channel:
-                call = RivaSpeechSynthesisStub(channel).SynthesizeOnline()
-                await call.write(request(LONG_TEXT, max_tokens=None))
-                assert (await call.read()).audio
-                (engine,) = processes_of(process, ENGINE)
-                os.kill(engine, signal.SIGKILL)
-                error = await error_of_reading(call)
-                assert error.code() is grpc.StatusCode.UNAVAILABLE
-                assert reason_of(error) == "ENGINE_LOST"
+        async with grpc.aio.insecure_channel(killable.value.address) as channel:
+            call = RivaSpeechSynthesisStub(channel).SynthesizeOnline()
+            await call.write(request(LONG_TEXT, max_tokens=None))
+            assert (await call.read()).audio
+            (engine,) = processes_of(killable.value.process, ENGINE)
+            os.kill(engine, signal.SIGKILL)
+            error = await error_of_reading(call)
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            assert reason_of(error) == "ENGINE_LOST"
 
-    run(scenario())
+    killable.run(scenario())
 
 
 def test_a_client_that_sends_nothing_more_times_out(service: Service) -> None:

@@ -128,7 +128,7 @@ def test_the_log_has_one_line_for_each_and_not_the_path(tiny_checkpoint: Path) -
     """This holds in a separate process, also when gRPC deletes the ended server."""
 
     async def scenario() -> str:
-        async with serving_process(tiny_checkpoint, log_format="json") as process:
+        async with serving_process(tiny_checkpoint, log_format="json", front_ends=0) as process:
             address = await process.ready()
             for number in range(1, 5):
                 await break_loop(address)

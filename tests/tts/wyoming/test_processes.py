@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 from pathlib import Path
 
-from tests.tts.server_process import ENGINE, Process, processes_of, serving_process
+from tests.speech_server import READY
+from tests.tts.server_process import ENGINE, Killable, Shared, processes_of, serving_process
 from tests.tts.serving import TEXT, run
 from tests.tts.wyoming.client import Client, Event, pcm
 
@@ -16,12 +16,8 @@ LONG_TEXT = " ".join([TEXT] * 40)
 RETRY_S = 0.2
 
 
-async def port_of(process: Process) -> int:
-    """Wait until calls are accepted and return Wyoming's port."""
-    line = await process.line()
-    match = re.match(r"ready: \S+ wyoming=127\.0\.0\.1:(\d+) model=", line)
-    assert match, (line, process.log)
-    return int(match[1])
+def port_of(address: str) -> int:
+    return int(address.removeprefix("127.0.0.1:"))
 
 
 async def connect(port: int) -> Client:
@@ -41,44 +37,39 @@ async def speak(port: int) -> list[Event]:
     return events
 
 
-def test_front_ends_share_the_port_and_survive_their_engine(tiny_checkpoint: Path) -> None:
+def test_front_ends_share_the_port_and_survive_their_engine(killable: Shared[Killable]) -> None:
     async def scenario() -> None:
-        flags = {"wyoming_port": 0, "front_ends": 2}
-        async with serving_process(tiny_checkpoint, **flags) as process:
-            port = await port_of(process)
-            spoken = await asyncio.gather(*(speak(port) for _ in range(8)))
-            assert len({pcm(events) for events in spoken}) == 1
-            assert pcm(spoken[0])
-            client = await connect(port)
-            await client.send("synthesize", text=LONG_TEXT)
-            await client.until("audio-chunk")
-            (engine,) = processes_of(process, ENGINE)
-            os.kill(engine, signal.SIGKILL)
-            error = await client.last()
-            assert (error.type, error.data["code"]) == ("error", "ENGINE_LOST")
-            await client.close()
+        port = port_of(killable.value.wyoming)
+        spoken = await asyncio.gather(*(speak(port) for _ in range(8)))
+        assert len({pcm(events) for events in spoken}) == 1
+        assert pcm(spoken[0])
+        client = await connect(port)
+        await client.send("synthesize", text=LONG_TEXT)
+        await client.until("audio-chunk")
+        (engine,) = processes_of(killable.value.process, ENGINE)
+        os.kill(engine, signal.SIGKILL)
+        error = await client.last()
+        assert (error.type, error.data["code"]) == ("error", "ENGINE_LOST")
+        await client.close()
+        again = await speak(port)
+        while again[-1].type == "error":
+            assert again[-1].data["code"] == "ENGINE_LOST"
+            await asyncio.sleep(RETRY_S)
             again = await speak(port)
-            while again[-1].type == "error":
-                assert again[-1].data["code"] == "ENGINE_LOST"
-                await asyncio.sleep(RETRY_S)
-                again = await speak(port)
-            assert pcm(again) == pcm(spoken[0])
-            idle = await connect(port)
-            process.process.send_signal(signal.SIGTERM)
-            assert await idle.read() is None
-            await idle.close()
-            assert await process.ended() == 0, process.log
+        assert pcm(again) == pcm(spoken[0])
 
-    run(scenario())
+    killable.run(scenario())
 
 
 def test_a_running_text_is_spoken_to_its_end_when_the_server_drains(tiny_checkpoint: Path) -> None:
-    """All in one process. New requests are refused meanwhile."""
+    """All in one process. New requests are refused meanwhile, and idle connections are closed."""
 
     async def scenario() -> None:
         async with serving_process(tiny_checkpoint, wyoming_port=0, front_ends=0) as process:
-            port = await port_of(process)
-            client, late = await connect(port), await connect(port)
+            ready = READY.match(await process.line())
+            assert ready, process.log
+            port = port_of(ready[3])
+            client, late, idle = [await connect(port) for _ in range(3)]
             await client.send("synthesize", text=" ".join([TEXT] * 10))
             await client.until("audio-chunk")
             process.process.send_signal(signal.SIGTERM)
@@ -88,6 +79,8 @@ def test_a_running_text_is_spoken_to_its_end_when_the_server_drains(tiny_checkpo
             await late.close()
             await client.until("audio-stop")
             await client.close()
+            assert await idle.read() is None
+            await idle.close()
             assert await process.ended() == 0, process.log
 
     run(scenario())
