@@ -201,8 +201,9 @@ class HostResult(DecodeResult):
             row, count, tail = rows[index], item.window.num_samples, item.state.tail
             assert not isinstance(tail, TailSlot)
             emitted = row[:count].copy()
-            blend(emitted, tail)
-            item.state.tail = row[count:][: tail_size(spec, item.window, fade)].copy()
+            if fade:
+                blend(emitted, tail)
+                item.state.tail = row[count:][: tail_size(spec, item.window, fade)].copy()
             found.append(emitted)
         return found
 

@@ -314,12 +314,14 @@ def _check_numbers(options: StreamingOptions, spec: CodecSpec) -> None:
             raise DecoderConfigError(f"{name} {value!r} is not an integer >= 0")
         check_frames(value, spec, name)
     first = options.first_look_ahead
-    if first is not None and (type(first) is not int or not 0 <= first <= options.look_ahead):
+    if first is None:
+        return
+    if type(first) is not int or not 0 <= first <= options.look_ahead:
         raise DecoderConfigError(
             f"first_look_ahead {first!r} is not an integer from 0 to the look_ahead, "
             f"{options.look_ahead}"
         )
-    check_frames(options.look_ahead_of(0), spec, "first_look_ahead")
+    check_frames(first, spec, "first_look_ahead")
 
 
 def _prompt_warnings(options: StreamingOptions, spec: CodecSpec) -> list[str]:

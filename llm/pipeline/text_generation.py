@@ -34,8 +34,23 @@ class TextGenerationPipeline(TextGenerationPipelineInterface):
     """Pipeline that returns the results of every batch from the call that runs it."""
 
     def run(self, batch: ScheduledBatch) -> StepOutput:
-        """Run a batch's forwards and sample for its sampling rows."""
-        return run_batch(self, batch)
+        """Run a batch's forwards and sample for its sampling rows; wait for the results."""
+        with self.runner.session.profiler.step(batch.mode), torch.inference_mode():
+            if not batch:
+                self.runner.forward_idle()
+                return StepOutput({})
+            speculation = self.speculation
+            if speculation is not None and batch.num_steps > 1:
+                return with_rounded_scores(self, speculation.execute(batch))
+            if speculation is not None:
+                speculation.ingest(batch)
+            turn = _MultiStepRun(self, batch)
+            while not turn.has_ended:
+                turn.step()
+            output = turn.output()
+        if output.logprobs or output.prompt_logprobs:
+            return with_rounded_scores(self, output)
+        return output
 
     @property
     def overlap_active(self) -> bool:
@@ -45,26 +60,6 @@ class TextGenerationPipeline(TextGenerationPipelineInterface):
     def has_pending_outputs(self) -> bool:
         """False: see `overlap_active`."""
         return False
-
-
-def run_batch(pipeline: TextGenerationPipelineInterface, batch: ScheduledBatch) -> StepOutput:
-    """Run a batch and wait for its results."""
-    with pipeline.runner.session.profiler.step(batch.mode), torch.inference_mode():
-        if not batch:
-            pipeline.runner.forward_idle()
-            return StepOutput({})
-        speculation = pipeline.speculation
-        if speculation is not None and batch.num_steps > 1:
-            return with_rounded_scores(pipeline, speculation.execute(batch))
-        if speculation is not None:
-            speculation.ingest(batch)
-        turn = _MultiStepRun(pipeline, batch)
-        while not turn.has_ended:
-            turn.step()
-        output = turn.output()
-    if output.logprobs or output.prompt_logprobs:
-        return with_rounded_scores(pipeline, output)
-    return output
 
 
 def with_rounded_scores(

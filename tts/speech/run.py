@@ -119,19 +119,21 @@ class SynthesisRun:
         prompts: PromptBuilder,
         settings: SynthesisSettings,
         request: SpeechRequest,
-        voice: Voice,
         aligner: Callable[[], Aligner] | None = None,
     ) -> None:
-        """Resolve the defaults of a request; `aligner` returns the model's one, None: it has none.
+        """Resolve the defaults of a request, which has its voice.
+
+        `aligner` returns the model's one; None: it has none.
 
         Raises InvalidRequestError, NotAvailableError and AdapterNotFoundError.
         """
         assert client.codec is not None
         assert prompts.vocabulary is not None
+        assert request.voice is not None
         _check_abilities(request, settings, client.codec)
         self._client, self._prompts, self._settings = client, prompts, settings
-        self._request, self._voice, self._aligner = request, voice, aligner
-        self._turn = Turn(voice, request.speaking_rate, request.gain_db, request.pitch)
+        self._request, self._voice, self._aligner = request, request.voice, aligner
+        self._turn: SpeechRequest | Turn = request  # until the first turn of a document
         self._turn_codes, self._spent_s = 0, 0.0  # codes and seconds before this turn, or break
         self._kept: dict[str, Voice] = {}  # by name: voices with the model's random speaker
         self._opening: VoicePrompt | None = None  # of that speaker, from a sentence's beginning
@@ -197,11 +199,10 @@ class SynthesisRun:
         self.restart()
 
     async def perform(self, step: Step) -> AsyncGenerator[SpokenEvent | MarkTime, None]:
-        """Yield the events of a segment, or of what comes between two segments."""
+        """Yield the events of a segment of a document, or of what comes between two segments."""
         match step:
             case TextSegment():
-                is_marked = self._request.markup is not None
-                events = self._speak_marked(step) if is_marked else self.speak(step)
+                events = self._speak_marked(step)
             case Turn():
                 events = self._begin(step)
             case Pause():
@@ -265,7 +266,7 @@ class SynthesisRun:
             self.finish_reason, self.is_exhausted = FinishReason.LENGTH, True
             self.warn("a break hit the audio cap")
 
-    def _spend(self, turn: Turn, seconds: float) -> None:
+    def _spend(self, turn: SpeechRequest | Turn, seconds: float) -> None:
         """Count the audio of the codes since the last call, and of a break."""
         num_codes, self._turn_codes = self._num_codes - self._turn_codes, self._num_codes
         spoken_s = num_codes / self._spec.codes_per_second / turn.speaking_rate
@@ -318,8 +319,9 @@ class SynthesisRun:
         """Return a segment's blocks; `is_last`: the request's limits may cut it."""
         job = self._job(segment, max_codes)
         self._is_fresh, self._timeline = False, None
-        markup = None if self._aligner is None else self._request.markup
-        emphasis = EmphasisedWords.of(segment, markup)
+        emphasis = None
+        if self._request.markup is not None and self._aligner is not None:
+            emphasis = EmphasisedWords.of(segment, self._request.markup)
         if emphasis:
             job = replace(job, as_s16=False)  # to be stretched
         checks = self._request.check

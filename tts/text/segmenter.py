@@ -20,7 +20,7 @@ from operator import itemgetter
 from tts.errors import InvalidRequestError
 from tts.text.clean import TextError, check_text, clean_phrase, clean_word
 from tts.text.ipa import marked
-from tts.text.languages.registry import find_language, has_reader, is_english
+from tts.text.languages.registry import find_language, is_english
 from tts.text.lexicon.entries import (
     Alphabet,
     Lexicon,
@@ -208,8 +208,8 @@ class _Word:
 class _Opening:
     """Words of an open segment, and its text."""
 
-    words: tuple[_Word, ...] = ()
-    spoken: str = ""
+    words: tuple[_Word, ...]
+    spoken: str
 
 
 class _WordReader:
@@ -254,8 +254,10 @@ class _WordReader:
         self._run = ""
 
     def _word(self, run: str, start: int) -> Iterator[_Word]:
-        text, lost = self._options.clean_word(run, start)
-        self.num_lost += lost
+        text = run
+        if not run.isascii():
+            text, lost = self._options.clean_word(run, start)
+            self.num_lost += lost
         if text:
             lines, self._lines = self._lines, 0
             yield _Word(text, start, start + len(run), lines)
@@ -283,7 +285,7 @@ class SegmentStream:
     def _begin(self) -> None:
         """Begin an utterance."""
         self._is_eager = self._options.eager > 0
-        self._opening = _Opening()
+        self._opening: _Opening | None = None
 
     def __repr__(self) -> str:
         return (
@@ -351,7 +353,7 @@ class SegmentStream:
         if mode is SegmentMode.NONE:
             return False
         last = self._pending[-1].text
-        before = self._pending[-2:-1] or self._opening.words[-1:]
+        before = self._pending[-2:-1] or (self._opening.words[-1:] if self._opening else ())
         language = find_language(self._options.language_at(self._pending[-1].start))
         verdict = ends_sentence(before[0].text if before else "", last, following, language)
         if verdict is not False or mode is SegmentMode.SENTENCE:
@@ -425,9 +427,9 @@ class SegmentStream:
         limit = self._options.max_characters
         if self._options.mode is SegmentMode.NONE and spoken_size(spoken.text) > limit:
             raise _does_not_fit(self._options)
-        opening, self._opening = self._opening, _Opening()
+        opening, self._opening = self._opening, None
         sentence = ""
-        if opening.words:
+        if opening is not None:
             spoken, sentence = self._continued(opening, words, spoken)
         pieces = [p for p in pieces_of(spoken, limit) if any(map(str.isalnum, p.text))]
         stops = [*(piece.origins[0] for piece in pieces[1:]), len(words)]  # ends of pieces
@@ -477,7 +479,8 @@ class SegmentStream:
     def _read(self, text: AlignedText, language: str) -> AlignedText:
         """Return a text of one language as it is spoken."""
         options = self._options
-        if options.normalization is TextNormalization.OFF or not has_reader(language):
+        has_reader = is_english(language) or find_language(language) is not None
+        if options.normalization is TextNormalization.OFF or not has_reader:
             return text.sub(_SPACES, lambda match: " ")
         if options.tags:
             return speak_around(text, options.tags, language)

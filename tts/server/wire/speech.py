@@ -17,7 +17,7 @@ from decoder import (
     PrependPromptSpeechTokens,
     StreamingOptions,
 )
-from tts.errors import InvalidRequestError, Precondition, PreconditionError
+from tts.errors import InvalidRequestError
 from tts.server.wire.common import (
     FINISH_REASONS,
     Violations,
@@ -189,7 +189,9 @@ def read_config(
             proto.text_normalization, NORMALIZATIONS, f"{path}.text_normalization"
         ),
         timestamps=wrong.member(proto.timestamps, TIMESTAMPS, f"{path}.timestamps"),
-        pronunciations=read_pronunciations(proto.pronunciations, f"{path}.pronunciations", wrong),
+        pronunciations=read_pronunciations(proto.pronunciations, f"{path}.pronunciations", wrong)
+        if proto.pronunciations
+        else (),
         max_audio_s=optional(proto, "max_audio_duration"),
         request_id=proto.request_id or default_id,
         priority=proto.priority,
@@ -199,14 +201,6 @@ def read_config(
         check=wrong.member(proto.speech_check, CHECKS, f"{path}.speech_check"),
         path=path,
     )
-
-
-def check_abilities(proto: pb.SynthesisConfig) -> None:
-    """Raise PreconditionError for features that no model of this release has."""
-    if proto.instructions:
-        raise PreconditionError(
-            Precondition.INSTRUCTIONS, "this model takes no instructions; leave them out"
-        )
 
 
 def _read_format(
