@@ -121,17 +121,17 @@ class SynthesisRun:
         request: SpeechRequest,
         aligner: Callable[[], Aligner] | None = None,
     ) -> None:
-        """Resolve the defaults of a request, which has its voice.
-
-        `aligner` returns the model's one; None: it has none.
+        """Resolve the defaults of a request, which has its voice; `aligner` None: there is none.
 
         Raises InvalidRequestError, NotAvailableError and AdapterNotFoundError.
         """
         assert client.codec is not None
+        assert prompts.family is not None
         assert prompts.vocabulary is not None
         assert request.voice is not None
-        _check_abilities(request, settings, client.codec)
-        self._client, self._prompts, self._settings = client, prompts, settings
+        if request.pitch or request.lora:
+            _check_abilities(request, settings, client.codec)
+        self._client, self._family, self._settings = client, prompts.family, settings
         self._request, self._voice, self._aligner = request, request.voice, aligner
         self._turn: SpeechRequest | Turn = request  # until the first turn of a document
         self._turn_codes, self._spent_s = 0, 0.0  # codes and seconds before this turn, or break
@@ -143,7 +143,10 @@ class SynthesisRun:
         self._seed = secrets.randbits(64) if seed is None else seed
         self._sampling = request.sampling.over(settings.sampling)
         self._max_audio_s = min(request.max_audio_s or math.inf, settings.max_audio_s)
-        self._streaming, warnings = _streaming(request, settings, self._spec)
+        self._streaming, self._warnings = settings.streaming, dict[str, None]()  # an ordered set
+        if request.chunking is not None:
+            self._streaming = request.chunking.over(settings.streaming)
+            self.warn(*_chunking_warnings(self._streaming, request, self._spec))
         self._audio_format = _audio_format(request, settings, self._spec)
         self._output = _output(request, settings, self._spec, self._audio_format)
         has_marks = request.markup is not None and request.markup.has_marks
@@ -154,9 +157,8 @@ class SynthesisRun:
         self._timeline: Timeline | None = None  # of the segment, if parts of it are stretched
         self._carry = request.carry
         self._is_fresh = True  # the next segment starts with the first chunk sizes
-        self._num_codes = 0
         self._num_chunks = self._num_samples = 0  # sent
-        self.num_segments = 0
+        self.num_segments = self._num_codes = 0
         self._unsent_codes = 0  # codes of blocks without output bytes so far
         self._segment = TextSegment(0, "", 0, 0)
         self._spoken: list[str] = []  # texts of the segments
@@ -166,7 +168,6 @@ class SynthesisRun:
         self._prefill_s: float | None = None
         self._started_s = time.monotonic()
         self._first_audio_s: float | None = None
-        self._warnings = dict.fromkeys(warnings)  # an ordered set
         self.started = Started(self._request_id, settings.model, self._audio_format, self._seed)
         """First event of the request."""
         self._checks: list[tuple[CheckResult, ...]] = []
@@ -558,7 +559,7 @@ class SynthesisRun:
         """
         opening, self._opening = self._opening, None
         if segment.sentence:
-            prompt_ids = self._prompts.speech_prompt(segment.sentence, self._voice)
+            prompt_ids = self._family.prompt(self._vocabulary, segment.sentence, self._voice)
             prompt_ids += self._vocabulary.token_ids(self._said)
             most = self._settings.max_seq_len
             num_tokens = len(prompt_ids) + max_codes // self._vocabulary.codes_per_token
@@ -566,7 +567,7 @@ class SynthesisRun:
                 return prompt_ids
         if opening is not None:
             self._keep_voice(opening)
-        return self._prompts.speech_prompt(segment.text, self._voice)
+        return self._family.prompt(self._vocabulary, segment.text, self._voice)
 
     def _note(self, block: AudioBlock) -> None:
         if block.finish_reason is FinishReason.ERROR:
@@ -630,7 +631,7 @@ class SynthesisRun:
     def _keep_voice(self, prompt: VoicePrompt) -> None:
         """Use a prompt for the voice of later segments, if it fits."""
         settings, voice = self._settings, replace(self._voice, prompt=prompt)
-        length = len(self._prompts.speech_prompt(prompt.transcript, voice))
+        length = len(self._family.prompt(self._vocabulary, prompt.transcript, voice))
         most = settings.max_seq_len
         longest = settings.traits.max_codes // self._vocabulary.codes_per_token
         if most is None or length + longest <= most:
@@ -681,15 +682,12 @@ def _check_abilities(request: SpeechRequest, settings: SynthesisSettings, spec: 
         raise AdapterNotFoundError(request.lora, settings.adapters)
 
 
-def _streaming(
-    request: SpeechRequest, settings: SynthesisSettings, spec: CodecSpec
-) -> tuple[StreamingOptions, list[str]]:
-    """Return the streaming options of a request, and warnings about them."""
-    if request.chunking is None:
-        return settings.streaming, []
-    streaming = request.chunking.over(settings.streaming)
+def _chunking_warnings(
+    streaming: StreamingOptions, request: SpeechRequest, spec: CodecSpec
+) -> list[str]:
+    """Return warnings about a request's chunking; raise InvalidRequestError if it is invalid."""
     try:
-        return streaming, validate_streaming(streaming, spec)
+        return validate_streaming(streaming, spec)
     except DecoderConfigError as error:
         raise InvalidRequestError.of(f"{request.path}.chunking", str(error)) from error
 

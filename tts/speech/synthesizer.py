@@ -211,11 +211,12 @@ class Synthesizer:
 
         Raises InvalidRequestError for pronunciations that the model cannot read.
         """
+        has_lexicons = request.pronunciations or voice.pronunciations or self._lexicons is not None
         return self.settings.traits.text_options(
             request.normalization,
             voice,
             mode=request.segment_mode,
-            lexicons=tuple(self._lexicons_of(request, voice)),
+            lexicons=tuple(self._lexicons_of(request, voice)) if has_lexicons else (),
             field=field,
         )
 

@@ -465,7 +465,11 @@ class SegmentStream:
 
     def _speak(self, words: Sequence[_Word]) -> tuple[AlignedText, tuple[Pronunciation, ...]]:
         """Return words as they are spoken, and the pronunciations of lexicons that they have."""
-        joined = {i for i, pair in enumerate(pairwise(words), start=1) if _is_same_run(*pair)}
+        joined = {
+            index
+            for index, (before, word) in enumerate(pairwise(words), start=1)
+            if before.end == word.start and _is_same_run(before.text, word.text)
+        }
         text = AlignedText.of_words((word.text for word in words), joined)
         said = self._respell(text) if self._respell is not None else None
         if said is not None:
@@ -507,11 +511,9 @@ class SegmentStream:
         return TextSegment(self._num_segments - 1, text, start, self._spoken_to, words)
 
 
-def _is_same_run(before: _Word, word: _Word) -> bool:
-    """Return whether both are parts of one run, in a script without spaces, within a sentence."""
-    if before.end != word.start:
-        return False
-    last, first = before.text[-1], word.text[0]
+def _is_same_run(before: str, word: str) -> bool:
+    """Return whether neighbours are one run of a script without spaces, within a sentence."""
+    last, first = before[-1], word[0]
     return last not in ".?!" and (is_wide(last) or is_wide(first))
 
 

@@ -173,13 +173,12 @@ def read_config(
         carry = _read_carry(proto.buffer_speech_tokens, codec, field, wrong)
     if proto.stream_token_offset:
         _check_offset(proto, codec, f"{path}.stream_token_offset", wrong)
-    rate, gain_db = optional(proto, "speaking_rate"), optional(proto, "volume_gain_db")
     return SpeechRequest(
         text=text,
         encoding=encoding,
         sample_rate=sample_rate,
-        speaking_rate=1.0 if rate is None else rate,
-        gain_db=0.0 if gain_db is None else gain_db,
+        speaking_rate=optional(proto, "speaking_rate", 1.0),
+        gain_db=optional(proto, "volume_gain_db", 0.0),
         pitch=proto.pitch,
         trim_silence=proto.trim_silence,
         sampling=read_sampling(proto.sampling),
