@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from decoder.base import (
     AttentionKind,
+    AudioDecoder,
     CodecSpec,
     CodeRangeError,
     DecoderConfigError,
@@ -67,6 +68,18 @@ def check_frames(
             f"{what} is {count} but codec '{spec.name}' has {spec.codes_per_frame} codes per "
             "frame: give a multiple"
         )
+
+
+def check_windows(decoder: AudioDecoder, windows: Sequence[DecodeWindow]) -> None:
+    """Raise CodeRangeError or DecoderConfigError for windows that cannot be rendered in one
+    call.
+    """
+    spec = decoder.spec
+    for window in windows:
+        check_codes(window.codes, spec.codebook_size, "speech")
+        check_frames(len(window.codes), spec, "number of codes in a window")
+    if len({decoder.batch_key(window) for window in windows}) != 1:
+        raise DecoderConfigError("windows of one decode call must have one batch key")
 
 
 class DecoderStream:

@@ -96,6 +96,7 @@ class _MultiStepRun:
         self._embeddings = pipeline.embeddings
         self._vectors: dict[str, tuple[bytes, ...]] = {}
         self._prompts = () if batch.mode is ForwardMode.DECODE else batch.rows
+        self._reads_prompts = self._scores.is_enabled or self._embeddings.spec is not None
         self._failures: dict[str, str] = {}
         self._prompt_logprobs: dict[str, tuple[TokenLogprob, ...]] = {}
         self._num_steps = batch.num_steps
@@ -121,7 +122,7 @@ class _MultiStepRun:
             self.has_ended = True
             return
         outputs, token_ids = self._run()
-        if not self._sampled:
+        if self._reads_prompts and not self._sampled:
             self._read_prompts(outputs)
         if self._is_scored:
             entries = score_tokens(self._pipeline, self._rows, self._inputs, outputs, token_ids)

@@ -386,9 +386,10 @@ class PrefillPolicy:
 
     def decode_order(self) -> Iterable[Sequence]:
         """Return all decoding sequences by first entry, with those of `first_decode` in front."""
-        first, decoding = self.first_decode(), self._table.decoding.values()
-        if not first:
+        decoding = self._table.decoding.values()
+        if not self._just_prefilled:
             return decoding
+        first = self.first_decode()
         chosen = set(first)
         return itertools.chain(first, (s for s in decoding if s not in chosen))
 

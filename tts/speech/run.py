@@ -155,8 +155,7 @@ class SynthesisRun:
         self._segment_codes: list[int] = []
         self._said: tuple[int, ...] = ()  # codes of the sentence before this segment
         self._timeline: Timeline | None = None  # of the segment, if parts of it are stretched
-        self._carry = request.carry
-        self._is_fresh = True  # the next segment starts with the first chunk sizes
+        self._carry, self._is_fresh = request.carry, True  # fresh: the first chunk sizes follow
         self._num_chunks = self._num_samples = 0  # sent
         self.num_segments = self._num_codes = 0
         self._unsent_codes = 0  # codes of blocks without output bytes so far

@@ -40,8 +40,9 @@ from decoder.codecs.source_filter.render import ABSENT, Past, Rows, SourceFilter
 from decoder.codecs.source_filter.weights import restored
 from decoder.cuda.devices import own_stream
 from decoder.registry import WEIGHTS_FILE, CodecSource
+from decoder.streaming import check_windows
 from decoder.weights import read_tensors, tensor_names
-from decoder.window_inputs import check_windows, stacked
+from decoder.window_inputs import stacked
 
 RANDOM_SEED = 0
 CHUNK_SIZES = (4, 8, 16, 32)  # a block is finished in time at twice real time
