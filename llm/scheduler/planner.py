@@ -167,7 +167,9 @@ class BatchPlanner:
 
     def _add_decode_rows(self, builder: _BatchBuilder, in_order: Iterable[Sequence]) -> None:
         candidates = list(itertools.islice(in_order, self._limits.max_batch_size))
-        if self._limits.max_num_steps > 1 and candidates:
+        if not candidates:
+            return
+        if self._limits.max_num_steps > 1:
             builder.num_steps = self._num_steps(candidates)
         builder.add_decode_rows(candidates, self._kv.page_size, self._grow)
         context_tokens = 0

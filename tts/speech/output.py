@@ -190,7 +190,7 @@ class AudioOutput:
         yield from self.flush()
         last = self._encoder.finish()
         if last or self._num_unsent:
-            self._count_sent()
+            self.num_samples, self._num_unsent = self.num_samples + self._num_unsent, 0
             yield last
 
     @property
@@ -216,9 +216,5 @@ class AudioOutput:
                 piece = self._marker.process(piece)
             data = self._encoder.write(piece)
             if data:
-                self._count_sent()
+                self.num_samples, self._num_unsent = self.num_samples + self._num_unsent, 0
                 yield data
-
-    def _count_sent(self) -> None:
-        self.num_samples += self._num_unsent
-        self._num_unsent = 0

@@ -208,7 +208,7 @@ class SynthesisRun:
             case Pause():
                 events = self._pause(step)
             case Mark():
-                self._marks.add(step)
+                self._marks.append(step)
                 return
         async with aclosing(events):
             async for event in events:
@@ -643,22 +643,16 @@ class SynthesisRun:
         self.warn(f"segment {self._segment.index} hit the audio cap")
 
 
-class MarkQueue:
-    """Queue of marks in the order of the text. Their times never decrease."""
+class MarkQueue(deque[Mark]):
+    """Marks whose time is not known yet, in the order of the text. Their times never decrease."""
 
-    def __init__(self) -> None:
-        self._marks: deque[Mark] = deque()
-        self._last_s = 0.0
-
-    def add(self, mark: Mark) -> None:
-        """Add a mark whose time is not known yet."""
-        self._marks.append(mark)
+    last_s = 0.0
 
     def reached(self, time_s: float, position: float = math.inf) -> Iterator[MarkTime]:
         """Yield the marks in front of a position of the text, whose audio begins at `time_s`."""
-        while self._marks and self._marks[0].start <= position:
-            mark, self._last_s = self._marks.popleft(), max(self._last_s, time_s)
-            yield MarkTime(mark.kind, mark.name, self._last_s, mark.start, mark.end)
+        while self and self[0].start <= position:
+            mark, self.last_s = self.popleft(), max(self.last_s, time_s)
+            yield MarkTime(mark.kind, mark.name, self.last_s, mark.start, mark.end)
 
 
 def _attempts(job: SpeechJob) -> Iterator[SpeechJob]:

@@ -92,11 +92,6 @@ def _check_characters(text: str, field: str, wrong: Violations) -> None:
         wrong.require(False, field, error.violations[0].description)
 
 
-def length_of(proto: pb.GenerationInput) -> int:
-    """Return the number of characters to encode, including the chat template's."""
-    return sum(map(len, input_texts(proto))) + TEMPLATE_CHARACTERS * len(proto.chat.messages)
-
-
 def input_texts(proto: pb.GenerationInput) -> list[str]:
     """Return the texts of an input."""
     return [proto.prompt, *(message.content for message in proto.chat.messages)]
