@@ -74,9 +74,10 @@ class SpeechApi:
             request = read_config(
                 proto.config, synthesizer.codec, "config", wrong, text=text, default_id=default_id
             )
-        if has_turns:
-            request = replace(request, cast=read_cast(proto.input.dialogue, synthesizer))
-        return self._with_voice(replace(request, markup=markup), proto.config)
+        if markup is not None:
+            cast = read_cast(proto.input.dialogue, synthesizer) if has_turns else {}
+            request = replace(request, markup=markup, cast=cast)
+        return self._with_voice(request, proto.config)
 
     async def whole(self, request: SpeechRequest) -> SynthesizedSpeech:
         """Return the whole synthesis; audio too long for one message ends early (LENGTH)."""

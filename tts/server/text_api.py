@@ -67,7 +67,7 @@ class TextApi:
         with Violations() as wrong:
             if config.request_id:
                 wrong.request_id(config.request_id, "config.request_id")
-            check_config(config, wrong)
+            asked = check_config(config, wrong)
             can_echo = text.echoes or not config.echo
             wrong.require(can_echo, "config.echo", "this server runs without enable_echo")
             check_input(proto.input, self._config.max_stream_characters, wrong)
@@ -81,7 +81,7 @@ class TextApi:
         return TextRequest(
             request_id=call.request_id,
             prompt_ids=await encoded(length, prompt_ids, proto.input, prompts),
-            sampling=read_text_sampling(config, text),
+            sampling=read_text_sampling(config, asked, text),
             stops=tuple(config.sampling.stop),
             priority=config.priority,
             lora=config.lora,
