@@ -122,9 +122,7 @@ class CausalModel(PipelineModel[ScheduledRow]):
             last = [offsets[row + 1] - 1 for row in model_inputs.sampling_rows]
             is_all = len(last) == len(logits)
             next_token_logits = logits if is_all else logits[_index(last, logits.device)]
-            states = None
-            if self.return_hidden_states is not ReturnHiddenStates.NONE:
-                states = self._returned_states(hidden, model_inputs)
+            states = self._returned_states(hidden, model_inputs)
             return ModelOutputs(logits, next_token_logits, offsets, states)
 
     def write_logits(
