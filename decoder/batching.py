@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from decoder.base import (
     AudioDecoder,
+    CodecSpec,
     DecodeRequest,
     StreamState,
     TailSlot,
@@ -94,7 +95,8 @@ def render(decoder: AudioDecoder, ready: Sequence[DecodeRequest]) -> list[np.nda
     states = [item.state for item in ready]
     with on_device(decoder.device):
         parts = [(indices, rows.cpu()) for indices, rows in _render_rows(decoder, ready, states)]
-    return HostResult(decoder, ready, parts, time.perf_counter() - started_s).samples()
+    fade = crossfade_samples(decoder.spec, decoder.options)
+    return HostResult(decoder.spec, fade, ready, parts, time.perf_counter() - started_s).samples()
 
 
 class Renderer:
@@ -105,6 +107,7 @@ class Renderer:
 
     def __init__(self, decoder: AudioDecoder) -> None:
         self.decoder = decoder
+        self._fade = crossfade_samples(decoder.spec, decoder.options)
         self._postprocessor: GpuPostprocessor | None = None
         self._on_stream: Callable[[], AbstractContextManager[object]] = nullcontext
         if decoder.device.startswith("cuda"):
@@ -112,9 +115,7 @@ class Renderer:
 
             self._on_stream = own_stream(decoder.device, URGENT)
             with self._on_stream():
-                self._postprocessor = GpuPostprocessor(
-                    decoder, crossfade_samples(decoder.spec, decoder.options)
-                )
+                self._postprocessor = GpuPostprocessor(decoder, self._fade)
 
     def launch(self, ready: Sequence[DecodeRequest]) -> DecodeResult:
         """Start to render like `render`, possibly asynchronously. Raises the errors of `render`.
@@ -125,7 +126,8 @@ class Renderer:
         started_s, states = time.perf_counter(), [item.state for item in ready]
         if self._postprocessor is None:
             parts = list(_render_rows(self.decoder, ready, states))
-            return HostResult(self.decoder, ready, parts, time.perf_counter() - started_s)
+            took_s, spec = time.perf_counter() - started_s, self.decoder.spec
+            return HostResult(spec, self._fade, ready, parts, took_s)
         with self._on_stream():
             return self._launch(self._postprocessor, ready, states)
 
@@ -187,22 +189,24 @@ class HostResult(DecodeResult):
 
     def __init__(
         self,
-        decoder: AudioDecoder,
+        spec: CodecSpec,
+        fade: int,  # samples of a crossfade
         ready: Sequence[DecodeRequest],
         parts: Sequence[_Part],
         took_s: float,
     ) -> None:
-        self._decoder, self._ready, self._parts, self.took_s = decoder, ready, parts, took_s
+        self._spec, self._fade = spec, fade
+        self._ready, self._parts, self.took_s = ready, parts, took_s
 
     def samples(self) -> list[np.ndarray]:
-        rows, found, spec = _in_order(self._parts), [], self._decoder.spec
-        fade = crossfade_samples(spec, self._decoder.options)
+        rows, found, fade = _in_order(self._parts), [], self._fade
         for index, item in enumerate(self._ready):
             row, count, tail = rows[index], item.window.num_samples, item.state.tail
             assert not isinstance(tail, TailSlot)
             emitted = row[:count].copy()
-            blend(emitted, tail)
-            item.state.tail = row[count:][: tail_size(spec, item.window, fade)].copy()
+            if fade:
+                blend(emitted, tail)
+                item.state.tail = row[count:][: tail_size(self._spec, item.window, fade)].copy()
             found.append(emitted)
         return found
 

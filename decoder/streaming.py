@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from decoder.base import (
     AttentionKind,
+    AudioDecoder,
     CodecSpec,
     CodeRangeError,
     DecoderConfigError,
@@ -67,6 +68,18 @@ def check_frames(
             f"{what} is {count} but codec '{spec.name}' has {spec.codes_per_frame} codes per "
             "frame: give a multiple"
         )
+
+
+def check_windows(decoder: AudioDecoder, windows: Sequence[DecodeWindow]) -> None:
+    """Raise CodeRangeError or DecoderConfigError for windows that cannot be rendered in one
+    call.
+    """
+    spec = decoder.spec
+    for window in windows:
+        check_codes(window.codes, spec.codebook_size, "speech")
+        check_frames(len(window.codes), spec, "number of codes in a window")
+    if len({decoder.batch_key(window) for window in windows}) != 1:
+        raise DecoderConfigError("windows of one decode call must have one batch key")
 
 
 class DecoderStream:
@@ -314,12 +327,14 @@ def _check_numbers(options: StreamingOptions, spec: CodecSpec) -> None:
             raise DecoderConfigError(f"{name} {value!r} is not an integer >= 0")
         check_frames(value, spec, name)
     first = options.first_look_ahead
-    if first is not None and (type(first) is not int or not 0 <= first <= options.look_ahead):
+    if first is None:
+        return
+    if type(first) is not int or not 0 <= first <= options.look_ahead:
         raise DecoderConfigError(
             f"first_look_ahead {first!r} is not an integer from 0 to the look_ahead, "
             f"{options.look_ahead}"
         )
-    check_frames(options.look_ahead_of(0), spec, "first_look_ahead")
+    check_frames(first, spec, "first_look_ahead")
 
 
 def _prompt_warnings(options: StreamingOptions, spec: CodecSpec) -> list[str]:

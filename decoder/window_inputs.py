@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from decoder.base import AudioDecoder, DecoderConfigError, DecodeWindow
-from decoder.streaming import PROMPT_BLOCK, check_codes, check_frames, tail_size
+from decoder.base import AudioDecoder, DecodeWindow
+from decoder.streaming import PROMPT_BLOCK, check_codes, check_frames, check_windows, tail_size
 
 HEADER = 3  # numbers of a row before its codes: first and last own frame, position of frame 0
 ALL = 2**40
@@ -95,18 +95,6 @@ def tensor_float32() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def check_windows(decoder: AudioDecoder, windows: Sequence[DecodeWindow]) -> None:
-    """Raise CodeRangeError or DecoderConfigError for windows that cannot be rendered in one
-    call.
-    """
-    spec = decoder.spec
-    for window in windows:
-        check_codes(window.codes, spec.codebook_size, "speech")
-        check_frames(len(window.codes), spec, "number of codes in a window")
-    if len({decoder.batch_key(window) for window in windows}) != 1:
-        raise DecoderConfigError("windows of one decode call must have one batch key")
 
 
 @dataclass(frozen=True, slots=True)

@@ -268,16 +268,16 @@ class RequestRules:
         """Return whether all tokens are the model's, and the error that they are not."""
         frames = self.frames
         if frames is None:
-            is_valid = {*map(type, tokens)} <= {int} and self._has(*as_ids(tokens))
+            is_valid = {*map(type, tokens)} <= {int}
+            if is_valid and tokens:
+                ids = as_ids(tokens)
+                is_valid = min(ids) >= 0 and max(ids) < self.vocab_size
             return is_valid, f"a {kind} id is not in the vocabulary of {self.vocab_size}"
         is_known = frames.has_frame if kind == "stop" else frames.has
         wrong = next((place for place, token in enumerate(tokens) if not is_known(token)), None)
         count, size = frames.num_codebooks, frames.codebook_size
         text = "" if kind == "stop" else f"a text id below {frames.num_text_ids} or "
         return wrong is None, f"{kind} token {wrong} is not {text}{count} codes below {size}"
-
-    def _has(self, *token_ids: int) -> bool:
-        return min(token_ids, default=0) >= 0 and max(token_ids, default=0) < self.vocab_size
 
 
 def _first(token: Token) -> int:

@@ -13,6 +13,7 @@ host yet. Until its value arrives, the placeholder `FUTURE_TOKEN` is the last to
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceABC
 from enum import Enum
@@ -87,7 +88,7 @@ class Sequence:
         self.tokens: list[Token] = list(request.prompt_ids)
         self.prompt_len = len(self.tokens)  # as submitted: preemption does not change it
         self.output_ids: list[Token] = []
-        self.limit_outputs(request.sampling.max_tokens)
+        self.limit_length(sys.maxsize)
         self.processed = 0
         self.active_end = 0
         self.extend_end = self.prompt_len  # tokens to be extended before decoding continues
@@ -237,14 +238,10 @@ class Sequence:
         self.num_preemptions += 1
 
     def limit_length(self, max_length: int) -> None:
-        """Limit the sequence to `max_length` tokens in all."""
-        self.limit_outputs(min(self.sampling.max_tokens, max_length - self.prompt_len))
-
-    def limit_outputs(self, max_outputs: int) -> None:
-        """Limit the sequence to `max_outputs` generated tokens."""
-        self.max_outputs = max_outputs
+        """Limit the sequence to `max_length` tokens in all, and to its own number of outputs."""
+        self.max_outputs = min(self.sampling.max_tokens, max_length - self.prompt_len)
         # Number of tokens with KV when the last token is sampled, which itself has none.
-        self.last_processed = self.prompt_len + max_outputs - 1
+        self.last_processed = self.prompt_len + self.max_outputs - 1
 
     def mark_scheduled(self, now: float) -> None:
         """Record when the prompt was first scheduled."""

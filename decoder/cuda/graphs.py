@@ -27,8 +27,8 @@ from decoder.base import (
     StreamingOptions,
 )
 from decoder.cuda.devices import URGENT
-from decoder.streaming import DecoderStream
-from decoder.window_inputs import WindowInputs, WindowNetwork, check_windows, tensor_float32
+from decoder.streaming import DecoderStream, check_windows
+from decoder.window_inputs import WindowInputs, WindowNetwork, tensor_float32
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from llm.kv_cache.host_slots import HostStore
 from llm.kv_cache.page_node import PageNode
@@ -143,7 +143,8 @@ class KVCacheManager:
         """
         if request_id in self._claims:
             raise ValueError(f"request {request_id} has a claim already")
-        if self.available_states == 0:
+        states = self._states
+        if states is not None and not states.free_states:
             return None
         may_hit = self._caching and reads_cache
         max_hits = (len(token_ids) - 1) // self.page_size if may_hit else 0
@@ -160,17 +161,14 @@ class KVCacheManager:
             self._cache.restore(on_host, taken[: len(on_host)])
         shared = [node.page for node in path]
         self._pool.retain(shared)
-        pages = self._page_table(shared + taken[len(on_host) :])
+        pages = array("i", shared + taken[len(on_host) :])
+        if states is not None:
+            pages = StatePages.of(pages, states.alloc())
         self._claims[request_id] = _Claim(cache_salt, pages, path)
         num_hits = len(path) * self.page_size
         self.prefix_hit_tokens += num_hits
         self.prefix_miss_tokens += len(token_ids) - num_hits
         return num_hits
-
-    def _page_table(self, pages: Iterable[int]) -> array[int]:
-        if self._states is None:
-            return array("i", pages)
-        return StatePages.of(pages, self._states.alloc())
 
     def pages(self, request_id: str) -> Sequence[int]:
         """The request's page table, from position 0: a live view that only grows."""

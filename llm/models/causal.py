@@ -113,7 +113,11 @@ class CausalModel(PipelineModel[ScheduledRow]):
         with torch.inference_mode():
             hidden = self.hidden_states(model_inputs.forward_batch, cache)
             rows = model_inputs.logit_rows
-            logits = self._logits(hidden if rows is None else hidden[rows])
+            wanted = hidden if rows is None else hidden[rows]
+            if len(wanted):
+                logits = self.logits_of(wanted)
+            else:
+                logits = torch.empty(0, self.vocab_size, device=hidden.device)
             offsets = model_inputs.logit_offsets
             last = [offsets[row + 1] - 1 for row in model_inputs.sampling_rows]
             is_all = len(last) == len(logits)
@@ -139,11 +143,6 @@ class CausalModel(PipelineModel[ScheduledRow]):
             self.logits_of(wanted, target)
             if states is not None:
                 states.copy_(self.final_norm(wanted))
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        if len(hidden) == 0:
-            return torch.empty(0, self.vocab_size, device=hidden.device)
-        return self.logits_of(hidden)
 
     def _returned_states(self, hidden: Tensor, model_inputs: ModelInputs) -> Tensor | None:
         match self.return_hidden_states:

@@ -216,7 +216,8 @@ class TextGenerationPipelineInterface(ABC):
         """Raise `RequestError` for a request that this pipeline cannot run. Thread-safe."""
         switches = self._config.sampling
         penalties, min_tokens = switches.enable_penalties, switches.enable_min_tokens
-        check_switches(request, penalties=penalties, min_tokens=min_tokens)
+        if not (penalties and min_tokens):
+            check_switches(request, penalties=penalties, min_tokens=min_tokens)
         if request.sampling.json_schema:
             self.structured.admit(request)
         if request.sampling.echo:

@@ -32,8 +32,11 @@ from llm.config import PipelineConfig
 from llm.models.base import PipelineModel
 from llm.models.weights import WeightsAdapter, WeightsFormat
 from llm.parallel.group import Group
-from llm.pipeline.base import TextGenerationPipelineInterface
-from llm.pipeline.text_generation import run_batch, score_tokens, with_rounded_scores
+from llm.pipeline.text_generation import (
+    TextGenerationPipeline,
+    score_tokens,
+    with_rounded_scores,
+)
 from llm.request import Token
 from llm.runner.device_stream import DeviceStream, HostCopy, PendingResult, create_stream
 from llm.runner.future_tokens import (
@@ -75,7 +78,7 @@ class AsyncBatch:
 
 
 @final
-class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
+class OverlapTextGenerationPipeline(TextGenerationPipeline):
     """Pipeline that overlaps host and device; see the module. One decode forward per batch."""
 
     def __init__(  # noqa: PLR0913 - the base class's, and one more
@@ -140,7 +143,7 @@ class OverlapTextGenerationPipeline(TextGenerationPipelineInterface):
         When waiting for the previous batch fails, this batch is lost with it.
         """
         if self.speculation is not None:
-            return run_batch(self, batch)
+            return super().run(batch)
         if batch.num_steps > 1:
             raise ValueError(
                 f"num_steps={batch.num_steps} cannot be combined with enable_overlap_scheduler; "

@@ -34,8 +34,23 @@ class TextGenerationPipeline(TextGenerationPipelineInterface):
     """Pipeline that returns the results of every batch from the call that runs it."""
 
     def run(self, batch: ScheduledBatch) -> StepOutput:
-        """Run a batch's forwards and sample for its sampling rows."""
-        return run_batch(self, batch)
+        """Run a batch's forwards and sample for its sampling rows; wait for the results."""
+        with self.runner.session.profiler.step(batch.mode), torch.inference_mode():
+            if not batch:
+                self.runner.forward_idle()
+                return StepOutput({})
+            speculation = self.speculation
+            if speculation is not None and batch.num_steps > 1:
+                return with_rounded_scores(self, speculation.execute(batch))
+            if speculation is not None:
+                speculation.ingest(batch)
+            turn = _MultiStepRun(self, batch)
+            while not turn.has_ended:
+                turn.step()
+            output = turn.output()
+        if output.logprobs or output.prompt_logprobs:
+            return with_rounded_scores(self, output)
+        return output
 
     @property
     def overlap_active(self) -> bool:
@@ -45,26 +60,6 @@ class TextGenerationPipeline(TextGenerationPipelineInterface):
     def has_pending_outputs(self) -> bool:
         """False: see `overlap_active`."""
         return False
-
-
-def run_batch(pipeline: TextGenerationPipelineInterface, batch: ScheduledBatch) -> StepOutput:
-    """Run a batch and wait for its results."""
-    with pipeline.runner.session.profiler.step(batch.mode), torch.inference_mode():
-        if not batch:
-            pipeline.runner.forward_idle()
-            return StepOutput({})
-        speculation = pipeline.speculation
-        if speculation is not None and batch.num_steps > 1:
-            return with_rounded_scores(pipeline, speculation.execute(batch))
-        if speculation is not None:
-            speculation.ingest(batch)
-        turn = _MultiStepRun(pipeline, batch)
-        while not turn.has_ended:
-            turn.step()
-        output = turn.output()
-    if output.logprobs or output.prompt_logprobs:
-        return with_rounded_scores(pipeline, output)
-    return output
 
 
 def with_rounded_scores(
@@ -101,6 +96,7 @@ class _MultiStepRun:
         self._embeddings = pipeline.embeddings
         self._vectors: dict[str, tuple[bytes, ...]] = {}
         self._prompts = () if batch.mode is ForwardMode.DECODE else batch.rows
+        self._reads_prompts = self._scores.is_enabled or self._embeddings.spec is not None
         self._failures: dict[str, str] = {}
         self._prompt_logprobs: dict[str, tuple[TokenLogprob, ...]] = {}
         self._num_steps = batch.num_steps
@@ -126,7 +122,7 @@ class _MultiStepRun:
             self.has_ended = True
             return
         outputs, token_ids = self._run()
-        if not self._sampled:
+        if self._reads_prompts and not self._sampled:
             self._read_prompts(outputs)
         if self._is_scored:
             entries = score_tokens(self._pipeline, self._rows, self._inputs, outputs, token_ids)

@@ -385,7 +385,8 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         if self.attn_backend is None:
             raise RuntimeError("initialize the runner before its first forward")
         num_ids = 1 if self.frames is None else self.frames.num_codebooks
-        forward_batch = batch_of_rows(batch.rows, batch.mode, self.page_size, self.device, num_ids)
+        page_size = self.attn_backend.pool.page_size
+        forward_batch = batch_of_rows(batch.rows, batch.mode, page_size, self.device, num_ids)
         planned = PlannedAttention.create(forward_batch, self.attn_backend)
         return self.loaded_model.prepare_initial_token_inputs([batch.rows], planned)
 

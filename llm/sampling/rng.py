@@ -21,7 +21,9 @@ FEW = 8  # up to this number plain integers are faster than arrays
 def uniforms(seeds: Sequence[int], indices: Sequence[int]) -> np.ndarray:
     """Return float64 [n] in [0, 1): the number of each (seed, index). Seeds are unsigned 64-bit."""
     if len(seeds) <= FEW:
-        return np.array([_uniform(s, i) for s, i in zip(seeds, indices, strict=True)])
+        pairs = zip(seeds, indices, strict=True)  # mixed as by `stream_start`
+        numbers = [mix(mix(seed + GOLDEN) + (index + 1) * GOLDEN) for seed, index in pairs]
+        return np.array([(number >> DROPPED_BITS) * 2.0**-53 for number in numbers])
     seed = np.array(seeds, dtype=np.uint64)
     index = np.array(indices, dtype=np.uint64)
     golden = np.uint64(GOLDEN)
@@ -32,11 +34,6 @@ def uniforms(seeds: Sequence[int], indices: Sequence[int]) -> np.ndarray:
 def stream_start(seed: int) -> int:
     """Return the start of a seed's stream: number `index` is the mixed `start + (index + 1) g`."""
     return mix(seed + GOLDEN)
-
-
-def _uniform(seed: int, index: int) -> float:
-    mixed = mix(mix(seed + GOLDEN) + (index + 1) * GOLDEN)  # `stream_start` and so on
-    return (mixed >> DROPPED_BITS) * 2.0**-53
 
 
 def mix(bits: int) -> int:

@@ -167,7 +167,9 @@ class BatchPlanner:
 
     def _add_decode_rows(self, builder: _BatchBuilder, in_order: Iterable[Sequence]) -> None:
         candidates = list(itertools.islice(in_order, self._limits.max_batch_size))
-        if self._limits.max_num_steps > 1 and candidates:
+        if not candidates:
+            return
+        if self._limits.max_num_steps > 1:
             builder.num_steps = self._num_steps(candidates)
         builder.add_decode_rows(candidates, self._kv.page_size, self._grow)
         context_tokens = 0
@@ -386,9 +388,10 @@ class PrefillPolicy:
 
     def decode_order(self) -> Iterable[Sequence]:
         """Return all decoding sequences by first entry, with those of `first_decode` in front."""
-        first, decoding = self.first_decode(), self._table.decoding.values()
-        if not first:
+        decoding = self._table.decoding.values()
+        if not self._just_prefilled:
             return decoding
+        first = self.first_decode()
         chosen = set(first)
         return itertools.chain(first, (s for s in decoding if s not in chosen))
 

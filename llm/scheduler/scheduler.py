@@ -161,8 +161,8 @@ class Scheduler:
 
         Commit or fail it before the next call; when planning ahead, launch it.
         """
-        self._in_flight.check_room()
-        batch = self._planner.plan(ahead=len(self._in_flight) > 0)
+        num_in_flight = self._in_flight.check_room()
+        batch = self._planner.plan(ahead=num_in_flight > 0)
         if self._planner.failed:
             now = self._clock()
             for sequence, message in self._planner.failed:
@@ -418,12 +418,13 @@ class StepsInFlight:
         self._ended: dict[Sequence, str] = {}  # ended sequences whose pages a step still writes to
         self._departures = itertools.count()
 
-    def check_room(self) -> None:
-        """Raise `RuntimeError` when no further batch may be scheduled now."""
+    def check_room(self) -> int:
+        """Return the number of steps; raise `RuntimeError` when no further one may be planned."""
         if len(self._steps) >= self._limit:
             raise RuntimeError("the last batch was neither committed nor failed")
         if self._steps and not self._steps[-1].is_launched:
             raise RuntimeError("the last batch was not launched")
+        return len(self._steps)
 
     def add(self, batch: ScheduledBatch, sequences: tuple[Sequence, ...]) -> None:
         """Add a batch that was scheduled."""
@@ -474,9 +475,6 @@ class StepsInFlight:
     def num_ended(self) -> int:
         """Number of ended sequences that still hold pages."""
         return len(self._ended)
-
-    def __len__(self) -> int:
-        return len(self._steps)
 
     def counts(self) -> Counter[Sequence]:
         """Return the number of steps that hold each sequence."""

@@ -72,9 +72,12 @@ class LocalEngineClient:
         self._engine = engine
         self._decoder = decoder
         self._setup = None
+        self.codec: CodecSpec | None = None
+        """Specification of the codec; None for a text-only model."""
         if decoder is not None and code_map is not None:
             codes_ahead = self._limits.codes_ahead * code_map.codes_per_token
             self._setup = SpeechSetup(decoder.spec, code_map, codes_ahead)
+            self.codec = decoder.spec
         self._decode_loop = DecodeLoop(engine, decoder, profiler)
         timeout_s, wakeups = self._limits.reader_timeout_s, self._decode_loop.wakeups
         self._create_queue = partial(StreamQueue[Any], timeout_s=timeout_s, wakeups=wakeups)
@@ -86,11 +89,6 @@ class LocalEngineClient:
 
     def __repr__(self) -> str:
         return f"LocalEngineClient({self._decode_loop!r})"
-
-    @property
-    def codec(self) -> CodecSpec | None:
-        """Specification of the codec; None for a text-only model."""
-        return self._setup.spec if self._setup else None
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
         """Stream a text request. Closing the iterator cancels it.

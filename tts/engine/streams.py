@@ -149,7 +149,8 @@ class SpeechStream(StreamTask):
         self._samples_launched = 0  # number of their samples
         self._num_waiting = 0  # codes of all pending blocks
         self._tokens = TokenChunk(self.request_id)
-        self._num_missing = self._tokens_missing()  # copy: read for each token
+        self._num_missing = self._stream.num_missing / self._codes_per_token
+        """Number of tokens that complete the next block."""
         self._new_ids: list[Token] = []  # tokens whose codes were not looked up yet
         # totals of the queued items
         self._num_blocks = self._num_codes = self._num_samples = 0
@@ -186,12 +187,8 @@ class SpeechStream(StreamTask):
         """Look up the new tokens' codes; return the windows of the blocks that they complete."""
         windows = self._stream.push(self._code_map.codes(self._new_ids))
         self._new_ids.clear()
-        self._num_missing = self._tokens_missing()
+        self._num_missing = self._stream.num_missing / self._codes_per_token
         return windows
-
-    def _tokens_missing(self) -> float:
-        """Return how many tokens complete the next block."""
-        return self._stream.num_missing / self._codes_per_token
 
     def _take_last(self, chunk: TokenChunk, reason: FinishReason) -> None:
         self.is_generating = False

@@ -18,7 +18,7 @@ from llm import CheckpointError, RequestError, Token
 from tts.checkpoint.files import SPEECH_FILE
 from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily, SpeechVocabulary
 from tts.families.ipa import LONG, SymbolTable
-from tts.text.ipa import parts_of
+from tts.text.ipa import OPEN, parts_of
 from tts.voices.types import Voice
 
 START_OF_SPEECH, END_OF_SPEECH = "<|start_of_speech|>", "<|end_of_speech|>"
@@ -68,17 +68,18 @@ class SonantFamily(SpeechFamily):
                 f"voice '{voice.name}' has {count} speech tokens, a voice of this model has "
                 f"{wanted}: create it from its recording again"
             )
-        is_british = not voice.language_codes or voice.speaks(BRITISH)
         codes = vocabulary.token_ids(voice.prompt.codes)
-        return (*codes, *self._text(text, is_british=is_british), self._start)
+        ids = self._marked(text, voice) if OPEN in text else self.tokenizer.encode(text)
+        return (*codes, *ids, self._start)
 
     def reads_ipa(self, ipa: str) -> bool:
         for word in ipa.split():
             self._symbols.places(word)
         return True
 
-    def _text(self, text: str, *, is_british: bool) -> Iterator[int]:
-        """Yield the token ids of a text. Only British voices have long vowels."""
+    def _marked(self, text: str, voice: Voice) -> Iterator[int]:
+        """Yield the token ids of a text with phonemes. Only British voices have long vowels."""
+        is_british = not voice.language_codes or voice.speaks(BRITISH)
         for letters, ipa in parts_of(text):
             yield from self.tokenizer.encode(letters)
             if ipa:

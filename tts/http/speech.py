@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute
 from tts.http.endpoint import Shared
 from tts.http.exchange import Exchange, event
 from tts.http.speech_body import NAMES, SpeechBody, to_request
-from tts.server.speech_stats import note_event, note_result
+from tts.server.call import note_event, note_result
 from tts.speech.types import (
     AudioChunk,
     Done,

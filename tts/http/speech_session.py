@@ -18,7 +18,7 @@ from tts.http.exchange import JsonBody, parsed, validated
 from tts.http.session import Session, session_route
 from tts.http.speech import result_fields, segment_fields, words_fields
 from tts.http.speech_body import SESSION_NAMES, SessionFrame, to_session
-from tts.server.speech_stats import note_event, note_input
+from tts.server.call import note_event, note_input
 from tts.speech.types import (
     AudioChunk,
     Done,

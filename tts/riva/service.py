@@ -27,10 +27,9 @@ from tts.riva.wire import (
     to_input,
     to_words,
 )
-from tts.server.call import Call
+from tts.server.call import Call, note_event, note_result
 from tts.server.context import ServerContext
 from tts.server.server import ProtocolService
-from tts.server.speech_stats import note_event, note_result
 from tts.server.wire.common import Violations
 from tts.speech.types import AudioChunk, FlushDone, WordTimes
 from tts.v1 import speech_pb2

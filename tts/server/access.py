@@ -35,6 +35,8 @@ class AccessControl:
 
     def __init__(self, config: ServerConfig) -> None:
         self._user_token, self._admin_token = config.auth_token, config.admin_token
+        self.needs_token = config.auth_token is not None or config.admin_token is not None
+        """Whether any call needs a token."""
         self._most_calls = config.max_streams_per_client
         self._open: Counter[str] = Counter()
         self.slots = ReceiveSlots(max(1, RECEIVING_BYTES // config.max_message_bytes))
@@ -50,7 +52,7 @@ class AccessControl:
         needs the admin token. Compares in constant time, always with both tokens. Without an admin
         token the user token allows every call; without both, every call is allowed.
         """
-        if self._user_token is None and self._admin_token is None:
+        if not self.needs_token:
             return
         scheme, _, rest = authorization.partition(" ")
         presented = rest.strip() if scheme.lower() == "bearer" else ""

@@ -85,7 +85,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         """Serve one call; return the response of a method with a single response."""
         client = client_of(context.peer())
         try:
-            if not method.startswith(HEALTH):
+            if self._access.needs_token and not method.startswith(HEALTH):
                 authorization = _authorization(context.invocation_metadata() or ())
                 self._access.check_token(authorization, is_admin_call=method in ADMIN_METHODS)
             with nullcontext() if method == UNCOUNTED else self._access.counted(client):

@@ -18,7 +18,7 @@ from tts.config.server import ServerConfig
 from tts.errors import InvalidRequestError, ModelNotFoundError, Precondition, PreconditionError
 from tts.server.wire.common import Violations, optional
 from tts.server.wire.dialogue import read_cast, read_turns
-from tts.server.wire.speech import check_abilities, read_config, read_input, read_voice
+from tts.server.wire.speech import read_config, read_input, read_voice
 from tts.speech.session import SessionTimes, StreamingSession
 from tts.speech.synthesizer import Synthesizer
 from tts.speech.types import SessionEvent, SpeechRequest, SynthesizedSpeech
@@ -74,9 +74,10 @@ class SpeechApi:
             request = read_config(
                 proto.config, synthesizer.codec, "config", wrong, text=text, default_id=default_id
             )
-        if has_turns:
-            request = replace(request, cast=read_cast(proto.input.dialogue, synthesizer))
-        return self._with_voice(replace(request, markup=markup), proto.config)
+        if markup is not None:
+            cast = read_cast(proto.input.dialogue, synthesizer) if has_turns else {}
+            request = replace(request, markup=markup, cast=cast)
+        return self._with_voice(request, proto.config)
 
     async def whole(self, request: SpeechRequest) -> SynthesizedSpeech:
         """Return the whole synthesis; audio too long for one message ends early (LENGTH)."""
@@ -210,7 +211,9 @@ class SpeechApi:
         return synthesizer
 
     def _with_voice(self, request: SpeechRequest, config: pb.SynthesisConfig) -> SpeechRequest:
-        check_abilities(config)
+        if config.instructions:
+            text = "this model takes no instructions; leave them out"
+            raise PreconditionError(Precondition.INSTRUCTIONS, text)
         voice = read_voice(config.voice, self.synthesizer, f"{request.path}.voice")
         return replace(request, voice=voice)
 

@@ -13,9 +13,8 @@ from decoder import supported_encodings
 from tts import __version__
 from tts.errors import IdleTimeoutError, InvalidRequestError
 from tts.factory import Service
-from tts.server.call import Call
+from tts.server.call import Call, note_event, note_input, note_result
 from tts.server.context import ServerContext
-from tts.server.speech_stats import note_event, note_input, note_result
 from tts.server.voice_admin import create_voice
 from tts.server.wire.common import Violations, to_duration
 from tts.server.wire.speech import (

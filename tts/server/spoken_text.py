@@ -7,10 +7,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from tts.server.call import Call
+from tts.server.call import Call, note_event
 from tts.server.context import ServerContext
 from tts.server.speech_api import OpenSession
-from tts.server.speech_stats import note_event
 from tts.server.text_api import note_piece
 from tts.speech.types import Done, SpeechEvent, SpeechUsage
 from tts.textgen.generator import TextPiece, TextRequest

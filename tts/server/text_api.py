@@ -7,7 +7,6 @@ and run before a request waits in the queue.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 from llm import RequestError, check_json_schema
@@ -23,11 +22,11 @@ from tts.families.prompt import encoded
 from tts.server.call import Call
 from tts.server.wire.common import Violations
 from tts.server.wire.text import (
+    TEMPLATE_CHARACTERS,
     check_config,
     check_embed,
     check_input,
     input_texts,
-    length_of,
     prompt_ids,
     read_text_sampling,
 )
@@ -47,7 +46,8 @@ class TextApi:
     def __init__(self, service: Service, config: ServerConfig) -> None:
         self.service = service
         self._config = config
-        self._generator = TextGenerator(service.client, service.prompts)
+        self.write = TextGenerator(service.client, service.prompts).write
+        """Stream a checked request; see `TextGenerator.write`."""
         pools = service.text.pools_embeddings
         self._embedder = TextEmbedder(service.client, service.prompts, pools=pools)
 
@@ -67,27 +67,25 @@ class TextApi:
         with Violations() as wrong:
             if config.request_id:
                 wrong.request_id(config.request_id, "config.request_id")
-            check_config(config, wrong)
+            asked = check_config(config, wrong)
             can_echo = text.echoes or not config.echo
             wrong.require(can_echo, "config.echo", "this server runs without enable_echo")
             check_input(proto.input, self._config.max_stream_characters, wrong)
         if config.json_schema:
             await self._check_schema(config.json_schema)
-        for part in input_texts(proto.input):
+        texts = input_texts(proto.input)
+        for part in texts:
             call.note_text(part)
+        length = sum(map(len, texts)) + TEMPLATE_CHARACTERS * len(proto.input.chat.messages)
         prompts = self.service.prompts
         return TextRequest(
             request_id=call.request_id,
-            prompt_ids=await encoded(length_of(proto.input), prompt_ids, proto.input, prompts),
-            sampling=read_text_sampling(config, text),
+            prompt_ids=await encoded(length, prompt_ids, proto.input, prompts),
+            sampling=read_text_sampling(config, asked, text),
             stops=tuple(config.sampling.stop),
             priority=config.priority,
             lora=config.lora,
         )
-
-    def write(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
-        """Stream a checked request; see `TextGenerator.write`."""
-        return self._generator.write(request)
 
     def check_embed(self, call: Call, proto: pb.EmbedRequest) -> None:
         """Check a request for embeddings; raises as `check` does."""

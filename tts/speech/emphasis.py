@@ -68,10 +68,8 @@ class EmphasisedWords:
     levels: dict[SpokenWord, str]
 
     @classmethod
-    def of(cls, segment: TextSegment, document: Document | None) -> EmphasisedWords:
+    def of(cls, segment: TextSegment, document: Document) -> EmphasisedWords:
         """Return the words of a segment that have an emphasis in its document."""
-        if document is None:
-            return cls({})
         parts = [p for p in document.parts if isinstance(p, Spoken) and p.style.emphasis]
         return cls(
             {

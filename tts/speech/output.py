@@ -100,8 +100,8 @@ class AudioOutput:
         stages = self._trimmer, self._levels, stretcher, self._resampler
         self._stages = [stage for stage in stages if stage is not None]
         self._gain, self._speaking_rate = np.float32(gain_factor(gain_db)), speaking_rate
-        is_shaped = bool(self._stages) or self._loudness is not None or gain_db != 0.0
-        is_plain = not is_shaped and self._marker is None
+        self._is_shaped = bool(self._stages) or self._loudness is not None
+        is_plain = not self._is_shaped and gain_db == 0.0 and self._marker is None
         self.takes_s16 = is_plain and self._encoding in SIXTEEN_BIT
         """Whether the output accepts 16-bit samples: conversion to 16 bits is the only stage."""
         is_costly = self._encoding in COMPRESSED or is_stretched
@@ -152,12 +152,11 @@ class AudioOutput:
         The stages may buffer samples. int16 [S], as from `to_s16`, is accepted if `takes_s16`.
         """
         self._num_written += len(samples)
-        is_s16 = samples.dtype == np.int16
-        if is_s16 and not self.takes_s16:
+        if samples.dtype == np.int16 and not self.takes_s16:
             raise ValueError("this output requires float samples, not 16-bit ones")
         for start in range(0, len(samples), self._step):
             piece = samples[start : start + self._step]
-            yield from self._encode(piece if is_s16 else self._shaped(piece))
+            yield from self._encode(self._shaped(piece) if self._is_shaped else piece)
 
     def _shaped(self, samples: np.ndarray) -> np.ndarray:
         if self._loudness is not None:
@@ -191,7 +190,7 @@ class AudioOutput:
         yield from self.flush()
         last = self._encoder.finish()
         if last or self._num_unsent:
-            self._count_sent()
+            self.num_samples, self._num_unsent = self.num_samples + self._num_unsent, 0
             yield last
 
     @property
@@ -217,9 +216,5 @@ class AudioOutput:
                 piece = self._marker.process(piece)
             data = self._encoder.write(piece)
             if data:
-                self._count_sent()
+                self.num_samples, self._num_unsent = self.num_samples + self._num_unsent, 0
                 yield data
-
-    def _count_sent(self) -> None:
-        self.num_samples += self._num_unsent
-        self._num_unsent = 0

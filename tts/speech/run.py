@@ -119,19 +119,21 @@ class SynthesisRun:
         prompts: PromptBuilder,
         settings: SynthesisSettings,
         request: SpeechRequest,
-        voice: Voice,
         aligner: Callable[[], Aligner] | None = None,
     ) -> None:
-        """Resolve the defaults of a request; `aligner` returns the model's one, None: it has none.
+        """Resolve the defaults of a request, which has its voice; `aligner` None: there is none.
 
         Raises InvalidRequestError, NotAvailableError and AdapterNotFoundError.
         """
         assert client.codec is not None
+        assert prompts.family is not None
         assert prompts.vocabulary is not None
-        _check_abilities(request, settings, client.codec)
-        self._client, self._prompts, self._settings = client, prompts, settings
-        self._request, self._voice, self._aligner = request, voice, aligner
-        self._turn = Turn(voice, request.speaking_rate, request.gain_db, request.pitch)
+        assert request.voice is not None
+        if request.pitch or request.lora:
+            _check_abilities(request, settings, client.codec)
+        self._client, self._family, self._settings = client, prompts.family, settings
+        self._request, self._voice, self._aligner = request, request.voice, aligner
+        self._turn: SpeechRequest | Turn = request  # until the first turn of a document
         self._turn_codes, self._spent_s = 0, 0.0  # codes and seconds before this turn, or break
         self._kept: dict[str, Voice] = {}  # by name: voices with the model's random speaker
         self._opening: VoicePrompt | None = None  # of that speaker, from a sentence's beginning
@@ -141,7 +143,10 @@ class SynthesisRun:
         self._seed = secrets.randbits(64) if seed is None else seed
         self._sampling = request.sampling.over(settings.sampling)
         self._max_audio_s = min(request.max_audio_s or math.inf, settings.max_audio_s)
-        self._streaming, warnings = _streaming(request, settings, self._spec)
+        self._streaming, self._warnings = settings.streaming, dict[str, None]()  # an ordered set
+        if request.chunking is not None:
+            self._streaming = request.chunking.over(settings.streaming)
+            self.warn(*_chunking_warnings(self._streaming, request, self._spec))
         self._audio_format = _audio_format(request, settings, self._spec)
         self._output = _output(request, settings, self._spec, self._audio_format)
         has_marks = request.markup is not None and request.markup.has_marks
@@ -150,11 +155,9 @@ class SynthesisRun:
         self._segment_codes: list[int] = []
         self._said: tuple[int, ...] = ()  # codes of the sentence before this segment
         self._timeline: Timeline | None = None  # of the segment, if parts of it are stretched
-        self._carry = request.carry
-        self._is_fresh = True  # the next segment starts with the first chunk sizes
-        self._num_codes = 0
+        self._carry, self._is_fresh = request.carry, True  # fresh: the first chunk sizes follow
         self._num_chunks = self._num_samples = 0  # sent
-        self.num_segments = 0
+        self.num_segments = self._num_codes = 0
         self._unsent_codes = 0  # codes of blocks without output bytes so far
         self._segment = TextSegment(0, "", 0, 0)
         self._spoken: list[str] = []  # texts of the segments
@@ -164,7 +167,6 @@ class SynthesisRun:
         self._prefill_s: float | None = None
         self._started_s = time.monotonic()
         self._first_audio_s: float | None = None
-        self._warnings = dict.fromkeys(warnings)  # an ordered set
         self.started = Started(self._request_id, settings.model, self._audio_format, self._seed)
         """First event of the request."""
         self._checks: list[tuple[CheckResult, ...]] = []
@@ -197,17 +199,16 @@ class SynthesisRun:
         self.restart()
 
     async def perform(self, step: Step) -> AsyncGenerator[SpokenEvent | MarkTime, None]:
-        """Yield the events of a segment, or of what comes between two segments."""
+        """Yield the events of a segment of a document, or of what comes between two segments."""
         match step:
             case TextSegment():
-                is_marked = self._request.markup is not None
-                events = self._speak_marked(step) if is_marked else self.speak(step)
+                events = self._speak_marked(step)
             case Turn():
                 events = self._begin(step)
             case Pause():
                 events = self._pause(step)
             case Mark():
-                self._marks.add(step)
+                self._marks.append(step)
                 return
         async with aclosing(events):
             async for event in events:
@@ -265,7 +266,7 @@ class SynthesisRun:
             self.finish_reason, self.is_exhausted = FinishReason.LENGTH, True
             self.warn("a break hit the audio cap")
 
-    def _spend(self, turn: Turn, seconds: float) -> None:
+    def _spend(self, turn: SpeechRequest | Turn, seconds: float) -> None:
         """Count the audio of the codes since the last call, and of a break."""
         num_codes, self._turn_codes = self._num_codes - self._turn_codes, self._num_codes
         spoken_s = num_codes / self._spec.codes_per_second / turn.speaking_rate
@@ -318,8 +319,9 @@ class SynthesisRun:
         """Return a segment's blocks; `is_last`: the request's limits may cut it."""
         job = self._job(segment, max_codes)
         self._is_fresh, self._timeline = False, None
-        markup = None if self._aligner is None else self._request.markup
-        emphasis = EmphasisedWords.of(segment, markup)
+        emphasis = None
+        if self._request.markup is not None and self._aligner is not None:
+            emphasis = EmphasisedWords.of(segment, self._request.markup)
         if emphasis:
             job = replace(job, as_s16=False)  # to be stretched
         checks = self._request.check
@@ -556,7 +558,7 @@ class SynthesisRun:
         """
         opening, self._opening = self._opening, None
         if segment.sentence:
-            prompt_ids = self._prompts.speech_prompt(segment.sentence, self._voice)
+            prompt_ids = self._family.prompt(self._vocabulary, segment.sentence, self._voice)
             prompt_ids += self._vocabulary.token_ids(self._said)
             most = self._settings.max_seq_len
             num_tokens = len(prompt_ids) + max_codes // self._vocabulary.codes_per_token
@@ -564,7 +566,7 @@ class SynthesisRun:
                 return prompt_ids
         if opening is not None:
             self._keep_voice(opening)
-        return self._prompts.speech_prompt(segment.text, self._voice)
+        return self._family.prompt(self._vocabulary, segment.text, self._voice)
 
     def _note(self, block: AudioBlock) -> None:
         if block.finish_reason is FinishReason.ERROR:
@@ -628,7 +630,7 @@ class SynthesisRun:
     def _keep_voice(self, prompt: VoicePrompt) -> None:
         """Use a prompt for the voice of later segments, if it fits."""
         settings, voice = self._settings, replace(self._voice, prompt=prompt)
-        length = len(self._prompts.speech_prompt(prompt.transcript, voice))
+        length = len(self._family.prompt(self._vocabulary, prompt.transcript, voice))
         most = settings.max_seq_len
         longest = settings.traits.max_codes // self._vocabulary.codes_per_token
         if most is None or length + longest <= most:
@@ -641,22 +643,16 @@ class SynthesisRun:
         self.warn(f"segment {self._segment.index} hit the audio cap")
 
 
-class MarkQueue:
-    """Queue of marks in the order of the text. Their times never decrease."""
+class MarkQueue(deque[Mark]):
+    """Marks whose time is not known yet, in the order of the text. Their times never decrease."""
 
-    def __init__(self) -> None:
-        self._marks: deque[Mark] = deque()
-        self._last_s = 0.0
-
-    def add(self, mark: Mark) -> None:
-        """Add a mark whose time is not known yet."""
-        self._marks.append(mark)
+    last_s = 0.0
 
     def reached(self, time_s: float, position: float = math.inf) -> Iterator[MarkTime]:
         """Yield the marks in front of a position of the text, whose audio begins at `time_s`."""
-        while self._marks and self._marks[0].start <= position:
-            mark, self._last_s = self._marks.popleft(), max(self._last_s, time_s)
-            yield MarkTime(mark.kind, mark.name, self._last_s, mark.start, mark.end)
+        while self and self[0].start <= position:
+            mark, self.last_s = self.popleft(), max(self.last_s, time_s)
+            yield MarkTime(mark.kind, mark.name, self.last_s, mark.start, mark.end)
 
 
 def _attempts(job: SpeechJob) -> Iterator[SpeechJob]:
@@ -679,15 +675,12 @@ def _check_abilities(request: SpeechRequest, settings: SynthesisSettings, spec: 
         raise AdapterNotFoundError(request.lora, settings.adapters)
 
 
-def _streaming(
-    request: SpeechRequest, settings: SynthesisSettings, spec: CodecSpec
-) -> tuple[StreamingOptions, list[str]]:
-    """Return the streaming options of a request, and warnings about them."""
-    if request.chunking is None:
-        return settings.streaming, []
-    streaming = request.chunking.over(settings.streaming)
+def _chunking_warnings(
+    streaming: StreamingOptions, request: SpeechRequest, spec: CodecSpec
+) -> list[str]:
+    """Return warnings about a request's chunking; raise InvalidRequestError if it is invalid."""
     try:
-        return streaming, validate_streaming(streaming, spec)
+        return validate_streaming(streaming, spec)
     except DecoderConfigError as error:
         raise InvalidRequestError.of(f"{request.path}.chunking", str(error)) from error
 

@@ -8,11 +8,12 @@ over time.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, islice
+from typing import Any
 
 from decoder import (
     CodecSpec,
@@ -37,6 +38,7 @@ from tts.speech.types import (
     SegmentTime,
     SpeechEvent,
     SpeechRequest,
+    SpokenEvent,
     Started,
     SynthesizedSpeech,
     TimestampGranularity,
@@ -50,6 +52,9 @@ from tts.text.markup.passages import PassageText
 from tts.text.segmenter import SegmentStream, TextOptions
 from tts.voices.registry import VoiceRegistry
 from tts.voices.types import Voice
+
+Perform = Callable[[Any], AsyncGenerator[SpokenEvent | MarkTime, None]]
+"""Performs one step of a request, which is a segment unless the request has markup."""
 
 
 class Synthesizer:
@@ -108,14 +113,17 @@ class Synthesizer:
         """
         if not request.text.strip():
             raise InvalidRequestError.of("input.text", "is empty")
-        voice = await self.cloner.ready(request.voice or self.voices.default)
+        voice = request.voice or self.voices.default
+        if voice.clip is not None:
+            voice = await self.cloner.ready(voice)
         speech = self._run(request, voice)
+        perform: Perform = speech.speak
         text: SegmentStream | ScriptWriter
         if request.markup is None:
             text = SegmentStream(self._text_options(request, voice, "input.text"))
             steps: Iterator[Step] = text.split(request.text)
         else:
-            text = self._script(request, voice)
+            perform, text = speech.perform, self._script(request, voice)
             steps = iter(await text.write())
             speech.warn(*text.warnings)
         first = [*islice(steps, 1)]  # raises for text that cannot be spoken
@@ -123,7 +131,7 @@ class Synthesizer:
         for step in chain(first, steps):
             if speech.is_exhausted:
                 break
-            async with aclosing(speech.perform(step)) as chunks:
+            async with aclosing(perform(step)) as chunks:
                 async for chunk in chunks:
                     yield chunk
         async for chunk in speech.finish():
@@ -203,11 +211,12 @@ class Synthesizer:
 
         Raises InvalidRequestError for pronunciations that the model cannot read.
         """
+        has_lexicons = request.pronunciations or voice.pronunciations or self._lexicons is not None
         return self.settings.traits.text_options(
             request.normalization,
             voice,
             mode=request.segment_mode,
-            lexicons=tuple(self._lexicons_of(request, voice)),
+            lexicons=tuple(self._lexicons_of(request, voice)) if has_lexicons else (),
             field=field,
         )
 
@@ -248,10 +257,12 @@ class Synthesizer:
         return Lexicon.of(read, ascii_only=ascii_only, any_case=any_case)
 
     def _run(self, request: SpeechRequest, voice: Voice) -> SynthesisRun:
+        if voice is not request.voice:
+            request = replace(request, voice=voice)
         if request.timestamps is TimestampGranularity.WORD:
             self._aligner()  # raises before Started
         aligner = None if self.settings.aligner is None else self._aligner
-        return SynthesisRun(self._client, self._prompts, self.settings, request, voice, aligner)
+        return SynthesisRun(self._client, self._prompts, self.settings, request, aligner)
 
     def _aligner(self) -> Aligner:
         """Return the word aligner, which is loaded by the first request that needs it."""

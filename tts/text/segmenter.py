@@ -20,7 +20,7 @@ from operator import itemgetter
 from tts.errors import InvalidRequestError
 from tts.text.clean import TextError, check_text, clean_phrase, clean_word
 from tts.text.ipa import marked
-from tts.text.languages.registry import find_language, has_reader, is_english
+from tts.text.languages.registry import find_language, is_english
 from tts.text.lexicon.entries import (
     Alphabet,
     Lexicon,
@@ -208,9 +208,9 @@ class _Word:
 class _Opening:
     """Words of an open segment, its text, and its characters as counted for pending words."""
 
-    words: tuple[_Word, ...] = ()
-    spoken: str = ""
-    size: int = 0
+    words: tuple[_Word, ...]
+    spoken: str
+    size: int
 
 
 class _WordReader:
@@ -255,8 +255,10 @@ class _WordReader:
         self._run = ""
 
     def _word(self, run: str, start: int) -> Iterator[_Word]:
-        text, lost = self._options.clean_word(run, start)
-        self.num_lost += lost
+        text = run
+        if not run.isascii():
+            text, lost = self._options.clean_word(run, start)
+            self.num_lost += lost
         if text:
             lines, self._lines = self._lines, 0
             yield _Word(text, start, start + len(run), lines)
@@ -284,7 +286,7 @@ class SegmentStream:
     def _begin(self) -> None:
         """Begin an utterance."""
         self._is_eager = self._options.eager > 0
-        self._opening = _Opening()
+        self._opening: _Opening | None = None
 
     def __repr__(self) -> str:
         return (
@@ -352,12 +354,12 @@ class SegmentStream:
         if mode is SegmentMode.NONE:
             return False
         last = self._pending[-1].text
-        before = self._pending[-2:-1] or self._opening.words[-1:]
+        before = self._pending[-2:-1] or (self._opening.words[-1:] if self._opening else ())
         language = find_language(self._options.language_at(self._pending[-1].start))
         verdict = ends_sentence(before[0].text if before else "", last, following, language)
         if verdict is not False or mode is SegmentMode.SENTENCE:
             return verdict
-        size = self._num_pending + self._opening.size
+        size = self._num_pending + (self._opening.size if self._opening else 0)
         return size > MIN_CLAUSE_CHARACTERS and ends_clause(last, following)
 
     def _can_open(self, following: _Word) -> bool:
@@ -430,9 +432,9 @@ class SegmentStream:
         limit = self._options.max_characters
         if self._options.mode is SegmentMode.NONE and spoken_size(spoken.text) > limit:
             raise _does_not_fit(self._options)
-        opening, self._opening = self._opening, _Opening()
+        opening, self._opening = self._opening, None
         sentence = ""
-        if opening.words:
+        if opening is not None:
             spoken, sentence = self._continued(opening, words, spoken)
         pieces = [p for p in pieces_of(spoken, limit) if any(map(str.isalnum, p.text))]
         stops = [*(piece.origins[0] for piece in pieces[1:]), len(words)]  # ends of pieces
@@ -468,7 +470,11 @@ class SegmentStream:
 
     def _speak(self, words: Sequence[_Word]) -> tuple[AlignedText, tuple[Pronunciation, ...]]:
         """Return words as they are spoken, and the pronunciations of lexicons that they have."""
-        joined = {i for i, pair in enumerate(pairwise(words), start=1) if _is_same_run(*pair)}
+        joined = {
+            index
+            for index, (before, word) in enumerate(pairwise(words), start=1)
+            if before.end == word.start and _is_same_run(before.text, word.text)
+        }
         text = AlignedText.of_words((word.text for word in words), joined)
         said = self._respell(text) if self._respell is not None else None
         if said is not None:
@@ -482,7 +488,8 @@ class SegmentStream:
     def _read(self, text: AlignedText, language: str) -> AlignedText:
         """Return a text of one language as it is spoken."""
         options = self._options
-        if options.normalization is TextNormalization.OFF or not has_reader(language):
+        has_reader = is_english(language) or find_language(language) is not None
+        if options.normalization is TextNormalization.OFF or not has_reader:
             return text.sub(_SPACES, lambda match: " ")
         if options.tags:
             return speak_around(text, options.tags, language)
@@ -509,11 +516,9 @@ class SegmentStream:
         return TextSegment(self._num_segments - 1, text, start, self._spoken_to, words)
 
 
-def _is_same_run(before: _Word, word: _Word) -> bool:
-    """Return whether both are parts of one run, in a script without spaces, within a sentence."""
-    if before.end != word.start:
-        return False
-    last, first = before.text[-1], word.text[0]
+def _is_same_run(before: str, word: str) -> bool:
+    """Return whether neighbours are one run of a script without spaces, within a sentence."""
+    last, first = before[-1], word[0]
     return last not in ".?!" and (is_wide(last) or is_wide(first))
 
 

@@ -141,6 +141,8 @@ class VoiceRegistry:
         Raises the errors of `get`, which name `name_field`, and InvalidRequestError that names
         `field` for a named voice that does not speak the language.
         """
+        if not (name or language_code):
+            return self.default
         voice = self._chosen(name, language_code, field, name_field)
         return replace(voice, language=language_code) if language_code else voice
 
@@ -151,7 +153,7 @@ class VoiceRegistry:
                 speaks = f"voice '{voice.name}' speaks {', '.join(voice.language_codes)}"
                 raise InvalidRequestError.of(field, speaks)
             return voice
-        if not language_code or (self._default and self.default.speaks(language_code)):
+        if self._default and self.default.speaks(language_code):
             return self.default
         for voice in self.voices(language_code):
             return voice

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 
 from tts.errors import InvalidRequestError, StreamLimitError, TTSError
 from tts.server.access import RETRY_S, AccessControl
-from tts.server.call import Call, CallError
+from tts.server.call import Call, CallError, note_event
 from tts.server.context import ServerContext
-from tts.server.speech_stats import note_event
 from tts.speech.types import SessionEvent, SpeechEvent
 from tts.v1 import speech_pb2 as pb
 from tts.wyoming import wire

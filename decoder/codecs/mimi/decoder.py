@@ -38,7 +38,8 @@ from decoder.codecs.common import (
 from decoder.codecs.mimi.modules import ROTARY_BASE, MimiConfig, MimiNetwork, MimiState
 from decoder.encoders import TransformersEncoder
 from decoder.registry import CodecSource
-from decoder.window_inputs import WindowInputs, WindowNetwork, check_windows, stacked
+from decoder.streaming import check_windows
+from decoder.window_inputs import WindowInputs, WindowNetwork, stacked
 
 CHUNK_FRAMES = (2, 4, 8)
 BUFFER_FRAMES = 25

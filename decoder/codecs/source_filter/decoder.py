@@ -40,8 +40,9 @@ from decoder.codecs.source_filter.render import ABSENT, Past, Rows, SourceFilter
 from decoder.codecs.source_filter.weights import restored
 from decoder.cuda.devices import own_stream
 from decoder.registry import WEIGHTS_FILE, CodecSource
+from decoder.streaming import check_windows
 from decoder.weights import read_tensors, tensor_names
-from decoder.window_inputs import check_windows, stacked
+from decoder.window_inputs import stacked
 
 RANDOM_SEED = 0
 CHUNK_SIZES = (4, 8, 16, 32)  # a block is finished in time at twice real time
@@ -71,10 +72,6 @@ class Line:
     position: int  # of the first code to compute
     pitch: float  # semitones
 
-    @property
-    def next_position(self) -> int:
-        return self.position + len(self.codes)
-
 
 class SourceFilterDecoder(AudioDecoder):
     """Codec of the natural voice: one FSQ codebook, convolutions, filtered pulses and noise.
@@ -88,7 +85,7 @@ class SourceFilterDecoder(AudioDecoder):
         self.spec = spec
         self.options = source.options
         self.device = source.device
-        self._config = decoder.config
+        self._config, self._hop = decoder.config, decoder.config.hop
         self._source = source
         self._renderer = SourceFilterRenderer(decoder)
         self._voices: VoicesOfClips | None = None
@@ -132,14 +129,14 @@ class SourceFilterDecoder(AudioDecoder):
             if self.device == "cpu":
                 pairs = zip(lines, states, strict=True)
                 parts = [self._rendered([line], [state]) for line, state in pairs]
-                rows = stacked([row for row, _ in parts])
-                pasts = [past.row(0) for _, past in parts]
+                rows = parts[0][0] if len(parts) == 1 else stacked([row for row, _ in parts])
+                pasts = [past for _, past in parts]
             else:
                 rows, past = self._rendered(lines, states)
                 pasts = [past.row(index) for index in range(len(lines))]
         behind = self._config.behind
         return rows, [
-            KeptState(line.next_position, last(line.before + line.codes, behind), past)
+            KeptState(line.position + len(line.codes), last(line.before + line.codes, behind), past)
             for line, past in zip(lines, pasts, strict=True)
         ]
 
@@ -170,11 +167,12 @@ class SourceFilterDecoder(AudioDecoder):
         self, lines: Sequence[Line], states: Sequence[KeptState | None]
     ) -> tuple[Tensor, Past]:
         """Return the emitted samples of one call, and the past that its streams keep."""
-        fresh = self._renderer.beginning()
-        past = Past.joined([fresh if state is None else state.past for state in states])
+        fresh = self._renderer.beginning
+        pasts = [fresh if state is None else state.past for state in states]
+        past = pasts[0] if len(pasts) == 1 else Past.joined(pasts)
         samples, following = self._renderer.render(self._rows(lines), past)
         longest = max(len(line.codes) - line.skipped for line in lines)
-        return samples[:, : longest * self._config.hop], following
+        return samples[:, : longest * self._hop], following
 
     def _rows(self, lines: Sequence[Line]) -> Rows:
         config = self._config
@@ -188,7 +186,7 @@ class SourceFilterDecoder(AudioDecoder):
             torch.tensor([line.voice for line in lines]),
             torch.tensor([len(line.codes) for line in lines]),
             torch.tensor([line.skipped for line in lines]),
-            torch.tensor([line.position * config.hop for line in lines]),
+            torch.tensor([line.position * self._hop for line in lines]),
             torch.tensor([2 ** (line.pitch / 12) for line in lines]),
         )
         return Rows(*(part.to(self.device) for part in rows))

@@ -46,7 +46,7 @@ class Past(NamedTuple):
     @classmethod
     def joined(cls, parts: Sequence[Past]) -> Past:
         """Return those of several calls, one after the other."""
-        return parts[0] if len(parts) == 1 else cls(*map(torch.cat, zip(*parts, strict=True)))
+        return cls(*map(torch.cat, zip(*parts, strict=True)))
 
     def row(self, index: int) -> Past:
         """Return that of one stream."""
@@ -69,21 +69,24 @@ class SourceFilterRenderer:
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder, self._config = decoder, decoder.config
+        self._hop, self._reach = decoder.config.hop, decoder.reach
+        self._overlap, self._spectra = decoder.config.overlap, decoder.config.spectra_per_code
         self._blocks = cast("list[ConvNext]", list(decoder.blocks))
         self._quantizer = FiniteScalarQuantizer(decoder.config.levels)
         self._quantizer.to(decoder.noise.device)
         # [kernel, dim] of each layer
         self._taps = [block.mix.weight[:, 0].T.contiguous() for block in self._blocks]
+        self.beginning = self._create_beginning()
+        """Past of one stream that begins."""
 
-    def beginning(self) -> Past:
-        """Return the past of one stream that begins."""
+    def _create_beginning(self) -> Past:
         config, device = self._config, self._decoder.noise.device
         return Past(
             torch.zeros(
                 (1, config.decoder_blocks, config.kernel - 1, config.decoder_dim), device=device
             ),
-            torch.zeros((1, self._decoder.reach, 2), device=device),
-            torch.zeros((1, config.overlap, config.n_fft), device=device),
+            torch.zeros((1, self._reach, 2), device=device),
+            torch.zeros((1, self._overlap, config.n_fft), device=device),
             torch.zeros(1, dtype=torch.float64, device=device),
             torch.ones(1, dtype=torch.bool, device=device),
         )
@@ -98,12 +101,12 @@ class SourceFilterRenderer:
         drive, kept = self._drive(self._decoder.curve(x), rows.pitch, past)
         noise = self._decoder.noise_from(rows.sample, (drive.hz.shape[1] - 1) * config.stft_hop)
         pieces = torch.cat((past.pieces, self._decoder.pieces(x, drive, noise)), 1)
-        audio = overlap_add(pieces, config.stft_hop)[:, config.overlap * config.stft_hop :]
-        spectra = rows.length * config.spectra_per_code
+        audio = overlap_add(pieces, config.stft_hop)[:, self._overlap * config.stft_hop :]
+        spectra = rows.length * self._spectra
         following = Past(
             frames,
-            taken(kept, spectra, self._decoder.reach),
-            taken(pieces, spectra, config.overlap),
+            taken(kept, spectra, self._reach),
+            taken(pieces, spectra, self._overlap),
             taken(drive.turns[..., None], spectra, 1)[:, 0, 0],
             torch.zeros_like(past.is_new),
         )
@@ -143,7 +146,7 @@ class SourceFilterRenderer:
     def _emitted(self, audio: Tensor, skipped: Tensor) -> Tensor:
         """Return each row from its first emitted sample on, filled up with its last one."""
         count = audio.shape[1]
-        first = skipped[:, None] * self._config.hop
+        first = skipped[:, None] * self._hop
         index = first + torch.arange(count, device=audio.device)
         return audio.gather(1, index.clamp(max=count - 1))
 

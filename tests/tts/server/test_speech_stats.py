@@ -8,8 +8,7 @@ from decoder import AudioEncoding, AudioFormat
 from tests.tts.serving import Serving, collect_speech, run_with_server
 from tts.factory import Service
 from tts.observe.metrics import Metrics
-from tts.server.call import Call
-from tts.server.speech_stats import note_event
+from tts.server.call import Call, note_event
 from tts.speech.types import AudioChunk, Started
 
 RATE = 1000
@@ -33,7 +32,7 @@ class Stream:
         samples = round(audio_s * RATE)
         chunk = AudioChunk(b"", 0, 0, samples, segment, 0, 0, 0, 0)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tts.server.speech_stats.time.monotonic", lambda: at_s)
+            patch.setattr("tts.server.call.time.monotonic", lambda: at_s)
             note_event(self.call, self._metrics, chunk)
         self.call.last_write = at_s + write_s
 

@@ -107,7 +107,8 @@ def test_texts_to_embed_have_limits(texts: list[str], fields: list[str]) -> None
 def asked(**values: Any) -> SamplingParams:
     """Return the sampling of a text request, for a model that stops at id 7."""
     config = text_pb2.GenerationConfig(**values)
-    return read_text_sampling(config, TextModel(SamplingParams(), (7,), 4096))
+    overrides = check_config(config, Violations())
+    return read_text_sampling(config, overrides, TextModel(SamplingParams(), (7,), 4096))
 
 
 def test_lengths_of_text_have_a_default() -> None:

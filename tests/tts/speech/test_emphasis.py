@@ -54,7 +54,6 @@ def test_levels_are_those_of_the_words_in_an_element() -> None:
         "b": "strong",
         "c": "strong",
     }
-    assert not EmphasisedWords.of(segment, None)
 
 
 @settings(max_examples=25, deadline=None)

@@ -87,13 +87,13 @@ def plain_float(value: float) -> float:
     return float(f"{value:.7g}")
 
 
-def optional(message: Message, field: str) -> Any:
-    """Return an optional field's value; None when it is unset.
+def optional(message: Message, field: str, default: Any = None) -> Any:
+    """Return an optional field's value; `default` when it is unset.
 
     A `float` is read as `plain_float` does, a Duration in seconds.
     """
     if not message.HasField(field):
-        return None
+        return default
     value = getattr(message, field)
     if isinstance(value, Duration):
         return value.seconds + value.nanos / 1e9

@@ -17,7 +17,7 @@ from decoder import (
     PrependPromptSpeechTokens,
     StreamingOptions,
 )
-from tts.errors import InvalidRequestError, Precondition, PreconditionError
+from tts.errors import InvalidRequestError
 from tts.server.wire.common import (
     FINISH_REASONS,
     Violations,
@@ -173,13 +173,12 @@ def read_config(
         carry = _read_carry(proto.buffer_speech_tokens, codec, field, wrong)
     if proto.stream_token_offset:
         _check_offset(proto, codec, f"{path}.stream_token_offset", wrong)
-    rate, gain_db = optional(proto, "speaking_rate"), optional(proto, "volume_gain_db")
     return SpeechRequest(
         text=text,
         encoding=encoding,
         sample_rate=sample_rate,
-        speaking_rate=1.0 if rate is None else rate,
-        gain_db=0.0 if gain_db is None else gain_db,
+        speaking_rate=optional(proto, "speaking_rate", 1.0),
+        gain_db=optional(proto, "volume_gain_db", 0.0),
         pitch=proto.pitch,
         trim_silence=proto.trim_silence,
         sampling=read_sampling(proto.sampling),
@@ -189,7 +188,9 @@ def read_config(
             proto.text_normalization, NORMALIZATIONS, f"{path}.text_normalization"
         ),
         timestamps=wrong.member(proto.timestamps, TIMESTAMPS, f"{path}.timestamps"),
-        pronunciations=read_pronunciations(proto.pronunciations, f"{path}.pronunciations", wrong),
+        pronunciations=read_pronunciations(proto.pronunciations, f"{path}.pronunciations", wrong)
+        if proto.pronunciations
+        else (),
         max_audio_s=optional(proto, "max_audio_duration"),
         request_id=proto.request_id or default_id,
         priority=proto.priority,
@@ -199,14 +200,6 @@ def read_config(
         check=wrong.member(proto.speech_check, CHECKS, f"{path}.speech_check"),
         path=path,
     )
-
-
-def check_abilities(proto: pb.SynthesisConfig) -> None:
-    """Raise PreconditionError for features that no model of this release has."""
-    if proto.instructions:
-        raise PreconditionError(
-            Precondition.INSTRUCTIONS, "this model takes no instructions; leave them out"
-        )
 
 
 def _read_format(

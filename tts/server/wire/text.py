@@ -12,7 +12,7 @@ from tts.errors import InvalidRequestError
 from tts.factory import TextModel
 from tts.families.prompt import PromptBuilder
 from tts.server.wire.common import Violations, read_sampling
-from tts.speech.types import MAX_PRIORITY
+from tts.speech.types import MAX_PRIORITY, SamplingOverrides
 from tts.text.clean import TextError, check_text
 from tts.v1 import text_pb2 as pb
 
@@ -51,9 +51,10 @@ def check_input(proto: pb.GenerationInput, most: int, wrong: Violations) -> None
         _check_characters(message.content, f"{path}.content", wrong)
 
 
-def check_config(config: pb.GenerationConfig, wrong: Violations) -> None:
-    """Check the fields of a config."""
-    wrong += read_sampling(config.sampling).violations("config.sampling")
+def check_config(config: pb.GenerationConfig, wrong: Violations) -> SamplingOverrides:
+    """Check the fields of a config; return its sampling overrides."""
+    asked = read_sampling(config.sampling)
+    wrong += asked.violations("config.sampling")
     stops = config.sampling.stop
     wrong.require(
         len(stops) <= MAX_STOPS and all(0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops),
@@ -69,6 +70,7 @@ def check_config(config: pb.GenerationConfig, wrong: Violations) -> None:
     wrong.require(
         abs(config.priority) <= MAX_PRIORITY, "config.priority", f"must be in ±{MAX_PRIORITY}"
     )
+    return asked
 
 
 def check_embed(request: pb.EmbedRequest, max_characters: int) -> None:
@@ -92,11 +94,6 @@ def _check_characters(text: str, field: str, wrong: Violations) -> None:
         wrong.require(False, field, error.violations[0].description)
 
 
-def length_of(proto: pb.GenerationInput) -> int:
-    """Return the number of characters to encode, including the chat template's."""
-    return sum(map(len, input_texts(proto))) + TEMPLATE_CHARACTERS * len(proto.chat.messages)
-
-
 def input_texts(proto: pb.GenerationInput) -> list[str]:
     """Return the texts of an input."""
     return [proto.prompt, *(message.content for message in proto.chat.messages)]
@@ -116,9 +113,10 @@ def prompt_ids(proto: pb.GenerationInput, prompts: PromptBuilder) -> tuple[int, 
     return tuple(proto.token_ids.ids)
 
 
-def read_text_sampling(config: pb.GenerationConfig, model: TextModel) -> SamplingParams:
-    """Return the sampling parameters: as requested, else the model's defaults."""
-    asked = read_sampling(config.sampling)
+def read_text_sampling(
+    config: pb.GenerationConfig, asked: SamplingOverrides, model: TextModel
+) -> SamplingParams:
+    """Return the sampling parameters: as `asked` in the config, else the model's defaults."""
     min_tokens = asked.min_tokens or 0
     try:
         return replace(

@@ -79,7 +79,7 @@ def _phrase(match: Match[str]) -> str:
 
 
 def _ending(match: Match[str]) -> str:
-    spoken = ENDINGS.get(match[1].lower())
+    spoken = ENDINGS.get(match[1].lower())  # None for "ınc": a pattern ignores more than case
     is_name = match[1] == "EST" or match.string[: match.start()].endswith("dot ")
     return match.group() if spoken is None or is_name else spoken + _dot_after(match)
 
@@ -230,7 +230,7 @@ ABBREVIATION_RULES: tuple[Rule, ...] = (
     (re.compile(r"(?<![\w.])(e\.g|i\.e)(?![\w.])", re.I), _phrase),
     (re.compile(r"(?<!\w)(vs)(?=\s)", re.I), _phrase),
     _rule(r"\bet al\b\.?", "and others"),
-    (re.compile(r"\b(\w{2,6})\.(?!\w)"), _ending),
+    (re.compile(rf"\b({_choices(ENDINGS)})\.(?!\w)", re.I), _ending),
     _rule(r"(?<![/\w])etc\b", "et cetera"),
     (re.compile(r"\bSt\b\.?(?!\w)"), _saint_or_street),
     _rule(r"\ba\.k\.a\.?(?!\w)", "also known as", re.I),

@@ -30,20 +30,17 @@ def primary(code: str) -> str:
     return code.replace("_", "-").partition("-")[0].lower()
 
 
+@lru_cache(maxsize=64)
 def is_english(code: str) -> bool:
     """Return whether a code is of English; "", an unknown language, is read as English."""
     return primary(code) in ("", ENGLISH)
 
 
+@lru_cache(maxsize=64)
 def find_language(code: str) -> Language | None:
     """Return the language of a BCP-47 code; None for English and those without a reader."""
     whole = code.replace("_", "-").lower()
     return LANGUAGES.get(whole) or LANGUAGES.get(primary(code))
-
-
-def has_reader(code: str) -> bool:
-    """Return whether figures of a language can be read as words."""
-    return is_english(code) or find_language(code) is not None
 
 
 @lru_cache(maxsize=64)
