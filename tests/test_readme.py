@@ -41,6 +41,7 @@ PYTHON = ".venv/bin/python -m "
 OTHER_PROGRAMS = (
     "benchmarks/idle.py",
     "benchmarks/long_text.py",
+    "benchmarks/planted.py",
     "benchmarks/reading.py",
     "benchmarks/decode_interference.py",
     "benchmarks/skipped.py",
