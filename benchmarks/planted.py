@@ -9,12 +9,15 @@ the check and a recogniser get the same speech.
 With `--moonshine FOLDER` the recogniser counts the words that are missing or too many, in the
 speech without faults, with faults, and with faults and the check (`benchmarks.speech_judges` says
 what it needs). The check uses no recogniser.
+
+`--cost` measures what the check costs instead: the first sound of a stream, and processor time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -40,7 +43,7 @@ from tts.observe.engine_status import EngineStatus
 from tts.speech.aligner import Aligner, letter_labels
 from tts.speech.check import CheckResult
 from tts.speech.synthesizer import Synthesizer
-from tts.speech.types import SamplingOverrides, SpeechRequest
+from tts.speech.types import AudioChunk, Done, SamplingOverrides, SpeechRequest
 from tts.speech.word_times import WordSpan, WordTimer
 from tts.text.segmenter import SegmentStream, TextSegment
 from tts.voices.types import Voice
@@ -240,7 +243,11 @@ def cases(
                 number += 1
 
 
-async def speak(synthesizer: Synthesizer, case: Case, *, check: bool) -> tuple[Clip, list]:
+Checks = list[tuple[CheckResult, ...]]
+"""Results of all attempts of each segment."""
+
+
+async def speak(synthesizer: Synthesizer, case: Case, *, check: bool) -> tuple[Clip, Checks]:
     """Return a sentence's speech, and the results of its check."""
     speech = await synthesizer.synthesize(
         SpeechRequest(
@@ -333,12 +340,55 @@ def heard(found: Iterable[Outcome], recogniser: Listener) -> Iterator[Figure]:
         yield Figure(name, (1000 * slip.rate,), "per 1,000 words", bar=bar, note=note)
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One stream: milliseconds to the first audio, and of processor time of all of it."""
+
+    first_ms: float
+    processor_ms: float
+    is_retried: bool
+
+
+async def timed(synthesizer: Synthesizer, case: Case, *, check: bool) -> Run:
+    """Stream a sentence alone."""
+    request = SpeechRequest(
+        case.text, voice=case.voice, sampling=SamplingOverrides(seed=case.seed), check=check
+    )
+    began, used, first_s, retried = time.perf_counter(), time.process_time(), 0.0, 0
+    async with aclosing(synthesizer.stream(request)) as events:
+        async for event in events:
+            match event:
+                case AudioChunk():
+                    first_s = first_s or time.perf_counter() - began
+                case Done(result):
+                    retried = result.num_retried_segments
+    return Run(1000 * first_s, 1000 * (time.process_time() - used), bool(retried))
+
+
+async def costs(synthesizer: Synthesizer, found: Sequence[Case]) -> list[Figure]:
+    """Stream sentences with and without the check in turn; the first one warms up."""
+    without, checked, added = [], [], []
+    for number, case in enumerate(found):
+        order = (False, True) if number % 2 else (True, False)
+        runs = {check: await timed(synthesizer, case, check=check) for check in order}
+        if number and not runs[True].is_retried:
+            without.append(runs[False].first_ms)
+            checked.append(runs[True].first_ms)
+            added.append(100 * (runs[True].processor_ms / runs[False].processor_ms - 1))
+    return [
+        Figure("first sound, not checked", tuple(without), "ms"),
+        Figure("first sound, checked", tuple(checked), "ms"),
+        Figure("processor time added by the check", tuple(added), "%", note="sound at once"),
+    ]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments("Failures planted below the check of segments.", repeat=1)
     options.add_argument("--words", type=int, default=1000)
     options.add_argument("--seed", type=int, default=1, help="of the texts")
     options.add_argument("--rate", type=float, default=RATE, help="share of faulty attempts")
     options.add_argument("--moonshine", type=Path, help="the recogniser's folder")
+    options.add_argument("--cost", action="store_true", help="measure what the check costs")
     args = options.parse_args(argv)
     recogniser = Recogniser(args.moonshine) if args.moonshine else None
     service = load_service({"model": {"model_path": args.model}} if args.model else {})
@@ -346,11 +396,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     texts = [text for _, text in hard_texts(args.words, args.seed)]
     with asyncio.Runner() as runner:
         asked = list(cases(service.synthesizer, texts))
-        found = runner.run(measure(service, asked, args.rate, has_clips=bool(recogniser)))
+        if args.cost:
+            rows = runner.run(costs(service.synthesizer, asked))
+        else:
+            found = runner.run(measure(service, asked, args.rate, has_clips=bool(recogniser)))
+            rows = list(figures(found))
+            if recogniser is not None:
+                rows += heard(found, recogniser)
         runner.run(service.close())
-    rows = list(figures(found))
-    if recogniser is not None:
-        rows += heard(found, recogniser)
     return publish(Report("planted", tuple(rows)))
 
 

@@ -469,6 +469,14 @@ def test_planted_faults_are_counted(runner: asyncio.Runner, voice: Service, rate
         assert all(good == faulty for good, faulty, _ in clips)
 
 
+def test_the_cost_is_that_of_pairs_of_streams(runner: asyncio.Runner, voice: Service) -> None:
+    assert voice.synthesizer is not None
+    found = list(planted.cases(voice.synthesizer, PLANTED))
+    rows = runner.run(planted.costs(voice.synthesizer, found))
+    assert [(len(row.values), row.unit) for row in rows] == [(1, "ms"), (1, "ms"), (1, "%")]
+    assert min(rows[0].value, rows[1].value) > 0
+
+
 def test_what_the_check_finds_and_mends_is_told_apart() -> None:
     case = planted.Case("0", "", TextSegment(0, "One two.", 0, 8), Voice("x"), 0)
     sound, missed, skips = CheckResult.SOUND, CheckResult.SOUND, CheckResult.SKIPPED
