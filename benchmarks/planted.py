@@ -4,7 +4,8 @@ Hard texts (`benchmarks.hard_texts`) are spoken sentence by sentence in the voic
 `benchmarks.understood`. Between the engine and the check, a known share of all attempts, repeated
 ones included, gets a fault: a word is cut out, a word is doubled, the end is cut off, or the speech
 does not end. Which one depends on the attempt's seed alone. Codes and samples change together, so
-the check and a recogniser get the same speech.
+the check and a recogniser get the same speech. The codes of each good first attempt are also given
+to the check with more faults, for the shares that it finds.
 
 With `--moonshine FOLDER` the recogniser counts the words that are missing or too many, in the
 speech without faults, with faults, and with faults and the check (`benchmarks.speech_judges` says
@@ -41,7 +42,7 @@ from tts.engine.client import AudioBlock, EngineClient, SpeechJob
 from tts.factory import Service
 from tts.observe.engine_status import EngineStatus
 from tts.speech.aligner import Aligner, letter_labels
-from tts.speech.check import CheckResult
+from tts.speech.check import CheckResult, check_segment
 from tts.speech.synthesizer import Synthesizer
 from tts.speech.types import AudioChunk, Done, SamplingOverrides, SpeechRequest
 from tts.speech.word_times import WordSpan, WordTimer
@@ -51,6 +52,7 @@ from tts.voices.types import Voice
 AT_ONCE = 8  # requests
 RATE = 0.3  # of the attempts get a fault
 LATEST = 3  # words before the end, of which one is the first that a cut end leaves out
+DRAWS = 6  # more faults of each sentence, that only the check gets
 LONG_WORD = 4  # letters; shorter words are harder to find
 
 
@@ -76,6 +78,9 @@ class Planted:
         is_word = self.fault in {Fault.MISSING, Fault.DOUBLED}
         return is_word and len(letter_labels(self.word)) < LONG_WORD
 
+
+Finding = tuple[Planted | None, bool]
+"""Fault of an attempt, and whether the check found one."""
 
 Ranges = list[tuple[int, int]]
 """Codes [start, end) that are played one after the other."""
@@ -112,8 +117,11 @@ class PlantedClient:
     codes_per_token: int
     rate: float
     segments: dict[str, TextSegment]
+    draws: int  # more faults of each first attempt
     planted: dict[str, list[Planted | None]] = field(default_factory=dict)
     """Faults of the attempts of each request."""
+    surveyed: dict[str, list[Finding]] = field(default_factory=dict)
+    """More faults in the codes of each first attempt."""
 
     @property
     def codec(self) -> CodecSpec | None:
@@ -147,16 +155,36 @@ class PlantedClient:
         draw = Random(job.request.sampling.seed)
         if blocks[-1].finish_reason is not FinishReason.STOP:
             return Planted(Fault.RUNAWAY), blocks  # the model's own
-        if draw.random() >= self.rate:
-            return None, blocks
         codes = tuple(code for block in blocks for code in block.codes)
+        longest = (job.request.sampling.max_tokens or 0) * self.codes_per_token
         spans, places = self._words(name, codes)
         if not spans:
             return None, blocks
-        fault = draw.choice(list(Fault))
-        longest = (job.request.sampling.max_tokens or 0) * self.codes_per_token
-        number, ranges = plant(fault, places, len(codes), longest, draw)
-        return Planted(fault, spans[number].word.spoken), [cut(blocks, ranges, fault)]
+
+        def drawn() -> tuple[Planted, Ranges]:
+            fault = draw.choice(list(Fault))
+            number, ranges = plant(fault, places, len(codes), longest, draw)
+            return Planted(fault, spans[number].word.spoken), ranges
+
+        is_faulty, (planted, ranges) = draw.random() < self.rate, drawn()
+        if self.draws and name not in self.surveyed:
+            more = [drawn() for _ in range(self.draws)]
+            self.surveyed[name] = [self._finding(name, codes, *one) for one in more]
+        return (planted, [cut(blocks, ranges, planted.fault)]) if is_faulty else (None, blocks)
+
+    def _finding(
+        self, name: str, codes: tuple[int, ...], planted: Planted, ranges: Ranges
+    ) -> Finding:
+        """Return a fault and whether the check finds it in the codes."""
+        assert self.codec is not None
+        kept = tuple(code for start, end in ranges for code in codes[start:end])
+        verdict = check_segment(
+            self.segments[name],
+            len(kept) / self.codec.codes_per_second,
+            is_cut=planted.fault is Fault.RUNAWAY,
+            letters=self.aligner.letters(kept),
+        )
+        return planted, verdict.result is not CheckResult.SOUND
 
     def _words(
         self, name: str, codes: tuple[int, ...]
@@ -201,18 +229,19 @@ class Case:
 class Outcome:
     """Faults of the attempts at a sentence, and what the check found in each of them.
 
-    `clips`: the speech without faults, with faults, and with faults and the check; () without a
-    recogniser.
+    `surveyed`: more faults in the codes of the first attempt. `clips`: the speech without faults,
+    with faults, and with faults and the check; () without a recogniser.
     """
 
     case: Case
     planted: tuple[Planted | None, ...]
     results: tuple[CheckResult, ...]
+    surveyed: tuple[Finding, ...] = ()
     clips: tuple[Clip, ...] = ()
 
     @property
-    def attempts(self) -> Iterator[tuple[Planted | None, bool]]:
-        """Iterate over faults and whether the check found one."""
+    def attempts(self) -> Iterator[Finding]:
+        """Iterate over the attempts at the sentence."""
         for planted, result in zip(self.planted, self.results, strict=True):
             yield planted, result is not CheckResult.SOUND
 
@@ -264,7 +293,12 @@ async def speak(synthesizer: Synthesizer, case: Case, *, check: bool) -> tuple[C
 
 
 async def measure(
-    service: Service, found: Sequence[Case], rate: float, *, has_clips: bool = False
+    service: Service,
+    found: Sequence[Case],
+    rate: float,
+    *,
+    draws: int = DRAWS,
+    has_clips: bool = False,
 ) -> list[Outcome]:
     """Speak sentences with faults and the check; `has_clips`: and without the check and faults."""
     good, vocabulary = service.synthesizer, service.prompts.vocabulary
@@ -275,8 +309,8 @@ async def measure(
     aligner = Aligner.load(good.settings.aligner)
     segments = {case.name: case.segment for case in found}
     clients = [
-        PlantedClient(service.client, aligner, vocabulary.codes_per_token, rate, segments)
-        for _ in range(2)
+        PlantedClient(service.client, aligner, vocabulary.codes_per_token, rate, segments, more)
+        for more in (draws, 0)
     ]
     checked, unchecked = (
         Synthesizer(client, service.prompts, good.voices, good.settings) for client in clients
@@ -290,7 +324,8 @@ async def measure(
             if has_clips:
                 others = [await speak(one, case, check=False) for one in (good, unchecked)]
                 clips = (*(other for other, _ in others), clip)
-        return Outcome(case, tuple(clients[0].planted[case.name]), results, clips)
+        faults, more = clients[0].planted[case.name], clients[0].surveyed.get(case.name, ())
+        return Outcome(case, tuple(faults), results, tuple(more), clips)
 
     return list(await asyncio.gather(*map(outcome, found)))
 
@@ -304,8 +339,9 @@ def share(flags: Iterable[bool]) -> float:
 def figures(found: Sequence[Outcome]) -> Iterator[Figure]:
     """Iterate over what the check found, what was sent, and its false alarms."""
     attempts = [attempt for one in found for attempt in one.attempts]
+    judged = attempts + [finding for one in found for finding in one.surveyed]
     for kind in Fault:
-        own = [(planted, is_found) for planted, is_found in attempts
+        own = [(planted, is_found) for planted, is_found in judged
                if planted and planted.fault is kind]  # fmt: skip
         long = [is_found for planted, is_found in own if planted and not planted.is_short]
         note = f"of {len(own)}"
@@ -313,7 +349,7 @@ def figures(found: Sequence[Outcome]) -> Iterator[Figure]:
             note += f"; {share(long):.0f} % of {len(long)} with {LONG_WORD} letters or more"
         yield Figure(f"found: {kind.value}", (share(is_found for _, is_found in own),), "%",
                      note=note)  # fmt: skip
-    faulty = [is_found for planted, is_found in attempts if planted]
+    faulty = [is_found for planted, is_found in judged if planted]
     alarms = [is_found for planted, is_found in attempts if not planted]
     yield Figure("found: all", (share(faulty),), "%", note=f"of {len(faulty)}")
     yield Figure("false alarms", (share(alarms),), "%", note=f"of {len(alarms)} good attempts")

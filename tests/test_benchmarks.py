@@ -443,30 +443,28 @@ def voice(runner: asyncio.Runner) -> Iterator[Service]:
     runner.run(service.close())
 
 
-PLANTED = ("The library closes early on Fridays.", "Bring the ladder and the yellow lantern.")
+PLANTED = ("The ferry leaves at noon.", "Bring the yellow lantern.")
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])
 def test_planted_faults_are_counted(runner: asyncio.Runner, voice: Service, rate: float) -> None:
     """Real speech: no fault is planted or found, or each attempt has one and almost all are."""
     assert voice.synthesizer is not None
-    found = list(planted.cases(voice.synthesizer, PLANTED * 3))
-    assert [case.segment.text for case in found] == [*PLANTED] * 3
-    outcomes = runner.run(planted.measure(voice, found, rate, has_clips=True))
+    found = list(planted.cases(voice.synthesizer, PLANTED))
+    assert [case.segment.text for case in found] == [*PLANTED]
+    outcomes = runner.run(planted.measure(voice, found, rate, has_clips=bool(rate)))
     rows = {figure.name: figure for figure in planted.figures(outcomes)}
-    unchecked, checked = (
-        rows[f"sentences with a fault, {name}"].value for name in ("unchecked", "checked")
-    )
-    clips = [[clip.samples.tobytes() for clip in one.clips] for one in outcomes]
+    sent = [rows[f"sentences with a fault, {name}"].value for name in ("unchecked", "checked")]
     if rate:
+        assert rows["found: all"].note == f"of {2 * (3 + planted.DRAWS)}"
         assert rows["found: all"].value >= 60
-        assert unchecked == checked == 100  # other attempts are no better
+        assert sent == [100, 100]  # other attempts are no better
+        clips = [[clip.samples.tobytes() for clip in one.clips] for one in outcomes]
         assert all(good != faulty for good, faulty, _ in clips)
     else:
-        assert rows["found: all"].note == "of 0"
-        assert (unchecked, checked) == (0, 0)
-        assert rows["false alarms"].value <= 20
-        assert all(good == faulty for good, faulty, _ in clips)
+        assert rows["found: all"].note == f"of {2 * planted.DRAWS}"
+        assert rows["false alarms"].value <= 50
+        assert sent == [0, 0]
 
 
 def test_the_cost_is_that_of_pairs_of_streams(runner: asyncio.Runner, voice: Service) -> None:
@@ -483,14 +481,20 @@ def test_what_the_check_finds_and_mends_is_told_apart() -> None:
     long, short = (planted.Planted(planted.Fault.MISSING, word) for word in ("three", "of"))
     good, faulty, mended = (clip_of(said) for said in ("One two.", "One.", "One two."))
     outcomes = [
-        planted.Outcome(case, (None,), (sound,), (good, good, good)),
-        planted.Outcome(case, (None, None), (skips, sound), (good, good, good)),
-        planted.Outcome(case, (long, None), (skips, sound), (good, faulty, mended)),
-        planted.Outcome(case, (short,), (missed,), (good, faulty, faulty)),
+        planted.Outcome(case, (None,), (sound,), (), (good, good, good)),
+        planted.Outcome(case, (None, None), (skips, sound), (), (good, good, good)),
+        planted.Outcome(
+            case,
+            (long, None),
+            (skips, sound),
+            ((long, True), (short, False)),
+            (good, faulty, mended),
+        ),
+        planted.Outcome(case, (short,), (missed,), (), (good, faulty, faulty)),
     ]
     rows = {figure.name: figure for figure in planted.figures(outcomes)}
     assert rows["found: a word cut out"].value == 50
-    assert rows["found: a word cut out"].note == "of 2; 100 % of 1 with 4 letters or more"
+    assert rows["found: a word cut out"].note == "of 4; 100 % of 2 with 4 letters or more"
     assert rows["false alarms"].value == 25
     assert rows["sentences with a fault, unchecked"].value == 50
     assert (
