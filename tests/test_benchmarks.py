@@ -491,18 +491,17 @@ def test_what_the_check_finds_and_mends_is_told_apart() -> None:
             (good, faulty, mended),
         ),
         planted.Outcome(case, (short,), (missed,), (), (good, faulty, faulty)),
+        planted.Outcome(case, (long,), (skips,), (), (good, faulty, faulty)),
     ]
     rows = {figure.name: figure for figure in planted.figures(outcomes)}
-    assert rows["found: a word cut out"].value == 50
-    assert rows["found: a word cut out"].note == "of 4; 100 % of 2 with 4 letters or more"
+    assert rows["found: a word cut out"].value == 60
+    assert rows["found: a word cut out"].note == "of 5; 100 % of 3 with 4 letters or more"
     assert rows["false alarms"].value == 25
-    assert rows["sentences with a fault, unchecked"].value == 50
-    assert (
-        rows["sentences with a fault, checked"].value,
-        rows["sentences with a fault, checked"].bar,
-    ) == (25, 25)
+    assert rows["sentences with a fault, unchecked"].value == 60
+    checked = rows["sentences with a fault, checked"]
+    assert (checked.value, checked.bar, checked.reached) == (40, 30, False)
     rates = [figure.value for figure in planted.heard(outcomes, SpellingJudges())]
-    assert rates == [0, 250, 125]
+    assert rates == [0, 300, 200]
 
 
 @pytest.mark.parametrize("hertz", [110, 220])
