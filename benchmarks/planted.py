@@ -11,7 +11,7 @@ With `--moonshine FOLDER` the recogniser counts the words that are missing or to
 speech without faults, with faults, and with faults and the check (`benchmarks.speech_judges` says
 what it needs). The check uses no recogniser.
 
-`--cost` measures what the check costs instead: the first sound of a stream, and processor time.
+`--cost` measures what the check costs instead: the first sound of a stream, and its own time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tts.observe.engine_status import EngineStatus
 from tts.speech.aligner import Aligner, letter_labels
 from tts.speech.check import CheckResult, check_segment
 from tts.speech.synthesizer import Synthesizer
-from tts.speech.types import AudioChunk, Done, SamplingOverrides, SpeechRequest
+from tts.speech.types import AudioChunk, ChunkingOverrides, SamplingOverrides, SpeechRequest
 from tts.speech.word_times import WordSpan, WordTimer
 from tts.text.segmenter import SegmentStream, TextSegment
 from tts.voices.types import Voice
@@ -53,6 +53,7 @@ AT_ONCE = 8  # requests
 RATE = 0.3  # of the attempts get a fault
 LATEST = 3  # words before the end, of which one is the first that a cut end leaves out
 DRAWS = 6  # more faults of each sentence, that only the check gets
+WHOLE = ChunkingOverrides(chunk_sizes=(500,), buffer=500)  # one block, which carries all codes
 LONG_WORD = 4  # letters; shorter words are harder to find
 
 
@@ -376,45 +377,54 @@ def heard(found: Iterable[Outcome], recogniser: Listener) -> Iterator[Figure]:
         yield Figure(name, (1000 * slip.rate,), "per 1,000 words", bar=bar, note=note)
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One stream: milliseconds to the first audio, and of processor time of all of it."""
-
-    first_ms: float
-    processor_ms: float
-    is_retried: bool
-
-
-async def timed(synthesizer: Synthesizer, case: Case, *, check: bool) -> Run:
-    """Stream a sentence alone."""
+async def first_sound(synthesizer: Synthesizer, case: Case, *, check: bool) -> float:
+    """Return the milliseconds to the first audio of a stream that runs alone."""
     request = SpeechRequest(
         case.text, voice=case.voice, sampling=SamplingOverrides(seed=case.seed), check=check
     )
-    began, used, first_s, retried = time.perf_counter(), time.process_time(), 0.0, 0
+    began, first_s = time.perf_counter(), 0.0
     async with aclosing(synthesizer.stream(request)) as events:
         async for event in events:
-            match event:
-                case AudioChunk():
-                    first_s = first_s or time.perf_counter() - began
-                case Done(result):
-                    retried = result.num_retried_segments
-    return Run(1000 * first_s, 1000 * (time.process_time() - used), bool(retried))
+            if isinstance(event, AudioChunk):
+                first_s = first_s or time.perf_counter() - began
+    return 1000 * first_s
+
+
+async def check_time(synthesizer: Synthesizer, aligner: Aligner, case: Case) -> float:
+    """Return the milliseconds of a thread that the check takes for a second of speech."""
+    speech = await synthesizer.synthesize(
+        SpeechRequest(
+            case.text,
+            voice=case.voice,
+            sampling=SamplingOverrides(seed=case.seed),
+            chunking=WHOLE,
+            check=False,
+        )
+    )
+    codes = speech.chunks[-1].carry
+    seconds = len(codes) / synthesizer.codec.codes_per_second
+    began = time.thread_time()
+    check_segment(case.segment, seconds, letters=aligner.letters(codes))
+    return 1000 * (time.thread_time() - began) / seconds
 
 
 async def costs(synthesizer: Synthesizer, found: Sequence[Case]) -> list[Figure]:
     """Stream sentences with and without the check in turn; the first one warms up."""
-    without, checked, added = [], [], []
+    assert synthesizer.settings.aligner is not None
+    aligner = Aligner.load(synthesizer.settings.aligner)
+    without, checked, times = [], [], []
     for number, case in enumerate(found):
         order = (False, True) if number % 2 else (True, False)
-        runs = {check: await timed(synthesizer, case, check=check) for check in order}
-        if number and not runs[True].is_retried:
-            without.append(runs[False].first_ms)
-            checked.append(runs[True].first_ms)
-            added.append(100 * (runs[True].processor_ms / runs[False].processor_ms - 1))
+        first = {check: await first_sound(synthesizer, case, check=check) for check in order}
+        taken = await check_time(synthesizer, aligner, case)
+        if number:
+            without.append(first[False])
+            checked.append(first[True])
+            times.append(taken)
     return [
         Figure("first sound, not checked", tuple(without), "ms"),
         Figure("first sound, checked", tuple(checked), "ms"),
-        Figure("processor time added by the check", tuple(added), "%", note="sound at once"),
+        Figure("check of a second of speech", tuple(times), "ms", note="of a thread's time"),
     ]
 
 
