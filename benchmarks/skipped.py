@@ -6,7 +6,8 @@ voices of `benchmarks.understood`, and compared with what Moonshine recognises
 
 Every text is spoken with the check on. Where no segment was spoken again, its speech is the same
 without the check; the others are spoken a second time with the check off. The recogniser makes
-errors of its own: only the difference is meaningful.
+errors of its own: only the difference is meaningful. With `python -m training.evaluate skipped`
+the teacher says the same texts. `benchmarks.planted` counts what the check finds of known faults.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from tts.text.segmenter import SegmentStream
 
 AT_ONCE = 8  # requests
 BAR_SHARE = 0.5  # of the rate without the check
+BAR_ABOVE = 2.0  # per 1,000 words above the teacher's rate
 
 
 Item = TypeVar("Item")
@@ -171,6 +173,14 @@ def figures(found: Sequence[Compared]) -> Iterator[Figure]:
     yield Figure("segments spoken again", (100 * retried / segments,), "%", note=f"of {segments}")
     note = "nothing missing or too many for the recogniser"
     yield Figure("of them unnecessarily", (100 * alarms / segments,), "%", note=note)
+
+
+def above_teacher(found: Sequence[Compared], teacher: Slips) -> Iterator[Figure]:
+    """Iterate over the teacher's rate per 1,000 words, and that of checked speech above it."""
+    note = f"{teacher.missing} missing, {teacher.extra} too many of {teacher.words}"
+    yield Figure("teacher", (1000 * teacher.rate,), "per 1,000 words", note=note)
+    above = 1000 * (total(one.checked for one in found).rate - teacher.rate)
+    yield Figure("checked, above the teacher", (above,), "per 1,000 words", bar=BAR_ABOVE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 from types import ModuleType
 
 import grpc
@@ -37,6 +38,7 @@ from benchmarks import (
     long_text,
     memory,
     pitch,
+    planted,
     prompts,
     replicas,
     sampling,
@@ -61,6 +63,7 @@ from benchmarks.report import (
 from benchmarks.speech_judges import Acoustics
 from benchmarks.stub_engine import stub_engine_server
 from benchmarks.word_errors import (
+    Slips,
     WordErrors,
     edit_distance,
     slips,
@@ -70,7 +73,12 @@ from benchmarks.word_errors import (
 from llm import FinishReason
 from tests.decoder.small_codecs import to_safetensors, write_snac
 from tests.speech_server import Server, SpeechClient, serving
+from tts.api.load import load_service
+from tts.factory import Service
+from tts.speech.check import CheckResult
+from tts.text.segmenter import TextSegment
 from tts.v1.text_pb2_grpc import TextServiceStub
+from tts.voices.types import Voice
 
 ROOT = Path(__file__).parent.parent
 CODE_POINTS = 127 / speech_judges.PEAK  # of a clip whose peak is the last character
@@ -106,6 +114,7 @@ def test_each_command_has_a_main_and_a_place_in_the_documentation() -> None:
         "memory",
         "path",
         "pitch",
+        "planted",
         "prompts",
         "reading",
         "replicas",
@@ -370,16 +379,19 @@ def test_hard_texts_have_every_kind_and_are_the_same_again() -> None:
     assert max(len(text) for _, text in found) <= hard_texts.LONGEST
 
 
+def clip_of(said: str) -> understood.Clip:
+    """Return a clip that spells what is said."""
+    spelled = np.frombuffer(f"{said}\x7f".encode(), np.uint8)
+    return understood.Clip(spelled.astype(np.float32), speech_judges.RATE)
+
+
 def test_skipped_compares_speech_with_and_without_the_check() -> None:
     """Clips that spell what is said: one text is repaired, one is spoken again for nothing."""
 
-    def clip(said: str) -> understood.Clip:
-        spelled = np.frombuffer(f"{said}\x7f".encode(), np.uint8)
-        return understood.Clip(spelled.astype(np.float32), speech_judges.RATE)
-
     def spoken(kind: str, said: str, before: str | None) -> skipped.Spoken:
         text = skipped.Text(kind, "One two three four.", "hazel", 0)
-        return skipped.Spoken(text, clip(said), clip(before) if before else None, 2, bool(before))
+        other = clip_of(before) if before else None
+        return skipped.Spoken(text, clip_of(said), other, 2, bool(before))
 
     one, two, three = "One two three four.", "One two four.", "One two two three four."
     cases = (("names", one, None), ("long", one, two), ("long", three, one), ("single", two, None))
@@ -391,6 +403,110 @@ def test_skipped_compares_speech_with_and_without_the_check() -> None:
     assert rows["unchecked, long"].value == 125.0
     assert rows["segments spoken again"].value == 25.0
     assert rows["of them unnecessarily"].value == 12.5
+
+
+def test_a_voice_is_compared_with_the_teacher() -> None:
+    text = skipped.Text("names", "One two three four.", "hazel", 0)
+    found = [skipped.Compared(text, "", Slips(3, 0, 500), Slips(2, 1, 500), 1, 1)]
+    for missing, above, is_reached in ((2, 2.0, True), (1, 4.0, False)):
+        theirs, ours = skipped.above_teacher(found, Slips(missing, 0, 500))
+        assert theirs.value == 2.0 * missing
+        assert (ours.value, ours.reached) == (pytest.approx(above), is_reached)
+
+
+# --- planted
+
+
+def test_planted_faults_are_what_they_are_called() -> None:
+    places, draw = [(2, 4), (5, 8)], Random(1)
+    expected = {
+        planted.Fault.MISSING: {0: [0, 1, 4, 5, 6, 7, 8, 9], 1: [0, 1, 2, 3, 4, 8, 9]},
+        planted.Fault.DOUBLED: {0: [0, 1, 2, 3, *range(2, 10)], 1: [*range(8), *range(5, 10)]},
+        planted.Fault.EARLY: {0: [0, 1], 1: [0, 1, 2, 3, 4]},
+        planted.Fault.RUNAWAY: {n: [*range(10), *range(10), 0, 1, 2] for n in (0, 1)},
+    }
+    for fault, codes in expected.items():
+        found = dict(planted.plant(fault, places, 10, 23, draw) for _ in range(20))
+        assert {n: [c for a, b in ranges for c in range(a, b)] for n, ranges in found.items()} == (
+            codes
+        )
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    """The event loop of `voice`."""
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def voice(runner: asyncio.Runner) -> Iterator[Service]:
+    service = load_service({})
+    yield service
+    runner.run(service.close())
+
+
+PLANTED = ("The ferry leaves at noon.", "Bring the yellow lantern.")
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_planted_faults_are_counted(runner: asyncio.Runner, voice: Service, rate: float) -> None:
+    """Real speech: no fault is planted or found, or each attempt has one and almost all are."""
+    assert voice.synthesizer is not None
+    found = list(planted.cases(voice.synthesizer, PLANTED))
+    assert [case.segment.text for case in found] == [*PLANTED]
+    outcomes = runner.run(planted.measure(voice, found, rate, has_clips=bool(rate)))
+    rows = {figure.name: figure for figure in planted.figures(outcomes)}
+    sent = [rows[f"sentences with a fault, {name}"].value for name in ("unchecked", "checked")]
+    if rate:
+        assert rows["found: all"].note == f"of {2 * (3 + planted.DRAWS)}"
+        assert rows["found: all"].value >= 60
+        assert sent == [100, 100]  # other attempts are no better
+        clips = [[clip.samples.tobytes() for clip in one.clips] for one in outcomes]
+        assert all(good != faulty for good, faulty, _ in clips)
+    else:
+        assert rows["found: all"].note == f"of {2 * planted.DRAWS}"
+        assert rows["false alarms"].value <= 50
+        assert sent == [0, 0]
+
+
+def test_the_cost_is_that_of_all_sentences_but_the_first(
+    runner: asyncio.Runner, voice: Service
+) -> None:
+    assert voice.synthesizer is not None
+    found = list(planted.cases(voice.synthesizer, PLANTED))
+    rows = runner.run(planted.costs(voice.synthesizer, found))
+    assert [(len(row.values), row.unit) for row in rows] == [(1, "ms")] * 3
+    assert min(row.value for row in rows) > 0
+
+
+def test_what_the_check_finds_and_mends_is_told_apart() -> None:
+    case = planted.Case("0", "", TextSegment(0, "One two.", 0, 8), Voice("x"), 0)
+    sound, missed, skips = CheckResult.SOUND, CheckResult.SOUND, CheckResult.SKIPPED
+    long, short = (planted.Planted(planted.Fault.MISSING, word) for word in ("three", "of"))
+    good, faulty, mended = (clip_of(said) for said in ("One two.", "One.", "One two."))
+    outcomes = [
+        planted.Outcome(case, (None,), (sound,), (), (good, good, good)),
+        planted.Outcome(case, (None, None), (skips, sound), (), (good, good, good)),
+        planted.Outcome(
+            case,
+            (long, None),
+            (skips, sound),
+            ((long, True), (short, False)),
+            (good, faulty, mended),
+        ),
+        planted.Outcome(case, (short,), (missed,), (), (good, faulty, faulty)),
+        planted.Outcome(case, (long,), (skips,), (), (good, faulty, faulty)),
+    ]
+    rows = {figure.name: figure for figure in planted.figures(outcomes)}
+    assert rows["found: a word cut out"].value == 60
+    assert rows["found: a word cut out"].note == "of 5; 100 % of 3 with 4 letters or more"
+    assert rows["false alarms"].value == 25
+    assert rows["sentences with a fault, unchecked"].value == 60
+    checked = rows["sentences with a fault, checked"]
+    assert (checked.value, checked.bar, checked.reached) == (40, 30, False)
+    rates = [figure.value for figure in planted.heard(outcomes, SpellingJudges())]
+    assert rates == [0, 300, 200]
 
 
 @pytest.mark.parametrize("hertz", [110, 220])

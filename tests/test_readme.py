@@ -42,6 +42,7 @@ PYTHON = ".venv/bin/python -m "
 OTHER_PROGRAMS = (
     "benchmarks/idle.py",
     "benchmarks/long_text.py",
+    "benchmarks/planted.py",
     "benchmarks/reading.py",
     "benchmarks/replicas.py",
     "benchmarks/decode_interference.py",

@@ -179,9 +179,9 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--trim-silence", action="store_true", help="remove silence at both ends")
     group.add_argument(
         "--check",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
         help="speak sentences again whose words are missing or doubled; each is heard when it is "
-        "whole",
+        "whole (default: for files, by a voice with word timings)",
     )
     group.add_argument(
         "--watermark", action="store_true", help="mark the audio as generated (extra watermark)"

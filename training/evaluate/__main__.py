@@ -4,9 +4,9 @@
 
 `natural`: naturalness and misheard words; `voices`: whether every named voice is told from the
 others; `cloning`: voices of clips, `people`: of recordings; `prosody`: questions and durations;
-`timings`: times of words; `phonemes`: IPA in a request, and of a text. The lines are held out of
-training. All need `.[teacher,listeners]`, and all but `people` a prepared teacher
-(`training.lent.prepare`).
+`timings`: times of words; `skipped`: missing and doubled words of hard texts; `phonemes`: IPA in a
+request, and of a text. The lines are held out of training. All need `.[teacher,listeners]`, and all
+but `people` a prepared teacher (`training.lent.prepare`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from training.evaluate import cloning, natural, phonemes, prosody, timings, voices
+from training.evaluate import cloning, natural, phonemes, prosody, skipped, timings, voices
 from training.speech_codec.coder import CODER_FILE
 
 Commands = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -62,6 +62,10 @@ def build_parser() -> argparse.ArgumentParser:
     command = add(commands, "timings", timings.run, "times of words")
     command.add_argument("--lines", type=int, default=40)
     command.add_argument("--seed", type=int, default=0, help="of the teacher's noise")
+    command = add(commands, "skipped", skipped.run, "missing and doubled words of hard texts")
+    command.add_argument("--moonshine", type=Path, required=True, help="the recogniser's folder")
+    command.add_argument("--words", type=int, default=5000)
+    command.add_argument("--seed", type=int, default=1, help="of the texts")
     command = add(commands, "phonemes", phonemes.run, "IPA in a request, and of a text")
     command.add_argument("--reader", type=Path, help="reader.safetensors: with made-up words")
     command.add_argument("--coder", type=Path, default=CODER_FILE, help="that wrote the codes")

@@ -79,7 +79,8 @@ class SpeechOptions(TypedDict, total=False):
     """Name of an adapter."""
     check: bool
     """Compare every segment with its text before it is sent, and speak it again if words are
-    missing or doubled, which delays the first sound. Default: False."""
+    missing or doubled, which delays the first sound. Default: in `say`, if the model has word
+    timings; not in `stream`."""
 
 
 MARKUP: Mapping[str, Callable[[str], Document]] = {"ssml": read_ssml, "tags": read_tags}

@@ -70,6 +70,9 @@ class SpeechClient(Protocol):
     async def model(self) -> speech_pb2.ModelInfo:
         """Return what the model of speech is and can do."""
 
+    async def has_word_times(self) -> bool:
+        """Return whether the model of speech knows when its words are spoken."""
+
     async def voices(self, language_code: str) -> Sequence[speech_pb2.Voice]:
         """Return all voices, or those of a language."""
 
@@ -122,6 +125,9 @@ class RemoteClient:
         async with self._calling(call):
             models = (await call).models
         return next((model for model in models if model.codec), speech_pb2.ModelInfo())
+
+    async def has_word_times(self) -> bool:
+        return (await self.model()).word_timestamps
 
     async def voices(self, language_code: str) -> Sequence[speech_pb2.Voice]:
         found: list[speech_pb2.Voice] = []

@@ -64,6 +64,10 @@ class LocalClient:
 
         return model_info(self._service)
 
+    async def has_word_times(self) -> bool:
+        with _errors():
+            return self._api.synthesizer.settings.aligner is not None
+
     async def voices(self, language_code: str) -> Sequence[speech_pb2.Voice]:
         with _errors():
             found = self._api.synthesizer.voices.voices(language_code)

@@ -96,7 +96,7 @@ class SayOptions:
     encoding: str  # one of FORMATS
     sample_rate: int
     trim_silence: bool
-    check: bool
+    check: bool | None  # None: for files, if the model has word times
     rate: float | None
     pitch: float | None
     seed: int | None
@@ -112,6 +112,14 @@ class SayOptions:
     credentials: Credentials
     show_progress: bool
     is_quiet: bool
+
+    @property
+    def writes_files(self) -> bool:
+        """Whether the audio goes to files, and not to a player or a pipe as it is made."""
+        if self.output in ("", STANDARD_STREAM):
+            return False
+        path = Path(self.output)
+        return self.is_folder or path.is_file() or not path.exists()
 
     @property
     def has_subtitles(self) -> bool:

@@ -64,7 +64,7 @@ def synthesis_config(
 ) -> speech_pb2.SynthesisConfig:
     """Return the request's configuration; options that were not given stay unset.
 
-    `has_word_times`: the model has them, and subtitles get them.
+    `has_word_times`: the model has them; subtitles get them, and files are checked.
     """
     config = speech_pb2.SynthesisConfig(
         voice=_voice(options),
@@ -73,9 +73,8 @@ def synthesis_config(
         ),
         chunking=_chunking(options.chunking),
         trim_silence=options.trim_silence,
+        speech_check=_check(options, has_word_times=has_word_times),
     )
-    if options.check:
-        config.speech_check = speech_pb2.SPEECH_CHECK_ON
     if options.rate is not None:
         config.speaking_rate = options.rate
     if options.pitch is not None:
@@ -92,6 +91,14 @@ def synthesis_config(
             else speech_pb2.TIMESTAMP_GRANULARITY_SEGMENT
         )
     return config
+
+
+def _check(options: SayOptions, *, has_word_times: bool) -> speech_pb2.SpeechCheck:
+    """Return whether segments are checked; in a file that delays nothing."""
+    if options.check is None:
+        is_checked = has_word_times and options.writes_files
+        return speech_pb2.SPEECH_CHECK_ON if is_checked else speech_pb2.SPEECH_CHECK_UNSPECIFIED
+    return speech_pb2.SPEECH_CHECK_ON if options.check else speech_pb2.SPEECH_CHECK_OFF
 
 
 def dialogue(script: Iterable[ScriptTurn]) -> speech_pb2.Dialogue:

@@ -121,7 +121,8 @@ class SayRun:
 
     async def say(self, client: SpeechClient) -> None:
         """Run until the sink has every sample. Raises SayError, UsageError, OSError."""
-        has_words = self._options.has_subtitles and (await client.model()).word_timestamps
+        is_asked = self._options.has_subtitles or self._options.writes_files
+        has_words = is_asked and await client.has_word_times()
         events = self._events(client, has_words=has_words)
         try:
             while (event := await self._next(events)) is not None:

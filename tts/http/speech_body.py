@@ -79,6 +79,11 @@ TIMESTAMPS: Mapping[str, pb.TimestampGranularity] = {
     "segment": pb.TIMESTAMP_GRANULARITY_SEGMENT,
     "word": pb.TIMESTAMP_GRANULARITY_WORD,
 }
+CHECKS: Mapping[bool | None, pb.SpeechCheck] = {
+    None: pb.SPEECH_CHECK_UNSPECIFIED,
+    False: pb.SPEECH_CHECK_OFF,
+    True: pb.SPEECH_CHECK_ON,
+}
 
 NAMES: Mapping[str, str] = {
     "config.model": "model",
@@ -167,7 +172,7 @@ class VoiceSettings(VoiceChoice):
     chunk_size: ChunkSize | Items[ChunkSize] = Field(default_factory=list)
     sample_rate: int = Field(default=0, ge=0, lt=2**31)
     pronunciations: Items[PronunciationItem] = Field(default_factory=list)
-    check: bool = False
+    check: bool | None = None
 
     @property
     def ignored(self) -> list[str]:
@@ -288,7 +293,7 @@ def to_synthesis(
         chunking=pb.ChunkingConfig(chunk_sizes=sizes),
         timestamps=TIMESTAMPS[body.timestamps],
         pronunciations=[item.to_proto() for item in body.pronunciations],
-        speech_check=pb.SPEECH_CHECK_ON if body.check else pb.SPEECH_CHECK_UNSPECIFIED,
+        speech_check=CHECKS[body.check],
     )
 
 

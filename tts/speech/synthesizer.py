@@ -144,7 +144,13 @@ class Synthesizer:
         yield Done(speech.result(len(request.text)))
 
     async def synthesize(self, request: SpeechRequest) -> SynthesizedSpeech:
-        """Return the whole synthesis; its samples equal those of `stream` for the same seed."""
+        """Return the whole synthesis; its samples equal those of `stream` for the same seed.
+
+        A request that says nothing about the check of segments is checked here if the model has an
+        aligner, and not in `stream`: holding a segment back delays no whole audio.
+        """
+        if request.check is None:
+            request = replace(request, check=self.settings.aligner is not None)
         started: Started | None = None
         data: list[bytes] = []
         chunks: list[AudioChunk] = []

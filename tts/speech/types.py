@@ -178,7 +178,9 @@ class SpeechRequest:
     token_offset: int = 0  # codes spoken by the requests that this one continues
     timestamps: TimestampGranularity = TimestampGranularity.NONE
     lora: str = ""  # adapter; empty = the base model
-    check: bool = False  # speak segments again that differ from their text
+    check: bool | None = (
+        None  # speak segments again that differ from their text; None: whole audio only
+    )
     eager: int = 0  # of a session; see `TextOptions`
     path: str = "config"
 

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.understood import SEED
+from benchmarks import skipped
+from benchmarks.speech_judges import RATE
+from benchmarks.understood import SEED, Clip
 from tests.training.speech_lm.tokens import KNOWN
 from training.evaluate import cloning, prosody, voices
 from training.evaluate.cloning import cloned, of_people, read, wav
 from training.evaluate.phonemes import asked_of_teacher, asked_of_us, of_letters, pronounced
 from training.evaluate.reading import CodeClient, PhoneReader, load_with_codes
+from training.evaluate.skipped import judged
 from training.evaluate.systems import Teacher, each, speaker_of
 from training.evaluate.timings import neighbour, spoken, words_of
 from training.kokoro.network import FRAME, SAMPLE_RATE, STYLE, Kokoro
@@ -54,6 +57,23 @@ def ours() -> Iterator[tuple[LoadedVoice, CodeClient]]:
     voice, codes = load_with_codes("")
     with voice:
         yield voice, codes
+
+
+class LengthListener:
+    """Recognises a word in a clip, for each second that has begun."""
+
+    def words(self, clip: np.ndarray) -> str:
+        return " ".join(["bad"] * -(-len(clip) // RATE))
+
+
+def test_the_teachers_slips_are_those_in_its_own_clip(teacher: Teacher) -> None:
+    text = skipped.Text("names", "bad cab", "edith", 0)
+    silence = Clip(np.zeros(3 * RATE, np.float32), RATE)
+    said = [skipped.Spoken(text, silence, None, 1, 0)]
+    ((ours, theirs),) = judged(said, teacher.speak, LengthListener())
+    assert (ours.checked.missing, ours.checked.extra) == (0, 1)
+    assert len(teacher.speak(text.spoken, "edith").samples) < SAMPLE_RATE
+    assert (theirs.missing, theirs.extra, theirs.words) == (1, 0, 2)
 
 
 def test_the_teacher_says_what_it_plans(teacher: Teacher) -> None:

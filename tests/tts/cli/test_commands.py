@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from tests.tts.command_line import TEXT, frames_of
 from tests.tts.serving import run
 from tts import __version__, say, serve
 from tts.__main__ import COMMANDS, SHELLS, completion_script, main
+from tts.cli.local import LocalClient
 from tts.cli.options import read_options
 from tts.cli.request import synthesis_config
 from tts.config.server import ServerConfig
@@ -145,10 +148,45 @@ def test_a_completion_script_has_every_command_and_the_shown_options(shell: str)
     assert [flag for flag in flags if flag not in script] == []
 
 
+ON, OFF, LEFT = pb.SPEECH_CHECK_ON, pb.SPEECH_CHECK_OFF, pb.SPEECH_CHECK_UNSPECIFIED
+
+
 @pytest.mark.parametrize(
-    ("arguments", "check"),
-    [(["--check"], pb.SPEECH_CHECK_ON), ([], pb.SPEECH_CHECK_UNSPECIFIED)],
+    ("arguments", "checks"),
+    [
+        ([], (LEFT, LEFT)),
+        (["--check"], (ON, ON)),
+        (["-o", "x.wav"], (LEFT, ON)),
+        (["-o", "x.wav", "--check"], (ON, ON)),
+        (["-o", "x.wav", "--no-check"], (OFF, OFF)),
+        (["-o", os.devnull, "--format", "wav"], (LEFT, LEFT)),
+        (["-o", "chapters/"], (LEFT, ON)),
+    ],
 )
-def test_speech_is_checked_on_request(arguments: list[str], check: int) -> None:
+def test_speech_in_files_is_checked_if_the_model_has_word_times(
+    arguments: list[str], checks: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     options = read_options(say.build_parser().parse_args(["Hello.", *arguments]))
-    assert synthesis_config(options).speech_check == check
+    found = [synthesis_config(options, has_word_times=has).speech_check for has in (False, True)]
+    assert tuple(found) == checks
+
+
+@pytest.mark.parametrize("model", ["", "tiny"])
+def test_a_run_asks_the_model_whether_its_file_is_checked(
+    model: str, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The built-in voice has word times, the tiny checkpoint has none."""
+    asked: list[int] = []
+    synthesize = LocalClient.synthesize
+
+    def noted(
+        client: LocalClient, request: pb.SynthesizeStreamRequest
+    ) -> AsyncGenerator[pb.SynthesizeStreamResponse, None]:
+        asked.append(request.config.speech_check)
+        return synthesize(client, request)
+
+    monkeypatch.setattr(LocalClient, "synthesize", noted)
+    where = ["--model", str(tiny_checkpoint)] if model else []
+    assert say.main(["Hello.", "-q", "-o", str(tmp_path / "x.wav"), *where]) == 0
+    assert asked == [LEFT if model else ON]

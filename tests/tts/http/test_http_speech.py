@@ -20,7 +20,7 @@ from tests.tts.http.http_serving import (
 )
 from tests.tts.serving import TEXT, collect_speech, hum, run, wav
 from tts.factory import Service
-from tts.http.speech_body import OPENAI_VOICES
+from tts.http.speech_body import OPENAI_VOICES, SpeechBody, to_request
 from tts.v1 import speech_pb2 as pb
 
 
@@ -296,6 +296,23 @@ def test_the_check_is_on_request(service: Service) -> None:
         assert await retried(check=False) == await retried(check=None) == await retried() == 0
 
     run_with_http(service, ask)
+
+
+@pytest.mark.parametrize(
+    ("given", "check"),
+    [
+        ({}, pb.SPEECH_CHECK_UNSPECIFIED),
+        ({"check": None}, pb.SPEECH_CHECK_UNSPECIFIED),
+        ({"check": False}, pb.SPEECH_CHECK_OFF),
+        ({"check": True}, pb.SPEECH_CHECK_ON),
+    ],
+)
+def test_the_check_can_be_left_to_the_server(
+    service: Service, given: dict[str, Any], check: pb.SpeechCheck
+) -> None:
+    assert service.synthesizer is not None
+    body = SpeechBody.model_validate({"input": "No.", **given})
+    assert to_request(body, service.synthesizer).config.speech_check == check
 
 
 # --- refused requests

@@ -87,7 +87,7 @@ def test_an_empty_config_sets_no_field() -> None:
     assert (request.max_audio_s, request.carry, request.normalization) == (None, None, None)
     assert request.segment_mode is SegmentMode.SENTENCE
     assert request.timestamps is TimestampGranularity.NONE
-    assert request.check is False
+    assert request.check is None
     assert request.chunking is None
     given = pb.SynthesisConfig(chunking=pb.ChunkingConfig(), sampling=common_pb2.SamplingParams())
     empty = read(given)
@@ -123,6 +123,7 @@ def test_every_field_of_a_config_is_in_the_request() -> None:
     assert request.normalization is TextNormalization.OFF
     assert request.timestamps is TimestampGranularity.WORD
     assert request.check is True
+    assert read(pb.SynthesisConfig(speech_check=pb.SPEECH_CHECK_OFF)).check is False
     assert request.max_audio_s == 2.5
     assert (request.encoding, request.sample_rate) == (AudioEncoding.FLAC, 8_000)
     chunking = request.chunking

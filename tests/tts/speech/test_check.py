@@ -234,6 +234,22 @@ def test_checked_speech_is_the_same_where_it_is_sound(
     runner.run(both())
 
 
+@pytest.mark.parametrize("check", [None, False, True])
+def test_whole_speech_is_checked_by_default_and_a_stream_is_not(
+    runner: asyncio.Runner, built_in: Synthesizer, check: bool | None
+) -> None:
+    request = SpeechRequest(TEXT, sampling=SamplingOverrides(seed=3), check=check)
+
+    async def checks() -> tuple[int, int]:
+        whole = await built_in.synthesize(request)
+        *_, done = [event async for event in built_in.stream(request)]
+        assert isinstance(done, Done)
+        return len(whole.result.checks), len(done.result.checks)
+
+    expected = {None: (2, 0), False: (0, 0), True: (2, 2)}
+    assert runner.run(checks()) == expected[check]
+
+
 def test_a_sessions_segments_are_checked_on_request_only(
     runner: asyncio.Runner, built_in: Synthesizer
 ) -> None:

@@ -88,6 +88,17 @@ def test_without_a_check_each_segment_is_spoken_once(tiny_checkpoint: Path) -> N
     assert (len(client.jobs), heard.result.checks) == (1, ())
 
 
+def test_whole_speech_of_a_model_without_an_aligner_is_checked_on_request(
+    tiny_checkpoint: Path,
+) -> None:
+    """Limits of length and end are those of the voices that have one."""
+    for check, num_jobs in ((None, 1), (False, 1), (True, 2)):
+        client = FailingClient(0)
+        request = SpeechRequest(SENTENCE, sampling=SEEDED, check=check)
+        run(build(client, tiny_checkpoint).synthesize(request))
+        assert len(client.jobs) == num_jobs
+
+
 def test_argmax_is_not_tried_again(tiny_checkpoint: Path) -> None:
     client = FailingClient(0)
     sampling = SamplingOverrides(seed=7, temperature=0.0)

@@ -94,8 +94,8 @@ NORMALIZATIONS: Mapping[int, TextNormalization | None] = {
     pb.TEXT_NORMALIZATION_OFF: TextNormalization.OFF,
     pb.TEXT_NORMALIZATION_ON: TextNormalization.ON,
 }
-CHECKS: Mapping[int, bool] = {
-    pb.SPEECH_CHECK_UNSPECIFIED: False,
+CHECKS: Mapping[int, bool | None] = {
+    pb.SPEECH_CHECK_UNSPECIFIED: None,
     pb.SPEECH_CHECK_OFF: False,
     pb.SPEECH_CHECK_ON: True,
 }
