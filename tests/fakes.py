@@ -160,6 +160,9 @@ class OffsetCodes:
     def __init__(self, first_code: int = FIRST_CODE) -> None:
         self._first_code = first_code
 
+    def reader(self) -> Callable[[Sequence[Token]], tuple[int, ...]]:
+        return self.codes
+
     def codes(self, token_ids: Sequence[Token]) -> tuple[int, ...]:
         first = self._first_code
         given = (token_id for token_id in token_ids if isinstance(token_id, int))

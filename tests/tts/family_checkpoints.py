@@ -121,6 +121,27 @@ NEUTTS_SPECIAL = [
     "<|SPEECH_GENERATION_END|>",
 ]
 
+OUTETTS_NAMES = ["im_start", "im_end", "text_start", "text_end", "audio_start", "audio_end"]
+OUTETTS_NAMES += ["word_start", "word_end", "features", "code"]
+OUTETTS_NAMES += [f"t_{k / 100:.2f}" for k in range(100)]
+OUTETTS_NAMES += [
+    f"{name}_{k}" for name in ("energy", "spectral_centroid", "pitch") for k in range(101)
+]
+OUTETTS_FIRST_CODE = 128_256 + len(OUTETTS_NAMES)
+OUTETTS_CODES = [f"{name}_{k}" for name in ("c1", "c2") for k in range(1025)]
+DAC_CODEC = {
+    "model_type": "dac",
+    "encoder_hidden_size": 2,
+    "hidden_size": 32,
+    "decoder_hidden_size": 32,
+    "downsampling_ratios": [2, 4, 5, 8],
+    "upsampling_ratios": [8, 5, 4, 2],
+    "n_codebooks": 2,
+    "codebook_size": 1024,
+    "codebook_dim": 4,
+    "sampling_rate": 24_000,
+}
+
 SONANT_SPECIAL = {
     "<|pad|>": 256,
     "<|start_of_speech|>": 257,
@@ -274,6 +295,19 @@ def write_neutts(folder: Path, codec: Mapping[str, object] = NEUCODEC_CODEC) -> 
         "use_sliding_window": False,
     }
     return write(folder, config, qwen_tokenizer(special), codec, likely={151_670: 5.0})
+
+
+def write_outetts(folder: Path) -> Path:
+    """OuteAI/Llama-OuteTTS-1.0-1B with two codebooks of DAC; the ids are not the published ones.
+
+    Codes are frequent, and in any order.
+    """
+    names = [f"<|{name}|>" for name in (*OUTETTS_NAMES, *OUTETTS_CODES)]
+    special = LLAMA_SPECIAL | {name: 128_256 + k for k, name in enumerate(names)}
+    size = OUTETTS_FIRST_CODE + len(OUTETTS_CODES)
+    likely = dict.fromkeys(range(OUTETTS_FIRST_CODE, size), 6.0)
+    config = llama_config(size, eos=[128_257])
+    return write(folder, config, llama_tokenizer(special), DAC_CODEC, likely)
 
 
 def write_sonant(folder: Path) -> Path:

@@ -40,8 +40,11 @@ class CodeMap(Protocol):
 
     codes_per_token: int
 
-    def codes(self, token_ids: Sequence[Token]) -> tuple[int, ...]:
-        """Return the codes of the speech tokens in `token_ids`, in order; others are skipped."""
+    def reader(self) -> Callable[[Sequence[Token]], tuple[int, ...]]:
+        """Return what finds the codes of the speech tokens of one stream, which come in pieces.
+
+        It returns those of the next tokens, in order; other tokens are skipped.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,7 @@ class SpeechStream(StreamTask):
         self.plays_until_s = NOT_STARTED if is_awaited else time.monotonic()
         self._as_s16 = job.as_s16
         self._sample_rate = spec.sample_rate
-        self._code_map = setup.code_map
+        self._codes_of = setup.code_map.reader()
         self._codes_per_token = setup.code_map.codes_per_token
         self._max_codes_ahead = setup.max_codes_ahead
         self._stream = DecoderStream(
@@ -185,7 +188,7 @@ class SpeechStream(StreamTask):
 
     def _push(self) -> list[DecodeWindow]:
         """Look up the new tokens' codes; return the windows of the blocks that they complete."""
-        windows = self._stream.push(self._code_map.codes(self._new_ids))
+        windows = self._stream.push(self._codes_of(self._new_ids))
         self._new_ids.clear()
         self._num_missing = self._stream.num_missing / self._codes_per_token
         return windows

@@ -9,7 +9,7 @@ Checkpoint (files, as data) ─▶ SpeechFamily ─▶ vocabulary   tokens of sp
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -97,6 +97,7 @@ class FamilyTraits:
     tags: tuple[str, ...] = ()  # words of the text that stand for sounds, such as <laugh>
     needs_transcript: bool = True  # of a clip whose voice is cloned
     invents_voices: bool = False  # a call without a prompt has a random speaker
+    takes_codes: bool = True  # in the prompt: those of a clip, or of a sentence's beginning
     steady_loudness: bool = False  # adjust the loudness of later segments to the first
 
     def text_options(
@@ -256,7 +257,7 @@ class SpeechVocabulary:
         is_contiguous = all(i == self._base + k for k, i in enumerate(ids))
         self._ids = () if is_contiguous else tuple(ids)
         self._codes = {i: k % self.codebook_size for k, i in enumerate(self._ids)}
-        self._ranges = tuple(_ranges(position) for position in positions)
+        self._ranges = tuple(ranges_of(position) for position in positions)
 
     @classmethod
     def from_tokenizer(
@@ -291,6 +292,10 @@ class SpeechVocabulary:
             return tuple([known[i] for i in as_ids(token_ids) if i in known])
         base, size, end = self._base, self.codebook_size, self._base + self._num_ids
         return tuple([(i - base) % size for i in as_ids(token_ids) if base <= i < end])
+
+    def reader(self) -> Callable[[Sequence[Token]], tuple[int, ...]]:
+        """Return `codes` for the tokens of one call, which come in pieces."""
+        return self.codes
 
     def token_ids(self, codes: Iterable[int]) -> tuple[Token, ...]:
         """Return the tokens of codes, the first of which begins a frame.
@@ -338,7 +343,7 @@ class FrameVocabulary(SpeechVocabulary):
         return tuple(given[first : first + count] for first in range(0, len(given), count))
 
 
-def _ranges(ids: Iterable[int]) -> tuple[tuple[int, int], ...]:
+def ranges_of(ids: Iterable[int]) -> tuple[tuple[int, int], ...]:
     """Return half-open ranges that cover exactly these ids."""
     ranges: list[tuple[int, int]] = []
     for token_id in sorted(ids):

@@ -198,7 +198,7 @@ def model_info(service: Service) -> pb.ModelInfo:
         info.codec = codec.name
         info.native_sample_rate_hertz = codec.sample_rate
         info.speech_tokens_per_second = codec.codes_per_second
-        info.voice_cloning = codec.can_encode
+        info.voice_cloning = service.synthesizer.cloner.can_clone
         info.word_timestamps = service.synthesizer.settings.aligner is not None
         info.default_chunking.CopyFrom(to_chunking(service.synthesizer.settings.streaming))
     return info

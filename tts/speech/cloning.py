@@ -78,6 +78,17 @@ class VoiceCloner:
         self._cache = PromptCache(self._limits.max_cached_codes)
         self._ready: dict[str, Voice] = {}  # encoded voices of the checkpoint
 
+    @property
+    def can_clone(self) -> bool:
+        """Whether the model can take a voice from a recording."""
+        codec = self._client.codec
+        return codec is not None and codec.can_encode and self._takes_codes
+
+    @property
+    def _takes_codes(self) -> bool:
+        family = self._prompts.family
+        return family is None or family.traits.takes_codes
+
     async def from_clip(
         self,
         audio: bytes,
@@ -133,15 +144,20 @@ class VoiceCloner:
     def from_codes(self, codes: Sequence[int], field: str = "voice.prompt_tokens") -> VoicePrompt:
         """Return the prompt of codes that a client sends.
 
-        Raises InvalidRequestError without codes, and RequestError for codes out of range.
+        Raises InvalidRequestError without codes, RequestError for codes out of range, and
+        PreconditionError when the model reads none.
         """
         if not codes:
             raise InvalidRequestError.of(field, "there are no speech tokens")
+        if not self._takes_codes:
+            raise PreconditionError(
+                Precondition.VOICE_CLONING, "this model cannot take a voice from speech tokens"
+            )
         return self._checked(VoicePrompt(tuple(codes)), field)
 
     def _codec_rate(self) -> int:
         codec = self._client.codec
-        if codec is None or not codec.can_encode:
+        if codec is None or not self.can_clone:
             raise PreconditionError(
                 Precondition.VOICE_CLONING, "this model cannot take a voice from a recording"
             )

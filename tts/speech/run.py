@@ -557,7 +557,7 @@ class SynthesisRun:
         has the beginning's speaker.
         """
         opening, self._opening = self._opening, None
-        if segment.sentence:
+        if segment.sentence and self._settings.traits.takes_codes:
             prompt_ids = self._family.prompt(self._vocabulary, segment.sentence, self._voice)
             prompt_ids += self._vocabulary.token_ids(self._said)
             most = self._settings.max_seq_len
