@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,58 +18,20 @@ from llm.config import PipelineConfig, architectures
 from llm.engine.engine import Engine, create_engine
 from llm.errors import ConfigError, RequestError
 from llm.models.base import PipelineModel
-from llm.request import FinishReason, Request, SamplingParams
+from llm.request import FinishReason, Request, SamplingParams, Token
 
-PLUGIN = '''
-"""Counts: the token after t at position p is t + p + 1."""
-
-import torch
-
-from llm import Architecture
-from llm.batch import ModelInputs, ModelOutputs
-from llm.models.base import PipelineModel
+DOCUMENT = Path(__file__).parents[3] / "docs" / "own_models.md"
 
 
-class CountingModel(PipelineModel):
-    @classmethod
-    def calculate_max_seq_len(cls, pipeline_config, huggingface_config):
-        return pipeline_config.max_length or 64
-
-    def prepare_initial_token_inputs(
-        self, replica_batches, kv_cache_inputs=None, return_n_logits=1
-    ):
-        rows = [row for batch in replica_batches for row in batch]
-        batch = kv_cache_inputs.forward_batch
-        offsets = [0]
-        for row in rows:
-            offsets.append(offsets[-1] + row.generates)
-        return ModelInputs(
-            forward_batch=batch,
-            kv_cache_inputs=kv_cache_inputs,
-            sampling_rows=tuple(n for n, row in enumerate(rows) if row.generates),
-            logit_offsets=tuple(offsets),
-        )
-
-    def prepare_next_token_inputs(self, next_tokens, prev_model_inputs):
-        cache = prev_model_inputs.kv_cache_inputs.advanced(next_tokens)
-        return ModelInputs(
-            forward_batch=cache.forward_batch,
-            kv_cache_inputs=cache,
-            sampling_rows=prev_model_inputs.sampling_rows,
-            logit_offsets=prev_model_inputs.logit_offsets,
-        )
-
-    def execute(self, model_inputs):
-        batch = model_inputs.forward_batch
-        last = [end - 1 for end in batch.row_offsets[1:]]
-        ends = torch.tensor([last[row] for row in model_inputs.sampling_rows], dtype=torch.int64)
-        chosen = (batch.input_ids[ends] + batch.positions[ends] + 1) % 50
-        logits = torch.nn.functional.one_hot(chosen, 50).float() * 40
-        return ModelOutputs(logits, logits, model_inputs.logit_offsets)
+def documented(name: str) -> str:
+    """Return the module of this name that the documentation shows."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    found = re.search(rf'```python title="{name}.py"\n(.*?)```', text, re.DOTALL)
+    assert found
+    return found[1]
 
 
-ARCHITECTURES = [Architecture("CountingForCausalLM", "sonant_counting:CountingModel")]
-'''
+PLUGIN = documented("sonant_counting")
 SIZES = {
     "vocab_size": 50,
     "hidden_size": 8,
@@ -84,17 +48,20 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(architectures, "_architectures", dict(architectures._architectures))
     yield
-    sys.modules.pop("sonant_counting", None)
+    for name in ("sonant_counting", "sonant_frames"):
+        sys.modules.pop(name, None)
 
 
-def configured(folder: Path, plugin: str = PLUGIN, **values: Any) -> PipelineConfig:
+def configured(
+    folder: Path, plugin: str = PLUGIN, name: str = "counting", **values: Any
+) -> PipelineConfig:
     """Return a checkpoint of the plug-in's architecture, with one unused weight."""
     (folder / "sonant_counting.py").write_text(plugin)
-    config = {"architectures": ["CountingForCausalLM"]} | SIZES
+    config = {"architectures": [f"{name.capitalize()}ForCausalLM"]} | SIZES
     (folder / "config.json").write_text(json.dumps(config))
     save_file({"nothing": torch.zeros(1)}, folder / "model.safetensors")
     return PipelineConfig(
-        custom_architectures=[f"{folder}:sonant_counting"],
+        custom_architectures=[f"{folder}:sonant_{name}"],
         model={"model_path": str(folder), "device_specs": ["cpu"], "kv_cache": {"num_pages": 40}},
         **values,
     )
@@ -168,3 +135,39 @@ def test_the_required_sizes_of_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["CountingForCausalLM"]}))
     with pytest.raises(ValueError, match="hidden_size"):
         create_engine(config)
+
+
+def test_a_depth_transformer_decodes_frames(tmp_path: Path) -> None:
+    """Alone and in a batch, with a prompt that has a frame among its text."""
+    (tmp_path / "sonant_frames.py").write_text(documented("sonant_frames"))
+    engine = create_engine(configured(tmp_path, name="frames", max_batch_size=4))
+    engine.start()
+    plugin = import_module("sonant_frames")
+    prompts: list[tuple[Token, ...]] = [(1,), (7, 9, 20), (3, (4, 5, 6)), (49,) * 9]
+    expected = [decoded(plugin, engine, prompt, 6) for prompt in prompts]
+    sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    for group in (*([number] for number in range(4)), range(4)):
+        streams = [engine.submit(Request(f"r{n}", prompts[n], sampling)) for n in group]
+        found = [[token for chunk in stream for token in chunk.token_ids] for stream in streams]
+        assert found == [expected[n] for n in group]
+    assert len({code for frames in expected for frame in frames for code in frame[1:]}) > 4
+    assert engine.stats().failed_steps == 0
+    engine.shutdown()
+
+
+def decoded(plugin: Any, engine: Engine, prompt: tuple[Token, ...], count: int) -> list[Token]:
+    """Return the frames that the model's rules give."""
+    depth = engine.pipeline.runner.loaded_model.frame_decoder
+    assert depth is not None
+    last, frames = prompt[-1], []
+    for position in range(len(prompt) - 1, len(prompt) - 1 + count):
+        first = last if isinstance(last, int) else last[0]
+        codes = [(first + position + 1) % plugin.FRAMES.codebook_size]
+        hidden = torch.eye(plugin.HIDDEN)[codes[0] % plugin.HIDDEN]
+        with torch.inference_mode():
+            frame = depth.begin(hidden[None])
+            for _ in range(2):
+                codes.append(int(frame.next_logits(torch.tensor(codes[-1:])).argmax()))
+        last = tuple(codes)
+        frames.append(last)
+    return [frame for frame in frames if frame != plugin.FRAMES.end]
