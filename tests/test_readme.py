@@ -261,7 +261,8 @@ def anchors(document: str) -> set[str]:
 
 def broken_links(name: str) -> Iterator[str]:
     """Links and pictures of a document that lead to no file, or to no heading of one."""
-    text = re.sub(r"`[^`\n]*`", "", DOCUMENTS[name])
+    text = re.sub(r"^```.*?^```$", "", DOCUMENTS[name], flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"`[^`\n]*`", "", text)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" in target:
             continue
