@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -55,6 +56,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Start the interpreted programs in the background, unless several processes run the tests."""
     if session.config.option.collectonly:
         return
+    gc.collect()
+    gc.freeze()  # half a million objects of modules and tests, which every collection would visit
     is_alone = "PYTEST_XDIST_WORKER" not in os.environ
     commands = [command for item in session.items for command in commands_of(item)]
     session.stash[RUNS] = Interpreter(commands if is_alone else ())
