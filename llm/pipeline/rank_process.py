@@ -41,6 +41,15 @@ def main() -> None:
     threading.Thread(target=_receive, args=(steps, launch.meeting), daemon=True).start()
     name = f"rank {launch.rank}: %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=launch.log_level, stream=sys.stderr, format=name)
+    try:
+        _run(launch, steps)
+    except BaseException:
+        logger.exception("this rank has failed")
+        os._exit(1)  # the interpreter's own end would wait for the thread that reads
+
+
+def _run(launch: RankLaunch, steps: SimpleQueue[Step]) -> NoReturn:
+    """Load the model and run rank 0's steps."""
     torch.set_num_threads(launch.num_threads)
     config = launch.config
     if config.model.on_cpu:

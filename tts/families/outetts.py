@@ -162,7 +162,7 @@ class WordVocabulary(SpeechVocabulary):
         ends: tuple[int, ...],
         allowed: tuple[tuple[int, int], ...],
     ) -> None:
-        """`ends` are the tokens that end speech; `allowed` are the ranges of all other ones."""
+        """`ends` are the tokens that end speech; `allowed` are the ranges that may be sampled."""
         super().__init__(positions, NO_ID, ends[0])
         self._ends, self._allowed = ends, allowed
         self._places = {

@@ -187,15 +187,17 @@ class EngineServer:
                     await self._peer_left.wait()
 
     async def drain(self, grace_s: float) -> None:
-        """Have front ends send new work elsewhere; wait for what is here, at most so long.
+        """Have front ends send new work elsewhere; wait for what is here, at most so long, or until
+        the engine fails.
 
         Work that comes nevertheless is done, too: front ends may have sent it before they know.
         """
         self._is_draining, self._last_work_s = True, time.monotonic()
         await self._send_status()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                await self.wait_idle(BEAT_S)
+        ends = [asyncio.ensure_future(e) for e in (self.wait_idle(BEAT_S), self.broken.wait())]
+        await asyncio.wait(ends, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
 
     async def close(self) -> None:
         """Cancel all streams, notify the front ends, and unbind."""

@@ -178,8 +178,12 @@ class RemoteEngineClient:
     @property
     def takes_work(self) -> bool:
         """Whether the engine is connected, sends heartbeats, and does not drain."""
+        return self._link.is_answering and not self._is_draining
+
+    @property
+    def _is_draining(self) -> bool:
         status = self._link.status
-        return self._link.is_answering and not (status is not None and status.is_draining)
+        return status is not None and status.is_draining
 
     @property
     def num_sequences(self) -> int:
@@ -224,7 +228,7 @@ class RemoteEngineClient:
             await self._link.wait_lost()
             self._connected.clear()
             self._was_unloaded = self._link.is_unloaded
-            if not self._was_unloaded:
+            if not (self._was_unloaded or self._is_draining):
                 logger.warning("the engine has exited; its requests have failed")
             self._replace_link()
             try:

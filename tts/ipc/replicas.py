@@ -14,7 +14,6 @@ import logging
 import zlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import replace
 
 import numpy as np
 
@@ -67,9 +66,7 @@ class ReplicatedClient:
             raise
         for start in client._starting:
             start.add_done_callback(_report)
-        infos = [replica.info for replica in replicas if replica.is_started]
-        shortest = min(info.max_seq_len for info in infos)  # each planned its own memory
-        client._info = replace(infos[0], max_seq_len=shortest)
+        client._info = next(replica.info for replica in replicas if replica.is_started)
         return client
 
     def __repr__(self) -> str:

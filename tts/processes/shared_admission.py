@@ -10,9 +10,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 import numpy as np
+import zmq
 
 from decoder import AudioEncoding
-from llm import Request, TokenChunk
+from llm import ConfigError, Request, TokenChunk
 from tts.config.server import ServerConfig
 from tts.engine.admission import Admission
 from tts.engine.client import AudioBlock, EngineInfo, SpeechJob
@@ -26,11 +27,14 @@ INFO = EngineInfo(codec=None, max_seq_len=0, raw_encoding=AudioEncoding.PCM_S16L
 
 @asynccontextmanager
 async def shared_admission(config: ServerConfig, endpoints: Endpoints) -> AsyncIterator[None]:
-    """Admit calls inside the block. Raises zmq.ZMQError for an address that cannot be bound."""
+    """Admit calls inside the block. Raises ConfigError for an address that cannot be bound."""
     server = EngineServer(_NoModel(), INFO, endpoints, Admission(config.admission_limits))
     try:
         with owner_only():
-            await server.start()
+            try:
+                await server.start()
+            except zmq.ZMQError as error:
+                raise ConfigError(f"{endpoints.request} cannot be used: {error}") from error
         yield
     finally:
         await server.close()

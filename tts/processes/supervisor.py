@@ -2,7 +2,7 @@
 
     start        engine and front ends at once: the port answers NOT_SERVING while the model loads
     exit         of a process: restart with back-off; after too many: give up, status 1, unless
-                 it is a replica and another one is up
+                 it is a replica and another one has not ended too often
     unloaded     of an idle engine: start it when a front end reports that it is wanted
     drained      of one replica, by a signal to its process: start it again at once
     heartbeats   stop: kill the process, then restart
@@ -92,8 +92,8 @@ class Worker:
         self._worked_at: float | None = None
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         """Its first report of readiness."""
-        self.is_up = False
-        """Whether the process runs and has reported readiness."""
+        self.fails = False
+        """Whether it has ended too often, and has not been up since."""
 
     def __repr__(self) -> str:
         return f"Worker({self._launch.name}, {self._restarts!r})"
@@ -185,7 +185,6 @@ class Worker:
         status = await process.wait()
         watching.cancel()
         await reading
-        self.is_up = False
         process.stdin.close()
         self._on_end(process.pid)
         return status
@@ -204,7 +203,7 @@ class Worker:
             heartbeat.beat()
             if report is None:
                 continue
-            self._worked_at, self.is_up = time.monotonic(), True
+            self._worked_at, self.fails = time.monotonic(), False
             if not self.ready.done():
                 self.ready.set_result(report)
                 logger.info("%s is ready, process %d", self._launch.name, process.pid)
@@ -218,6 +217,7 @@ class Worker:
             raise WorkerError(f"{name} {ended} before it was ready", status if status > 0 else 1)
         up_s = 0.0 if self._worked_at is None else time.monotonic() - self._worked_at
         delay_s = self._restarts.next_delay_s(up_s)
+        self.fails = delay_s is None
         if delay_s is None and not self._may_give_up():
             delay_s = LONGEST_DELAY_S
         if delay_s is None:
@@ -252,7 +252,7 @@ class Workers:
             launches.append(Launch(own, TEXT_ENGINE_NAME, endpoints.text))
         self.engines = {
             launch.name: Worker(
-                ENGINE, launch, most, on_end, may_give_up=partial(self._is_last, launch)
+                ENGINE, launch, most, on_end, may_give_up=partial(self.may_give_up, launch)
             )
             for launch in launches
         }
@@ -303,14 +303,14 @@ class Workers:
         for worker in self._all:
             worker.kill()
 
-    def _is_last(self, launch: Launch) -> bool:
-        """Whether no other replica is up that serves while this engine does not."""
+    def may_give_up(self, launch: Launch) -> bool:
+        """Whether no other replica serves, or will, while this engine fails."""
         others = (
             self.engines[replica_name(number)]
             for number, endpoints in enumerate(launch.replicas)
             if endpoints != launch.endpoints
         )
-        return not any(other.is_up for other in others)
+        return all(other.fails for other in others)
 
     def _wake(self, engine: str) -> None:
         self.engines[engine].wake()

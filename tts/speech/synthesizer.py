@@ -144,7 +144,7 @@ class Synthesizer:
         yield Done(speech.result(len(request.text)))
 
     async def synthesize(self, request: SpeechRequest) -> SynthesizedSpeech:
-        """Return the whole synthesis; its samples equal those of `stream` for the same seed.
+        """Return the whole synthesis: the samples of `stream` for the same seed and `check`.
 
         A request that says nothing about the check of segments is checked here if the model has an
         aligner, and not in `stream`: holding a segment back delays no whole audio.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import pickle
 import signal
@@ -15,8 +16,10 @@ import pytest
 
 from llm.engine.engine import create_engine
 from llm.errors import EngineStoppedError
+from llm.pipeline.ranks import RankLaunch
 from llm.pipeline.registry import create_pipeline
 from llm.request import FinishReason, Request, SamplingParams
+from tests.deadlines import HANG_S
 from tests.llm.llama_checkpoints import write_llama
 from tests.llm.parallel.engines import pipeline_of, tokens, wait_for, wait_stopped
 from tests.llm.parallel.test_sharded_models import split_config
@@ -29,6 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_llama(tmp_path_factory.mktemp("checkpoint"), **HEADS)
 
 
+RANK_PROCESS = "llm.pipeline.rank_process"
 PROGRAM = """
 import pickle, sys, time
 from llm.pipeline.ranks import RankLeader
@@ -102,6 +106,22 @@ def test_processes_end_with_their_pipeline(folder: Path, temporary: Path) -> Non
     with pytest.raises(ProcessLookupError):
         os.kill(process_id, 0)
     assert list(temporary.glob("sonant-ranks-*")) == []
+
+
+def test_a_rank_that_fails_says_why_and_has_status_1(folder: Path, tmp_path: Path) -> None:
+    config = split_config(folder, 2)
+    config = config.model_copy(update={"custom_architectures": ["no_such_module"]})
+    launch = RankLaunch(config, 1, tmp_path / "meeting", 1, 1, logging.WARNING)
+    program, pipe = [sys.executable, "-m", RANK_PROCESS], subprocess.PIPE
+    with subprocess.Popen(program, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(pickle.dumps(launch))
+        process.stdin.flush()  # it stays open while the process ends
+        log = process.stderr.read().decode()
+        assert process.wait(HANG_S) == 1
+    assert "rank 1: ERROR" in log
+    assert "this rank has failed" in log
 
 
 def test_processes_end_with_a_program_that_is_killed(folder: Path) -> None:

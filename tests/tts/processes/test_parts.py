@@ -17,7 +17,7 @@ from tests.tts.processes import ends_once_ready, many_voices
 from tts.config.serve import ServeConfig
 from tts.config.server import ServerConfig
 from tts.factory import create_service
-from tts.ipc.endpoints import Endpoints, replica_base
+from tts.ipc.endpoints import Endpoints, ServerEndpoints, replica_base
 from tts.processes.child import Launch, Ready
 from tts.processes.supervisor import (
     LONGEST_DELAY_S,
@@ -25,6 +25,7 @@ from tts.processes.supervisor import (
     Restarts,
     Worker,
     WorkerError,
+    Workers,
     check_processes,
     reserved_port,
 )
@@ -142,10 +143,26 @@ def test_a_replica_is_given_up_only_if_it_is_the_last(tiny_checkpoint: Path, is_
             return
         while not ended:
             await asyncio.sleep(0.01)
-        assert not worker.is_up
+        assert worker.fails
         assert not running.done()
         await worker.stop(30)
         await asyncio.wait_for(running, 60)
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_starts_again_keeps_the_server(tiny_checkpoint: Path) -> None:
+    """One fails all the time while the other one is drained: the server ends when both fail."""
+
+    async def scenario() -> None:
+        bases = [replica_base("ipc:///tmp/x", number) for number in range(2)]
+        endpoints = ServerEndpoints(tuple(Endpoints.of(base) for base in bases))
+        workers = Workers(config(tiny_checkpoint), endpoints, {"port": 0}, tiny_checkpoint)
+        one = Launch(config(tiny_checkpoint), "x", endpoints.model[0], replicas=endpoints.model)
+        _, other = workers.engines.values()
+        assert not workers.may_give_up(one)
+        other.fails = True
+        assert workers.may_give_up(one)
 
     asyncio.run(scenario())
 

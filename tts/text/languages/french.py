@@ -124,6 +124,6 @@ FRENCH = Language(
         les leur mais ne ni nous ou où par pas plus pour qu que qui sa sans se ses si
         son sont sur un une vous y""")
     ),
-    century=r"(?<![A-Za-zÀ-ÿ])(?P<roman>[IVX]+)(?:e|ème|er)(?![A-Za-zÀ-ÿ])",
+    century=r"(?<![A-Za-zÀ-ÿ])(?P<roman>[IVX]+)(?:e|ème|(?<=I)er)(?![A-Za-zÀ-ÿ])",
     century_is_ordinal=True,
 )
